@@ -1,0 +1,3 @@
+//! The `kolo` command.
+
+fn main() {}
