@@ -1,1 +1,28 @@
-//! Placeholder.
+//! Describes graphs and plans how to run them. Pure: no device, thread, clock, file or socket is within reach.
+//!
+//! [`Graph`] is what a program describes; [`Nodes`] is the same as plain data, which planning works on:
+//! `prune` keeps what the fetches need, `place` gives every node a device, `partition` cuts the graph at device
+//! borders. [`gradients`] is a rewrite that adds nodes. [`OpDef`] says what an op is; the table of all ops is
+//! `kolo-ops`'s.
+
+mod attr;
+mod dump;
+mod graph;
+mod infer;
+mod op_def;
+mod operators;
+mod output;
+mod registry;
+pub mod shape_fns;
+mod signature;
+mod variable;
+
+pub use attr::{AttrValue, Attrs};
+pub use graph::{Endpoint, Graph, Location, Node, NodeId, Nodes, OutputInfo};
+pub use infer::InferCtx;
+pub use op_def::{Flow, Grad, Gradient, GradientFn, HandleRule, IndexedSlices, OpDef, ShapeFn};
+pub use operators::IntoOutput;
+pub use output::{OpBuilder, Operation, Output};
+pub use registry::OpRegistry;
+pub use signature::{ArgDef, ArgType, AttrDef, AttrKind, Signature};
+pub use variable::{Initializer, Variable, VariableBuilder, VariableKind, VariableRecord};

@@ -1,0 +1,38 @@
+//! A graph as text, one node a line, so that tests and people can compare graphs:
+//!
+//! `c = MatMul[T=float](a:0, b:0, ^init) @ /device:GPU:0 -> float[2,3]`
+
+use std::fmt;
+
+use crate::{Nodes, OutputInfo};
+
+impl fmt::Display for Nodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (_, node) in self.iter() {
+            write!(f, "{} = {}", node.name, node.op())?;
+            let attrs: Vec<String> = node.attrs.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            if !attrs.is_empty() {
+                write!(f, "[{}]", attrs.join(", "))?;
+            }
+            let data = node.inputs.iter().map(|&at| self.endpoint_name(at));
+            let control = node.control_inputs.iter().map(|&id| format!("^{}", self.node(id).name));
+            write!(f, "({})", data.chain(control).collect::<Vec<_>>().join(", "))?;
+            if !node.device.is_empty() {
+                write!(f, " @ {}", node.device)?;
+            }
+            if !node.outputs.is_empty() {
+                let outputs: Vec<String> = node.outputs.iter().map(OutputInfo::to_string).collect();
+                write!(f, " -> {}", outputs.join(", "))?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for OutputInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reference = if self.is_ref { "&" } else { "" };
+        write!(f, "{}{reference}{}", self.dtype, self.shape)
+    }
+}

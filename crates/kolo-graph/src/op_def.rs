@@ -1,0 +1,124 @@
+//! What an op is, apart from how it is computed: its signature, the shapes of its outputs, its gradient.
+
+use kolo_core::{PartialShape, Result};
+
+use crate::{InferCtx, Operation, Output};
+
+/// An op's description. Static: `kolo-ops` keeps one per op in its table.
+#[derive(Clone, Copy)]
+pub struct OpDef {
+    /// TensorFlow's name for it.
+    pub name: &'static str,
+    /// `(inputs) -> (outputs) ; attrs`, for example
+    /// `(a:T, b:T) -> (product:T) ; transpose_a:bool=false, T:type{float,double}`. See [`crate::Signature`].
+    pub signature: &'static str,
+    /// The shapes of the outputs, one each.
+    pub shape: ShapeFn,
+    /// How it is differentiated.
+    pub gradient: Gradient,
+    /// Has state or effects: never folded, merged or moved.
+    pub stateful: bool,
+    /// May receive a reference to a variable without a value.
+    pub allows_uninitialized_input: bool,
+    /// What it does to the control flow of a step.
+    pub flow: Flow,
+    /// What its resource output refers to.
+    pub handle: HandleRule,
+}
+
+impl OpDef {
+    /// Neutral values, to be overridden with `..OpDef::BASE`. The gradient is [`Gradient::Unstated`], which the op
+    /// table's own test refuses.
+    pub const BASE: OpDef = OpDef {
+        name: "",
+        signature: "() -> ()",
+        shape: crate::shape_fns::unknown,
+        gradient: Gradient::Unstated,
+        stateful: false,
+        allows_uninitialized_input: false,
+        flow: Flow::Plain,
+        handle: HandleRule::Forward,
+    };
+}
+
+/// Computes the shapes of all outputs from what is known of the inputs.
+pub type ShapeFn = fn(&InferCtx<'_>) -> Result<Vec<PartialShape>>;
+
+/// Adds the gradients of an op's inputs to the graph, given those of its outputs (`None` where no gradient arrives).
+/// Returns one entry per input, `None` where there is none to give.
+pub type GradientFn = for<'g> fn(Operation<'g>, &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>>;
+
+/// How an op is differentiated. Stated, never assumed.
+#[derive(Clone, Copy)]
+pub enum Gradient {
+    /// Nobody has said; an error when it is asked for.
+    Unstated,
+    /// There is none, and why. Gradients stop here silently, as for `ArgMax`.
+    None(&'static str),
+    /// There may be one, but asking for it is an error that says why.
+    Refused(&'static str),
+    /// Dense gradients in, any out.
+    Rule(GradientFn),
+    /// The gradient of input 0 is the gradient of output 0, unchanged, sparse or dense. Other inputs have none.
+    Same,
+    /// Control flow; the gradient rewrite itself knows it.
+    Flow,
+}
+
+/// The gradient of one input.
+#[derive(Clone, Copy)]
+pub enum Grad<'g> {
+    /// As large as the input.
+    Dense(Output<'g>),
+    /// Only some rows differ from zero.
+    Slices(IndexedSlices<'g>),
+}
+
+impl<'g> From<Output<'g>> for Grad<'g> {
+    fn from(output: Output<'g>) -> Grad<'g> {
+        Grad::Dense(output)
+    }
+}
+
+/// Rows of a tensor that is zero elsewhere; the same row may occur more than once and then counts as the sum.
+#[derive(Clone, Copy)]
+pub struct IndexedSlices<'g> {
+    /// `[n, …]`: the rows.
+    pub values: Output<'g>,
+    /// `[n]`: which rows they are.
+    pub indices: Output<'g>,
+    /// The shape of the whole, as an integer vector.
+    pub dense_shape: Output<'g>,
+}
+
+/// What an op does to the control flow of a step; the executor acts on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Runs when all inputs are there, and is dead if one is.
+    Plain,
+    /// `Switch`, `RefSwitch`: one output is dead.
+    Switch,
+    /// `Merge`, `RefMerge`: runs when one live input is there.
+    Merge,
+    /// `Enter`, `RefEnter`: into a loop.
+    Enter,
+    /// `Exit`, `RefExit`: out of it.
+    Exit,
+    /// `NextIteration`, `RefNextIteration`: around once more.
+    NextIteration,
+    /// `LoopCond`: the predicate of a loop.
+    LoopCond,
+    /// `ControlTrigger`: runs even if its control inputs are dead.
+    ControlTrigger,
+    /// `_Send`, `_Recv` and their like, which pass deadness on.
+    Transfer,
+}
+
+/// Where the element type and shape behind a resource output come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandleRule {
+    /// Attributes `dtype` and `shape`, as for `VarHandleOp`.
+    FromAttrs,
+    /// The same as of the first resource input, if there is one.
+    Forward,
+}
