@@ -1,0 +1,14 @@
+//! The inner loops of the CPU device, over plain slices.
+//!
+//! Nothing here knows tensors, graphs or sessions. A kernel brings slices, sizes and a pool:
+//!
+//! ```text
+//! pool    IntraPool: splits one kernel's work over a few threads
+//! ```
+//!
+//! Every result is the same bit for bit whatever the number of threads: work is cut by the shape
+//! of the problem, and threads only decide who computes which piece.
+
+pub mod pool;
+
+pub use pool::IntraPool;

@@ -1,0 +1,508 @@
+//! Data parallelism inside one kernel: a few threads that share the tasks of one call.
+//!
+//! The caller always works too, so a pool of one spawns nothing. A call publishes its job, wakes
+//! parked workers, claims tasks until none is left, withdraws the job and waits only for workers
+//! that are inside it. A worker that wakes too late finds nothing and costs nothing.
+//!
+//! | field | written by | read by |
+//! | --- | --- | --- |
+//! | `busy` | the caller that owns the pool for one call | other callers, which then work alone |
+//! | `job` | the owning caller: set, later null | workers, only after raising `inside` |
+//! | `inside` | workers: up before reading `job`, down after the last use of it | the owning caller, after `job` is null |
+//! | `epoch` | the owning caller, after `job` is set | waiting workers |
+//! | `parked[i]` | worker `i` sets, whoever wakes it clears | the owning caller |
+//!
+//! The job lives on the caller's stack. It stays valid because `job` is null before the caller
+//! waits for `inside` to reach zero (both sequentially consistent): a worker that raised `inside`
+//! later than that wait sees null. Dropping the pool sets `stop`, wakes everyone and joins them.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// A fixed set of threads that work on one kernel's tasks together.
+///
+/// ```
+/// use kolo_device::cpu::IntraPool;
+///
+/// let pool = IntraPool::new(2);
+/// let mut squares = vec![0usize; 1000];
+/// pool.for_each_chunk(&mut squares, 100, |chunk, part| {
+///     for (i, x) in part.iter_mut().enumerate() {
+///         *x = (chunk * 100 + i).pow(2);
+///     }
+/// });
+/// assert_eq!(squares[31], 961);
+/// ```
+pub struct IntraPool {
+    shared: Arc<Shared>,
+    threads: Vec<Thread>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    busy: AtomicBool,
+    stop: AtomicBool,
+    epoch: AtomicUsize,
+    inside: AtomicUsize,
+    job: AtomicPtr<Job<'static>>,
+    parked: Vec<AtomicBool>,
+}
+
+/// One call of `parallel_for`, on its caller's stack.
+struct Job<'f> {
+    task: &'f (dyn Fn(usize) + Sync),
+    n_tasks: usize,
+    next: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// How long an idle worker watches for the next job before it parks. Waking a parked thread costs
+/// 5 to 50 µs on a virtual machine; kernels of one step follow each other faster than this.
+const SPIN: Duration = Duration::from_micros(40);
+
+/// A task shorter than this is not worth handing to another thread.
+const MIN_TASK_NS: f64 = 12_000.0;
+
+impl IntraPool {
+    /// A pool of `n_threads` counting the caller; 0 means 1.
+    #[must_use]
+    pub fn new(n_threads: usize) -> Arc<IntraPool> {
+        Self::with_cores(n_threads, None)
+    }
+
+    /// Like [`IntraPool::new`]; worker `i` (from 1) runs only on core `cores[i % cores.len()]`,
+    /// so `cores[0]` is left for the caller, whose own binding is not touched. Binding is a wish:
+    /// a core the process may not use leaves that worker unbound.
+    #[must_use]
+    pub fn with_cores(n_threads: usize, cores: Option<&[usize]>) -> Arc<IntraPool> {
+        let n_workers = n_threads.max(1) - 1;
+        let shared = Arc::new(Shared {
+            busy: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            epoch: AtomicUsize::new(0),
+            inside: AtomicUsize::new(0),
+            job: AtomicPtr::new(null_mut()),
+            parked: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
+        });
+        let mut handles = Vec::new();
+        for worker in 0..n_workers {
+            let shared = Arc::clone(&shared);
+            let core = cores
+                .filter(|c| !c.is_empty())
+                .map(|c| c[(worker + 1) % c.len()]);
+            let spawned = std::thread::Builder::new()
+                .name(format!("kolo-intra-{}", worker + 1))
+                .spawn(move || {
+                    if let Some(core) = core {
+                        bind_to_core(core);
+                    }
+                    shared.work(worker);
+                });
+            // With fewer threads than asked for the pool is slower, not wrong.
+            match spawned {
+                Ok(handle) => handles.push(handle),
+                Err(_) => break,
+            }
+        }
+        let threads = handles.iter().map(|h| h.thread().clone()).collect();
+        Arc::new(IntraPool {
+            shared,
+            threads,
+            handles,
+        })
+    }
+
+    /// Threads that work on a call, the caller included.
+    #[must_use]
+    pub fn n_threads(&self) -> usize {
+        self.threads.len() + 1
+    }
+
+    /// Runs `task(0)` to `task(n_tasks - 1)`, each once, in any order, and returns when all are
+    /// done. Small indices start first. If the pool is serving another call (or this call comes
+    /// from inside a task) the caller runs everything itself.
+    ///
+    /// # Panics
+    /// When a task panics, tasks not yet begun are skipped and the first panic goes on in the caller.
+    pub fn parallel_for(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        if n_tasks <= 1 || self.threads.is_empty() || self.shared.busy.swap(true, SeqCst) {
+            return (0..n_tasks).for_each(task);
+        }
+        let job = Job {
+            task,
+            n_tasks,
+            next: AtomicUsize::new(0),
+            panic: Mutex::new(None),
+        };
+        self.shared
+            .job
+            .store((&raw const job).cast_mut().cast(), SeqCst);
+        self.shared.epoch.fetch_add(1, SeqCst);
+        for (thread, parked) in self
+            .threads
+            .iter()
+            .zip(&self.shared.parked)
+            .take(n_tasks - 1)
+        {
+            if parked.swap(false, SeqCst) {
+                thread.unpark();
+            }
+        }
+        job.run();
+        self.shared.job.store(null_mut(), SeqCst);
+        let mut turns = 0u32;
+        while self.shared.inside.load(SeqCst) != 0 {
+            turns += 1;
+            // The last worker may have lost its core to another process: give ours away then.
+            if turns < 20_000 {
+                std::hint::spin_loop()
+            } else {
+                std::thread::yield_now()
+            }
+        }
+        self.shared.busy.store(false, SeqCst);
+        if let Some(payload) = job.panic.into_inner() {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Cuts `data` into pieces of `chunk_len` (the last may be shorter) and runs `f` on each.
+    ///
+    /// # Panics
+    /// If `chunk_len` is 0 and `data` is not empty.
+    pub fn for_each_chunk<T: Send>(
+        &self,
+        data: &mut [T],
+        chunk_len: usize,
+        f: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let parts = Parts::of(data, chunk_len);
+        // SAFETY: `parallel_for` calls each index once, so no piece is handed out twice.
+        self.parallel_for(parts.n_chunks(), &|i| f(i, unsafe { parts.chunk(i) }));
+    }
+
+    /// [`IntraPool::for_each_chunk`] over two slices cut at the same places.
+    ///
+    /// # Panics
+    /// If the slices differ in length, or `chunk_len` is 0 and they are not empty.
+    pub fn for_each_chunk2<T: Send, U: Send>(
+        &self,
+        first: &mut [T],
+        second: &mut [U],
+        chunk_len: usize,
+        f: impl Fn(usize, &mut [T], &mut [U]) + Sync,
+    ) {
+        assert_eq!(
+            first.len(),
+            second.len(),
+            "slices cut together have equal lengths"
+        );
+        let (a, b) = (Parts::of(first, chunk_len), Parts::of(second, chunk_len));
+        self.parallel_for(a.n_chunks(), &|i| {
+            // SAFETY: as in `for_each_chunk`, for each of the two slices.
+            let (a, b) = unsafe { (a.chunk(i), b.chunk(i)) };
+            f(i, a, b);
+        });
+    }
+
+    /// [`IntraPool::for_each_chunk`] over three slices cut at the same places.
+    ///
+    /// # Panics
+    /// If the slices differ in length, or `chunk_len` is 0 and they are not empty.
+    pub fn for_each_chunk3<T: Send, U: Send, V: Send>(
+        &self,
+        first: &mut [T],
+        second: &mut [U],
+        third: &mut [V],
+        chunk_len: usize,
+        f: impl Fn(usize, &mut [T], &mut [U], &mut [V]) + Sync,
+    ) {
+        assert_eq!(
+            first.len(),
+            second.len(),
+            "slices cut together have equal lengths"
+        );
+        assert_eq!(
+            first.len(),
+            third.len(),
+            "slices cut together have equal lengths"
+        );
+        let a = Parts::of(first, chunk_len);
+        let b = Parts::of(second, chunk_len);
+        let c = Parts::of(third, chunk_len);
+        self.parallel_for(a.n_chunks(), &|i| {
+            // SAFETY: as in `for_each_chunk`, for each of the three slices.
+            let (a, b, c) = unsafe { (a.chunk(i), b.chunk(i), c.chunk(i)) };
+            f(i, a, b, c);
+        });
+    }
+}
+
+/// How many elements one task should take when an element costs about `ns_per_element`.
+///
+/// Depends on the cost alone, never on the number of threads, so that sums over chunks come out
+/// the same everywhere. A multiple of 64 elements, so that tasks do not share cache lines.
+#[must_use]
+pub fn grain(ns_per_element: f64) -> usize {
+    let len = MIN_TASK_NS / ns_per_element.max(1e-3);
+    (len as usize).next_multiple_of(64).max(64)
+}
+
+impl Drop for IntraPool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        for thread in &self.threads {
+            thread.unpark();
+        }
+        for handle in self.handles.drain(..) {
+            // The last owner may be a task on the worker itself; that one ends on its own.
+            if handle.thread().id() != std::thread::current().id() {
+                let _ = handle.join();
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self, worker: usize) {
+        let mut seen = 0;
+        while self.wait_for_job(worker, &mut seen) {
+            self.inside.fetch_add(1, SeqCst);
+            let job = self.job.load(SeqCst);
+            if !job.is_null() {
+                // SAFETY: `inside` was raised before a job that is not null was read, so its
+                // caller keeps it alive until `inside` falls again (see the module's table).
+                unsafe { &*job }.run();
+            }
+            self.inside.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// Waits until the epoch moves past `seen`; false when the pool is going away.
+    fn wait_for_job(&self, worker: usize, seen: &mut usize) -> bool {
+        let start = Instant::now();
+        let mut news = || {
+            let epoch = self.epoch.load(SeqCst);
+            std::mem::replace(seen, epoch) != epoch
+        };
+        loop {
+            for _ in 0..64 {
+                if news() {
+                    return !self.stop.load(SeqCst);
+                }
+                std::hint::spin_loop();
+            }
+            if self.stop.load(SeqCst) {
+                return false;
+            }
+            if start.elapsed() < SPIN {
+                continue;
+            }
+            self.parked[worker].store(true, SeqCst);
+            // A job published before the flag was up saw nobody to wake.
+            while !news() {
+                if self.stop.load(SeqCst) {
+                    return false;
+                }
+                std::thread::park();
+            }
+            self.parked[worker].store(false, SeqCst);
+            return !self.stop.load(SeqCst);
+        }
+    }
+}
+
+impl Job<'_> {
+    /// Claims and runs tasks until none is left; keeps the first panic for the caller.
+    fn run(&self) {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                let index = self.next.fetch_add(1, SeqCst);
+                if index >= self.n_tasks {
+                    return;
+                }
+                (self.task)(index);
+            }
+        }));
+        if let Err(payload) = result {
+            self.next.store(self.n_tasks, SeqCst);
+            self.panic.lock().get_or_insert(payload);
+        }
+    }
+}
+
+/// A mutable slice seen as pieces that different threads may hold at the same time.
+struct Parts<T> {
+    start: *mut T,
+    len: usize,
+    chunk_len: usize,
+}
+
+// SAFETY: a piece is a `&mut [T]` on another thread, which `T: Send` allows; pieces do not overlap.
+unsafe impl<T: Send> Sync for Parts<T> {}
+
+impl<T> Parts<T> {
+    fn of(data: &mut [T], chunk_len: usize) -> Parts<T> {
+        assert!(
+            chunk_len > 0 || data.is_empty(),
+            "chunks have at least one element"
+        );
+        Parts {
+            start: data.as_mut_ptr(),
+            len: data.len(),
+            chunk_len: chunk_len.max(1),
+        }
+    }
+
+    fn n_chunks(&self) -> usize {
+        self.len.div_ceil(self.chunk_len)
+    }
+
+    /// # Safety
+    /// No index may be asked for while its piece is still in use, nor after the slice's borrow.
+    #[expect(clippy::mut_from_ref, reason = "the pieces are disjoint")]
+    unsafe fn chunk(&self, index: usize) -> &mut [T] {
+        let first = index * self.chunk_len;
+        assert!(first < self.len);
+        // SAFETY: the range lies inside the slice; the caller promises it is handed out once.
+        unsafe {
+            let start = self.start.add(first);
+            std::slice::from_raw_parts_mut(start, self.chunk_len.min(self.len - first))
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn bind_to_core(core: usize) {
+    if core >= libc::CPU_SETSIZE as usize {
+        return;
+    }
+    // SAFETY: the set is plain bits made by `zeroed`, the core is below its size, and pid 0 means
+    // this thread. A refused core is reported by the return value, which leaves the thread unbound.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn bind_to_core(_core: usize) {}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once() {
+        for n_threads in [1, 2, 3, 5] {
+            let pool = IntraPool::new(n_threads);
+            assert_eq!(pool.n_threads(), n_threads);
+            for n_tasks in [0, 1, 2, 7, 1000] {
+                let counts: Vec<_> = (0..n_tasks).map(|_| AtomicUsize::new(0)).collect();
+                pool.parallel_for(n_tasks, &|i| {
+                    counts[i].fetch_add(1, SeqCst);
+                });
+                assert!(counts.iter().all(|c| c.load(SeqCst) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_cover_the_slice() {
+        let pool = IntraPool::with_cores(3, Some(&[0, 1]));
+        for len in [0, 1, 63, 64, 65, 1000] {
+            let mut a = vec![0usize; len];
+            let mut b = vec![0u8; len];
+            let mut c = vec![0f32; len];
+            pool.for_each_chunk(&mut a, 64, |i, part| part.fill(i + 1));
+            assert!(a.iter().enumerate().all(|(i, &x)| x == i / 64 + 1));
+            pool.for_each_chunk2(&mut a, &mut b, 7, |_, a, b| {
+                a.iter_mut().for_each(|x| *x *= 2);
+                b.fill(a[0] as u8);
+            });
+            pool.for_each_chunk3(&mut a, &mut b, &mut c, 7, |_, a, _, c| {
+                c.fill(a.len() as f32)
+            });
+            assert!(a.iter().enumerate().all(|(i, &x)| x == 2 * (i / 64 + 1)));
+            assert_eq!(
+                c.first().copied().unwrap_or(7.0_f32.min(len as f32)),
+                7.0_f32.min(len as f32)
+            );
+        }
+    }
+
+    #[test]
+    fn nested_calls_finish() {
+        let pool = IntraPool::new(3);
+        let total = AtomicU64::new(0);
+        pool.parallel_for(20, &|_| {
+            pool.parallel_for(10, &|i| {
+                total.fetch_add(i as u64, SeqCst);
+            });
+        });
+        assert_eq!(total.into_inner(), 20 * 45);
+    }
+
+    #[test]
+    fn callers_on_many_threads_finish() {
+        let pool = IntraPool::new(2);
+        let total = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        pool.parallel_for(5, &|_| {
+                            total.fetch_add(1, SeqCst);
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(total.into_inner(), 4 * 200 * 5);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = IntraPool::new(2);
+        for bad in [0, 57, 99] {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.parallel_for(100, &|i| assert!(i != bad, "task {i} fails"));
+            }));
+            let payload = result.expect_err("the panic propagates");
+            assert_eq!(
+                payload.downcast_ref::<String>(),
+                Some(&format!("task {bad} fails"))
+            );
+        }
+        let done = AtomicUsize::new(0);
+        pool.parallel_for(10, &|_| {
+            done.fetch_add(1, SeqCst);
+        });
+        assert_eq!(done.into_inner(), 10);
+    }
+
+    #[test]
+    fn workers_end_with_the_pool() {
+        let pool = IntraPool::new(4);
+        let shared = Arc::downgrade(&pool.shared);
+        drop(pool);
+        assert!(shared.upgrade().is_none());
+    }
+
+    #[test]
+    fn a_grain_is_smaller_for_dearer_elements() {
+        assert!(grain(0.1) > grain(10.0));
+        assert_eq!(grain(1e9), 64);
+        assert_eq!(grain(0.0) % 64, 0);
+    }
+}
