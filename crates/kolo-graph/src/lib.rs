@@ -1,1 +1,3 @@
-//! Placeholder.
+//! Kolo's graphs: describing, differentiating, placing and partitioning them.
+
+pub mod wire;
