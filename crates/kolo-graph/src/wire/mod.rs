@@ -14,3 +14,4 @@
 pub mod describe;
 pub mod proto;
 mod tables;
+pub mod text;
