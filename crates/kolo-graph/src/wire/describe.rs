@@ -8,7 +8,8 @@ use std::fmt;
 
 /// A message struct with a [`Message`] table, and therefore a text form.
 pub trait Described: prost::Message + Default {
-    /// The table for this struct. Its fields have the numbers and types of the `#[prost(..)]` attributes.
+    /// The table for this struct. It lists every field, with the number and the type of its `#[prost(..)]` attribute;
+    /// printing a struct that its table contradicts panics.
     const DESCRIPTION: &'static Message;
 }
 
@@ -35,19 +36,30 @@ pub struct Field {
 
 /// What one value of a field is. The names are protobuf's.
 #[derive(Clone, Copy)]
-#[expect(missing_docs, reason = "the names are protobuf's own")]
 pub enum Kind {
+    /// `true` or `false`.
     Bool,
+    /// A signed integer, 32 bits; a varint on the wire, as all integers but [`Kind::Fixed64`] are.
     Int32,
+    /// A signed integer, 64 bits.
     Int64,
+    /// An unsigned integer, 32 bits.
     Uint32,
+    /// An unsigned integer, 64 bits.
     Uint64,
+    /// An unsigned integer that is always eight bytes on the wire.
     Fixed64,
+    /// A float, 32 bits.
     Float,
+    /// A float, 64 bits.
     Double,
+    /// UTF-8.
     String,
+    /// Any bytes.
     Bytes,
+    /// A number of this enum, or any other `int32`.
     Enum(&'static Enum),
+    /// Another message.
     Message(&'static Message),
 }
 

@@ -12,6 +12,7 @@
 //! Nothing here opens a file or a socket, and no input makes it panic.
 
 pub mod describe;
+mod enums;
 pub mod proto;
 mod tables;
 pub mod text;

@@ -21,4 +21,4 @@ pub use tensor::{
     Dim, DtypeAndShape, ResourceHandleProto, TensorProto, TensorShapeProto, VariantTensorDataProto,
 };
 
-pub use crate::wire::tables::{DATA_TYPE, FULL_TYPE_ID};
+pub use crate::wire::enums::{DATA_TYPE, FULL_TYPE_ID};

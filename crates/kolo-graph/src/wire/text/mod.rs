@@ -6,8 +6,9 @@
 //! ```
 //!
 //! Both directions go through the wire format, guided by the message's [table](super::describe), so there is no code
-//! per message. [`parse`] accepts what TensorFlow's readers accept, and [`print`] writes byte for byte what Python's
-//! `text_format.MessageToString(message, as_utf8=False)` writes.
+//! per message. [`print()`] writes byte for byte what Python's `text_format.MessageToString(message, as_utf8=False)`
+//! writes. [`parse()`] reads every notation of the format for these messages; it refuses unknown escapes and `1_000`,
+//! which Python lets pass, and reads `\?` as a question mark, which Python does not.
 
 mod lex;
 mod number;

@@ -337,7 +337,10 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::proto::{AttrValue, FunctionDef, GraphDef, NodeDef, TensorProto, Value};
+    use crate::wire::proto::{
+        AttrValue, FullTypeDef, FunctionDef, GraphDef, NodeDef, TensorProto, Value,
+    };
+    use crate::wire::text;
 
     #[test]
     fn every_way_to_write_a_field() {
@@ -480,15 +483,12 @@ mod tests {
     #[test]
     fn nesting_ends_at_the_limit() {
         let nested = |n: usize| format!("{}{}", "args {".repeat(n), "}".repeat(n));
-        let deepest = parse::<crate::wire::proto::FullTypeDef>(&nested(MAX_DEPTH)).unwrap();
-        assert_eq!(
-            super::super::print(&deepest).matches('{').count(),
-            MAX_DEPTH
-        );
-        check_error::<crate::wire::proto::FullTypeDef>(
+        let deepest = parse::<FullTypeDef>(&nested(MAX_DEPTH)).unwrap();
+        assert_eq!(text::print(&deepest).matches('{').count(), MAX_DEPTH);
+        check_error::<FullTypeDef>(
             &nested(MAX_DEPTH + 1),
             "1:606: messages nest more than 100 deep",
         );
-        parse::<crate::wire::proto::FullTypeDef>(&"args {".repeat(1_000_000)).unwrap_err();
+        parse::<FullTypeDef>(&"args {".repeat(1_000_000)).unwrap_err();
     }
 }
