@@ -1,5 +1,14 @@
 //! Kolo's devices: memory, threads and the kernels' inner loops.
 //!
-//! The only crate of the workspace that may contain `unsafe`.
+//! The only crate of the workspace that may contain `unsafe`. It cannot name a graph: a [`Device`] hands out memory,
+//! moves bytes and lends threads; what to compute is the ops' business.
 
+mod arena;
 pub mod cpu;
+mod device;
+mod null;
+
+pub use arena::{Arena, MemoryStats};
+pub use cpu::device::{CpuConfig, CpuDevice};
+pub use device::{Device, DeviceAttributes, Event, StreamRole};
+pub use null::NullDevice;

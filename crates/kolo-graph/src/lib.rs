@@ -7,6 +7,7 @@
 
 mod attr;
 mod dump;
+mod grad;
 mod graph;
 mod infer;
 mod op_def;
@@ -16,8 +17,10 @@ mod registry;
 pub mod shape_fns;
 mod signature;
 mod variable;
+pub mod wire;
 
 pub use attr::{AttrValue, Attrs};
+pub use grad::{GradientOptions, gradients, gradients_with};
 pub use graph::{Endpoint, Graph, Location, Node, NodeId, Nodes, OutputInfo};
 pub use infer::InferCtx;
 pub use op_def::{Flow, Grad, Gradient, GradientFn, HandleRule, IndexedSlices, OpDef, ShapeFn};

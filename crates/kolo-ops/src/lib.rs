@@ -1,1 +1,29 @@
-//! Placeholder.
+//! The ops: what each one is, how it is differentiated, and how it is computed, one op (or tight family) per file.
+//!
+//! [`TABLE`] is the list of all of them; everything else follows from it: what a graph may contain ([`registry`]), which
+//! device can run what ([`find_kernel`]), which kernel the executor calls. A kernel sees its step only through
+//! [`KernelCtx`] and the traits in it, never the runtime itself.
+
+mod cancel;
+mod kernel;
+mod op;
+mod resource;
+mod step;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+pub mod array;
+pub mod comm;
+pub mod flow;
+pub mod math;
+pub mod nn;
+pub mod optim;
+pub mod queue;
+pub mod random;
+pub mod state;
+
+pub use cancel::{CancelToken, Registration};
+pub use kernel::{AsyncKernel, Done, Input, Kernel, KernelCtx, KernelInit, Outcome, OutputValue};
+pub use op::{Cost, DTypeSet, KernelDef, KernelMaker, Op, TABLE, find_kernel, find_op, graph, registry};
+pub use resource::{Resource, ResourceStore, VariableCell};
+pub use step::{Received, Rendezvous, RendezvousKey, StepServices};

@@ -9,6 +9,9 @@
 //! Every result is the same bit for bit whatever the number of threads: work is cut by the shape
 //! of the problem, and threads only decide who computes which piece.
 
+pub mod device;
+mod isa;
 pub mod pool;
 
+pub use isa::{Isa, vectorize, vectorize_on};
 pub use pool::IntraPool;

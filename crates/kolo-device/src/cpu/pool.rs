@@ -94,17 +94,13 @@ impl IntraPool {
         let mut handles = Vec::new();
         for worker in 0..n_workers {
             let shared = Arc::clone(&shared);
-            let core = cores
-                .filter(|c| !c.is_empty())
-                .map(|c| c[(worker + 1) % c.len()]);
-            let spawned = std::thread::Builder::new()
-                .name(format!("kolo-intra-{}", worker + 1))
-                .spawn(move || {
-                    if let Some(core) = core {
-                        bind_to_core(core);
-                    }
-                    shared.work(worker);
-                });
+            let core = cores.filter(|c| !c.is_empty()).map(|c| c[(worker + 1) % c.len()]);
+            let spawned = std::thread::Builder::new().name(format!("kolo-intra-{}", worker + 1)).spawn(move || {
+                if let Some(core) = core {
+                    bind_to_core(core);
+                }
+                shared.work(worker);
+            });
             // With fewer threads than asked for the pool is slower, not wrong.
             match spawned {
                 Ok(handle) => handles.push(handle),
@@ -112,11 +108,7 @@ impl IntraPool {
             }
         }
         let threads = handles.iter().map(|h| h.thread().clone()).collect();
-        Arc::new(IntraPool {
-            shared,
-            threads,
-            handles,
-        })
+        Arc::new(IntraPool { shared, threads, handles })
     }
 
     /// Threads that work on a call, the caller included.
@@ -135,22 +127,10 @@ impl IntraPool {
         if n_tasks <= 1 || self.threads.is_empty() || self.shared.busy.swap(true, SeqCst) {
             return (0..n_tasks).for_each(task);
         }
-        let job = Job {
-            task,
-            n_tasks,
-            next: AtomicUsize::new(0),
-            panic: Mutex::new(None),
-        };
-        self.shared
-            .job
-            .store((&raw const job).cast_mut().cast(), SeqCst);
+        let job = Job { task, n_tasks, next: AtomicUsize::new(0), panic: Mutex::new(None) };
+        self.shared.job.store((&raw const job).cast_mut().cast(), SeqCst);
         self.shared.epoch.fetch_add(1, SeqCst);
-        for (thread, parked) in self
-            .threads
-            .iter()
-            .zip(&self.shared.parked)
-            .take(n_tasks - 1)
-        {
+        for (thread, parked) in self.threads.iter().zip(&self.shared.parked).take(n_tasks - 1) {
             if parked.swap(false, SeqCst) {
                 thread.unpark();
             }
@@ -161,11 +141,7 @@ impl IntraPool {
         while self.shared.inside.load(SeqCst) != 0 {
             turns += 1;
             // The last worker may have lost its core to another process: give ours away then.
-            if turns < 20_000 {
-                std::hint::spin_loop()
-            } else {
-                std::thread::yield_now()
-            }
+            if turns < 20_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         self.shared.busy.store(false, SeqCst);
         if let Some(payload) = job.panic.into_inner() {
@@ -177,12 +153,7 @@ impl IntraPool {
     ///
     /// # Panics
     /// If `chunk_len` is 0 and `data` is not empty.
-    pub fn for_each_chunk<T: Send>(
-        &self,
-        data: &mut [T],
-        chunk_len: usize,
-        f: impl Fn(usize, &mut [T]) + Sync,
-    ) {
+    pub fn for_each_chunk<T: Send>(&self, data: &mut [T], chunk_len: usize, f: impl Fn(usize, &mut [T]) + Sync) {
         let parts = Parts::of(data, chunk_len);
         // SAFETY: `parallel_for` calls each index once, so no piece is handed out twice.
         self.parallel_for(parts.n_chunks(), &|i| f(i, unsafe { parts.chunk(i) }));
@@ -199,11 +170,7 @@ impl IntraPool {
         chunk_len: usize,
         f: impl Fn(usize, &mut [T], &mut [U]) + Sync,
     ) {
-        assert_eq!(
-            first.len(),
-            second.len(),
-            "slices cut together have equal lengths"
-        );
+        assert_eq!(first.len(), second.len(), "slices cut together have equal lengths");
         let (a, b) = (Parts::of(first, chunk_len), Parts::of(second, chunk_len));
         self.parallel_for(a.n_chunks(), &|i| {
             // SAFETY: as in `for_each_chunk`, for each of the two slices.
@@ -224,16 +191,8 @@ impl IntraPool {
         chunk_len: usize,
         f: impl Fn(usize, &mut [T], &mut [U], &mut [V]) + Sync,
     ) {
-        assert_eq!(
-            first.len(),
-            second.len(),
-            "slices cut together have equal lengths"
-        );
-        assert_eq!(
-            first.len(),
-            third.len(),
-            "slices cut together have equal lengths"
-        );
+        assert_eq!(first.len(), second.len(), "slices cut together have equal lengths");
+        assert_eq!(first.len(), third.len(), "slices cut together have equal lengths");
         let a = Parts::of(first, chunk_len);
         let b = Parts::of(second, chunk_len);
         let c = Parts::of(third, chunk_len);
@@ -350,15 +309,8 @@ unsafe impl<T: Send> Sync for Parts<T> {}
 
 impl<T> Parts<T> {
     fn of(data: &mut [T], chunk_len: usize) -> Parts<T> {
-        assert!(
-            chunk_len > 0 || data.is_empty(),
-            "chunks have at least one element"
-        );
-        Parts {
-            start: data.as_mut_ptr(),
-            len: data.len(),
-            chunk_len: chunk_len.max(1),
-        }
+        assert!(chunk_len > 0 || data.is_empty(), "chunks have at least one element");
+        Parts { start: data.as_mut_ptr(), len: data.len(), chunk_len: chunk_len.max(1) }
     }
 
     fn n_chunks(&self) -> usize {
@@ -430,14 +382,9 @@ mod tests {
                 a.iter_mut().for_each(|x| *x *= 2);
                 b.fill(a[0] as u8);
             });
-            pool.for_each_chunk3(&mut a, &mut b, &mut c, 7, |_, a, _, c| {
-                c.fill(a.len() as f32)
-            });
+            pool.for_each_chunk3(&mut a, &mut b, &mut c, 7, |_, a, _, c| c.fill(a.len() as f32));
             assert!(a.iter().enumerate().all(|(i, &x)| x == 2 * (i / 64 + 1)));
-            assert_eq!(
-                c.first().copied().unwrap_or(7.0_f32.min(len as f32)),
-                7.0_f32.min(len as f32)
-            );
+            assert_eq!(c.first().copied().unwrap_or(7.0_f32.min(len as f32)), 7.0_f32.min(len as f32));
         }
     }
 
@@ -479,10 +426,7 @@ mod tests {
                 pool.parallel_for(100, &|i| assert!(i != bad, "task {i} fails"));
             }));
             let payload = result.expect_err("the panic propagates");
-            assert_eq!(
-                payload.downcast_ref::<String>(),
-                Some(&format!("task {bad} fails"))
-            );
+            assert_eq!(payload.downcast_ref::<String>(), Some(&format!("task {bad} fails")));
         }
         let done = AtomicUsize::new(0);
         pool.parallel_for(10, &|_| {

@@ -1,0 +1,92 @@
+//! The CPU as a device. `/cpu:0` alone means all cores; several CPU devices share them or take a set of cores each.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use kolo_core::{Buffer, DeviceName, Error, Memory, Result, Tensor};
+
+use crate::cpu::pool::IntraPool;
+use crate::{Arena, Device, DeviceAttributes, Event, MemoryStats, StreamRole};
+
+/// How a CPU device is made.
+#[derive(Clone, Debug, Default)]
+pub struct CpuConfig {
+    /// Threads for work inside one kernel, the caller included; 0 means 1.
+    pub intra_op_threads: usize,
+    /// The most bytes its tensors may take.
+    pub memory_limit: Option<u64>,
+    /// The cores it may use; empty means all.
+    pub cores: Vec<usize>,
+    /// A number that differs after every start.
+    pub incarnation: u64,
+}
+
+/// A CPU, or a share of one.
+pub struct CpuDevice {
+    attributes: DeviceAttributes,
+    arena: Arc<Arena>,
+    pool: Arc<IntraPool>,
+    cores: Vec<usize>,
+}
+
+impl CpuDevice {
+    /// A CPU device under this name.
+    pub fn new(name: DeviceName, config: &CpuConfig) -> Arc<CpuDevice> {
+        let cores = (!config.cores.is_empty()).then_some(config.cores.as_slice());
+        let description = match cores {
+            Some(cores) => format!("cores {cores:?}"),
+            None => "all cores".to_owned(),
+        };
+        Arc::new(CpuDevice {
+            arena: Arena::new(name.to_string(), config.memory_limit),
+            pool: IntraPool::with_cores(config.intra_op_threads.max(1), cores),
+            attributes: DeviceAttributes {
+                name,
+                memory_limit: config.memory_limit,
+                incarnation: config.incarnation,
+                description,
+            },
+            cores: config.cores.clone(),
+        })
+    }
+
+    /// The cores it is bound to; empty means all.
+    pub fn cores(&self) -> &[usize] {
+        &self.cores
+    }
+}
+
+impl Device for CpuDevice {
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+    fn memory(&self) -> Memory {
+        Memory::Host
+    }
+    fn allocate(&self, n_bytes: usize, tag: &Arc<str>) -> Result<Arc<dyn Buffer>> {
+        self.arena.allocate(n_bytes, tag)
+    }
+    fn memory_stats(&self) -> MemoryStats {
+        self.arena.stats()
+    }
+    fn pool(&self) -> &Arc<IntraPool> {
+        &self.pool
+    }
+    fn copy(&self, tensor: &Tensor, memory: Memory) -> Result<(Tensor, Option<Arc<dyn Event>>)> {
+        match (tensor.memory(), memory) {
+            (Memory::Host | Memory::PinnedHost, Memory::Host) | (Memory::PinnedHost, Memory::PinnedHost) => {
+                Ok((tensor.clone(), None))
+            }
+            (from, to) => Err(Error::unimplemented(format!("a CPU does not copy from {from:?} to {to:?}"))),
+        }
+    }
+    fn record(&self, _: StreamRole) -> Option<Arc<dyn Event>> {
+        None
+    }
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,102 @@
+//! What every device offers: a name, memory with a limit, copies, and an order of work.
+//!
+//! The interface is made for devices that run behind the host: work is queued on streams, and an [`Event`] says when it
+//! is done. On a CPU every call has finished when it returns, and there are no events to wait for.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use kolo_core::{Buffer, DType, DeviceName, Memory, Result, Shape, Tensor};
+
+use crate::cpu::pool::IntraPool;
+use crate::{MemoryStats, NullDevice};
+
+/// What a device says of itself.
+#[derive(Clone, Debug)]
+pub struct DeviceAttributes {
+    /// Its full name.
+    pub name: DeviceName,
+    /// The most bytes that tensors may take there; `None` if only the machine limits them.
+    pub memory_limit: Option<u64>,
+    /// A random number that differs after every start, so that a peer notices a restart.
+    pub incarnation: u64,
+    /// The hardware, for people.
+    pub description: String,
+}
+
+/// Which of a device's queues work goes to. Copies have queues of their own, so that they overlap with computing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StreamRole {
+    /// Kernels.
+    Compute,
+    /// Copies from the host.
+    HostToDevice,
+    /// Copies to the host.
+    DeviceToHost,
+    /// Copies between devices.
+    Peer,
+}
+
+/// A point in a device's work that others can wait for.
+pub trait Event: Send + Sync {
+    /// True once the work before it is done.
+    fn is_done(&self) -> bool;
+    /// Waits on the host until the work before it is done, and returns the error it ended with, if any.
+    fn wait(&self) -> Result<()>;
+}
+
+/// A place where kernels run.
+pub trait Device: Send + Sync + 'static {
+    /// Name, limit, incarnation.
+    fn attributes(&self) -> &DeviceAttributes;
+
+    /// The memory in which this device's kernels expect their tensors.
+    fn memory(&self) -> Memory;
+
+    /// `n_bytes` of the device's memory. `tag` names the node that asks, for the report when memory runs out. The
+    /// contents are whatever was there before.
+    fn allocate(&self, n_bytes: usize, tag: &Arc<str>) -> Result<Arc<dyn Buffer>>;
+
+    /// How much is in use.
+    fn memory_stats(&self) -> MemoryStats;
+
+    /// Threads for work inside one kernel on the host.
+    fn pool(&self) -> &Arc<IntraPool>;
+
+    /// A tensor with the same contents in `memory`; the same tensor if it is there already. The event, if any, must be
+    /// waited for before the copy is read elsewhere.
+    fn copy(&self, tensor: &Tensor, memory: Memory) -> Result<(Tensor, Option<Arc<dyn Event>>)>;
+
+    /// The point after all work queued so far on `stream`; `None` if it is done already.
+    fn record(&self, stream: StreamRole) -> Option<Arc<dyn Event>>;
+
+    /// Waits until all queued work is done. For fetches and tests.
+    fn synchronize(&self) -> Result<()>;
+
+    /// The device as a recorder that computes nothing, if it is one.
+    fn as_null(&self) -> Option<&NullDevice> {
+        None
+    }
+
+    /// The concrete device, for kernels written for it.
+    fn as_any(&self) -> &dyn Any;
+
+    /// A tensor for a kernel's output. Small ones live in the tensor itself; others have whatever contents the memory
+    /// had, except that bools are always valid.
+    fn allocate_tensor(&self, dtype: DType, shape: Shape, tag: &Arc<str>) -> Result<Tensor> {
+        if let Some(tensor) = Tensor::inline(dtype, &shape) {
+            return Ok(tensor);
+        }
+        let Some(size) = dtype.size() else { return Tensor::zeros(dtype, shape) };
+        let n_bytes = shape
+            .n_elements()
+            .checked_mul(size)
+            .ok_or_else(|| kolo_core::Error::invalid_argument(format!("{dtype}{shape} is too large")))?;
+        let buffer = self.allocate(n_bytes, tag)?;
+        let mut tensor = Tensor::from_buffer(dtype, shape, buffer)?;
+        if dtype == DType::Bool {
+            tensor.host_bytes_mut()?.fill(0);
+        }
+        Ok(tensor)
+    }
+}

@@ -1,0 +1,18 @@
+//! GraphDefs as TensorFlow writes them: protobuf bytes and protobuf text.
+//!
+//! ```text
+//!   .pb bytes  <── prost ──>  proto::GraphDef  <── text ──>  .pbtxt
+//! ```
+//!
+//! [`proto`] holds the messages, written by hand from the field numbers TensorFlow publishes; [`describe`] holds one
+//! table that names their fields; [`text`] reads and writes the text format through that table alone, so a message
+//! gains a text form by gaining a row. The messages are wire types: they say what a peer or a file said, and
+//! promise nothing about it. Turning them into graphs, and refusing what makes no sense, happens elsewhere.
+//!
+//! Nothing here opens a file or a socket, and no input makes it panic.
+
+pub mod describe;
+mod enums;
+pub mod proto;
+mod tables;
+pub mod text;

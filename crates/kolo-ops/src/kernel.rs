@@ -1,0 +1,216 @@
+//! What a kernel is, and what it may see and do.
+
+use std::sync::Arc;
+
+use kolo_core::{DType, DeviceName, Element, Error, Result, Shape, Tensor};
+use kolo_device::Device;
+use kolo_device::cpu::IntraPool;
+use kolo_graph::{Attrs, Node};
+
+use crate::resource::{ResourceStore, VariableCell};
+use crate::step::StepServices;
+
+/// Computes one node, again and again, from any thread.
+pub trait Kernel: Send + Sync {
+    /// Reads inputs, sets outputs.
+    fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()>;
+}
+
+/// A kernel that may have to wait: for an element in a queue, for a tensor from elsewhere.
+pub trait AsyncKernel: Send + Sync {
+    /// Begins. `done` is called once, now or later, from any thread; the inputs are only there during this call. If
+    /// the step is cancelled while it waits, `done` is called with an error soon.
+    fn start(&self, ctx: &mut KernelCtx<'_>, done: Done);
+}
+
+/// Ends an [`AsyncKernel`]'s work with its outputs.
+pub struct Done(Box<dyn FnOnce(Result<Outcome>) + Send>);
+
+impl Done {
+    /// Calls `finish` with the outcome.
+    pub fn new(finish: impl FnOnce(Result<Outcome>) + Send + 'static) -> Done {
+        Done(Box::new(finish))
+    }
+
+    /// The work is done, well or badly.
+    pub fn finish(self, outcome: Result<Outcome>) {
+        (self.0)(outcome);
+    }
+}
+
+/// The outputs of an asynchronous kernel.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// One tensor per output.
+    pub outputs: Vec<Tensor>,
+    /// The outputs are dead: received from a branch that was not taken.
+    pub dead: bool,
+}
+
+impl From<Vec<Tensor>> for Outcome {
+    fn from(outputs: Vec<Tensor>) -> Outcome {
+        Outcome { outputs, dead: false }
+    }
+}
+
+/// What a kernel knows when it is made.
+pub struct KernelInit<'a> {
+    /// The node it is for, attributes complete.
+    pub node: &'a Arc<Node>,
+    /// The device it will run on.
+    pub device: &'a DeviceName,
+    /// The device's resources, for kernels that own one.
+    pub resources: &'a Arc<ResourceStore>,
+}
+
+impl KernelInit<'_> {
+    /// The node's attributes.
+    pub fn attrs(&self) -> &Attrs {
+        &self.node.attrs
+    }
+}
+
+/// An input as it arrives.
+#[derive(Clone, Debug, Default)]
+pub enum Input {
+    /// Nothing: taken already, or dead.
+    #[default]
+    Empty,
+    /// A value.
+    Tensor(Tensor),
+    /// A reference to a variable.
+    Reference(Arc<VariableCell>),
+}
+
+/// An output as a kernel leaves it.
+#[derive(Clone, Debug)]
+pub enum OutputValue {
+    /// A value.
+    Tensor(Tensor),
+    /// A reference to a variable.
+    Reference(Arc<VariableCell>),
+}
+
+/// One call of a kernel: its inputs and outputs, and what it may use.
+pub struct KernelCtx<'a> {
+    /// The node that is computed.
+    pub node: &'a Arc<Node>,
+    /// The device it is computed on.
+    pub device: &'a dyn Device,
+    /// The step's services: rendezvous, cancellation, resources.
+    pub step: &'a dyn StepServices,
+    /// The inputs, in order.
+    pub inputs: &'a mut [Input],
+    /// The outputs, to be set.
+    pub outputs: &'a mut [Option<OutputValue>],
+    /// The frame and iteration of a loop this call belongs to, unique within the step; 0 outside of loops.
+    pub frame_iteration: u64,
+    /// An input is dead. Only kernels that pass deadness on ever see `true`.
+    pub is_dead: bool,
+}
+
+impl<'a> KernelCtx<'a> {
+    /// How many inputs there are.
+    pub fn n_inputs(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// The node's attributes.
+    pub fn attrs(&self) -> &'a Attrs {
+        &self.node.attrs
+    }
+
+    /// Threads for work inside this kernel.
+    pub fn pool(&self) -> &'a IntraPool {
+        self.device.pool()
+    }
+
+    /// An input's value.
+    pub fn input(&self, i: usize) -> Result<&Tensor> {
+        match &self.inputs[i] {
+            Input::Tensor(tensor) => Ok(tensor),
+            Input::Reference(_) => Err(Error::internal(format!("input {i} is a reference"))),
+            Input::Empty => Err(Error::internal(format!("input {i} was taken already"))),
+        }
+    }
+
+    /// An input's elements.
+    pub fn data<T: Element>(&self, i: usize) -> Result<&[T]> {
+        self.input(i)?.data::<T>().map_err(|error| error.context(format_args!("input {i}")))
+    }
+
+    /// The one value of a scalar input.
+    pub fn scalar<T: Element>(&self, i: usize) -> Result<T> {
+        self.input(i)?.scalar_value::<T>().map_err(|error| error.context(format_args!("input {i}")))
+    }
+
+    /// The values of an int32 or int64 input: a shape, axes, sizes.
+    pub fn integers(&self, i: usize) -> Result<Vec<i64>> {
+        self.input(i)?.integers().map_err(|error| error.context(format_args!("input {i}")))
+    }
+
+    /// An input's value, which the kernel then owns: if nobody else holds it, it may be written in place.
+    pub fn take_input(&mut self, i: usize) -> Result<Tensor> {
+        match std::mem::take(&mut self.inputs[i]) {
+            Input::Tensor(tensor) => Ok(tensor),
+            Input::Reference(_) => Err(Error::internal(format!("input {i} is a reference"))),
+            Input::Empty => Err(Error::internal(format!("input {i} was taken already"))),
+        }
+    }
+
+    /// The variable that an input refers to, by reference or by handle.
+    pub fn variable(&self, i: usize) -> Result<Arc<VariableCell>> {
+        match &self.inputs[i] {
+            Input::Reference(cell) => Ok(cell.clone()),
+            Input::Tensor(tensor) => self.step.resources().variable(tensor.resource()?),
+            Input::Empty => Err(Error::internal(format!("input {i} was taken already"))),
+        }
+    }
+
+    /// A tensor for an output. Its contents are undefined until written.
+    pub fn allocate(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
+        self.device.allocate_tensor(dtype, shape, &self.node.name)
+    }
+
+    /// A tensor for an output in which every element is zero.
+    pub fn allocate_zeroed(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
+        let mut tensor = self.allocate(dtype, shape)?;
+        if dtype.size().is_some() {
+            tensor.host_bytes_mut()?.fill(0);
+        }
+        Ok(tensor)
+    }
+
+    /// Input `i`, taken, if it has this dtype and number of elements and nobody else holds it; else a new tensor with
+    /// undefined contents. The flag says whether it is the input, whose values are still in it.
+    pub fn reuse_or_allocate(&mut self, i: usize, dtype: DType, shape: Shape) -> Result<(Tensor, bool)> {
+        if let Input::Tensor(tensor) = &mut self.inputs[i]
+            && tensor.dtype() == dtype
+            && tensor.n_elements() == shape.n_elements()
+            && tensor.is_unique()
+        {
+            return Ok((self.take_input(i)?.reshaped(shape)?, true));
+        }
+        Ok((self.allocate(dtype, shape)?, false))
+    }
+
+    /// Sets an output.
+    pub fn set_output(&mut self, i: usize, tensor: Tensor) {
+        self.outputs[i] = Some(OutputValue::Tensor(tensor));
+    }
+
+    /// Sets an output to a reference to a variable.
+    pub fn set_reference(&mut self, i: usize, cell: Arc<VariableCell>) {
+        self.outputs[i] = Some(OutputValue::Reference(cell));
+    }
+
+    /// Passes input `i` on as output `o`, without a copy.
+    pub fn forward(&mut self, i: usize, o: usize) -> Result<()> {
+        match std::mem::take(&mut self.inputs[i]) {
+            Input::Tensor(tensor) => self.set_output(o, tensor),
+            Input::Reference(cell) => self.set_reference(o, cell),
+            Input::Empty => return Err(Error::internal(format!("input {i} was taken already"))),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,261 @@
+//! Elementwise ops of two numbers, with NumPy's broadcasting: Add, AddV2, Sub, Mul, RealDiv, Div, Maximum, Minimum,
+//! SquaredDifference.
+
+use half::{bf16, f16};
+use kolo_core::{DType, Element, Error, Result};
+use kolo_graph::{Grad, Gradient, GradientFn, OpDef, Operation, Output, shape_fns};
+
+use crate::math::elementwise::zip;
+use crate::op::{KernelDef, Op, cpu, cpu_kernels};
+use crate::{Cost, KernelCtx};
+
+/// `a + b`, elementwise; the operator `+` does the same.
+#[track_caller]
+pub fn add<'g>(a: Output<'g>, b: Output<'g>) -> Output<'g> {
+    a + b
+}
+
+/// The larger of each pair.
+#[track_caller]
+pub fn maximum<'g>(a: Output<'g>, b: Output<'g>) -> Output<'g> {
+    a.graph().op("Maximum").input(a).input(b).out()
+}
+
+/// The smaller of each pair.
+#[track_caller]
+pub fn minimum<'g>(a: Output<'g>, b: Output<'g>) -> Output<'g> {
+    a.graph().op("Minimum").input(a).input(b).out()
+}
+
+/// `(a - b)²`, elementwise.
+#[track_caller]
+pub fn squared_difference<'g>(a: Output<'g>, b: Output<'g>) -> Output<'g> {
+    a.graph().op("SquaredDifference").input(a).input(b).out()
+}
+
+pub(crate) static ADD: Op = binary("Add", ADD_KERNELS, |op, dy| reduced(op, first(dy)?, first(dy)?));
+pub(crate) static ADD_V2: Op = binary("AddV2", ADD_KERNELS, |op, dy| reduced(op, first(dy)?, first(dy)?));
+pub(crate) static SUB: Op = binary("Sub", SUB_KERNELS, |op, dy| reduced(op, first(dy)?, -first(dy)?));
+pub(crate) static MUL: Op =
+    binary("Mul", MUL_KERNELS, |op, dy| reduced(op, first(dy)? * op.input(1), first(dy)? * op.input(0)));
+pub(crate) static REAL_DIV: Op = binary("RealDiv", DIV_KERNELS, div_gradient);
+pub(crate) static DIV: Op = binary("Div", DIV_KERNELS, div_gradient);
+pub(crate) static MAXIMUM: Op = binary("Maximum", MAXIMUM_KERNELS, |op, dy| selected(op, first(dy)?, "GreaterEqual"));
+pub(crate) static MINIMUM: Op = binary("Minimum", MINIMUM_KERNELS, |op, dy| selected(op, first(dy)?, "LessEqual"));
+pub(crate) static SQUARED_DIFFERENCE: Op = binary("SquaredDifference", SQUARED_DIFFERENCE_KERNELS, |op, dy| {
+    let dx = first(dy)? * (op.input(0) - op.input(1)) * 2.0;
+    reduced(op, dx, -dx)
+});
+
+const fn binary(name: &'static str, kernels: &'static [KernelDef], gradient: GradientFn) -> Op {
+    Op {
+        def: OpDef {
+            name,
+            signature: "(x:T, y:T) -> (z:T) ; T:type{num}",
+            shape: shape_fns::broadcast,
+            gradient: Gradient::Rule(gradient),
+            ..OpDef::BASE
+        },
+        kernels,
+        cost: Cost::Elements,
+    }
+}
+
+/// `(a / b)' = a' / b − b' · a / b²`.
+fn div_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    let (dy, x, y) = (first(dy)?, op.input(0), op.input(1));
+    reduced(op, dy / y, dy * ((-x / y) / y))
+}
+
+/// The gradient goes to the input that was chosen; to the first when both are equal.
+fn selected<'g>(op: Operation<'g>, dy: Output<'g>, first_wins: &str) -> Result<Vec<Option<Grad<'g>>>> {
+    let graph = op.graph();
+    let mask = graph.op(first_wins).input(op.input(0)).input(op.input(1)).out();
+    let mask = graph.op("Cast").input(mask).attr("DstT", dy.dtype()).out();
+    let to_first = dy * mask;
+    reduced(op, to_first, dy - to_first)
+}
+
+/// The gradient of an op's only output.
+pub(crate) fn first<'g>(dy: &[Option<Output<'g>>]) -> Result<Output<'g>> {
+    dy.first().copied().flatten().ok_or_else(|| Error::internal("a rule is only called when a gradient arrived"))
+}
+
+/// Gradients of two broadcast inputs, each summed over the dimensions along which its input was repeated.
+pub(crate) fn reduced<'g>(op: Operation<'g>, dx: Output<'g>, dy: Output<'g>) -> Result<Vec<Option<Grad<'g>>>> {
+    let (x, y) = (op.input(0), op.input(1));
+    let same = x.shape().known().is_some_and(|shape| Some(shape) == y.shape().known());
+    if same {
+        return Ok(vec![Some(dx.into()), Some(dy.into())]);
+    }
+    let graph = op.graph();
+    let shapes = [x, y].map(|input| graph.op("Shape").input(input).out());
+    let axes = graph.op("BroadcastGradientArgs").inputs(shapes).build();
+    let sum = |grad: Output<'g>, i: usize| {
+        let sum = graph.op("Sum").input(grad).input(axes.output(i)).out();
+        graph.op("Reshape").input(sum).input(shapes[i]).out()
+    };
+    Ok(vec![Some(sum(dx, 0).into()), Some(sum(dy, 1).into())])
+}
+
+/// Numbers with wrapping integer arithmetic, as TensorFlow's.
+trait Arithmetic: Element {
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn max(self, other: Self) -> Self;
+    fn min(self, other: Self) -> Self;
+}
+
+macro_rules! integers {
+    ($($ty:ty),*) => {
+        $(impl Arithmetic for $ty {
+            #[inline(always)]
+            fn add(self, other: Self) -> Self { self.wrapping_add(other) }
+            #[inline(always)]
+            fn sub(self, other: Self) -> Self { self.wrapping_sub(other) }
+            #[inline(always)]
+            fn mul(self, other: Self) -> Self { self.wrapping_mul(other) }
+            #[inline(always)]
+            fn max(self, other: Self) -> Self { Ord::max(self, other) }
+            #[inline(always)]
+            fn min(self, other: Self) -> Self { Ord::min(self, other) }
+        })*
+    };
+}
+
+macro_rules! floats {
+    ($($ty:ty),*) => {
+        $(impl Arithmetic for $ty {
+            #[inline(always)]
+            fn add(self, other: Self) -> Self { self + other }
+            #[inline(always)]
+            fn sub(self, other: Self) -> Self { self - other }
+            #[inline(always)]
+            fn mul(self, other: Self) -> Self { self * other }
+            // NaN on either side gives NaN, as in NumPy.
+            #[inline(always)]
+            fn max(self, other: Self) -> Self { if self.is_nan() || self > other { self } else { other } }
+            #[inline(always)]
+            fn min(self, other: Self) -> Self { if self.is_nan() || self < other { self } else { other } }
+        })*
+    };
+}
+
+integers!(i8, i16, i32, i64, u8, u16, u32, u64);
+floats!(f32, f64, f16, bf16);
+
+/// About what one element costs; memory-bound loops.
+const NS: f64 = 0.3;
+
+macro_rules! kernels {
+    ($($table:ident, $function:ident, |$a:ident, $b:ident| $body:expr;)*) => {
+        $(fn $function<T: Arithmetic>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+            zip::<T, T>(ctx, NS, #[inline(always)] |$a, $b| $body)
+        }
+        const $table: &[KernelDef] =
+            cpu_kernels!($function: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);)*
+    };
+}
+
+kernels! {
+    ADD_KERNELS, add_kernel, |a, b| a.add(b);
+    SUB_KERNELS, sub_kernel, |a, b| a.sub(b);
+    MUL_KERNELS, mul_kernel, |a, b| a.mul(b);
+    MAXIMUM_KERNELS, maximum_kernel, |a, b| a.max(b);
+    MINIMUM_KERNELS, minimum_kernel, |a, b| a.min(b);
+    SQUARED_DIFFERENCE_KERNELS, squared_difference_kernel, |a, b| a.sub(b).mul(a.sub(b));
+}
+
+fn float_div<T: Element + num_traits::Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    zip::<T, T>(
+        ctx,
+        NS,
+        #[inline(always)]
+        |a, b| a / b,
+    )
+}
+
+fn integer_div<T: Element + num_traits::PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    if ctx.data::<T>(1)?.iter().any(|divisor| divisor.is_zero()) {
+        return Err(Error::invalid_argument("Integer division by zero"));
+    }
+    // The only overflow, MIN / −1, wraps.
+    zip::<T, T>(
+        ctx,
+        3.0,
+        #[inline(always)]
+        |a, b| a.checked_div(&b).unwrap_or(a),
+    )
+}
+
+const DIV_KERNELS: &[KernelDef] = &[
+    cpu(DType::F32, float_div::<f32>),
+    cpu(DType::F64, float_div::<f64>),
+    cpu(DType::F16, float_div::<f16>),
+    cpu(DType::BF16, float_div::<bf16>),
+    cpu(DType::I8, integer_div::<i8>),
+    cpu(DType::I16, integer_div::<i16>),
+    cpu(DType::I32, integer_div::<i32>),
+    cpu(DType::I64, integer_div::<i64>),
+    cpu(DType::U8, integer_div::<u8>),
+    cpu(DType::U16, integer_div::<u16>),
+    cpu(DType::U32, integer_div::<u32>),
+    cpu(DType::U64, integer_div::<u64>),
+];
+
+#[cfg(test)]
+mod tests {
+    use kolo_core::Tensor;
+
+    use crate::testing::{check_op, tensor, wavy};
+
+    #[test]
+    fn add_broadcasts() {
+        check_op("AddV2")
+            .input([[1.0f32, 2.0], [3.0, 4.0]])
+            .input([10.0f32, 20.0])
+            .gives([[11.0f32, 22.0], [13.0, 24.0]]);
+        check_op("AddV2").input([1.0f32, 2.0]).input(10.0f32).gives([11.0f32, 12.0]);
+        check_op("AddV2").input(10i32).input([1i32, i32::MAX]).gives([11i32, i32::MIN + 9]);
+        check_op("AddV2")
+            .input(tensor([2, 1, 2], [1.0f64, 2.0, 3.0, 4.0]))
+            .input(tensor([3, 1], [10.0f64, 20.0, 30.0]))
+            .gives(tensor([2, 3, 2], [11.0f64, 12.0, 21.0, 22.0, 31.0, 32.0, 13.0, 14.0, 23.0, 24.0, 33.0, 34.0]));
+        check_op("AddV2")
+            .input(tensor::<f32, 2>([0, 3], []))
+            .input([1.0f32, 2.0, 3.0])
+            .gives(tensor::<f32, 2>([0, 3], []));
+        check_op("AddV2").input([1.0f32, 2.0]).input([1.0f32, 2.0, 3.0]).fails("do not broadcast");
+        check_op("AddV2").input(1.0f32).input(1i32).fails("should be float, found int32");
+    }
+
+    #[test]
+    fn large_tensors_are_split_over_threads_without_gaps() {
+        let n = 100_003;
+        let a: Vec<f32> = (0..n).map(|i| i as f32).collect();
+        let expected: Vec<f32> = a.iter().map(|x| x * 2.0).collect();
+        check_op("AddV2").input(a.clone()).input(a).gives(Tensor::from(expected));
+    }
+
+    #[test]
+    fn the_others() {
+        check_op("Sub").input([5.0f32, 1.0]).input([2.0f32, 3.0]).gives([3.0f32, -2.0]);
+        check_op("Mul").input([5i64, -1]).input([2i64, 3]).gives([10i64, -3]);
+        check_op("RealDiv").input([1.0f32, -1.0]).input([4.0f32, 0.0]).gives([0.25f32, f32::NEG_INFINITY]);
+        check_op("Div").input([7i32, -7, i32::MIN]).input([2i32, 2, -1]).gives([3i32, -3, i32::MIN]);
+        check_op("Div").input([7i32]).input([0i32]).fails("Integer division by zero");
+        check_op("Maximum").input([1.0f32, f32::NAN]).input([2.0f32, 0.0]).gives([2.0f32, f32::NAN]);
+        check_op("Minimum").input([1i32, 5]).input([2i32, 3]).gives([1i32, 3]);
+        check_op("SquaredDifference").input([5.0f32]).input([2.0f32]).gives([9.0f32]);
+    }
+
+    #[test]
+    fn gradients_sum_over_what_was_broadcast() {
+        for op in ["Add", "AddV2", "Sub", "Mul", "RealDiv", "Maximum", "Minimum", "SquaredDifference"] {
+            check_op(op).input(wavy([2, 3], 1)).input(wavy([2, 3], 2)).gradient();
+            check_op(op).input(wavy([2, 3], 3)).input(wavy([3], 4)).gradient();
+            check_op(op).input(wavy([2, 1, 2], 5)).input(wavy([3, 1], 6)).gradient();
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The op table.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use kolo_core::{DType, DeviceName, Error, Result};
+use kolo_graph::{Attrs, Graph, Node, OpDef, OpRegistry};
+
+use crate::kernel::{AsyncKernel, Kernel, KernelCtx, KernelInit};
+
+/// An op: what it is, and how it is computed on each kind of device.
+pub struct Op {
+    /// Signature, shapes, gradient.
+    pub def: OpDef,
+    /// One entry per device kind and group of dtypes.
+    pub kernels: &'static [KernelDef],
+    /// What a call costs, roughly.
+    pub cost: Cost,
+}
+
+impl Op {
+    /// Neutral values, to be overridden with `..Op::BASE`.
+    pub const BASE: Op = Op { def: OpDef::BASE, kernels: &[], cost: Cost::Elements };
+}
+
+/// What a call costs, so that the executor can decide whether handing it to another thread pays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cost {
+    /// Always less than a hand-off: bookkeeping, shapes, handles.
+    Inline,
+    /// Grows with the bytes of its inputs.
+    Elements,
+    /// Worth a thread of its own unless the inputs are tiny: matrix products, convolutions.
+    Heavy,
+}
+
+/// A kernel: for which devices and dtypes, and how to make it.
+pub struct KernelDef {
+    /// The device type, such as `CPU`.
+    pub device: &'static str,
+    /// The type attribute that decides, such as `T`; empty if none does.
+    pub attr: &'static str,
+    /// The dtypes of that attribute it is for.
+    pub dtypes: DTypeSet,
+    /// Arguments that it reads from, or writes to, host memory whatever the device.
+    pub host_args: &'static [&'static str],
+    /// How to get one.
+    pub make: KernelMaker,
+}
+
+/// How to get a kernel for a node.
+#[derive(Clone, Copy)]
+pub enum KernelMaker {
+    /// A plain function; nothing is kept between calls.
+    Function(fn(&mut KernelCtx<'_>) -> Result<()>),
+    /// Made once per node of a session, with attributes read and state to keep.
+    Object(fn(&KernelInit<'_>) -> Result<Box<dyn Kernel>>),
+    /// As `Object`, for kernels that may wait for something: they give up the thread meanwhile.
+    Async(fn(&KernelInit<'_>) -> Result<Box<dyn AsyncKernel>>),
+    /// The executor does it itself: control flow.
+    Executor,
+}
+
+impl KernelDef {
+    /// True if it fits a node with these attributes on a device of this kind.
+    pub fn fits(&self, kind: &str, attrs: &Attrs) -> bool {
+        self.device == kind
+            && (self.attr.is_empty()
+                || match attrs.find(self.attr) {
+                    Some(kolo_graph::AttrValue::Type(dtype)) => self.dtypes.contains(*dtype),
+                    _ => false,
+                })
+    }
+}
+
+/// A CPU kernel for one dtype of attribute `T`.
+pub const fn cpu(dtype: DType, compute: fn(&mut KernelCtx<'_>) -> Result<()>) -> KernelDef {
+    cpu_on("T", &[dtype], KernelMaker::Function(compute))
+}
+
+/// A CPU kernel for every dtype.
+pub const fn cpu_any(compute: fn(&mut KernelCtx<'_>) -> Result<()>) -> KernelDef {
+    KernelDef { device: "CPU", attr: "", dtypes: DTypeSet::ALL, host_args: &[], make: KernelMaker::Function(compute) }
+}
+
+/// A CPU kernel for these dtypes of the type attribute `attr`.
+pub const fn cpu_on(attr: &'static str, dtypes: &[DType], make: KernelMaker) -> KernelDef {
+    KernelDef { device: "CPU", attr, dtypes: DTypeSet::of(dtypes), host_args: &[], make }
+}
+
+/// A CPU kernel for every dtype, made as `make` says.
+pub const fn cpu_made(make: KernelMaker) -> KernelDef {
+    KernelDef { device: "CPU", attr: "", dtypes: DTypeSet::ALL, host_args: &[], make }
+}
+
+/// CPU kernels of one generic function for several element types of attribute `T`:
+/// `cpu_kernels!(forward: f32, f64)`; another attribute as `cpu_kernels!("dtype", forward: f32, f64)`.
+macro_rules! cpu_kernels {
+    ($attr:literal, $function:ident: $($ty:ty),* $(,)?) => {
+        &[$($crate::op::cpu_on(
+            $attr,
+            &[<$ty as kolo_core::Element>::DTYPE],
+            $crate::op::KernelMaker::Function($function::<$ty>),
+        ),)*]
+    };
+    ($function:ident: $($ty:ty),* $(,)?) => { $crate::op::cpu_kernels!("T", $function: $($ty),*) };
+}
+pub(crate) use cpu_kernels;
+
+/// A set of dtypes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DTypeSet(u64);
+
+impl DTypeSet {
+    /// All of them.
+    pub const ALL: DTypeSet = DTypeSet(u64::MAX);
+
+    /// These.
+    pub const fn of(dtypes: &[DType]) -> DTypeSet {
+        let (mut bits, mut i) = (0u64, 0);
+        while i < dtypes.len() {
+            bits |= 1 << (dtypes[i] as i32);
+            i += 1;
+        }
+        DTypeSet(bits)
+    }
+
+    /// Whether it contains `dtype`.
+    pub const fn contains(self, dtype: DType) -> bool {
+        self.0 & (1 << (dtype as i32)) != 0
+    }
+}
+
+/// All ops, by area. A list that one can read and search; each area's is in its `mod.rs`.
+pub static TABLE: &[&[&Op]] = &[
+    crate::array::OPS,
+    crate::comm::OPS,
+    crate::flow::OPS,
+    crate::math::OPS,
+    crate::nn::OPS,
+    crate::optim::OPS,
+    crate::queue::OPS,
+    crate::random::OPS,
+    crate::state::OPS,
+];
+
+/// The ops as a graph knows them.
+pub fn registry() -> &'static OpRegistry {
+    static REGISTRY: OnceLock<OpRegistry> = OnceLock::new();
+    REGISTRY.get_or_init(|| {
+        OpRegistry::new(TABLE.iter().copied().flatten().map(|op| op.def))
+            .expect("the table's own test reads every signature")
+    })
+}
+
+/// An empty graph over all ops.
+pub fn graph() -> Graph {
+    Graph::new(registry())
+}
+
+/// The op of this name.
+pub fn find_op(name: &str) -> Result<&'static Op> {
+    static BY_NAME: OnceLock<HashMap<&'static str, &'static Op>> = OnceLock::new();
+    BY_NAME
+        .get_or_init(|| TABLE.iter().copied().flatten().map(|&op| (op.def.name, op)).collect())
+        .get(name)
+        .copied()
+        .ok_or_else(|| Error::not_found(format!("Op type not registered '{name}'")))
+}
+
+/// The kernel for `node` on `device`. The error lists the devices and dtypes that do have one.
+pub fn find_kernel(node: &Node, device: &DeviceName) -> Result<&'static KernelDef> {
+    let op = find_op(node.op())?;
+    op.kernels.iter().find(|kernel| kernel.fits(&device.kind, &node.attrs)).ok_or_else(|| {
+        let have: Vec<String> = op
+            .kernels
+            .iter()
+            .map(|kernel| match kernel.attr {
+                "" => kernel.device.to_owned(),
+                attr => {
+                    let dtypes: Vec<&str> = DType::ALL
+                        .iter()
+                        .filter(|dtype| kernel.dtypes.contains(**dtype))
+                        .map(|dtype| dtype.name())
+                        .collect();
+                    format!("{} with {attr} in {{{}}}", kernel.device, dtypes.join(", "))
+                }
+            })
+            .collect();
+        let have = if have.is_empty() { "none".to_owned() } else { have.join("; ") };
+        let dtype = node
+            .attrs
+            .find("T")
+            .or_else(|| node.attrs.find("dtype"))
+            .map(|dtype| format!(" with {dtype}"))
+            .unwrap_or_default();
+        Error::invalid_argument(format!(
+            "No OpKernel was registered to support Op '{}'{dtype} on {}; registered: {have}",
+            node.op(),
+            device.kind
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_graph::{Gradient, Signature};
+
+    use super::*;
+
+    #[test]
+    fn every_op_reads_states_its_gradient_and_has_a_kernel_for_its_own_dtypes() {
+        let mut names = std::collections::HashSet::new();
+        for op in TABLE.iter().copied().flatten() {
+            let name = op.def.name;
+            assert!(names.insert(name), "{name} is in the table twice");
+            let signature = Signature::parse(op.def.signature).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(!matches!(op.def.gradient, Gradient::Unstated), "{name} does not state its gradient");
+            for kernel in op.kernels.iter().filter(|kernel| !kernel.attr.is_empty()) {
+                let attr =
+                    signature.attr(kernel.attr).unwrap_or_else(|| panic!("{name} has no attribute {}", kernel.attr));
+                let possible = DType::ALL.iter().any(|dtype| {
+                    kernel.dtypes.contains(*dtype) && (attr.types.is_empty() || attr.types.contains(dtype))
+                });
+                assert!(possible, "{name}: a kernel for dtypes that the signature does not allow");
+            }
+        }
+    }
+}

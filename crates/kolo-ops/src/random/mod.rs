@@ -1,0 +1,6 @@
+//! Placeholder.
+
+use crate::Op;
+
+/// The ops of this area.
+pub static OPS: &[&Op] = &[];

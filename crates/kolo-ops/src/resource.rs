@@ -1,0 +1,230 @@
+//! Objects that outlive a kernel call: variables, queues, accumulators, tensor arrays.
+//!
+//! A device has one [`ResourceStore`]; a step has one of its own. An object is found by container and name, so graphs that
+//! name the same variable share it. Handles carry the object with them: a look-up happens once per handle, not per use.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use kolo_core::{DType, Error, PartialShape, ResourceHandle, Result, Tensor};
+use parking_lot::Mutex;
+
+/// Anything kept in a [`ResourceStore`].
+pub trait Resource: Any + Send + Sync {
+    /// What a person calls it: `variable`, `FIFOQueue`, …
+    fn kind(&self) -> &'static str;
+    /// The object, to be downcast.
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+}
+
+/// The objects of one device (or one step), by container and name.
+pub struct ResourceStore {
+    device: Arc<str>,
+    default_container: Arc<str>,
+    containers: Mutex<HashMap<String, Container>>,
+}
+
+/// Objects by name.
+type Container = HashMap<String, Arc<dyn Resource>>;
+
+impl ResourceStore {
+    /// An empty store. The default container's name is the job's.
+    pub fn new(device: impl Into<Arc<str>>, default_container: impl Into<Arc<str>>) -> Arc<ResourceStore> {
+        Arc::new(ResourceStore {
+            device: device.into(),
+            default_container: default_container.into(),
+            containers: Mutex::default(),
+        })
+    }
+
+    /// `container`, or the default one if it is empty.
+    pub fn container<'a>(&'a self, container: &'a str) -> &'a str {
+        if container.is_empty() { &self.default_container } else { container }
+    }
+
+    /// The object of this name, made by `make` on first use. An object of another kind under that name is an error.
+    pub fn lookup_or_create<R: Resource>(
+        &self,
+        container: &str,
+        name: &str,
+        make: impl FnOnce() -> Result<Arc<R>>,
+    ) -> Result<Arc<R>> {
+        let container = self.container(container);
+        let mut containers = self.containers.lock();
+        let objects = containers.entry(container.to_owned()).or_default();
+        if let Some(found) = objects.get(name) {
+            return downcast(found, container, name);
+        }
+        let object = make()?;
+        objects.insert(name.to_owned(), object.clone());
+        Ok(object)
+    }
+
+    /// The object of this name, if it exists; an object of another kind under that name is an error.
+    pub fn lookup<R: Resource>(&self, container: &str, name: &str) -> Result<Option<Arc<R>>> {
+        let container = self.container(container);
+        let containers = self.containers.lock();
+        match containers.get(container).and_then(|objects| objects.get(name)) {
+            Some(found) => downcast(found, container, name).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Forgets an object; true if it was there.
+    pub fn remove(&self, container: &str, name: &str) -> bool {
+        let container = self.container(container);
+        self.containers.lock().get_mut(container).is_some_and(|objects| objects.remove(name).is_some())
+    }
+
+    /// Forgets all objects of these containers; of all containers if none is named.
+    pub fn clear(&self, containers: &[String]) {
+        let mut all = self.containers.lock();
+        match containers {
+            [] => all.clear(),
+            some => some.iter().for_each(|container| drop(all.remove(self.container(container)))),
+        }
+    }
+
+    /// A handle to `object` under this name.
+    pub fn handle<R: Resource>(&self, container: &str, name: &str, object: Arc<R>) -> ResourceHandle {
+        ResourceHandle {
+            device: self.device.clone(),
+            container: self.container(container).into(),
+            name: name.into(),
+            object: Some(object.as_any()),
+        }
+    }
+
+    /// The object behind a handle. A handle of another device, or to an object of another kind, is an error.
+    pub fn resolve<R: Resource>(&self, handle: &ResourceHandle) -> Result<Arc<R>> {
+        if let Some(object) = &handle.object {
+            return object.clone().downcast::<R>().map_err(|_| {
+                Error::invalid_argument(format!("resource {handle:?} is of another kind than this op works on"))
+            });
+        }
+        if handle.device != self.device {
+            return Err(Error::invalid_argument(format!("resource {handle:?} is used on {}", self.device)));
+        }
+        self.lookup::<R>(&handle.container, &handle.name)?
+            .ok_or_else(|| Error::not_found(format!("resource {handle:?} does not exist")))
+    }
+
+    /// The variable behind a handle.
+    pub fn variable(&self, handle: &ResourceHandle) -> Result<Arc<VariableCell>> {
+        self.resolve(handle)
+    }
+}
+
+fn downcast<R: Resource>(found: &Arc<dyn Resource>, container: &str, name: &str) -> Result<Arc<R>> {
+    let kind = found.kind();
+    found.clone().as_any().downcast::<R>().map_err(|_| {
+        Error::invalid_argument(format!("resource {container}/{name} is a {kind}, not what this op works on"))
+    })
+}
+
+/// A variable: a value that outlives steps, or none yet.
+pub struct VariableCell {
+    name: Arc<str>,
+    dtype: DType,
+    shape: PartialShape,
+    value: Mutex<Option<Tensor>>,
+}
+
+impl VariableCell {
+    /// A variable without a value.
+    pub fn new(name: impl Into<Arc<str>>, dtype: DType, shape: PartialShape) -> Arc<VariableCell> {
+        Arc::new(VariableCell { name: name.into(), dtype, shape, value: Mutex::new(None) })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The shape it was declared with.
+    pub fn shape(&self) -> &PartialShape {
+        &self.shape
+    }
+
+    /// Its value; later writes do not change what was read.
+    pub fn read(&self) -> Option<Tensor> {
+        self.value.lock().clone()
+    }
+
+    /// Its value; an error if it has none.
+    pub fn value(&self) -> Result<Tensor> {
+        self.read().ok_or_else(|| uninitialized(&self.name))
+    }
+
+    /// True once it has a value.
+    pub fn is_initialized(&self) -> bool {
+        self.value.lock().is_some()
+    }
+
+    /// Gives it a value.
+    pub fn assign(&self, value: Tensor) -> Result<()> {
+        self.check(&value)?;
+        let old = self.value.lock().replace(value);
+        // Freed outside of the lock.
+        drop(old);
+        Ok(())
+    }
+
+    /// Runs `update` on the value in place, under the variable's lock. If somebody holds what they read earlier, the value
+    /// is copied first, so that a read stays what it was.
+    pub fn update<R>(&self, update: impl FnOnce(&mut Tensor) -> Result<R>) -> Result<R> {
+        let mut value = self.value.lock();
+        let tensor = value.as_mut().ok_or_else(|| uninitialized(&self.name))?;
+        make_unique(tensor)?;
+        update(tensor)
+    }
+
+    fn check(&self, value: &Tensor) -> Result<()> {
+        if value.dtype() == self.dtype {
+            return Ok(());
+        }
+        Err(Error::invalid_argument(format!(
+            "variable {} is {}, found a value of {}",
+            self.name,
+            self.dtype,
+            value.dtype()
+        )))
+    }
+}
+
+/// Copies the elements unless this is the only handle to them.
+pub fn make_unique(tensor: &mut Tensor) -> Result<()> {
+    if tensor.is_unique() || tensor.dtype().size().is_none() {
+        return Ok(());
+    }
+    let mut copy = Tensor::zeros(tensor.dtype(), tensor.shape().clone())?;
+    copy.host_bytes_mut()?.copy_from_slice(tensor.host_bytes()?);
+    *tensor = copy;
+    Ok(())
+}
+
+fn uninitialized(name: &str) -> Error {
+    Error::failed_precondition(format!("Attempting to use uninitialized value {name}"))
+}
+
+impl fmt::Debug for VariableCell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "variable {}", self.name)
+    }
+}
+
+impl Resource for VariableCell {
+    fn kind(&self) -> &'static str {
+        "variable"
+    }
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
