@@ -1,0 +1,106 @@
+//! Which instruction set the loops of this crate run on.
+
+/// An instruction set this crate has loops for, from the least to the best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// Whatever the build targets.
+    Portable,
+    /// AVX2, FMA, BMI and F16C.
+    Avx2,
+    /// The same and AVX-512 F, BW, DQ and VL.
+    Avx512,
+}
+
+impl Isa {
+    /// The best one this machine has.
+    #[must_use]
+    pub fn best() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::is_x86_feature_detected as has;
+            let avx2 = has!("avx2") && has!("fma") && has!("bmi1") && has!("bmi2") && has!("f16c");
+            if has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") && avx2 {
+                return Isa::Avx512;
+            }
+            if avx2 {
+                return Isa::Avx2;
+            }
+        }
+        Isa::Portable
+    }
+
+    /// All that this machine has, for tests and benchmarks.
+    #[must_use]
+    pub fn present() -> Vec<Isa> {
+        let all = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+        all.into_iter().filter(|&isa| isa <= Isa::best()).collect()
+    }
+}
+
+/// Runs `f` compiled for the best instruction set of this machine, so that plain loops in it use
+/// wide vectors although the build targets an older chip.
+///
+/// What `f` does must be inlined into it: mark the closure and the functions it calls
+/// `#[inline(always)]`. Loops vectorise when they run over slices of equal length known before
+/// the loop (re-slice to one `n` first), have no calls, no early exit and no bounds checks left.
+/// `a * b + c` stays two roundings; write `a.mul_add(b, c)` for one (slow on [`Isa::Portable`]).
+///
+/// ```
+/// use kolo_device::cpu::vectorize;
+///
+/// fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
+///     vectorize(#[inline(always)] || {
+///         for (y, &x) in y.iter_mut().zip(x) {
+///             *y += a * x;
+///         }
+///     });
+/// }
+/// let mut y = vec![1.0; 100];
+/// axpy(2.0, &vec![3.0; 100], &mut y);
+/// assert_eq!(y, vec![7.0; 100]);
+/// ```
+#[inline]
+pub fn vectorize<R>(f: impl FnOnce() -> R) -> R {
+    vectorize_on(Isa::best(), f)
+}
+
+/// [`vectorize`] for a given instruction set, or the best one present if that one is not.
+#[inline]
+pub fn vectorize_on<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
+    match isa.min(Isa::best()) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `best` found the features.
+        Isa::Avx512 => unsafe { with_avx512(f) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `best` found the features.
+        Isa::Avx2 => unsafe { with_avx2(f) },
+        _ => f(),
+    }
+}
+
+/// # Safety
+/// Needs AVX2 and FMA.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,bmi1,bmi2,f16c")]
+unsafe fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+/// # Safety
+/// Needs AVX-512 F, BW, DQ and VL.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,f16c")]
+unsafe fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_is_present() {
+        assert_eq!(Isa::present().last(), Some(&Isa::best()));
+        assert_eq!(Isa::present().first(), Some(&Isa::Portable));
+    }
+}
