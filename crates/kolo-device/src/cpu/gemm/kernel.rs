@@ -336,6 +336,10 @@ macro_rules! opaque_operand {
                 #[cfg(all(target_arch = "x86_64", not(miri)))]
                 {
                     let mut x = self;
+                    #[allow(
+                        clippy::pointers_in_nomem_asm_block,
+                        reason = "the pointer is passed through, not followed"
+                    )]
                     // SAFETY: no instruction is emitted; the register keeps its value.
                     unsafe {
                         std::arch::asm!(
