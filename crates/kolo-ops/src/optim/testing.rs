@@ -40,11 +40,6 @@ impl UpdateTest {
         self
     }
 
-    /// Several scalar inputs.
-    pub fn scalars<const M: usize>(self, values: [f32; M]) -> Self {
-        values.into_iter().fold(self, UpdateTest::input)
-    }
-
     /// An attribute.
     pub fn attr(mut self, name: &str, value: impl Into<AttrValue>) -> Self {
         self.attrs.push((name.to_owned(), value.into()));
