@@ -10,7 +10,10 @@ pub mod elementwise;
 pub mod number;
 pub mod reduce;
 pub mod segment;
+pub mod special;
+pub mod transcendental;
 pub mod unary;
+pub mod unary_grad;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
@@ -35,5 +38,43 @@ pub static OPS: &[&Op] = &[
     &reduce::sum::SUM,
     &reduce::sum::MEAN,
     &segment::unsorted::UNSORTED_SEGMENT_SUM,
+    &special::ERF,
+    &special::ERFC,
+    &special::LGAMMA,
+    &special::DIGAMMA,
+    &transcendental::SQRT,
+    &transcendental::RSQRT,
+    &transcendental::EXP,
+    &transcendental::EXPM1,
+    &transcendental::LOG,
+    &transcendental::LOG1P,
+    &transcendental::SIN,
+    &transcendental::COS,
+    &transcendental::TAN,
+    &transcendental::ASIN,
+    &transcendental::ACOS,
+    &transcendental::ATAN,
+    &transcendental::SINH,
+    &transcendental::COSH,
+    &transcendental::TANH,
+    &transcendental::SIGMOID,
     &unary::NEG,
+    &unary::ABS,
+    &unary::SQUARE,
+    &unary::RECIPROCAL,
+    &unary::INV,
+    &unary::SIGN,
+    &unary::FLOOR,
+    &unary::CEIL,
+    &unary::ROUND,
+    &unary::RINT,
+    &unary::IS_NAN,
+    &unary::IS_INF,
+    &unary::IS_FINITE,
+    &unary_grad::SQRT_GRAD,
+    &unary_grad::RSQRT_GRAD,
+    &unary_grad::RECIPROCAL_GRAD,
+    &unary_grad::INV_GRAD,
+    &unary_grad::TANH_GRAD,
+    &unary_grad::SIGMOID_GRAD,
 ];
