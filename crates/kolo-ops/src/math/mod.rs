@@ -3,10 +3,12 @@
 use crate::Op;
 
 pub mod add_n;
+pub mod batch_matmul;
 pub mod binary;
 pub mod broadcast_gradient_args;
 pub mod compare;
 pub mod elementwise;
+pub mod matmul;
 pub mod number;
 pub mod reduce;
 pub mod segment;
@@ -19,6 +21,8 @@ pub mod unary_grad;
 pub static OPS: &[&Op] = &[
     &add_n::ADD_N,
     &add_n::ACCUMULATE_N_V2,
+    &batch_matmul::BATCH_MATMUL,
+    &batch_matmul::BATCH_MATMUL_V2,
     &binary::ADD,
     &binary::ADD_V2,
     &binary::SUB,
@@ -35,6 +39,7 @@ pub static OPS: &[&Op] = &[
     &compare::GREATER_EQUAL,
     &compare::EQUAL,
     &compare::NOT_EQUAL,
+    &matmul::MATMUL,
     &reduce::sum::SUM,
     &reduce::sum::MEAN,
     &segment::unsorted::UNSORTED_SEGMENT_SUM,
