@@ -8,6 +8,7 @@ pub mod binary;
 pub mod broadcast_gradient_args;
 pub mod compare;
 pub mod elementwise;
+pub mod logical;
 pub mod matmul;
 pub mod number;
 pub mod reduce;
@@ -39,7 +40,17 @@ pub static OPS: &[&Op] = &[
     &compare::GREATER_EQUAL,
     &compare::EQUAL,
     &compare::NOT_EQUAL,
+    &logical::LOGICAL_AND,
+    &logical::LOGICAL_OR,
+    &logical::LOGICAL_NOT,
     &matmul::MATMUL,
+    &reduce::extreme::MAX,
+    &reduce::extreme::MIN,
+    &reduce::logical::ALL,
+    &reduce::logical::ANY,
+    &reduce::norm::EUCLIDEAN_NORM,
+    &reduce::norm::L2_LOSS,
+    &reduce::prod::PROD,
     &reduce::sum::SUM,
     &reduce::sum::MEAN,
     &segment::unsorted::UNSORTED_SEGMENT_SUM,
