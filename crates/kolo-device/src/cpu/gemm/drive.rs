@@ -61,8 +61,10 @@ pub(crate) struct Problem<'a, T> {
 // through A and B and write disjoint blocks of C.
 unsafe impl<T: Sync> Sync for Problem<'_, T> {}
 
-/// Most steps of k between two visits to a tile of C: a panel of B this long fits in L1.
-const KC_BYTES: usize = 1024;
+/// A panel of B for one run of k, in bytes: most of L1.
+const B_PANEL_BYTES: usize = 24 << 10;
+/// Most steps of k between two visits to a tile of C.
+const KC: usize = 256;
 /// A thread's packed block of A, in bytes: a part of L2.
 const A_BLOCK_BYTES: usize = 256 << 10;
 /// Most columns of one task.
@@ -202,7 +204,7 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
         n: Range<usize>,
         k: Range<usize>,
     ) -> Self {
-        let kc = KC_BYTES / size_of::<T>();
+        let kc = KC.min(B_PANEL_BYTES / (kernels.nr() * size_of::<T>()));
         let bytes = size_of::<T>();
         let big = p.m * p.k * bytes > (512 << 10) || p.lda_bytes(bytes).is_multiple_of(2048);
         let pack_a = match p.a {

@@ -6,6 +6,9 @@
 //! pack      blocks of A and B as the kernels read them
 //! drive     blocking, threads, cuts along k
 
+//! gemv      one row or one column of C
+//! batch     many products of one shape
+//! generic   halves through f32, other types by plain loops
 //! epilogue  bias and activation on a finished tile
 
 //! ```
@@ -24,14 +27,19 @@
 
 use super::{IntraPool, Isa};
 
+mod batch;
 mod drive;
 mod epilogue;
+mod gemv;
+mod generic;
 mod kernel;
 mod pack;
 mod simd;
 
+pub use batch::{Strides, gemm_batch_f32, gemm_batch_f64};
 use drive::{Left, Problem};
 pub use epilogue::{Activation, Epilogue};
+pub use generic::{gemm_bf16, gemm_f16, gemm_with};
 use kernel::{Layout, Real};
 
 /// Whether an operand is used as stored or transposed.
@@ -194,7 +202,11 @@ fn gemm_real<T: Real>(isa: Isa, pool: &IntraPool, mut call: Gemm<'_, T>) -> Resu
         epilogue: call.epilogue,
     };
     // SAFETY: `check` found all three slices long enough, and C is borrowed mutably.
-    unsafe { drive::run(pool, T::kernels(isa), &problem) };
+    unsafe {
+        if !gemv::try_run(pool, &problem) {
+            drive::run(pool, T::kernels(isa), &problem);
+        }
+    }
     Ok(())
 }
 

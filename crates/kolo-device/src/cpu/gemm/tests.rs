@@ -66,8 +66,8 @@ fn check(case: &Case) {
     let lda = if case.ops.0 == Op::None { k } else { m } + case.pad;
     let ldb = if case.ops.1 == Op::None { n } else { k } + case.pad;
     let ldc = n + case.pad;
-    let a = values(1, lda * m.max(k));
-    let b = values(2, ldb * n.max(k));
+    let a = values(1, lda * if case.ops.0 == Op::None { m } else { k });
+    let b = values(2, ldb * if case.ops.1 == Op::None { k } else { n });
     let (col, row) = (values(3, n), values(4, m));
     let mut old = values(5, ldc * m);
     if case.beta == 0.0 {
