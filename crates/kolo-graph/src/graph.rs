@@ -190,8 +190,8 @@ impl Nodes {
         format!("{}:{}", self.node(at.node).name, at.index)
     }
 
-    /// Adds a node that is complete: inputs exist, names are unique. For rewrites inside this crate and its tests.
-    pub(crate) fn push(&mut self, node: Node) -> NodeId {
+    /// Adds a node that is complete: inputs exist, names are unique. For rewrites.
+    pub fn push(&mut self, node: Node) -> NodeId {
         let id = NodeId(self.list.len() as u32);
         self.by_name.insert(node.name.clone(), id);
         self.list.push(Arc::new(node));
@@ -467,7 +467,8 @@ impl Graph {
         if !operation.is_valid() {
             return body();
         }
-        self.state.borrow_mut().colocation.push(operation.name());
+        let name = operation.name();
+        self.state.borrow_mut().colocation.push(name);
         let result = self.with_device(DeviceScope::Clear, body);
         self.state.borrow_mut().colocation.pop();
         result

@@ -5,14 +5,17 @@
 //! executor with another [`kolo_ops::Rendezvous`].
 
 mod config;
+mod devices;
 mod executor;
 mod inter_pool;
+mod planner;
 mod rendezvous;
 mod session;
 mod trace;
 
 pub use config::{DevicePlan, RunOptions, SessionConfig};
 pub use inter_pool::InterPool;
+pub use planner::{PlacementReport, PlacementRow};
 pub use rendezvous::LocalRendezvous;
-pub use session::{Callable, Fetch, PartialRun, PlacementReport, PlacementRow, RunMetadata, Session};
+pub use session::{Callable, PartialRun, RunMetadata, Session};
 pub use trace::{NodeTrace, StepTrace};

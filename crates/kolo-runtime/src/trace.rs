@@ -45,7 +45,11 @@ impl StepTrace {
         threads.dedup();
         let mut json = String::from("{\"traceEvents\":[");
         for (pid, device) in devices.iter().enumerate() {
-            let _ = write!(json, "{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{pid},\"args\":{{\"name\":{}}}}},", quote(device));
+            let _ = write!(
+                json,
+                "{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{pid},\"args\":{{\"name\":{}}}}},",
+                quote(device)
+            );
         }
         for node in &self.nodes {
             let pid = devices.binary_search(&&*node.device).unwrap_or(0);

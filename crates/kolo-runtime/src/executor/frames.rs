@@ -26,8 +26,7 @@ pub(crate) struct FrameShape {
 
 /// Finds the frame of every node. Inputs that are fed come from outside of all loops and say nothing.
 pub(crate) fn frames(nodes: &Nodes, is_fed: &dyn Fn(NodeId, usize) -> bool) -> Result<Frames> {
-    let mut list =
-        vec![FrameShape { name: String::new(), parent: 0, parallel_iterations: 1, n_enters: 0 }];
+    let mut list = vec![FrameShape { name: String::new(), parent: 0, parallel_iterations: 1, n_enters: 0 }];
     let mut of_node: Vec<Option<u32>> = vec![None; nodes.len()];
     let mut consumers: Vec<Vec<u32>> = vec![Vec::new(); nodes.len()];
     let mut stack: Vec<(u32, u32)> = Vec::new();
@@ -61,7 +60,12 @@ pub(crate) fn frames(nodes: &Nodes, is_fed: &dyn Fn(NodeId, usize) -> bool) -> R
                 let child = match list.iter().position(|shape| shape.name == name && shape.parent == frame) {
                     Some(child) => child,
                     None => {
-                        list.push(FrameShape { name: name.to_owned(), parent: frame, parallel_iterations: parallel, n_enters: 0 });
+                        list.push(FrameShape {
+                            name: name.to_owned(),
+                            parent: frame,
+                            parallel_iterations: parallel,
+                            n_enters: 0,
+                        });
                         list.len() - 1
                     }
                 };

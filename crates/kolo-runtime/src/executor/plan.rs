@@ -48,7 +48,7 @@ pub(crate) struct PartPlan {
     /// For each feed, by number, the edges it goes along.
     pub feeds: Vec<(u32, Range<u32>)>,
     /// States of finished steps, to be used again.
-    pub spare: Mutex<Vec<Box<State>>>,
+    pub spare: Mutex<Vec<State>>,
 }
 
 /// One frame's layout.
@@ -68,7 +68,6 @@ pub(crate) struct NodePlan {
     pub kernel: PlanKernel,
     pub cost: Cost,
     pub flow: Flow,
-    pub frame: u32,
     /// For `Enter`: the frame it leads into.
     pub enters: u32,
     /// Its place among its frame's nodes.
@@ -116,8 +115,11 @@ pub(crate) enum PlanKernel {
 /// Kernels that keep state, one per device and node name, shared by all plans of a session.
 #[derive(Default)]
 pub(crate) struct KernelCache {
-    kernels: Mutex<HashMap<(Arc<str>, Arc<str>), PlanKernel>>,
+    kernels: Mutex<HashMap<KernelKey, PlanKernel>>,
 }
+
+/// Device and node.
+type KernelKey = (Arc<str>, Arc<str>);
 
 impl KernelCache {
     fn kernel(&self, node: &Arc<Node>, unit: &DeviceUnit) -> Result<PlanKernel> {
@@ -220,7 +222,6 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             kernel: if in_place[id.index()].is_some() { PlanKernel::Flow } else { cache.kernel(node, unit)? },
             cost: find_op(node.op())?.cost,
             flow,
-            frame,
             enters,
             local,
             first_slot,

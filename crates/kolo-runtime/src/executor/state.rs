@@ -168,7 +168,13 @@ impl State {
 
     /// Delivers a feed.
     pub fn feed(&mut self, plan: &PartPlan, edges: std::ops::Range<u32>, value: &Tensor) {
-        self.activate(plan, 0, 0, &plan.edges[edges.start as usize..edges.end as usize], Some(OutputValue::Tensor(value.clone())));
+        self.activate(
+            plan,
+            0,
+            0,
+            &plan.edges[edges.start as usize..edges.end as usize],
+            Some(OutputValue::Tensor(value.clone())),
+        );
     }
 
     /// Passes the outputs of a node on, which may make others ready.
@@ -204,7 +210,15 @@ impl State {
         Ok(())
     }
 
-    fn deliver(&mut self, plan: &PartPlan, frame: u32, iteration: u32, node: &NodePlan, outputs: Outputs, is_dead: bool) -> Result<()> {
+    fn deliver(
+        &mut self,
+        plan: &PartPlan,
+        frame: u32,
+        iteration: u32,
+        node: &NodePlan,
+        outputs: Outputs,
+        is_dead: bool,
+    ) -> Result<()> {
         for (output, value) in node.outputs.iter().zip(outputs) {
             for &fetch in &output.fetches {
                 let fetched = match &value {
@@ -222,23 +236,36 @@ impl State {
         }
         if !node.control.is_empty() {
             let edges = node.control.start as usize..node.control.end as usize;
-            let alive = (!is_dead).then(|| OutputValue::Tensor(Tensor::scalar(false)));
-            self.activate(plan, frame, iteration, &plan.edges[edges], alive);
+            self.activate_control(plan, frame, iteration, &plan.edges[edges], is_dead);
         }
         Ok(())
     }
 
     /// Lets a value (`None`: dead) arrive at the ends of these edges.
-    fn activate(&mut self, plan: &PartPlan, frame: u32, iteration_number: u32, edges: &[Edge], value: Option<OutputValue>) {
+    fn activate(
+        &mut self,
+        plan: &PartPlan,
+        frame: u32,
+        iteration_number: u32,
+        edges: &[Edge],
+        value: Option<OutputValue>,
+    ) {
         let Some((last, others)) = edges.split_last() else { return };
         for edge in others {
-            self.arrive(plan, frame, iteration_number, *edge, value.clone());
+            self.arrive(plan, frame, iteration_number, *edge, value.clone().map(Arrival::Value));
         }
-        self.arrive(plan, frame, iteration_number, *last, value);
+        self.arrive(plan, frame, iteration_number, *last, value.map(Arrival::Value));
+    }
+
+    /// Lets a control output arrive: only counts move.
+    fn activate_control(&mut self, plan: &PartPlan, frame: u32, iteration: u32, edges: &[Edge], is_dead: bool) {
+        for edge in edges {
+            self.arrive(plan, frame, iteration, *edge, (!is_dead).then_some(Arrival::Nothing));
+        }
     }
 
     #[inline]
-    fn arrive(&mut self, plan: &PartPlan, frame: u32, number: u32, edge: Edge, value: Option<OutputValue>) {
+    fn arrive(&mut self, plan: &PartPlan, frame: u32, number: u32, edge: Edge, value: Option<Arrival>) {
         let node = &plan.nodes[edge.node as usize];
         let local = node.local as usize;
         let Some(Some(in_frame)) = self.frames.get_mut(frame as usize) else { return };
@@ -257,7 +284,9 @@ impl State {
                     return;
                 }
                 iteration.pending[local] = count & !1;
-                iteration.slots[edge.slot as usize] = value.into_input();
+                if let Arrival::Value(value) = value {
+                    iteration.slots[edge.slot as usize] = into_input(value);
+                }
                 (count == 1, false)
             } else {
                 iteration.dead[local] += 1;
@@ -265,8 +294,8 @@ impl State {
             }
         } else {
             match value {
-                Some(value) if edge.slot != CONTROL => iteration.slots[edge.slot as usize] = value.into_input(),
-                Some(_) => {}
+                Some(Arrival::Value(value)) => iteration.slots[edge.slot as usize] = into_input(value),
+                Some(Arrival::Nothing) => {}
                 None => iteration.dead[local] = 1,
             }
             iteration.pending[local] -= 1;
@@ -323,10 +352,10 @@ impl State {
             frame.invariants.push((token.node, value.clone()));
             for number in first..last {
                 self.activate(plan, child, number, edges, value.clone());
-                self.activate(plan, child, number, control, value.clone());
+                self.activate_control(plan, child, number, control, value.is_none());
             }
         } else {
-            self.activate(plan, child, 0, control, value.clone());
+            self.activate_control(plan, child, 0, control, value.is_none());
             self.activate(plan, child, 0, edges, value);
         }
         self.settle(plan, child);
@@ -339,7 +368,8 @@ impl State {
         }
         let parent_hash = self.frame_iteration(token);
         let shape = &plan.frames[frame_plan as usize];
-        let mut frame = Frame::new(frame_plan, token.frame, token.iteration, mix(parent_hash, shape.hash), shape.n_enters);
+        let mut frame =
+            Frame::new(frame_plan, token.frame, token.iteration, mix(parent_hash, shape.hash), shape.n_enters);
         let mut iteration = Iteration::default();
         iteration.reset(plan, frame_plan);
         frame.iterations.push_back(iteration);
@@ -375,7 +405,7 @@ impl State {
     fn arrive_at_iteration(&mut self, plan: &PartPlan, frame: u32, number: u32, node: u32, value: OutputValue) {
         let node = &plan.nodes[node as usize];
         let control = &plan.edges[node.control.start as usize..node.control.end as usize];
-        self.activate(plan, frame, number, control, Some(value.clone()));
+        self.activate_control(plan, frame, number, control, false);
         let edges = &plan.edges[node.outputs[0].edges.start as usize..node.outputs[0].edges.end as usize];
         self.activate(plan, frame, number, edges, Some(value));
     }
@@ -389,10 +419,10 @@ impl State {
         let number = frame.first + frame.iterations.len() as u32 - 1;
         for (node, value) in frame.invariants.clone() {
             let node = &plan.nodes[node as usize];
-            for edges in [&node.control, &node.outputs[0].edges] {
-                let edges = &plan.edges[edges.start as usize..edges.end as usize];
-                self.activate(plan, frame_id, number, edges, value.clone());
-            }
+            let control = &plan.edges[node.control.start as usize..node.control.end as usize];
+            self.activate_control(plan, frame_id, number, control, value.is_none());
+            let edges = &plan.edges[node.outputs[0].edges.start as usize..node.outputs[0].edges.end as usize];
+            self.activate(plan, frame_id, number, edges, value);
         }
     }
 
@@ -438,7 +468,7 @@ impl State {
             let node = &plan.nodes[*exit as usize];
             for edges in [&node.control, &node.outputs[0].edges] {
                 let edges = &plan.edges[edges.start as usize..edges.end as usize];
-                self.activate(plan, frame.parent, frame.parent_iteration, edges, None);
+                self.activate_control(plan, frame.parent, frame.parent_iteration, edges, true);
             }
             for &fetch in &node.outputs[0].fetches {
                 let error = Error::invalid_argument(format!("the fetched tensor '{}' is dead", node.node.name));
@@ -526,18 +556,19 @@ pub(crate) fn flow_outputs(node: &NodePlan, inputs: &mut [Input]) -> Result<Outp
     }
 }
 
-trait IntoInput {
-    fn into_input(self) -> Input;
+#[inline]
+fn into_input(value: OutputValue) -> Input {
+    match value {
+        OutputValue::Tensor(tensor) => Input::Tensor(tensor),
+        OutputValue::Reference(cell) => Input::Reference(cell),
+    }
 }
 
-impl IntoInput for OutputValue {
-    #[inline]
-    fn into_input(self) -> Input {
-        match self {
-            OutputValue::Tensor(tensor) => Input::Tensor(tensor),
-            OutputValue::Reference(cell) => Input::Reference(cell),
-        }
-    }
+/// What comes along an edge that is alive.
+enum Arrival {
+    Value(OutputValue),
+    /// A control edge carries no value.
+    Nothing,
 }
 
 /// Two numbers mixed into one, alike in every process (SplitMix64's finaliser).

@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Result, Tensor};
 use kolo_graph::Flow;
-use kolo_ops::{
-    CancelToken, Done, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices,
-};
+use kolo_ops::{CancelToken, Done, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices};
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
@@ -38,14 +36,14 @@ pub(crate) struct Step {
 
 struct StepPart {
     plan: Arc<PartPlan>,
-    state: Mutex<Box<State>>,
+    state: Mutex<State>,
     /// The caller runs this part's nodes too.
     for_caller: bool,
 }
 
 /// The thread in `Session::run`, which runs nodes and waits.
 struct Caller {
-    thread: Thread,
+    thread: Mutex<Thread>,
     notified: AtomicBool,
 }
 
@@ -118,7 +116,7 @@ impl Step {
             services,
             error: Mutex::new(None),
             n_unfinished: AtomicUsize::new(plans.len()),
-            caller: Caller { thread: std::thread::current(), notified: AtomicBool::new(false) },
+            caller: Caller { thread: Mutex::new(std::thread::current()), notified: AtomicBool::new(false) },
             trace: traced.then(|| TraceSink::new(start)),
             start,
         })
@@ -164,10 +162,17 @@ impl Step {
                     return;
                 }
                 let after = self.start.elapsed();
-                self.fail(Error::deadline_exceeded(format!("the step timed out after {after:.1?}; it waits for {waiting}")));
+                self.fail(Error::deadline_exceeded(format!(
+                    "the step timed out after {after:.1?}; it waits for {waiting}"
+                )));
                 deadline = Some(Instant::now() + UNWIND);
             }
         }
+    }
+
+    /// The thread that calls this is the one to wake from now on: parts of a partial run may come from several threads.
+    pub fn adopt_caller(&self) {
+        *self.caller.thread.lock() = std::thread::current();
     }
 
     /// True when nothing runs and nothing waits any more.
@@ -176,17 +181,13 @@ impl Step {
     }
 
     /// The step's end: its first error, or what was fetched, by number.
-    pub fn finish(&self, n_fetches: usize) -> Result<Vec<Tensor>> {
+    pub fn finish(&self, n_fetches: usize) -> Result<Vec<Option<Tensor>>> {
         if let Some(error) = self.error.lock().clone() {
             return Err(error);
         }
         let mut values: Vec<Option<Tensor>> = vec![None; n_fetches];
         self.collect(&mut values)?;
-        values
-            .into_iter()
-            .enumerate()
-            .map(|(i, value)| value.ok_or_else(|| Error::internal(format!("fetch {i} was never computed"))))
-            .collect()
+        Ok(values)
     }
 
     /// Moves what has been fetched so far to `values`, by number.
@@ -253,7 +254,13 @@ impl Step {
             let state = part.state.lock();
             for (node, since) in state.waiting.values() {
                 let node = &part.plan.nodes[*node as usize].node;
-                waits.push(format!("{} '{}' on {} for {:.1?}", node.op(), node.name, part.plan.unit.name, since.elapsed()));
+                waits.push(format!(
+                    "{} '{}' on {} for {:.1?}",
+                    node.op(),
+                    node.name,
+                    part.plan.unit.name,
+                    since.elapsed()
+                ));
             }
             if state.n_runners > 0 {
                 waits.push(format!("{} kernel(s) running on {}", state.n_runners, part.plan.unit.name));
@@ -287,11 +294,11 @@ impl Step {
 
     fn notify_caller(&self) {
         self.caller.notified.store(true, Ordering::Release);
-        self.caller.thread.unpark();
+        self.caller.thread.lock().unpark();
     }
 
     /// Enters a part as a runner.
-    fn join(&self, index: usize) -> MutexGuard<'_, Box<State>> {
+    fn join(&self, index: usize) -> MutexGuard<'_, State> {
         let mut state = self.parts[index].state.lock();
         state.n_runners += 1;
         state
@@ -313,7 +320,7 @@ impl Step {
     }
 
     /// The runner's loop; it has been counted as a runner already.
-    fn run_part(self: &Arc<Self>, index: usize, state: MutexGuard<'_, Box<State>>) {
+    fn run_part(self: &Arc<Self>, index: usize, state: MutexGuard<'_, State>) {
         let part = &self.parts[index];
         let plan = &*part.plan;
         let services = DeviceServices { step: self, resources: &plan.unit.resources };
@@ -344,7 +351,7 @@ impl Step {
             }
             let mut inputs = state.take_inputs(node, token);
             let frame_iteration = state.frame_iteration(token);
-            let more = state.n_large() > 0 && state.n_runners < plan.unit.pool.max_threads() + usize::from(part.for_caller);
+            let more = state.n_large() > 0 && state.n_runners < plan.unit.pool.max_threads();
             if let PlanKernel::Async(_) = node.kernel {
                 state.n_waiting += 1;
                 let ticket = state.next_ticket;
@@ -403,12 +410,14 @@ impl Step {
             frame_iteration,
             is_dead: token.is_dead,
         };
-        match &node.kernel {
-            PlanKernel::Function(compute) => compute(&mut ctx)?,
-            PlanKernel::Object(kernel) => kernel.compute(&mut ctx)?,
-            PlanKernel::Null => null_outputs(&mut ctx)?,
-            PlanKernel::Async(_) | PlanKernel::Flow => return Err(Error::internal("not a synchronous kernel")),
-        }
+        // A kernel that panics is our bug; it must not take the step's other threads down with it.
+        let run = std::panic::AssertUnwindSafe(|| match &node.kernel {
+            PlanKernel::Function(compute) => compute(&mut ctx),
+            PlanKernel::Object(kernel) => kernel.compute(&mut ctx),
+            PlanKernel::Null => null_outputs(&mut ctx),
+            PlanKernel::Async(_) | PlanKernel::Flow => Err(Error::internal("not a synchronous kernel")),
+        });
+        std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked(&*panic)))?;
         for (i, output) in outputs.iter().enumerate() {
             let Some(value) = output else { return Err(Error::internal(format!("output {i} was not set"))) };
             let declared = node.node.outputs[i].dtype;
@@ -457,7 +466,14 @@ impl Step {
     }
 
     /// A waiting kernel has come back, on any thread.
-    fn finish_async(self: &Arc<Self>, index: usize, token: Token, ticket: u64, start: Instant, outcome: Result<Outcome>) {
+    fn finish_async(
+        self: &Arc<Self>,
+        index: usize,
+        token: Token,
+        ticket: u64,
+        start: Instant,
+        outcome: Result<Outcome>,
+    ) {
         let part = &self.parts[index];
         let plan = &*part.plan;
         let node = &plan.nodes[token.node as usize];
@@ -466,7 +482,11 @@ impl Step {
                 return Ok(SmallVec::from_elem(None, node.outputs.len()));
             }
             if outcome.outputs.len() != node.outputs.len() {
-                return Err(Error::internal(format!("{} outputs, expected {}", outcome.outputs.len(), node.outputs.len())));
+                return Err(Error::internal(format!(
+                    "{} outputs, expected {}",
+                    outcome.outputs.len(),
+                    node.outputs.len()
+                )));
             }
             Ok(outcome.outputs.into_iter().map(|tensor| Some(OutputValue::Tensor(tensor))).collect())
         });
@@ -541,6 +561,11 @@ impl Drop for Step {
     }
 }
 
+fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Error::internal(format!("the kernel panicked: {}", text.unwrap_or("no message")))
+}
+
 /// What a null device gives: zeros of the inferred shape, unknown sizes taken as 1.
 fn null_outputs(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if let Some(null) = ctx.device.as_null() {
@@ -550,7 +575,11 @@ fn null_outputs(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let info = &ctx.node.outputs[i];
         let dims: Vec<usize> = info.shape.dims().unwrap_or(&[]).iter().map(|dim| dim.unwrap_or(1)).collect();
         let shape = kolo_core::Shape::new(&dims)?;
-        let value = if ctx.node.op() == "Const" { ctx.attrs().tensor("value")?.clone() } else { ctx.allocate_zeroed(info.dtype, shape)? };
+        let value = if ctx.node.op() == "Const" {
+            ctx.attrs().tensor("value")?.clone()
+        } else {
+            ctx.allocate_zeroed(info.dtype, shape)?
+        };
         ctx.set_output(i, value);
     }
     Ok(())

@@ -177,6 +177,20 @@ impl Real for f64 {
     }
 }
 
+/// Repeats a block for `0..n`, `n` at most 14, without a loop: the optimiser must see every
+/// accumulator under a constant index or it keeps them in memory, sixty times slower.
+macro_rules! unroll {
+    ($n:expr, $i:ident => $body:block) => {
+        unroll!(@ $n, $i, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
+    };
+    (@ $n:expr, $i:ident, $body:block, $($index:literal)*) => {
+        $(if $index < $n {
+            let $i: usize = $index;
+            $body
+        })*
+    };
+}
+
 /// The body of every micro-kernel. `ROWS` is `Layout::Rows`.
 ///
 /// # Safety
@@ -190,47 +204,184 @@ unsafe fn tile<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(t: &
             prefetch(t.c.add(i * t.ldc).add(t.cols - 1));
         }
         let mut acc = [[V::zero(); NV]; MR];
-        let (mut a, mut b) = (t.a, t.b);
-        let mut step = |a: *const V::Elem, b: *const V::Elem| {
-            let mut row = [V::zero(); NV];
-            for (j, v) in row.iter_mut().enumerate() {
-                *v = V::load(b.add(j * V::LANES));
-            }
-            for (i, acc) in acc.iter_mut().enumerate() {
-                let a = V::splat(a.add(if ROWS { i * t.a_stride } else { i }));
-                for (sum, &b) in acc.iter_mut().zip(&row) {
-                    *sum = V::mul_add(a, b, *sum);
-                }
-            }
-        };
-        let a_step = if ROWS { 1 } else { t.a_stride };
+        let mut a = Rows::new::<ROWS, MR>(t.a, t.a_stride);
+        let mut b = t.b;
         for _ in 0..t.k / 4 {
-            for u in 0..4 {
-                step(a.add(u * a_step), b.add(u * t.b_stride));
+            a.hide::<MR>();
+            unroll!(4, u => {
+                step::<V, MR, NV, ROWS>(&mut acc, &a, u, b);
+                b = b.add(t.b_stride);
+                if !ROWS {
+                    a.advance::<MR>(t.a_stride);
+                }
+            });
+            if ROWS {
+                a.advance::<MR>(4);
             }
-            a = a.add(4 * a_step);
-            b = b.add(4 * t.b_stride);
         }
         for _ in 0..t.k % 4 {
-            step(a, b);
-            a = a.add(a_step);
+            step::<V, MR, NV, ROWS>(&mut acc, &a, 0, b);
             b = b.add(t.b_stride);
+            a.advance::<MR>(if ROWS { 1 } else { t.a_stride });
         }
         let alpha = V::splat(&raw const t.alpha);
-        for (i, acc) in acc.iter().enumerate() {
-            let c = t.c.add(i * t.ldc);
-            for (j, &sum) in acc.iter().enumerate() {
-                let c = c.add(j * V::LANES);
-                let left = t.cols.saturating_sub(j * V::LANES);
-                if left >= V::LANES {
+        if t.cols == NV * V::LANES {
+            unroll!(MR, i => {
+                let c = t.c.add(i * t.ldc);
+                unroll!(NV, j => {
+                    let c = c.add(j * V::LANES);
                     let old = if t.accumulate { Some(V::load(c)) } else { None };
-                    scaled(alpha, sum, old).store(c);
-                } else if left > 0 {
-                    let old = if t.accumulate { Some(V::load_first(c, left)) } else { None };
-                    scaled(alpha, sum, old).store_first(c, left);
+                    scaled(alpha, acc[i][j], old).store(c);
+                });
+            });
+        } else {
+            unroll!(MR, i => {
+                let c = t.c.add(i * t.ldc);
+                unroll!(NV, j => {
+                    let c = c.wrapping_add(j * V::LANES);
+                    let n = t.cols.saturating_sub(j * V::LANES);
+                    if n >= V::LANES {
+                        let old = if t.accumulate { Some(V::load(c)) } else { None };
+                        scaled(alpha, acc[i][j], old).store(c);
+                    } else if n > 0 {
+                        let old = if t.accumulate { Some(V::load_first(c, n)) } else { None };
+                        scaled(alpha, acc[i][j], old).store_first(c, n);
+                    }
+                });
+            });
+        }
+    }
+}
+
+/// Where the rows of A are: every fourth row has a pointer, the others are one, two or three
+/// strides from it, which are addressing modes. Left alone, the optimiser keeps a pointer per row,
+/// runs out of registers and loses a third of the speed.
+struct Rows<T> {
+    fourth: [*const T; 4],
+    stride: usize,
+    stride3: usize,
+}
+
+impl<T> Rows<T> {
+    /// # Safety
+    /// `a` must point to `MR` rows (or columns without `ROWS`) of a matrix with this stride.
+    #[inline(always)]
+    unsafe fn new<const ROWS: bool, const MR: usize>(a: *const T, stride: usize) -> Rows<T> {
+        if !ROWS {
+            return Rows {
+                fourth: [a; 4],
+                stride: 0,
+                stride3: 0,
+            };
+        }
+        let fourth = |g: usize| a.wrapping_add(if 4 * g < MR { 4 * g * stride } else { 0 });
+        let n_bytes = stride * size_of::<T>();
+        Rows {
+            fourth: [fourth(0), fourth(1), fourth(2), fourth(3)],
+            stride: opaque(n_bytes),
+            stride3: opaque(3 * n_bytes),
+        }
+    }
+
+    /// The address of row `i`, `u` elements further.
+    #[inline(always)]
+    fn at<const ROWS: bool>(&self, i: usize, u: usize) -> *const T {
+        if !ROWS {
+            return self.fourth[0].wrapping_add(i);
+        }
+        let group = self.fourth[i / 4].wrapping_add(u);
+        match i % 4 {
+            0 => group,
+            1 => group.wrapping_byte_add(self.stride),
+            2 => group.wrapping_byte_add(2 * self.stride),
+            _ => group.wrapping_byte_add(self.stride3),
+        }
+    }
+
+    #[inline(always)]
+    fn advance<const MR: usize>(&mut self, by: usize) {
+        unroll!(4, g => {
+            if 4 * g < MR {
+                self.fourth[g] = self.fourth[g].wrapping_add(by);
+            }
+        });
+    }
+
+    /// Keeps the optimiser from seeing where the pointers came from.
+    #[inline(always)]
+    fn hide<const MR: usize>(&mut self) {
+        unroll!(4, g => {
+            if 4 * g < MR {
+                self.fourth[g] = opaque(self.fourth[g]);
+            }
+        });
+    }
+}
+
+/// Returns its argument, about which the optimiser then knows nothing.
+#[inline(always)]
+fn opaque<T: OpaqueOperand>(x: T) -> T {
+    x.opaque()
+}
+
+trait OpaqueOperand: Sized {
+    fn opaque(self) -> Self;
+}
+
+macro_rules! opaque_operand {
+    ($t:ty $(, $g:ident)?) => {
+        impl$(<$g>)? OpaqueOperand for $t {
+            #[inline(always)]
+            fn opaque(self) -> Self {
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                {
+                    let mut x = self;
+                    #[allow(
+                        clippy::pointers_in_nomem_asm_block,
+                        reason = "the pointer is passed through, not followed"
+                    )]
+                    // SAFETY: no instruction is emitted; the register keeps its value.
+                    unsafe {
+                        std::arch::asm!(
+                            "/* {0} */",
+                            inout(reg) x,
+                            options(pure, nomem, nostack, preserves_flags)
+                        );
+                    }
+                    x
                 }
+                #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+                self
             }
         }
+    };
+}
+opaque_operand!(usize);
+opaque_operand!(*const T, T);
+
+/// One step of k: `acc[i] += a[i] * b`, with A's rows read `u` elements on.
+///
+/// # Safety
+/// As for [`tile`], with `a` and `b` at the step.
+#[inline(always)]
+unsafe fn step<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(
+    acc: &mut [[V; NV]; MR],
+    a: &Rows<V::Elem>,
+    u: usize,
+    b: *const V::Elem,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        let mut row = [V::zero(); NV];
+        unroll!(NV, j => {
+            row[j] = V::load(b.add(j * V::LANES));
+        });
+        unroll!(MR, i => {
+            let a = V::splat(a.at::<ROWS>(i, u));
+            unroll!(NV, j => {
+                acc[i][j] = V::mul_add(a, row[j], acc[i][j]);
+            });
+        });
     }
 }
 
@@ -308,18 +459,26 @@ mod x86 {
     /// # Safety
     /// As for [`super::Micro`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    unsafe fn avx512<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(t: &Tile<V::Elem>) {
+    unsafe fn avx512<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(
+        t: &Tile<V::Elem>,
+    ) {
         // SAFETY: passed on.
         unsafe { tile::<V, MR, NV, ROWS>(t) }
     }
 
     pub(super) static F32_AVX2: Kernels<f32> = Kernels {
         mr: 6,
-        widths: &[width!(self::avx2, F32x8, 2, [1 2 3 4 5 6]), width!(self::avx2, F32x8, 1, [1 2 3 4 5 6])],
+        widths: &[
+            width!(self::avx2, F32x8, 2, [1 2 3 4 5 6]),
+            width!(self::avx2, F32x8, 1, [1 2 3 4 5 6]),
+        ],
     };
     pub(super) static F64_AVX2: Kernels<f64> = Kernels {
         mr: 6,
-        widths: &[width!(self::avx2, F64x4, 2, [1 2 3 4 5 6]), width!(self::avx2, F64x4, 1, [1 2 3 4 5 6])],
+        widths: &[
+            width!(self::avx2, F64x4, 2, [1 2 3 4 5 6]),
+            width!(self::avx2, F64x4, 1, [1 2 3 4 5 6]),
+        ],
     };
     // 14 rows by 2 vectors fill 28 of the 32 registers; half vectors serve the last few columns.
     pub(super) static F32_AVX512: Kernels<f32> = Kernels {

@@ -6,6 +6,9 @@
 //! pack      blocks of A and B as the kernels read them
 //! drive     blocking, threads, cuts along k
 
+//! gemv      one row or one column of C
+//! batch     many products of one shape
+//! generic   halves through f32, other types by plain loops
 //! epilogue  bias and activation on a finished tile
 
 //! ```
@@ -24,14 +27,19 @@
 
 use super::{IntraPool, Isa};
 
+mod batch;
 mod drive;
 mod epilogue;
+mod gemv;
+mod generic;
 mod kernel;
 mod pack;
 mod simd;
 
+pub use batch::{Strides, gemm_batch_f32, gemm_batch_f64};
 use drive::{Left, Problem};
 pub use epilogue::{Activation, Epilogue};
+pub use generic::{gemm_bf16, gemm_f16, gemm_with};
 use kernel::{Layout, Real};
 
 /// Whether an operand is used as stored or transposed.
@@ -97,7 +105,22 @@ impl<'a, T: num_traits::Zero + num_traits::One> Gemm<'a, T> {
         let ldb = if op_b == Op::None { n } else { k };
         let epilogue = Epilogue::default();
         let (alpha, beta) = (T::one(), T::zero());
-        Gemm { m, n, k, alpha, a, lda, op_a, b, ldb, op_b, beta, c, ldc: n, epilogue }
+        Gemm {
+            m,
+            n,
+            k,
+            alpha,
+            a,
+            lda,
+            op_a,
+            b,
+            ldb,
+            op_b,
+            beta,
+            c,
+            ldc: n,
+            epilogue,
+        }
     }
 }
 
@@ -108,8 +131,16 @@ impl<T> Gemm<'_, T> {
     /// Names the operand, what it needs and what it has.
     pub fn check(&self) -> Result<(), String> {
         let (m, n, k) = (self.m, self.n, self.k);
-        let (a_rows, a_cols) = if self.op_a == Op::None { (m, k) } else { (k, m) };
-        let (b_rows, b_cols) = if self.op_b == Op::None { (k, n) } else { (n, k) };
+        let (a_rows, a_cols) = if self.op_a == Op::None {
+            (m, k)
+        } else {
+            (k, m)
+        };
+        let (b_rows, b_cols) = if self.op_b == Op::None {
+            (k, n)
+        } else {
+            (n, k)
+        };
         check_matrix("left operand", self.a.len(), a_rows, a_cols, self.lda)?;
         check_matrix("right operand", self.b.len(), b_rows, b_cols, self.ldb)?;
         check_matrix("product", self.c.len(), m, n, self.ldc)?;
@@ -171,7 +202,11 @@ fn gemm_real<T: Real>(isa: Isa, pool: &IntraPool, mut call: Gemm<'_, T>) -> Resu
         epilogue: call.epilogue,
     };
     // SAFETY: `check` found all three slices long enough, and C is borrowed mutably.
-    unsafe { drive::run(pool, T::kernels(isa), &problem) };
+    unsafe {
+        if !gemv::try_run(pool, &problem) {
+            drive::run(pool, T::kernels(isa), &problem);
+        }
+    }
     Ok(())
 }
 
@@ -186,7 +221,11 @@ fn layout(op: Op) -> Layout {
 fn scale_c<T: Real>(call: &mut Gemm<'_, T>) {
     for row in call.c.chunks_mut(call.ldc).take(call.m) {
         for x in &mut row[..call.n] {
-            *x = if call.beta == T::ZERO { T::ZERO } else { x.times(call.beta) };
+            *x = if call.beta == T::ZERO {
+                T::ZERO
+            } else {
+                x.times(call.beta)
+            };
         }
     }
 }
@@ -196,12 +235,16 @@ fn check_matrix(name: &str, len: usize, rows: usize, cols: usize, ld: usize) -> 
         return Ok(());
     }
     if ld < cols {
-        return Err(format!("{name}: leading dimension {ld} is less than its {cols} columns"));
+        return Err(format!(
+            "{name}: leading dimension {ld} is less than its {cols} columns"
+        ));
     }
     let needed = (rows - 1).checked_mul(ld).and_then(|x| x.checked_add(cols));
     match needed {
         Some(needed) if needed <= len => Ok(()),
-        _ => Err(format!("{name}: {rows}x{cols} with leading dimension {ld} does not fit in {len} values")),
+        _ => Err(format!(
+            "{name}: {rows}x{cols} with leading dimension {ld} does not fit in {len} values"
+        )),
     }
 }
 
