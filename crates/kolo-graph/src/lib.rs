@@ -6,6 +6,7 @@
 //! `kolo-ops`'s.
 
 mod attr;
+mod control_flow;
 mod dump;
 mod grad;
 mod graph;
@@ -20,6 +21,7 @@ mod variable;
 pub mod wire;
 
 pub use attr::{AttrValue, Attrs};
+pub use control_flow::WhileOptions;
 pub use grad::{GradientOptions, gradients, gradients_with};
 pub use graph::{Endpoint, Graph, Location, Node, NodeId, Nodes, OutputInfo};
 pub use infer::InferCtx;
