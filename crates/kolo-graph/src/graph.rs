@@ -396,7 +396,8 @@ impl Graph {
         if !operation.is_valid() {
             return body();
         }
-        self.state.borrow_mut().colocation.push(operation.name());
+        let name = operation.name();
+        self.state.borrow_mut().colocation.push(name);
         let result = self.with_device(DeviceScope::Clear, body);
         self.state.borrow_mut().colocation.pop();
         result
