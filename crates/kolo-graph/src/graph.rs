@@ -188,8 +188,8 @@ impl Nodes {
         format!("{}:{}", self.node(at.node).name, at.index)
     }
 
-    /// Adds a node that is complete: inputs exist, names are unique. For rewrites inside this crate and its tests.
-    pub(crate) fn push(&mut self, node: Node) -> NodeId {
+    /// Adds a node that is complete: inputs exist, names are unique. For rewrites.
+    pub fn push(&mut self, node: Node) -> NodeId {
         let id = NodeId(self.list.len() as u32);
         self.by_name.insert(node.name.clone(), id);
         self.list.push(Arc::new(node));

@@ -7,8 +7,9 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use kolo_core::{DType, Error, PartialShape, ResourceHandle, Result, Tensor};
+use kolo_core::{DType, Error, PartialShape, ResourceHandle, Result, Tensor, TensorData};
 use parking_lot::Mutex;
 
 /// Anything kept in a [`ResourceStore`].
@@ -24,6 +25,8 @@ pub struct ResourceStore {
     device: Arc<str>,
     default_container: Arc<str>,
     containers: Mutex<HashMap<String, Container>>,
+    /// Counts removals, so that a kernel that remembers an object notices when to look again.
+    generation: AtomicU64,
 }
 
 /// Objects by name.
@@ -36,7 +39,14 @@ impl ResourceStore {
             device: device.into(),
             default_container: default_container.into(),
             containers: Mutex::default(),
+            generation: AtomicU64::new(0),
         })
+    }
+
+    /// A number that changes whenever an object is forgotten. Whoever keeps an object between calls compares it first: if
+    /// it is still what it was before the look-up, the object is still the one the store would give.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     /// `container`, or the default one if it is empty.
@@ -75,16 +85,24 @@ impl ResourceStore {
     /// Forgets an object; true if it was there.
     pub fn remove(&self, container: &str, name: &str) -> bool {
         let container = self.container(container);
-        self.containers.lock().get_mut(container).is_some_and(|objects| objects.remove(name).is_some())
+        let removed = self.containers.lock().get_mut(container).and_then(|objects| objects.remove(name));
+        self.generation.fetch_add(1, Ordering::Release);
+        // The object itself goes away here, after the lock: it may hold other objects of this store.
+        removed.is_some()
     }
 
     /// Forgets all objects of these containers; of all containers if none is named.
     pub fn clear(&self, containers: &[String]) {
-        let mut all = self.containers.lock();
-        match containers {
-            [] => all.clear(),
-            some => some.iter().for_each(|container| drop(all.remove(self.container(container)))),
-        }
+        let removed: Vec<Container> = {
+            let mut all = self.containers.lock();
+            match containers {
+                [] => all.drain().map(|(_, objects)| objects).collect(),
+                some => some.iter().filter_map(|container| all.remove(self.container(container))).collect(),
+            }
+        };
+        self.generation.fetch_add(1, Ordering::Release);
+        // The objects themselves go away here, after the lock.
+        drop(removed);
     }
 
     /// A handle to `object` under this name.
@@ -168,13 +186,21 @@ impl VariableCell {
         self.value.lock().is_some()
     }
 
-    /// Gives it a value.
+    /// Gives it a value. Sharing the value's buffer with others is safe: nobody may write to a buffer that is shared, and
+    /// [`VariableCell::update`] copies one before it writes. Only a small part of a large buffer is copied at once, so
+    /// that a variable does not keep the whole alive.
     pub fn assign(&self, value: Tensor) -> Result<()> {
         self.check(&value)?;
+        let value = own(value)?;
         let old = self.value.lock().replace(value);
         // Freed outside of the lock.
         drop(old);
         Ok(())
+    }
+
+    /// Takes its value away, so that it is as if never assigned.
+    pub fn clear(&self) -> Option<Tensor> {
+        self.value.lock().take()
     }
 
     /// Runs `update` on the value in place, under the variable's lock. If somebody holds what they read earlier, the value
@@ -196,6 +222,18 @@ impl VariableCell {
             self.dtype,
             value.dtype()
         )))
+    }
+}
+
+/// The value, copied if it is less than half of the buffer it lies in.
+fn own(value: Tensor) -> Result<Tensor> {
+    match value.storage() {
+        TensorData::Buffer { buffer, .. } if value.n_bytes() < buffer.n_bytes() / 2 && buffer.host().is_some() => {
+            let mut copy = Tensor::zeros(value.dtype(), value.shape().clone())?;
+            copy.host_bytes_mut()?.copy_from_slice(value.host_bytes()?);
+            Ok(copy)
+        }
+        _ => Ok(value),
     }
 }
 
@@ -226,5 +264,49 @@ impl Resource for VariableCell {
     }
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(store: &ResourceStore, name: &str) -> Arc<VariableCell> {
+        store
+            .lookup_or_create("", name, || Ok(VariableCell::new(name, DType::F32, PartialShape::unknown())))
+            .expect("a name has one kind here")
+    }
+
+    #[test]
+    fn removing_changes_the_generation_and_making_does_not() {
+        let store = ResourceStore::new("/job:a", "a");
+        let before = store.generation();
+        let first = cell(&store, "v");
+        assert!(Arc::ptr_eq(&first, &cell(&store, "v")));
+        assert_eq!(store.generation(), before);
+        assert!(store.remove("a", "v"));
+        assert_ne!(store.generation(), before);
+        assert!(!Arc::ptr_eq(&first, &cell(&store, "v")));
+        let before = store.generation();
+        store.clear(&[]);
+        assert_ne!(store.generation(), before);
+    }
+
+    #[test]
+    fn an_update_leaves_what_was_read_as_it_was() {
+        let cell = VariableCell::new("v", DType::F32, PartialShape::unknown());
+        let value = Tensor::from(vec![1.0f32; 100]);
+        cell.assign(value.clone()).expect("same dtype");
+        cell.update(|tensor| tensor.data_mut::<f32>().map(|values| values.fill(2.0))).expect("has a value");
+        assert_eq!(value, Tensor::from(vec![1.0f32; 100]));
+        assert_eq!(cell.read(), Some(Tensor::from(vec![2.0f32; 100])));
+    }
+
+    #[test]
+    fn a_row_does_not_keep_the_matrix_alive() {
+        let cell = VariableCell::new("v", DType::F32, PartialShape::unknown());
+        let mut matrix = Tensor::zeros(DType::F32, [100, 100]).expect("small");
+        cell.assign(matrix.rows(3, 1).expect("in range")).expect("same dtype");
+        assert!(matrix.is_unique());
     }
 }

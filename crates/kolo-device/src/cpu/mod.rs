@@ -4,14 +4,20 @@
 //!
 //! ```text
 //! pool    IntraPool: splits one kernel's work over a few threads
+//! gemm    matrix products: packing, blocking, micro-kernels per instruction set
+//! vmath   exp, log, tanh, sigmoid and reductions over slices
+//! isa     runs plain loops compiled for the best instruction set present
 //! ```
 //!
 //! Every result is the same bit for bit whatever the number of threads: work is cut by the shape
 //! of the problem, and threads only decide who computes which piece.
 
 pub mod device;
+pub mod gemm;
 mod isa;
 pub mod pool;
+mod scratch;
+pub mod vmath;
 
 pub use isa::{Isa, vectorize, vectorize_on};
 pub use pool::IntraPool;

@@ -1,8 +1,10 @@
-//! `Shape`: the sizes of a tensor's dimensions, as an integer vector.
+//! `Shape` and `ShapeN`: the sizes of a tensor's dimensions, as an integer vector. `Size`: their product. `Rank`: their
+//! number.
 
-use kolo_core::{DType, Error, PartialShape, Result, Tensor};
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_core::{DType, PartialShape, Result, Shape, Tensor};
+use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 
+use super::elements::integer_tensor;
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
@@ -10,6 +12,18 @@ use crate::{Cost, KernelCtx};
 #[track_caller]
 pub fn shape(x: Output<'_>) -> Output<'_> {
     x.graph().op("Shape").input(x).out()
+}
+
+/// The number of elements of `x`, as int32.
+#[track_caller]
+pub fn size(x: Output<'_>) -> Output<'_> {
+    x.graph().op("Size").input(x).out()
+}
+
+/// The number of dimensions of `x`, as int32.
+#[track_caller]
+pub fn rank(x: Output<'_>) -> Output<'_> {
+    x.graph().op("Rank").input(x).out()
 }
 
 pub(crate) static SHAPE: Op = Op {
@@ -24,29 +38,69 @@ pub(crate) static SHAPE: Op = Op {
     cost: Cost::Inline,
 };
 
+pub(crate) static SHAPE_N: Op = Op {
+    def: OpDef {
+        name: "ShapeN",
+        signature: "(input:N*T) -> (output:N*out_type) ; N:int>=1, T:type, out_type:type{int32,int64}=int32",
+        shape: |ctx| Ok((0..ctx.n_inputs()).map(|i| PartialShape::new(&[ctx.input(i).rank()])).collect()),
+        gradient: Gradient::None("shapes are integers"),
+        ..OpDef::BASE
+    },
+    kernels: &[cpu_any(forward)],
+    cost: Cost::Inline,
+};
+
+pub(crate) static SIZE: Op = Op {
+    def: OpDef {
+        name: "Size",
+        signature: "(input:T) -> (output:out_type) ; T:type, out_type:type{int32,int64}=int32",
+        shape: shape_fns::scalars,
+        gradient: Gradient::None("sizes are integers"),
+        ..OpDef::BASE
+    },
+    kernels: &[cpu_any(|ctx| {
+        let n = ctx.input(0)?.n_elements() as i64;
+        let output = integer_tensor(ctx.attrs().dtype("out_type")?, Shape::scalar(), vec![n])?;
+        ctx.set_output(0, output);
+        Ok(())
+    })],
+    cost: Cost::Inline,
+};
+
+pub(crate) static RANK: Op = Op {
+    def: OpDef {
+        name: "Rank",
+        signature: "(input:T) -> (output:int32) ; T:type",
+        shape: shape_fns::scalars,
+        gradient: Gradient::None("ranks are integers"),
+        ..OpDef::BASE
+    },
+    kernels: &[cpu_any(|ctx| {
+        let rank = ctx.input(0)?.shape().rank();
+        ctx.set_output(0, Tensor::scalar(rank as i32));
+        Ok(())
+    })],
+    cost: Cost::Inline,
+};
+
 fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let output = shape_tensor(ctx.input(0)?, ctx.attrs().dtype("out_type")?)?;
-    ctx.set_output(0, output);
+    let dtype = ctx.attrs().dtype("out_type")?;
+    for i in 0..ctx.n_inputs() {
+        let output = shape_tensor(ctx.input(i)?, dtype)?;
+        ctx.set_output(i, output);
+    }
     Ok(())
 }
 
 /// The shape of a tensor as a tensor of int32 or int64.
 pub(crate) fn shape_tensor(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
-    let dims = tensor.shape().dims();
-    match dtype {
-        DType::I64 => Ok(Tensor::vector(dims.iter().map(|&dim| dim as i64).collect::<Vec<_>>())),
-        _ => {
-            let narrow = |&dim: &usize| {
-                i32::try_from(dim).map_err(|_| Error::invalid_argument(format!("size {dim} does not fit int32")))
-            };
-            Ok(Tensor::vector(dims.iter().map(narrow).collect::<Result<Vec<_>>>()?))
-        }
-    }
+    let dims: Vec<i64> = tensor.shape().iter().map(|&dim| dim as i64).collect();
+    integer_tensor(dtype, Shape::new(&[dims.len()])?, dims)
 }
 
 #[cfg(test)]
 mod tests {
-    use kolo_core::DType;
+    use kolo_core::{DType, Tensor};
 
     use crate::testing::{check_op, tensor, wavy};
 
@@ -55,5 +109,18 @@ mod tests {
         check_op("Shape").input(wavy([2, 3], 0)).gives([2i32, 3]);
         check_op("Shape").attr("out_type", DType::I64).input(wavy([4], 0)).gives([4i64]);
         check_op("Shape").input(1.0f32).gives(tensor::<i32, 1>([0], []));
+    }
+
+    #[test]
+    fn counts() {
+        check_op("ShapeN")
+            .input(wavy([2, 3], 0))
+            .input(wavy([4], 0))
+            .gives_all([Tensor::from([2i32, 3]), Tensor::from([4i32])]);
+        check_op("Size").input(wavy([2, 3], 0)).gives(6i32);
+        check_op("Size").attr("out_type", DType::I64).input(1.0f32).gives(1i64);
+        check_op("Size").input("text").gives(1i32);
+        check_op("Rank").input(wavy([2, 0, 3], 0)).gives(3i32);
+        check_op("Rank").input(true).gives(0i32);
     }
 }

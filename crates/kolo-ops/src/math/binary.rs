@@ -6,6 +6,7 @@ use kolo_core::{DType, Element, Error, Result};
 use kolo_graph::{Grad, Gradient, GradientFn, OpDef, Operation, Output, shape_fns};
 
 use crate::math::elementwise::zip;
+use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -98,59 +99,12 @@ pub(crate) fn reduced<'g>(op: Operation<'g>, dx: Output<'g>, dy: Output<'g>) -> 
     Ok(vec![Some(sum(dx, 0).into()), Some(sum(dy, 1).into())])
 }
 
-/// Numbers with wrapping integer arithmetic, as TensorFlow's.
-trait Arithmetic: Element {
-    fn add(self, other: Self) -> Self;
-    fn sub(self, other: Self) -> Self;
-    fn mul(self, other: Self) -> Self;
-    fn max(self, other: Self) -> Self;
-    fn min(self, other: Self) -> Self;
-}
-
-macro_rules! integers {
-    ($($ty:ty),*) => {
-        $(impl Arithmetic for $ty {
-            #[inline(always)]
-            fn add(self, other: Self) -> Self { self.wrapping_add(other) }
-            #[inline(always)]
-            fn sub(self, other: Self) -> Self { self.wrapping_sub(other) }
-            #[inline(always)]
-            fn mul(self, other: Self) -> Self { self.wrapping_mul(other) }
-            #[inline(always)]
-            fn max(self, other: Self) -> Self { Ord::max(self, other) }
-            #[inline(always)]
-            fn min(self, other: Self) -> Self { Ord::min(self, other) }
-        })*
-    };
-}
-
-macro_rules! floats {
-    ($($ty:ty),*) => {
-        $(impl Arithmetic for $ty {
-            #[inline(always)]
-            fn add(self, other: Self) -> Self { self + other }
-            #[inline(always)]
-            fn sub(self, other: Self) -> Self { self - other }
-            #[inline(always)]
-            fn mul(self, other: Self) -> Self { self * other }
-            // NaN on either side gives NaN, as in NumPy.
-            #[inline(always)]
-            fn max(self, other: Self) -> Self { if self.is_nan() || self > other { self } else { other } }
-            #[inline(always)]
-            fn min(self, other: Self) -> Self { if self.is_nan() || self < other { self } else { other } }
-        })*
-    };
-}
-
-integers!(i8, i16, i32, i64, u8, u16, u32, u64);
-floats!(f32, f64, f16, bf16);
-
 /// About what one element costs; memory-bound loops.
 const NS: f64 = 0.3;
 
 macro_rules! kernels {
     ($($table:ident, $function:ident, |$a:ident, $b:ident| $body:expr;)*) => {
-        $(fn $function<T: Arithmetic>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+        $(fn $function<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             zip::<T, T>(ctx, NS, #[inline(always)] |$a, $b| $body)
         }
         const $table: &[KernelDef] =

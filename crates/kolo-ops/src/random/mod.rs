@@ -1,6 +1,30 @@
-//! Placeholder.
+//! Random numbers, the same as TensorFlow's for the same seeds, whatever the number of threads.
+//!
+//! A stateful op owns a [`stream::Stream`] of [`philox::Philox`] words, which goes on from run to run; each call takes its
+//! part of it and [`distribution::fill`]s a tensor from there.
 
 use crate::Op;
 
+pub mod distribution;
+pub mod multinomial;
+pub mod philox;
+pub mod shuffle;
+pub mod standard;
+pub mod stateless;
+pub mod stream;
+#[cfg(test)]
+mod testing;
+pub mod uniform_int;
+
 /// The ops of this area.
-pub static OPS: &[&Op] = &[];
+pub static OPS: &[&Op] = &[
+    &multinomial::MULTINOMIAL,
+    &shuffle::RANDOM_SHUFFLE,
+    &standard::RANDOM_STANDARD_NORMAL,
+    &standard::RANDOM_UNIFORM,
+    &standard::TRUNCATED_NORMAL,
+    &stateless::STATELESS_RANDOM_NORMAL,
+    &stateless::STATELESS_RANDOM_UNIFORM,
+    &stateless::STATELESS_TRUNCATED_NORMAL,
+    &uniform_int::RANDOM_UNIFORM_INT,
+];

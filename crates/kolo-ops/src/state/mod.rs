@@ -1,6 +1,58 @@
-//! Placeholder.
+//! Variables: values that outlive steps, in TensorFlow's two families, and the ops that change them in place.
+//!
+//! A resource variable is reached through a handle (`VarHandleOp`), a reference variable through the reference that
+//! `VariableV2` gives out. Both are a [`crate::VariableCell`] in the device's [`crate::ResourceStore`], so everything here is
+//! written once for the cell. A read is a snapshot in either family, and costs no copy: whoever writes next copies first if
+//! a reader still holds the value.
 
 use crate::Op;
 
+pub mod assign;
+pub mod count_up_to;
+pub mod gather;
+pub mod handle;
+pub(crate) mod number;
+pub mod read;
+pub mod reference;
+pub mod scatter;
+mod source;
+pub mod temporary;
+
 /// The ops of this area.
-pub static OPS: &[&Op] = &[];
+pub static OPS: &[&Op] = &[
+    &assign::ASSIGN,
+    &assign::ASSIGN_ADD,
+    &assign::ASSIGN_ADD_VARIABLE,
+    &assign::ASSIGN_SUB,
+    &assign::ASSIGN_SUB_VARIABLE,
+    &assign::ASSIGN_VARIABLE,
+    &count_up_to::COUNT_UP_TO,
+    &count_up_to::RESOURCE_COUNT_UP_TO,
+    &gather::RESOURCE_GATHER,
+    &handle::DESTROY_RESOURCE,
+    &handle::DISABLE_COPY_ON_READ,
+    &handle::VAR_HANDLE,
+    &handle::VAR_IS_INITIALIZED,
+    &handle::VARIABLE_SHAPE,
+    &read::READ_VARIABLE,
+    &read::READ_VARIABLES,
+    &reference::IS_VARIABLE_INITIALIZED,
+    &reference::VARIABLE,
+    &reference::VARIABLE_V2,
+    &scatter::RESOURCE_SCATTER_ADD,
+    &scatter::RESOURCE_SCATTER_DIV,
+    &scatter::RESOURCE_SCATTER_MAX,
+    &scatter::RESOURCE_SCATTER_MIN,
+    &scatter::RESOURCE_SCATTER_MUL,
+    &scatter::RESOURCE_SCATTER_SUB,
+    &scatter::RESOURCE_SCATTER_UPDATE,
+    &scatter::SCATTER_ADD,
+    &scatter::SCATTER_DIV,
+    &scatter::SCATTER_MAX,
+    &scatter::SCATTER_MIN,
+    &scatter::SCATTER_MUL,
+    &scatter::SCATTER_SUB,
+    &scatter::SCATTER_UPDATE,
+    &temporary::DESTROY_TEMPORARY_VARIABLE,
+    &temporary::TEMPORARY_VARIABLE,
+];

@@ -1,0 +1,241 @@
+"""TensorFlow's side of each bench, through `tf.compat.v1`: graph mode and a Session.
+
+usage: tf.py BENCH [--case CASE]... [--threads N] [--callable] [--check]
+"""
+
+import argparse
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf_all
+
+import measure
+
+tf = tf_all.compat.v1
+tf.logging.set_verbosity(tf.logging.ERROR)
+tf.disable_v2_behavior()
+
+VERSIONS = {
+    "tensorflow": tf_all.__version__,
+    "numpy": np.__version__,
+    "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "default"),
+}
+
+
+def config(threads, optimize=True, cpus=1, intra=None):
+    """A session's configuration. Without `optimize` nothing is folded, merged or rewritten."""
+    c = tf.ConfigProto(
+        device_count={"CPU": cpus},
+        intra_op_parallelism_threads=threads if intra is None else intra,
+        inter_op_parallelism_threads=threads,
+    )
+    if not optimize:
+        c.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
+        c.graph_options.rewrite_options.disable_meta_optimizer = True
+    return c
+
+
+def session(graph, conf):
+    s = tf.Session(graph=graph, config=conf)
+    with graph.as_default():
+        s.run(tf.global_variables_initializer())
+    graph.finalize()
+    return s
+
+
+def run_latency(o):
+    cases = ["constant", "feed-add", "constant-callable", "feed-add-callable"]
+    graph = tf.Graph()
+    with graph.as_default():
+        constant = tf.constant(1.0)
+        feed = tf.placeholder(tf.float32, [])
+        total = feed + constant
+    with session(graph, config(o.threads, optimize=False)) as s:
+        one = np.float32(1.0)
+        call_constant = s.make_callable(constant)
+        call_total = s.make_callable(total, [feed])
+        calls = {
+            "constant": lambda: s.run(constant),
+            "feed-add": lambda: s.run(total, {feed: one}),
+            "constant-callable": call_constant,
+            "feed-add-callable": lambda: call_total(one),
+        }
+        for case in measure.only(cases, o.case):
+            seconds = measure.seconds_per_call(calls[case])
+            yield case, "us", "lower", [1e6 * x for x in seconds]
+
+
+def dispatch(o):
+    nodes = 10_000
+    for case in measure.only(["chain", "fan"], o.case):
+        graph = tf.Graph()
+        with graph.as_default():
+            x = tf.Variable(1.0).read_value()
+            one = tf.constant(1.0)
+            if case == "chain":
+                for _ in range(nodes):
+                    x = x + one
+                target = x.op
+            else:
+                adds = [(x + one).op for _ in range(nodes)]
+                with tf.control_dependencies(adds):
+                    target = tf.no_op()
+        with session(graph, config(o.threads, optimize=False)) as s:
+            if case == "chain" and s.run(x) != nodes + 1:
+                raise SystemExit("tf: the chain gave a wrong sum")
+            seconds = measure.seconds_per_call(s.make_callable(target))
+        yield case, "ns/node", "lower", [1e9 * x / nodes for x in seconds]
+
+
+def matmul(o):
+    wanted = measure.only([c[0] for c in measure.MATMUL], o.case)
+    rng = np.random.default_rng(0)
+    for case, m, k, n, ta in measure.MATMUL:
+        if case not in wanted:
+            continue
+        times = measure.matmuls_per_call(m, k, n)
+        graph = tf.Graph()
+        with graph.as_default():
+            a = tf.Variable(rng.random((k, m) if ta else (m, k), dtype=np.float32)).read_value()
+            b = tf.Variable(rng.random((k, n), dtype=np.float32)).read_value()
+            last = []
+            for _ in range(times):
+                with tf.control_dependencies(last):
+                    last = [tf.matmul(a, b, transpose_a=ta).op]
+        with session(graph, config(o.threads, optimize=False)) as s:
+            seconds = measure.seconds_per_call(s.make_callable(last[0]))
+        yield case, "GFLOP/s", "higher", [2e-9 * m * k * n * times / x for x in seconds]
+
+
+def weights(*shape):
+    """A weight and its bias."""
+    fan_in = int(np.prod(shape[:-1]))
+    w = tf.Variable(tf.truncated_normal(shape, stddev=fan_in**-0.5, seed=1))
+    return w, tf.Variable(tf.zeros(shape[-1:]))
+
+
+def dense(x, units):
+    w, b = weights(int(x.shape[1]), units)
+    return tf.matmul(x, w) + b
+
+
+def train(graph, x, y, logits, batch, o):
+    """Steps per second of SGD. The batches lie in memory and are fed in turn."""
+    loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits_v2(labels=y, logits=logits))
+    step = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
+    rng = np.random.default_rng(0)
+    count = 40
+    pixels = rng.integers(0, 256, (count * batch, *x.shape[1:].as_list()))
+    images = pixels.astype(np.float32) / np.float32(255)
+    labels = np.eye(10, dtype=np.float32)[rng.integers(0, 10, count * batch)]
+    with session(graph, config(o.threads)) as s:
+        call = s.make_callable(step, [x, y]) if o.callable else lambda a, b: s.run(step, {x: a, y: b})
+        at = 0
+
+        def one_step():
+            nonlocal at
+            call(images[at : at + batch], labels[at : at + batch])
+            at = (at + batch) % (count * batch)
+
+        return [1 / t for t in measure.seconds_per_call(one_step)]
+
+
+def mlp(o):
+    shapes = {"small": (100, [100], tf.sigmoid), "large": (1024, [1024, 1024], tf.nn.relu)}
+    for case in measure.only(list(shapes), o.case):
+        batch, hidden, activation = shapes[case]
+        graph = tf.Graph()
+        with graph.as_default():
+            x = tf.placeholder(tf.float32, [None, 784])
+            y = tf.placeholder(tf.float32, [None, 10])
+            h = x
+            for units in hidden:
+                h = activation(dense(h, units))
+            rates = train(graph, x, y, dense(h, 10), batch, o)
+        yield case, "steps/s", "higher", rates
+
+
+def lenet(o):
+    for case in measure.only(["train"], o.case):
+        graph = tf.Graph()
+        with graph.as_default():
+            x = tf.placeholder(tf.float32, [None, 28, 28, 1])
+            y = tf.placeholder(tf.float32, [None, 10])
+            h = x
+            for filters in (32, 64):
+                w, b = weights(5, 5, int(h.shape[3]), filters)
+                h = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(h, w, strides=[1, 1, 1, 1], padding="SAME"), b))
+                h = tf.nn.max_pool(h, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="SAME")
+            h = tf.nn.relu(dense(tf.reshape(h, [-1, 7 * 7 * 64]), 512))
+            rates = train(graph, x, y, dense(h, 10), 64, o)
+        yield case, "steps/s", "higher", rates
+
+
+def scaling(o):
+    size, depth = 512, 20
+    for case in measure.only(["towers"], o.case):
+        graph = tf.Graph()
+        rng = np.random.default_rng(0)
+        ends = []
+        with graph.as_default():
+            for i in range(2):
+                with tf.device(f"/cpu:{i}"):
+                    # Scaled so that the products neither grow nor vanish.
+                    w = tf.Variable((rng.standard_normal((size, size)) / size**0.5).astype(np.float32))
+                    w = h = w.read_value()
+                    for _ in range(depth):
+                        h = tf.matmul(h, w)
+                    ends.append(h.op)
+            both = tf.group(*ends)
+        with session(graph, config(2, optimize=False, cpus=2, intra=1)) as s:
+            one, two = s.make_callable(ends[0]), s.make_callable(both)
+            # The two are timed in turn, so that drift hits both.
+            pairs = []
+            deadline = time.perf_counter() + measure.WARMUP
+            while time.perf_counter() < deadline:
+                one(), two()
+            deadline = time.perf_counter() + measure.BUDGET
+            while len(pairs) < 5 or time.perf_counter() < deadline:
+                t0 = time.perf_counter()
+                one()
+                t1 = time.perf_counter()
+                two()
+                t2 = time.perf_counter()
+                pairs.append(2 * (t1 - t0) / (t2 - t1))
+        yield case, "speedup", "higher", pairs
+
+
+BENCHES = {
+    "run-latency": run_latency,
+    "dispatch": dispatch,
+    "matmul": matmul,
+    "mlp": mlp,
+    "lenet": lenet,
+    "scaling": scaling,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bench", nargs="?", choices=list(BENCHES))
+    parser.add_argument("--case", action="append", default=[])
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--callable", action="store_true", help="mlp, lenet: call through make_callable")
+    parser.add_argument("--check", action="store_true", help="run one session and stop")
+    o = parser.parse_args()
+    if o.check:
+        with tf.Session() as s:
+            assert s.run(tf.constant(1.0) + 1.0) == 2.0
+        print(f"TensorFlow {VERSIONS['tensorflow']} works.")
+        return
+    if not o.bench:
+        parser.error("which bench?")
+    for case, unit, better, samples in BENCHES[o.bench](o):
+        measure.report(o.bench, case, unit, better, samples, VERSIONS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,500 @@
+//! Micro-kernels: one small tile of C kept in registers over a run of k.
+//!
+//! A tile has up to `mr` rows and a few vectors of columns. Each step of k loads a row of B as
+//! vectors and adds `a[i] * b` to row `i` for every `i`. Every element of C is one chain of
+//! additions in the order of k, so its bits do not depend on the tile's shape or place.
+//!
+//! A is read in place: either its rows are contiguous (`A` as stored) or its columns are (`A`
+//! transposed); packing changes only the stride. B's rows are contiguous; packed or in place.
+
+use super::simd::{Portable, Simd};
+use crate::cpu::{Isa, vmath};
+
+/// One tile's work: `C = alpha * A * B`, or `C += alpha * A * B` with `accumulate`.
+pub(crate) struct Tile<T> {
+    /// Steps.
+    pub k: usize,
+    /// The tile's first element of A.
+    pub a: *const T,
+    /// Distance between A's rows (`Layout::Rows`) or its columns (`Layout::Cols`).
+    pub a_stride: usize,
+    /// The tile's first element of B; every row has the kernel's full width to read.
+    pub b: *const T,
+    /// Distance between B's rows.
+    pub b_stride: usize,
+    /// The tile's first element of C.
+    pub c: *mut T,
+    /// Distance between C's rows.
+    pub ldc: usize,
+    /// Columns to write, at most the kernel's width.
+    pub cols: usize,
+    /// Factor of the product.
+    pub alpha: T,
+    /// Add to C rather than overwrite it.
+    pub accumulate: bool,
+}
+
+/// A compiled micro-kernel.
+///
+/// # Safety
+/// The instruction set must be present; A, B and C must be valid for the tile's rows, `k` and
+/// columns as the fields say, and nobody else may touch the tile of C during the call.
+pub(crate) type Micro<T> = unsafe fn(&Tile<T>);
+
+/// Which way A is contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Element `(i, p)` lies at `i * stride + p`.
+    Rows,
+    /// Element `(i, p)` lies at `p * stride + i`.
+    Cols,
+}
+
+/// The micro-kernels of one instruction set for one element type.
+pub(crate) struct Kernels<T: 'static> {
+    /// Most rows of a tile.
+    pub mr: usize,
+    /// By width, widest first; the first is the one that gives full speed.
+    pub widths: &'static [Width<T>],
+}
+
+/// Micro-kernels of one width.
+pub(crate) struct Width<T: 'static> {
+    /// Columns of a tile.
+    pub cols: usize,
+    by_rows: &'static [[Micro<T>; 2]],
+}
+
+impl<T> Kernels<T> {
+    /// Columns of the widest tile.
+    pub(crate) fn nr(&self) -> usize {
+        self.widths[0].cols
+    }
+
+    /// The width to use where `left` columns remain: the widest while it is filled, then the one
+    /// that wastes least.
+    pub(crate) fn width_for(&self, left: usize) -> &'static Width<T> {
+        let narrowest = self.widths[self.widths.len() - 1].cols;
+        let padded = left.next_multiple_of(narrowest);
+        let fits = self.widths.iter().find(|w| w.cols <= padded);
+        fits.unwrap_or(&self.widths[self.widths.len() - 1])
+    }
+}
+
+impl<T> Width<T> {
+    /// The kernel for a tile of `rows` rows.
+    pub(crate) fn micro(&self, rows: usize, layout: Layout) -> Micro<T> {
+        self.by_rows[rows - 1][match layout {
+            Layout::Rows => 0,
+            Layout::Cols => 1,
+        }]
+    }
+}
+
+/// Element types with micro-kernels.
+pub(crate) trait Real: bytemuck::Pod + Send + Sync + PartialEq + 'static {
+    /// Additive identity.
+    const ZERO: Self;
+    /// Multiplicative identity.
+    const ONE: Self;
+    /// The kernels of `isa`, or of the best instruction set present if that one is not.
+    fn kernels(isa: Isa) -> &'static Kernels<Self>;
+    /// `self + other`.
+    fn plus(self, other: Self) -> Self;
+    /// `self * other`.
+    fn times(self, other: Self) -> Self;
+    /// The larger of 0 and `self`; a NaN stays.
+    fn relu(self) -> Self;
+    /// `1 / (1 + exp(-x))` of every element.
+    fn sigmoid(x: &mut [Self]);
+}
+
+impl Real for f32 {
+    const ZERO: f32 = 0.0;
+    const ONE: f32 = 1.0;
+
+    fn kernels(isa: Isa) -> &'static Kernels<f32> {
+        match isa.min(Isa::best()) {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &x86::F32_AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &x86::F32_AVX2,
+            _ => &F32_PORTABLE,
+        }
+    }
+
+    #[inline(always)]
+    fn plus(self, other: f32) -> f32 {
+        self + other
+    }
+
+    #[inline(always)]
+    fn times(self, other: f32) -> f32 {
+        self * other
+    }
+
+    #[inline(always)]
+    fn relu(self) -> f32 {
+        if self < 0.0 { 0.0 } else { self }
+    }
+
+    fn sigmoid(x: &mut [f32]) {
+        vmath::sigmoid_f32(x);
+    }
+}
+
+impl Real for f64 {
+    const ZERO: f64 = 0.0;
+    const ONE: f64 = 1.0;
+
+    fn kernels(isa: Isa) -> &'static Kernels<f64> {
+        match isa.min(Isa::best()) {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &x86::F64_AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &x86::F64_AVX2,
+            _ => &F64_PORTABLE,
+        }
+    }
+
+    #[inline(always)]
+    fn plus(self, other: f64) -> f64 {
+        self + other
+    }
+
+    #[inline(always)]
+    fn times(self, other: f64) -> f64 {
+        self * other
+    }
+
+    #[inline(always)]
+    fn relu(self) -> f64 {
+        if self < 0.0 { 0.0 } else { self }
+    }
+
+    fn sigmoid(x: &mut [f64]) {
+        vmath::sigmoid_f64(x);
+    }
+}
+
+/// Repeats a block for `0..n`, `n` at most 14, without a loop: the optimiser must see every
+/// accumulator under a constant index or it keeps them in memory, sixty times slower.
+macro_rules! unroll {
+    ($n:expr, $i:ident => $body:block) => {
+        unroll!(@ $n, $i, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
+    };
+    (@ $n:expr, $i:ident, $body:block, $($index:literal)*) => {
+        $(if $index < $n {
+            let $i: usize = $index;
+            $body
+        })*
+    };
+}
+
+/// The body of every micro-kernel. `ROWS` is `Layout::Rows`.
+///
+/// # Safety
+/// As for [`Micro`], with the instruction set of `V`.
+#[inline(always)]
+unsafe fn tile<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(t: &Tile<V::Elem>) {
+    // SAFETY: every access is inside the rows, columns and steps the caller promised.
+    unsafe {
+        for i in 0..MR {
+            prefetch(t.c.add(i * t.ldc));
+            prefetch(t.c.add(i * t.ldc).add(t.cols - 1));
+        }
+        let mut acc = [[V::zero(); NV]; MR];
+        let mut a = Rows::new::<ROWS, MR>(t.a, t.a_stride);
+        let mut b = t.b;
+        for _ in 0..t.k / 4 {
+            a.hide::<MR>();
+            unroll!(4, u => {
+                step::<V, MR, NV, ROWS>(&mut acc, &a, u, b);
+                b = b.add(t.b_stride);
+                if !ROWS {
+                    a.advance::<MR>(t.a_stride);
+                }
+            });
+            if ROWS {
+                a.advance::<MR>(4);
+            }
+        }
+        for _ in 0..t.k % 4 {
+            step::<V, MR, NV, ROWS>(&mut acc, &a, 0, b);
+            b = b.add(t.b_stride);
+            a.advance::<MR>(if ROWS { 1 } else { t.a_stride });
+        }
+        let alpha = V::splat(&raw const t.alpha);
+        if t.cols == NV * V::LANES {
+            unroll!(MR, i => {
+                let c = t.c.add(i * t.ldc);
+                unroll!(NV, j => {
+                    let c = c.add(j * V::LANES);
+                    let old = if t.accumulate { Some(V::load(c)) } else { None };
+                    scaled(alpha, acc[i][j], old).store(c);
+                });
+            });
+        } else {
+            unroll!(MR, i => {
+                let c = t.c.add(i * t.ldc);
+                unroll!(NV, j => {
+                    let c = c.wrapping_add(j * V::LANES);
+                    let n = t.cols.saturating_sub(j * V::LANES);
+                    if n >= V::LANES {
+                        let old = if t.accumulate { Some(V::load(c)) } else { None };
+                        scaled(alpha, acc[i][j], old).store(c);
+                    } else if n > 0 {
+                        let old = if t.accumulate { Some(V::load_first(c, n)) } else { None };
+                        scaled(alpha, acc[i][j], old).store_first(c, n);
+                    }
+                });
+            });
+        }
+    }
+}
+
+/// Where the rows of A are: every fourth row has a pointer, the others are one, two or three
+/// strides from it, which are addressing modes. Left alone, the optimiser keeps a pointer per row,
+/// runs out of registers and loses a third of the speed.
+struct Rows<T> {
+    fourth: [*const T; 4],
+    stride: usize,
+    stride3: usize,
+}
+
+impl<T> Rows<T> {
+    /// # Safety
+    /// `a` must point to `MR` rows (or columns without `ROWS`) of a matrix with this stride.
+    #[inline(always)]
+    unsafe fn new<const ROWS: bool, const MR: usize>(a: *const T, stride: usize) -> Rows<T> {
+        if !ROWS {
+            return Rows {
+                fourth: [a; 4],
+                stride: 0,
+                stride3: 0,
+            };
+        }
+        let fourth = |g: usize| a.wrapping_add(if 4 * g < MR { 4 * g * stride } else { 0 });
+        let n_bytes = stride * size_of::<T>();
+        Rows {
+            fourth: [fourth(0), fourth(1), fourth(2), fourth(3)],
+            stride: opaque(n_bytes),
+            stride3: opaque(3 * n_bytes),
+        }
+    }
+
+    /// The address of row `i`, `u` elements further.
+    #[inline(always)]
+    fn at<const ROWS: bool>(&self, i: usize, u: usize) -> *const T {
+        if !ROWS {
+            return self.fourth[0].wrapping_add(i);
+        }
+        let group = self.fourth[i / 4].wrapping_add(u);
+        match i % 4 {
+            0 => group,
+            1 => group.wrapping_byte_add(self.stride),
+            2 => group.wrapping_byte_add(2 * self.stride),
+            _ => group.wrapping_byte_add(self.stride3),
+        }
+    }
+
+    #[inline(always)]
+    fn advance<const MR: usize>(&mut self, by: usize) {
+        unroll!(4, g => {
+            if 4 * g < MR {
+                self.fourth[g] = self.fourth[g].wrapping_add(by);
+            }
+        });
+    }
+
+    /// Keeps the optimiser from seeing where the pointers came from.
+    #[inline(always)]
+    fn hide<const MR: usize>(&mut self) {
+        unroll!(4, g => {
+            if 4 * g < MR {
+                self.fourth[g] = opaque(self.fourth[g]);
+            }
+        });
+    }
+}
+
+/// Returns its argument, about which the optimiser then knows nothing.
+#[inline(always)]
+fn opaque<T: OpaqueOperand>(x: T) -> T {
+    x.opaque()
+}
+
+trait OpaqueOperand: Sized {
+    fn opaque(self) -> Self;
+}
+
+macro_rules! opaque_operand {
+    ($t:ty $(, $g:ident)?) => {
+        impl$(<$g>)? OpaqueOperand for $t {
+            #[inline(always)]
+            fn opaque(self) -> Self {
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                {
+                    let mut x = self;
+                    #[allow(
+                        clippy::pointers_in_nomem_asm_block,
+                        reason = "the pointer is passed through, not followed"
+                    )]
+                    // SAFETY: no instruction is emitted; the register keeps its value.
+                    unsafe {
+                        std::arch::asm!(
+                            "/* {0} */",
+                            inout(reg) x,
+                            options(pure, nomem, nostack, preserves_flags)
+                        );
+                    }
+                    x
+                }
+                #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+                self
+            }
+        }
+    };
+}
+opaque_operand!(usize);
+opaque_operand!(*const T, T);
+
+/// One step of k: `acc[i] += a[i] * b`, with A's rows read `u` elements on.
+///
+/// # Safety
+/// As for [`tile`], with `a` and `b` at the step.
+#[inline(always)]
+unsafe fn step<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(
+    acc: &mut [[V; NV]; MR],
+    a: &Rows<V::Elem>,
+    u: usize,
+    b: *const V::Elem,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        let mut row = [V::zero(); NV];
+        unroll!(NV, j => {
+            row[j] = V::load(b.add(j * V::LANES));
+        });
+        unroll!(MR, i => {
+            let a = V::splat(a.at::<ROWS>(i, u));
+            unroll!(NV, j => {
+                acc[i][j] = V::mul_add(a, row[j], acc[i][j]);
+            });
+        });
+    }
+}
+
+/// # Safety
+/// Needs the instruction set of `V`.
+#[inline(always)]
+unsafe fn scaled<V: Simd>(alpha: V, sum: V, old: Option<V>) -> V {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        match old {
+            Some(old) => V::mul_add(alpha, sum, old),
+            None => alpha.mul(sum),
+        }
+    }
+}
+
+/// Asks for the cache line of `ptr`, which need not be readable.
+#[inline(always)]
+fn prefetch<T>(ptr: *mut T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch has no effect but on the caches, at any address; SSE is in every x86-64.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(ptr.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = ptr;
+}
+
+/// # Safety
+/// As for [`Micro`].
+unsafe fn portable<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(t: &Tile<V::Elem>) {
+    // SAFETY: passed on.
+    unsafe { tile::<V, MR, NV, ROWS>(t) }
+}
+
+macro_rules! width {
+    ($entry:path, $v:ty, $nv:literal, [$($rows:literal)*]) => {{
+        use $entry as entry;
+        Width {
+            cols: $nv * <$v as Simd>::LANES,
+            by_rows: &[$([entry::<$v, $rows, $nv, true>, entry::<$v, $rows, $nv, false>]),*],
+        }
+    }};
+}
+
+static F32_PORTABLE: Kernels<f32> = Kernels {
+    mr: 4,
+    widths: &[
+        width!(self::portable, Portable<f32, 4>, 2, [1 2 3 4]),
+        width!(self::portable, Portable<f32, 4>, 1, [1 2 3 4]),
+    ],
+};
+static F64_PORTABLE: Kernels<f64> = Kernels {
+    mr: 4,
+    widths: &[
+        width!(self::portable, Portable<f64, 2>, 2, [1 2 3 4]),
+        width!(self::portable, Portable<f64, 2>, 1, [1 2 3 4]),
+    ],
+};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::super::simd::{F32x8, F32x16, F64x4, F64x8, Simd};
+    use super::{Kernels, Tile, Width, tile};
+
+    /// # Safety
+    /// As for [`super::Micro`].
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(t: &Tile<V::Elem>) {
+        // SAFETY: passed on.
+        unsafe { tile::<V, MR, NV, ROWS>(t) }
+    }
+
+    /// # Safety
+    /// As for [`super::Micro`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    unsafe fn avx512<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(
+        t: &Tile<V::Elem>,
+    ) {
+        // SAFETY: passed on.
+        unsafe { tile::<V, MR, NV, ROWS>(t) }
+    }
+
+    pub(super) static F32_AVX2: Kernels<f32> = Kernels {
+        mr: 6,
+        widths: &[
+            width!(self::avx2, F32x8, 2, [1 2 3 4 5 6]),
+            width!(self::avx2, F32x8, 1, [1 2 3 4 5 6]),
+        ],
+    };
+    pub(super) static F64_AVX2: Kernels<f64> = Kernels {
+        mr: 6,
+        widths: &[
+            width!(self::avx2, F64x4, 2, [1 2 3 4 5 6]),
+            width!(self::avx2, F64x4, 1, [1 2 3 4 5 6]),
+        ],
+    };
+    // 14 rows by 2 vectors fill 28 of the 32 registers; half vectors serve the last few columns.
+    pub(super) static F32_AVX512: Kernels<f32> = Kernels {
+        mr: 14,
+        widths: &[
+            width!(self::avx512, F32x16, 2, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
+            width!(self::avx512, F32x16, 1, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
+            width!(self::avx512, F32x8, 1, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
+        ],
+    };
+    pub(super) static F64_AVX512: Kernels<f64> = Kernels {
+        mr: 14,
+        widths: &[
+            width!(self::avx512, F64x8, 2, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
+            width!(self::avx512, F64x8, 1, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
+            width!(self::avx512, F64x4, 1, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
+        ],
+    };
+}

@@ -1,0 +1,192 @@
+//! Copies of operand blocks in the order the micro-kernels read them.
+
+use super::kernel::{Layout, Real};
+
+/// Copies `rows` runs of `cols` contiguous elements, `lda` apart, to runs `stride` apart. The
+/// layout is kept: what changes is that the block becomes dense, so that it stays in L2 and its
+/// rows do not fall into the same cache sets.
+///
+/// # Safety
+/// `src` must be valid for the reads and `dst` for the writes named.
+pub(crate) unsafe fn pack_a<T: Real>(
+    src: *const T,
+    lda: usize,
+    rows: usize,
+    cols: usize,
+    dst: *mut T,
+    stride: usize,
+) {
+    for i in 0..rows {
+        // SAFETY: promised by the caller; packing buffers never overlap operands.
+        unsafe { std::ptr::copy_nonoverlapping(src.add(i * lda), dst.add(i * stride), cols) };
+    }
+}
+
+/// Copies one panel of B, `k` by `cols`, to `k` rows of `width`, with zeros after `cols`.
+/// With `Layout::Cols` the source holds B transposed.
+///
+/// # Safety
+/// `src` must be valid for reads of the panel and `dst` for writes of `k * width`.
+pub(crate) unsafe fn pack_b<T: Real>(
+    src: *const T,
+    layout: Layout,
+    ldb: usize,
+    k: usize,
+    cols: usize,
+    width: usize,
+    dst: *mut T,
+) {
+    // SAFETY: promised by the caller; packing buffers never overlap operands.
+    unsafe {
+        match layout {
+            Layout::Rows if cols == width => match width * size_of::<T>() {
+                // A length known to the compiler becomes a few vector moves instead of a call.
+                128 => copy_rows::<T, 128>(src, ldb, k, dst, width),
+                64 => copy_rows::<T, 64>(src, ldb, k, dst, width),
+                32 => copy_rows::<T, 32>(src, ldb, k, dst, width),
+                _ => pack_a(src, ldb, k, cols, dst, width),
+            },
+            Layout::Rows => {
+                for p in 0..k {
+                    let row = dst.add(p * width);
+                    std::ptr::copy_nonoverlapping(src.add(p * ldb), row, cols);
+                    std::ptr::write_bytes(row.add(cols), 0, width - cols);
+                }
+            }
+            Layout::Cols => {
+                if cols < width {
+                    std::ptr::write_bytes(dst, 0, k * width);
+                }
+                transpose(src, ldb, cols, k, dst, width);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`pack_a`], with rows of `BYTES` bytes.
+unsafe fn copy_rows<T, const BYTES: usize>(
+    src: *const T,
+    ldb: usize,
+    k: usize,
+    dst: *mut T,
+    width: usize,
+) {
+    for p in 0..k {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let row = src.add(p * ldb).cast::<[u8; BYTES]>().read_unaligned();
+            dst.add(p * width)
+                .cast::<[u8; BYTES]>()
+                .write_unaligned(row);
+        }
+    }
+}
+
+/// `dst[j * ld_dst + i] = src[i * ld_src + j]` for `i` below `rows`, `j` below `cols`.
+///
+/// # Safety
+/// `src` must be valid for the reads and `dst` for the writes named.
+pub(crate) unsafe fn transpose<T: Real>(
+    src: *const T,
+    ld_src: usize,
+    rows: usize,
+    cols: usize,
+    dst: *mut T,
+    ld_dst: usize,
+) {
+    // SAFETY: all indices are below `rows` and `cols`.
+    unsafe {
+        let mut i = 0;
+        while i < rows {
+            let mut j = 0;
+            // Blocks of 8 by 8 keep eight lines of each side busy; the compiler turns the inner
+            // loops of constant length into shuffles.
+            if rows - i >= 8 {
+                while cols - j >= 8 {
+                    let mut block = [[T::ZERO; 8]; 8];
+                    for (r, row) in block.iter_mut().enumerate() {
+                        *row = src
+                            .add((i + r) * ld_src + j)
+                            .cast::<[T; 8]>()
+                            .read_unaligned();
+                    }
+                    let columns: [[T; 8]; 8] =
+                        std::array::from_fn(|c| std::array::from_fn(|r| block[r][c]));
+                    for (c, column) in columns.into_iter().enumerate() {
+                        dst.add((j + c) * ld_dst + i)
+                            .cast::<[T; 8]>()
+                            .write_unaligned(column);
+                    }
+                    j += 8;
+                }
+            }
+            let height = (rows - i).min(8);
+            for j in j..cols {
+                for r in 0..height {
+                    *dst.add(j * ld_dst + i + r) = *src.add((i + r) * ld_src + j);
+                }
+            }
+            i += height;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panel_of_transposed_b_is_turned_and_padded() {
+        for (k, cols) in [(1, 1), (7, 3), (8, 8), (9, 17), (40, 32)] {
+            let ldb = k + 3;
+            let src: Vec<f32> = (0..cols * ldb).map(|i| i as f32).collect();
+            let mut dst = vec![f32::NAN; k * 32];
+            // SAFETY: the vectors have the sizes named.
+            unsafe {
+                pack_b(
+                    src.as_ptr(),
+                    Layout::Cols,
+                    ldb,
+                    k,
+                    cols,
+                    32,
+                    dst.as_mut_ptr(),
+                )
+            };
+            for p in 0..k {
+                for j in 0..32 {
+                    let expect = if j < cols { src[j * ldb + p] } else { 0.0 };
+                    assert_eq!(dst[p * 32 + j], expect);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_panel_of_b_is_copied_and_padded() {
+        for (k, cols, width) in [(1, 1, 8), (3, 32, 32), (5, 9, 16), (4, 16, 16), (2, 4, 4)] {
+            let ldb = cols + 5;
+            let src: Vec<f64> = (0..k * ldb).map(|i| i as f64).collect();
+            let mut dst = vec![f64::NAN; k * width];
+            // SAFETY: the vectors have the sizes named.
+            unsafe {
+                pack_b(
+                    src.as_ptr(),
+                    Layout::Rows,
+                    ldb,
+                    k,
+                    cols,
+                    width,
+                    dst.as_mut_ptr(),
+                )
+            };
+            for p in 0..k {
+                for j in 0..width {
+                    let expect = if j < cols { src[p * ldb + j] } else { 0.0 };
+                    assert_eq!(dst[p * width + j], expect);
+                }
+            }
+        }
+    }
+}

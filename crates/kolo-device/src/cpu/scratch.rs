@@ -1,0 +1,98 @@
+//! Aligned working memory that a thread keeps between kernel calls.
+//!
+//! A kernel takes a buffer from its thread, uses it and puts it back, so a training step calls
+//! the allocator only when a shape larger than all before it comes along. Buffers go back to the
+//! system when their thread ends.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::cell::RefCell;
+use std::mem::size_of;
+
+/// Page alignment keeps packed panels from straddling pages and vectors from straddling lines.
+const ALIGN: usize = 4096;
+
+/// A block of uninitialised bytes, aligned to a page.
+pub(crate) struct Scratch {
+    ptr: *mut u8,
+    n_bytes: usize,
+}
+
+thread_local! {
+    static FREE: RefCell<Vec<Scratch>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Scratch {
+    /// Room for `len` values of `T`, taken from what this thread has kept if it is large enough.
+    pub(crate) fn take<T>(len: usize) -> Scratch {
+        let wanted = len
+            .checked_mul(size_of::<T>())
+            .expect("a scratch size fits in memory")
+            .max(ALIGN);
+        let kept = FREE.with_borrow_mut(|free| {
+            let best = (0..free.len())
+                .filter(|&i| free[i].n_bytes >= wanted)
+                .min_by_key(|&i| free[i].n_bytes);
+            // Replacing a buffer that is too small keeps the list short.
+            match best {
+                Some(i) => Some(free.swap_remove(i)),
+                None => {
+                    if free.len() >= 4 {
+                        free.pop();
+                    }
+                    None
+                }
+            }
+        });
+        kept.unwrap_or_else(|| Scratch::allocate(wanted))
+    }
+
+    /// Hands the memory back to this thread for its next call.
+    pub(crate) fn put_back(self) {
+        // The list is gone while the thread ends: then the memory is simply freed.
+        let mut this = Some(self);
+        let _ = FREE.try_with(|free| free.borrow_mut().extend(this.take()));
+    }
+
+    /// The start of the buffer; its contents are arbitrary.
+    pub(crate) fn as_ptr<T>(&self) -> *mut T {
+        self.ptr.cast()
+    }
+
+    fn allocate(n_bytes: usize) -> Scratch {
+        let n_bytes = n_bytes.next_multiple_of(ALIGN);
+        let layout =
+            Layout::from_size_align(n_bytes, ALIGN).expect("a scratch size fits in memory");
+        // SAFETY: the size is at least one page, so not zero.
+        let ptr = unsafe { alloc(layout) };
+        if ptr.is_null() {
+            handle_alloc_error(layout);
+        }
+        Scratch { ptr, n_bytes }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: `allocate` obtained this block with the same size and alignment.
+        unsafe {
+            dealloc(
+                self.ptr,
+                Layout::from_size_align_unchecked(self.n_bytes, ALIGN),
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_put_back_is_taken_again() {
+        let first = Scratch::take::<f32>(10_000);
+        let ptr = first.as_ptr::<f32>();
+        assert_eq!(ptr as usize % ALIGN, 0);
+        first.put_back();
+        assert_eq!(Scratch::take::<f32>(9_000).as_ptr::<f32>(), ptr);
+    }
+}

@@ -1,0 +1,343 @@
+//! `Cast`: every element as the nearest one of another dtype.
+//!
+//! Floats become integers by cutting off the fraction; values out of range become the nearest end, and NaN becomes 0
+//! (C++ leaves both undefined). Integers wrap. Anything but zero is true. Halves are reached through `float`, as in
+//! TensorFlow.
+
+use half::{bf16, f16};
+use kolo_core::{DType, Element, Error, Result, Tensor};
+use kolo_device::cpu::{pool, vectorize};
+use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+
+use crate::math::binary::first;
+use crate::op::{Op, cpu_any};
+use crate::{Cost, KernelCtx};
+
+/// `x` as elements of `dtype`; `x` itself if it is of that dtype already.
+#[track_caller]
+pub fn cast(x: Output<'_>, dtype: DType) -> Output<'_> {
+    if x.dtype() == dtype && x.is_valid() && !x.is_ref() {
+        return x;
+    }
+    x.graph().op("Cast").input(x).attr("DstT", dtype).out()
+}
+
+pub(crate) static CAST: Op = Op {
+    def: OpDef {
+        name: "Cast",
+        signature: "(x:SrcT) -> (y:DstT) ; SrcT:type, DstT:type, Truncate:bool=false",
+        shape: shape_fns::same_as_input_0,
+        gradient: Gradient::Rule(|op, dy| {
+            let from = op.input(0).dtype();
+            Ok(vec![from.is_float().then(|| Ok(cast(first(dy)?, from).into())).transpose()?])
+        }),
+        ..OpDef::BASE
+    },
+    kernels: &[cpu_any(forward)],
+    cost: Cost::Elements,
+};
+
+fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (from, to) = (ctx.attrs().dtype("SrcT")?, ctx.attrs().dtype("DstT")?);
+    if from == to {
+        return ctx.forward(0, 0);
+    }
+    if ctx.attrs().bool("Truncate")? {
+        let truncated = truncated(ctx.take_input(0)?, to)?;
+        ctx.inputs[0] = crate::Input::Tensor(truncated);
+    }
+    macro_rules! from {
+        ($($dtype:ident),*) => {
+            match from {
+                $(DType::$dtype => cast_from::<as_type!($dtype)>(ctx, to)?,)*
+                other => return Err(unsupported(other, to)),
+            }
+        };
+    }
+    let out = from!(F32, F64, F16, BF16, I8, I16, I32, I64, U8, U16, U32, U64, Bool);
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn cast_from<S: Source>(ctx: &KernelCtx<'_>, to: DType) -> Result<Tensor> {
+    macro_rules! to {
+        ($($dtype:ident),*) => {
+            match to {
+                $(DType::$dtype => convert::<S, as_type!($dtype)>(ctx),)*
+                other => Err(unsupported(S::DTYPE, other)),
+            }
+        };
+    }
+    to!(F32, F64, F16, BF16, I8, I16, I32, I64, U8, U16, U32, U64, Bool)
+}
+
+fn convert<S: Source, D: Target>(ctx: &KernelCtx<'_>) -> Result<Tensor> {
+    let mut out = ctx.allocate(D::DTYPE, ctx.input(0)?.shape().clone())?;
+    let input = ctx.data::<S>(0)?;
+    let chunk = pool::grain(0.5);
+    ctx.pool().for_each_chunk(out.data_mut::<D>()?, chunk, |i, out| {
+        let input = &input[i * chunk..i * chunk + out.len()];
+        vectorize(
+            #[inline(always)]
+            || out.iter_mut().zip(input).for_each(|(y, &x)| *y = D::of(x)),
+        );
+    });
+    Ok(out)
+}
+
+fn unsupported(from: DType, to: DType) -> Error {
+    Error::unimplemented(format!("Cast {from} to {to} is not supported"))
+}
+
+/// Floats with the bits cleared that `to` has no room for, so that the cast rounds towards zero.
+fn truncated(tensor: Tensor, to: DType) -> Result<Tensor> {
+    let mantissa_bits = |dtype| match dtype {
+        DType::F64 => Some(52),
+        DType::F32 => Some(23),
+        DType::F16 => Some(10),
+        DType::BF16 => Some(7),
+        _ => None,
+    };
+    let (Some(have), Some(want)) = (mantissa_bits(tensor.dtype()), mantissa_bits(to)) else { return Ok(tensor) };
+    if have <= want {
+        return Ok(tensor);
+    }
+    let mask = u64::MAX << (have - want);
+    let shape = tensor.shape().clone();
+    match tensor.dtype() {
+        DType::F64 => {
+            Tensor::from_vec(shape, tensor.data::<f64>()?.iter().map(|x| f64::from_bits(x.to_bits() & mask)).collect())
+        }
+        DType::F32 => Tensor::from_vec(
+            shape,
+            tensor.data::<f32>()?.iter().map(|x| f32::from_bits(x.to_bits() & mask as u32)).collect(),
+        ),
+        _ => Tensor::from_vec(
+            shape,
+            tensor.data::<f16>()?.iter().map(|x| f16::from_bits(x.to_bits() & mask as u16)).collect(),
+        ),
+    }
+}
+
+macro_rules! as_type {
+    (F32) => {
+        f32
+    };
+    (F64) => {
+        f64
+    };
+    (F16) => {
+        f16
+    };
+    (BF16) => {
+        bf16
+    };
+    (I8) => {
+        i8
+    };
+    (I16) => {
+        i16
+    };
+    (I32) => {
+        i32
+    };
+    (I64) => {
+        i64
+    };
+    (U8) => {
+        u8
+    };
+    (U16) => {
+        u16
+    };
+    (U32) => {
+        u32
+    };
+    (U64) => {
+        u64
+    };
+    (Bool) => {
+        bool
+    };
+}
+use as_type;
+
+macro_rules! conversions {
+    ($($method:ident: $ty:ty),*) => {
+        /// What can be cast: one method for each result.
+        pub(crate) trait Source: Element {
+            /// Whether it differs from zero.
+            fn to_bool(self) -> bool;
+            $(
+                /// The same number in this type.
+                fn $method(self) -> $ty;
+            )*
+        }
+
+        macro_rules! sources {
+            ($from:ty, $zero:expr) => {
+                impl Source for $from {
+                    #[inline(always)]
+                    fn to_bool(self) -> bool { self != $zero }
+                    $(#[inline(always)]
+                    fn $method(self) -> $ty { self as $ty })*
+                }
+            };
+        }
+
+        macro_rules! indirect_sources {
+            ($from:ty, $via:ty, $convert:expr) => {
+                impl Source for $from {
+                    #[inline(always)]
+                    fn to_bool(self) -> bool { ($convert)(self).to_bool() }
+                    $(#[inline(always)]
+                    fn $method(self) -> $ty { Source::$method(($convert)(self)) })*
+                }
+            };
+        }
+
+        $(impl Target for $ty {
+            #[inline(always)]
+            fn of<S: Source>(value: S) -> $ty { value.$method() }
+        })*
+    };
+}
+
+/// What can be cast to.
+pub(crate) trait Target: Element {
+    /// The nearest value.
+    fn of<S: Source>(value: S) -> Self;
+}
+
+conversions!(
+    to_f32: f32, to_f64: f64,
+    to_i8: i8, to_i16: i16, to_i32: i32, to_i64: i64,
+    to_u8: u8, to_u16: u16, to_u32: u32, to_u64: u64
+);
+
+sources!(f32, 0.0);
+sources!(f64, 0.0);
+sources!(i8, 0);
+sources!(i16, 0);
+sources!(i32, 0);
+sources!(i64, 0);
+sources!(u8, 0);
+sources!(u16, 0);
+sources!(u32, 0);
+sources!(u64, 0);
+indirect_sources!(bool, u8, u8::from);
+indirect_sources!(f16, f32, f16::to_f32);
+indirect_sources!(bf16, f32, bf16::to_f32);
+
+impl Target for bool {
+    #[inline(always)]
+    fn of<S: Source>(value: S) -> bool {
+        value.to_bool()
+    }
+}
+
+impl Target for f16 {
+    #[inline(always)]
+    fn of<S: Source>(value: S) -> f16 {
+        f16::from_f32(value.to_f32())
+    }
+}
+
+impl Target for bf16 {
+    #[inline(always)]
+    fn of<S: Source>(value: S) -> bf16 {
+        bf16::from_f32(value.to_f32())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check_op, tensor, wavy};
+
+    fn check(input: impl Into<Tensor>, expected: impl Into<Tensor>) {
+        let expected = expected.into();
+        check_op("Cast").attr("DstT", expected.dtype()).input(input).gives(expected);
+    }
+
+    #[test]
+    fn floats_lose_their_fraction_and_stop_at_the_ends() {
+        check([1.9f32, -1.9, 0.0], [1i32, -1, 0]);
+        check([1e10f32, -1e10, f32::NAN, f32::INFINITY], [i32::MAX, i32::MIN, 0, i32::MAX]);
+        check([-1.0f64, 300.0, 255.9], [0u8, 255, 255]);
+        check([2.5f64, f64::MAX], [2.5f32, f32::INFINITY]);
+        check([f16::from_f32(-2.5), f16::from_f32(1000.0)], [-2i8, 127]);
+    }
+
+    #[test]
+    fn integers_wrap() {
+        check([300i32, -1, 127], [44u8, 255, 127]);
+        check([-1i64, 1 << 40], [u32::MAX, 0]);
+        check([u64::MAX, 5], [-1i64, 5]);
+        check([1i64 << 40], [(1i64 << 40) as f32]);
+        check([16_777_217i32], [16_777_216.0f32]);
+    }
+
+    #[test]
+    fn truth_is_not_zero() {
+        check([0.0f32, -0.0, 0.5, f32::NAN], [false, false, true, true]);
+        check([0i64, 256, -1], [false, true, true]);
+        check([true, false], [1.0f64, 0.0]);
+        check([true, false], [f16::ONE, f16::ZERO]);
+    }
+
+    #[test]
+    fn halves_round_to_even() {
+        // 1 + 2^-9 lies between the bfloat16 neighbours 1 and 1 + 2^-7, nearer to 1; 1 + 3·2^-8 is half way.
+        check([1.001_953_1f32, 1.011_718_8, 1e30], [1.0, 1.015_625, 1e30].map(bf16::from_f32));
+        check([1e6f32, 0.1], [f16::INFINITY, f16::from_bits(0x2e66)]);
+        check([bf16::from_f32(3.0)], [f16::from_f32(3.0)]);
+    }
+
+    #[test]
+    fn truncation_rounds_towards_zero() {
+        let case = || check_op("Cast").attr("Truncate", true);
+        case()
+            .attr("DstT", DType::BF16)
+            .input([1.011_718_8f32, -1.011_718_8])
+            .gives([1.007_812_5, -1.007_812_5].map(bf16::from_f32));
+        case().attr("DstT", DType::F32).input([1.0 + 3.0 * 2f64.powi(-25)]).gives([1.0f32]);
+        case().attr("DstT", DType::I32).input([1.5f32]).gives([1i32]);
+    }
+
+    #[test]
+    fn every_pair_of_numbers_keeps_small_ones() {
+        use DType::*;
+        let all = [F32, F64, F16, BF16, I8, I16, I32, I64, U8, U16, U32, U64];
+        let of = |dtype| {
+            let out = check_op("Cast").attr("DstT", dtype).input([0u8, 1, 100]).run(false).unwrap();
+            out[0].clone()
+        };
+        for from in all {
+            for to in all {
+                check_op("Cast").attr("DstT", to).input(of(from)).gives(of(to));
+            }
+            check_op("Cast").attr("DstT", Bool).input(of(from)).gives([false, true, true]);
+        }
+    }
+
+    #[test]
+    fn strings_are_refused_and_the_same_dtype_passes() {
+        check_op("Cast").attr("DstT", DType::F32).input("1").fails("Cast string to float is not supported");
+        check_op("Cast").attr("DstT", DType::Str).input("1").gives("1");
+        check(tensor::<f32, 2>([0, 3], []), tensor::<i32, 2>([0, 3], []));
+        check(7.0f32, 7i64);
+    }
+
+    #[test]
+    fn gradients_are_cast_back() {
+        let g = crate::graph();
+        let x = g.placeholder::<f32>("x", [3usize]);
+        let y = cast(x, DType::F64) * 3.0;
+        let grads = kolo_graph::gradients(&[y], &[x]).unwrap();
+        let dx = grads[0].unwrap().dense().unwrap();
+        assert_eq!(dx.dtype(), DType::F32);
+        let value = crate::testing::evaluate(&g, &[dx], &[(x, wavy([3], 0))]).unwrap();
+        assert_eq!(value[0], Tensor::from([3.0f32; 3]));
+    }
+}

@@ -1,0 +1,156 @@
+//! What kernels share that move elements without looking at them: one loop serves every dtype, because an element is
+//! taken for its bytes (or for a byte string).
+
+use bytes::Bytes;
+use kolo_core::{DType, Error, Result, Shape, Tensor, TensorData};
+use kolo_graph::{Graph, Output};
+use smallvec::SmallVec;
+
+use crate::KernelCtx;
+
+/// An element seen from outside: something that can be copied.
+pub(crate) trait Item: Clone + Default + PartialEq + Send + Sync {}
+impl<T: Clone + Default + PartialEq + Send + Sync> Item for T {}
+
+/// A loop over elements of any type. All slices hold elements of one dtype.
+pub(crate) trait Job {
+    /// Fills `out`, whose contents are undefined, from `inputs`.
+    fn run<E: Item>(self, out: &mut [E], inputs: &[&[E]]) -> Result<()>;
+}
+
+/// A tensor of `shape` that `job` fills from `inputs`, all of one dtype.
+pub(crate) fn build(
+    ctx: &KernelCtx<'_>,
+    dtype: DType,
+    shape: Shape,
+    inputs: &[&Tensor],
+    job: impl Job,
+) -> Result<Tensor> {
+    if dtype == DType::Str {
+        let inputs = inputs.iter().map(|input| input.strings()).collect::<Result<SmallVec<[&[Bytes]; 4]>>>()?;
+        let mut out = vec![Bytes::new(); shape.n_elements()];
+        job.run(&mut out, &inputs)?;
+        return Tensor::from_strings(shape, out);
+    }
+    let Some(size) = dtype.size() else {
+        return Err(Error::unimplemented(format!("{} does not work on {dtype}", ctx.node.op())));
+    };
+    let mut out = ctx.allocate(dtype, shape)?;
+    run_on(size, &mut out, inputs, job)?;
+    Ok(out)
+}
+
+/// Runs `job` on a tensor that exists, such as an input that is written in place.
+pub(crate) fn run_on(size: usize, out: &mut Tensor, inputs: &[&Tensor], job: impl Job) -> Result<()> {
+    // Byte arrays have no alignment to go wrong, and copying one is a single move.
+    match size {
+        1 => run_as::<[u8; 1]>(out, inputs, job),
+        2 => run_as::<[u8; 2]>(out, inputs, job),
+        4 => run_as::<[u8; 4]>(out, inputs, job),
+        8 => run_as::<[u8; 8]>(out, inputs, job),
+        16 => run_as::<[u8; 16]>(out, inputs, job),
+        _ => Err(Error::internal(format!("elements of {size} bytes"))),
+    }
+}
+
+fn run_as<E: Item + bytemuck::Pod>(out: &mut Tensor, inputs: &[&Tensor], job: impl Job) -> Result<()> {
+    let inputs = inputs
+        .iter()
+        .map(|input| Ok(bytemuck::cast_slice(input.host_bytes()?)))
+        .collect::<Result<SmallVec<[&[E]; 4]>>>()?;
+    job.run::<E>(bytemuck::cast_slice_mut(out.host_bytes_mut()?), &inputs)
+}
+
+/// The values of an integer tensor of any width, widened: for indices, sizes, axes.
+pub(crate) fn integers(tensor: &Tensor) -> Result<Vec<i64>> {
+    fn widen<T: kolo_core::Element + Into<i64>>(tensor: &Tensor) -> Result<Vec<i64>> {
+        Ok(tensor.data::<T>()?.iter().map(|&x| x.into()).collect())
+    }
+    match tensor.dtype() {
+        DType::I8 => widen::<i8>(tensor),
+        DType::U8 => widen::<u8>(tensor),
+        DType::I16 => widen::<i16>(tensor),
+        DType::U16 => widen::<u16>(tensor),
+        DType::U32 => widen::<u32>(tensor),
+        _ => tensor.integers(),
+    }
+}
+
+/// The one value of an integer tensor.
+pub(crate) fn integer(tensor: &Tensor) -> Result<i64> {
+    match integers(tensor)?.as_slice() {
+        [value] => Ok(*value),
+        _ => Err(Error::invalid_argument(format!("expected a single integer, found shape {}", tensor.shape()))),
+    }
+}
+
+/// A vector or scalar of int32 or int64; an error if a value does not fit.
+pub(crate) fn integer_tensor(dtype: DType, shape: Shape, values: Vec<i64>) -> Result<Tensor> {
+    if dtype == DType::I64 {
+        return Tensor::from_vec(shape, values);
+    }
+    let narrow =
+        |value: i64| i32::try_from(value).map_err(|_| Error::invalid_argument(format!("{value} does not fit int32")));
+    Tensor::from_vec(shape, values.into_iter().map(narrow).collect::<Result<Vec<i32>>>()?)
+}
+
+/// An index counted from 0 that must lie below `n`.
+pub(crate) fn index_below(index: i64, n: usize) -> Option<usize> {
+    usize::try_from(index).ok().filter(|&index| index < n)
+}
+
+/// The product of sizes that belong to one shape, and so cannot overflow.
+pub(crate) fn product(dims: &[usize]) -> usize {
+    dims.iter().product()
+}
+
+/// Whether a tensor's elements are shared by handles rather than copied.
+pub(crate) fn is_in_buffer(tensor: &Tensor) -> bool {
+    matches!(tensor.storage(), TensorData::Buffer { .. } | TensorData::Inline(_))
+}
+
+/// Integers for a shape, a permutation, axes or indices: an output, or numbers that become a constant (int32 where they
+/// fit).
+pub trait IntoInts<'g> {
+    /// A vector of int32 or int64.
+    fn into_ints(self, graph: &'g Graph) -> Output<'g>;
+}
+
+impl<'g> IntoInts<'g> for Output<'g> {
+    fn into_ints(self, _: &'g Graph) -> Output<'g> {
+        self
+    }
+}
+
+macro_rules! into_ints {
+    ($($ty:ty),*) => {
+        $(impl<'g> IntoInts<'g> for &[$ty] {
+            #[track_caller]
+            fn into_ints(self, graph: &'g Graph) -> Output<'g> {
+                constant(graph, self.iter().map(|&value| value as i64).collect())
+            }
+        }
+        impl<'g, const N: usize> IntoInts<'g> for &[$ty; N] {
+            #[track_caller]
+            fn into_ints(self, graph: &'g Graph) -> Output<'g> {
+                self.as_slice().into_ints(graph)
+            }
+        }
+        impl<'g, const N: usize> IntoInts<'g> for [$ty; N] {
+            #[track_caller]
+            fn into_ints(self, graph: &'g Graph) -> Output<'g> {
+                self.as_slice().into_ints(graph)
+            }
+        })*
+    };
+}
+
+into_ints!(i32, i64, usize);
+
+#[track_caller]
+fn constant(graph: &Graph, values: Vec<i64>) -> Output<'_> {
+    match values.iter().map(|&value| i32::try_from(value).ok()).collect::<Option<Vec<i32>>>() {
+        Some(narrow) => graph.constant(narrow),
+        None => graph.constant(values),
+    }
+}

@@ -1,0 +1,146 @@
+//! `AddN` and `AccumulateNV2`: the sum of many tensors of one shape, in one pass.
+
+use half::{bf16, f16};
+use kolo_core::{Error, Result};
+use kolo_device::cpu::{pool, vectorize};
+use kolo_graph::{Grad, Gradient, OpDef, Operation, Output, shape_fns};
+
+use crate::math::binary::first;
+use crate::math::number::Number;
+use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::{Cost, Input, KernelCtx};
+
+/// The sum of `xs`, of which there is at least one, all of one shape.
+#[track_caller]
+pub fn add_n<'g>(xs: &[Output<'g>]) -> Result<Output<'g>> {
+    let Some(x) = xs.first() else {
+        return Err(Error::invalid_argument("add_n needs at least one input"));
+    };
+    Ok(x.graph().op("AddN").inputs(xs.iter().copied()).out())
+}
+
+pub(crate) static ADD_N: Op = Op {
+    def: OpDef {
+        name: "AddN",
+        signature: "(inputs:N*T) -> (sum:T) ; N:int>=1, T:type{num}",
+        shape: shape_fns::all_same,
+        gradient: Gradient::Rule(gradient),
+        ..OpDef::BASE
+    },
+    kernels: KERNELS,
+    cost: Cost::Elements,
+};
+
+pub(crate) static ACCUMULATE_N_V2: Op = Op {
+    def: OpDef {
+        name: "AccumulateNV2",
+        signature: "(inputs:N*T) -> (sum:T) ; N:int>=1, T:type{num}, shape:shape",
+        shape: |ctx| Ok(vec![shape_fns::all_same(ctx)?[0].merge(ctx.attrs().shape("shape")?)?]),
+        gradient: Gradient::Rule(gradient),
+        ..OpDef::BASE
+    },
+    kernels: KERNELS,
+    cost: Cost::Elements,
+};
+
+fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    Ok(vec![Some(first(dy)?.into()); op.n_inputs()])
+}
+
+const KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+
+fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let n = ctx.n_inputs();
+    let shape = ctx.input(0)?.shape().clone();
+    for i in 1..n {
+        let other = ctx.input(i)?.shape();
+        if *other != shape {
+            return Err(Error::invalid_argument(format!(
+                "Inputs to operation AddN must have the same size and shape. Input 0: {shape} != input {i}: {other}"
+            )));
+        }
+    }
+    if n == 1 {
+        return ctx.forward(0, 0);
+    }
+    // The first input that dies here holds the sum. Order does not matter: a + b is b + a, and the rest follow in turn.
+    let mut into = None;
+    for i in 0..2 {
+        if let Input::Tensor(tensor) = &mut ctx.inputs[i]
+            && tensor.is_unique()
+        {
+            into = Some(i);
+            break;
+        }
+    }
+    let pool = ctx.pool();
+    // A task reads one chunk of every input.
+    let chunk = pool::grain(0.15 * n as f64);
+    let mut out = match into {
+        Some(i) => ctx.take_input(i)?,
+        None => ctx.allocate(T::DTYPE, shape)?,
+    };
+    let others: Vec<&[T]> = (0..n).filter(|&i| Some(i) != into).map(|i| ctx.data::<T>(i)).collect::<Result<_>>()?;
+    pool.for_each_chunk(out.data_mut::<T>()?, chunk, |at, sum| {
+        let (start, end) = (at * chunk, at * chunk + sum.len());
+        vectorize(
+            #[inline(always)]
+            || {
+                let mut rest = others.iter().map(|other| &other[start..end]);
+                if into.is_none()
+                    && let Some(first) = rest.next()
+                {
+                    sum.copy_from_slice(first);
+                }
+                for other in rest {
+                    for (a, &b) in sum.iter_mut().zip(other) {
+                        *a = a.add(b);
+                    }
+                }
+            },
+        );
+    });
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_core::{PartialShape, Tensor};
+
+    use crate::testing::{check_op, tensor, wavy};
+
+    #[test]
+    fn add_n() {
+        check_op("AddN").input([1.0f32, 2.0]).gives([1.0f32, 2.0]);
+        check_op("AddN").input([1.0f32, 2.0]).input([3.0f32, 4.0]).input([10.0f32, 20.0]).gives([14.0f32, 26.0]);
+        check_op("AddN")
+            .input(tensor::<i32, 1>([0], []))
+            .input(tensor::<i32, 1>([0], []))
+            .gives(tensor::<i32, 1>([0], []));
+        check_op("AddN").input([1.0f32]).input([1.0f32, 2.0]).fails("not compatible");
+        check_op("AccumulateNV2")
+            .attr("shape", PartialShape::from([2usize]))
+            .input([1i64, 2])
+            .input([3i64, 4])
+            .gives([4i64, 6]);
+    }
+
+    #[test]
+    fn large_sums_have_no_gaps() {
+        let n = 100_003;
+        let x: Vec<f32> = (0..n).map(|i| (i % 1000) as f32).collect();
+        let expected: Vec<f32> = x.iter().map(|x| x * 5.0).collect();
+        (0..5).fold(check_op("AddN"), |test, _| test.input(x.clone())).gives(Tensor::from(expected));
+    }
+
+    #[test]
+    fn gradient() {
+        check_op("AddN").input(wavy([3], 1)).input(wavy([3], 2)).input(wavy([3], 3)).gradient();
+        check_op("AccumulateNV2")
+            .attr("shape", PartialShape::from([3usize]))
+            .input(wavy([3], 1))
+            .input(wavy([3], 2))
+            .gradient();
+    }
+}

@@ -1,0 +1,89 @@
+//! Reductions over axes: Sum, Mean, Prod, Max, Min, EuclideanNorm, All, Any.
+
+use kolo_core::{DType, Element, Error, Result, Shape};
+use kolo_graph::shape_fns::resolve_axis;
+use kolo_graph::{Operation, Output};
+use smallvec::SmallVec;
+
+use crate::KernelCtx;
+use walk::{Reducer, Reduction};
+
+pub mod sum;
+pub(crate) mod walk;
+
+/// Output 0 is input 0 reduced over the axes in input 1.
+pub(crate) fn reduce<T: Element, R: Reducer<T>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let axes = ctx.integers(1)?;
+    let mut is_reduced: SmallVec<[bool; 4]> = SmallVec::from_elem(false, shape.rank());
+    for axis in axes {
+        let axis = resolve_axis(axis, shape.rank())?;
+        if std::mem::replace(&mut is_reduced[axis], true) {
+            return Err(Error::invalid_argument(format!(
+                "Invalid reduction arguments: Axes contains duplicate dimension: {axis}"
+            )));
+        }
+    }
+    let keep = ctx.attrs().bool("keep_dims")?;
+    let kept: SmallVec<[usize; 4]> = shape
+        .iter()
+        .zip(&is_reduced)
+        .filter_map(|(&n, &reduced)| if !reduced { Some(n) } else { keep.then_some(1) })
+        .collect();
+    let mut out = ctx.allocate(T::DTYPE, Shape::new(&kept)?)?;
+    if shape.n_elements() == 0 {
+        out.data_mut::<T>()?.fill(R::finish(R::START, 0));
+    } else {
+        Reduction::new(&shape, &is_reduced).run::<T, R>(ctx.pool(), ctx.data(0)?, out.data_mut()?);
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+/// `value`, which has the shape of a reduction's output, repeated to the shape of its input.
+pub(crate) fn spread<'g>(op: Operation<'g>, value: Output<'g>) -> Output<'g> {
+    let (graph, input) = (op.graph(), op.input(0));
+    let shape = graph.op("Shape").input(input).out();
+    graph.op("BroadcastTo").input(with_kept_dims(op, value, shape)).input(shape).out()
+}
+
+/// `value`, which has the shape of a reduction's output, with the reduced dimensions back as sizes of 1.
+fn with_kept_dims<'g>(op: Operation<'g>, value: Output<'g>, shape: Output<'g>) -> Output<'g> {
+    let graph = op.graph();
+    let keeps = op.attrs(|attrs| attrs.bool("keep_dims").unwrap_or(false));
+    // A single value spreads over anything as it is.
+    if keeps || value.shape().rank() == Some(0) {
+        return value;
+    }
+    let kept = match (op.input(0).shape().rank(), constant_axes(op)) {
+        (Some(rank), Some(axes)) => {
+            let mut mask = vec![1i32; rank];
+            for axis in axes {
+                if let Ok(axis) = resolve_axis(axis, rank) {
+                    mask[axis] = 0;
+                }
+            }
+            let ones: Vec<i32> = mask.iter().map(|kept| 1 - kept).collect();
+            shape * graph.constant(mask) + graph.constant(ones)
+        }
+        _ => {
+            let axes = graph.op("Cast").input(op.input(1)).attr("DstT", DType::I32).out();
+            let rank = graph.op("Size").input(shape).out();
+            let axes = graph.op("FloorMod").input(axes + rank).input(rank).out();
+            let [zero, one] = [0i32, 1].map(|i| graph.constant(i));
+            let all = graph.op("Range").inputs([zero, rank, one]).out();
+            let ones = graph.op("Fill").input(graph.op("Shape").input(axes).out()).input(one).out();
+            graph.op("DynamicStitch").inputs([all, axes, shape, ones]).attr("N", 2i64).out()
+        }
+    };
+    graph.op("Reshape").input(value).input(kept).out()
+}
+
+/// The axes of a reduction, if they are a constant.
+fn constant_axes(op: Operation<'_>) -> Option<Vec<i64>> {
+    let node = op.input(1).operation().node()?;
+    if node.op() != "Const" {
+        return None;
+    }
+    node.attrs.tensor("value").ok()?.integers().ok()
+}

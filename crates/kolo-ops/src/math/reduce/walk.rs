@@ -1,0 +1,357 @@
+//! The loops of all reductions.
+//!
+//! The input is seen as a nest of kept and reduced dimensions, neighbours of one kind merged. What remains is one of two
+//! cases, by the kind of the innermost dimension:
+//!
+//! ```text
+//! reduced   each output is made of whole runs of the input: lanes side by side, runs joined
+//! kept      each output row is made of whole rows of the input: added up column by column
+//! ```
+//!
+//! Long reductions are cut into parts of a size that depends on the shape alone, and sums grow as trees: errors stay
+//! small and results are the same bit for bit, however many threads there are.
+
+use kolo_core::Element;
+use kolo_device::cpu::{IntraPool, pool, vectorize};
+use smallvec::SmallVec;
+
+/// How values of type `T` are brought together.
+pub(crate) trait Reducer<T: Element>: Copy + Sync {
+    /// What is carried along.
+    type Acc: Copy + Send + Sync;
+    /// The value of nothing.
+    const START: Self::Acc;
+    /// Takes one value in.
+    fn step(acc: Self::Acc, x: T) -> Self::Acc;
+    /// Brings two parts together.
+    fn join(a: Self::Acc, b: Self::Acc) -> Self::Acc;
+    /// The result over `n` values.
+    fn finish(acc: Self::Acc, n: usize) -> T;
+}
+
+/// Accumulators side by side in a run: as many as two of the widest vectors hold.
+const LANES: usize = 32;
+/// A run up to this length is reduced by one loop; longer ones are halved first.
+const LEAF: usize = 2048;
+/// Elements that one part of a cut reduction reads, about.
+const PART: usize = 32 * 1024;
+/// Columns that are added up together.
+const COLUMNS: usize = 256;
+/// Rows that are added up before their sum joins the rest.
+const ROWS: usize = 128;
+
+/// Dimensions with their steps in the input, outermost first.
+#[derive(Default)]
+struct Steps(SmallVec<[(usize, usize); 4]>);
+
+impl Steps {
+    fn count(&self) -> usize {
+        self.0.iter().map(|&(n, _)| n).product()
+    }
+
+    /// Where element `i` of these dimensions lies.
+    #[inline]
+    fn offset(&self, mut i: usize) -> usize {
+        if let [(_, step)] = self.0[..] {
+            return i * step;
+        }
+        let mut offset = 0;
+        for &(n, step) in self.0.iter().rev() {
+            offset += i % n * step;
+            i /= n;
+        }
+        offset
+    }
+}
+
+/// A reduction of an input of one shape over some of its dimensions. No size is zero.
+pub(crate) struct Reduction {
+    /// Kept dimensions, without the run.
+    kept: Steps,
+    /// Reduced dimensions, without the run.
+    reduced: Steps,
+    /// The innermost dimension, side by side in memory.
+    run: usize,
+    run_is_reduced: bool,
+}
+
+impl Reduction {
+    /// Of an input with these sizes, none of them zero, over the dimensions for which `is_reduced` holds.
+    pub(crate) fn new(dims: &[usize], is_reduced: &[bool]) -> Reduction {
+        let mut merged: SmallVec<[(usize, usize, bool); 4]> = SmallVec::new();
+        let mut step = 1;
+        for (&n, &reduced) in dims.iter().zip(is_reduced).rev() {
+            match merged.last_mut() {
+                _ if n == 1 => {}
+                Some((m, _, kind)) if *kind == reduced => *m *= n,
+                _ => merged.push((n, step, reduced)),
+            }
+            step *= n;
+        }
+        let (run, run_is_reduced) = match merged.first() {
+            Some(&(n, _, reduced)) => (n, reduced),
+            None => (1, false),
+        };
+        let of_kind = |wanted: bool| {
+            Steps(merged.iter().skip(1).rev().filter(|dim| dim.2 == wanted).map(|&(n, step, _)| (n, step)).collect())
+        };
+        Reduction { kept: of_kind(false), reduced: of_kind(true), run, run_is_reduced }
+    }
+
+    /// Input elements per output element.
+    pub(crate) fn n_reduced(&self) -> usize {
+        self.reduced.count() * if self.run_is_reduced { self.run } else { 1 }
+    }
+
+    /// Reduces `input` into `output`.
+    pub(crate) fn run<T: Element, R: Reducer<T>>(&self, pool: &IntraPool, input: &[T], output: &mut [T]) {
+        let n = self.n_reduced();
+        let finish = |acc| R::finish(acc, n);
+        let n_parts = self.n_parts();
+        if n_parts == 1 {
+            return self.parts::<T, R, T>(pool, input, 1, output, finish);
+        }
+        let mut partial = vec![R::START; n_parts * output.len()];
+        self.parts::<T, R, R::Acc>(pool, input, n_parts, &mut partial, |acc| acc);
+        // Halve the number of parts until one is left: a tree again.
+        let (width, mut left) = (output.len(), n_parts);
+        while left > 1 {
+            let half = left.div_ceil(2);
+            let (low, high) = partial.split_at_mut(half * width);
+            for (a, &b) in low.iter_mut().zip(&high[..(left - half) * width]) {
+                *a = R::join(*a, b);
+            }
+            left = half;
+        }
+        output.iter_mut().zip(&partial).for_each(|(y, &acc)| *y = finish(acc));
+    }
+
+    /// Into how many parts the reduced dimensions are cut. Depends on the shape alone.
+    fn n_parts(&self) -> usize {
+        let rows = self.reduced.count();
+        if !self.run_is_reduced {
+            // Parts of at least ROWS rows, so that partial sums stay small beside the input.
+            return rows.div_ceil((PART / self.run.min(PART)).max(ROWS));
+        }
+        if rows == 1 { self.run.div_ceil(PART) } else { rows.div_ceil((PART / self.run.min(PART)).max(1)) }
+    }
+
+    /// For every part and every output, what `emit` makes of the values that belong to them.
+    fn parts<T: Element, R: Reducer<T>, U: Send>(
+        &self,
+        pool: &IntraPool,
+        input: &[T],
+        n_parts: usize,
+        out: &mut [U],
+        emit: impl Fn(R::Acc) -> U + Sync + Copy,
+    ) {
+        let rows = self.reduced.count();
+        if self.run_is_reduced {
+            let n_kept = self.kept.count();
+            let (rows_per_part, run_per_part) =
+                if rows == 1 { (1, self.run.div_ceil(n_parts)) } else { (rows.div_ceil(n_parts), self.run) };
+            let per_task = (pool::grain(0.2) / (rows_per_part * run_per_part).max(1)).max(1);
+            pool.for_each_chunk(out, per_task, |task, out| {
+                for (i, y) in out.iter_mut().enumerate() {
+                    let (part, kept) = ((task * per_task + i) / n_kept, (task * per_task + i) % n_kept);
+                    let base = self.kept.offset(kept);
+                    let acc = if rows == 1 {
+                        let range = part * run_per_part..((part + 1) * run_per_part).min(self.run);
+                        reduce_run::<T, R>(&input[base..base + self.run][range])
+                    } else {
+                        let rows = part * rows_per_part..((part + 1) * rows_per_part).min(rows);
+                        join_runs::<R::Acc>(rows, R::START, &R::join, &|row| {
+                            let at = base + self.reduced.offset(row);
+                            reduce_run::<T, R>(&input[at..at + self.run])
+                        })
+                    };
+                    *y = emit(acc);
+                }
+            });
+            return;
+        }
+        let rows_per_part = rows.div_ceil(n_parts);
+        let n_kept = self.kept.count();
+        let per_task = (pool::grain(0.2) / rows_per_part.max(1)).max(16);
+        pool.for_each_chunk(out, per_task, |task, out| {
+            let (mut at, mut rest) = (task * per_task, out);
+            while !rest.is_empty() {
+                // A task may begin and end in the middle of a row of outputs.
+                let (row, column) = (at / self.run, at % self.run);
+                let (now, later) = rest.split_at_mut(rest.len().min(self.run - column).min(COLUMNS));
+                let (part, kept) = (row / n_kept, row % n_kept);
+                let first = self.kept.offset(kept) + column;
+                let rows = part * rows_per_part..((part + 1) * rows_per_part).min(rows);
+                self.columns::<T, R, U>(input, first, rows, now, emit);
+                at += now.len();
+                rest = later;
+            }
+        });
+    }
+
+    /// At most [`COLUMNS`] columns that begin at `first`, over these rows.
+    fn columns<T: Element, R: Reducer<T>, U>(
+        &self,
+        input: &[T],
+        first: usize,
+        rows: std::ops::Range<usize>,
+        out: &mut [U],
+        emit: impl Fn(R::Acc) -> U,
+    ) {
+        let n = out.len();
+        let mut total = [R::START; COLUMNS];
+        let total = &mut total[..n];
+        vectorize(
+            #[inline(always)]
+            || {
+                let mut row = rows.start;
+                while row < rows.end {
+                    let end = rows.end.min(row + ROWS);
+                    let mut block = [R::START; COLUMNS];
+                    let block = &mut block[..n];
+                    for row in row..end {
+                        let at = first + self.reduced.offset(row);
+                        for (acc, &x) in block.iter_mut().zip(&input[at..at + n]) {
+                            *acc = R::step(*acc, x);
+                        }
+                    }
+                    for (a, &b) in total.iter_mut().zip(block.iter()) {
+                        *a = R::join(*a, b);
+                    }
+                    row = end;
+                }
+            },
+        );
+        out.iter_mut().zip(total.iter()).for_each(|(y, &acc)| *y = emit(acc));
+    }
+}
+
+/// Reduces values that lie side by side.
+pub(crate) fn reduce_run<T: Element, R: Reducer<T>>(values: &[T]) -> R::Acc {
+    if values.len() > LEAF {
+        let middle = (values.len() / 2).next_multiple_of(LEAF);
+        let (low, high) = values.split_at(middle);
+        return R::join(reduce_run::<T, R>(low), reduce_run::<T, R>(high));
+    }
+    if values.len() < LANES {
+        return values.iter().fold(R::START, |acc, &x| R::step(acc, x));
+    }
+    vectorize(
+        #[inline(always)]
+        || {
+            let mut lanes = [R::START; LANES];
+            let (blocks, rest) = values.as_chunks::<LANES>();
+            for block in blocks {
+                for (acc, &x) in lanes.iter_mut().zip(block) {
+                    *acc = R::step(*acc, x);
+                }
+            }
+            for (acc, &x) in lanes.iter_mut().zip(rest) {
+                *acc = R::step(*acc, x);
+            }
+            let mut n = LANES;
+            while n > 1 {
+                n /= 2;
+                for i in 0..n {
+                    lanes[i] = R::join(lanes[i], lanes[i + n]);
+                }
+            }
+            lanes[0]
+        },
+    )
+}
+
+/// Joins what `of` gives for each of `rows`, as a tree.
+fn join_runs<A: Copy>(
+    rows: std::ops::Range<usize>,
+    start: A,
+    join: &impl Fn(A, A) -> A,
+    of: &impl Fn(usize) -> A,
+) -> A {
+    if rows.len() <= 16 {
+        return rows.fold(start, |acc, row| join(acc, of(row)));
+    }
+    let middle = rows.start + rows.len() / 2;
+    let low = join_runs(rows.start..middle, start, join, of);
+    join(low, join_runs(middle..rows.end, start, join, of))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Copy)]
+    struct Count;
+    impl Reducer<f32> for Count {
+        type Acc = f32;
+        const START: f32 = 0.0;
+        fn step(acc: f32, x: f32) -> f32 {
+            acc + x
+        }
+        fn join(a: f32, b: f32) -> f32 {
+            a + b
+        }
+        fn finish(acc: f32, _: usize) -> f32 {
+            acc
+        }
+    }
+
+    fn check(dims: &[usize], is_reduced: &[bool]) {
+        let n: usize = dims.iter().product();
+        let input: Vec<f32> = (0..n).map(|i| (i * 7 % 13) as f32).collect();
+        let kept: Vec<usize> = dims.iter().zip(is_reduced).map(|(&n, &r)| if r { 1 } else { n }).collect();
+        let n_out: usize = kept.iter().product();
+        let mut expected = vec![0.0; n_out];
+        for (i, x) in input.iter().enumerate() {
+            let (mut rest, mut at, mut step) = (i, 0, 1);
+            for d in (0..dims.len()).rev() {
+                at += if is_reduced[d] { 0 } else { rest % dims[d] * step };
+                rest /= dims[d];
+                step *= kept[d];
+            }
+            expected[at] += x;
+        }
+        let reduction = Reduction::new(dims, is_reduced);
+        let results: Vec<Vec<f32>> = [1, 3]
+            .iter()
+            .map(|&n_threads| {
+                let mut found = vec![-1.0; n_out];
+                reduction.run::<f32, Count>(&IntraPool::new(n_threads), &input, &mut found);
+                found
+            })
+            .collect();
+        // Whole numbers, small enough for every sum to be exact.
+        assert_eq!(results[0], expected, "{dims:?} {is_reduced:?}");
+        assert_eq!(results[0], results[1], "{dims:?} {is_reduced:?}");
+    }
+
+    #[test]
+    fn every_nest_of_kept_and_reduced_dimensions_is_walked() {
+        for mask in 0..16 {
+            let is_reduced: Vec<bool> = (0..4).map(|d| mask >> d & 1 == 1).collect();
+            check(&[3, 5, 2, 7], &is_reduced);
+            check(&[1, 33, 1, 70], &is_reduced);
+            check(&[2, 1, 3000, 1], &is_reduced);
+        }
+        check(&[], &[]);
+    }
+
+    #[test]
+    fn long_reductions_are_cut_without_gaps() {
+        check(&[100_003], &[true]);
+        check(&[2, 70_001], &[false, true]);
+        check(&[50_001, 3], &[true, false]);
+        check(&[300, 700], &[true, false]);
+        check(&[40, 3, 1100], &[true, false, true]);
+        check(&[700, 2, 301], &[true, true, false]);
+        check(&[3, 700, 301], &[false, true, false]);
+    }
+
+    #[test]
+    fn many_small_numbers_do_not_get_lost() {
+        let input = vec![0.1f32; 10_000_000];
+        let mut found = [0.0];
+        Reduction::new(&[input.len()], &[true]).run::<f32, Count>(&IntraPool::new(1), &input, &mut found);
+        assert!((found[0] - 1e6).abs() < 1.0, "{}", found[0]);
+    }
+}

@@ -1,0 +1,3 @@
+//! Rows brought together by segment: Segment*, UnsortedSegment*, SparseSegment*.
+
+pub mod unsorted;

@@ -1,0 +1,51 @@
+//! How a session is set up, and how one run differs from others.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kolo_device::Device;
+use kolo_ops::CancelToken;
+
+/// How a session is set up. Field names are TensorFlow's where it has them.
+#[derive(Clone, Default)]
+pub struct SessionConfig {
+    /// How many devices of each type: `{"CPU": 4}`. One CPU if absent.
+    pub device_count: BTreeMap<String, usize>,
+    /// Details of CPU devices, by number: cores, memory limit. Absent ones have none.
+    pub cpu_devices: BTreeMap<usize, DevicePlan>,
+    /// More devices, such as null devices in tests. They come after the CPUs.
+    pub extra_devices: Vec<Arc<dyn Device>>,
+    /// Threads that run nodes beside the caller, for each device; 0 means as many as the device has cores.
+    pub inter_op_parallelism_threads: usize,
+    /// Threads inside one kernel, the caller included, for each CPU device; 0 means an equal share of the cores.
+    pub intra_op_parallelism_threads: usize,
+    /// Every session has threads of its own; accepted for compatibility, and always so.
+    pub use_per_session_threads: bool,
+    /// Nodes that cannot run where they are pinned run elsewhere instead of being refused.
+    pub allow_soft_placement: bool,
+    /// Logs where every node was placed.
+    pub log_device_placement: bool,
+    /// The time limit of a run that has none of its own.
+    pub operation_timeout: Option<Duration>,
+}
+
+/// Details of one CPU device.
+#[derive(Clone, Debug, Default)]
+pub struct DevicePlan {
+    /// The cores it may use; empty means all.
+    pub cores: Vec<usize>,
+    /// The most bytes its tensors may take.
+    pub memory_limit: Option<u64>,
+}
+
+/// How one run differs from others.
+#[derive(Clone, Default)]
+pub struct RunOptions {
+    /// The run fails with `DeadlineExceeded` after this long, and says what it waited for.
+    pub timeout: Option<Duration>,
+    /// Records every node; see [`crate::RunMetadata::trace`].
+    pub trace: bool,
+    /// Cancelling this token stops the run.
+    pub cancel: Option<Arc<CancelToken>>,
+}

@@ -1,0 +1,89 @@
+//! The devices of a session, made from its configuration.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+
+use kolo_core::{DeviceName, Error, Result};
+use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes};
+use kolo_ops::ResourceStore;
+
+use crate::config::SessionConfig;
+use crate::executor::plan::DeviceUnit;
+use crate::inter_pool::InterPool;
+
+/// All devices of a session; CPUs first.
+pub(crate) struct Devices {
+    pub units: Vec<Arc<DeviceUnit>>,
+}
+
+impl Devices {
+    pub fn new(config: &SessionConfig) -> Result<Devices> {
+        /// More CPU devices than this is a slip.
+        const MOST: usize = 1024;
+        let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if let Some(kind) = config.device_count.keys().find(|kind| kind.as_str() != "CPU") {
+            return Err(Error::invalid_argument(format!(
+                "device_count names '{kind}'; this build makes CPU devices only"
+            )));
+        }
+        let n_cpus = config.device_count.get("CPU").copied().unwrap_or(1);
+        if !(1..=MOST).contains(&n_cpus) {
+            return Err(Error::invalid_argument(format!("device_count CPU is {n_cpus}, not from 1 to {MOST}")));
+        }
+        if let Some(id) = config.cpu_devices.keys().find(|id| **id >= n_cpus) {
+            return Err(Error::invalid_argument(format!("cpu_devices names CPU {id}, but there are {n_cpus}")));
+        }
+        let share = (n_cores / n_cpus).max(1);
+        let or_share = |threads: usize, cores: usize| match (threads, cores) {
+            (0, 0) => share,
+            (0, cores) => cores,
+            (threads, _) => threads,
+        };
+        let mut units = Vec::new();
+        for id in 0..n_cpus {
+            let plan = config.cpu_devices.get(&id).cloned().unwrap_or_default();
+            let cpu = CpuConfig {
+                intra_op_threads: or_share(config.intra_op_parallelism_threads, plan.cores.len()),
+                memory_limit: plan.memory_limit,
+                cores: plan.cores.clone(),
+                incarnation: incarnation(),
+            };
+            let n_inter = or_share(config.inter_op_parallelism_threads, plan.cores.len());
+            units.push(unit(CpuDevice::new(DeviceName::local("CPU", id as u32), &cpu), n_inter));
+        }
+        for device in &config.extra_devices {
+            let name = &device.attributes().name;
+            if units.iter().any(|unit: &Arc<DeviceUnit>| unit.device.attributes().name == *name) {
+                return Err(Error::invalid_argument(format!("there are two devices called {name}")));
+            }
+            units.push(unit(device.clone(), or_share(config.inter_op_parallelism_threads, 0)));
+        }
+        Ok(Devices { units })
+    }
+
+    pub fn attributes(&self) -> Vec<DeviceAttributes> {
+        self.units.iter().map(|unit| unit.device.attributes().clone()).collect()
+    }
+}
+
+fn unit(device: Arc<dyn Device>, n_inter: usize) -> Arc<DeviceUnit> {
+    let name = &device.attributes().name;
+    let text: Arc<str> = name.to_string().into();
+    Arc::new(DeviceUnit {
+        pool: InterPool::new(format!("kolo-{}{}", name.kind.to_lowercase(), name.id), n_inter),
+        resources: ResourceStore::new(text.clone(), &*name.job),
+        name: text,
+        device,
+    })
+}
+
+/// A random number; the standard library's hasher is seeded by the system.
+fn incarnation() -> u64 {
+    RandomState::new().build_hasher().finish() | 1
+}
+
+/// What a run hears that its session's end has stopped. TensorFlow's clients look for it.
+pub(crate) fn stop_text() -> &'static str {
+    "Step was cancelled by an explicit call to `Session::Close()`."
+}

@@ -1,0 +1,324 @@
+//! One device's share of a signature, compiled: kernels chosen, edges laid out flat, constants in place.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use kolo_core::{Error, Result, Tensor};
+use kolo_device::Device;
+use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes};
+use kolo_ops::{AsyncKernel, Cost, Kernel, KernelCtx, KernelInit, KernelMaker, ResourceStore, find_kernel, find_op};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::frames::{FrameShape, frames};
+use super::state::State;
+use crate::inter_pool::InterPool;
+
+/// A device as the session sees it: where to run, on which threads, with which state.
+pub(crate) struct DeviceUnit {
+    pub device: Arc<dyn Device>,
+    pub name: Arc<str>,
+    pub pool: InterPool,
+    pub resources: Arc<ResourceStore>,
+}
+
+/// A part before compilation.
+pub(crate) struct Part<'a> {
+    /// Its nodes, numbered from 0.
+    pub nodes: &'a Nodes,
+    /// Inputs that are fed: `(node, input)` to the number of the feed.
+    pub fed: HashMap<(NodeId, usize), usize>,
+    /// Outputs that are fetched, by number of the fetch.
+    pub fetches: Vec<(usize, Endpoint)>,
+}
+
+/// A part after compilation. Immutable, shared by all steps.
+pub(crate) struct PartPlan {
+    pub unit: Arc<DeviceUnit>,
+    pub nodes: Vec<NodePlan>,
+    pub edges: Vec<Edge>,
+    pub frames: Vec<FramePlan>,
+    /// Nodes that can run at once.
+    pub roots: Vec<u32>,
+    /// Constants and the slots they go to, before a step begins.
+    pub constants: Vec<(u32, Tensor)>,
+    /// Constants that are fetched.
+    pub fetched_constants: Vec<(u32, Tensor)>,
+    /// For each feed, by number, the edges it goes along.
+    pub feeds: Vec<(u32, Range<u32>)>,
+    /// States of finished steps, to be used again.
+    pub spare: Mutex<Vec<State>>,
+}
+
+/// One frame's layout.
+pub(crate) struct FramePlan {
+    pub parallel_iterations: usize,
+    pub n_enters: u32,
+    /// The initial pending count of each of its nodes; see [`State`] for the encoding.
+    pub pending: Vec<u32>,
+    pub n_slots: u32,
+    /// A number that is the same in every process for the same nesting of frame names.
+    pub hash: u64,
+}
+
+/// One node, laid out.
+pub(crate) struct NodePlan {
+    pub node: Arc<Node>,
+    pub kernel: PlanKernel,
+    pub cost: Cost,
+    pub flow: Flow,
+    /// For `Enter`: the frame it leads into.
+    pub enters: u32,
+    /// Its place among its frame's nodes.
+    pub local: u32,
+    /// Its inputs' places among its frame's slots.
+    pub first_slot: u32,
+    pub n_inputs: u32,
+    /// For each output, the edges it goes along and the fetches it answers.
+    pub outputs: SmallVec<[OutputPlan; 2]>,
+    /// The edges of its control output.
+    pub control: Range<u32>,
+    /// For `Merge`: how many dead inputs make it dead, in iteration 0 and in later ones.
+    pub dead_needed: (u32, u32),
+    /// For `Enter`: a loop invariant.
+    pub is_constant: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OutputPlan {
+    pub edges: Range<u32>,
+    pub fetches: SmallVec<[u32; 1]>,
+}
+
+/// Where a value goes: to a slot of a node, or, if the slot is [`CONTROL`], only to its count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edge {
+    pub node: u32,
+    pub slot: u32,
+}
+
+pub(crate) const CONTROL: u32 = u32::MAX;
+
+/// How a node is computed.
+#[derive(Clone)]
+pub(crate) enum PlanKernel {
+    Function(fn(&mut KernelCtx<'_>) -> Result<()>),
+    Object(Arc<dyn Kernel>),
+    Async(Arc<dyn AsyncKernel>),
+    /// Control flow: done while outputs are passed on.
+    Flow,
+    /// On a null device: recorded, not computed.
+    Null,
+}
+
+/// Kernels that keep state, one per device and node name, shared by all plans of a session.
+#[derive(Default)]
+pub(crate) struct KernelCache {
+    kernels: Mutex<HashMap<KernelKey, PlanKernel>>,
+}
+
+/// Device and node.
+type KernelKey = (Arc<str>, Arc<str>);
+
+impl KernelCache {
+    fn kernel(&self, node: &Arc<Node>, unit: &DeviceUnit) -> Result<PlanKernel> {
+        if unit.device.as_null().is_some() && node.def.flow == Flow::Plain {
+            return Ok(PlanKernel::Null);
+        }
+        let name = &unit.device.attributes().name;
+        let init = KernelInit { node, device: name, resources: &unit.resources };
+        let make = find_kernel(node, name).or_else(|error| match unit.device.as_null() {
+            // Transfers and control flow of a null device are the host's.
+            Some(_) => find_kernel(node, &kolo_core::DeviceName { kind: "CPU".into(), ..name.clone() }),
+            None => Err(error),
+        })?;
+        let build = || -> Result<PlanKernel> {
+            Ok(match make.make {
+                KernelMaker::Function(compute) => PlanKernel::Function(compute),
+                KernelMaker::Object(make) => PlanKernel::Object(make(&init)?.into()),
+                KernelMaker::Async(make) => PlanKernel::Async(make(&init)?.into()),
+                KernelMaker::Executor => PlanKernel::Flow,
+            })
+        };
+        let place = |error: Error| error.with_node(&node.name, node.op(), &unit.name);
+        if !node.def.stateful || node.def.flow == Flow::Transfer {
+            return build().map_err(place);
+        }
+        let key = (unit.name.clone(), node.name.clone());
+        if let Some(kernel) = self.kernels.lock().get(&key) {
+            return Ok(kernel.clone());
+        }
+        let kernel = build().map_err(place)?;
+        Ok(self.kernels.lock().entry(key).or_insert(kernel).clone())
+    }
+}
+
+/// Compiles a part.
+pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCache) -> Result<PartPlan> {
+    let nodes = part.nodes;
+    let shapes = frames(nodes, &|id, input| part.fed.contains_key(&(id, input)))?;
+    let n = nodes.len();
+
+    // Constants that wait for nothing are put in their consumers' slots before a step begins. A `Merge` counts
+    // arrivals, so one that feeds a `Merge` stays a node.
+    let mut in_place: Vec<Option<Tensor>> = vec![None; n];
+    for (id, node) in nodes.iter() {
+        if node.op() == "Const" && node.control_inputs.is_empty() && unit.device.as_null().is_none() {
+            in_place[id.index()] = Some(node.attrs.tensor("value")?.clone());
+        }
+    }
+    for (_, node) in nodes.iter().filter(|(_, node)| node.def.flow == Flow::Merge) {
+        node.inputs.iter().filter(|at| at.node.index() < n).for_each(|at| in_place[at.node.index()] = None);
+    }
+
+    let mut frame_plans: Vec<FramePlan> = Vec::with_capacity(shapes.list.len());
+    for shape in &shapes.list {
+        frame_plans.push(FramePlan {
+            parallel_iterations: shape.parallel_iterations,
+            n_enters: shape.n_enters,
+            pending: Vec::new(),
+            n_slots: 0,
+            hash: frame_hash(&shapes.list, shape),
+        });
+    }
+    let mut plans: Vec<NodePlan> = Vec::with_capacity(n);
+    let mut roots = Vec::new();
+    let mut constants = Vec::new();
+    for (id, node) in nodes.iter() {
+        let frame = shapes.of_node[id.index()];
+        let frame_plan = &mut frame_plans[frame as usize];
+        let (local, first_slot) = (frame_plan.pending.len() as u32, frame_plan.n_slots);
+        frame_plan.n_slots += node.inputs.len() as u32;
+        let mut n_data = 0;
+        for (i, at) in node.inputs.iter().enumerate() {
+            let constant = if part.fed.contains_key(&(id, i)) { None } else { in_place[at.node.index()].clone() };
+            match constant {
+                Some(value) => constants.push((first_slot + i as u32, value)),
+                None => n_data += 1,
+            }
+        }
+        let n_control = node.control_inputs.iter().filter(|id| in_place[id.index()].is_none()).count() as u32;
+        let flow = node.def.flow;
+        let pending = if flow == Flow::Merge { n_control << 1 | 1 } else { n_data + n_control };
+        frame_plan.pending.push(pending);
+        if pending == 0 && in_place[id.index()].is_none() {
+            if frame != 0 {
+                return Err(Error::internal(format!("'{}' is in a loop but waits for nothing", node.name)));
+            }
+            roots.push(id.0);
+        }
+        let enters = match flow {
+            Flow::Enter => child_frame(&shapes.list, frame, node.attrs.str("frame_name")?)?,
+            _ => 0,
+        };
+        let is_back = |i: usize, at: &Endpoint| {
+            !part.fed.contains_key(&(id, i)) && nodes.node(at.node).def.flow == Flow::NextIteration
+        };
+        let n_back = node.inputs.iter().enumerate().filter(|(i, at)| is_back(*i, at)).count() as u32;
+        let n_inputs = node.inputs.len() as u32;
+        plans.push(NodePlan {
+            node: node.clone(),
+            kernel: if in_place[id.index()].is_some() { PlanKernel::Flow } else { cache.kernel(node, unit)? },
+            cost: find_op(node.op())?.cost,
+            flow,
+            enters,
+            local,
+            first_slot,
+            n_inputs,
+            outputs: SmallVec::from_elem(OutputPlan::default(), node.outputs.len()),
+            control: 0..0,
+            dead_needed: if n_back == 0 { (n_inputs, n_inputs) } else { (n_inputs - n_back, n_back) },
+            is_constant: flow == Flow::Enter && node.attrs.bool("is_constant")?,
+        });
+    }
+
+    let edges = lay_edges(part, &mut plans, &in_place);
+    let mut all_edges = edges.edges;
+    let mut fetched_constants = Vec::new();
+    for &(fetch, at) in &part.fetches {
+        match &in_place[at.node.index()] {
+            Some(value) => fetched_constants.push((fetch as u32, value.clone())),
+            None => plans[at.node.index()].outputs[at.index as usize].fetches.push(fetch as u32),
+        }
+    }
+    let mut feeds: HashMap<usize, Vec<Edge>> = HashMap::new();
+    for (&(id, input), &feed) in &part.fed {
+        let plan = &plans[id.index()];
+        feeds.entry(feed).or_default().push(Edge { node: id.0, slot: plan.first_slot + input as u32 });
+    }
+    let mut feeds: Vec<(usize, Vec<Edge>)> = feeds.into_iter().collect();
+    feeds.sort_by_key(|(feed, _)| *feed);
+    let feeds = feeds
+        .into_iter()
+        .map(|(feed, edges)| {
+            let start = all_edges.len() as u32;
+            all_edges.extend(edges);
+            (feed as u32, start..all_edges.len() as u32)
+        })
+        .collect();
+    Ok(PartPlan {
+        unit: unit.clone(),
+        nodes: plans,
+        edges: all_edges,
+        frames: frame_plans,
+        roots,
+        constants,
+        fetched_constants,
+        feeds,
+        spare: Mutex::default(),
+    })
+}
+
+struct Laid {
+    edges: Vec<Edge>,
+}
+
+/// Lays out the edges of every output, one after the other.
+fn lay_edges(part: &Part<'_>, plans: &mut [NodePlan], in_place: &[Option<Tensor>]) -> Laid {
+    let nodes = part.nodes;
+    let mut data: HashMap<Endpoint, Vec<Edge>> = HashMap::new();
+    let mut control: Vec<Vec<Edge>> = vec![Vec::new(); nodes.len()];
+    for (id, node) in nodes.iter() {
+        let first_slot = plans[id.index()].first_slot;
+        for (i, at) in node.inputs.iter().enumerate() {
+            if !part.fed.contains_key(&(id, i)) && in_place[at.node.index()].is_none() {
+                data.entry(*at).or_default().push(Edge { node: id.0, slot: first_slot + i as u32 });
+            }
+        }
+        for before in node.control_inputs.iter().filter(|before| in_place[before.index()].is_none()) {
+            control[before.index()].push(Edge { node: id.0, slot: CONTROL });
+        }
+    }
+    let mut edges = Vec::new();
+    for (i, plan) in plans.iter_mut().enumerate() {
+        for (index, output) in plan.outputs.iter_mut().enumerate() {
+            let start = edges.len() as u32;
+            let at = Endpoint { node: NodeId(i as u32), index: index as u32 };
+            edges.extend(data.remove(&at).unwrap_or_default());
+            output.edges = start..edges.len() as u32;
+        }
+        let start = edges.len() as u32;
+        edges.append(&mut control[i]);
+        plan.control = start..edges.len() as u32;
+    }
+    Laid { edges }
+}
+
+fn child_frame(list: &[FrameShape], parent: u32, name: &str) -> Result<u32> {
+    let child = list.iter().enumerate().skip(1).find(|(_, shape)| shape.name == name && shape.parent == parent);
+    child.map(|(i, _)| i as u32).ok_or_else(|| Error::internal(format!("frame '{name}' was not found")))
+}
+
+/// FNV-1a over the names of the frame and those around it: the same in every process.
+fn frame_hash(list: &[FrameShape], shape: &FrameShape) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    let mut at = shape;
+    while !at.name.is_empty() {
+        for byte in at.name.bytes().chain([0]) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+        at = &list[at.parent as usize];
+    }
+    hash
+}

@@ -1,0 +1,595 @@
+//! The moving part of a step on one device: what has arrived, what is ready, which loop iterations are alive.
+//!
+//! Every value belongs to a frame and an iteration, and may be dead. Pending counts say how many inputs a node still waits
+//! for. A `Merge` waits for its control inputs and one live data input: its count is twice the control inputs plus one
+//! while no live input has come. Whoever passes an output on holds the part's lock.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use kolo_core::{Error, Result, Tensor};
+use kolo_graph::Flow;
+use kolo_ops::{Cost, Input, OutputValue};
+use smallvec::SmallVec;
+
+use super::plan::{CONTROL, Edge, NodePlan, PartPlan};
+
+/// A node that is ready, in one iteration of one frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Token {
+    pub node: u32,
+    pub frame: u32,
+    pub iteration: u32,
+    pub is_dead: bool,
+}
+
+/// The outputs of a node as they are passed on; `None` is dead.
+pub(crate) type Outputs = SmallVec<[Option<OutputValue>; 2]>;
+
+/// See the module's words.
+#[derive(Default)]
+pub(crate) struct State {
+    frames: Vec<Option<Frame>>,
+    /// Children by (parent frame, parent iteration, plan's frame).
+    children: HashMap<(u32, u32, u32), u32>,
+    /// Small nodes, last in, first out: what was just made is still warm.
+    small: Vec<Token>,
+    /// Nodes worth a thread of their own, first in, first out.
+    large: VecDeque<Token>,
+    /// Runners that hold a node now or look for one.
+    pub n_runners: usize,
+    /// Kernels that gave up their thread, and feeds of a partial run that have not come.
+    pub n_waiting: usize,
+    /// What waits, since when, for reports.
+    pub waiting: HashMap<u64, (u32, Instant)>,
+    pub next_ticket: u64,
+    /// The step has failed: nothing new begins.
+    pub aborted: bool,
+    pub finished: bool,
+    /// `(fetch, value)` as they arrive.
+    pub fetched: Vec<(u32, Result<Tensor>)>,
+}
+
+struct Frame {
+    plan: u32,
+    parent: u32,
+    parent_iteration: u32,
+    /// Tells this instance of the frame from all others of the step, alike in every process.
+    hash: u64,
+    iterations: VecDeque<Iteration>,
+    /// The number of `iterations[0]`.
+    first: u32,
+    n_enters_missing: u32,
+    /// Loop invariants: the `Enter` node and its value.
+    invariants: Vec<(u32, Option<OutputValue>)>,
+    /// `NextIteration`s that wait because enough iterations are in flight.
+    parked: Vec<(u32, OutputValue)>,
+    /// `Exit`s that were dead; those that were live.
+    dead_exits: Vec<u32>,
+    live_exits: Vec<u32>,
+}
+
+#[derive(Default)]
+struct Iteration {
+    pending: Vec<u32>,
+    dead: Vec<u32>,
+    slots: Vec<Input>,
+    /// Nodes of this iteration that are ready or run.
+    n_active: u32,
+    n_children: u32,
+}
+
+impl State {
+    /// Ready for a new step of `plan`: counts reset, constants in their slots, roots ready.
+    pub fn reset(&mut self, plan: &PartPlan) {
+        let root = self.frames.first_mut().and_then(Option::take);
+        self.frames.clear();
+        self.children.clear();
+        self.small.clear();
+        self.large.clear();
+        self.waiting.clear();
+        self.fetched.clear();
+        self.n_runners = 0;
+        self.n_waiting = 0;
+        self.aborted = false;
+        self.finished = false;
+        let mut root = root.unwrap_or_else(|| Frame::new(0, 0, 0, 0, 0));
+        if root.iterations.is_empty() {
+            root.iterations.push_back(Iteration::default());
+        }
+        root.iterations.truncate(1);
+        let iteration = &mut root.iterations[0];
+        iteration.reset(plan, 0);
+        for (slot, value) in &plan.constants {
+            iteration.slots[*slot as usize] = Input::Tensor(value.clone());
+        }
+        iteration.n_active = plan.roots.len() as u32;
+        self.frames.push(Some(root));
+        self.small.extend(plan.roots.iter().rev().map(|&node| Token { node, frame: 0, iteration: 0, is_dead: false }));
+        // Roots are sorted into small and large like all others, once there is more than one.
+        if self.small.len() > 1 {
+            let roots = std::mem::take(&mut self.small);
+            for token in roots {
+                self.make_ready(plan, token);
+            }
+        }
+    }
+
+    /// Drops what the step still holds, so that a spare state keeps no tensors alive.
+    pub fn clear(&mut self) {
+        self.frames.truncate(1);
+        if let Some(Some(root)) = self.frames.first_mut() {
+            root.iterations.truncate(1);
+            root.iterations.iter_mut().for_each(|iteration| iteration.slots.clear());
+            root.invariants.clear();
+            root.parked.clear();
+        }
+        self.fetched.clear();
+    }
+
+    /// The next node to run, small ones first: they may make more large ones ready.
+    pub fn pop(&mut self) -> Option<Token> {
+        self.small.pop().or_else(|| self.large.pop_front())
+    }
+
+    /// How many ready nodes are worth a thread of their own.
+    pub fn n_large(&self) -> usize {
+        self.large.len()
+    }
+
+    pub fn has_ready(&self) -> bool {
+        !self.small.is_empty() || !self.large.is_empty()
+    }
+
+    /// Forgets what is ready: the step has failed.
+    pub fn drop_ready(&mut self) {
+        self.small.clear();
+        self.large.clear();
+    }
+
+    /// The inputs of a node that is about to run.
+    pub fn take_inputs(&mut self, plan: &NodePlan, token: Token) -> SmallVec<[Input; 4]> {
+        let iteration = self.iteration(token);
+        let first = plan.first_slot as usize;
+        iteration.slots[first..first + plan.n_inputs as usize].iter_mut().map(std::mem::take).collect()
+    }
+
+    /// The frame and iteration of a token as one number, for rendezvous keys; 0 outside of loops.
+    pub fn frame_iteration(&self, token: Token) -> u64 {
+        match token.frame {
+            0 => 0,
+            frame => {
+                let hash = self.frames[frame as usize].as_ref().map_or(0, |frame| frame.hash);
+                mix(hash, u64::from(token.iteration) + 1)
+            }
+        }
+    }
+
+    /// Delivers a feed.
+    pub fn feed(&mut self, plan: &PartPlan, edges: std::ops::Range<u32>, value: &Tensor) {
+        self.activate(
+            plan,
+            0,
+            0,
+            &plan.edges[edges.start as usize..edges.end as usize],
+            Some(OutputValue::Tensor(value.clone())),
+        );
+    }
+
+    /// Passes the outputs of a node on, which may make others ready.
+    pub fn propagate(&mut self, plan: &PartPlan, token: Token, outputs: Outputs) -> Result<()> {
+        let node = &plan.nodes[token.node as usize];
+        match node.flow {
+            Flow::Enter => {
+                let value = outputs.into_iter().next().flatten();
+                self.enter(plan, token, node, value);
+            }
+            Flow::Exit => {
+                let value = outputs.into_iter().next().flatten();
+                let frame = self.frame_mut(token.frame);
+                match value {
+                    None => frame.dead_exits.push(token.node),
+                    Some(value) => {
+                        frame.live_exits.push(token.node);
+                        let (parent, iteration) = (frame.parent, frame.parent_iteration);
+                        self.deliver(plan, parent, iteration, node, SmallVec::from_iter([Some(value)]), false)?;
+                    }
+                }
+            }
+            Flow::NextIteration => {
+                // A dead one ends the loop on this path.
+                if let Some(value) = outputs.into_iter().next().flatten() {
+                    self.next_iteration(plan, token, value);
+                }
+            }
+            _ => self.deliver(plan, token.frame, token.iteration, node, outputs, token.is_dead)?,
+        }
+        self.iteration(token).n_active -= 1;
+        self.settle(plan, token.frame);
+        Ok(())
+    }
+
+    fn deliver(
+        &mut self,
+        plan: &PartPlan,
+        frame: u32,
+        iteration: u32,
+        node: &NodePlan,
+        outputs: Outputs,
+        is_dead: bool,
+    ) -> Result<()> {
+        for (output, value) in node.outputs.iter().zip(outputs) {
+            for &fetch in &output.fetches {
+                let fetched = match &value {
+                    Some(OutputValue::Tensor(tensor)) => Ok(tensor.clone()),
+                    Some(OutputValue::Reference(cell)) => cell.value(),
+                    None => Err(Error::invalid_argument(format!(
+                        "the fetched tensor '{}' is dead: it is in a branch that was not taken",
+                        node.node.name
+                    ))),
+                };
+                self.fetched.push((fetch, fetched));
+            }
+            let edges = output.edges.start as usize..output.edges.end as usize;
+            self.activate(plan, frame, iteration, &plan.edges[edges], value);
+        }
+        if !node.control.is_empty() {
+            let edges = node.control.start as usize..node.control.end as usize;
+            self.activate_control(plan, frame, iteration, &plan.edges[edges], is_dead);
+        }
+        Ok(())
+    }
+
+    /// Lets a value (`None`: dead) arrive at the ends of these edges.
+    fn activate(
+        &mut self,
+        plan: &PartPlan,
+        frame: u32,
+        iteration_number: u32,
+        edges: &[Edge],
+        value: Option<OutputValue>,
+    ) {
+        let Some((last, others)) = edges.split_last() else { return };
+        for edge in others {
+            self.arrive(plan, frame, iteration_number, *edge, value.clone().map(Arrival::Value));
+        }
+        self.arrive(plan, frame, iteration_number, *last, value.map(Arrival::Value));
+    }
+
+    /// Lets a control output arrive: only counts move.
+    fn activate_control(&mut self, plan: &PartPlan, frame: u32, iteration: u32, edges: &[Edge], is_dead: bool) {
+        for edge in edges {
+            self.arrive(plan, frame, iteration, *edge, (!is_dead).then_some(Arrival::Nothing));
+        }
+    }
+
+    #[inline]
+    fn arrive(&mut self, plan: &PartPlan, frame: u32, number: u32, edge: Edge, value: Option<Arrival>) {
+        let node = &plan.nodes[edge.node as usize];
+        let local = node.local as usize;
+        let Some(Some(in_frame)) = self.frames.get_mut(frame as usize) else { return };
+        let iteration = &mut in_frame.iterations[(number - in_frame.first) as usize];
+        let (ready, is_dead) = if node.flow == Flow::Merge {
+            let dead_needed = if number == 0 { node.dead_needed.0 } else { node.dead_needed.1 };
+            if edge.slot == CONTROL {
+                iteration.pending[local] -= 2;
+                let all_dead = iteration.dead[local] >= dead_needed;
+                let count = iteration.pending[local];
+                (count == 0 || (count == 1 && all_dead), count == 1)
+            } else if let Some(value) = value {
+                let count = iteration.pending[local];
+                // Only the first live input counts.
+                if count & 1 == 0 {
+                    return;
+                }
+                iteration.pending[local] = count & !1;
+                if let Arrival::Value(value) = value {
+                    iteration.slots[edge.slot as usize] = into_input(value);
+                }
+                (count == 1, false)
+            } else {
+                iteration.dead[local] += 1;
+                (iteration.pending[local] == 1 && iteration.dead[local] == dead_needed, true)
+            }
+        } else {
+            match value {
+                Some(Arrival::Value(value)) => iteration.slots[edge.slot as usize] = into_input(value),
+                Some(Arrival::Nothing) => {}
+                None => iteration.dead[local] = 1,
+            }
+            iteration.pending[local] -= 1;
+            let is_dead = iteration.dead[local] != 0 && node.flow != Flow::ControlTrigger;
+            (iteration.pending[local] == 0, is_dead)
+        };
+        if ready {
+            iteration.n_active += 1;
+            self.make_ready(plan, Token { node: edge.node, frame, iteration: number, is_dead });
+        }
+    }
+
+    fn make_ready(&mut self, plan: &PartPlan, token: Token) {
+        // With nothing else to do there is nobody to share the work with.
+        if self.has_ready() && !token.is_dead && self.is_large(plan, token) {
+            self.large.push_back(token);
+        } else {
+            self.small.push(token);
+        }
+    }
+
+    /// Whether handing a node to another thread would pay.
+    fn is_large(&mut self, plan: &PartPlan, token: Token) -> bool {
+        /// Bytes of inputs from which on a node is worth a hand-off of some microseconds.
+        const ELEMENTS: usize = 256 << 10;
+        const HEAVY: usize = 4 << 10;
+        let node = &plan.nodes[token.node as usize];
+        let threshold = match node.cost {
+            Cost::Inline => return false,
+            Cost::Elements => ELEMENTS,
+            Cost::Heavy => HEAVY,
+        };
+        let iteration = self.iteration(token);
+        let slots = &iteration.slots[node.first_slot as usize..(node.first_slot + node.n_inputs) as usize];
+        let n_bytes: usize = slots
+            .iter()
+            .map(|input| match input {
+                Input::Tensor(tensor) => tensor.n_bytes(),
+                Input::Reference(_) => threshold,
+                Input::Empty => 0,
+            })
+            .sum();
+        n_bytes >= threshold
+    }
+
+    fn enter(&mut self, plan: &PartPlan, token: Token, node: &NodePlan, value: Option<OutputValue>) {
+        let child = self.child_frame(plan, token, node.enters);
+        let edges = &plan.edges[node.outputs[0].edges.start as usize..node.outputs[0].edges.end as usize];
+        let control = &plan.edges[node.control.start as usize..node.control.end as usize];
+        let frame = self.frame_mut(child);
+        frame.n_enters_missing -= 1;
+        let (first, last) = (frame.first, frame.first + frame.iterations.len() as u32);
+        if node.is_constant {
+            frame.invariants.push((token.node, value.clone()));
+            for number in first..last {
+                self.activate(plan, child, number, edges, value.clone());
+                self.activate_control(plan, child, number, control, value.is_none());
+            }
+        } else {
+            self.activate_control(plan, child, 0, control, value.is_none());
+            self.activate(plan, child, 0, edges, value);
+        }
+        self.settle(plan, child);
+    }
+
+    fn child_frame(&mut self, plan: &PartPlan, token: Token, frame_plan: u32) -> u32 {
+        let key = (token.frame, token.iteration, frame_plan);
+        if let Some(&child) = self.children.get(&key) {
+            return child;
+        }
+        let parent_hash = self.frame_iteration(token);
+        let shape = &plan.frames[frame_plan as usize];
+        let mut frame =
+            Frame::new(frame_plan, token.frame, token.iteration, mix(parent_hash, shape.hash), shape.n_enters);
+        let mut iteration = Iteration::default();
+        iteration.reset(plan, frame_plan);
+        frame.iterations.push_back(iteration);
+        let child = match self.frames.iter().skip(1).position(Option::is_none) {
+            Some(free) => {
+                self.frames[free + 1] = Some(frame);
+                free as u32 + 1
+            }
+            None => {
+                self.frames.push(Some(frame));
+                self.frames.len() as u32 - 1
+            }
+        };
+        self.children.insert(key, child);
+        self.iteration(token).n_children += 1;
+        child
+    }
+
+    fn next_iteration(&mut self, plan: &PartPlan, token: Token, value: OutputValue) {
+        let frame = self.frame_mut(token.frame);
+        let next = token.iteration + 1;
+        if next - frame.first >= frame.iterations.len() as u32 {
+            let limit = plan.frames[frame.plan as usize].parallel_iterations;
+            if frame.iterations.len() >= limit {
+                frame.parked.push((token.node, value));
+                return;
+            }
+            self.open_iteration(plan, token.frame);
+        }
+        self.arrive_at_iteration(plan, token.frame, next, token.node, value);
+    }
+
+    fn arrive_at_iteration(&mut self, plan: &PartPlan, frame: u32, number: u32, node: u32, value: OutputValue) {
+        let node = &plan.nodes[node as usize];
+        let control = &plan.edges[node.control.start as usize..node.control.end as usize];
+        self.activate_control(plan, frame, number, control, false);
+        let edges = &plan.edges[node.outputs[0].edges.start as usize..node.outputs[0].edges.end as usize];
+        self.activate(plan, frame, number, edges, Some(value));
+    }
+
+    /// Begins the iteration after the last one; loop invariants arrive in it.
+    fn open_iteration(&mut self, plan: &PartPlan, frame_id: u32) {
+        let frame = self.frame_mut(frame_id);
+        let mut iteration = Iteration::default();
+        iteration.reset(plan, frame.plan);
+        frame.iterations.push_back(iteration);
+        let number = frame.first + frame.iterations.len() as u32 - 1;
+        for (node, value) in frame.invariants.clone() {
+            let node = &plan.nodes[node as usize];
+            let control = &plan.edges[node.control.start as usize..node.control.end as usize];
+            self.activate_control(plan, frame_id, number, control, value.is_none());
+            let edges = &plan.edges[node.outputs[0].edges.start as usize..node.outputs[0].edges.end as usize];
+            self.activate(plan, frame_id, number, edges, value);
+        }
+    }
+
+    /// Ends iterations of a frame in which nothing is left to do, lets parked ones begin, and ends the frame with its
+    /// last iteration.
+    fn settle(&mut self, plan: &PartPlan, frame_id: u32) {
+        if frame_id == 0 {
+            return;
+        }
+        loop {
+            let frame = self.frame_mut(frame_id);
+            let idle = |iteration: &Iteration| iteration.n_active == 0 && iteration.n_children == 0;
+            if frame.n_enters_missing > 0 || !frame.iterations.front().is_some_and(idle) {
+                return;
+            }
+            let more = frame.iterations.len() > 1 || !frame.parked.is_empty();
+            if !more {
+                break;
+            }
+            frame.iterations.pop_front();
+            frame.first += 1;
+            let parked = std::mem::take(&mut frame.parked);
+            if let Some((node, _)) = parked.first() {
+                debug_assert_eq!(plan.nodes[*node as usize].flow, Flow::NextIteration);
+                self.open_iteration(plan, frame_id);
+                let frame = self.frame_mut(frame_id);
+                let number = frame.first + frame.iterations.len() as u32 - 1;
+                for (node, value) in parked {
+                    self.arrive_at_iteration(plan, frame_id, number, node, value);
+                }
+            }
+        }
+        self.end_frame(plan, frame_id);
+    }
+
+    fn end_frame(&mut self, plan: &PartPlan, frame_id: u32) {
+        let Some(frame) = self.frames[frame_id as usize].take() else { return };
+        self.children.remove(&(frame.parent, frame.parent_iteration, frame.plan));
+        for exit in &frame.dead_exits {
+            if frame.live_exits.contains(exit) {
+                continue;
+            }
+            let node = &plan.nodes[*exit as usize];
+            for edges in [&node.control, &node.outputs[0].edges] {
+                let edges = &plan.edges[edges.start as usize..edges.end as usize];
+                self.activate_control(plan, frame.parent, frame.parent_iteration, edges, true);
+            }
+            for &fetch in &node.outputs[0].fetches {
+                let error = Error::invalid_argument(format!("the fetched tensor '{}' is dead", node.node.name));
+                self.fetched.push((fetch, Err(error)));
+            }
+        }
+        let parent = Token { node: 0, frame: frame.parent, iteration: frame.parent_iteration, is_dead: false };
+        self.iteration(parent).n_children -= 1;
+        self.settle(plan, frame.parent);
+    }
+
+    fn frame_mut(&mut self, frame: u32) -> &mut Frame {
+        self.frames[frame as usize].as_mut().expect("a frame lives as long as it has nodes that run")
+    }
+
+    fn iteration(&mut self, token: Token) -> &mut Iteration {
+        let frame = self.frame_mut(token.frame);
+        &mut frame.iterations[(token.iteration - frame.first) as usize]
+    }
+}
+
+impl Frame {
+    fn new(plan: u32, parent: u32, parent_iteration: u32, hash: u64, n_enters: u32) -> Frame {
+        Frame {
+            plan,
+            parent,
+            parent_iteration,
+            hash,
+            iterations: VecDeque::new(),
+            first: 0,
+            n_enters_missing: n_enters,
+            invariants: Vec::new(),
+            parked: Vec::new(),
+            dead_exits: Vec::new(),
+            live_exits: Vec::new(),
+        }
+    }
+}
+
+impl Iteration {
+    fn reset(&mut self, plan: &PartPlan, frame: u32) {
+        let frame = &plan.frames[frame as usize];
+        self.pending.clear();
+        self.pending.extend_from_slice(&frame.pending);
+        self.dead.clear();
+        self.dead.resize(frame.pending.len(), 0);
+        self.slots.clear();
+        self.slots.resize_with(frame.n_slots as usize, Input::default);
+        self.n_active = 0;
+        self.n_children = 0;
+    }
+}
+
+/// What the executor does itself: the outputs of a control-flow node, given its inputs.
+pub(crate) fn flow_outputs(node: &NodePlan, inputs: &mut [Input]) -> Result<Outputs> {
+    let mut take = |i: usize| -> Result<OutputValue> {
+        match std::mem::take(&mut inputs[i]) {
+            Input::Tensor(tensor) => Ok(OutputValue::Tensor(tensor)),
+            Input::Reference(cell) => Ok(OutputValue::Reference(cell)),
+            Input::Empty => Err(Error::internal(format!("input {i} did not arrive"))),
+        }
+    };
+    match node.flow {
+        Flow::Switch => {
+            let OutputValue::Tensor(predicate) = take(1)? else {
+                return Err(Error::invalid_argument("the predicate is a reference"));
+            };
+            let value = take(0)?;
+            let mut outputs: Outputs = SmallVec::from_iter([None, None]);
+            outputs[usize::from(predicate.scalar_value::<bool>()?)] = Some(value);
+            Ok(outputs)
+        }
+        Flow::Merge => {
+            let arrived = inputs.iter().position(|input| !matches!(input, Input::Empty));
+            let index = arrived.ok_or_else(|| Error::internal("a merge ran without a live input"))?;
+            let value = match std::mem::take(&mut inputs[index]) {
+                Input::Tensor(tensor) => OutputValue::Tensor(tensor),
+                Input::Reference(cell) => OutputValue::Reference(cell),
+                Input::Empty => return Err(Error::internal("a merge ran without a live input")),
+            };
+            Ok(SmallVec::from_iter([Some(value), Some(OutputValue::Tensor(Tensor::scalar(index as i32)))]))
+        }
+        Flow::Enter | Flow::Exit | Flow::NextIteration | Flow::LoopCond => Ok(SmallVec::from_iter([Some(take(0)?)])),
+        Flow::ControlTrigger | Flow::Plain | Flow::Transfer => Ok(SmallVec::new()),
+    }
+}
+
+#[inline]
+fn into_input(value: OutputValue) -> Input {
+    match value {
+        OutputValue::Tensor(tensor) => Input::Tensor(tensor),
+        OutputValue::Reference(cell) => Input::Reference(cell),
+    }
+}
+
+/// What comes along an edge that is alive.
+enum Arrival {
+    Value(OutputValue),
+    /// A control edge carries no value.
+    Nothing,
+}
+
+/// Two numbers mixed into one, alike in every process (SplitMix64's finaliser).
+fn mix(a: u64, b: u64) -> u64 {
+    let mut z = a ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// References that a node takes as values are read now, when it starts.
+pub(crate) fn read_references(node: &NodePlan, inputs: &mut [Input]) -> Result<()> {
+    for (input, &by_reference) in inputs.iter_mut().zip(&node.node.ref_inputs) {
+        if let Input::Reference(cell) = input {
+            if !by_reference {
+                let cell: Arc<_> = cell.clone();
+                *input = Input::Tensor(cell.value()?);
+            } else if !node.node.def.allows_uninitialized_input && !cell.is_initialized() {
+                cell.value()?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,586 @@
+//! One run of a signature: the parts' states, who waits for them, and the first error.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use kolo_core::{Error, Result, Tensor};
+use kolo_graph::Flow;
+use kolo_ops::{CancelToken, Done, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices};
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+
+use super::plan::{NodePlan, PartPlan, PlanKernel};
+use super::state::{Outputs, State, Token, flow_outputs, read_references};
+use crate::rendezvous::LocalRendezvous;
+use crate::trace::{NodeTrace, TraceSink};
+
+/// How long the caller watches for work before it parks.
+const SPIN: Duration = Duration::from_micros(40);
+
+/// How long a cancelled step may take to unwind before the caller stops waiting for it.
+const UNWIND: Duration = Duration::from_secs(10);
+
+/// A step in flight.
+pub(crate) struct Step {
+    pub id: u64,
+    parts: Vec<StepPart>,
+    services: Services,
+    error: Mutex<Option<Error>>,
+    n_unfinished: AtomicUsize,
+    caller: Caller,
+    trace: Option<TraceSink>,
+    start: Instant,
+}
+
+struct StepPart {
+    plan: Arc<PartPlan>,
+    state: Mutex<State>,
+    /// The caller runs this part's nodes too.
+    for_caller: bool,
+}
+
+/// The thread in `Session::run`, which runs nodes and waits.
+struct Caller {
+    thread: Mutex<Thread>,
+    notified: AtomicBool,
+}
+
+/// What kernels see of the step, apart from their own device.
+struct Services {
+    step_resources: Arc<ResourceStore>,
+    local_rendezvous: Arc<LocalRendezvous>,
+    rendezvous: Arc<dyn Rendezvous>,
+    cancel: Arc<CancelToken>,
+}
+
+/// [`StepServices`] for one device.
+struct DeviceServices<'a> {
+    step: &'a Step,
+    resources: &'a Arc<ResourceStore>,
+}
+
+impl StepServices for DeviceServices<'_> {
+    fn step_id(&self) -> u64 {
+        self.step.id
+    }
+    fn resources(&self) -> &Arc<ResourceStore> {
+        self.resources
+    }
+    fn step_resources(&self) -> &Arc<ResourceStore> {
+        &self.step.services.step_resources
+    }
+    fn rendezvous(&self) -> &Arc<dyn Rendezvous> {
+        &self.step.services.rendezvous
+    }
+    fn cancel(&self) -> &Arc<CancelToken> {
+        &self.step.services.cancel
+    }
+}
+
+impl Step {
+    /// A step over these parts, ready to run. Feeds that come later are counted as waited for.
+    pub fn new(
+        id: u64,
+        plans: &[Arc<PartPlan>],
+        cancel: Arc<CancelToken>,
+        traced: bool,
+        feeds_come_later: bool,
+    ) -> Arc<Step> {
+        // The caller runs the part with most nodes; the others have threads of their own.
+        let for_caller = (0..plans.len()).max_by_key(|&i| plans[i].nodes.len()).unwrap_or(0);
+        let parts = plans
+            .iter()
+            .enumerate()
+            .map(|(i, plan)| {
+                let mut state = plan.spare.lock().pop().unwrap_or_default();
+                state.reset(plan);
+                if feeds_come_later {
+                    state.n_waiting = plan.feeds.len();
+                }
+                StepPart { plan: plan.clone(), state: Mutex::new(state), for_caller: i == for_caller }
+            })
+            .collect();
+        let local_rendezvous = Arc::new(LocalRendezvous::default());
+        let services = Services {
+            step_resources: ResourceStore::new("step", "step"),
+            rendezvous: local_rendezvous.clone(),
+            local_rendezvous,
+            cancel,
+        };
+        let start = Instant::now();
+        Arc::new(Step {
+            id,
+            parts,
+            services,
+            error: Mutex::new(None),
+            n_unfinished: AtomicUsize::new(plans.len()),
+            caller: Caller { thread: Mutex::new(std::thread::current()), notified: AtomicBool::new(false) },
+            trace: traced.then(|| TraceSink::new(start)),
+            start,
+        })
+    }
+
+    /// Delivers feeds, by number.
+    pub fn feed(self: &Arc<Self>, values: &[(usize, &Tensor)], was_waited_for: bool) {
+        for part in &self.parts {
+            let mut state = part.state.lock();
+            for (feed, edges) in &part.plan.feeds {
+                if let Some((_, value)) = values.iter().find(|(i, _)| *i == *feed as usize) {
+                    state.feed(&part.plan, edges.clone(), value);
+                    if was_waited_for {
+                        state.n_waiting -= 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Runs until the step is over, or until `enough` says so, or until `deadline`. The calling thread works too.
+    pub fn run(self: &Arc<Self>, deadline: Option<Instant>, enough: &dyn Fn(&Step) -> bool) {
+        for index in 0..self.parts.len() {
+            if !self.parts[index].for_caller {
+                self.spawn_runner(index);
+            }
+        }
+        let mut deadline = deadline;
+        loop {
+            for index in 0..self.parts.len() {
+                if self.parts[index].for_caller {
+                    self.run_part(index, self.join(index));
+                }
+            }
+            if self.is_over() || enough(self) {
+                return;
+            }
+            if !self.wait(deadline) {
+                let waiting = self.describe_waits();
+                let unwinding = self.error.lock().is_some();
+                if unwinding {
+                    // A kernel does not come back; the step is left to it.
+                    return;
+                }
+                let after = self.start.elapsed();
+                self.fail(Error::deadline_exceeded(format!(
+                    "the step timed out after {after:.1?}; it waits for {waiting}"
+                )));
+                deadline = Some(Instant::now() + UNWIND);
+            }
+        }
+    }
+
+    /// The thread that calls this is the one to wake from now on: parts of a partial run may come from several threads.
+    pub fn adopt_caller(&self) {
+        *self.caller.thread.lock() = std::thread::current();
+    }
+
+    /// True when nothing runs and nothing waits any more.
+    pub fn is_over(&self) -> bool {
+        self.n_unfinished.load(Ordering::Acquire) == 0
+    }
+
+    /// The step's end: its first error, or what was fetched, by number.
+    pub fn finish(&self, n_fetches: usize) -> Result<Vec<Option<Tensor>>> {
+        if let Some(error) = self.error.lock().clone() {
+            return Err(error);
+        }
+        let mut values: Vec<Option<Tensor>> = vec![None; n_fetches];
+        self.collect(&mut values)?;
+        Ok(values)
+    }
+
+    /// Moves what has been fetched so far to `values`, by number.
+    pub fn collect(&self, values: &mut [Option<Tensor>]) -> Result<()> {
+        for part in &self.parts {
+            for (fetch, value) in part.state.lock().fetched.drain(..) {
+                values[fetch as usize] = Some(value?);
+            }
+            for (fetch, value) in &part.plan.fetched_constants {
+                values[*fetch as usize] = Some(value.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// The numbers of the fetches that have arrived.
+    pub fn has_fetched(&self, fetches: &[usize]) -> bool {
+        let mut arrived = Vec::new();
+        for part in &self.parts {
+            arrived.extend(part.state.lock().fetched.iter().map(|(fetch, _)| *fetch as usize));
+            arrived.extend(part.plan.fetched_constants.iter().map(|(fetch, _)| *fetch as usize));
+        }
+        self.error.lock().is_some() || fetches.iter().all(|fetch| arrived.contains(fetch))
+    }
+
+    /// The first error, if the step has failed.
+    pub fn error(&self) -> Option<Error> {
+        self.error.lock().clone()
+    }
+
+    /// What was recorded of each node, if asked for.
+    pub fn take_trace(&self) -> Vec<NodeTrace> {
+        self.trace.as_ref().map(TraceSink::take).unwrap_or_default()
+    }
+
+    /// Stops the step. The first error wins; later ones are its echoes.
+    pub fn fail(&self, error: Error) {
+        {
+            let mut first = self.error.lock();
+            match &*first {
+                None => *first = Some(error.clone()),
+                Some(earlier) if earlier.is_derived() && !error.is_derived() => *first = Some(error.clone()),
+                Some(_) => return,
+            }
+        }
+        for part in &self.parts {
+            let mut state = part.state.lock();
+            state.aborted = true;
+            state.drop_ready();
+        }
+        let echo = Error::cancelled(format!("the step was stopped: {error}")).into_derived();
+        self.services.local_rendezvous.abort(echo.clone());
+        self.services.cancel.cancel(echo);
+        for part in &self.parts {
+            let mut state = part.state.lock();
+            self.finish_part_if_idle(part, &mut state);
+        }
+    }
+
+    /// What the step waits for now, for people.
+    pub fn describe_waits(&self) -> String {
+        let mut waits = Vec::new();
+        for part in &self.parts {
+            let state = part.state.lock();
+            for (node, since) in state.waiting.values() {
+                let node = &part.plan.nodes[*node as usize].node;
+                waits.push(format!(
+                    "{} '{}' on {} for {:.1?}",
+                    node.op(),
+                    node.name,
+                    part.plan.unit.name,
+                    since.elapsed()
+                ));
+            }
+            if state.n_runners > 0 {
+                waits.push(format!("{} kernel(s) running on {}", state.n_runners, part.plan.unit.name));
+            }
+        }
+        waits.sort();
+        if waits.is_empty() { "nothing that has a name".to_owned() } else { waits.join(", ") }
+    }
+
+    /// Parks the caller until there is something to do. False at the deadline.
+    fn wait(&self, deadline: Option<Instant>) -> bool {
+        let start = Instant::now();
+        while !self.caller.notified.swap(false, Ordering::AcqRel) {
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return false;
+            }
+            if now - start < SPIN {
+                for _ in 0..32 {
+                    std::hint::spin_loop();
+                }
+                continue;
+            }
+            match deadline {
+                Some(deadline) => std::thread::park_timeout(deadline - now),
+                None => std::thread::park(),
+            }
+        }
+        true
+    }
+
+    fn notify_caller(&self) {
+        self.caller.notified.store(true, Ordering::Release);
+        self.caller.thread.lock().unpark();
+    }
+
+    /// Enters a part as a runner.
+    fn join(&self, index: usize) -> MutexGuard<'_, State> {
+        let mut state = self.parts[index].state.lock();
+        state.n_runners += 1;
+        state
+    }
+
+    /// Starts another runner for a part on its device's threads, if there may be one; on this thread otherwise.
+    fn spawn_runner(self: &Arc<Self>, index: usize) {
+        let part = &self.parts[index];
+        part.state.lock().n_runners += 1;
+        let step = self.clone();
+        let spawned = part.plan.unit.pool.spawn(move || {
+            let state = step.parts[index].state.lock();
+            step.run_part(index, state);
+        });
+        if !spawned {
+            let state = part.state.lock();
+            self.run_part(index, state);
+        }
+    }
+
+    /// The runner's loop; it has been counted as a runner already.
+    fn run_part(self: &Arc<Self>, index: usize, state: MutexGuard<'_, State>) {
+        let part = &self.parts[index];
+        let plan = &*part.plan;
+        let services = DeviceServices { step: self, resources: &plan.unit.resources };
+        let mut state = state;
+        loop {
+            let Some(token) = (if state.aborted { None } else { state.pop() }) else {
+                state.n_runners -= 1;
+                self.finish_part_if_idle(part, &mut state);
+                return;
+            };
+            let node = &plan.nodes[token.node as usize];
+            // Control flow and dead nodes are only passed on; that needs no kernel and no unlocking.
+            let is_transfer = node.flow == Flow::Transfer;
+            if (token.is_dead && !is_transfer) || matches!(node.kernel, PlanKernel::Flow) {
+                let outputs = if token.is_dead {
+                    let _ = state.take_inputs(node, token);
+                    Ok(SmallVec::from_elem(None, node.outputs.len()))
+                } else {
+                    let mut inputs = state.take_inputs(node, token);
+                    flow_outputs(node, &mut inputs)
+                };
+                if let Err(error) = outputs.and_then(|outputs| state.propagate(plan, token, outputs)) {
+                    drop(state);
+                    self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
+                    state = part.state.lock();
+                }
+                continue;
+            }
+            let mut inputs = state.take_inputs(node, token);
+            let frame_iteration = state.frame_iteration(token);
+            let more = state.n_large() > 0 && state.n_runners < plan.unit.pool.max_threads();
+            if let PlanKernel::Async(_) = node.kernel {
+                state.n_waiting += 1;
+                let ticket = state.next_ticket;
+                state.next_ticket += 1;
+                state.waiting.insert(ticket, (token.node, Instant::now()));
+                drop(state);
+                if more {
+                    self.spawn_runner(index);
+                }
+                self.start_async(index, token, ticket, &mut inputs, frame_iteration, &services);
+                drop(inputs);
+                state = part.state.lock();
+                continue;
+            }
+            drop(state);
+            if more {
+                self.spawn_runner(index);
+            }
+            let result = self.compute(plan, node, token, &mut inputs, frame_iteration, &services);
+            drop(inputs);
+            match result {
+                Ok(outputs) => {
+                    state = part.state.lock();
+                    if let Err(error) = state.propagate(plan, token, outputs) {
+                        drop(state);
+                        self.fail(error);
+                        state = part.state.lock();
+                    }
+                }
+                Err(error) => {
+                    self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
+                    state = part.state.lock();
+                }
+            }
+        }
+    }
+
+    fn compute(
+        &self,
+        plan: &PartPlan,
+        node: &NodePlan,
+        token: Token,
+        inputs: &mut SmallVec<[Input; 4]>,
+        frame_iteration: u64,
+        services: &DeviceServices<'_>,
+    ) -> Result<Outputs> {
+        let start = self.trace.as_ref().map(|_| Instant::now());
+        read_references(node, inputs)?;
+        let mut outputs: Outputs = SmallVec::from_elem(None, node.outputs.len());
+        let mut ctx = KernelCtx {
+            node: &node.node,
+            device: &*plan.unit.device,
+            step: services,
+            inputs,
+            outputs: &mut outputs,
+            frame_iteration,
+            is_dead: token.is_dead,
+        };
+        // A kernel that panics is our bug; it must not take the step's other threads down with it.
+        let run = std::panic::AssertUnwindSafe(|| match &node.kernel {
+            PlanKernel::Function(compute) => compute(&mut ctx),
+            PlanKernel::Object(kernel) => kernel.compute(&mut ctx),
+            PlanKernel::Null => null_outputs(&mut ctx),
+            PlanKernel::Async(_) | PlanKernel::Flow => Err(Error::internal("not a synchronous kernel")),
+        });
+        std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked(&*panic)))?;
+        for (i, output) in outputs.iter().enumerate() {
+            let Some(value) = output else { return Err(Error::internal(format!("output {i} was not set"))) };
+            let declared = node.node.outputs[i].dtype;
+            if let OutputValue::Tensor(tensor) = value
+                && tensor.dtype() != declared
+            {
+                return Err(Error::internal(format!("output {i} is {}, declared as {declared}", tensor.dtype())));
+            }
+        }
+        if let (Some(sink), Some(start)) = (&self.trace, start) {
+            sink.record(&node.node, &plan.unit.name, start, &outputs);
+        }
+        Ok(outputs)
+    }
+
+    fn start_async(
+        self: &Arc<Self>,
+        index: usize,
+        token: Token,
+        ticket: u64,
+        inputs: &mut SmallVec<[Input; 4]>,
+        frame_iteration: u64,
+        services: &DeviceServices<'_>,
+    ) {
+        let plan = &self.parts[index].plan;
+        let node = &plan.nodes[token.node as usize];
+        let step = self.clone();
+        let start = Instant::now();
+        let done = Done::new(move |outcome| step.finish_async(index, token, ticket, start, outcome));
+        if let Err(error) = read_references(node, inputs) {
+            return done.finish(Err(error));
+        }
+        let mut outputs: Outputs = SmallVec::from_elem(None, node.outputs.len());
+        let mut ctx = KernelCtx {
+            node: &node.node,
+            device: &*plan.unit.device,
+            step: services,
+            inputs,
+            outputs: &mut outputs,
+            frame_iteration,
+            is_dead: token.is_dead,
+        };
+        if let PlanKernel::Async(kernel) = &node.kernel {
+            kernel.start(&mut ctx, done);
+        }
+    }
+
+    /// A waiting kernel has come back, on any thread.
+    fn finish_async(
+        self: &Arc<Self>,
+        index: usize,
+        token: Token,
+        ticket: u64,
+        start: Instant,
+        outcome: Result<Outcome>,
+    ) {
+        let part = &self.parts[index];
+        let plan = &*part.plan;
+        let node = &plan.nodes[token.node as usize];
+        let outputs: Result<Outputs> = outcome.and_then(|outcome| {
+            if outcome.dead {
+                return Ok(SmallVec::from_elem(None, node.outputs.len()));
+            }
+            if outcome.outputs.len() != node.outputs.len() {
+                return Err(Error::internal(format!(
+                    "{} outputs, expected {}",
+                    outcome.outputs.len(),
+                    node.outputs.len()
+                )));
+            }
+            Ok(outcome.outputs.into_iter().map(|tensor| Some(OutputValue::Tensor(tensor))).collect())
+        });
+        if let (Some(sink), Ok(outputs)) = (&self.trace, &outputs) {
+            sink.record(&node.node, &plan.unit.name, start, outputs);
+        }
+        let failed = {
+            let mut state = part.state.lock();
+            state.waiting.remove(&ticket);
+            match outputs {
+                Ok(outputs) if !state.aborted => {
+                    let is_dead = outputs.iter().any(Option::is_none) || (token.is_dead && outputs.is_empty());
+                    let result = state.propagate(plan, Token { is_dead, ..token }, outputs);
+                    state.n_waiting -= 1;
+                    result.err()
+                }
+                Ok(_) => {
+                    state.n_waiting -= 1;
+                    None
+                }
+                Err(error) => {
+                    // Recorded before the count goes down: the step must not end without its error.
+                    drop(state);
+                    self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
+                    state = part.state.lock();
+                    state.n_waiting -= 1;
+                    None
+                }
+            }
+        };
+        if let Some(error) = failed {
+            self.fail(error);
+        }
+        self.kick(index);
+    }
+
+    /// Sees to it that somebody runs what has become ready, and that the end is noticed.
+    fn kick(self: &Arc<Self>, index: usize) {
+        let part = &self.parts[index];
+        let mut state = part.state.lock();
+        if !state.has_ready() {
+            return self.finish_part_if_idle(part, &mut state);
+        }
+        let nobody = state.n_runners == 0;
+        let room = state.n_large() > 0 && state.n_runners < part.plan.unit.pool.max_threads();
+        drop(state);
+        if nobody && part.for_caller {
+            self.notify_caller();
+        } else if nobody || room {
+            self.spawn_runner(index);
+        }
+    }
+
+    fn finish_part_if_idle(&self, part: &StepPart, state: &mut State) {
+        if state.finished || state.n_runners > 0 || state.n_waiting > 0 || state.has_ready() {
+            return;
+        }
+        state.finished = true;
+        if self.n_unfinished.fetch_sub(1, Ordering::AcqRel) == 1 || part.for_caller {
+            self.notify_caller();
+        }
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        for part in &mut self.parts {
+            let mut state = std::mem::take(part.state.get_mut());
+            state.clear();
+            part.plan.spare.lock().push(state);
+        }
+    }
+}
+
+fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Error::internal(format!("the kernel panicked: {}", text.unwrap_or("no message")))
+}
+
+/// What a null device gives: zeros of the inferred shape, unknown sizes taken as 1.
+fn null_outputs(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    if let Some(null) = ctx.device.as_null() {
+        null.record_run(&ctx.node.name);
+    }
+    for i in 0..ctx.outputs.len() {
+        let info = &ctx.node.outputs[i];
+        let dims: Vec<usize> = info.shape.dims().unwrap_or(&[]).iter().map(|dim| dim.unwrap_or(1)).collect();
+        let shape = kolo_core::Shape::new(&dims)?;
+        let value = if ctx.node.op() == "Const" {
+            ctx.attrs().tensor("value")?.clone()
+        } else {
+            ctx.allocate_zeroed(info.dtype, shape)?
+        };
+        ctx.set_output(i, value);
+    }
+    Ok(())
+}

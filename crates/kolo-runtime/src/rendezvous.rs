@@ -1,0 +1,157 @@
+//! Where tensors of one step cross between devices of one process.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use kolo_core::{Error, Result};
+use kolo_ops::{Received, Rendezvous, RendezvousKey};
+use parking_lot::Mutex;
+
+type Waiter = Box<dyn FnOnce(Result<Received>) + Send>;
+
+/// One step's transfers. Either side may come first; neither blocks.
+#[derive(Default)]
+pub struct LocalRendezvous {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    places: HashMap<RendezvousKey, Place>,
+    aborted: Option<Error>,
+}
+
+enum Place {
+    Value(Received),
+    Waiter(Waiter),
+}
+
+impl LocalRendezvous {
+    /// Ends the step's transfers: those who wait, and all who come later, get `reason`.
+    pub fn abort(&self, reason: Error) {
+        let places = {
+            let mut state = self.state.lock();
+            if state.aborted.is_some() {
+                return;
+            }
+            state.aborted = Some(reason.clone());
+            std::mem::take(&mut state.places)
+        };
+        for place in places.into_values() {
+            if let Place::Waiter(waiter) = place {
+                waiter(Err(reason.clone()));
+            }
+        }
+    }
+
+    /// The transfers somebody waits for.
+    pub fn waiting(&self) -> Vec<String> {
+        let state = self.state.lock();
+        let waiting = state.places.iter().filter(|(_, place)| matches!(place, Place::Waiter(_)));
+        waiting.map(|(key, _)| key.edge.to_string()).collect()
+    }
+}
+
+impl Rendezvous for LocalRendezvous {
+    fn send(&self, key: RendezvousKey, value: Received) -> Result<()> {
+        let mut state = self.state.lock();
+        if let Some(reason) = &state.aborted {
+            return Err(reason.clone().into_derived());
+        }
+        match state.places.entry(key) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Place::Value(value));
+                Ok(())
+            }
+            Entry::Occupied(occupied) => match occupied.get() {
+                Place::Value(_) => Err(Error::aborted(format!("{} was sent twice", occupied.key().edge))),
+                Place::Waiter(_) => {
+                    let Place::Waiter(waiter) = occupied.remove() else { unreachable!("it was a waiter") };
+                    drop(state);
+                    waiter(Ok(value));
+                    Ok(())
+                }
+            },
+        }
+    }
+
+    fn recv(&self, key: RendezvousKey, done: Waiter) {
+        let mut state = self.state.lock();
+        let result = match &state.aborted {
+            Some(reason) => Err(reason.clone().into_derived()),
+            None => match state.places.entry(key) {
+                Entry::Vacant(vacant) => {
+                    vacant.insert(Place::Waiter(done));
+                    return;
+                }
+                Entry::Occupied(occupied) => match occupied.get() {
+                    Place::Value(_) => {
+                        let Place::Value(value) = occupied.remove() else { unreachable!("it was a value") };
+                        Ok(value)
+                    }
+                    Place::Waiter(_) => Err(Error::aborted(format!("{} is received twice", occupied.key().edge))),
+                },
+            },
+        };
+        drop(state);
+        done(result);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use kolo_core::Tensor;
+
+    use super::*;
+
+    fn key(edge: &str) -> RendezvousKey {
+        RendezvousKey { edge: edge.into(), frame_iteration: 0 }
+    }
+
+    fn value(x: f32) -> Received {
+        Received { tensor: Tensor::scalar(x), is_dead: false }
+    }
+
+    fn recv(rendezvous: &LocalRendezvous, edge: &str) -> mpsc::Receiver<Result<f32>> {
+        let (sender, receiver) = mpsc::channel();
+        rendezvous.recv(
+            key(edge),
+            Box::new(move |received| {
+                let value = received.and_then(|received| received.tensor.scalar_value::<f32>());
+                sender.send(value).expect("the test listens");
+            }),
+        );
+        receiver
+    }
+
+    #[test]
+    fn either_side_may_come_first() {
+        let rendezvous = LocalRendezvous::default();
+        rendezvous.send(key("a"), value(1.0)).unwrap();
+        assert_eq!(recv(&rendezvous, "a").try_recv().unwrap(), Ok(1.0));
+        let waiting = recv(&rendezvous, "b");
+        assert!(waiting.try_recv().is_err());
+        assert_eq!(rendezvous.waiting(), ["b"]);
+        rendezvous.send(key("b"), value(2.0)).unwrap();
+        assert_eq!(waiting.try_recv().unwrap(), Ok(2.0));
+    }
+
+    #[test]
+    fn aborting_answers_all_who_wait_and_all_who_come_later() {
+        let rendezvous = LocalRendezvous::default();
+        let waiting = recv(&rendezvous, "a");
+        rendezvous.abort(Error::cancelled("stop"));
+        assert!(waiting.try_recv().unwrap().is_err());
+        assert!(recv(&rendezvous, "b").try_recv().unwrap().is_err());
+        assert!(rendezvous.send(key("c"), value(1.0)).is_err());
+    }
+
+    #[test]
+    fn sending_twice_is_an_error() {
+        let rendezvous = LocalRendezvous::default();
+        rendezvous.send(key("a"), value(1.0)).unwrap();
+        assert!(rendezvous.send(key("a"), value(1.0)).is_err());
+    }
+}
