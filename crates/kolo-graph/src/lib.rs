@@ -7,6 +7,7 @@
 
 mod attr;
 mod colocate;
+mod control_loops;
 mod dump;
 mod frames;
 mod grad;
@@ -15,6 +16,7 @@ mod infer;
 mod op_def;
 mod operators;
 mod output;
+mod partition;
 mod place;
 mod prune;
 mod registry;
@@ -33,6 +35,7 @@ pub use infer::InferCtx;
 pub use op_def::{Flow, Grad, Gradient, GradientFn, HandleRule, IndexedSlices, OpDef, ShapeFn};
 pub use operators::IntoOutput;
 pub use output::{OpBuilder, Operation, Output};
+pub use partition::{Granularity, LoopControl, Partition, PartitionOptions, Transfer, moved_bytes, partition};
 pub use place::{
     DeviceInfo, KernelSupport, LogFormat, Order, PlaceOptions, Placed, PlacedGraph, Placement, Policy, Rule, log_lines,
     place,

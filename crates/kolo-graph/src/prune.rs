@@ -194,18 +194,23 @@ pub(crate) fn topological_order(nodes: &Nodes, needed: &[NodeId], feeds: &Feeds)
         return Ok(needed.to_vec());
     }
     let position = |id: NodeId| needed.binary_search(&id).ok();
-    let mut pending = vec![0usize; needed.len()];
-    let mut consumers = vec![Vec::new(); needed.len()];
-    for (i, &id) in needed.iter().enumerate() {
-        for input in forward_inputs(nodes, id, feeds).filter_map(position) {
-            pending[i] += 1;
-            consumers[input].push(i);
-        }
+    let inputs: Vec<Vec<usize>> =
+        needed.iter().map(|&id| forward_inputs(nodes, id, feeds).filter_map(position).collect()).collect();
+    let ids = |order: Vec<usize>| order.into_iter().map(|i| needed[i]).collect();
+    stable_order(&inputs).map(ids).map_err(ids)
+}
+
+/// The numbers from 0, each after its inputs, smaller ones first where there is a choice; a cycle if there is one.
+pub(crate) fn stable_order(inputs: &[Vec<usize>]) -> Result<Vec<usize>, Vec<usize>> {
+    let mut pending: Vec<usize> = inputs.iter().map(Vec::len).collect();
+    let mut consumers = vec![Vec::new(); inputs.len()];
+    for (i, inputs) in inputs.iter().enumerate() {
+        inputs.iter().for_each(|&input| consumers[input].push(i));
     }
-    let mut ready: BTreeSet<usize> = (0..needed.len()).filter(|&i| pending[i] == 0).collect();
-    let mut order = Vec::with_capacity(needed.len());
+    let mut ready: BTreeSet<usize> = (0..inputs.len()).filter(|&i| pending[i] == 0).collect();
+    let mut order = Vec::with_capacity(inputs.len());
     while let Some(i) = ready.pop_first() {
-        order.push(needed[i]);
+        order.push(i);
         for &consumer in &consumers[i] {
             pending[consumer] -= 1;
             if pending[consumer] == 0 {
@@ -213,14 +218,13 @@ pub(crate) fn topological_order(nodes: &Nodes, needed: &[NodeId], feeds: &Feeds)
             }
         }
     }
-    if order.len() == needed.len() {
+    if order.len() == inputs.len() {
         return Ok(order);
     }
-    // Every node that is left waits for another one that is left, so walking from input to input must return.
-    let left = |id: &NodeId| position(*id).is_some_and(|i| pending[i] > 0);
-    let mut walk: Vec<NodeId> = needed.iter().copied().filter(left).take(1).collect();
-    while let Some(input) = walk.last().and_then(|&last| forward_inputs(nodes, last, feeds).find(left)) {
-        if let Some(start) = walk.iter().position(|&id| id == input) {
+    // Whatever is left waits for another one that is left, so walking from input to input must return.
+    let mut walk: Vec<usize> = (0..inputs.len()).filter(|&i| pending[i] > 0).take(1).collect();
+    while let Some(input) = walk.last().and_then(|&last| inputs[last].iter().copied().find(|&i| pending[i] > 0)) {
+        if let Some(start) = walk.iter().position(|&i| i == input) {
             walk.drain(..start);
             break;
         }
