@@ -53,6 +53,19 @@ pub struct Endpoint {
     pub index: u32,
 }
 
+impl Endpoint {
+    /// Stands for the value of feed number `feed` among the inputs of a partition's nodes: it comes from the caller of the
+    /// run, not from a node.
+    pub fn from_feed(feed: u32) -> Endpoint {
+        Endpoint { node: NodeId::INVALID, index: feed }
+    }
+
+    /// Which feed it stands for, if it does.
+    pub fn feed(self) -> Option<usize> {
+        (self.node == NodeId::INVALID).then_some(self.index as usize)
+    }
+}
+
 /// What is known of one output before it exists.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputInfo {
