@@ -49,10 +49,28 @@ macro_rules! forward_op {
             def: OpDef {
                 name: $name,
                 signature: concat!(
-                    "(x:T, scale:", $u, ", offset:", $u, ", mean:", $u, ", variance:", $u, ") -> (y:T, batch_mean:", $u,
-                    ", batch_variance:", $u, ", reserve_space_1:", $u, ", reserve_space_2:", $u, $reserve, ") ; ", $types,
+                    "(x:T, scale:",
+                    $u,
+                    ", offset:",
+                    $u,
+                    ", mean:",
+                    $u,
+                    ", variance:",
+                    $u,
+                    ") -> (y:T, batch_mean:",
+                    $u,
+                    ", batch_variance:",
+                    $u,
+                    ", reserve_space_1:",
+                    $u,
+                    ", reserve_space_2:",
+                    $u,
+                    $reserve,
+                    ") ; ",
+                    $types,
                     ", epsilon:float=9.999999747378752e-05, exponential_avg_factor:float=1.0, data_format:string{",
-                    $formats, "}=\"NHWC\", is_training:bool=true"
+                    $formats,
+                    "}=\"NHWC\", is_training:bool=true"
                 ),
                 shape: infer_forward,
                 gradient: Gradient::Rule(|op, dy| gradient(op, $grad, dy)),
@@ -65,15 +83,34 @@ macro_rules! forward_op {
 }
 
 pub(crate) static FUSED_BATCH_NORM: Op = forward_op!(
-    "FusedBatchNorm", "T", "T", "", "T:type{float}", "NHWC|NCHW", "FusedBatchNormGrad", cpu_kernels!(forward: f32)
+    "FusedBatchNorm",
+    "T",
+    "T",
+    "",
+    "T:type{float}",
+    "NHWC|NCHW",
+    "FusedBatchNormGrad",
+    cpu_kernels!(forward: f32)
 );
 pub(crate) static FUSED_BATCH_NORM_V2: Op = forward_op!(
-    "FusedBatchNormV2", "T", "U", "", "T:type{half,bfloat16,float}, U:type{float}", "NHWC|NCHW",
-    "FusedBatchNormGradV2", FORWARD_KERNELS
+    "FusedBatchNormV2",
+    "T",
+    "U",
+    "",
+    "T:type{half,bfloat16,float}, U:type{float}",
+    "NHWC|NCHW",
+    "FusedBatchNormGradV2",
+    FORWARD_KERNELS
 );
 pub(crate) static FUSED_BATCH_NORM_V3: Op = forward_op!(
-    "FusedBatchNormV3", "T", "U", ", reserve_space_3:U", "T:type{half,bfloat16,float}, U:type{bfloat16,float}",
-    "NHWC|NCHW|NDHWC|NCDHW", "FusedBatchNormGradV3", FORWARD_KERNELS
+    "FusedBatchNormV3",
+    "T",
+    "U",
+    ", reserve_space_3:U",
+    "T:type{half,bfloat16,float}, U:type{bfloat16,float}",
+    "NHWC|NCHW|NDHWC|NCDHW",
+    "FusedBatchNormGradV3",
+    FORWARD_KERNELS
 );
 const FORWARD_KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f16, bf16);
 
@@ -83,7 +120,9 @@ macro_rules! backward_op {
             def: OpDef {
                 name: $name,
                 signature: concat!(
-                    $signature, ", epsilon:float=9.999999747378752e-05, data_format:string{", $formats,
+                    $signature,
+                    ", epsilon:float=9.999999747378752e-05, data_format:string{",
+                    $formats,
                     "}=\"NHWC\", is_training:bool=true"
                 ),
                 shape: infer_backward,
@@ -256,7 +295,9 @@ fn backward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = ctx.input(1)?.shape().clone();
     if shape.rank() < 4 || *ctx.input(0)?.shape() != shape {
         let found = ctx.input(0)?.shape();
-        return Err(Error::invalid_argument(format!("x and y_backprop must have same shape, but x has {shape} and y_backprop {found}")));
+        return Err(Error::invalid_argument(format!(
+            "x and y_backprop must have same shape, but x has {shape} and y_backprop {found}"
+        )));
     }
     let view = Channels::of(&shape, is_nchw(ctx.attrs())?)?;
     let (epsilon, training) = (ctx.attrs().float("epsilon")?, ctx.attrs().bool("is_training")?);
@@ -341,12 +382,7 @@ fn reduce<const N: usize>(
 }
 
 /// Calls `f(position, channel, run)` for every run of `out`: a row of channels, or a plane of one channel.
-fn each_run<T: Send>(
-    pool: &IntraPool,
-    view: Channels,
-    out: &mut [T],
-    f: impl Fn(usize, usize, &mut [T]) + Sync,
-) {
+fn each_run<T: Send>(pool: &IntraPool, view: Channels, out: &mut [T], f: impl Fn(usize, usize, &mut [T]) + Sync) {
     if out.is_empty() {
         return;
     }

@@ -111,7 +111,9 @@ fn infer(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
 
 fn depths_differ(input: usize, filter: usize) -> Error {
     if filter > 0 && input % filter == 0 {
-        return Error::unimplemented(format!("grouped convolutions are not supported: {input} input channels, {filter} in the filter"));
+        return Error::unimplemented(format!(
+            "grouped convolutions are not supported: {input} input channels, {filter} in the filter"
+        ));
     }
     Error::invalid_argument(format!("input depth must be evenly divisible by filter depth: {input} vs {filter}"))
 }
@@ -192,9 +194,7 @@ where
     let (window, convolution, output) = plan(ctx, input.shape(), &sizes)?;
     check_grad(grad.shape(), &output)?;
     let (input, grad) = (images_in::<T>(&window, input)?, images_in::<T>(&window, grad)?);
-    let out = narrowed::<T>(ctx, sizes, |out| {
-        convolution.backprop_filter(ctx.pool(), input.get()?, grad.get()?, out)
-    })?;
+    let out = narrowed::<T>(ctx, sizes, |out| convolution.backprop_filter(ctx.pool(), input.get()?, grad.get()?, out))?;
     ctx.set_output(0, out);
     Ok(())
 }

@@ -65,7 +65,9 @@ impl Convolution {
 
     /// True if the matrix of rows is the images themselves.
     fn is_pointwise(&self) -> bool {
-        self.axes.iter().all(|axis| axis.kernel == 1 && axis.stride == 1 && axis.before == 0 && axis.output == axis.input)
+        self.axes
+            .iter()
+            .all(|axis| axis.kernel == 1 && axis.stride == 1 && axis.before == 0 && axis.output == axis.input)
     }
 
     /// How many images a task takes, so that its rows make a block.
@@ -150,8 +152,14 @@ impl Convolution {
         }
         let (m, n) = (self.row(), self.outputs);
         if self.is_pointwise() {
-            let product =
-                Gemm::with_ops(m, n, self.batch * self.places(), (images, Transposed::Transpose), (grad, Transposed::None), filter);
+            let product = Gemm::with_ops(
+                m,
+                n,
+                self.batch * self.places(),
+                (images, Transposed::Transpose),
+                (grad, Transposed::None),
+                filter,
+            );
             return T::multiply(pool, product);
         }
         let (spare, failed) = (Spare::new(), Mutex::new(Ok(())));

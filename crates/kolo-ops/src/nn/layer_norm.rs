@@ -7,9 +7,8 @@ use kolo_graph::Output;
 pub fn layer_norm<'g>(x: Output<'g>, scale: Output<'g>, offset: Output<'g>, epsilon: f64) -> Output<'g> {
     let graph = x.graph();
     graph.name_scope("layer_norm", || {
-        let mean_of_rows = |x: Output<'g>| {
-            graph.op("Mean").input(x).input(graph.constant(vec![-1i32])).attr("keep_dims", true).out()
-        };
+        let mean_of_rows =
+            |x: Output<'g>| graph.op("Mean").input(x).input(graph.constant(vec![-1i32])).attr("keep_dims", true).out();
         let mean = mean_of_rows(x);
         let variance = mean_of_rows(graph.op("SquaredDifference").input(x).input(mean).out());
         let inverse = graph.op("Rsqrt").input(variance + epsilon).out();

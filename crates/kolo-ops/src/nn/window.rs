@@ -115,8 +115,8 @@ impl Window {
 
     /// The sizes in a shape of four dimensions.
     pub fn images(&self, shape: &Shape) -> Result<Images<usize>> {
-        match (*shape.dims(), self.nchw) {
-            ([batch, h, w, channels], false) | ([batch, channels, h, w], true) => {
+        match (shape.dims(), self.nchw) {
+            (&[batch, h, w, channels], false) | (&[batch, channels, h, w], true) => {
                 Ok(Images { batch, spatial: [h, w], channels })
             }
             _ => Err(Error::invalid_argument(format!("input must be 4-dimensional, found {shape}"))),
@@ -185,7 +185,7 @@ impl Window {
 
 /// The entries for height and width of a list of four, which must be 1 for batch and channels.
 fn spatial(list: &[i64], nchw: bool, what: &str) -> Result<[usize; 2]> {
-    let (&[batch, h, w, channels], false) | (&[batch, channels, h, w], true) = (
+    let ((&[batch, h, w, channels], false) | (&[batch, channels, h, w], true)) = (
         <&[i64; 4]>::try_from(list)
             .map_err(|_| Error::invalid_argument(format!("{what} field must specify 4 dimensions")))?,
         nchw,
@@ -207,7 +207,7 @@ fn spatial(list: &[i64], nchw: bool, what: &str) -> Result<[usize; 2]> {
 
 fn explicit(list: &[i64], nchw: bool) -> Result<[Padding; 2]> {
     let pairs: Vec<(i64, i64)> = list.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
-    let (&[batch, h, w, channels], false) | (&[batch, channels, h, w], true) = (
+    let ((&[batch, h, w, channels], false) | (&[batch, channels, h, w], true)) = (
         <&[(i64, i64); 4]>::try_from(pairs.as_slice())
             .ok()
             .filter(|_| list.len() == 8)
@@ -215,7 +215,9 @@ fn explicit(list: &[i64], nchw: bool) -> Result<[Padding; 2]> {
         nchw,
     );
     if batch != (0, 0) || channels != (0, 0) {
-        return Err(Error::invalid_argument("Nonzero explicit padding in the batch or depth dimensions is not supported"));
+        return Err(Error::invalid_argument(
+            "Nonzero explicit padding in the batch or depth dimensions is not supported",
+        ));
     }
     let size = |size: i64| {
         i32::try_from(size)

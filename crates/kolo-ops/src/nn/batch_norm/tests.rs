@@ -26,7 +26,29 @@ fn channels_first(images: &Tensor) -> Tensor {
 }
 
 fn trained() -> [Tensor; 5] {
-    [tensor([2, 2, 1, 3], [0.3464198f32, 0.88247824, -1.8904812, -1.1151274, 0.47042078, 1.8914196, -0.41213575, -0.22109912, 1.4553218, 1.5808434, -0.33179992, -2.6562598]), Tensor::from([-0.3316679f32, -0.043439314, 0.45574588]), Tensor::from([0.7039021f32, 1.3872695, 0.60928696]), Tensor::from([-0.3316679f32, -0.043439314, 0.45574588]), Tensor::from([0.52792656f32, 1.0404521, 0.4569652])]
+    [
+        tensor(
+            [2, 2, 1, 3],
+            [
+                0.3464198f32,
+                0.88247824,
+                -1.8904812,
+                -1.1151274,
+                0.47042078,
+                1.8914196,
+                -0.41213575,
+                -0.22109912,
+                1.4553218,
+                1.5808434,
+                -0.33179992,
+                -2.6562598,
+            ],
+        ),
+        Tensor::from([-0.3316679f32, -0.043439314, 0.45574588]),
+        Tensor::from([0.7039021f32, 1.3872695, 0.60928696]),
+        Tensor::from([-0.3316679f32, -0.043439314, 0.45574588]),
+        Tensor::from([0.52792656f32, 1.0404521, 0.4569652]),
+    ]
 }
 
 #[test]
@@ -42,18 +64,38 @@ fn training_is_tensorflows() {
     let mut averaged = trained();
     averaged[1] = Tensor::from([-0.029500373f32, -0.1530318, 0.3467238]);
     averaged[2] = Tensor::from([0.56117064f32, 1.1161809, 1.5827861]);
-    forward("FusedBatchNormV3", x).attr("exponential_avg_factor", 0.3f32).input(MEAN).input(VARIANCE).gives_all(averaged);
+    forward("FusedBatchNormV3", x)
+        .attr("exponential_avg_factor", 0.3f32)
+        .input(MEAN)
+        .input(VARIANCE)
+        .gives_all(averaged);
 }
 
 #[test]
 fn inference_is_tensorflows() {
     let x = wavy([2, 2, 1, 3], 1);
     for op in ["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"] {
-        forward(op, x.clone())
-            .attr("is_training", false)
-            .input(MEAN)
-            .input(VARIANCE)
-            .gives_all([tensor([2, 2, 1, 3], [-0.25666648f32, 0.9743731, -0.84068596, -1.7583959, 0.55407196, 0.9685816, -1.0360769, -0.15128236, 0.7599518, 1.0116949, -0.26419777, -1.2070358]), Tensor::from(MEAN), Tensor::from(VARIANCE)]);
+        forward(op, x.clone()).attr("is_training", false).input(MEAN).input(VARIANCE).gives_all([
+            tensor(
+                [2, 2, 1, 3],
+                [
+                    -0.25666648f32,
+                    0.9743731,
+                    -0.84068596,
+                    -1.7583959,
+                    0.55407196,
+                    0.9685816,
+                    -1.0360769,
+                    -0.15128236,
+                    0.7599518,
+                    1.0116949,
+                    -0.26419777,
+                    -1.2070358,
+                ],
+            ),
+            Tensor::from(MEAN),
+            Tensor::from(VARIANCE),
+        ]);
     }
 }
 
@@ -74,14 +116,78 @@ fn backward(op: &str, training: bool) -> OpTest {
 #[test]
 fn gradients_are_tensorflows() {
     for op in ["FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"] {
-        backward(op, true).gives_all([tensor([2, 2, 1, 3], [-0.3202161f32, 0.042415775, 0.64497846, -0.023365581, -0.0566539, 0.25826073, 0.22597438, -0.046320885, -0.39722377, 0.117607474, 0.060559023, -0.50601596]), Tensor::from([3.0441246f32, 3.9436355, 2.7260838]), Tensor::from([-1.2184598f32, -0.4165163, 1.7773292]), none(), none()]);
-        backward(op, false).gives_all([tensor([2, 2, 1, 3], [-0.49443316f32, 0.663751, 0.1705083, -1.7608564, 0.1566512, 1.807575, -0.7488146, -0.514244, 1.2838837, 1.2826623, -0.51431227, -0.7490721]), Tensor::from([3.870907f32, 3.9573538, 1.4998494]), Tensor::from([-1.2184598f32, -0.4165163, 1.7773292]), none(), none()]);
+        backward(op, true).gives_all([
+            tensor(
+                [2, 2, 1, 3],
+                [
+                    -0.3202161f32,
+                    0.042415775,
+                    0.64497846,
+                    -0.023365581,
+                    -0.0566539,
+                    0.25826073,
+                    0.22597438,
+                    -0.046320885,
+                    -0.39722377,
+                    0.117607474,
+                    0.060559023,
+                    -0.50601596,
+                ],
+            ),
+            Tensor::from([3.0441246f32, 3.9436355, 2.7260838]),
+            Tensor::from([-1.2184598f32, -0.4165163, 1.7773292]),
+            none(),
+            none(),
+        ]);
+        backward(op, false).gives_all([
+            tensor(
+                [2, 2, 1, 3],
+                [
+                    -0.49443316f32,
+                    0.663751,
+                    0.1705083,
+                    -1.7608564,
+                    0.1566512,
+                    1.807575,
+                    -0.7488146,
+                    -0.514244,
+                    1.2838837,
+                    1.2826623,
+                    -0.51431227,
+                    -0.7490721,
+                ],
+            ),
+            Tensor::from([3.870907f32, 3.9573538, 1.4998494]),
+            Tensor::from([-1.2184598f32, -0.4165163, 1.7773292]),
+            none(),
+            none(),
+        ]);
     }
 }
 
 #[test]
 fn the_gradient_of_the_op_is_the_grad_op_in_both_formats() {
-    let expected = [tensor([2, 2, 1, 3], [-0.3202161f32, 0.042415775, 0.64497846, -0.023365581, -0.0566539, 0.25826073, 0.22597438, -0.046320885, -0.39722377, 0.117607474, 0.060559023, -0.50601596]), Tensor::from([3.0441246f32, 3.9436355, 2.7260838]), Tensor::from([-1.2184598f32, -0.4165163, 1.7773292])];
+    let expected = [
+        tensor(
+            [2, 2, 1, 3],
+            [
+                -0.3202161f32,
+                0.042415775,
+                0.64497846,
+                -0.023365581,
+                -0.0566539,
+                0.25826073,
+                0.22597438,
+                -0.046320885,
+                -0.39722377,
+                0.117607474,
+                0.060559023,
+                -0.50601596,
+            ],
+        ),
+        Tensor::from([3.0441246f32, 3.9436355, 2.7260838]),
+        Tensor::from([-1.2184598f32, -0.4165163, 1.7773292]),
+    ];
     for nchw in [false, true] {
         let order = |images: Tensor| if nchw { channels_first(&images) } else { images };
         let g = crate::graph();
@@ -112,11 +218,18 @@ fn halves_and_sizes_one_and_zero() {
         .input([0.0f32])
         .input(none())
         .input(none())
-        .gives_all([tensor([2, 1, 1, 1], half(&[-1.0, 1.0])), [2.0f32].into(), [2.0f32].into(), [2.0f32].into(), [1.0f32].into()]);
-    forward("FusedBatchNormV3", tensor([1, 1, 1, 3], [5.0f32, 6.0, 7.0]))
-        .input(none())
-        .input(none())
-        .gives_all([tensor([1, 1, 1, 3], OFFSET), [5.0f32, 6.0, 7.0].into(), [0.0f32; 3].into()]);
+        .gives_all([
+            tensor([2, 1, 1, 1], half(&[-1.0, 1.0])),
+            [2.0f32].into(),
+            [2.0f32].into(),
+            [2.0f32].into(),
+            [1.0f32].into(),
+        ]);
+    forward("FusedBatchNormV3", tensor([1, 1, 1, 3], [5.0f32, 6.0, 7.0])).input(none()).input(none()).gives_all([
+        tensor([1, 1, 1, 3], OFFSET),
+        [5.0f32, 6.0, 7.0].into(),
+        [0.0f32; 3].into(),
+    ]);
     let empty = || tensor::<f32, 4>([0, 2, 2, 3], []);
     forward("FusedBatchNormV3", empty()).attr("is_training", false).input(MEAN).input(VARIANCE).gives(empty());
 }
