@@ -14,7 +14,7 @@ const TASK_ELEMENTS: usize = 128 << 10;
 /// Columns added up at a time by `y = xᵀ M`: `y` stays in L1 and rows are read in long runs.
 const COLUMNS: usize = 2048;
 /// Partial sums of a dot product.
-const LANES: usize = 32;
+const LANES: usize = 64;
 
 /// Computes `problem` if it has one row or one column and a matrix in memory; false otherwise.
 ///
