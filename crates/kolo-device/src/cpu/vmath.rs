@@ -206,8 +206,8 @@ fn lanes_dot<const FMA: bool>(x: &[f32], y: &[f32]) -> f32 {
     let mut lanes = [0.0; LANES];
     let ((x, x_end), (y, y_end)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
     for (x, y) in x.iter().zip(y) {
-        for l in 0..LANES {
-            lanes[l] = madd::<FMA>(x[l], y[l], lanes[l]);
+        for ((lane, &x), &y) in lanes.iter_mut().zip(x).zip(y) {
+            *lane = madd::<FMA>(x, y, *lane);
         }
     }
     fold(lanes, |a, b| a + b) + x_end.iter().zip(y_end).map(|(x, y)| x * y).sum::<f32>()

@@ -94,8 +94,8 @@ unsafe fn dots<T: Real>(matrix: *const T, ld: usize, x: &[T], y: &mut [T]) {
                 let (row, row_end) = row.as_chunks::<LANES>();
                 let (x, x_end) = x.as_chunks::<LANES>();
                 for (a, b) in row.iter().zip(x) {
-                    for l in 0..LANES {
-                        lanes[l] = lanes[l].plus(a[l].times(b[l]));
+                    for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
+                        *lane = lane.plus(a.times(b));
                     }
                 }
                 for (l, (&a, &b)) in row_end.iter().zip(x_end).enumerate() {
