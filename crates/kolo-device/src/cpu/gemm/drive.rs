@@ -273,11 +273,7 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
         let kc = k.div_ceil(self.n_runs);
         // A block that meets one or two panels of B is used once: keep it in L1 then.
         let gathered = matches!(self.p.a, Left::Gather(..));
-        let bytes = if gathered && n <= 2 * nr {
-            A_USED_ONCE_BYTES
-        } else {
-            A_BLOCK_BYTES
-        };
+        let bytes = if gathered && n <= 2 * nr { A_USED_ONCE_BYTES } else { A_BLOCK_BYTES };
         let mc = (bytes / (kc * size_of::<T>())).max(mr);
         let mut rows = if self.pack_a { m.div_ceil(mc) } else { 1 };
         let mut cols = if rows > 1 { n.div_ceil(NC_TASK) } else { 1 };
