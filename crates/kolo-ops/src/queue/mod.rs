@@ -16,16 +16,21 @@
 use crate::Op;
 
 pub mod access;
+pub mod accumulator;
 mod builder;
 mod core;
+pub mod dense;
 mod elements;
 pub mod make;
 mod source;
+pub mod sparse;
 mod wait;
 
 pub use builder::{FifoQueue, QueueHandle, QueueKind};
 pub use core::{Amount, Queue, QueueSpec};
+pub use dense::ConditionalAccumulator;
 pub use elements::Order;
+pub use sparse::SparseConditionalAccumulator;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
@@ -45,6 +50,16 @@ pub static OPS: &[&Op] = &[
     &access::QUEUE_IS_CLOSED_V2,
     &access::QUEUE_SIZE,
     &access::QUEUE_SIZE_V2,
+    &accumulator::ACCUMULATOR_NUM_ACCUMULATED,
+    &accumulator::ACCUMULATOR_SET_GLOBAL_STEP,
+    &accumulator::RESOURCE_ACCUMULATOR_NUM_ACCUMULATED,
+    &accumulator::RESOURCE_ACCUMULATOR_SET_GLOBAL_STEP,
+    &dense::ACCUMULATOR_APPLY_GRADIENT,
+    &dense::ACCUMULATOR_TAKE_GRADIENT,
+    &dense::CONDITIONAL_ACCUMULATOR,
+    &dense::RESOURCE_ACCUMULATOR_APPLY_GRADIENT,
+    &dense::RESOURCE_ACCUMULATOR_TAKE_GRADIENT,
+    &dense::RESOURCE_CONDITIONAL_ACCUMULATOR,
     &make::FIFO_QUEUE,
     &make::FIFO_QUEUE_V2,
     &make::PADDING_FIFO_QUEUE,
@@ -53,4 +68,7 @@ pub static OPS: &[&Op] = &[
     &make::PRIORITY_QUEUE_V2,
     &make::RANDOM_SHUFFLE_QUEUE,
     &make::RANDOM_SHUFFLE_QUEUE_V2,
+    &sparse::SPARSE_ACCUMULATOR_APPLY_GRADIENT,
+    &sparse::SPARSE_ACCUMULATOR_TAKE_GRADIENT,
+    &sparse::SPARSE_CONDITIONAL_ACCUMULATOR,
 ];

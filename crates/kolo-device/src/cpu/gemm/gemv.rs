@@ -31,11 +31,7 @@ pub(crate) unsafe fn try_run<T: Real>(pool: &IntraPool, problem: &Problem<'_, T>
         (a, a_layout, lda, p.b, step, p.m, p.ldc)
     } else if p.m == 1 {
         let step = if a_layout == Layout::Rows { 1 } else { lda };
-        let layout = if p.b_layout == Layout::Cols {
-            Layout::Rows
-        } else {
-            Layout::Cols
-        };
+        let layout = if p.b_layout == Layout::Cols { Layout::Rows } else { Layout::Cols };
         (p.b, layout, p.ldb, a, step, p.n, 1)
     } else {
         return false;
@@ -67,11 +63,7 @@ pub(crate) unsafe fn try_run<T: Real>(pool: &IntraPool, problem: &Problem<'_, T>
         for i in 0..len {
             let c = p.c.add(i * y_step);
             let product = p.alpha.times(*y.get().add(i));
-            *c = if p.accumulate {
-                product.plus(*c)
-            } else {
-                product
-            };
+            *c = if p.accumulate { product.plus(*c) } else { product };
         }
         epilogue::apply(&p.epilogue, p.c, p.ldc, 0..p.m, 0..p.n);
     }

@@ -105,22 +105,7 @@ impl<'a, T: num_traits::Zero + num_traits::One> Gemm<'a, T> {
         let ldb = if op_b == Op::None { n } else { k };
         let epilogue = Epilogue::default();
         let (alpha, beta) = (T::one(), T::zero());
-        Gemm {
-            m,
-            n,
-            k,
-            alpha,
-            a,
-            lda,
-            op_a,
-            b,
-            ldb,
-            op_b,
-            beta,
-            c,
-            ldc: n,
-            epilogue,
-        }
+        Gemm { m, n, k, alpha, a, lda, op_a, b, ldb, op_b, beta, c, ldc: n, epilogue }
     }
 }
 
@@ -131,16 +116,8 @@ impl<T> Gemm<'_, T> {
     /// Names the operand, what it needs and what it has.
     pub fn check(&self) -> Result<(), String> {
         let (m, n, k) = (self.m, self.n, self.k);
-        let (a_rows, a_cols) = if self.op_a == Op::None {
-            (m, k)
-        } else {
-            (k, m)
-        };
-        let (b_rows, b_cols) = if self.op_b == Op::None {
-            (k, n)
-        } else {
-            (n, k)
-        };
+        let (a_rows, a_cols) = if self.op_a == Op::None { (m, k) } else { (k, m) };
+        let (b_rows, b_cols) = if self.op_b == Op::None { (k, n) } else { (n, k) };
         check_matrix("left operand", self.a.len(), a_rows, a_cols, self.lda)?;
         check_matrix("right operand", self.b.len(), b_rows, b_cols, self.ldb)?;
         check_matrix("product", self.c.len(), m, n, self.ldc)?;
@@ -221,11 +198,7 @@ fn layout(op: Op) -> Layout {
 fn scale_c<T: Real>(call: &mut Gemm<'_, T>) {
     for row in call.c.chunks_mut(call.ldc).take(call.m) {
         for x in &mut row[..call.n] {
-            *x = if call.beta == T::ZERO {
-                T::ZERO
-            } else {
-                x.times(call.beta)
-            };
+            *x = if call.beta == T::ZERO { T::ZERO } else { x.times(call.beta) };
         }
     }
 }
@@ -235,16 +208,12 @@ fn check_matrix(name: &str, len: usize, rows: usize, cols: usize, ld: usize) -> 
         return Ok(());
     }
     if ld < cols {
-        return Err(format!(
-            "{name}: leading dimension {ld} is less than its {cols} columns"
-        ));
+        return Err(format!("{name}: leading dimension {ld} is less than its {cols} columns"));
     }
     let needed = (rows - 1).checked_mul(ld).and_then(|x| x.checked_add(cols));
     match needed {
         Some(needed) if needed <= len => Ok(()),
-        _ => Err(format!(
-            "{name}: {rows}x{cols} with leading dimension {ld} does not fit in {len} values"
-        )),
+        _ => Err(format!("{name}: {rows}x{cols} with leading dimension {ld} does not fit in {len} values")),
     }
 }
 
