@@ -6,8 +6,8 @@
 //! `kolo-ops`'s.
 
 mod attr;
-mod control_flow;
 mod colocate;
+mod control_flow;
 mod control_loops;
 mod dump;
 mod frames;

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! wait.rs      one who waits, and how a cancelled step is told
+//! spec.rs      what a queue is, and what fits into it
 //! core.rs      the queue itself: elements, and two lists of those who wait
 //! elements.rs  what a queue holds and in which order it comes out; batches of it
 //! source.rs    kernels that give out handles to shared or private objects
@@ -24,13 +25,15 @@ mod elements;
 pub mod make;
 mod source;
 pub mod sparse;
+mod spec;
 mod wait;
 
 pub use builder::{FifoQueue, QueueHandle, QueueKind};
-pub use core::{Amount, Queue, QueueSpec};
+pub use core::Queue;
 pub use dense::ConditionalAccumulator;
 pub use elements::Order;
 pub use sparse::SparseConditionalAccumulator;
+pub use spec::{Amount, QueueSpec};
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
