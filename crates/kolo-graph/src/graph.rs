@@ -53,6 +53,19 @@ pub struct Endpoint {
     pub index: u32,
 }
 
+impl Endpoint {
+    /// Stands for the value of feed number `feed` among the inputs of a partition's nodes: it comes from the caller of the
+    /// run, not from a node.
+    pub fn from_feed(feed: u32) -> Endpoint {
+        Endpoint { node: NodeId::INVALID, index: feed }
+    }
+
+    /// Which feed it stands for, if it does.
+    pub fn feed(self) -> Option<usize> {
+        (self.node == NodeId::INVALID).then_some(self.index as usize)
+    }
+}
+
 /// What is known of one output before it exists.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputInfo {
@@ -196,6 +209,12 @@ impl Nodes {
         self.by_name.insert(node.name.clone(), id);
         self.list.push(Arc::new(node));
         id
+    }
+
+    fn truncate(&mut self, n_nodes: usize) {
+        for node in self.list.drain(n_nodes.min(self.list.len())..) {
+            self.by_name.remove(&node.name);
+        }
     }
 
     pub(crate) fn node_mut(&mut self, id: NodeId) -> &mut Node {
@@ -530,6 +549,11 @@ impl Graph {
         state.name_counts.entry(name.clone()).or_insert(0);
         let node = complete(self.registry, &state.nodes, request, name)?;
         Ok(state.nodes.push(node))
+    }
+
+    /// Takes back the nodes from number `n_nodes` on, as an import does that fails half way. No other node may use them.
+    pub(crate) fn truncate(&self, n_nodes: usize) {
+        self.state.borrow_mut().nodes.truncate(n_nodes);
     }
 
     /// Adds a node under the scopes that are open.
