@@ -6,6 +6,7 @@
 //! `kolo-ops`'s.
 
 mod attr;
+mod client;
 mod colocate;
 mod control_loops;
 mod dump;
@@ -28,6 +29,7 @@ mod variable;
 pub mod wire;
 
 pub use attr::{AttrValue, Attrs};
+pub use client::{ClientEnds, with_client_ends};
 pub use frames::{Frame, FrameId, Frames, frames};
 pub use grad::{GradientOptions, gradients, gradients_with};
 pub use graph::{Endpoint, Graph, Location, Node, NodeId, Nodes, OutputInfo};
