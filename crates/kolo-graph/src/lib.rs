@@ -8,6 +8,7 @@
 mod attr;
 mod client;
 mod colocate;
+mod control_flow;
 mod control_loops;
 mod dump;
 mod frames;
@@ -30,6 +31,7 @@ pub mod wire;
 
 pub use attr::{AttrValue, Attrs};
 pub use client::{ClientEnds, with_client_ends};
+pub use control_flow::WhileOptions;
 pub use frames::{Frame, FrameId, Frames, frames};
 pub use grad::{GradientOptions, gradients, gradients_with};
 pub use graph::{Endpoint, Graph, Location, Node, NodeId, Nodes, OutputInfo};
