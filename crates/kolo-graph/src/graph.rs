@@ -211,6 +211,12 @@ impl Nodes {
         id
     }
 
+    fn truncate(&mut self, n_nodes: usize) {
+        for node in self.list.drain(n_nodes.min(self.list.len())..) {
+            self.by_name.remove(&node.name);
+        }
+    }
+
     pub(crate) fn node_mut(&mut self, id: NodeId) -> &mut Node {
         Arc::make_mut(&mut self.list[id.index()])
     }
@@ -543,6 +549,11 @@ impl Graph {
         state.name_counts.entry(name.clone()).or_insert(0);
         let node = complete(self.registry, &state.nodes, request, name)?;
         Ok(state.nodes.push(node))
+    }
+
+    /// Takes back the nodes from number `n_nodes` on, as an import does that fails half way. No other node may use them.
+    pub(crate) fn truncate(&self, n_nodes: usize) {
+        self.state.borrow_mut().nodes.truncate(n_nodes);
     }
 
     /// Adds a node under the scopes that are open.

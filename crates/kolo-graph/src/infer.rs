@@ -95,7 +95,7 @@ impl<'a> InferCtx<'a> {
     /// An integer vector input read as a shape, with the parts known that can be: constants, shapes of known tensors,
     /// and packs and concatenations of those. −1 is unknown.
     pub fn constant_as_shape(&self, i: usize) -> PartialShape {
-        match values_of(self.nodes, self.inputs[i], 0) {
+        match values_of(self.nodes, self.inputs[i], &mut MAX_VISITS.clone()) {
             Some(values) => {
                 let dims: Vec<Dim> = values.into_iter().map(|v| v.and_then(|v| usize::try_from(v).ok())).collect();
                 PartialShape::new(&dims)
@@ -111,6 +111,9 @@ impl<'a> InferCtx<'a> {
 /// Shapes of more dimensions than this are a mistake or an attack.
 const MAX_RANK: usize = 254;
 
+/// Shape arithmetic is small. Without a limit, a few packs of packs could ask for the same node billions of times.
+const MAX_VISITS: usize = 1024;
+
 fn constant(nodes: &Nodes, at: Endpoint) -> Option<&Tensor> {
     let node = nodes.node(at.node);
     match node.op() {
@@ -120,13 +123,11 @@ fn constant(nodes: &Nodes, at: Endpoint) -> Option<&Tensor> {
 }
 
 /// The elements of a small integer vector or scalar, `None` where unknown; `None` for all if even their number is.
-fn values_of(nodes: &Nodes, at: Endpoint, depth: usize) -> Option<Vec<Option<i64>>> {
-    // Chains of shape arithmetic are short; this only guards against absurd ones.
-    if depth > 16 {
-        return None;
-    }
+/// Gives up when `visits` are used up.
+fn values_of(nodes: &Nodes, at: Endpoint, visits: &mut usize) -> Option<Vec<Option<i64>>> {
+    *visits = visits.checked_sub(1)?;
     let node = nodes.node(at.node);
-    let input = |i: usize| values_of(nodes, node.inputs[i], depth + 1);
+    let mut input = |i: usize| values_of(nodes, node.inputs[i], visits);
     match node.op() {
         "Const" => {
             let tensor = node.attrs.tensor("value").ok()?;
@@ -141,7 +142,7 @@ fn values_of(nodes: &Nodes, at: Endpoint, depth: usize) -> Option<Vec<Option<i64
         "Pack" => node
             .inputs
             .iter()
-            .map(|&at| match values_of(nodes, at, depth + 1) {
+            .map(|&at| match values_of(nodes, at, visits) {
                 Some(values) if values.len() == 1 => values[0],
                 _ => None,
             })
@@ -156,7 +157,7 @@ fn values_of(nodes: &Nodes, at: Endpoint, depth: usize) -> Option<Vec<Option<i64
         }
         "StridedSlice" => {
             let values = input(0)?;
-            let one = |i: usize| -> Option<i64> {
+            let mut one = |i: usize| -> Option<i64> {
                 match input(i)?.as_slice() {
                     [value] => *value,
                     _ => None,

@@ -5,6 +5,7 @@
 //! ```text
 //! pool    IntraPool: splits one kernel's work over a few threads
 //! gemm    matrix products: packing, blocking, micro-kernels per instruction set
+//! conv    convolutions, as products that never store their patch matrix
 //! vmath   exp, log, tanh, sigmoid and reductions over slices
 //! isa     runs plain loops compiled for the best instruction set present
 //! ```
@@ -12,6 +13,7 @@
 //! Every result is the same bit for bit whatever the number of threads: work is cut by the shape
 //! of the problem, and threads only decide who computes which piece.
 
+pub mod conv;
 pub mod device;
 pub mod gemm;
 mod isa;

@@ -27,16 +27,17 @@ pub(crate) enum Left<'a, T> {
     /// In memory, with its layout and leading dimension.
     Matrix(*const T, Layout, usize),
     /// Made while packing: a matrix that is never stored, or its transpose.
-    #[expect(dead_code, reason = "convolutions come next")]
     Gather(&'a dyn Gather<T>, Layout),
 }
 
 /// A matrix that can write parts of itself.
 pub(crate) trait Gather<T>: Sync {
-    /// Writes rows `rows` and columns `cols` of the matrix to `dst`, `stride` apart by row.
+    /// Writes rows `rows` and columns `cols` of the matrix to `dst`, `stride` apart by row. What
+    /// lies between the rows may be overwritten too.
     ///
     /// # Safety
-    /// `dst` must be valid for writes of `(rows.len() - 1) * stride + cols.len()` elements.
+    /// `dst` must be valid for writes of `rows.len() * stride` elements, and `stride` be at least
+    /// `cols.len()` and eight more.
     unsafe fn gather(&self, rows: Range<usize>, cols: Range<usize>, dst: *mut T, stride: usize);
 }
 
@@ -67,6 +68,7 @@ const B_PANEL_BYTES: usize = 24 << 10;
 const KC: usize = 256;
 /// A thread's packed block of A, in bytes: a part of L2.
 const A_BLOCK_BYTES: usize = 256 << 10;
+const A_USED_ONCE_BYTES: usize = 24 << 10;
 /// Most columns of one task.
 const NC_TASK: usize = 512;
 /// The packed chunk of B, in bytes: a part of L3.
@@ -269,7 +271,10 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
         let (m, n, k) = (self.p.m, self.n.len(), self.k.len());
         let (mr, nr) = (self.kernels.mr, self.kernels.nr());
         let kc = k.div_ceil(self.n_runs);
-        let mc = (A_BLOCK_BYTES / (kc * size_of::<T>())).max(mr);
+        // A block that meets one or two panels of B is used once: keep it in L1 then.
+        let gathered = matches!(self.p.a, Left::Gather(..));
+        let bytes = if gathered && n <= 2 * nr { A_USED_ONCE_BYTES } else { A_BLOCK_BYTES };
+        let mc = (bytes / (kc * size_of::<T>())).max(mr);
         let mut rows = if self.pack_a { m.div_ceil(mc) } else { 1 };
         let mut cols = if rows > 1 { n.div_ceil(NC_TASK) } else { 1 };
         let flop = 2 * m * n * k;

@@ -37,10 +37,11 @@ mod pack;
 mod simd;
 
 pub use batch::{Strides, gemm_batch_f32, gemm_batch_f64};
-use drive::{Left, Problem};
+pub(crate) use drive::{Gather, Left, Problem, Shared};
 pub use epilogue::{Activation, Epilogue};
 pub use generic::{gemm_bf16, gemm_f16, gemm_with};
-use kernel::{Layout, Real};
+pub(crate) use kernel::{Layout, Real};
+pub(crate) use pack::transpose;
 
 /// Whether an operand is used as stored or transposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -155,14 +156,8 @@ fn gemm_real<T: Real>(isa: Isa, pool: &IntraPool, mut call: Gemm<'_, T>) -> Resu
     if m == 0 || n == 0 {
         return Ok(());
     }
-    if k == 0 || (call.beta != T::ZERO && call.beta != T::ONE) {
+    if call.beta != T::ZERO && call.beta != T::ONE {
         scale_c(&mut call);
-    }
-    let c = call.c.as_mut_ptr();
-    if k == 0 {
-        // SAFETY: `check` found C long enough for m rows of n.
-        unsafe { epilogue::apply(&call.epilogue, c, call.ldc, 0..m, 0..n) };
-        return Ok(());
     }
     let problem = Problem {
         m,
@@ -174,17 +169,43 @@ fn gemm_real<T: Real>(isa: Isa, pool: &IntraPool, mut call: Gemm<'_, T>) -> Resu
         b_layout: layout(call.op_b),
         ldb: call.ldb,
         accumulate: call.beta != T::ZERO,
-        c,
+        c: call.c.as_mut_ptr(),
         ldc: call.ldc,
         epilogue: call.epilogue,
     };
     // SAFETY: `check` found all three slices long enough, and C is borrowed mutably.
+    unsafe { product_on(isa, pool, &problem) };
+    Ok(())
+}
+
+/// Computes `problem`, of any sizes, on the best instruction set.
+///
+/// # Safety
+/// As for [`drive::run`].
+pub(crate) unsafe fn product<T: Real>(pool: &IntraPool, problem: &Problem<'_, T>) {
+    // SAFETY: passed on.
+    unsafe { product_on(Isa::best(), pool, problem) }
+}
+
+/// # Safety
+/// As for [`drive::run`].
+unsafe fn product_on<T: Real>(isa: Isa, pool: &IntraPool, p: &Problem<'_, T>) {
+    if p.m == 0 || p.n == 0 {
+        return;
+    }
+    // SAFETY: passed on; the rows cleared and finished are those of C.
     unsafe {
-        if !gemv::try_run(pool, &problem) {
-            drive::run(pool, T::kernels(isa), &problem);
+        if p.k == 0 {
+            for i in 0..p.m {
+                if !p.accumulate {
+                    std::slice::from_raw_parts_mut(p.c.add(i * p.ldc), p.n).fill(T::ZERO);
+                }
+            }
+            epilogue::apply(&p.epilogue, p.c, p.ldc, 0..p.m, 0..p.n);
+        } else if !gemv::try_run(pool, p) {
+            drive::run(pool, T::kernels(isa), p);
         }
     }
-    Ok(())
 }
 
 fn layout(op: Op) -> Layout {
