@@ -49,11 +49,7 @@ fn main() {
 
 fn rate(pool: &IntraPool, isa: Isa, (m, n, k): (usize, usize, usize), ops: &str) -> f64 {
     let op = |i: usize| {
-        if ops.as_bytes()[i] == b'T' {
-            Op::Transpose
-        } else {
-            Op::None
-        }
+        if ops.as_bytes()[i] == b'T' { Op::Transpose } else { Op::None }
     };
     let a: Vec<f32> = (0..m * k).map(|i| (i % 17) as f32 * 0.1).collect();
     let b: Vec<f32> = (0..k * n).map(|i| (i % 13) as f32 * 0.1).collect();

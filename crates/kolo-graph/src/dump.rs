@@ -1,6 +1,8 @@
 //! A graph as text, one node a line, so that tests and people can compare graphs:
 //!
 //! `c = MatMul[T=float](a:0, b:0, ^init) @ /device:GPU:0 -> float[2,3]`
+//!
+//! In a partition, `<feed 0>` is an input that the caller of the run gives.
 
 use std::fmt;
 
@@ -14,7 +16,10 @@ impl fmt::Display for Nodes {
             if !attrs.is_empty() {
                 write!(f, "[{}]", attrs.join(", "))?;
             }
-            let data = node.inputs.iter().map(|&at| self.endpoint_name(at));
+            let data = node.inputs.iter().map(|&at| match at.feed() {
+                Some(feed) => format!("<feed {feed}>"),
+                None => self.endpoint_name(at),
+            });
             let control = node.control_inputs.iter().map(|&id| format!("^{}", self.node(id).name));
             write!(f, "({})", data.chain(control).collect::<Vec<_>>().join(", "))?;
             if !node.device.is_empty() {

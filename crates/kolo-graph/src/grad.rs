@@ -1,12 +1,22 @@
 //! Gradients as a rewrite: walks the graph backwards from `ys`, asks every op on a path to `xs` for its rule, and sums
 //! what arrives at each output. Only adds nodes; what was there stays as it was.
+//!
+//! A loop is differentiated as a whole: it gets a companion that runs its iterations backwards ([`backward`]). What is a
+//! loop is read off the graph ([`frames`]), so that imported graphs are differentiated like any other.
+
+mod backward;
+mod frames;
 
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
-use kolo_core::{DType, Error, Result};
+use kolo_core::{DType, Error, Result, Shape, Tensor};
 
+use crate::control_flow::is_constant_enter;
 use crate::op_def::{Grad, Gradient, IndexedSlices};
-use crate::{Endpoint, Graph, NodeId, Nodes, Operation, Output};
+use crate::{Endpoint, Flow, Graph, NodeId, Nodes, Operation, Output};
+use backward::{BackwardScope, Source};
+use frames::{FrameId, Frames};
 
 /// What to do differently from [`gradients`].
 #[derive(Clone, Default)]
@@ -40,83 +50,269 @@ pub fn gradients_with<'g>(
         }
     }
     let nodes = graph.snapshot();
+    let frames = Frames::of(&nodes)?;
+    let level = frames.of_node(first.endpoint().node);
+    if let Some(other) = ys.iter().find(|y| frames.of_node(y.endpoint().node) != level) {
+        return Err(Error::invalid_argument(format!("{first:?} and {other:?} are not in the same loop")));
+    }
+    if let Some(inner) = xs.iter().find(|x| !frames.is_around(frames.of_node(x.endpoint().node), level)) {
+        return Err(Error::invalid_argument(format!("no gradient with respect to {inner:?}: it is in a while loop")));
+    }
     let stops: HashSet<Endpoint> = options.stop_gradients.iter().map(|output| output.endpoint()).collect();
-    let between = between(&nodes, ys, xs, &stops);
-    let mut sums = Sums::default();
-    graph.name_scope("gradients", || -> Result<()> {
+    let between = between(&nodes, ys, xs, &stops)?;
+    let source = Source::new(graph, nodes.clone(), frames, level);
+    let mut walk =
+        Walk { graph, nodes: &nodes, source, between, stops, options, sums: Sums::default(), companions: Vec::new() };
+    graph.with_gradient_source(|| -> Result<()> {
         for (i, y) in ys.iter().enumerate() {
             let start = match options.grad_ys.get(i).copied().flatten() {
                 Some(given) => given,
                 None => ones_like(*y),
             };
-            sums.add(y.endpoint(), start.into());
+            walk.sums.add(y.endpoint(), start.into());
         }
-        for id in backwards(&nodes, &between) {
-            differentiate(graph, &nodes, id, &between, &stops, options, &mut sums)?;
-        }
-        Ok(())
+        walk.level(level)
     })?;
-    let result = xs.iter().map(|x| sums.total(graph, x.endpoint())).collect::<Result<_>>();
+    let result = xs.iter().map(|x| walk.sums.total(graph, x.endpoint())).collect::<Result<_>>();
     graph.check()?;
     result
 }
 
-/// Asks one op for the gradients of its inputs and adds them to the sums.
-fn differentiate<'g>(
+/// One call of [`gradients`].
+struct Walk<'a, 'g> {
     graph: &'g Graph,
-    nodes: &Nodes,
-    id: NodeId,
-    between: &HashSet<NodeId>,
-    stops: &HashSet<Endpoint>,
-    options: &GradientOptions<'g>,
-    sums: &mut Sums<'g>,
-) -> Result<()> {
-    let node = nodes.node(id);
-    let operation = Operation::new(graph, id);
-    let wanted = |at: &Endpoint| between.contains(&at.node) && !stops.contains(at);
-    if !node.inputs.iter().any(wanted) {
-        return Ok(());
-    }
-    let mut arrived = Vec::with_capacity(node.outputs.len());
-    for index in 0..node.outputs.len() as u32 {
-        arrived.push(sums.total(graph, Endpoint { node: id, index })?);
-    }
-    if arrived.iter().all(Option::is_none) {
-        return Ok(());
-    }
-    let scope = format!("{}_grad", node.name.replace('/', "_"));
-    let build = || -> Result<Vec<Option<Grad<'g>>>> {
-        match node.def.gradient {
-            Gradient::Same => Ok(vec![arrived[0]]),
-            Gradient::None(_) => Ok(Vec::new()),
-            Gradient::Refused(why) => Err(Error::invalid_argument(format!("{why} (gradient of {})", node.describe()))),
-            Gradient::Rule(rule) => {
-                let dense = arrived.iter().map(|grad| grad.map(|grad| densify(graph, grad)).transpose());
-                rule(operation, &dense.collect::<Result<Vec<_>>>()?)
-            }
-            Gradient::Unstated | Gradient::Flow => {
-                Err(Error::unimplemented(format!("no gradient is known for {}", node.describe())))
+    /// The graph as it was before the call.
+    nodes: &'a Nodes,
+    /// The loops, and what the gradients have added to them.
+    source: Rc<Source>,
+    between: HashSet<NodeId>,
+    stops: HashSet<Endpoint>,
+    options: &'a GradientOptions<'g>,
+    sums: Sums<'g>,
+    /// The backward loops that are being described, the innermost last.
+    companions: Vec<Rc<BackwardScope>>,
+}
+
+/// What is differentiated in one piece.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Item {
+    Node(NodeId),
+    /// A whole loop, with the loops in it.
+    Loop(FrameId),
+}
+
+impl<'g> Walk<'_, 'g> {
+    /// Differentiates what is directly in one frame, loops within it as a whole.
+    fn level(&mut self, level: Option<FrameId>) -> Result<()> {
+        for item in self.backwards(level) {
+            match item {
+                Item::Node(id) => self.differentiate(id)?,
+                Item::Loop(frame) => self.differentiate_loop(frame)?,
             }
         }
-    };
-    let scoped = || graph.name_scope(&scope, build);
-    let grads = if options.colocate_with_ops { graph.colocate_with(operation, scoped)? } else { scoped()? };
-    if grads.len() > node.inputs.len() {
-        return Err(Error::internal(format!(
-            "{} gradients for {} inputs of {}",
-            grads.len(),
-            node.inputs.len(),
-            node.describe()
-        )));
+        Ok(())
     }
-    for (&input, grad) in node.inputs.iter().zip(grads) {
-        if let Some(grad) = grad
-            && wanted(&input)
-        {
-            sums.add(input, grad);
+
+    fn wanted(&self, at: Endpoint) -> bool {
+        self.between.contains(&at.node) && !self.stops.contains(&at)
+    }
+
+    /// Asks one op for the gradients of its inputs and adds them to the sums.
+    fn differentiate(&mut self, id: NodeId) -> Result<()> {
+        let (graph, node) = (self.graph, self.nodes.node(id));
+        let operation = Operation::new(graph, id);
+        if !node.inputs.iter().any(|&at| self.wanted(at)) {
+            return Ok(());
         }
+        let mut arrived = Vec::with_capacity(node.outputs.len());
+        for index in 0..node.outputs.len() as u32 {
+            arrived.push(self.sums.total(graph, Endpoint { node: id, index })?);
+        }
+        if arrived.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        let scope = format!("{}_grad", node.name.replace('/', "_"));
+        let build = || -> Result<Vec<Option<Grad<'g>>>> {
+            match node.def.gradient {
+                Gradient::Same => Ok(vec![arrived[0]]),
+                // Gradients that are taken inside a loop body leave it as they are, one per iteration.
+                Gradient::Flow if node.def.flow == Flow::Enter => Ok(vec![arrived[0]]),
+                Gradient::None(_) => Ok(Vec::new()),
+                Gradient::Refused(why) => {
+                    Err(Error::invalid_argument(format!("{why} (gradient of {})", node.describe())))
+                }
+                Gradient::Rule(rule) => {
+                    let dense = arrived.iter().map(|grad| grad.map(|grad| densify(graph, grad)).transpose());
+                    rule(operation, &dense.collect::<Result<Vec<_>>>()?)
+                }
+                Gradient::Unstated | Gradient::Flow => {
+                    Err(Error::unimplemented(format!("no gradient is known for {}", node.describe())))
+                }
+            }
+        };
+        let grads = self.scoped(&scope, operation, build)?;
+        if grads.len() > node.inputs.len() {
+            return Err(Error::internal(format!(
+                "{} gradients for {} inputs of {}",
+                grads.len(),
+                node.inputs.len(),
+                node.describe()
+            )));
+        }
+        for (&input, grad) in node.inputs.iter().zip(grads) {
+            if let Some(grad) = grad
+                && self.wanted(input)
+            {
+                self.sums.add(input, grad);
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn scoped<R>(&self, scope: &str, operation: Operation<'g>, build: impl FnOnce() -> R) -> R {
+        let scoped = || self.graph.name_scope(scope, build);
+        if self.options.colocate_with_ops { self.graph.colocate_with(operation, scoped) } else { scoped() }
+    }
+
+    /// Adds the loop that runs backwards: as many iterations as the loop made, the last one first.
+    fn differentiate_loop(&mut self, frame: FrameId) -> Result<()> {
+        let source = self.source.clone();
+        let shape = source.frames.frame(frame);
+        if !shape.enters.iter().any(|&enter| self.wanted(self.nodes.node(enter).inputs[0])) {
+            return Ok(());
+        }
+        let mut arrived = Vec::new();
+        for var in &shape.vars {
+            let mut parts = Vec::new();
+            for &exit in &var.exits {
+                parts.extend(self.sums.total(self.graph, Endpoint { node: exit, index: 0 })?);
+            }
+            arrived.push(parts);
+        }
+        if arrived.iter().all(Vec::is_empty) {
+            return Ok(());
+        }
+        let scope = format!("{}_grad", shape.name.replace('/', "_"));
+        self.graph.name_scope(&scope, || self.backward_loop(&source, frame, arrived))
+    }
+
+    fn backward_loop(&mut self, source: &Rc<Source>, frame: FrameId, arrived: Vec<Vec<Grad<'g>>>) -> Result<()> {
+        let (graph, shape) = (self.graph, source.frames.frame(frame));
+        let scope = BackwardScope::open(graph, source, frame, self.companions.last().map(|outer| &**outer))?;
+
+        // The variables that matter: gradients go around with them.
+        let mut vars = Vec::new();
+        for (var, parts) in shape.vars.iter().zip(arrived) {
+            let value = Endpoint { node: var.merge, index: 0 };
+            if !self.between.contains(&var.merge) || !self.nodes.output(value).dtype.is_float() {
+                continue;
+            }
+            let start = match parts.as_slice() {
+                [] => {
+                    let last = match var.exits.first() {
+                        Some(&exit) => Output::new(graph, Endpoint { node: exit, index: 0 }),
+                        None => source.exit(graph, frame, var.switch)?,
+                    };
+                    zeros_like(last)?
+                }
+                [grad] => densify(graph, *grad)?,
+                parts => densify(graph, sum(graph, parts)?)?,
+            };
+            let looped = scope.variable(graph, start, Some(self.nodes.output(value).shape.clone()))?;
+            self.sums.add(self.nodes.node(var.next).inputs[0], looped.value.into());
+            vars.push((var, looped));
+        }
+
+        self.companions.push(scope.clone());
+        let body = scope.inside(graph, || self.level(Some(frame)));
+        self.companions.pop();
+        body?;
+
+        for (var, looped) in vars {
+            let before = Endpoint { node: var.switch, index: 1 };
+            let next = scope.inside(graph, || -> Result<Output<'g>> {
+                match self.sums.total(graph, before)? {
+                    Some(grad) => densify(graph, grad),
+                    None => zeros_like(Output::new(graph, before)),
+                }
+            })?;
+            let total = scope.close(graph, looped, next)?;
+            let enters = self.nodes.node(var.enter).inputs[0];
+            if self.wanted(enters) {
+                self.sums.add(enters, total.into());
+            }
+        }
+
+        // What every iteration sees gets a gradient from every iteration.
+        for &enter in &shape.enters {
+            let node = self.nodes.node(enter);
+            if !is_constant_enter(node) || !self.wanted(node.inputs[0]) {
+                continue;
+            }
+            let at = Endpoint { node: enter, index: 0 };
+            let part = scope.inside(graph, || -> Result<Option<Output<'g>>> {
+                self.sums.total(graph, at)?.map(|grad| densify(graph, grad)).transpose()
+            })?;
+            let Some(part) = part else { continue };
+            let looped = scope.variable(graph, zeros_for(Output::new(graph, node.inputs[0]), part.dtype())?, None)?;
+            let next = scope.inside(graph, || looped.value + part);
+            let total = scope.close(graph, looped, next)?;
+            self.sums.add(node.inputs[0], total.into());
+        }
+        Ok(())
+    }
+
+    /// What is to be differentiated in one frame, each after all of its consumers.
+    fn backwards(&self, level: Option<FrameId>) -> Vec<Item> {
+        let frames = &self.source.frames;
+        let is_base = level == self.source.base;
+        let items: HashMap<NodeId, Item> = self
+            .between
+            .iter()
+            .filter_map(|&id| {
+                let home = frames.home(self.nodes, id);
+                let item = if home == level {
+                    // What makes up the loop itself is differentiated with the loop.
+                    let outside = !frames.is_border(id) || (is_base && self.nodes.node(id).def.flow == Flow::Enter);
+                    outside.then_some(Item::Node(id))
+                } else {
+                    frames.child_towards(level, home?).map(Item::Loop)
+                };
+                item.map(|item| (id, item))
+            })
+            .collect();
+        let edges = |id: NodeId, item: Item| {
+            let sources = self.nodes.node(id).inputs.iter().filter_map(|at| items.get(&at.node));
+            sources.copied().filter(move |source| *source != item)
+        };
+        let mut pending: HashMap<Item, usize> = items.values().map(|&item| (item, 0)).collect();
+        let mut members: HashMap<Item, Vec<NodeId>> = HashMap::new();
+        for (&id, &item) in &items {
+            members.entry(item).or_default().push(id);
+            for source in edges(id, item) {
+                *pending.entry(source).or_default() += 1;
+            }
+        }
+        let mut ready: Vec<Item> = pending.iter().filter(|(_, count)| **count == 0).map(|(&item, _)| item).collect();
+        // Sorted, so that the same graph always gets the same gradient graph.
+        ready.sort_unstable();
+        members.values_mut().for_each(|nodes| nodes.sort_unstable());
+        let mut order = Vec::with_capacity(pending.len());
+        while let Some(item) = ready.pop() {
+            order.push(item);
+            for &id in &members[&item] {
+                for source in edges(id, item) {
+                    if let Some(count) = pending.get_mut(&source) {
+                        *count -= 1;
+                        if *count == 0 {
+                            ready.push(source);
+                        }
+                    }
+                }
+            }
+        }
+        order
+    }
 }
 
 /// The gradients that have arrived at each output so far.
@@ -199,7 +395,7 @@ fn ones_like(y: Output<'_>) -> Output<'_> {
 }
 
 /// The nodes through which a change of an x can reach a y.
-fn between(nodes: &Nodes, ys: &[Output<'_>], xs: &[Output<'_>], stops: &HashSet<Endpoint>) -> HashSet<NodeId> {
+fn between(nodes: &Nodes, ys: &[Output<'_>], xs: &[Output<'_>], stops: &HashSet<Endpoint>) -> Result<HashSet<NodeId>> {
     let carries = |at: &Endpoint| {
         let output = nodes.output(*at);
         !stops.contains(at) && (output.dtype.is_float() || output.dtype == DType::Resource)
@@ -224,33 +420,81 @@ fn between(nodes: &Nodes, ys: &[Output<'_>], xs: &[Output<'_>], stops: &HashSet<
             stack.extend(consumers.get(&id).into_iter().flatten());
         }
     }
-    reached
+    refuse_second_order(nodes, &needed, xs)?;
+    Ok(reached)
 }
 
-/// These nodes, each after all of its consumers among them.
-fn backwards(nodes: &Nodes, among: &HashSet<NodeId>) -> Vec<NodeId> {
-    let mut pending: HashMap<NodeId, usize> = among.iter().map(|&id| (id, 0)).collect();
-    for &id in among {
-        for at in &nodes.node(id).inputs {
-            if let Some(count) = pending.get_mut(&at.node) {
-                *count += 1;
+/// The gradient of a loop takes values from stacks, and no edge says which. A y that depends on such values, which in
+/// turn depend on an x, would silently lack a part of its gradient.
+fn refuse_second_order(nodes: &Nodes, needed: &HashSet<NodeId>, xs: &[Output<'_>]) -> Result<()> {
+    let stack_of = |id: NodeId| {
+        let mut at = nodes.node(id).inputs[0].node;
+        while matches!(nodes.node(at).def.flow, Flow::Enter | Flow::Switch) {
+            at = nodes.node(at).inputs[0].node;
+        }
+        at
+    };
+    let popped = needed.iter().filter(|id| nodes.node(**id).op() == "StackPopV2").map(|&id| stack_of(id));
+    let popped: HashSet<NodeId> = popped.collect();
+    if popped.is_empty() {
+        return Ok(());
+    }
+    // Back edges are the only ones that point forwards, so going around until nothing changes ends soon.
+    let mut depends: HashSet<NodeId> = xs.iter().map(|x| x.endpoint().node).collect();
+    loop {
+        let before = depends.len();
+        for (id, node) in nodes.iter() {
+            let carries = |at: &Endpoint| depends.contains(&at.node) && nodes.output(*at).dtype.is_float();
+            let reads = |at: &Endpoint| depends.contains(&at.node) && nodes.output(*at).dtype == DType::Resource;
+            if node.inputs.iter().any(|at| carries(at) || reads(at)) {
+                depends.insert(id);
             }
         }
-    }
-    let mut ready: Vec<NodeId> = among.iter().copied().filter(|id| pending[id] == 0).collect();
-    // Sorted, so that the same graph always gets the same gradient graph.
-    ready.sort_unstable();
-    let mut order = Vec::with_capacity(among.len());
-    while let Some(id) = ready.pop() {
-        order.push(id);
-        for at in &nodes.node(id).inputs {
-            if let Some(count) = pending.get_mut(&at.node) {
-                *count -= 1;
-                if *count == 0 {
-                    ready.push(at.node);
-                }
-            }
+        if depends.len() == before {
+            break;
         }
     }
-    order
+    for (id, node) in nodes.iter().filter(|(_, node)| node.op() == "StackPushV2") {
+        if depends.contains(&node.inputs[1].node) && popped.contains(&stack_of(id)) {
+            return Err(Error::unimplemented("second-order gradients through while loops are not supported"));
+        }
+    }
+    Ok(())
+}
+
+impl Graph {
+    /// Zeros of a shape that is known.
+    #[track_caller]
+    pub fn zeros(&self, dtype: DType, shape: &Shape) -> Output<'_> {
+        let zero = crate::IntoOutput::into_output(0.0f32, self, dtype);
+        if shape.rank() == 0 {
+            return zero;
+        }
+        let dims: Vec<i32> = shape.iter().map(|&dim| i32::try_from(dim).unwrap_or(i32::MAX)).collect();
+        self.op("Fill").input(self.constant(Tensor::vector(dims))).input(zero).out()
+    }
+}
+
+/// Zeros as large as a value will be.
+fn zeros_like(value: Output<'_>) -> Result<Output<'_>> {
+    zeros_for(value, value.dtype())
+}
+
+/// Zeros for the gradient of a value, or of the variable that a handle refers to.
+fn zeros_for(value: Output<'_>, dtype: DType) -> Result<Output<'_>> {
+    let graph = value.graph();
+    let is_variable = value.dtype() == DType::Resource;
+    let shape = if is_variable { value.handle().map(|(_, shape)| shape) } else { Some(value.shape()) };
+    // Dimensions beyond int32 are left to the value itself.
+    let small = |shape: &Shape| shape.iter().all(|&dim| i32::try_from(dim).is_ok());
+    let zeros = match shape.and_then(|shape| shape.known()).filter(small) {
+        Some(shape) => graph.zeros(dtype, &shape),
+        None if is_variable => {
+            let read = graph.op("ReadVariableOp").input(value).attr("dtype", dtype).out();
+            graph.op("ZerosLike").input(read).out()
+        }
+        None => graph.op("ZerosLike").input(value).out(),
+    };
+    graph.check()?;
+    Ok(zeros)
 }

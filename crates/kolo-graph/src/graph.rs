@@ -10,10 +10,12 @@
 use std::cell::{Ref, RefCell};
 use std::collections::HashMap;
 use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use kolo_core::{DType, DeviceSpec, Error, PartialShape, Result};
 
+use crate::control_flow::FlowScope;
 use crate::infer::InferCtx;
 use crate::registry::did_you_mean;
 use crate::signature::{ArgDef, ArgType, AttrDef, AttrKind};
@@ -49,6 +51,19 @@ pub struct Endpoint {
     pub node: NodeId,
     /// Which of its outputs.
     pub index: u32,
+}
+
+impl Endpoint {
+    /// Stands for the value of feed number `feed` among the inputs of a partition's nodes: it comes from the caller of the
+    /// run, not from a node.
+    pub fn from_feed(feed: u32) -> Endpoint {
+        Endpoint { node: NodeId::INVALID, index: feed }
+    }
+
+    /// Which feed it stands for, if it does.
+    pub fn feed(self) -> Option<usize> {
+        (self.node == NodeId::INVALID).then_some(self.index as usize)
+    }
 }
 
 /// What is known of one output before it exists.
@@ -224,7 +239,18 @@ struct State {
     error: Option<Error>,
     seed: Option<i64>,
     variables: Vec<VariableRecord>,
+    /// The branch or loop body that is being described, if any.
+    flow: Option<Rc<dyn FlowScope>>,
+    /// For nodes whose outputs live inside a loop: which one.
+    loops: HashMap<NodeId, LoopId>,
+    n_loops: u32,
+    /// The scope of the gradients that are being added, if any.
+    gradient_source: String,
 }
+
+/// A loop's number in its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LoopId(u32);
 
 /// Chooses a device for a node.
 pub(crate) type DeviceFn = Arc<dyn Fn(&Node) -> DeviceSpec>;
@@ -262,6 +288,10 @@ impl Graph {
                 error: None,
                 seed: None,
                 variables: Vec::new(),
+                flow: None,
+                loops: HashMap::new(),
+                n_loops: 0,
+                gradient_source: String::new(),
             }),
         }
     }
@@ -388,12 +418,66 @@ impl Graph {
         result
     }
 
-    /// Runs `body` as if no control dependencies were around it.
+    /// Runs `body` as if no control dependencies, branches and loops were around it.
     pub fn no_control_dependencies<R>(&self, body: impl FnOnce() -> R) -> R {
-        let outer = std::mem::take(&mut self.state.borrow_mut().control);
+        self.with_flow(None, body)
+    }
+
+    /// Runs `body`; the nodes it adds belong to this branch or loop body. Control dependencies from outside do not
+    /// apply: what the scope lets in has waited for them.
+    pub(crate) fn with_flow<R>(&self, scope: Option<Rc<dyn FlowScope>>, body: impl FnOnce() -> R) -> R {
+        let outer = {
+            let mut state = self.state.borrow_mut();
+            (std::mem::replace(&mut state.flow, scope), std::mem::take(&mut state.control))
+        };
         let result = body();
-        self.state.borrow_mut().control = outer;
+        let mut state = self.state.borrow_mut();
+        (state.flow, state.control) = outer;
         result
+    }
+
+    /// The branch or loop body that is being described.
+    pub(crate) fn flow_scope(&self) -> Option<Rc<dyn FlowScope>> {
+        self.state.borrow().flow.clone()
+    }
+
+    pub(crate) fn new_loop_id(&self) -> LoopId {
+        let mut state = self.state.borrow_mut();
+        state.n_loops += 1;
+        LoopId(state.n_loops)
+    }
+
+    /// The loop in which this node's outputs live.
+    pub(crate) fn loop_of(&self, id: NodeId) -> Option<LoopId> {
+        self.state.borrow().loops.get(&id).copied()
+    }
+
+    pub(crate) fn set_loop(&self, id: NodeId, inside: Option<LoopId>) {
+        let mut state = self.state.borrow_mut();
+        match inside {
+            Some(inside) => drop(state.loops.insert(id, inside)),
+            None => drop(state.loops.remove(&id)),
+        }
+    }
+
+    /// Names the call of [`crate::gradients`] that is adding nodes: ops that keep gradients aside during a step (tensor
+    /// arrays) keep those of each call apart by it. Empty outside of such a call.
+    pub fn gradient_source(&self) -> String {
+        self.state.borrow().gradient_source.clone()
+    }
+
+    /// Runs `body`, which adds the gradients of one call, in a scope of its own.
+    pub(crate) fn with_gradient_source<R>(&self, body: impl FnOnce() -> R) -> R {
+        self.name_scope("gradients", || {
+            let outer = {
+                let mut state = self.state.borrow_mut();
+                let source = state.name_scope.trim_end_matches('/').to_owned();
+                std::mem::replace(&mut state.gradient_source, source)
+            };
+            let result = body();
+            self.state.borrow_mut().gradient_source = outer;
+            result
+        })
     }
 
     /// Runs `body`; the nodes it adds go to the device of `operation`, wherever that will be. Device scopes around this
@@ -499,6 +583,9 @@ impl Graph {
             }
             (name, state.device_scopes())
         };
+        let flow = self.flow_scope();
+        self.absolute_scope(&name, || crate::control_flow::prepare(self, flow.as_deref(), &mut request))
+            .map_err(|error| error.with_node(&name, &request.op, ""))?;
         let mut node = complete(self.registry, &self.state.borrow().nodes, request, name)?;
         // Device functions see the finished node, and run without the graph borrowed: they may look at it.
         for scope in scopes {
@@ -512,7 +599,11 @@ impl Graph {
             }
             node.device = merged;
         }
-        Ok(self.state.borrow_mut().nodes.push(node))
+        let id = self.state.borrow_mut().nodes.push(node);
+        if let Some(flow) = flow {
+            flow.core().add(self, id);
+        }
+        Ok(id)
     }
 }
 
@@ -596,9 +687,8 @@ fn complete(registry: &'static OpRegistry, nodes: &Nodes, request: NodeRequest, 
     let dtypes = bind_outputs(signature, &attrs).map_err(place)?;
 
     let mut handle = match def.handle {
-        HandleRule::FromAttrs => {
-            Some(Arc::new((attrs.dtype("dtype").map_err(place)?, attrs.shape("shape").map_err(place)?.clone())))
-        }
+        HandleRule::FromAttrs => Some(Arc::new(handle_from(&attrs, "shape").map_err(place)?)),
+        HandleRule::FromElementAttrs => Some(Arc::new(handle_from(&attrs, "element_shape").map_err(place)?)),
         HandleRule::Forward => request.inputs.iter().find_map(|at| nodes.output(*at).handle.clone()),
     };
     let shapes = {
@@ -629,6 +719,10 @@ fn complete(registry: &'static OpRegistry, nodes: &Nodes, request: NodeRequest, 
         source: request.source,
         device_source,
     })
+}
+
+fn handle_from(attrs: &Attrs, shape: &str) -> Result<(DType, PartialShape)> {
+    Ok((attrs.dtype("dtype")?, attrs.shape(shape)?.clone()))
 }
 
 /// Adds the inputs' dtypes and shapes to an error: they are what the reader needs next.

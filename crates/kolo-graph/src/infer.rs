@@ -2,7 +2,7 @@
 
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Tensor};
 
-use crate::{Attrs, Endpoint, Nodes};
+use crate::{Attrs, Endpoint, Node, Nodes};
 
 /// A node under construction, seen by its shape function.
 pub struct InferCtx<'a> {
@@ -57,6 +57,11 @@ impl<'a> InferCtx<'a> {
     /// The dtype and shape of what a resource input refers to, if known.
     pub fn handle(&self, i: usize) -> Option<&'a (DType, PartialShape)> {
         self.nodes.output(self.inputs[i]).handle.as_deref()
+    }
+
+    /// The node that makes an input, for ops whose outputs depend on how an object was declared.
+    pub fn source(&self, i: usize) -> &'a Node {
+        self.nodes.node(self.inputs[i].node)
     }
 
     /// An input of a known rank; an error if it has another.

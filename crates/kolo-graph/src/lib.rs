@@ -6,26 +6,43 @@
 //! `kolo-ops`'s.
 
 mod attr;
+mod colocate;
+mod control_flow;
+mod control_loops;
 mod dump;
+mod frames;
 mod grad;
 mod graph;
 mod infer;
 mod op_def;
 mod operators;
 mod output;
+mod partition;
+mod place;
+mod prune;
 mod registry;
 pub mod shape_fns;
 mod signature;
+#[cfg(test)]
+mod testing;
 mod variable;
 pub mod wire;
 
 pub use attr::{AttrValue, Attrs};
+pub use control_flow::WhileOptions;
+pub use frames::{Frame, FrameId, Frames, frames};
 pub use grad::{GradientOptions, gradients, gradients_with};
 pub use graph::{Endpoint, Graph, Location, Node, NodeId, Nodes, OutputInfo};
 pub use infer::InferCtx;
 pub use op_def::{Flow, Grad, Gradient, GradientFn, HandleRule, IndexedSlices, OpDef, ShapeFn};
 pub use operators::IntoOutput;
 pub use output::{OpBuilder, Operation, Output};
+pub use partition::{Granularity, LoopControl, Partition, PartitionOptions, Transfer, moved_bytes, partition};
+pub use place::{
+    DeviceInfo, KernelSupport, LogFormat, Order, PlaceOptions, Placed, PlacedGraph, Placement, Policy, Rule, log_lines,
+    place,
+};
+pub use prune::{Pruned, Request, prune};
 pub use registry::OpRegistry;
 pub use signature::{ArgDef, ArgType, AttrDef, AttrKind, Signature};
 pub use variable::{Initializer, Variable, VariableBuilder, VariableKind, VariableRecord};

@@ -119,6 +119,8 @@ pub enum Flow {
 pub enum HandleRule {
     /// Attributes `dtype` and `shape`, as for `VarHandleOp`.
     FromAttrs,
+    /// Attributes `dtype` and `element_shape`, as for `TensorArrayV3`.
+    FromElementAttrs,
     /// The same as of the first resource input, if there is one.
     Forward,
 }

@@ -73,6 +73,17 @@ impl KernelDef {
     }
 }
 
+impl KernelDef {
+    /// For messages: `CPU`, or `CPU with T in {float, double}`.
+    pub fn describe(&self) -> String {
+        if self.attr.is_empty() {
+            return self.device.to_owned();
+        }
+        let dtypes = DType::ALL.iter().filter(|dtype| self.dtypes.contains(**dtype)).map(|dtype| dtype.name());
+        format!("{} with {} in {{{}}}", self.device, self.attr, dtypes.collect::<Vec<_>>().join(", "))
+    }
+}
+
 /// A CPU kernel for one dtype of attribute `T`.
 pub const fn cpu(dtype: DType, compute: fn(&mut KernelCtx<'_>) -> Result<()>) -> KernelDef {
     cpu_on("T", &[dtype], KernelMaker::Function(compute))
@@ -172,21 +183,7 @@ pub fn find_op(name: &str) -> Result<&'static Op> {
 pub fn find_kernel(node: &Node, device: &DeviceName) -> Result<&'static KernelDef> {
     let op = find_op(node.op())?;
     op.kernels.iter().find(|kernel| kernel.fits(&device.kind, &node.attrs)).ok_or_else(|| {
-        let have: Vec<String> = op
-            .kernels
-            .iter()
-            .map(|kernel| match kernel.attr {
-                "" => kernel.device.to_owned(),
-                attr => {
-                    let dtypes: Vec<&str> = DType::ALL
-                        .iter()
-                        .filter(|dtype| kernel.dtypes.contains(**dtype))
-                        .map(|dtype| dtype.name())
-                        .collect();
-                    format!("{} with {attr} in {{{}}}", kernel.device, dtypes.join(", "))
-                }
-            })
-            .collect();
+        let have: Vec<String> = op.kernels.iter().map(KernelDef::describe).collect();
         let have = if have.is_empty() { "none".to_owned() } else { have.join("; ") };
         let dtype = node
             .attrs

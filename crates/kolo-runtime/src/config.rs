@@ -24,6 +24,8 @@ pub struct SessionConfig {
     pub use_per_session_threads: bool,
     /// Nodes that cannot run where they are pinned run elsewhere instead of being refused.
     pub allow_soft_placement: bool,
+    /// The most nodes that may fall back under soft placement; more fail the run.
+    pub max_fallbacks: Option<usize>,
     /// Logs where every node was placed.
     pub log_device_placement: bool,
     /// The time limit of a run that has none of its own.

@@ -1,24 +1,31 @@
 //! From a graph and a signature to compiled parts: prune, place, partition, compile.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::sync::Arc;
 
-use kolo_core::{DeviceSpec, Result};
-use kolo_graph::{Endpoint, NodeId, Nodes};
+use kolo_core::{DeviceName, DeviceSpec, Result};
+use kolo_graph::{
+    DeviceInfo, KernelSupport, Node, NodeId, Nodes, PartitionOptions, PlaceOptions, Placed, Placement, Request, Rule,
+    moved_bytes, partition, place, prune,
+};
+use kolo_ops::{find_kernel, find_op, registry};
 
 use crate::config::SessionConfig;
 use crate::devices::Devices;
 use crate::executor::plan::{KernelCache, Part, compile};
 use crate::session::{FeedInfo, RunPlan, Wanted};
 
-/// Where nodes were placed.
+/// Where nodes were placed, as data. Printing it gives a table.
 #[derive(Clone, Debug, Default)]
 pub struct PlacementReport {
-    /// One row per node, in graph order.
+    /// One row per node that has been planned, in graph order.
     pub rows: Vec<PlacementRow>,
+    /// How many nodes are not where they were pinned.
+    pub n_fallbacks: usize,
 }
 
-/// Where one node was placed.
+/// Where one node was placed, and why.
 #[derive(Clone, Debug)]
 pub struct PlacementRow {
     /// The node.
@@ -28,21 +35,115 @@ pub struct PlacementRow {
     /// The device it asked for.
     pub wish: DeviceSpec,
     /// The device it got.
-    pub device: String,
+    pub device: DeviceName,
+    /// What decided.
+    pub rule: Rule,
+    /// Bytes that a step moves from it to other devices; `None` where a shape is not known.
+    pub n_bytes_moved: Option<usize>,
+}
+
+impl PlacementRow {
+    /// The line of the placement log: `name: (Op): /job:localhost/replica:0/task:0/device:CPU:0`.
+    pub fn log_line(&self) -> String {
+        format!("{}: ({}): {}", self.node, self.op, self.device)
+    }
+}
+
+impl fmt::Display for PlacementReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let head = ["node", "op", "wish", "device", "rule", "bytes moved"].map(str::to_owned);
+        let body = self.rows.iter().map(|row| {
+            let wish = if row.wish.is_empty() { "-".to_owned() } else { row.wish.to_string() };
+            let moved = row.n_bytes_moved.map_or_else(|| "?".to_owned(), |n| n.to_string());
+            [row.node.clone(), row.op.to_owned(), wish, row.device.to_string(), row.rule.to_string(), moved]
+        });
+        let table: Vec<[String; 6]> = std::iter::once(head).chain(body).collect();
+        let width = |column: usize| table.iter().map(|row| row[column].len()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..6).map(width).collect();
+        for row in &table {
+            let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+            writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+        }
+        match self.n_fallbacks {
+            0 => Ok(()),
+            n => writeln!(f, "{n} node(s) are not where they were pinned"),
+        }
+    }
 }
 
 /// Plans runs; remembers where nodes were placed.
 pub(crate) struct Planner {
     devices: Arc<Devices>,
-    placed: HashMap<NodeId, usize>,
+    infos: Vec<DeviceInfo>,
+    options: PlaceOptions,
+    log: bool,
+    /// Where earlier runs put nodes: rule 1.
+    earlier: HashMap<NodeId, usize>,
+    placed: BTreeMap<NodeId, (Placed, Option<usize>)>,
+    n_fallbacks: usize,
+    fresh: u64,
 }
 
 impl Planner {
-    pub fn new(devices: Arc<Devices>, _config: &SessionConfig) -> Planner {
-        Planner { devices, placed: HashMap::new() }
+    pub fn new(devices: Arc<Devices>, config: &SessionConfig) -> Planner {
+        let infos = devices
+            .units
+            .iter()
+            .map(|unit| unit.device.attributes())
+            .map(|attributes| DeviceInfo { name: attributes.name.clone(), incarnation: attributes.incarnation })
+            .collect();
+        let placement = if config.allow_soft_placement { Placement::Soft } else { Placement::Strict };
+        Planner {
+            devices,
+            infos,
+            options: PlaceOptions { placement, max_fallbacks: config.max_fallbacks, ..PlaceOptions::default() },
+            log: config.log_device_placement,
+            earlier: HashMap::new(),
+            placed: BTreeMap::new(),
+            n_fallbacks: 0,
+            fresh: 0,
+        }
     }
 
     pub fn plan(&mut self, nodes: &Nodes, wanted: &Wanted, kernels: &KernelCache) -> Result<RunPlan> {
+        let request = Request {
+            feeds: wanted.feeds.to_vec(),
+            fetches: wanted.fetches.to_vec(),
+            targets: wanted.targets.to_vec(),
+        };
+        let pruned = prune(nodes, &request)?;
+        let support = Support { devices: &self.devices };
+        let placed = place(nodes, &pruned.nodes, &self.infos, &support, &self.earlier, &self.options)?;
+        let moved = moved_bytes(&placed, &pruned);
+        let options = PartitionOptions { support: Some(&support), ..PartitionOptions::default() };
+        let fresh = &mut self.fresh;
+        let partitions = partition(&placed, &pruned, registry(), &options, &mut || {
+            *fresh += 1;
+            *fresh
+        })?;
+
+        let mut parts = Vec::with_capacity(partitions.len());
+        for partition in &partitions {
+            let fed = partition.feeds.iter().flat_map(|(feed, inputs)| inputs.iter().map(move |input| (*input, *feed)));
+            let part = Part { nodes: &partition.nodes, fed: fed.collect(), fetches: partition.fetches.clone() };
+            parts.push(Arc::new(compile(&part, &self.devices.units[partition.device], kernels)?));
+        }
+
+        // Only a plan that can run counts as an earlier run.
+        for &id in &pruned.nodes {
+            let Some(row) = placed.placed(id) else { continue };
+            if self.earlier.insert(id, row.device).is_none() {
+                if self.log {
+                    let (node, device) = (nodes.node(id), &self.infos[row.device].name);
+                    tracing::info!(target: "kolo::placement", "{}: ({}): {device}", node.name, node.op());
+                }
+                if matches!(row.rule, Rule::SoftMissingKernel | Rule::SoftMissingDevice) {
+                    self.n_fallbacks += 1;
+                }
+                let bytes = moved.get(&id).copied().unwrap_or(Some(0));
+                self.placed.insert(id, (row.clone(), bytes));
+            }
+        }
         let feeds = wanted
             .feeds
             .iter()
@@ -51,56 +152,47 @@ impl Planner {
                 FeedInfo { name: nodes.endpoint_name(at), dtype: info.dtype, shape: info.shape.clone() }
             })
             .collect();
-        // STUB single device
-        let mut needed = vec![false; nodes.len()];
-        let mut stack: Vec<NodeId> = wanted.targets.to_vec();
-        let fed = |at: &Endpoint| wanted.feeds.iter().position(|f| f == at);
-        stack.extend(wanted.fetches.iter().filter(|at| fed(at).is_none()).map(|at| at.node));
-        while let Some(id) = stack.pop() {
-            if std::mem::replace(&mut needed[id.index()], true) {
-                continue;
-            }
-            let node = nodes.node(id);
-            stack.extend(node.inputs.iter().filter(|at| fed(at).is_none()).map(|at| at.node));
-            stack.extend(node.control_inputs.iter().copied());
-        }
-        let mut map = HashMap::new();
-        let mut local = Nodes::default();
-        for (id, _) in nodes.iter().filter(|(id, _)| needed[id.index()]) {
-            map.insert(id, NodeId(map.len() as u32));
-        }
-        let mut fed_inputs = HashMap::new();
-        for (id, node) in nodes.iter().filter(|(id, _)| needed[id.index()]) {
-            let mut copy = (**node).clone();
-            for (i, at) in copy.inputs.iter_mut().enumerate() {
-                match fed(at) {
-                    Some(feed) => {
-                        fed_inputs.insert((map[&id], i), feed);
-                        *at = Endpoint { node: NodeId(u32::MAX), index: 0 };
-                    }
-                    None => at.node = map[&at.node],
-                }
-            }
-            copy.control_inputs.iter_mut().for_each(|c| *c = map[c]);
-            local.push(copy);
-        }
-        let echoes: Vec<(usize, usize)> =
-            wanted.fetches.iter().enumerate().filter_map(|(i, at)| fed(at).map(|f| (i, f))).collect();
-        let fetches = wanted
-            .fetches
-            .iter()
-            .enumerate()
-            .filter(|(_, at)| fed(at).is_none())
-            .map(|(i, at)| (i, Endpoint { node: map[&at.node], index: at.index }))
-            .collect();
-        let part = Part { nodes: &local, fed: fed_inputs, fetches };
-        let plan = compile(&part, &self.devices.units[0], kernels)?;
-        let is_constant = plan.roots.is_empty() && plan.feeds.is_empty();
-        Ok(RunPlan { parts: vec![Arc::new(plan)], feeds, n_fetches: wanted.fetches.len(), echoes, is_constant })
+        let echo = |(fetch, at): (usize, &kolo_graph::Endpoint)| pruned.feed_of(*at).map(|feed| (fetch, feed));
+        Ok(RunPlan {
+            is_constant: parts.iter().all(|part| part.roots.is_empty() && part.feeds.is_empty()),
+            parts,
+            feeds,
+            n_fetches: wanted.fetches.len(),
+            echoes: wanted.fetches.iter().enumerate().filter_map(echo).collect(),
+        })
     }
 
-    pub fn report(&self, _nodes: &Nodes) -> PlacementReport {
-        let _ = &self.placed;
-        PlacementReport::default()
+    pub fn report(&self, nodes: &Nodes) -> PlacementReport {
+        let row = |(&id, (placed, bytes)): (&NodeId, &(Placed, Option<usize>))| {
+            let node = nodes.node(id);
+            PlacementRow {
+                node: node.name.to_string(),
+                op: node.op(),
+                wish: placed.wish.clone(),
+                device: self.infos[placed.device].name.clone(),
+                rule: placed.rule,
+                n_bytes_moved: *bytes,
+            }
+        };
+        PlacementReport { rows: self.placed.iter().map(row).collect(), n_fallbacks: self.n_fallbacks }
+    }
+}
+
+/// The op table's answer to what can run where; null devices answer for themselves.
+struct Support<'a> {
+    devices: &'a Devices,
+}
+
+impl KernelSupport for Support<'_> {
+    fn has_kernel(&self, node: &Node, device: &DeviceName) -> bool {
+        let unit = self.devices.units.iter().find(|unit| unit.device.attributes().name == *device);
+        match unit.and_then(|unit| unit.device.as_null()) {
+            Some(null) => null.has_kernel(node.op()),
+            None => find_kernel(node, device).is_ok(),
+        }
+    }
+
+    fn kernels(&self, node: &Node) -> Vec<String> {
+        find_op(node.op()).map(|op| op.kernels.iter().map(|kernel| kernel.describe()).collect()).unwrap_or_default()
     }
 }

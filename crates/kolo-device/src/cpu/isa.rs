@@ -41,7 +41,8 @@ impl Isa {
 /// wide vectors although the build targets an older chip.
 ///
 /// What `f` does must be inlined into it: mark the closure and the functions it calls
-/// `#[inline(always)]`. Loops vectorise when they run over slices of equal length known before
+/// `#[inline(always)]`, and prefer `for` to iterator adapters with closures of their own, which are
+/// compiled apart (a `mul_add` in such a closure becomes a function call). Loops vectorise when they run over slices of equal length known before
 /// the loop (re-slice to one `n` first), have no calls, no early exit and no bounds checks left.
 /// `a * b + c` stays two roundings; write `a.mul_add(b, c)` for one (slow on [`Isa::Portable`]).
 ///

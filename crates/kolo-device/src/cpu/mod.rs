@@ -5,6 +5,7 @@
 //! ```text
 //! pool    IntraPool: splits one kernel's work over a few threads
 //! gemm    matrix products: packing, blocking, micro-kernels per instruction set
+//! conv    convolutions, as products that never store their patch matrix
 //! vmath   exp, log, tanh, sigmoid and reductions over slices
 //! isa     runs plain loops compiled for the best instruction set present
 //! ```
@@ -13,6 +14,7 @@
 //! of the problem, and threads only decide who computes which piece.
 
 pub mod device;
+pub mod conv;
 pub mod gemm;
 mod isa;
 pub mod pool;

@@ -24,14 +24,9 @@ thread_local! {
 impl Scratch {
     /// Room for `len` values of `T`, taken from what this thread has kept if it is large enough.
     pub(crate) fn take<T>(len: usize) -> Scratch {
-        let wanted = len
-            .checked_mul(size_of::<T>())
-            .expect("a scratch size fits in memory")
-            .max(ALIGN);
+        let wanted = len.checked_mul(size_of::<T>()).expect("a scratch size fits in memory").max(ALIGN);
         let kept = FREE.with_borrow_mut(|free| {
-            let best = (0..free.len())
-                .filter(|&i| free[i].n_bytes >= wanted)
-                .min_by_key(|&i| free[i].n_bytes);
+            let best = (0..free.len()).filter(|&i| free[i].n_bytes >= wanted).min_by_key(|&i| free[i].n_bytes);
             // Replacing a buffer that is too small keeps the list short.
             match best {
                 Some(i) => Some(free.swap_remove(i)),
@@ -60,8 +55,7 @@ impl Scratch {
 
     fn allocate(n_bytes: usize) -> Scratch {
         let n_bytes = n_bytes.next_multiple_of(ALIGN);
-        let layout =
-            Layout::from_size_align(n_bytes, ALIGN).expect("a scratch size fits in memory");
+        let layout = Layout::from_size_align(n_bytes, ALIGN).expect("a scratch size fits in memory");
         // SAFETY: the size is at least one page, so not zero.
         let ptr = unsafe { alloc(layout) };
         if ptr.is_null() {
@@ -74,12 +68,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         // SAFETY: `allocate` obtained this block with the same size and alignment.
-        unsafe {
-            dealloc(
-                self.ptr,
-                Layout::from_size_align_unchecked(self.n_bytes, ALIGN),
-            )
-        }
+        unsafe { dealloc(self.ptr, Layout::from_size_align_unchecked(self.n_bytes, ALIGN)) }
     }
 }
 

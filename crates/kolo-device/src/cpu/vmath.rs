@@ -1,11 +1,444 @@
-//! Elementary functions over slices, vectorised by the compiler for the instruction set present.
+//! Elementary functions and reductions over slices, vectorised for the instruction set present.
+//!
+//! The `f32` functions are polynomials without branches, so the compiler turns their loops into
+//! vectors. Their error is below 3e-7 of the result over the whole range, denormal results and
+//! infinities included; NaN stays NaN. The `f64` functions call the standard library.
+//!
+//! Reductions cut their input in blocks of fixed length, so their bits depend on the data alone.
 
-/// `x = 1 / (1 + exp(-x))` for every element.
-pub fn sigmoid_f32(x: &mut [f32]) {
-    x.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp()));
+use super::isa::{Isa, vectorize_on};
+
+/// Compiles `f::<FMA>` for the best instruction set and calls it.
+macro_rules! on_best {
+    ($f:ident($($arg:expr),*)) => {
+        match Isa::best() {
+            Isa::Portable => $f::<false>($($arg),*),
+            isa => vectorize_on(isa, #[inline(always)] || $f::<true>($($arg),*)),
+        }
+    };
 }
 
-/// `x = 1 / (1 + exp(-x))` for every element.
-pub fn sigmoid_f64(x: &mut [f64]) {
-    x.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp()));
+macro_rules! elementwise {
+    ($($doc:literal $one:ident $name32:ident $to32:ident $name64:ident |$x:ident| $f64:expr;)*) => {$(
+        #[doc = concat!("`x = ", $doc, "` for every element.")]
+        pub fn $name32(x: &mut [f32]) {
+            #[inline(always)]
+            fn all<const FMA: bool>(x: &mut [f32]) {
+                for x in x {
+                    *x = $one::<FMA>(*x);
+                }
+            }
+            on_best!(all(x));
+        }
+
+        #[doc = concat!("`out = ", $doc, "` for every element.")]
+        ///
+        /// # Panics
+        /// If the slices differ in length.
+        pub fn $to32(x: &[f32], out: &mut [f32]) {
+            #[inline(always)]
+            fn all<const FMA: bool>(x: &[f32], out: &mut [f32]) {
+                for (out, &x) in out.iter_mut().zip(x) {
+                    *out = $one::<FMA>(x);
+                }
+            }
+            assert_eq!(x.len(), out.len(), "one result per element");
+            on_best!(all(x, out));
+        }
+
+        #[doc = concat!("`x = ", $doc, "` for every element.")]
+        pub fn $name64(x: &mut [f64]) {
+            for x in x {
+                let $x = *x;
+                *x = $f64;
+            }
+        }
+    )*};
+}
+
+elementwise! {
+    "exp(x)" exp exp_f32 exp_f32_to exp_f64 |x| x.exp();
+    "ln(x)" log log_f32 log_f32_to log_f64 |x| x.ln();
+    "tanh(x)" tanh tanh_f32 tanh_f32_to tanh_f64 |x| x.tanh();
+    "1 / (1 + exp(-x))" sigmoid sigmoid_f32 sigmoid_f32_to sigmoid_f64 |x| {
+        let e = (-x.abs()).exp();
+        if x < 0.0 { e / (1.0 + e) } else { 1.0 / (1.0 + e) }
+    };
+}
+
+/// Sum of all elements; partial sums of blocks are added in `f64`.
+#[must_use]
+pub fn sum_f32(x: &[f32]) -> f32 {
+    #[inline(always)]
+    fn all<const FMA: bool>(x: &[f32]) -> f32 {
+        x.chunks(BLOCK)
+            .map(|block| f64::from(lanes_sum(block)))
+            .sum::<f64>() as f32
+    }
+    on_best!(all(x))
+}
+
+/// Sum of products. The shorter slice decides the length.
+#[must_use]
+pub fn dot_f32(x: &[f32], y: &[f32]) -> f32 {
+    #[inline(always)]
+    fn all<const FMA: bool>(x: &[f32], y: &[f32]) -> f32 {
+        let n = x.len().min(y.len());
+        let blocks = x[..n].chunks(BLOCK).zip(y[..n].chunks(BLOCK));
+        blocks
+            .map(|(x, y)| f64::from(lanes_dot::<FMA>(x, y)))
+            .sum::<f64>() as f32
+    }
+    on_best!(all(x, y))
+}
+
+/// Largest element: `-inf` if there is none, NaN if one is NaN.
+#[must_use]
+pub fn max_f32(x: &[f32]) -> f32 {
+    #[inline(always)]
+    fn all<const FMA: bool>(x: &[f32]) -> f32 {
+        lanes_max(x)
+    }
+    on_best!(all(x))
+}
+
+/// Softmax of every row of `cols` elements: `out = exp(x - max) / sum`.
+///
+/// # Panics
+/// If the slices differ in length or are not whole rows.
+pub fn softmax_f32(x: &[f32], out: &mut [f32], cols: usize) {
+    rows(x, out, cols, |x, out| {
+        #[inline(always)]
+        fn all<const FMA: bool>(x: &[f32], out: &mut [f32], cols: usize) {
+            shifted(x, out, cols);
+            for x in out.iter_mut() {
+                *x = exp::<FMA>(*x);
+            }
+            for row in out.chunks_exact_mut(cols) {
+                let scale = 1.0 / lanes_sum(row);
+                row.iter_mut().for_each(|x| *x *= scale);
+            }
+        }
+        on_best!(all(x, out, cols));
+    });
+}
+
+/// Log-softmax of every row of `cols` elements: `out = x - max - ln(sum(exp(x - max)))`.
+///
+/// # Panics
+/// If the slices differ in length or are not whole rows.
+pub fn log_softmax_f32(x: &[f32], out: &mut [f32], cols: usize) {
+    let mut exps = vec![0.0; BLOCK.max(cols).min(x.len())];
+    rows(x, out, cols, |x, out| {
+        #[inline(always)]
+        fn all<const FMA: bool>(x: &[f32], out: &mut [f32], exps: &mut [f32], cols: usize) {
+            shifted(x, out, cols);
+            for (e, &x) in exps.iter_mut().zip(out.iter()) {
+                *e = exp::<FMA>(x);
+            }
+            for (row, exps) in out.chunks_exact_mut(cols).zip(exps.chunks_exact(cols)) {
+                let log_sum = log::<FMA>(lanes_sum(exps));
+                row.iter_mut().for_each(|x| *x -= log_sum);
+            }
+        }
+        on_best!(all(x, out, &mut exps[..x.len()], cols));
+    });
+}
+
+/// Calls `f` on groups of whole rows that fit in L1 (or one row).
+fn rows(x: &[f32], out: &mut [f32], cols: usize, mut f: impl FnMut(&[f32], &mut [f32])) {
+    assert_eq!(x.len(), out.len(), "one result per element");
+    if x.is_empty() {
+        return;
+    }
+    assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows");
+    let group = (BLOCK / cols).max(1) * cols;
+    for (x, out) in x.chunks(group).zip(out.chunks_mut(group)) {
+        f(x, out);
+    }
+}
+
+/// `out = x - max(row of x)`.
+#[inline(always)]
+fn shifted(x: &[f32], out: &mut [f32], cols: usize) {
+    for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
+        let max = lanes_max(x);
+        for (out, &x) in out.iter_mut().zip(x) {
+            *out = x - max;
+        }
+    }
+}
+
+const LANES: usize = 64;
+const BLOCK: usize = 4096;
+
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        let (low, high) = lanes.split_at_mut(width);
+        low.iter_mut()
+            .zip(high)
+            .for_each(|(a, &mut b)| *a = f(*a, b));
+        width /= 2;
+    }
+    lanes[0]
+}
+
+#[inline(always)]
+fn lanes_sum(x: &[f32]) -> f32 {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let tail = rest.iter().sum::<f32>();
+    if chunks.is_empty() {
+        return tail;
+    }
+    let mut lanes = [0.0; LANES];
+    for chunk in chunks {
+        for l in 0..LANES {
+            lanes[l] += chunk[l];
+        }
+    }
+    fold(lanes, |a, b| a + b) + tail
+}
+
+#[inline(always)]
+fn lanes_dot<const FMA: bool>(x: &[f32], y: &[f32]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let ((x, x_end), (y, y_end)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    for (x, y) in x.iter().zip(y) {
+        for ((lane, &x), &y) in lanes.iter_mut().zip(x).zip(y) {
+            *lane = madd::<FMA>(x, y, *lane);
+        }
+    }
+    fold(lanes, |a, b| a + b) + x_end.iter().zip(y_end).map(|(x, y)| x * y).sum::<f32>()
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a || b.is_nan() { b } else { a }
+}
+
+#[inline(always)]
+fn lanes_max(x: &[f32]) -> f32 {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let tail = rest.iter().fold(f32::NEG_INFINITY, |a, &b| larger(a, b));
+    if chunks.is_empty() {
+        return tail;
+    }
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks {
+        for l in 0..LANES {
+            lanes[l] = larger(lanes[l], chunk[l]);
+        }
+    }
+    larger(fold(lanes, larger), tail)
+}
+
+/// `a * b + c`; without `FMA` in two roundings, since the fused one would be a function call.
+#[inline(always)]
+fn madd<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FMA { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// ln 2 in two parts; the first has few bits, so that its multiples are exact.
+const LN2_HIGH: f32 = 0.693_359_4;
+const LN2_LOW: f32 = -2.121_944_4e-4;
+/// Adding 1.5 * 2^23 rounds to an integer, found in the low bits of the sum.
+const ROUND: f32 = 12_582_912.0;
+
+/// `exp(x) = 2^n exp(r)` with `|r| <= ln 2 / 2` and a polynomial for `exp(r)`.
+#[inline(always)]
+fn exp<const FMA: bool>(x: f32) -> f32 {
+    // Beyond these the result is infinite or zero. A NaN passes both comparisons.
+    let x = if x > 89.0 { 89.0 } else { x };
+    let x = if x < -104.0 { -104.0 } else { x };
+    let shifted = madd::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = madd::<FMA>(n, -LN2_LOW, madd::<FMA>(n, -LN2_HIGH, x));
+    let mut p = 1.987_569_1e-4;
+    p = madd::<FMA>(p, r, 1.398_2e-3);
+    p = madd::<FMA>(p, r, 8.333_452e-3);
+    p = madd::<FMA>(p, r, 4.166_579_6e-2);
+    p = madd::<FMA>(p, r, 1.666_666_5e-1);
+    p = madd::<FMA>(p, r, 0.5);
+    let p = madd::<FMA>(p * r, r, r) + 1.0;
+    // Two factors reach denormals and infinity, where one power of two would leave its range.
+    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+    let half = n >> 1;
+    p * power_of_two(half) * power_of_two(n.wrapping_sub(half))
+}
+
+#[inline(always)]
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits((n.wrapping_add(127) as u32) << 23)
+}
+
+/// `ln(x) = e ln 2 + ln(m)` with `m` between √½ and √2 and a polynomial in `m - 1`.
+#[inline(always)]
+fn log<const FMA: bool>(x: f32) -> f32 {
+    let tiny = x < f32::MIN_POSITIVE;
+    let scaled = if tiny { x * 8_388_608.0 } else { x };
+    let bits = scaled.to_bits().wrapping_sub(0x3f35_04f3);
+    let e = ((bits as i32) >> 23) as f32 - if tiny { 23.0 } else { 0.0 };
+    let m = f32::from_bits((bits & 0x007f_ffff).wrapping_add(0x3f35_04f3));
+    let y = m - 1.0;
+    let z = y * y;
+    let mut p = 7.037_683_6e-2;
+    p = madd::<FMA>(p, y, -1.151_461e-1);
+    p = madd::<FMA>(p, y, 1.167_699_9e-1);
+    p = madd::<FMA>(p, y, -1.242_014_1e-1);
+    p = madd::<FMA>(p, y, 1.424_932_3e-1);
+    p = madd::<FMA>(p, y, -1.666_805_8e-1);
+    p = madd::<FMA>(p, y, 2.000_071_5e-1);
+    p = madd::<FMA>(p, y, -2.499_999_4e-1);
+    p = madd::<FMA>(p, y, 3.333_333e-1);
+    let mut r = p * y * z;
+    r = madd::<FMA>(e, LN2_LOW, r);
+    r = madd::<FMA>(-0.5, z, r);
+    let r = madd::<FMA>(e, LN2_HIGH, y + r);
+    let r = if x == f32::INFINITY { x } else { r };
+    let r = if x == 0.0 { f32::NEG_INFINITY } else { r };
+    if x < 0.0 || x.is_nan() { f32::NAN } else { r }
+}
+
+/// Near zero an odd polynomial, elsewhere `1 - 2 / (exp(2|x|) + 1)`.
+#[inline(always)]
+fn tanh<const FMA: bool>(x: f32) -> f32 {
+    let a = x.abs();
+    let z = x * x;
+    let mut p = -5.704_988_7e-3;
+    p = madd::<FMA>(p, z, 2.063_909e-2);
+    p = madd::<FMA>(p, z, -5.373_971_6e-2);
+    p = madd::<FMA>(p, z, 1.333_144_2e-1);
+    p = madd::<FMA>(p, z, -3.333_328e-1);
+    let near = madd::<FMA>(p * z, x, x);
+    let far = 1.0 - 2.0 / (exp::<FMA>(2.0 * a) + 1.0);
+    // A NaN takes the far branch and stays NaN; the sign of -0 would be lost by the polynomial.
+    let r = if a < 0.625 { near } else { far };
+    r.copysign(x)
+}
+
+/// `exp` of a negative number only, so that small results keep their precision.
+#[inline(always)]
+fn sigmoid<const FMA: bool>(x: f32) -> f32 {
+    let e = exp::<FMA>(-x.abs());
+    let r = 1.0 / (1.0 + e);
+    if x < 0.0 { e * r } else { r }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::vectorize;
+
+    fn check(f: fn(&mut [f32]), exact: fn(f64) -> f64, from: f32, to: f32) {
+        let n = 300_000;
+        let step = (to - from) / n as f32;
+        let x: Vec<f32> = (0..n).map(|i| from + step * i as f32).collect();
+        let mut y = x.clone();
+        f(&mut y);
+        for (&x, &y) in x.iter().zip(&y) {
+            let expect = exact(f64::from(x));
+            // A denormal has fewer bits: one unit of its last place is allowed.
+            let tolerance = (3e-7 * expect.abs()).max(1.5e-45);
+            let error = (f64::from(y) - expect).abs();
+            assert!(error <= tolerance, "f({x:e}) = {y:e}, not {expect:e}");
+        }
+    }
+
+    #[test]
+    fn functions_are_accurate() {
+        check(exp_f32, f64::exp, -103.9, 88.7);
+        check(exp_f32, f64::exp, -1.0, 1.0);
+        check(log_f32, f64::ln, 1e-38, 1e-30);
+        check(log_f32, f64::ln, 1e-45, 1e-38);
+        check(log_f32, f64::ln, 1e-3, 0.99);
+        check(log_f32, f64::ln, 1.01, 50.0);
+        check(log_f32, f64::ln, 1e30, 3.4e38);
+        check(tanh_f32, f64::tanh, -10.0, 10.0);
+        check(tanh_f32, f64::tanh, -0.7, 0.7);
+        check(tanh_f32, f64::tanh, 1e-40, 1e-30);
+        check(sigmoid_f32, |x| 1.0 / (1.0 + (-x).exp()), -103.0, 30.0);
+    }
+
+    #[test]
+    fn special_values_are_those_of_std() {
+        let special = [
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::NAN,
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            200.0,
+            -200.0,
+            3.4e38,
+            -3.4e38,
+        ];
+        let check = |f: fn(&mut [f32]), exact: fn(f32) -> f32| {
+            // Once as the tail of a loop, once inside vectors.
+            let mut many: Vec<f32> = special.iter().copied().cycle().take(11 * 64).collect();
+            f(&mut many);
+            for (&x, &y) in special.iter().cycle().zip(&many) {
+                let expect = exact(x);
+                let same = y == expect || (y.is_nan() && expect.is_nan());
+                let close = (y - expect).abs() <= 3e-7 * expect.abs();
+                assert!(same || close, "f({x}) = {y}, not {expect}");
+                assert!(
+                    y.is_nan() || y != 0.0 || y.is_sign_negative() == expect.is_sign_negative()
+                );
+            }
+        };
+        check(exp_f32, f32::exp);
+        check(log_f32, f32::ln);
+        check(tanh_f32, f32::tanh);
+        check(sigmoid_f32, |x| 1.0 / (1.0 + (-x).exp()));
+    }
+
+    #[test]
+    fn reductions_match_plain_loops() {
+        for n in [0, 1, 63, 64, 65, 5000, 100_003] {
+            let x: Vec<f32> = (0..n)
+                .map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0)
+                .collect();
+            let exact: f64 = x.iter().map(|&x| f64::from(x)).sum();
+            let square: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
+            assert!((f64::from(sum_f32(&x)) - exact).abs() <= 1e-4);
+            assert!((f64::from(dot_f32(&x, &x)) - square).abs() <= 1e-6 * square);
+            assert_eq!(
+                max_f32(&x),
+                x.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+            );
+        }
+        for at in [0, 63, 70, 130] {
+            let mut x = vec![1.0; 131];
+            x[at] = f32::NAN;
+            assert!(max_f32(&x).is_nan());
+        }
+    }
+
+    #[test]
+    fn softmax_rows_sum_to_one() {
+        for (n_rows, cols) in [(0, 3), (1, 1), (100, 10), (3, 5000), (7, 65)] {
+            let x: Vec<f32> = (0..n_rows * cols).map(|i| (i * 37 % 101) as f32).collect();
+            let (mut p, mut log_p) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+            softmax_f32(&x, &mut p, cols);
+            log_softmax_f32(&x, &mut log_p, cols);
+            for ((row, p), log_p) in x.chunks(cols).zip(p.chunks(cols)).zip(log_p.chunks(cols)) {
+                let max = row.iter().copied().fold(0.0, f32::max);
+                let sum: f64 = row.iter().map(|&x| f64::from(x - max).exp()).sum();
+                for ((&x, &p), &log_p) in row.iter().zip(p).zip(log_p) {
+                    let exact = f64::from(x - max).exp() / sum;
+                    assert!((f64::from(p) - exact).abs() <= (1e-6 * exact).max(3e-45));
+                    assert!((f64::from(log_p) - exact.ln()).abs() <= 1e-4);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn vectorize_returns_what_the_closure_does() {
+        assert_eq!(vectorize(|| 7), 7);
+    }
 }

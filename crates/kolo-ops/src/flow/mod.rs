@@ -2,7 +2,41 @@
 
 use crate::Op;
 
+pub mod control_trigger;
+pub mod frame;
+pub mod merge;
 pub mod no_op;
+pub mod stack;
+pub mod switch;
+pub mod tensor_array;
 
 /// The ops of this area.
-pub static OPS: &[&Op] = &[&no_op::NO_OP];
+pub static OPS: &[&Op] = &[
+    &control_trigger::CONTROL_TRIGGER,
+    &frame::ENTER,
+    &frame::REF_ENTER,
+    &frame::EXIT,
+    &frame::REF_EXIT,
+    &frame::NEXT_ITERATION,
+    &frame::REF_NEXT_ITERATION,
+    &frame::LOOP_COND,
+    &merge::MERGE,
+    &merge::REF_MERGE,
+    &no_op::NO_OP,
+    &stack::STACK_V2,
+    &stack::STACK_PUSH_V2,
+    &stack::STACK_POP_V2,
+    &stack::STACK_CLOSE_V2,
+    &switch::SWITCH,
+    &switch::REF_SWITCH,
+    &tensor_array::access::TENSOR_ARRAY_READ_V3,
+    &tensor_array::access::TENSOR_ARRAY_WRITE_V3,
+    &tensor_array::bulk::TENSOR_ARRAY_GATHER_V3,
+    &tensor_array::bulk::TENSOR_ARRAY_SCATTER_V3,
+    &tensor_array::bulk::TENSOR_ARRAY_CONCAT_V3,
+    &tensor_array::bulk::TENSOR_ARRAY_SPLIT_V3,
+    &tensor_array::create::TENSOR_ARRAY_V3,
+    &tensor_array::create::TENSOR_ARRAY_GRAD_V3,
+    &tensor_array::create::TENSOR_ARRAY_SIZE_V3,
+    &tensor_array::create::TENSOR_ARRAY_CLOSE_V3,
+];

@@ -3,19 +3,27 @@
 use crate::Op;
 
 pub mod add_n;
+pub mod batch_matmul;
 pub mod binary;
 pub mod broadcast_gradient_args;
 pub mod compare;
 pub mod elementwise;
+pub mod logical;
+pub mod matmul;
 pub mod number;
 pub mod reduce;
 pub mod segment;
+pub mod special;
+pub mod transcendental;
 pub mod unary;
+pub mod unary_grad;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
     &add_n::ADD_N,
     &add_n::ACCUMULATE_N_V2,
+    &batch_matmul::BATCH_MATMUL,
+    &batch_matmul::BATCH_MATMUL_V2,
     &binary::ADD,
     &binary::ADD_V2,
     &binary::SUB,
@@ -32,8 +40,57 @@ pub static OPS: &[&Op] = &[
     &compare::GREATER_EQUAL,
     &compare::EQUAL,
     &compare::NOT_EQUAL,
+    &logical::LOGICAL_AND,
+    &logical::LOGICAL_OR,
+    &logical::LOGICAL_NOT,
+    &matmul::MATMUL,
+    &reduce::extreme::MAX,
+    &reduce::extreme::MIN,
+    &reduce::logical::ALL,
+    &reduce::logical::ANY,
+    &reduce::norm::EUCLIDEAN_NORM,
+    &reduce::norm::L2_LOSS,
+    &reduce::prod::PROD,
     &reduce::sum::SUM,
     &reduce::sum::MEAN,
     &segment::unsorted::UNSORTED_SEGMENT_SUM,
+    &special::ERF,
+    &special::ERFC,
+    &special::LGAMMA,
+    &special::DIGAMMA,
+    &transcendental::SQRT,
+    &transcendental::RSQRT,
+    &transcendental::EXP,
+    &transcendental::EXPM1,
+    &transcendental::LOG,
+    &transcendental::LOG1P,
+    &transcendental::SIN,
+    &transcendental::COS,
+    &transcendental::TAN,
+    &transcendental::ASIN,
+    &transcendental::ACOS,
+    &transcendental::ATAN,
+    &transcendental::SINH,
+    &transcendental::COSH,
+    &transcendental::TANH,
+    &transcendental::SIGMOID,
     &unary::NEG,
+    &unary::ABS,
+    &unary::SQUARE,
+    &unary::RECIPROCAL,
+    &unary::INV,
+    &unary::SIGN,
+    &unary::FLOOR,
+    &unary::CEIL,
+    &unary::ROUND,
+    &unary::RINT,
+    &unary::IS_NAN,
+    &unary::IS_INF,
+    &unary::IS_FINITE,
+    &unary_grad::SQRT_GRAD,
+    &unary_grad::RSQRT_GRAD,
+    &unary_grad::RECIPROCAL_GRAD,
+    &unary_grad::INV_GRAD,
+    &unary_grad::TANH_GRAD,
+    &unary_grad::SIGMOID_GRAD,
 ];

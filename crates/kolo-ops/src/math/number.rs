@@ -126,3 +126,28 @@ floats! {
     f16, f32, f16::ONE, f16::to_f32, f16::from_f32, f16::to_f64, f16::from_f64;
     bf16, f32, bf16::ONE, bf16::to_f32, bf16::from_f32, bf16::to_f64, bf16::from_f64;
 }
+
+/// A float: one whose wide type has the functions of analysis.
+pub trait Floating: Number<Wide: Real> {}
+
+impl<T: Number<Wide: Real>> Floating for T {}
+
+/// `f32` or `f64`, in which kernels of all floats compute.
+pub trait Real: Number<Wide = Self> + num_traits::Float + num_traits::FloatConst {
+    /// The nearest whole number, the even one of two.
+    fn round_even(self) -> Self;
+}
+
+impl Real for f32 {
+    #[inline(always)]
+    fn round_even(self) -> f32 {
+        self.round_ties_even()
+    }
+}
+
+impl Real for f64 {
+    #[inline(always)]
+    fn round_even(self) -> f64 {
+        self.round_ties_even()
+    }
+}

@@ -1,4 +1,5 @@
-//! Elementwise functions of one number.
+//! Elementwise functions of one number that need no series: Neg, Abs, Sign, Square, Reciprocal, Inv, Floor, Ceil, Round,
+//! Rint, and the tests IsNan, IsInf, IsFinite.
 
 use half::{bf16, f16};
 use kolo_core::Result;
@@ -6,7 +7,7 @@ use kolo_graph::{Grad, Gradient, GradientFn, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::elementwise::map;
-use crate::math::number::Number;
+use crate::math::number::{Floating, Number, Real};
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -16,9 +17,67 @@ pub fn neg(x: Output<'_>) -> Output<'_> {
     -x
 }
 
-pub(crate) static NEG: Op = unary("Neg", "(x:T) -> (y:T) ; T:type{num}", NEG_KERNELS, |_, dy| only(-first(dy)?));
+/// User functions for ops of one input.
+macro_rules! unary_builders {
+    ($($function:ident, $op:literal, $doc:literal;)*) => {
+        $(#[doc = $doc]
+        #[track_caller]
+        pub fn $function(x: Output<'_>) -> Output<'_> {
+            x.graph().op($op).input(x).out()
+        })*
+    };
+}
+pub(crate) use unary_builders;
 
-const fn unary(name: &'static str, signature: &'static str, kernels: &'static [KernelDef], gradient: GradientFn) -> Op {
+unary_builders! {
+    abs, "Abs", "`|x|`, elementwise.";
+    sign, "Sign", "-1, 0 or 1 by the sign of each element; NaN stays NaN.";
+    square, "Square", "`x²`, elementwise.";
+    reciprocal, "Reciprocal", "`1 / x`, elementwise.";
+    floor, "Floor", "The largest whole number that is not larger, elementwise.";
+    ceil, "Ceil", "The smallest whole number that is not smaller, elementwise.";
+    round, "Round", "The nearest whole number, elementwise; the even one of two.";
+    is_nan, "IsNan", "Whether each element is NaN.";
+    is_inf, "IsInf", "Whether each element is infinite.";
+    is_finite, "IsFinite", "Whether each element is neither infinite nor NaN.";
+}
+
+const SIGNED: &str = "(x:T) -> (y:T) ; T:type{bfloat16,half,float,double,int8,int16,int32,int64,complex64,complex128}";
+const REAL: &str = "(x:T) -> (y:T) ; T:type{bfloat16,half,float,double}";
+
+pub(crate) static NEG: Op = unary("Neg", SIGNED, NEG_KERNELS, |_, dy| only(-first(dy)?));
+pub(crate) static ABS: Op = unary(
+    "Abs",
+    "(x:T) -> (y:T) ; T:type{bfloat16,half,float,double,int8,int16,int32,int64}",
+    ABS_KERNELS,
+    |op, dy| only(first(dy)? * sign(op.input(0))),
+);
+pub(crate) static SQUARE: Op =
+    unary("Square", "(x:T) -> (y:T) ; T:type{num}", SQUARE_KERNELS, |op, dy| only(first(dy)? * (op.input(0) * 2.0)));
+pub(crate) static RECIPROCAL: Op = unary("Reciprocal", SIGNED, RECIPROCAL_KERNELS, |op, dy| {
+    only(op.graph().op("ReciprocalGrad").input(op.output(0)).input(first(dy)?).out())
+});
+pub(crate) static INV: Op = unary("Inv", SIGNED, RECIPROCAL_KERNELS, |op, dy| {
+    only(op.graph().op("InvGrad").input(op.output(0)).input(first(dy)?).out())
+});
+pub(crate) static SIGN: Op = step("Sign", SIGNED, SIGN_KERNELS);
+pub(crate) static FLOOR: Op = step("Floor", REAL, FLOOR_KERNELS);
+pub(crate) static CEIL: Op = step("Ceil", REAL, CEIL_KERNELS);
+pub(crate) static ROUND: Op = step("Round", SIGNED, ROUND_KERNELS);
+pub(crate) static RINT: Op = step("Rint", REAL, RINT_KERNELS);
+pub(crate) static IS_NAN: Op = step("IsNan", TEST, IS_NAN_KERNELS);
+pub(crate) static IS_INF: Op = step("IsInf", TEST, IS_INF_KERNELS);
+pub(crate) static IS_FINITE: Op = step("IsFinite", TEST, IS_FINITE_KERNELS);
+
+const TEST: &str = "(x:T) -> (y:bool) ; T:type{bfloat16,half,float,double}";
+
+/// An op that maps every element by itself and has a gradient.
+pub(crate) const fn unary(
+    name: &'static str,
+    signature: &'static str,
+    kernels: &'static [KernelDef],
+    gradient: GradientFn,
+) -> Op {
     Op {
         def: OpDef {
             name,
@@ -32,29 +91,201 @@ const fn unary(name: &'static str, signature: &'static str, kernels: &'static [K
     }
 }
 
-fn only(dx: Output<'_>) -> Result<Vec<Option<Grad<'_>>>> {
+/// An op that maps every element by itself, in steps.
+const fn step(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
+    Op {
+        def: OpDef {
+            name,
+            signature,
+            shape: shape_fns::same_as_input_0,
+            gradient: Gradient::None("it is piecewise constant"),
+            ..OpDef::BASE
+        },
+        kernels,
+        cost: Cost::Elements,
+    }
+}
+
+/// The gradient of an op's only input.
+pub(crate) fn only(dx: Output<'_>) -> Result<Vec<Option<Grad<'_>>>> {
     Ok(vec![Some(dx.into())])
 }
 
-fn neg_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+/// About what one element costs; memory-bound loops.
+const NS: f64 = 0.3;
+
+/// Kernels that apply one expression to every element: of numbers, or of floats in their wide type.
+macro_rules! unary_kernels {
+    ($($table:ident, $function:ident, $ns:expr, |$x:ident| $body:expr;)*) => {
+        $(fn $function<T: $crate::math::number::Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+            $crate::math::elementwise::map::<T, T>(ctx, $ns, #[inline(always)] |x: T| {
+                let $x = x.widen();
+                T::narrow($body)
+            })
+        }
+        const $table: &[KernelDef] = $crate::op::cpu_kernels!($function: f32, f64, f16, bf16);)*
+    };
+}
+pub(crate) use unary_kernels;
+
+unary_kernels! {
+    RECIPROCAL_KERNELS, reciprocal_kernel, NS, |x| <T::Wide as num_traits::One>::one() / x;
+    FLOOR_KERNELS, floor_kernel, NS, |x| num_traits::Float::floor(x);
+    CEIL_KERNELS, ceil_kernel, NS, |x| num_traits::Float::ceil(x);
+    RINT_KERNELS, rint_kernel, NS, |x| x.round_even();
+}
+
+macro_rules! number_kernels {
+    ($($function:ident, |$x:ident| $body:expr;)*) => {
+        $(fn $function<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+            map::<T, T>(ctx, NS, #[inline(always)] |$x: T| $body)
+        })*
+    };
+}
+
+number_kernels! {
+    square_kernel, |x| x.mul(x);
+    // Integers wrap: the least one has no positive twin.
+    abs_kernel, |x| if x < T::ZERO { T::ZERO.sub(x) } else { x };
+    // NaN is neither larger nor smaller and falls through as it is, as does zero.
+    sign_kernel, |x| if x > T::ZERO { T::ONE } else if x < T::ZERO { T::ZERO.sub(T::ONE) } else { x };
+}
+
+/// Only the sign changes, so that zero becomes −0.
+fn neg_float<T: Number + std::ops::Neg<Output = T>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     map::<T, T>(
         ctx,
-        0.3,
+        NS,
+        #[inline(always)]
+        |x| -x,
+    )
+}
+
+fn neg_integer<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    map::<T, T>(
+        ctx,
+        NS,
         #[inline(always)]
         |x| T::ZERO.sub(x),
     )
 }
 
-const NEG_KERNELS: &[KernelDef] = cpu_kernels!(neg_kernel: f32, f64, f16, bf16, i8, i16, i32, i64);
+/// As `abs_kernel`, but −0 loses its sign.
+fn abs_float<T: Number + num_traits::Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    map::<T, T>(
+        ctx,
+        NS,
+        #[inline(always)]
+        |x| num_traits::Float::abs(x),
+    )
+}
+
+fn round_float<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    rint_kernel::<T>(ctx)
+}
+
+fn round_integer<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    map::<T, T>(ctx, NS, |x| x)
+}
+
+macro_rules! signed_table {
+    ($table:ident, $float:ident, $integer:ident) => {
+        const $table: &[KernelDef] = &[
+            crate::op::cpu(kolo_core::DType::F32, $float::<f32>),
+            crate::op::cpu(kolo_core::DType::F64, $float::<f64>),
+            crate::op::cpu(kolo_core::DType::F16, $float::<f16>),
+            crate::op::cpu(kolo_core::DType::BF16, $float::<bf16>),
+            crate::op::cpu(kolo_core::DType::I8, $integer::<i8>),
+            crate::op::cpu(kolo_core::DType::I16, $integer::<i16>),
+            crate::op::cpu(kolo_core::DType::I32, $integer::<i32>),
+            crate::op::cpu(kolo_core::DType::I64, $integer::<i64>),
+        ];
+    };
+}
+
+signed_table!(NEG_KERNELS, neg_float, neg_integer);
+signed_table!(ABS_KERNELS, abs_float, abs_kernel);
+signed_table!(SIGN_KERNELS, sign_kernel, sign_kernel);
+signed_table!(ROUND_KERNELS, round_float, round_integer);
+const SQUARE_KERNELS: &[KernelDef] =
+    cpu_kernels!(square_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+
+macro_rules! test_kernels {
+    ($($table:ident, $function:ident, $method:ident;)*) => {
+        $(fn $function<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+            map::<T, bool>(ctx, NS, #[inline(always)] |x| num_traits::Float::$method(x.widen()))
+        }
+        const $table: &[KernelDef] = cpu_kernels!($function: f32, f64, f16, bf16);)*
+    };
+}
+
+test_kernels! {
+    IS_NAN_KERNELS, is_nan_kernel, is_nan;
+    IS_INF_KERNELS, is_inf_kernel, is_infinite;
+    IS_FINITE_KERNELS, is_finite_kernel, is_finite;
+}
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::{check_op, wavy};
+    use half::{bf16, f16};
+    use kolo_core::Tensor;
+
+    use crate::testing::{check_op, tensor, wavy};
 
     #[test]
-    fn neg() {
+    fn values() {
         check_op("Neg").input([1.0f32, -2.0]).gives([-1.0f32, 2.0]);
         check_op("Neg").input([1i32, i32::MIN]).gives([-1i32, i32::MIN]);
-        check_op("Neg").input(wavy([3], 1)).gradient();
+        check_op("Abs").input([1.5f32, -2.5, f32::NEG_INFINITY]).gives([1.5f32, 2.5, f32::INFINITY]);
+        check_op("Abs").input([-3i64, 4]).gives([3i64, 4]);
+        check_op("Abs").input([i8::MIN]).gives([i8::MIN]);
+        check_op("Sign").input([-2.0f32, 0.0, 0.1, f32::NAN]).gives([-1.0f32, 0.0, 1.0, f32::NAN]);
+        check_op("Sign").input([-7i32, 0, 9]).gives([-1i32, 0, 1]);
+        check_op("Square").input([-3.0f64, 0.5]).gives([9.0f64, 0.25]);
+        check_op("Square").input([-3i32, 1 << 16]).gives([9i32, 0]);
+        check_op("Square").input(f16::from_f32(1.5)).gives(f16::from_f32(2.25));
+        check_op("Reciprocal").input([4.0f32, 0.0]).gives([0.25f32, f32::INFINITY]);
+        check_op("Inv").input([bf16::from_f32(-2.0)]).gives([bf16::from_f32(-0.5)]);
+    }
+
+    #[test]
+    fn the_sign_of_zero() {
+        let bits = |op: &str, x: f32| check_op(op).input(x).run(false).unwrap()[0].scalar_value::<f32>().unwrap();
+        assert!(bits("Neg", 0.0).is_sign_negative());
+        assert!(bits("Abs", -0.0).is_sign_positive());
+    }
+
+    #[test]
+    fn rounding() {
+        let x = [-2.5f32, -1.5, -0.4, 0.5, 1.5, 2.5, 2.6];
+        check_op("Floor").input(x).gives([-3.0f32, -2.0, -1.0, 0.0, 1.0, 2.0, 2.0]);
+        check_op("Ceil").input(x).gives([-2.0f32, -1.0, 0.0, 1.0, 2.0, 3.0, 3.0]);
+        check_op("Round").input(x).gives([-2.0f32, -2.0, 0.0, 0.0, 2.0, 2.0, 3.0]);
+        check_op("Rint").input(x.map(f64::from)).gives([-2.0f64, -2.0, 0.0, 0.0, 2.0, 2.0, 3.0]);
+        check_op("Round").input([5i32, -7]).gives([5i32, -7]);
+        check_op("Floor").input(tensor::<f32, 2>([0, 3], [])).gives(tensor::<f32, 2>([0, 3], []));
+    }
+
+    #[test]
+    fn tests_of_numbers() {
+        let x = [1.0f32, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        check_op("IsNan").input(x).gives([false, true, false, false]);
+        check_op("IsInf").input(x).gives([false, false, true, true]);
+        check_op("IsFinite").input(x).gives([true, false, false, false]);
+        check_op("IsFinite").input(f16::INFINITY).gives(false);
+    }
+
+    #[test]
+    fn large_tensors_have_no_gaps() {
+        let x: Vec<f32> = (0..100_003).map(|i| i as f32 - 50_000.0).collect();
+        let expected: Vec<f32> = x.iter().map(|x| x.abs()).collect();
+        check_op("Abs").input(x).gives(Tensor::from(expected));
+    }
+
+    #[test]
+    fn gradients() {
+        for op in ["Neg", "Abs", "Square", "Reciprocal", "Inv"] {
+            check_op(op).input(wavy([5], 1)).gradient();
+        }
     }
 }

@@ -167,7 +167,6 @@ mod tests {
     use kolo_core::{Code, DType, Tensor};
     use kolo_graph::{Graph, Variable, VariableKind};
 
-    use super::*;
     use crate::testing::{Evaluation, tensor};
 
     fn variable<'g>(g: &'g Graph, kind: VariableKind, initial: Tensor) -> Variable<'g> {

@@ -83,6 +83,8 @@ pub(crate) struct NodePlan {
     pub dead_needed: (u32, u32),
     /// For `Enter`: a loop invariant.
     pub is_constant: bool,
+    /// References may arrive at its inputs.
+    pub has_references: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -230,6 +232,11 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             control: 0..0,
             dead_needed: if n_back == 0 { (n_inputs, n_inputs) } else { (n_inputs - n_back, n_back) },
             is_constant: flow == Flow::Enter && node.attrs.bool("is_constant")?,
+            has_references: node
+                .inputs
+                .iter()
+                .enumerate()
+                .any(|(i, at)| !part.fed.contains_key(&(id, i)) && nodes.output(*at).is_ref),
         });
     }
 

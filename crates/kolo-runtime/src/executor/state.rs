@@ -5,13 +5,11 @@
 //! while no live input has come. Whoever passes an output on holds the part's lock.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::time::Instant;
 
 use kolo_core::{Error, Result, Tensor};
 use kolo_graph::Flow;
 use kolo_ops::{Cost, Input, OutputValue};
-use smallvec::SmallVec;
 
 use super::plan::{CONTROL, Edge, NodePlan, PartPlan};
 
@@ -23,9 +21,6 @@ pub(crate) struct Token {
     pub iteration: u32,
     pub is_dead: bool,
 }
-
-/// The outputs of a node as they are passed on; `None` is dead.
-pub(crate) type Outputs = SmallVec<[Option<OutputValue>; 2]>;
 
 /// See the module's words.
 #[derive(Default)]
@@ -43,7 +38,7 @@ pub(crate) struct State {
     pub n_waiting: usize,
     /// What waits, since when, for reports.
     pub waiting: HashMap<u64, (u32, Instant)>,
-    pub next_ticket: u64,
+    next_ticket: u64,
     /// The step has failed: nothing new begins.
     pub aborted: bool,
     pub finished: bool,
@@ -104,15 +99,10 @@ impl State {
         for (slot, value) in &plan.constants {
             iteration.slots[*slot as usize] = Input::Tensor(value.clone());
         }
-        iteration.n_active = plan.roots.len() as u32;
         self.frames.push(Some(root));
-        self.small.extend(plan.roots.iter().rev().map(|&node| Token { node, frame: 0, iteration: 0, is_dead: false }));
-        // Roots are sorted into small and large like all others, once there is more than one.
-        if self.small.len() > 1 {
-            let roots = std::mem::take(&mut self.small);
-            for token in roots {
-                self.make_ready(plan, token);
-            }
+        let (iteration, mut ready) = self.arrivals(0, 0);
+        for &node in plan.roots.iter().rev() {
+            ready.push(&plan.nodes[node as usize], iteration, node, false);
         }
     }
 
@@ -133,6 +123,20 @@ impl State {
         self.small.pop().or_else(|| self.large.pop_front())
     }
 
+    /// Notes that a kernel gives up its thread; the ticket ends it.
+    pub fn begin_wait(&mut self, node: u32) -> u64 {
+        self.n_waiting += 1;
+        self.next_ticket += 1;
+        self.waiting.insert(self.next_ticket, (node, Instant::now()));
+        self.next_ticket
+    }
+
+    /// A kernel that waited has come back.
+    pub fn end_wait(&mut self, ticket: u64) {
+        self.n_waiting -= 1;
+        self.waiting.remove(&ticket);
+    }
+
     /// How many ready nodes are worth a thread of their own.
     pub fn n_large(&self) -> usize {
         self.large.len()
@@ -148,11 +152,12 @@ impl State {
         self.large.clear();
     }
 
-    /// The inputs of a node that is about to run.
-    pub fn take_inputs(&mut self, plan: &NodePlan, token: Token) -> SmallVec<[Input; 4]> {
+    /// Moves the inputs of a node that is about to run to `inputs`.
+    pub fn take_inputs(&mut self, plan: &NodePlan, token: Token, inputs: &mut Vec<Input>) {
         let iteration = self.iteration(token);
         let first = plan.first_slot as usize;
-        iteration.slots[first..first + plan.n_inputs as usize].iter_mut().map(std::mem::take).collect()
+        inputs.clear();
+        inputs.extend(iteration.slots[first..first + plan.n_inputs as usize].iter_mut().map(std::mem::take));
     }
 
     /// The frame and iteration of a token as one number, for rendezvous keys; 0 outside of loops.
@@ -178,36 +183,35 @@ impl State {
     }
 
     /// Passes the outputs of a node on, which may make others ready.
-    pub fn propagate(&mut self, plan: &PartPlan, token: Token, outputs: Outputs) -> Result<()> {
+    pub fn propagate(&mut self, plan: &PartPlan, token: Token, outputs: &mut [Option<OutputValue>]) {
         let node = &plan.nodes[token.node as usize];
         match node.flow {
             Flow::Enter => {
-                let value = outputs.into_iter().next().flatten();
+                let value = outputs[0].take();
                 self.enter(plan, token, node, value);
             }
             Flow::Exit => {
-                let value = outputs.into_iter().next().flatten();
+                let value = outputs[0].take();
                 let frame = self.frame_mut(token.frame);
                 match value {
                     None => frame.dead_exits.push(token.node),
                     Some(value) => {
                         frame.live_exits.push(token.node);
                         let (parent, iteration) = (frame.parent, frame.parent_iteration);
-                        self.deliver(plan, parent, iteration, node, SmallVec::from_iter([Some(value)]), false)?;
+                        self.deliver(plan, parent, iteration, node, &mut [Some(value)], false);
                     }
                 }
             }
             Flow::NextIteration => {
                 // A dead one ends the loop on this path.
-                if let Some(value) = outputs.into_iter().next().flatten() {
+                if let Some(value) = outputs[0].take() {
                     self.next_iteration(plan, token, value);
                 }
             }
-            _ => self.deliver(plan, token.frame, token.iteration, node, outputs, token.is_dead)?,
+            _ => self.deliver(plan, token.frame, token.iteration, node, outputs, token.is_dead),
         }
         self.iteration(token).n_active -= 1;
         self.settle(plan, token.frame);
-        Ok(())
     }
 
     fn deliver(
@@ -216,10 +220,11 @@ impl State {
         frame: u32,
         iteration: u32,
         node: &NodePlan,
-        outputs: Outputs,
+        outputs: &mut [Option<OutputValue>],
         is_dead: bool,
-    ) -> Result<()> {
+    ) {
         for (output, value) in node.outputs.iter().zip(outputs) {
+            let value = value.take();
             for &fetch in &output.fetches {
                 let fetched = match &value {
                     Some(OutputValue::Tensor(tensor)) => Ok(tensor.clone()),
@@ -238,107 +243,35 @@ impl State {
             let edges = node.control.start as usize..node.control.end as usize;
             self.activate_control(plan, frame, iteration, &plan.edges[edges], is_dead);
         }
-        Ok(())
     }
 
     /// Lets a value (`None`: dead) arrive at the ends of these edges.
-    fn activate(
-        &mut self,
-        plan: &PartPlan,
-        frame: u32,
-        iteration_number: u32,
-        edges: &[Edge],
-        value: Option<OutputValue>,
-    ) {
+    fn activate(&mut self, plan: &PartPlan, frame: u32, number: u32, edges: &[Edge], value: Option<OutputValue>) {
         let Some((last, others)) = edges.split_last() else { return };
+        let (iteration, mut ready) = self.arrivals(frame, number);
         for edge in others {
-            self.arrive(plan, frame, iteration_number, *edge, value.clone().map(Arrival::Value));
+            let value = value.as_ref().map(|value| Arrival::Value(value.clone()));
+            arrive(plan, iteration, &mut ready, *edge, value);
         }
-        self.arrive(plan, frame, iteration_number, *last, value.map(Arrival::Value));
+        arrive(plan, iteration, &mut ready, *last, value.map(Arrival::Value));
     }
 
     /// Lets a control output arrive: only counts move.
-    fn activate_control(&mut self, plan: &PartPlan, frame: u32, iteration: u32, edges: &[Edge], is_dead: bool) {
+    fn activate_control(&mut self, plan: &PartPlan, frame: u32, number: u32, edges: &[Edge], is_dead: bool) {
+        if edges.is_empty() {
+            return;
+        }
+        let (iteration, mut ready) = self.arrivals(frame, number);
         for edge in edges {
-            self.arrive(plan, frame, iteration, *edge, (!is_dead).then_some(Arrival::Nothing));
+            arrive(plan, iteration, &mut ready, *edge, (!is_dead).then_some(Arrival::Nothing));
         }
     }
 
-    #[inline]
-    fn arrive(&mut self, plan: &PartPlan, frame: u32, number: u32, edge: Edge, value: Option<Arrival>) {
-        let node = &plan.nodes[edge.node as usize];
-        let local = node.local as usize;
-        let Some(Some(in_frame)) = self.frames.get_mut(frame as usize) else { return };
+    /// The iteration things arrive in, and where to put what becomes ready.
+    fn arrivals(&mut self, frame: u32, number: u32) -> (&mut Iteration, Ready<'_>) {
+        let in_frame = self.frames[frame as usize].as_mut().expect("values arrive only in frames that are alive");
         let iteration = &mut in_frame.iterations[(number - in_frame.first) as usize];
-        let (ready, is_dead) = if node.flow == Flow::Merge {
-            let dead_needed = if number == 0 { node.dead_needed.0 } else { node.dead_needed.1 };
-            if edge.slot == CONTROL {
-                iteration.pending[local] -= 2;
-                let all_dead = iteration.dead[local] >= dead_needed;
-                let count = iteration.pending[local];
-                (count == 0 || (count == 1 && all_dead), count == 1)
-            } else if let Some(value) = value {
-                let count = iteration.pending[local];
-                // Only the first live input counts.
-                if count & 1 == 0 {
-                    return;
-                }
-                iteration.pending[local] = count & !1;
-                if let Arrival::Value(value) = value {
-                    iteration.slots[edge.slot as usize] = into_input(value);
-                }
-                (count == 1, false)
-            } else {
-                iteration.dead[local] += 1;
-                (iteration.pending[local] == 1 && iteration.dead[local] == dead_needed, true)
-            }
-        } else {
-            match value {
-                Some(Arrival::Value(value)) => iteration.slots[edge.slot as usize] = into_input(value),
-                Some(Arrival::Nothing) => {}
-                None => iteration.dead[local] = 1,
-            }
-            iteration.pending[local] -= 1;
-            let is_dead = iteration.dead[local] != 0 && node.flow != Flow::ControlTrigger;
-            (iteration.pending[local] == 0, is_dead)
-        };
-        if ready {
-            iteration.n_active += 1;
-            self.make_ready(plan, Token { node: edge.node, frame, iteration: number, is_dead });
-        }
-    }
-
-    fn make_ready(&mut self, plan: &PartPlan, token: Token) {
-        // With nothing else to do there is nobody to share the work with.
-        if self.has_ready() && !token.is_dead && self.is_large(plan, token) {
-            self.large.push_back(token);
-        } else {
-            self.small.push(token);
-        }
-    }
-
-    /// Whether handing a node to another thread would pay.
-    fn is_large(&mut self, plan: &PartPlan, token: Token) -> bool {
-        /// Bytes of inputs from which on a node is worth a hand-off of some microseconds.
-        const ELEMENTS: usize = 256 << 10;
-        const HEAVY: usize = 4 << 10;
-        let node = &plan.nodes[token.node as usize];
-        let threshold = match node.cost {
-            Cost::Inline => return false,
-            Cost::Elements => ELEMENTS,
-            Cost::Heavy => HEAVY,
-        };
-        let iteration = self.iteration(token);
-        let slots = &iteration.slots[node.first_slot as usize..(node.first_slot + node.n_inputs) as usize];
-        let n_bytes: usize = slots
-            .iter()
-            .map(|input| match input {
-                Input::Tensor(tensor) => tensor.n_bytes(),
-                Input::Reference(_) => threshold,
-                Input::Empty => 0,
-            })
-            .sum();
-        n_bytes >= threshold
+        (iteration, Ready { small: &mut self.small, large: &mut self.large, frame, number })
     }
 
     fn enter(&mut self, plan: &PartPlan, token: Token, node: &NodePlan, value: Option<OutputValue>) {
@@ -522,38 +455,127 @@ impl Iteration {
     }
 }
 
-/// What the executor does itself: the outputs of a control-flow node, given its inputs.
-pub(crate) fn flow_outputs(node: &NodePlan, inputs: &mut [Input]) -> Result<Outputs> {
-    let mut take = |i: usize| -> Result<OutputValue> {
-        match std::mem::take(&mut inputs[i]) {
+/// What the executor does itself: the outputs of a control-flow node, given its inputs. `None` is dead.
+pub(crate) fn flow_outputs(
+    node: &NodePlan,
+    inputs: &mut [Input],
+    outputs: &mut Vec<Option<OutputValue>>,
+) -> Result<()> {
+    fn take(input: &mut Input) -> Result<OutputValue> {
+        match std::mem::take(input) {
             Input::Tensor(tensor) => Ok(OutputValue::Tensor(tensor)),
             Input::Reference(cell) => Ok(OutputValue::Reference(cell)),
-            Input::Empty => Err(Error::internal(format!("input {i} did not arrive"))),
+            Input::Empty => Err(Error::internal("an input did not arrive")),
         }
-    };
+    }
+    outputs.clear();
     match node.flow {
         Flow::Switch => {
-            let OutputValue::Tensor(predicate) = take(1)? else {
-                return Err(Error::invalid_argument("the predicate is a reference"));
+            let predicate = match take(&mut inputs[1])? {
+                OutputValue::Tensor(tensor) => tensor.scalar_value::<bool>()?,
+                OutputValue::Reference(cell) => cell.value()?.scalar_value::<bool>()?,
             };
-            let value = take(0)?;
-            let mut outputs: Outputs = SmallVec::from_iter([None, None]);
-            outputs[usize::from(predicate.scalar_value::<bool>()?)] = Some(value);
-            Ok(outputs)
+            let value = Some(take(&mut inputs[0])?);
+            outputs.extend(if predicate { [None, value] } else { [value, None] });
         }
         Flow::Merge => {
             let arrived = inputs.iter().position(|input| !matches!(input, Input::Empty));
             let index = arrived.ok_or_else(|| Error::internal("a merge ran without a live input"))?;
-            let value = match std::mem::take(&mut inputs[index]) {
-                Input::Tensor(tensor) => OutputValue::Tensor(tensor),
-                Input::Reference(cell) => OutputValue::Reference(cell),
-                Input::Empty => return Err(Error::internal("a merge ran without a live input")),
-            };
-            Ok(SmallVec::from_iter([Some(value), Some(OutputValue::Tensor(Tensor::scalar(index as i32)))]))
+            let value = take(&mut inputs[index])?;
+            outputs.extend([Some(value), Some(OutputValue::Tensor(Tensor::scalar(index as i32)))]);
         }
-        Flow::Enter | Flow::Exit | Flow::NextIteration | Flow::LoopCond => Ok(SmallVec::from_iter([Some(take(0)?)])),
-        Flow::ControlTrigger | Flow::Plain | Flow::Transfer => Ok(SmallVec::new()),
+        Flow::Enter | Flow::Exit | Flow::NextIteration | Flow::LoopCond => outputs.push(Some(take(&mut inputs[0])?)),
+        Flow::ControlTrigger | Flow::Plain | Flow::Transfer => {}
     }
+    Ok(())
+}
+
+/// Lets something come along one edge (`None`: dead), and notes the node it makes ready.
+#[inline]
+fn arrive(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>, edge: Edge, value: Option<Arrival>) {
+    let node = &plan.nodes[edge.node as usize];
+    let local = node.local as usize;
+    if node.flow == Flow::Merge {
+        let dead_needed = if ready.number == 0 { node.dead_needed.0 } else { node.dead_needed.1 };
+        let (is_ready, is_dead) = if edge.slot == CONTROL {
+            iteration.pending[local] -= 2;
+            let all_dead = iteration.dead[local] >= dead_needed;
+            let count = iteration.pending[local];
+            (count == 0 || (count == 1 && all_dead), count == 1)
+        } else if let Some(value) = value {
+            let count = iteration.pending[local];
+            // Only the first live input counts.
+            if count & 1 == 0 {
+                return;
+            }
+            iteration.pending[local] = count & !1;
+            if let Arrival::Value(value) = value {
+                iteration.slots[edge.slot as usize] = into_input(value);
+            }
+            (count == 1, false)
+        } else {
+            iteration.dead[local] += 1;
+            (iteration.pending[local] == 1 && iteration.dead[local] == dead_needed, true)
+        };
+        if is_ready {
+            ready.push(node, iteration, edge.node, is_dead);
+        }
+        return;
+    }
+    match value {
+        Some(Arrival::Value(value)) => iteration.slots[edge.slot as usize] = into_input(value),
+        Some(Arrival::Nothing) => {}
+        None => iteration.dead[local] = 1,
+    }
+    iteration.pending[local] -= 1;
+    if iteration.pending[local] == 0 {
+        let is_dead = iteration.dead[local] != 0 && node.flow != Flow::ControlTrigger;
+        ready.push(node, iteration, edge.node, is_dead);
+    }
+}
+
+/// Where ready nodes of one iteration go.
+struct Ready<'a> {
+    small: &'a mut Vec<Token>,
+    large: &'a mut VecDeque<Token>,
+    frame: u32,
+    number: u32,
+}
+
+impl Ready<'_> {
+    fn push(&mut self, plan: &NodePlan, iteration: &mut Iteration, node: u32, is_dead: bool) {
+        iteration.n_active += 1;
+        let token = Token { node, frame: self.frame, iteration: self.number, is_dead };
+        // With nothing else to do there is nobody to share the work with.
+        let alone = self.small.is_empty() && self.large.is_empty();
+        if !alone && !is_dead && is_large(plan, iteration) {
+            self.large.push_back(token);
+        } else {
+            self.small.push(token);
+        }
+    }
+}
+
+/// Whether handing a node to another thread would pay.
+fn is_large(node: &NodePlan, iteration: &Iteration) -> bool {
+    /// Bytes of inputs from which on a node is worth a hand-off of some microseconds.
+    const ELEMENTS: usize = 256 << 10;
+    const HEAVY: usize = 4 << 10;
+    let threshold = match node.cost {
+        Cost::Inline => return false,
+        Cost::Elements => ELEMENTS,
+        Cost::Heavy => HEAVY,
+    };
+    let slots = &iteration.slots[node.first_slot as usize..(node.first_slot + node.n_inputs) as usize];
+    let n_bytes: usize = slots
+        .iter()
+        .map(|input| match input {
+            Input::Tensor(tensor) => tensor.n_bytes(),
+            Input::Reference(_) => threshold,
+            Input::Empty => 0,
+        })
+        .sum();
+    n_bytes >= threshold
 }
 
 #[inline]
@@ -581,11 +603,14 @@ fn mix(a: u64, b: u64) -> u64 {
 
 /// References that a node takes as values are read now, when it starts.
 pub(crate) fn read_references(node: &NodePlan, inputs: &mut [Input]) -> Result<()> {
+    if !node.has_references {
+        return Ok(());
+    }
     for (input, &by_reference) in inputs.iter_mut().zip(&node.node.ref_inputs) {
         if let Input::Reference(cell) = input {
             if !by_reference {
-                let cell: Arc<_> = cell.clone();
-                *input = Input::Tensor(cell.value()?);
+                let value = cell.value()?;
+                *input = Input::Tensor(value);
             } else if !node.node.def.allows_uninitialized_input && !cell.is_initialized() {
                 cell.value()?;
             }

@@ -9,10 +9,9 @@ use kolo_core::{Error, Result, Tensor};
 use kolo_graph::Flow;
 use kolo_ops::{CancelToken, Done, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices};
 use parking_lot::{Mutex, MutexGuard};
-use smallvec::SmallVec;
 
 use super::plan::{NodePlan, PartPlan, PlanKernel};
-use super::state::{Outputs, State, Token, flow_outputs, read_references};
+use super::state::{State, Token, flow_outputs, read_references};
 use crate::rendezvous::LocalRendezvous;
 use crate::trace::{NodeTrace, TraceSink};
 
@@ -53,6 +52,34 @@ struct Services {
     local_rendezvous: Arc<LocalRendezvous>,
     rendezvous: Arc<dyn Rendezvous>,
     cancel: Arc<CancelToken>,
+}
+
+/// One node that is about to be computed.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    token: Token,
+    node: &'a NodePlan,
+    frame_iteration: u64,
+}
+
+impl Call<'_> {
+    fn ctx<'b>(
+        &'b self,
+        plan: &'b PartPlan,
+        inputs: &'b mut [Input],
+        outputs: &'b mut [Option<OutputValue>],
+        services: &'b DeviceServices<'b>,
+    ) -> KernelCtx<'b> {
+        KernelCtx {
+            node: &self.node.node,
+            device: &*plan.unit.device,
+            step: services,
+            inputs,
+            outputs,
+            frame_iteration: self.frame_iteration,
+            is_dead: self.token.is_dead,
+        }
+    }
 }
 
 /// [`StepServices`] for one device.
@@ -324,6 +351,7 @@ impl Step {
         let part = &self.parts[index];
         let plan = &*part.plan;
         let services = DeviceServices { step: self, resources: &plan.unit.resources };
+        let (mut inputs, mut outputs): (Vec<Input>, Vec<Option<OutputValue>>) = (Vec::new(), Vec::new());
         let mut state = state;
         loop {
             let Some(token) = (if state.aborted { None } else { state.pop() }) else {
@@ -332,84 +360,67 @@ impl Step {
                 return;
             };
             let node = &plan.nodes[token.node as usize];
+            state.take_inputs(node, token, &mut inputs);
             // Control flow and dead nodes are only passed on; that needs no kernel and no unlocking.
-            let is_transfer = node.flow == Flow::Transfer;
-            if (token.is_dead && !is_transfer) || matches!(node.kernel, PlanKernel::Flow) {
-                let outputs = if token.is_dead {
-                    let _ = state.take_inputs(node, token);
-                    Ok(SmallVec::from_elem(None, node.outputs.len()))
+            let is_passed_on = token.is_dead && node.flow != Flow::Transfer;
+            if is_passed_on || matches!(node.kernel, PlanKernel::Flow) {
+                let passed = if is_passed_on {
+                    outputs.clear();
+                    outputs.resize_with(node.outputs.len(), || None);
+                    Ok(())
                 } else {
-                    let mut inputs = state.take_inputs(node, token);
-                    flow_outputs(node, &mut inputs)
+                    flow_outputs(node, &mut inputs, &mut outputs)
                 };
-                if let Err(error) = outputs.and_then(|outputs| state.propagate(plan, token, outputs)) {
-                    drop(state);
-                    self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
-                    state = part.state.lock();
+                match passed {
+                    Ok(()) => state.propagate(plan, token, &mut outputs),
+                    Err(error) => {
+                        drop(state);
+                        self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
+                        state = part.state.lock();
+                    }
                 }
                 continue;
             }
-            let mut inputs = state.take_inputs(node, token);
-            let frame_iteration = state.frame_iteration(token);
+            let call = Call { token, node, frame_iteration: state.frame_iteration(token) };
             let more = state.n_large() > 0 && state.n_runners < plan.unit.pool.max_threads();
-            if let PlanKernel::Async(_) = node.kernel {
-                state.n_waiting += 1;
-                let ticket = state.next_ticket;
-                state.next_ticket += 1;
-                state.waiting.insert(ticket, (token.node, Instant::now()));
-                drop(state);
-                if more {
-                    self.spawn_runner(index);
-                }
-                self.start_async(index, token, ticket, &mut inputs, frame_iteration, &services);
-                drop(inputs);
-                state = part.state.lock();
-                continue;
-            }
+            let ticket = matches!(node.kernel, PlanKernel::Async(_)).then(|| state.begin_wait(token.node));
             drop(state);
             if more {
                 self.spawn_runner(index);
             }
-            let result = self.compute(plan, node, token, &mut inputs, frame_iteration, &services);
-            drop(inputs);
-            match result {
-                Ok(outputs) => {
-                    state = part.state.lock();
-                    if let Err(error) = state.propagate(plan, token, outputs) {
-                        drop(state);
-                        self.fail(error);
-                        state = part.state.lock();
-                    }
-                }
-                Err(error) => {
-                    self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
-                    state = part.state.lock();
-                }
+            if let Some(ticket) = ticket {
+                self.start_async(index, call, ticket, &mut inputs, &services);
+                inputs.clear();
+                state = part.state.lock();
+                continue;
             }
+            let result = self.compute(plan, call, &mut inputs, &mut outputs, &services);
+            // Inputs die before the outputs are passed on, so that consumers may reuse their memory.
+            inputs.clear();
+            if let Err(error) = result {
+                self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
+                state = part.state.lock();
+                continue;
+            }
+            state = part.state.lock();
+            state.propagate(plan, token, &mut outputs);
         }
     }
 
     fn compute(
         &self,
         plan: &PartPlan,
-        node: &NodePlan,
-        token: Token,
-        inputs: &mut SmallVec<[Input; 4]>,
-        frame_iteration: u64,
+        call: Call<'_>,
+        inputs: &mut [Input],
+        outputs: &mut Vec<Option<OutputValue>>,
         services: &DeviceServices<'_>,
-    ) -> Result<Outputs> {
+    ) -> Result<()> {
+        let node = call.node;
         let start = self.trace.as_ref().map(|_| Instant::now());
         read_references(node, inputs)?;
-        let mut outputs: Outputs = SmallVec::from_elem(None, node.outputs.len());
-        let mut ctx = KernelCtx {
-            node: &node.node,
-            device: &*plan.unit.device,
-            step: services,
-            inputs,
-            outputs: &mut outputs,
-            frame_iteration,
-            is_dead: token.is_dead,
-        };
+        outputs.clear();
+        outputs.resize_with(node.outputs.len(), || None);
+        let mut ctx = call.ctx(plan, inputs, outputs, services);
         // A kernel that panics is our bug; it must not take the step's other threads down with it.
         let run = std::panic::AssertUnwindSafe(|| match &node.kernel {
             PlanKernel::Function(compute) => compute(&mut ctx),
@@ -418,50 +429,41 @@ impl Step {
             PlanKernel::Async(_) | PlanKernel::Flow => Err(Error::internal("not a synchronous kernel")),
         });
         std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked(&*panic)))?;
-        for (i, output) in outputs.iter().enumerate() {
-            let Some(value) = output else { return Err(Error::internal(format!("output {i} was not set"))) };
-            let declared = node.node.outputs[i].dtype;
-            if let OutputValue::Tensor(tensor) = value
-                && tensor.dtype() != declared
-            {
-                return Err(Error::internal(format!("output {i} is {}, declared as {declared}", tensor.dtype())));
+        for (i, (output, info)) in outputs.iter().zip(&node.node.outputs).enumerate() {
+            match output {
+                Some(OutputValue::Tensor(tensor)) if tensor.dtype() != info.dtype => {
+                    return Err(Error::internal(format!(
+                        "output {i} is {}, declared as {}",
+                        tensor.dtype(),
+                        info.dtype
+                    )));
+                }
+                Some(_) => {}
+                None => return Err(Error::internal(format!("output {i} was not set"))),
             }
         }
         if let (Some(sink), Some(start)) = (&self.trace, start) {
-            sink.record(&node.node, &plan.unit.name, start, &outputs);
+            sink.record(&node.node, &plan.unit.name, start, outputs);
         }
-        Ok(outputs)
+        Ok(())
     }
 
     fn start_async(
         self: &Arc<Self>,
         index: usize,
-        token: Token,
+        call: Call<'_>,
         ticket: u64,
-        inputs: &mut SmallVec<[Input; 4]>,
-        frame_iteration: u64,
+        inputs: &mut [Input],
         services: &DeviceServices<'_>,
     ) {
         let plan = &self.parts[index].plan;
-        let node = &plan.nodes[token.node as usize];
-        let step = self.clone();
-        let start = Instant::now();
+        let (step, token, start) = (self.clone(), call.token, Instant::now());
         let done = Done::new(move |outcome| step.finish_async(index, token, ticket, start, outcome));
-        if let Err(error) = read_references(node, inputs) {
+        if let Err(error) = read_references(call.node, inputs) {
             return done.finish(Err(error));
         }
-        let mut outputs: Outputs = SmallVec::from_elem(None, node.outputs.len());
-        let mut ctx = KernelCtx {
-            node: &node.node,
-            device: &*plan.unit.device,
-            step: services,
-            inputs,
-            outputs: &mut outputs,
-            frame_iteration,
-            is_dead: token.is_dead,
-        };
-        if let PlanKernel::Async(kernel) = &node.kernel {
-            kernel.start(&mut ctx, done);
+        if let PlanKernel::Async(kernel) = &call.node.kernel {
+            kernel.start(&mut call.ctx(plan, inputs, &mut [], services), done);
         }
     }
 
@@ -477,9 +479,9 @@ impl Step {
         let part = &self.parts[index];
         let plan = &*part.plan;
         let node = &plan.nodes[token.node as usize];
-        let outputs: Result<Outputs> = outcome.and_then(|outcome| {
+        let outputs: Result<Vec<Option<OutputValue>>> = outcome.and_then(|outcome| {
             if outcome.dead {
-                return Ok(SmallVec::from_elem(None, node.outputs.len()));
+                return Ok(vec![None; node.outputs.len()]);
             }
             if outcome.outputs.len() != node.outputs.len() {
                 return Err(Error::internal(format!(
@@ -493,32 +495,19 @@ impl Step {
         if let (Some(sink), Ok(outputs)) = (&self.trace, &outputs) {
             sink.record(&node.node, &plan.unit.name, start, outputs);
         }
-        let failed = {
+        let outputs = outputs.unwrap_or_else(|error| {
+            // Recorded before the count of waits goes down: the step must not end without its error.
+            self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
+            Vec::new()
+        });
+        let mut outputs = outputs;
+        {
             let mut state = part.state.lock();
-            state.waiting.remove(&ticket);
-            match outputs {
-                Ok(outputs) if !state.aborted => {
-                    let is_dead = outputs.iter().any(Option::is_none) || (token.is_dead && outputs.is_empty());
-                    let result = state.propagate(plan, Token { is_dead, ..token }, outputs);
-                    state.n_waiting -= 1;
-                    result.err()
-                }
-                Ok(_) => {
-                    state.n_waiting -= 1;
-                    None
-                }
-                Err(error) => {
-                    // Recorded before the count goes down: the step must not end without its error.
-                    drop(state);
-                    self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
-                    state = part.state.lock();
-                    state.n_waiting -= 1;
-                    None
-                }
+            state.end_wait(ticket);
+            if !state.aborted {
+                let is_dead = outputs.iter().any(Option::is_none) || (token.is_dead && outputs.is_empty());
+                state.propagate(plan, Token { is_dead, ..token }, &mut outputs);
             }
-        };
-        if let Some(error) = failed {
-            self.fail(error);
         }
         self.kick(index);
     }

@@ -47,12 +47,7 @@ pub fn gemm_batch_f64(
     gemm_batch(pool, n_products, strides, call)
 }
 
-fn gemm_batch<T: Real>(
-    pool: &IntraPool,
-    n_products: usize,
-    strides: Strides,
-    call: Gemm<'_, T>,
-) -> Result<(), String> {
+fn gemm_batch<T: Real>(pool: &IntraPool, n_products: usize, strides: Strides, call: Gemm<'_, T>) -> Result<(), String> {
     if n_products == 0 || call.m == 0 || call.n == 0 {
         return Ok(());
     }
@@ -60,42 +55,23 @@ fn gemm_batch<T: Real>(
     let (m, n, k) = (call.m, call.n, call.k);
     let c_extent = (m - 1) * call.ldc + n;
     if n_products > 1 && strides.c < c_extent {
-        return Err(format!(
-            "products of {c_extent} values are only {} apart",
-            strides.c
-        ));
+        return Err(format!("products of {c_extent} values are only {} apart", strides.c));
     }
     let last = n_products - 1;
-    let tail =
-        |len: usize, stride: usize| last.checked_mul(stride).and_then(|at| len.checked_sub(at));
-    let (Some(a_len), Some(b_len), Some(c_len)) = (
-        tail(call.a.len(), strides.a),
-        tail(call.b.len(), strides.b),
-        tail(call.c.len(), strides.c),
-    ) else {
-        return Err(format!(
-            "the slices are too short for {n_products} products"
-        ));
+    let tail = |len: usize, stride: usize| last.checked_mul(stride).and_then(|at| len.checked_sub(at));
+    let (Some(a_len), Some(b_len), Some(c_len)) =
+        (tail(call.a.len(), strides.a), tail(call.b.len(), strides.b), tail(call.c.len(), strides.c))
+    else {
+        return Err(format!("the slices are too short for {n_products} products"));
     };
-    let last_call = Gemm {
-        a: &call.a[..a_len],
-        b: &call.b[..b_len],
-        c: &mut call.c[..c_len],
-        ..call
-    };
+    let last_call = Gemm { a: &call.a[..a_len], b: &call.b[..b_len], c: &mut call.c[..c_len], ..call };
     last_call.check()?;
     let c = Shared(last_call.c.as_mut_ptr());
     let one = |i: usize| {
         // SAFETY: the last product was checked to fit, so all do; extents of C do not overlap.
         let c = unsafe { std::slice::from_raw_parts_mut(c.get().add(i * strides.c), c_extent) };
         let (a, b) = (&call.a[i * strides.a..], &call.b[i * strides.b..]);
-        let product = Gemm {
-            a,
-            b,
-            c,
-            epilogue: call.epilogue,
-            ..last_call
-        };
+        let product = Gemm { a, b, c, epilogue: call.epilogue, ..last_call };
         gemm_real(Isa::best(), pool, product).expect("every product was checked to fit");
     };
     let flop = 2 * m * n * k;
@@ -123,11 +99,7 @@ mod tests {
         for n_products in [0, 1, 2, 500] {
             let a: Vec<f32> = (0..n_products * m * k).map(value).collect();
             let b: Vec<f32> = (0..n * k).map(value).collect();
-            let strides = Strides {
-                a: m * k,
-                b: 0,
-                c: m * n,
-            };
+            let strides = Strides { a: m * k, b: 0, c: m * n };
             let mut expect = vec![0f32; n_products * m * n];
             let pool = IntraPool::new(1);
             for (i, c) in expect.chunks_mut(m * n).enumerate() {
@@ -158,10 +130,7 @@ mod tests {
             (usize::MAX, strides, false),
         ] {
             let call = Gemm::new(2, 2, 2, &a, &b, &mut c);
-            assert_eq!(
-                gemm_batch_f32(&pool, n_products, strides, call).is_ok(),
-                fine
-            );
+            assert_eq!(gemm_batch_f32(&pool, n_products, strides, call).is_ok(), fine);
         }
     }
 }

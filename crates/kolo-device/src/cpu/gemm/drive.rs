@@ -27,16 +27,17 @@ pub(crate) enum Left<'a, T> {
     /// In memory, with its layout and leading dimension.
     Matrix(*const T, Layout, usize),
     /// Made while packing: a matrix that is never stored, or its transpose.
-    #[expect(dead_code, reason = "convolutions come next")]
     Gather(&'a dyn Gather<T>, Layout),
 }
 
 /// A matrix that can write parts of itself.
 pub(crate) trait Gather<T>: Sync {
-    /// Writes rows `rows` and columns `cols` of the matrix to `dst`, `stride` apart by row.
+    /// Writes rows `rows` and columns `cols` of the matrix to `dst`, `stride` apart by row. What
+    /// lies between the rows may be overwritten too.
     ///
     /// # Safety
-    /// `dst` must be valid for writes of `(rows.len() - 1) * stride + cols.len()` elements.
+    /// `dst` must be valid for writes of `rows.len() * stride` elements, and `stride` be at least
+    /// `cols.len()` and eight more.
     unsafe fn gather(&self, rows: Range<usize>, cols: Range<usize>, dst: *mut T, stride: usize);
 }
 
@@ -67,6 +68,7 @@ const B_PANEL_BYTES: usize = 24 << 10;
 const KC: usize = 256;
 /// A thread's packed block of A, in bytes: a part of L2.
 const A_BLOCK_BYTES: usize = 256 << 10;
+const A_USED_ONCE_BYTES: usize = 24 << 10;
 /// Most columns of one task.
 const NC_TASK: usize = 512;
 /// The packed chunk of B, in bytes: a part of L3.
@@ -83,11 +85,7 @@ const N_TASKS: usize = 16;
 ///
 /// # Safety
 /// A, B and C must be valid for the problem's sizes and strides; C for writes by this call alone.
-pub(crate) unsafe fn run<T: Real>(
-    pool: &IntraPool,
-    kernels: &Kernels<T>,
-    problem: &Problem<'_, T>,
-) {
+pub(crate) unsafe fn run<T: Real>(pool: &IntraPool, kernels: &Kernels<T>, problem: &Problem<'_, T>) {
     let p = problem;
     let splits = k_splits(kernels, p);
     if splits > 1 {
@@ -95,9 +93,7 @@ pub(crate) unsafe fn run<T: Real>(
         return unsafe { run_split(pool, kernels, p, splits) };
     }
     for k in blocks(p.k, K_CHUNK) {
-        let nc = (B_CHUNK_BYTES / (k.len() * size_of::<T>()))
-            .max(1)
-            .next_multiple_of(kernels.nr());
+        let nc = (B_CHUNK_BYTES / (k.len() * size_of::<T>())).max(1).next_multiple_of(kernels.nr());
         for n in cuts(p.n, nc) {
             let chunk = Chunk::new(kernels, p, n, k.clone());
             // SAFETY: passed on.
@@ -110,12 +106,7 @@ pub(crate) unsafe fn run<T: Real>(
 ///
 /// # Safety
 /// As for [`run`].
-unsafe fn run_split<T: Real>(
-    pool: &IntraPool,
-    kernels: &Kernels<T>,
-    p: &Problem<'_, T>,
-    splits: usize,
-) {
+unsafe fn run_split<T: Real>(pool: &IntraPool, kernels: &Kernels<T>, p: &Problem<'_, T>, splits: usize) {
     let size = p.m * p.n;
     let parts = Scratch::take::<T>(size * splits);
     let part = Shared(parts.as_ptr::<T>());
@@ -131,15 +122,8 @@ unsafe fn run_split<T: Real>(
         };
         for k in blocks_of(k, K_CHUNK) {
             let first = k.start == nth_block(p.k, splits, s).start;
-            let inner = Problem {
-                accumulate: !first,
-                ..inner
-            };
-            let chunk = Chunk {
-                first,
-                last: false,
-                ..Chunk::new(kernels, &inner, 0..p.n, k)
-            };
+            let inner = Problem { accumulate: !first, ..inner };
+            let chunk = Chunk { first, last: false, ..Chunk::new(kernels, &inner, 0..p.n, k) };
             // SAFETY: A and B as promised by the caller; this part of the buffer is this task's.
             unsafe { chunk.run_alone() }
         }
@@ -198,12 +182,7 @@ struct Block {
 }
 
 impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
-    fn new(
-        kernels: &'a Kernels<T>,
-        p: &'a Problem<'p, T>,
-        n: Range<usize>,
-        k: Range<usize>,
-    ) -> Self {
+    fn new(kernels: &'a Kernels<T>, p: &'a Problem<'p, T>, n: Range<usize>, k: Range<usize>) -> Self {
         let kc = KC.min(B_PANEL_BYTES / (kernels.nr() * size_of::<T>()));
         let bytes = size_of::<T>();
         let big = p.m * p.k * bytes > (512 << 10) || p.lda_bytes(bytes).is_multiple_of(2048);
@@ -232,17 +211,9 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
         let b = Shared(packed.as_ptr::<T>());
         let (row_cuts, col_cuts) = self.task_grid();
         let serial = row_cuts * col_cuts == 1;
-        let n_panel_groups = if serial {
-            1
-        } else {
-            self.n.len().div_ceil(4 * self.kernels.nr())
-        };
+        let n_panel_groups = if serial { 1 } else { self.n.len().div_ceil(4 * self.kernels.nr()) };
         let jobs = self.n_runs * n_panel_groups;
-        let group = self
-            .n
-            .len()
-            .div_ceil(n_panel_groups)
-            .next_multiple_of(self.kernels.nr());
+        let group = self.n.len().div_ceil(n_panel_groups).next_multiple_of(self.kernels.nr());
         let pack = |job: usize| {
             let run = nth_block(self.k.len(), self.n_runs, job / n_panel_groups);
             let first = (job % n_panel_groups * group).min(self.n.len());
@@ -280,10 +251,7 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
             // SAFETY: the buffer has room for every panel.
             unsafe { self.pack_b_panels(packed.as_ptr(), run, 0..self.n.len()) };
         }
-        let block = Block {
-            rows: 0..self.p.m,
-            cols: 0..self.n.len(),
-        };
+        let block = Block { rows: 0..self.p.m, cols: 0..self.n.len() };
         // SAFETY: passed on.
         unsafe { self.block(&block, packed.as_ptr()) };
         packed.put_back();
@@ -303,7 +271,14 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
         let (m, n, k) = (self.p.m, self.n.len(), self.k.len());
         let (mr, nr) = (self.kernels.mr, self.kernels.nr());
         let kc = k.div_ceil(self.n_runs);
-        let mc = (A_BLOCK_BYTES / (kc * size_of::<T>())).max(mr);
+        // A block that meets one or two panels of B is used once: keep it in L1 then.
+        let gathered = matches!(self.p.a, Left::Gather(..));
+        let bytes = if gathered && n <= 2 * nr {
+            A_USED_ONCE_BYTES
+        } else {
+            A_BLOCK_BYTES
+        };
+        let mc = (bytes / (kc * size_of::<T>())).max(mr);
         let mut rows = if self.pack_a { m.div_ceil(mc) } else { 1 };
         let mut cols = if rows > 1 { n.div_ceil(NC_TASK) } else { 1 };
         let flop = 2 * m * n * k;
@@ -343,15 +318,7 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
                 // SAFETY: the panel lies inside B and inside the buffer.
                 unsafe {
                     let dst = dst.add(run.start * self.padded_n() + run.len() * col);
-                    pack_b(
-                        p.b.add(src),
-                        p.b_layout,
-                        p.ldb,
-                        run.len(),
-                        filled,
-                        width,
-                        dst,
-                    );
+                    pack_b(p.b.add(src), p.b_layout, p.ldb, run.len(), filled, width, dst);
                 }
             }
             col += width;
@@ -439,15 +406,9 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
             // SAFETY: panel and tile lie inside B, its packed copy and C.
             unsafe {
                 let (b, b_stride) = if self.pack_b || cols < width.cols {
-                    (
-                        packed_b.add(run.start * self.padded_n() + run.len() * col),
-                        width.cols,
-                    )
+                    (packed_b.add(run.start * self.padded_n() + run.len() * col), width.cols)
                 } else {
-                    (
-                        p.b.add((self.k.start + run.start) * p.ldb + self.n.start + col),
-                        p.ldb,
-                    )
+                    (p.b.add((self.k.start + run.start) * p.ldb + self.n.start + col), p.ldb)
                 };
                 for t in 0..n_tiles {
                     let rows = nth_block(block.rows.len(), n_tiles, t);

@@ -30,11 +30,7 @@ pub struct Epilogue<'a, T> {
 
 impl<T> Default for Epilogue<'_, T> {
     fn default() -> Self {
-        Epilogue {
-            column_bias: None,
-            row_bias: None,
-            activation: Activation::None,
-        }
+        Epilogue { column_bias: None, row_bias: None, activation: Activation::None }
     }
 }
 
@@ -45,12 +41,8 @@ impl<T> Epilogue<'_, T> {
 
     pub(crate) fn check(&self, m: usize, n: usize) -> Result<(), String> {
         match (self.column_bias, self.row_bias) {
-            (Some(bias), _) if bias.len() != n => {
-                Err(format!("bias has {} values for {n} columns", bias.len()))
-            }
-            (_, Some(bias)) if bias.len() != m => {
-                Err(format!("bias has {} values for {m} rows", bias.len()))
-            }
+            (Some(bias), _) if bias.len() != n => Err(format!("bias has {} values for {n} columns", bias.len())),
+            (_, Some(bias)) if bias.len() != m => Err(format!("bias has {} values for {m} rows", bias.len())),
             _ => Ok(()),
         }
     }

@@ -14,7 +14,7 @@ const TASK_ELEMENTS: usize = 128 << 10;
 /// Columns added up at a time by `y = xᵀ M`: `y` stays in L1 and rows are read in long runs.
 const COLUMNS: usize = 2048;
 /// Partial sums of a dot product.
-const LANES: usize = 32;
+const LANES: usize = 64;
 
 /// Computes `problem` if it has one row or one column and a matrix in memory; false otherwise.
 ///
@@ -31,11 +31,7 @@ pub(crate) unsafe fn try_run<T: Real>(pool: &IntraPool, problem: &Problem<'_, T>
         (a, a_layout, lda, p.b, step, p.m, p.ldc)
     } else if p.m == 1 {
         let step = if a_layout == Layout::Rows { 1 } else { lda };
-        let layout = if p.b_layout == Layout::Cols {
-            Layout::Rows
-        } else {
-            Layout::Cols
-        };
+        let layout = if p.b_layout == Layout::Cols { Layout::Rows } else { Layout::Cols };
         (p.b, layout, p.ldb, a, step, p.n, 1)
     } else {
         return false;
@@ -67,11 +63,7 @@ pub(crate) unsafe fn try_run<T: Real>(pool: &IntraPool, problem: &Problem<'_, T>
         for i in 0..len {
             let c = p.c.add(i * y_step);
             let product = p.alpha.times(*y.get().add(i));
-            *c = if p.accumulate {
-                product.plus(*c)
-            } else {
-                product
-            };
+            *c = if p.accumulate { product.plus(*c) } else { product };
         }
         epilogue::apply(&p.epilogue, p.c, p.ldc, 0..p.m, 0..p.n);
     }
@@ -94,8 +86,8 @@ unsafe fn dots<T: Real>(matrix: *const T, ld: usize, x: &[T], y: &mut [T]) {
                 let (row, row_end) = row.as_chunks::<LANES>();
                 let (x, x_end) = x.as_chunks::<LANES>();
                 for (a, b) in row.iter().zip(x) {
-                    for l in 0..LANES {
-                        lanes[l] = lanes[l].plus(a[l].times(b[l]));
+                    for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
+                        *lane = lane.plus(a.times(b));
                     }
                 }
                 for (l, (&a, &b)) in row_end.iter().zip(x_end).enumerate() {

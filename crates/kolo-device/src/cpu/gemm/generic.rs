@@ -48,11 +48,8 @@ where
         return Ok(());
     }
     // B transposed is turned once, so that the inner loop runs along rows.
-    let turned: Option<Vec<T>> = (call.op_b == Op::Transpose).then(|| {
-        (0..k * n)
-            .map(|i| call.b[(i % n) * call.ldb + i / n])
-            .collect()
-    });
+    let turned: Option<Vec<T>> =
+        (call.op_b == Op::Transpose).then(|| (0..k * n).map(|i| call.b[(i % n) * call.ldb + i / n]).collect());
     let (b, ldb) = turned.as_deref().map_or((call.b, call.ldb), |b| (b, n));
     let (alpha, beta) = (call.alpha, call.beta);
     let c_len = (m - 1) * call.ldc + n;
@@ -77,11 +74,7 @@ where
                 },
             );
             for (c, &sum) in c[..n].iter_mut().zip(&sums) {
-                let old = if beta.is_zero() {
-                    T::zero()
-                } else {
-                    mul_add(T::zero(), beta, *c)
-                };
+                let old = if beta.is_zero() { T::zero() } else { mul_add(T::zero(), beta, *c) };
                 *c = mul_add(old, alpha, sum);
             }
         }
@@ -99,9 +92,8 @@ where
     if m == 0 || n == 0 {
         return Ok(());
     }
-    let widen_bias = |bias: Option<&[H]>| -> Option<Vec<f32>> {
-        bias.map(|bias| bias.iter().map(|&x| x.into()).collect())
-    };
+    let widen_bias =
+        |bias: Option<&[H]>| -> Option<Vec<f32>> { bias.map(|bias| bias.iter().map(|&x| x.into()).collect()) };
     let column_bias = widen_bias(call.epilogue.column_bias);
     let row_bias = widen_bias(call.epilogue.row_bias);
     let scratch = Scratch::take::<f32>(call.a.len() + call.b.len() + m * n);
@@ -111,11 +103,7 @@ where
         let b = start.add(call.a.len());
         let c = b.add(call.b.len());
         std::ptr::write_bytes(c, 0, m * n);
-        (
-            widen(pool, call.a, start),
-            widen(pool, call.b, b),
-            std::slice::from_raw_parts_mut(c, m * n),
-        )
+        (widen(pool, call.a, start), widen(pool, call.b, b), std::slice::from_raw_parts_mut(c, m * n))
     };
     if !call.beta.is_zero() {
         for (wide, half) in c.chunks_mut(n).zip(call.c.chunks(call.ldc)) {
@@ -204,10 +192,7 @@ mod tests {
             (call.beta, call.epilogue.column_bias) = (f16::ONE, Some(bias.as_slice()));
             gemm_f16(&pool, call).unwrap();
             for (x, y) in c.iter().zip(&expect) {
-                assert!(
-                    (x.to_f32() - y).abs() <= 2e-3 * y.abs().max(1.0),
-                    "{x} for {y}"
-                );
+                assert!((x.to_f32() - y).abs() <= 2e-3 * y.abs().max(1.0), "{x} for {y}");
             }
         }
         let pool = IntraPool::new(1);
@@ -227,16 +212,8 @@ mod tests {
                 for (at, c) in expect.iter_mut().enumerate() {
                     let (i, j) = (at / n, at % n);
                     for p in 0..k {
-                        let a = if ops.0 == Op::None {
-                            a[i * k + p]
-                        } else {
-                            a[p * m + i]
-                        };
-                        let b = if ops.1 == Op::None {
-                            b[p * n + j]
-                        } else {
-                            b[j * k + p]
-                        };
+                        let a = if ops.0 == Op::None { a[i * k + p] } else { a[p * m + i] };
+                        let b = if ops.1 == Op::None { b[p * n + j] } else { b[j * k + p] };
                         *c = c.wrapping_add(a.wrapping_mul(b));
                     }
                 }

@@ -37,10 +37,11 @@ mod pack;
 mod simd;
 
 pub use batch::{Strides, gemm_batch_f32, gemm_batch_f64};
-use drive::{Left, Problem};
+pub(crate) use drive::{Gather, Left, Problem, Shared};
 pub use epilogue::{Activation, Epilogue};
 pub use generic::{gemm_bf16, gemm_f16, gemm_with};
-use kernel::{Layout, Real};
+pub(crate) use kernel::{Layout, Real};
+pub(crate) use pack::transpose;
 
 /// Whether an operand is used as stored or transposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,22 +106,7 @@ impl<'a, T: num_traits::Zero + num_traits::One> Gemm<'a, T> {
         let ldb = if op_b == Op::None { n } else { k };
         let epilogue = Epilogue::default();
         let (alpha, beta) = (T::one(), T::zero());
-        Gemm {
-            m,
-            n,
-            k,
-            alpha,
-            a,
-            lda,
-            op_a,
-            b,
-            ldb,
-            op_b,
-            beta,
-            c,
-            ldc: n,
-            epilogue,
-        }
+        Gemm { m, n, k, alpha, a, lda, op_a, b, ldb, op_b, beta, c, ldc: n, epilogue }
     }
 }
 
@@ -131,16 +117,8 @@ impl<T> Gemm<'_, T> {
     /// Names the operand, what it needs and what it has.
     pub fn check(&self) -> Result<(), String> {
         let (m, n, k) = (self.m, self.n, self.k);
-        let (a_rows, a_cols) = if self.op_a == Op::None {
-            (m, k)
-        } else {
-            (k, m)
-        };
-        let (b_rows, b_cols) = if self.op_b == Op::None {
-            (k, n)
-        } else {
-            (n, k)
-        };
+        let (a_rows, a_cols) = if self.op_a == Op::None { (m, k) } else { (k, m) };
+        let (b_rows, b_cols) = if self.op_b == Op::None { (k, n) } else { (n, k) };
         check_matrix("left operand", self.a.len(), a_rows, a_cols, self.lda)?;
         check_matrix("right operand", self.b.len(), b_rows, b_cols, self.ldb)?;
         check_matrix("product", self.c.len(), m, n, self.ldc)?;
@@ -178,14 +156,8 @@ fn gemm_real<T: Real>(isa: Isa, pool: &IntraPool, mut call: Gemm<'_, T>) -> Resu
     if m == 0 || n == 0 {
         return Ok(());
     }
-    if k == 0 || (call.beta != T::ZERO && call.beta != T::ONE) {
+    if call.beta != T::ZERO && call.beta != T::ONE {
         scale_c(&mut call);
-    }
-    let c = call.c.as_mut_ptr();
-    if k == 0 {
-        // SAFETY: `check` found C long enough for m rows of n.
-        unsafe { epilogue::apply(&call.epilogue, c, call.ldc, 0..m, 0..n) };
-        return Ok(());
     }
     let problem = Problem {
         m,
@@ -197,17 +169,43 @@ fn gemm_real<T: Real>(isa: Isa, pool: &IntraPool, mut call: Gemm<'_, T>) -> Resu
         b_layout: layout(call.op_b),
         ldb: call.ldb,
         accumulate: call.beta != T::ZERO,
-        c,
+        c: call.c.as_mut_ptr(),
         ldc: call.ldc,
         epilogue: call.epilogue,
     };
     // SAFETY: `check` found all three slices long enough, and C is borrowed mutably.
+    unsafe { product_on(isa, pool, &problem) };
+    Ok(())
+}
+
+/// Computes `problem`, of any sizes, on the best instruction set.
+///
+/// # Safety
+/// As for [`drive::run`].
+pub(crate) unsafe fn product<T: Real>(pool: &IntraPool, problem: &Problem<'_, T>) {
+    // SAFETY: passed on.
+    unsafe { product_on(Isa::best(), pool, problem) }
+}
+
+/// # Safety
+/// As for [`drive::run`].
+unsafe fn product_on<T: Real>(isa: Isa, pool: &IntraPool, p: &Problem<'_, T>) {
+    if p.m == 0 || p.n == 0 {
+        return;
+    }
+    // SAFETY: passed on; the rows cleared and finished are those of C.
     unsafe {
-        if !gemv::try_run(pool, &problem) {
-            drive::run(pool, T::kernels(isa), &problem);
+        if p.k == 0 {
+            for i in 0..p.m {
+                if !p.accumulate {
+                    std::slice::from_raw_parts_mut(p.c.add(i * p.ldc), p.n).fill(T::ZERO);
+                }
+            }
+            epilogue::apply(&p.epilogue, p.c, p.ldc, 0..p.m, 0..p.n);
+        } else if !gemv::try_run(pool, p) {
+            drive::run(pool, T::kernels(isa), p);
         }
     }
-    Ok(())
 }
 
 fn layout(op: Op) -> Layout {
@@ -221,11 +219,7 @@ fn layout(op: Op) -> Layout {
 fn scale_c<T: Real>(call: &mut Gemm<'_, T>) {
     for row in call.c.chunks_mut(call.ldc).take(call.m) {
         for x in &mut row[..call.n] {
-            *x = if call.beta == T::ZERO {
-                T::ZERO
-            } else {
-                x.times(call.beta)
-            };
+            *x = if call.beta == T::ZERO { T::ZERO } else { x.times(call.beta) };
         }
     }
 }
@@ -235,16 +229,12 @@ fn check_matrix(name: &str, len: usize, rows: usize, cols: usize, ld: usize) -> 
         return Ok(());
     }
     if ld < cols {
-        return Err(format!(
-            "{name}: leading dimension {ld} is less than its {cols} columns"
-        ));
+        return Err(format!("{name}: leading dimension {ld} is less than its {cols} columns"));
     }
     let needed = (rows - 1).checked_mul(ld).and_then(|x| x.checked_add(cols));
     match needed {
         Some(needed) if needed <= len => Ok(()),
-        _ => Err(format!(
-            "{name}: {rows}x{cols} with leading dimension {ld} does not fit in {len} values"
-        )),
+        _ => Err(format!("{name}: {rows}x{cols} with leading dimension {ld} does not fit in {len} values")),
     }
 }
 

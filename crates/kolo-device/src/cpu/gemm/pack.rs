@@ -8,14 +8,7 @@ use super::kernel::{Layout, Real};
 ///
 /// # Safety
 /// `src` must be valid for the reads and `dst` for the writes named.
-pub(crate) unsafe fn pack_a<T: Real>(
-    src: *const T,
-    lda: usize,
-    rows: usize,
-    cols: usize,
-    dst: *mut T,
-    stride: usize,
-) {
+pub(crate) unsafe fn pack_a<T: Real>(src: *const T, lda: usize, rows: usize, cols: usize, dst: *mut T, stride: usize) {
     for i in 0..rows {
         // SAFETY: promised by the caller; packing buffers never overlap operands.
         unsafe { std::ptr::copy_nonoverlapping(src.add(i * lda), dst.add(i * stride), cols) };
@@ -65,20 +58,12 @@ pub(crate) unsafe fn pack_b<T: Real>(
 
 /// # Safety
 /// As for [`pack_a`], with rows of `BYTES` bytes.
-unsafe fn copy_rows<T, const BYTES: usize>(
-    src: *const T,
-    ldb: usize,
-    k: usize,
-    dst: *mut T,
-    width: usize,
-) {
+unsafe fn copy_rows<T, const BYTES: usize>(src: *const T, ldb: usize, k: usize, dst: *mut T, width: usize) {
     for p in 0..k {
         // SAFETY: promised by the caller.
         unsafe {
             let row = src.add(p * ldb).cast::<[u8; BYTES]>().read_unaligned();
-            dst.add(p * width)
-                .cast::<[u8; BYTES]>()
-                .write_unaligned(row);
+            dst.add(p * width).cast::<[u8; BYTES]>().write_unaligned(row);
         }
     }
 }
@@ -106,17 +91,11 @@ pub(crate) unsafe fn transpose<T: Real>(
                 while cols - j >= 8 {
                     let mut block = [[T::ZERO; 8]; 8];
                     for (r, row) in block.iter_mut().enumerate() {
-                        *row = src
-                            .add((i + r) * ld_src + j)
-                            .cast::<[T; 8]>()
-                            .read_unaligned();
+                        *row = src.add((i + r) * ld_src + j).cast::<[T; 8]>().read_unaligned();
                     }
-                    let columns: [[T; 8]; 8] =
-                        std::array::from_fn(|c| std::array::from_fn(|r| block[r][c]));
+                    let columns: [[T; 8]; 8] = std::array::from_fn(|c| std::array::from_fn(|r| block[r][c]));
                     for (c, column) in columns.into_iter().enumerate() {
-                        dst.add((j + c) * ld_dst + i)
-                            .cast::<[T; 8]>()
-                            .write_unaligned(column);
+                        dst.add((j + c) * ld_dst + i).cast::<[T; 8]>().write_unaligned(column);
                     }
                     j += 8;
                 }
@@ -143,17 +122,7 @@ mod tests {
             let src: Vec<f32> = (0..cols * ldb).map(|i| i as f32).collect();
             let mut dst = vec![f32::NAN; k * 32];
             // SAFETY: the vectors have the sizes named.
-            unsafe {
-                pack_b(
-                    src.as_ptr(),
-                    Layout::Cols,
-                    ldb,
-                    k,
-                    cols,
-                    32,
-                    dst.as_mut_ptr(),
-                )
-            };
+            unsafe { pack_b(src.as_ptr(), Layout::Cols, ldb, k, cols, 32, dst.as_mut_ptr()) };
             for p in 0..k {
                 for j in 0..32 {
                     let expect = if j < cols { src[j * ldb + p] } else { 0.0 };
@@ -170,17 +139,7 @@ mod tests {
             let src: Vec<f64> = (0..k * ldb).map(|i| i as f64).collect();
             let mut dst = vec![f64::NAN; k * width];
             // SAFETY: the vectors have the sizes named.
-            unsafe {
-                pack_b(
-                    src.as_ptr(),
-                    Layout::Rows,
-                    ldb,
-                    k,
-                    cols,
-                    width,
-                    dst.as_mut_ptr(),
-                )
-            };
+            unsafe { pack_b(src.as_ptr(), Layout::Rows, ldb, k, cols, width, dst.as_mut_ptr()) };
             for p in 0..k {
                 for j in 0..width {
                     let expect = if j < cols { src[p * ldb + j] } else { 0.0 };

@@ -20,25 +20,12 @@ fn naive(call: &Gemm<'_, f64>, old: &[f64]) -> Vec<f64> {
         for j in 0..call.n {
             let mut sum = 0.0;
             for p in 0..call.k {
-                let a = if call.op_a == Op::None {
-                    i * call.lda + p
-                } else {
-                    p * call.lda + i
-                };
-                let b = if call.op_b == Op::None {
-                    p * call.ldb + j
-                } else {
-                    j * call.ldb + p
-                };
+                let a = if call.op_a == Op::None { i * call.lda + p } else { p * call.lda + i };
+                let b = if call.op_b == Op::None { p * call.ldb + j } else { j * call.ldb + p };
                 sum += call.a[a] * call.b[b];
             }
             let x = &mut c[i * call.ldc + j];
-            *x = call.alpha * sum
-                + if call.beta == 0.0 {
-                    0.0
-                } else {
-                    call.beta * *x
-                };
+            *x = call.alpha * sum + if call.beta == 0.0 { 0.0 } else { call.beta * *x };
             *x += call.epilogue.column_bias.map_or(0.0, |b| b[j]);
             *x += call.epilogue.row_bias.map_or(0.0, |b| b[i]);
             *x = match call.epilogue.activation {
@@ -136,47 +123,22 @@ fn check(case: &Case) {
             }
             results.push(c.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
         }
-        assert!(
-            results.iter().all(|r| *r == results[0]),
-            "threads change bits"
-        );
+        assert!(results.iter().all(|r| *r == results[0]), "threads change bits");
         let mut c = old.clone();
-        let call64 = Gemm {
-            c: &mut c,
-            ..Gemm {
-                c: &mut [],
-                epilogue: call.epilogue,
-                ..call
-            }
-        };
+        let call64 = Gemm { c: &mut c, ..Gemm { c: &mut [], epilogue: call.epilogue, ..call } };
         let pool = IntraPool::new(2);
         gemm_real(isa, &pool, call64).unwrap();
         for (&x, &y) in c.iter().zip(&expect) {
-            assert!(
-                (x - y).abs() <= 1e-12 * (4.0 + k as f64),
-                "f64 {m}x{n}x{k}: {x} for {y}"
-            );
+            assert!((x - y).abs() <= 1e-12 * (4.0 + k as f64), "f64 {m}x{n}x{k}: {x} for {y}");
         }
     }
 }
 
-const OPS: [(Op, Op); 4] = [
-    (Op::None, Op::None),
-    (Op::None, Op::Transpose),
-    (Op::Transpose, Op::None),
-    (Op::Transpose, Op::Transpose),
-];
+const OPS: [(Op, Op); 4] =
+    [(Op::None, Op::None), (Op::None, Op::Transpose), (Op::Transpose, Op::None), (Op::Transpose, Op::Transpose)];
 
 fn plain(sizes: (usize, usize, usize), ops: (Op, Op), pad: usize) -> Case {
-    Case {
-        sizes,
-        ops,
-        pad,
-        alpha: 1.0,
-        beta: 0.0,
-        activation: Activation::None,
-        biased: false,
-    }
+    Case { sizes, ops, pad, alpha: 1.0, beta: 0.0, activation: Activation::None, biased: false }
 }
 
 #[test]
@@ -195,13 +157,7 @@ fn small_products_match_the_triple_loop() {
 #[test]
 fn blocked_products_match_the_triple_loop() {
     for ops in OPS {
-        for sizes in [
-            (100, 100, 784),
-            (131, 67, 300),
-            (200, 530, 270),
-            (1, 300, 513),
-            (300, 1, 257),
-        ] {
+        for sizes in [(100, 100, 784), (131, 67, 300), (200, 530, 270), (1, 300, 513), (300, 1, 257)] {
             check(&plain(sizes, ops, 5));
         }
         check(&plain((128, 512, 512), ops, 0));
@@ -214,15 +170,8 @@ fn empty_products_leave_or_clear_c() {
     for ops in OPS {
         for sizes in [(0, 3, 3), (3, 0, 3), (3, 4, 0), (0, 0, 0)] {
             check(&plain(sizes, ops, 1));
-            check(&Case {
-                beta: 1.0,
-                ..plain(sizes, ops, 1)
-            });
-            check(&Case {
-                biased: true,
-                activation: Activation::Relu,
-                ..plain(sizes, ops, 1)
-            });
+            check(&Case { beta: 1.0, ..plain(sizes, ops, 1) });
+            check(&Case { biased: true, activation: Activation::Relu, ..plain(sizes, ops, 1) });
         }
     }
 }
@@ -230,23 +179,11 @@ fn empty_products_leave_or_clear_c() {
 #[test]
 fn alpha_beta_bias_and_activation_apply() {
     for ops in OPS {
-        for sizes in [
-            (7, 9, 5),
-            (1, 40, 33),
-            (33, 1, 40),
-            (40, 70, 300),
-            (14, 30, 30_000),
-        ] {
+        for sizes in [(7, 9, 5), (1, 40, 33), (33, 1, 40), (40, 70, 300), (14, 30, 30_000)] {
             for beta in [0.0, 1.0, -0.5] {
                 for activation in [Activation::None, Activation::Relu, Activation::Sigmoid] {
                     let case = plain(sizes, ops, 2);
-                    check(&Case {
-                        alpha: 0.25,
-                        beta,
-                        activation,
-                        biased: true,
-                        ..case
-                    });
+                    check(&Case { alpha: 0.25, beta, activation, biased: true, ..case });
                 }
             }
         }
@@ -264,16 +201,8 @@ fn a_slice_too_short_is_an_error() {
     }
     let mut call = Gemm::new(2, 2, 3, &a, &b, &mut c);
     call.lda = 2;
-    assert!(
-        gemm_f32(&pool, call)
-            .unwrap_err()
-            .contains("leading dimension")
-    );
+    assert!(gemm_f32(&pool, call).unwrap_err().contains("leading dimension"));
     let mut call = Gemm::new(2, 2, 3, &a, &b, &mut c);
     call.epilogue.column_bias = Some(&[1.0]);
-    assert!(
-        gemm_f32(&pool, call)
-            .unwrap_err()
-            .contains("bias has 1 values for 2 columns")
-    );
+    assert!(gemm_f32(&pool, call).unwrap_err().contains("bias has 1 values for 2 columns"));
 }

@@ -8,6 +8,10 @@ use smallvec::SmallVec;
 use crate::KernelCtx;
 use walk::{Reducer, Reduction};
 
+pub mod extreme;
+pub mod logical;
+pub mod norm;
+pub mod prod;
 pub mod sum;
 pub(crate) mod walk;
 
@@ -80,7 +84,7 @@ fn with_kept_dims<'g>(op: Operation<'g>, value: Output<'g>, shape: Output<'g>) -
 }
 
 /// The axes of a reduction, if they are a constant.
-fn constant_axes(op: Operation<'_>) -> Option<Vec<i64>> {
+pub(crate) fn constant_axes(op: Operation<'_>) -> Option<Vec<i64>> {
     let node = op.input(1).operation().node()?;
     if node.op() != "Const" {
         return None;

@@ -1,0 +1,74 @@
+//! GFLOP/s of the convolutions of small nets, forward and both gradients.
+//!
+//! `cargo run --release -p kolo-device --example conv_bench [n_threads]`
+
+use std::time::{Duration, Instant};
+
+use kolo_device::cpu::IntraPool;
+use kolo_device::cpu::conv::{ConvShape, conv2d, conv2d_backprop_filter, conv2d_backprop_input};
+use kolo_device::cpu::gemm::Epilogue;
+
+/// Batch, input channels, size, output channels, filter.
+const SHAPES: [(usize, usize, usize, usize, usize); 7] = [
+    (64, 1, 28, 32, 5),
+    (100, 1, 28, 32, 5),
+    (64, 32, 14, 64, 5),
+    (100, 32, 14, 64, 5),
+    (32, 16, 32, 16, 3),
+    (32, 64, 8, 64, 3),
+    (8, 64, 56, 64, 3),
+];
+
+fn main() {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let n_threads = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(cores);
+    println!("{:>22} threads   forward    filter     input", "N,C,HxW -> O, k");
+    for (batch, c, size, o, k) in SHAPES {
+        let shape = ConvShape {
+            batch,
+            input: [size, size, c],
+            filter: [k, k],
+            output: [size, size, o],
+            stride: [1, 1],
+            dilation: [1, 1],
+            pad_top: k / 2,
+            pad_left: k / 2,
+        };
+        for threads in [1, n_threads] {
+            let rates = rates(&IntraPool::new(threads), &shape);
+            let name = format!("{batch},{c},{size}x{size} -> {o}, {k}");
+            println!("{name:>22} {threads:>7} {:9.1} {:9.1} {:9.1}", rates[0], rates[1], rates[2]);
+        }
+    }
+}
+
+fn rates(pool: &IntraPool, shape: &ConvShape) -> [f64; 3] {
+    let values = |n: usize| (0..n).map(|i| (i % 17) as f32 * 0.1 - 0.8).collect::<Vec<_>>();
+    let mut input = values(shape.input_len());
+    let mut filter = values(shape.filter_len());
+    let mut out = values(shape.output_len());
+    let taps = shape.filter[0] * shape.filter[1] * shape.input[2];
+    let flop = 2.0 * (shape.output_len() * taps) as f64;
+    let rate = |f: &mut dyn FnMut()| {
+        let repeats = (1e9 / flop).clamp(1.0, 1e4) as usize;
+        let best = (0..6)
+            .map(|_| {
+                let start = Instant::now();
+                (0..repeats).for_each(|_| f());
+                start.elapsed()
+            })
+            .min()
+            .unwrap_or(Duration::MAX);
+        flop * repeats as f64 / best.as_secs_f64() / 1e9
+    };
+    let forward = rate(&mut || {
+        conv2d(pool, shape, &input, &filter, &mut out, Epilogue::default()).expect("sizes fit");
+    });
+    let by_filter = rate(&mut || {
+        conv2d_backprop_filter(pool, shape, &input, &out, &mut filter).expect("sizes fit");
+    });
+    let by_input = rate(&mut || {
+        conv2d_backprop_input(pool, shape, &filter, &out, &mut input).expect("sizes fit");
+    });
+    [forward, by_filter, by_input]
+}

@@ -1,0 +1,18 @@
+//! `ControlTrigger`: does nothing, after its control inputs, even if they are dead.
+
+use kolo_graph::{Flow, Gradient, OpDef};
+
+use crate::Cost;
+use crate::op::{KernelMaker, Op, cpu_made};
+
+pub(crate) static CONTROL_TRIGGER: Op = Op {
+    def: OpDef {
+        name: "ControlTrigger",
+        signature: "() -> ()",
+        gradient: Gradient::None("nothing goes in or out"),
+        flow: Flow::ControlTrigger,
+        ..OpDef::BASE
+    },
+    kernels: &[cpu_made(KernelMaker::Executor)],
+    cost: Cost::Inline,
+};

@@ -1,0 +1,155 @@
+//! `Max` and `Min` over axes. NaN wins over everything.
+
+use half::{bf16, f16};
+use kolo_core::Result;
+use kolo_graph::{Grad, Gradient, Operation, Output};
+
+use crate::KernelCtx;
+use crate::math::binary::first;
+use crate::math::number::Number;
+use crate::math::reduce::sum::{over_all, reduction};
+use crate::math::reduce::walk::Reducer;
+use crate::math::reduce::{reduce, spread};
+use crate::op::{KernelDef, Op, cpu_kernels};
+
+/// The largest element over `axes`, which are removed; negative axes count from the end.
+#[track_caller]
+pub fn max<'g>(x: Output<'g>, axes: &[i32]) -> Output<'g> {
+    x.graph().op("Max").input(x).input(x.graph().constant(axes)).out()
+}
+
+/// The largest of all elements.
+#[track_caller]
+pub fn max_all(x: Output<'_>) -> Output<'_> {
+    over_all(x, "Max")
+}
+
+/// The smallest element over `axes`, which are removed; negative axes count from the end.
+#[track_caller]
+pub fn min<'g>(x: Output<'g>, axes: &[i32]) -> Output<'g> {
+    x.graph().op("Min").input(x).input(x.graph().constant(axes)).out()
+}
+
+/// The smallest of all elements.
+#[track_caller]
+pub fn min_all(x: Output<'_>) -> Output<'_> {
+    over_all(x, "Min")
+}
+
+pub(crate) static MAX: Op = reduction("Max", MAX_KERNELS, Gradient::Rule(gradient));
+pub(crate) static MIN: Op = reduction("Min", MIN_KERNELS, Gradient::Rule(gradient));
+
+/// Elements that are equally extreme share the gradient.
+fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    let (graph, x, dy) = (op.graph(), op.input(0), first(dy)?);
+    let is_chosen = graph.op("Equal").input(x).input(spread(op, op.output(0))).out();
+    let is_chosen = graph.op("Cast").input(is_chosen).attr("DstT", dy.dtype()).out();
+    let keep = op.attrs(|attrs| attrs.bool("keep_dims"))?;
+    let n_chosen = graph.op("Sum").input(is_chosen).input(op.input(1)).attr("keep_dims", keep).out();
+    Ok(vec![Some((is_chosen * spread(op, dy / n_chosen)).into()), None])
+}
+
+#[derive(Clone, Copy)]
+struct Max;
+
+impl<T: Number> Reducer<T> for Max {
+    type Acc = T;
+    const START: T = T::LOWEST;
+    #[inline(always)]
+    fn step(acc: T, x: T) -> T {
+        acc.max(x)
+    }
+    #[inline(always)]
+    fn join(a: T, b: T) -> T {
+        a.max(b)
+    }
+    #[inline(always)]
+    fn finish(acc: T, _: usize) -> T {
+        acc
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Min;
+
+impl<T: Number> Reducer<T> for Min {
+    type Acc = T;
+    const START: T = T::HIGHEST;
+    #[inline(always)]
+    fn step(acc: T, x: T) -> T {
+        acc.min(x)
+    }
+    #[inline(always)]
+    fn join(a: T, b: T) -> T {
+        a.min(b)
+    }
+    #[inline(always)]
+    fn finish(acc: T, _: usize) -> T {
+        acc
+    }
+}
+
+fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    reduce::<T, Max>(ctx)
+}
+
+fn min_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    reduce::<T, Min>(ctx)
+}
+
+const MAX_KERNELS: &[KernelDef] = cpu_kernels!(max_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+const MIN_KERNELS: &[KernelDef] = cpu_kernels!(min_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use crate::testing::{check_op, tensor, wavy};
+
+    #[test]
+    fn extremes() {
+        let x = [[1.0f32, 5.0, 3.0], [4.0, 2.0, 6.0]];
+        check_op("Max").input(x).input([0i32]).gives([4.0f32, 5.0, 6.0]);
+        check_op("Max").input(x).input([1i32]).attr("keep_dims", true).gives([[5.0f32], [6.0]]);
+        check_op("Min").input(x).input([0i64, 1]).gives(1.0f32);
+        check_op("Min").input([3u8, 200]).input([0i32]).gives(3u8);
+        check_op("Max").input([-3i32, -200]).input([0i32]).gives(-3i32);
+        check_op("Max").input([f16::from_f32(-2.0)]).input([0i32]).gives(f16::from_f32(-2.0));
+    }
+
+    #[test]
+    fn nan_wins_wherever_it_is() {
+        for at in [0, 5, 63, 99] {
+            let mut x = vec![1.0f32; 100];
+            x[at] = f32::NAN;
+            check_op("Max").input(x.clone()).input([0i32]).gives(f32::NAN);
+            check_op("Min").input(x).input([0i32]).gives(f32::NAN);
+        }
+    }
+
+    #[test]
+    fn the_extreme_of_nothing() {
+        check_op("Max").input(tensor::<f32, 1>([0], [])).input([0i32]).gives(f32::NEG_INFINITY);
+        check_op("Min").input(tensor::<i32, 1>([0], [])).input([0i32]).gives(i32::MAX);
+    }
+
+    #[test]
+    fn gradients() {
+        for op in ["Max", "Min"] {
+            for keep in [false, true] {
+                for axes in [&[0i32][..], &[1], &[0, 1]] {
+                    check_op(op).attr("keep_dims", keep).input(wavy([3, 4], 1)).input(axes).gradient();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn equals_share_the_gradient() {
+        let g = crate::graph();
+        let x = g.constant([2.0f32, 7.0, 7.0]);
+        let dx = kolo_graph::gradients(&[super::max_all(x)], &[x]).unwrap()[0].unwrap().dense().unwrap();
+        let found = crate::testing::evaluate(&g, &[dx], &[]).unwrap();
+        assert_eq!(found[0], [0.0f32, 0.5, 0.5].into());
+    }
+}

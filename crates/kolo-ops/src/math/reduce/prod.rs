@@ -1,0 +1,109 @@
+//! `Prod` over axes.
+
+use half::{bf16, f16};
+use kolo_core::{Error, Result};
+use kolo_graph::shape_fns::resolve_axis;
+use kolo_graph::{Grad, Gradient, Operation, Output};
+
+use crate::KernelCtx;
+use crate::math::binary::first;
+use crate::math::number::Number;
+use crate::math::reduce::sum::reduction;
+use crate::math::reduce::walk::Reducer;
+use crate::math::reduce::{constant_axes, reduce, spread};
+use crate::op::{KernelDef, Op, cpu_kernels};
+
+/// The product over `axes`, which are removed; negative axes count from the end.
+#[track_caller]
+pub fn prod<'g>(x: Output<'g>, axes: &[i32]) -> Output<'g> {
+    x.graph().op("Prod").input(x).input(x.graph().constant(axes)).out()
+}
+
+pub(crate) static PROD: Op = reduction("Prod", KERNELS, Gradient::Rule(gradient));
+
+/// Each element's gradient is the product of all others. Not `y / x`: that has no value where an element is 0. Instead
+/// the product of those before it times the product of those after it.
+fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    let (graph, x, dy) = (op.graph(), op.input(0), first(dy)?);
+    let (Some(rank), Some(axes)) = (x.shape().rank(), constant_axes(op)) else {
+        return Err(Error::unimplemented("the gradient of Prod needs a known rank and constant axes"));
+    };
+    let axes = axes.into_iter().map(|axis| resolve_axis(axis, rank)).collect::<Result<Vec<usize>>>()?;
+    if axes.is_empty() {
+        return Ok(vec![Some(dy.into()), None]);
+    }
+    // Reduced dimensions to the front, so that they can be seen as one.
+    let order: Vec<usize> = axes.iter().copied().chain((0..rank).filter(|axis| !axes.contains(axis))).collect();
+    let mut back = vec![0i32; rank];
+    order.iter().enumerate().for_each(|(to, &from)| back[from] = to as i32);
+    let integers = |values: &[usize]| graph.constant(values.iter().map(|&x| x as i32).collect::<Vec<_>>());
+    let moved = graph.op("Transpose").input(x).input(integers(&order)).out();
+    let shape = graph.op("Shape").input(moved).out();
+    let size = |of: std::ops::Range<usize>| {
+        let sizes = graph.op("GatherV2").inputs([shape, integers(&of.collect::<Vec<_>>()), graph.constant(0i32)]).out();
+        graph.op("Prod").input(sizes).input(graph.constant([0i32])).out()
+    };
+    let sizes = graph.op("Pack").inputs([size(0..axes.len()), size(axes.len()..rank)]).out();
+    let flat = graph.op("Reshape").input(moved).input(sizes).out();
+    let others = [false, true].map(|reverse| {
+        let builder = graph.op("Cumprod").input(flat).input(graph.constant(0i32));
+        builder.attr("exclusive", true).attr("reverse", reverse).out()
+    });
+    let others = graph.op("Reshape").input(others[0] * others[1]).input(shape).out();
+    let others = graph.op("Transpose").input(others).input(graph.constant(back)).out();
+    Ok(vec![Some((others * spread(op, dy)).into()), None])
+}
+
+#[derive(Clone, Copy)]
+struct Prod;
+
+impl<T: Number> Reducer<T> for Prod {
+    type Acc = T::Wide;
+    const START: T::Wide = T::Wide::ONE;
+    #[inline(always)]
+    fn step(acc: T::Wide, x: T) -> T::Wide {
+        acc.mul(x.widen())
+    }
+    #[inline(always)]
+    fn join(a: T::Wide, b: T::Wide) -> T::Wide {
+        a.mul(b)
+    }
+    #[inline(always)]
+    fn finish(acc: T::Wide, _: usize) -> T {
+        T::narrow(acc)
+    }
+}
+
+fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    reduce::<T, Prod>(ctx)
+}
+
+const KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{check_op, tensor, wavy};
+
+    #[test]
+    fn products() {
+        let x = [[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
+        check_op("Prod").input(x).input([0i32]).gives([4.0f32, 10.0, 18.0]);
+        check_op("Prod").input(x).input([-1i32]).gives([6.0f32, 120.0]);
+        check_op("Prod").input([2i32, 3, 4]).input([0i32]).gives(24i32);
+        check_op("Prod").input(tensor::<i64, 1>([0], [])).input([0i32]).gives(1i64);
+    }
+
+    #[test]
+    fn gradients() {
+        for keep in [false, true] {
+            for axes in [&[0i32][..], &[1], &[2, 0], &[0, 1, 2], &[]] {
+                check_op("Prod").attr("keep_dims", keep).input(wavy([2, 3, 2], 1)).input(axes).gradient();
+            }
+        }
+    }
+
+    #[test]
+    fn the_gradient_survives_zeros() {
+        check_op("Prod").input([[2.0f32, 0.0, 3.0], [0.0, 0.0, 4.0]]).input([1i32]).gradient();
+    }
+}

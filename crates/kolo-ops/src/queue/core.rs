@@ -1,0 +1,662 @@
+//! The queue itself: elements, and two lines of those who wait.
+//!
+//! | state | touched by | under |
+//! | --- | --- | --- |
+//! | elements, both lines, `closed` | any kernel's thread | the one lock |
+//! | a waiter's callback | whoever takes it off its line | no lock |
+//!
+//! Everything that changes the state ends in `State::serve`, which moves elements in from the head of one line and out to
+//! the head of the other until nobody can go on, and returns those who are served; they are told after the lock is gone.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use kolo_core::{DType, Error, PartialShape, Result, Tensor};
+use parking_lot::Mutex;
+
+use super::elements::{Element, Elements, Order, batch, split};
+use super::wait::{Waiter, Waits, watch};
+use crate::{CancelToken, Done, Outcome, Registration, Resource};
+
+/// What a queue is: all who name it must agree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueSpec {
+    /// In which order elements come out.
+    pub order: Order,
+    /// At most so many elements; `None` for any number.
+    pub capacity: Option<usize>,
+    /// The dtypes of an element's components.
+    pub dtypes: Vec<DType>,
+    /// Their shapes; empty if none were declared.
+    pub shapes: Vec<PartialShape>,
+}
+
+/// A queue.
+pub struct Queue {
+    name: Arc<str>,
+    spec: QueueSpec,
+    state: Mutex<State>,
+}
+
+struct State {
+    elements: Elements,
+    closed: bool,
+    next_id: u64,
+    capacity: usize,
+    min_after_dequeue: usize,
+    enqueues: VecDeque<Enqueue>,
+    dequeues: VecDeque<Dequeue>,
+}
+
+/// One who waits for room.
+struct Enqueue {
+    waiter: Waiter,
+    rest: VecDeque<Element>,
+}
+
+/// One who waits for elements.
+struct Dequeue {
+    waiter: Waiter,
+    wanted: usize,
+    taken: Vec<Element>,
+    amount: Amount,
+}
+
+/// How much a dequeue asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amount {
+    /// One element, not batched.
+    One,
+    /// Exactly so many, batched.
+    Many(usize),
+    /// So many, batched; or what is left, once the queue is closed.
+    UpTo(usize),
+}
+
+/// One who is served, to be told without the lock.
+enum Served {
+    Enqueued(Waiter, Result<()>),
+    Dequeued(Waiter, Amount, Result<Vec<Element>>),
+}
+
+impl Queue {
+    /// An empty queue.
+    pub fn new(name: impl Into<Arc<str>>, spec: QueueSpec) -> Arc<Queue> {
+        let min_after_dequeue = match spec.order {
+            Order::Shuffle { min_after_dequeue, .. } => min_after_dequeue,
+            Order::Fifo | Order::PaddingFifo | Order::Priority => 0,
+        };
+        let state = State {
+            elements: Elements::new(&spec.order),
+            closed: false,
+            next_id: 0,
+            capacity: spec.capacity.unwrap_or(usize::MAX),
+            min_after_dequeue,
+            enqueues: VecDeque::new(),
+            dequeues: VecDeque::new(),
+        };
+        Arc::new(Queue { name: name.into(), spec, state: Mutex::new(state) })
+    }
+
+    /// What it is.
+    pub fn spec(&self) -> &QueueSpec {
+        &self.spec
+    }
+
+    /// How many elements are in it now.
+    pub fn len(&self) -> usize {
+        self.state.lock().elements.len()
+    }
+
+    /// True if no element is in it now.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// True once it was closed.
+    pub fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+
+    /// Adds one element, once there is room.
+    pub fn enqueue(self: &Arc<Self>, components: Vec<Tensor>, cancel: &Arc<CancelToken>, done: Done) {
+        match self.check(&components, None) {
+            Ok(()) => self.enqueue_all(VecDeque::from([components.into()]), cancel, done),
+            Err(error) => done.finish(Err(error)),
+        }
+    }
+
+    /// Adds one element per row of the components, each as soon as there is room.
+    pub fn enqueue_many(self: &Arc<Self>, components: &[Tensor], cancel: &Arc<CancelToken>, done: Done) {
+        let rows = || -> Result<VecDeque<Element>> {
+            let first = components.first().ok_or_else(|| self.wrong_number(0))?;
+            let Some(&n) = first.shape().first() else {
+                return Err(Error::invalid_argument("Input tensor for EnqueueMany must be at least a vector"));
+            };
+            self.check(components, Some(n))?;
+            (0..n).map(|i| split(components, i)).collect()
+        };
+        match rows() {
+            Ok(rows) if rows.is_empty() => done.finish(Ok(Outcome::default())),
+            Ok(rows) => self.enqueue_all(rows, cancel, done),
+            Err(error) => done.finish(Err(error)),
+        }
+    }
+
+    fn enqueue_all(self: &Arc<Self>, rest: VecDeque<Element>, cancel: &Arc<CancelToken>, done: Done) {
+        let (id, served) = {
+            let mut state = self.state.lock();
+            if state.closed {
+                drop(state);
+                return done.finish(Err(self.closed()));
+            }
+            let id = state.new_id();
+            state.enqueues.push_back(Enqueue { waiter: Waiter::new(id, done), rest });
+            (id, state.serve(self))
+        };
+        let waits = !served.iter().any(|served| matches!(served, Served::Enqueued(waiter, _) if waiter.id == id));
+        self.tell(served);
+        if waits {
+            watch(self, id, cancel);
+        }
+    }
+
+    /// Takes elements out, once there are enough.
+    pub fn dequeue(self: &Arc<Self>, amount: Amount, cancel: &Arc<CancelToken>, done: Done) {
+        let wanted = match amount {
+            Amount::One => 1,
+            Amount::Many(n) | Amount::UpTo(n) => {
+                if !self.can_batch() {
+                    return done.finish(Err(Error::invalid_argument(format!(
+                        "{}'s DequeueMany and DequeueUpTo require the components to have specified shapes.",
+                        self.spec.order.queue_name()
+                    ))));
+                }
+                n
+            }
+        };
+        if wanted == 0 {
+            return done.finish(batch(&[], &self.spec.dtypes, &self.spec.shapes).map(Outcome::from));
+        }
+        let (id, served) = {
+            let mut state = self.state.lock();
+            let id = state.new_id();
+            state.dequeues.push_back(Dequeue { waiter: Waiter::new(id, done), wanted, taken: Vec::new(), amount });
+            (id, state.serve(self))
+        };
+        let waits = !served.iter().any(|served| matches!(served, Served::Dequeued(waiter, ..) if waiter.id == id));
+        self.tell(served);
+        if waits {
+            watch(self, id, cancel);
+        }
+    }
+
+    /// No more elements may come. Those who wait to add one still may, unless `cancel_pending_enqueues`.
+    pub fn close(&self, cancel_pending_enqueues: bool) -> Result<()> {
+        let served = {
+            let mut state = self.state.lock();
+            if state.closed && !cancel_pending_enqueues {
+                return Err(Error::cancelled(format!("Queue '{}' is already closed.", self.name)));
+            }
+            state.closed = true;
+            let mut served = Vec::new();
+            if cancel_pending_enqueues {
+                let cancelled = |enqueue: Enqueue| Served::Enqueued(enqueue.waiter, Err(enqueue_cancelled()));
+                served.extend(state.enqueues.drain(..).map(cancelled));
+            }
+            served.extend(state.serve(self));
+            served
+        };
+        self.tell(served);
+        Ok(())
+    }
+
+    /// Calls back those who are served.
+    fn tell(&self, served: Vec<Served>) {
+        for served in served {
+            match served {
+                Served::Enqueued(waiter, result) => waiter.finish(result.map(|()| Outcome::default())),
+                Served::Dequeued(waiter, amount, elements) => {
+                    let outputs = elements.and_then(|mut elements| match amount {
+                        Amount::One => Ok(elements.pop().unwrap_or_default().into_vec()),
+                        Amount::Many(_) | Amount::UpTo(_) => batch(&elements, &self.spec.dtypes, &self.spec.shapes),
+                    });
+                    waiter.finish(outputs.map(Outcome::from));
+                }
+            }
+        }
+    }
+
+    /// Batches need shapes: full ones, or at least ranks if it pads.
+    fn can_batch(&self) -> bool {
+        let is_enough = |shape: &PartialShape| match self.spec.order {
+            Order::PaddingFifo => shape.rank().is_some(),
+            Order::Fifo | Order::Shuffle { .. } | Order::Priority => shape.known().is_some(),
+        };
+        self.spec.shapes.len() == self.spec.dtypes.len() && self.spec.shapes.iter().all(is_enough)
+    }
+
+    /// Whether components fit; with `n_rows`, each is a batch of so many.
+    fn check(&self, components: &[Tensor], n_rows: Option<usize>) -> Result<()> {
+        if components.len() != self.spec.dtypes.len() {
+            return Err(self.wrong_number(components.len()));
+        }
+        for (i, (tensor, &dtype)) in components.iter().zip(&self.spec.dtypes).enumerate() {
+            if tensor.dtype() != dtype {
+                return Err(Error::invalid_argument(format!(
+                    "Type mismatch in tuple component {i}. Expected {dtype}, got {}",
+                    tensor.dtype()
+                )));
+            }
+            if let Some(n) = n_rows
+                && tensor.shape().first() != Some(&n)
+            {
+                return Err(Error::invalid_argument(format!(
+                    "All input tensors must have the same size in the 0th dimension. Component {i} has {}, and should \
+                     have {n}",
+                    tensor.shape().first().copied().unwrap_or(0)
+                )));
+            }
+            if let Some(declared) = self.spec.shapes.get(i) {
+                let expected = match n_rows {
+                    Some(n) => PartialShape::from([n]).concat(declared),
+                    None => declared.clone(),
+                };
+                if !expected.admits(tensor.shape()) {
+                    return Err(Error::invalid_argument(format!(
+                        "Shape mismatch in tuple component {i}. Expected {expected}, got {}",
+                        tensor.shape()
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wrong_number(&self, found: usize) -> Error {
+        Error::invalid_argument(format!(
+            "Wrong number of components in tuple. Expected {}, got {found}",
+            self.spec.dtypes.len()
+        ))
+    }
+
+    fn closed(&self) -> Error {
+        Error::cancelled(format!("{} '{}' is closed.", self.spec.order.queue_name(), self.name))
+    }
+
+    fn insufficient(&self, requested: usize, size: usize) -> Error {
+        Error::out_of_range(format!(
+            "{} '{}' is closed and has insufficient elements (requested {requested}, current size {size})",
+            self.spec.order.queue_name(),
+            self.name
+        ))
+    }
+}
+
+fn enqueue_cancelled() -> Error {
+    Error::cancelled("Enqueue operation was cancelled")
+}
+
+fn dequeue_cancelled() -> Error {
+    Error::cancelled("Dequeue operation was cancelled")
+}
+
+impl State {
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// Moves elements until nobody at the head of a line can go on.
+    fn serve(&mut self, queue: &Queue) -> Vec<Served> {
+        let mut served = Vec::new();
+        while self.serve_enqueue(&mut served) | self.serve_dequeue(queue, &mut served) {}
+        served
+    }
+
+    /// Lets the first in line put in what there is room for; true if anything changed.
+    fn serve_enqueue(&mut self, served: &mut Vec<Served>) -> bool {
+        let Some(head) = self.enqueues.front_mut() else { return false };
+        let mut changed = false;
+        while self.elements.len() < self.capacity
+            && let Some(element) = head.rest.pop_front()
+        {
+            self.elements.push(element);
+            changed = true;
+        }
+        if head.rest.is_empty()
+            && let Some(done) = self.enqueues.pop_front()
+        {
+            served.push(Served::Enqueued(done.waiter, Ok(())));
+            changed = true;
+        }
+        changed
+    }
+
+    /// Lets the first in line take what it may; true if anything changed.
+    fn serve_dequeue(&mut self, queue: &Queue, served: &mut Vec<Served>) -> bool {
+        let stays = if self.closed { 0 } else { self.min_after_dequeue };
+        let Some(head) = self.dequeues.front_mut() else { return false };
+        let mut changed = false;
+        while head.taken.len() < head.wanted
+            && self.elements.len() > stays
+            && let Some(element) = self.elements.pop()
+        {
+            head.taken.push(element);
+            changed = true;
+        }
+        let is_full = head.taken.len() == head.wanted;
+        // Once closed, only those who already wait may still add.
+        let nothing_comes = self.closed && self.enqueues.is_empty();
+        if !is_full && !nothing_comes {
+            return changed;
+        }
+        let Some(Dequeue { waiter, wanted, taken, amount }) = self.dequeues.pop_front() else { return changed };
+        let takes_less = matches!(amount, Amount::UpTo(_)) && !taken.is_empty();
+        let result = if is_full || takes_less {
+            Ok(taken)
+        } else {
+            // It had taken all there was.
+            let n_taken = taken.len();
+            self.elements.put_back(taken);
+            Err(queue.insufficient(wanted, n_taken))
+        };
+        served.push(Served::Dequeued(waiter, amount, result));
+        true
+    }
+}
+
+impl Waits for Queue {
+    fn attach(&self, id: u64, token: &Arc<CancelToken>, registration: Registration) -> bool {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let enqueues = state.enqueues.iter_mut().map(|enqueue| &mut enqueue.waiter);
+        let dequeues = state.dequeues.iter_mut().map(|dequeue| &mut dequeue.waiter);
+        match enqueues.chain(dequeues).find(|waiter| waiter.id == id) {
+            Some(waiter) => {
+                waiter.attach(token, registration);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn cancel(&self, id: u64) {
+        let served = {
+            let mut state = self.state.lock();
+            let mut served = Vec::new();
+            if let Some(at) = state.enqueues.iter().position(|enqueue| enqueue.waiter.id == id) {
+                served.extend(
+                    state.enqueues.remove(at).map(|gone| Served::Enqueued(gone.waiter, Err(enqueue_cancelled()))),
+                );
+            }
+            if let Some(at) = state.dequeues.iter().position(|dequeue| dequeue.waiter.id == id)
+                && let Some(gone) = state.dequeues.remove(at)
+            {
+                // Nothing is lost: what it had is again the next to come.
+                state.elements.put_back(gone.taken);
+                served.push(Served::Dequeued(gone.waiter, gone.amount, Err(dequeue_cancelled())));
+            }
+            served.extend(state.serve(self));
+            served
+        };
+        self.tell(served);
+    }
+}
+
+/// Those who still wait when a queue is removed are told.
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        let enqueues = state.enqueues.drain(..).map(|enqueue| (enqueue.waiter, enqueue_cancelled()));
+        let dequeues = state.dequeues.drain(..).map(|dequeue| (dequeue.waiter, dequeue_cancelled()));
+        let waiters: Vec<(Waiter, Error)> = enqueues.chain(dequeues).collect();
+        waiters.into_iter().for_each(|(waiter, error)| waiter.finish(Err(error)));
+    }
+}
+
+impl Resource for Queue {
+    fn kind(&self) -> &'static str {
+        self.spec.order.queue_name()
+    }
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use kolo_core::Code;
+
+    use super::*;
+
+    fn fifo(capacity: Option<usize>) -> Arc<Queue> {
+        queue(Order::Fifo, capacity)
+    }
+
+    fn queue(order: Order, capacity: Option<usize>) -> Arc<Queue> {
+        let (dtypes, shapes) = (vec![DType::I64], vec![PartialShape::scalar()]);
+        Queue::new("q", QueueSpec { order, capacity, dtypes, shapes })
+    }
+
+    /// A callback, and where its outcome arrives.
+    fn pending() -> (Receiver<Result<Outcome>>, Done) {
+        let (sender, receiver) = channel();
+        (receiver, Done::new(move |outcome| sender.send(outcome).unwrap_or_default()))
+    }
+
+    fn put(queue: &Arc<Queue>, values: &[i64], cancel: &Arc<CancelToken>) -> Receiver<Result<Outcome>> {
+        let (receiver, done) = pending();
+        queue.enqueue_many(&[Tensor::vector(values)], cancel, done);
+        receiver
+    }
+
+    fn take(queue: &Arc<Queue>, amount: Amount, cancel: &Arc<CancelToken>) -> Receiver<Result<Outcome>> {
+        let (receiver, done) = pending();
+        queue.dequeue(amount, cancel, done);
+        receiver
+    }
+
+    #[track_caller]
+    fn values(receiver: &Receiver<Result<Outcome>>) -> Vec<i64> {
+        receiver.try_recv().expect("served").expect("well").outputs[0].data::<i64>().unwrap().to_vec()
+    }
+
+    #[track_caller]
+    fn fails(receiver: &Receiver<Result<Outcome>>, code: Code, text: &str) {
+        let error = receiver.try_recv().expect("told").expect_err("should fail");
+        assert_eq!((error.code(), error.message()), (code, text));
+    }
+
+    #[track_caller]
+    fn waits(receiver: &Receiver<Result<Outcome>>) {
+        assert!(receiver.try_recv().is_err(), "should still wait");
+    }
+
+    #[test]
+    fn a_waiting_dequeue_is_served_when_an_element_comes() {
+        let (q, token) = (fifo(None), CancelToken::new());
+        let (first, second) = (take(&q, Amount::One, &token), take(&q, Amount::One, &token));
+        waits(&first);
+        put(&q, &[7], &token);
+        assert_eq!(values(&first), [7]);
+        waits(&second);
+        put(&q, &[8, 9], &token);
+        assert_eq!(values(&second), [8]);
+        assert_eq!(q.len(), 1);
+    }
+
+    #[test]
+    fn a_full_queue_makes_enqueues_wait_in_order() {
+        let (q, token) = (fifo(Some(2)), CancelToken::new());
+        let first = put(&q, &[1, 2, 3, 4], &token);
+        let second = put(&q, &[5], &token);
+        waits(&first);
+        assert_eq!(q.len(), 2);
+        assert_eq!(values(&take(&q, Amount::One, &token)), [1]);
+        waits(&first);
+        assert_eq!(values(&take(&q, Amount::One, &token)), [2]);
+        assert!(first.try_recv().unwrap().is_ok());
+        waits(&second);
+        // More than fits at once.
+        assert_eq!(values(&take(&q, Amount::Many(3), &token)), [3, 4, 5]);
+        assert!(second.try_recv().unwrap().is_ok());
+        assert!(q.is_empty());
+    }
+
+    #[test]
+    fn closing_lets_those_who_wait_to_add_go_on() {
+        let (q, token) = (fifo(Some(1)), CancelToken::new());
+        let adding = put(&q, &[1, 2, 3], &token);
+        q.close(false).unwrap();
+        assert!(q.is_closed());
+        fails(&put(&q, &[9], &token), Code::Cancelled, "FIFOQueue 'q' is closed.");
+        let error = q.close(false).unwrap_err();
+        assert_eq!((error.code(), error.message()), (Code::Cancelled, "Queue 'q' is already closed."));
+        assert_eq!(values(&take(&q, Amount::Many(2), &token)), [1, 2]);
+        assert!(adding.try_recv().unwrap().is_ok());
+        assert_eq!(values(&take(&q, Amount::One, &token)), [3]);
+        let text = "FIFOQueue 'q' is closed and has insufficient elements (requested 1, current size 0)";
+        fails(&take(&q, Amount::One, &token), Code::OutOfRange, text);
+        // Nothing to add is nothing to refuse.
+        assert!(put(&q, &[], &token).try_recv().unwrap().is_ok());
+    }
+
+    #[test]
+    fn closing_may_cancel_those_who_wait_to_add() {
+        let (q, token) = (fifo(Some(1)), CancelToken::new());
+        let adding = put(&q, &[1, 2], &token);
+        q.close(true).unwrap();
+        q.close(true).unwrap();
+        fails(&adding, Code::Cancelled, "Enqueue operation was cancelled");
+        assert_eq!(values(&take(&q, Amount::UpTo(5), &token)), [1]);
+    }
+
+    #[test]
+    fn a_batch_that_cannot_be_filled_is_put_back() {
+        let (q, token) = (fifo(None), CancelToken::new());
+        put(&q, &[1, 2], &token);
+        let many = take(&q, Amount::Many(3), &token);
+        let one = take(&q, Amount::One, &token);
+        let rest = take(&q, Amount::UpTo(3), &token);
+        let none = take(&q, Amount::UpTo(3), &token);
+        waits(&many);
+        waits(&one);
+        assert_eq!(q.len(), 0);
+        q.close(false).unwrap();
+        let text = "FIFOQueue 'q' is closed and has insufficient elements (requested 3, current size 2)";
+        fails(&many, Code::OutOfRange, text);
+        assert_eq!(values(&one), [1]);
+        assert_eq!(values(&rest), [2]);
+        let text = "FIFOQueue 'q' is closed and has insufficient elements (requested 3, current size 0)";
+        fails(&none, Code::OutOfRange, text);
+    }
+
+    #[test]
+    fn a_cancelled_step_stops_waiting_and_loses_nothing() {
+        let q = fifo(Some(3));
+        let (token, other) = (CancelToken::new(), CancelToken::new());
+        put(&q, &[1, 2], &other);
+        let many = take(&q, Amount::Many(3), &token);
+        let next = take(&q, Amount::Many(2), &other);
+        waits(&next);
+        token.cancel(Error::cancelled("why"));
+        fails(&many, Code::Cancelled, "Dequeue operation was cancelled");
+        assert_eq!(values(&next), [1, 2]);
+        fails(&take(&q, Amount::One, &token), Code::Cancelled, "Dequeue operation was cancelled");
+
+        let token = CancelToken::new();
+        let adding = put(&q, &[1, 2, 3, 4], &token);
+        token.cancel(Error::cancelled("why"));
+        fails(&adding, Code::Cancelled, "Enqueue operation was cancelled");
+        assert_eq!(values(&take(&q, Amount::Many(3), &other)), [1, 2, 3]);
+        // Those who were served are not told again.
+        other.cancel(Error::cancelled("why"));
+    }
+
+    #[test]
+    fn a_queue_that_is_removed_tells_those_who_wait() {
+        let (q, token) = (fifo(None), CancelToken::new());
+        let waiting = take(&q, Amount::One, &token);
+        drop(q);
+        fails(&waiting, Code::Cancelled, "Dequeue operation was cancelled");
+        token.cancel(Error::cancelled("why"));
+    }
+
+    #[test]
+    fn a_shuffle_keeps_some_to_choose_from_while_open() {
+        let q = queue(Order::Shuffle { min_after_dequeue: 2, seeds: (1, 1) }, Some(10));
+        let token = CancelToken::new();
+        put(&q, &[1, 2, 3], &token);
+        let first = values(&take(&q, Amount::One, &token));
+        let waiting = take(&q, Amount::Many(2), &token);
+        waits(&waiting);
+        q.close(false).unwrap();
+        let mut all = [first, values(&waiting)].concat();
+        all.sort_unstable();
+        assert_eq!(all, [1, 2, 3]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let (q, token) = (fifo(None), CancelToken::new());
+        let enqueue = |components: Vec<Tensor>| {
+            let (receiver, done) = pending();
+            q.enqueue(components, &token, done);
+            receiver
+        };
+        let invalid = Code::InvalidArgument;
+        let text = "Type mismatch in tuple component 0. Expected int64, got float";
+        fails(&enqueue(vec![Tensor::scalar(1.0f32)]), invalid, text);
+        let text = "Shape mismatch in tuple component 0. Expected [], got [1]";
+        fails(&enqueue(vec![Tensor::from([1i64])]), invalid, text);
+        fails(&enqueue(vec![]), invalid, "Wrong number of components in tuple. Expected 1, got 0");
+        let shapeless = QueueSpec { shapes: vec![], ..q.spec().clone() };
+        let text = "FIFOQueue's DequeueMany and DequeueUpTo require the components to have specified shapes.";
+        fails(&take(&Queue::new("q", shapeless), Amount::Many(1), &token), invalid, text);
+        assert_eq!(values(&take(&q, Amount::Many(0), &token)), []);
+    }
+
+    #[test]
+    fn many_threads_lose_and_double_nothing() {
+        const PER_THREAD: i64 = 500;
+        let (q, token) = (fifo(Some(3)), CancelToken::new());
+        let mut taken: Vec<i64> = std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (q, token) = (&q, &token);
+                scope.spawn(move || {
+                    for i in 0..PER_THREAD {
+                        put(q, &[thread * PER_THREAD + i], token).recv().unwrap().unwrap();
+                    }
+                });
+            }
+            let takers: Vec<_> = (0..3)
+                .map(|taker| {
+                    let q = &q;
+                    scope.spawn(move || {
+                        let mut mine = Vec::new();
+                        while (mine.len() as i64) < PER_THREAD {
+                            // Now and then a step is cancelled while it may be waiting.
+                            let token = CancelToken::new();
+                            let receiver = take(q, Amount::One, &token);
+                            if (mine.len() + taker) % 7 == 0 {
+                                token.cancel(Error::cancelled("why"));
+                            }
+                            if let Ok(outcome) = receiver.recv().unwrap() {
+                                mine.extend_from_slice(outcome.outputs[0].data::<i64>().unwrap());
+                            }
+                        }
+                        mine
+                    })
+                })
+                .collect();
+            takers.into_iter().flat_map(|taker| taker.join().unwrap()).collect()
+        });
+        taken.sort_unstable();
+        assert_eq!(taken, (0..3 * PER_THREAD).collect::<Vec<_>>());
+        assert!(q.is_empty());
+    }
+}

@@ -1,0 +1,293 @@
+//! What a queue holds: tuples of tensors, in the order in which they will come out; and batches made of them.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+
+use bytes::Bytes;
+use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
+use smallvec::SmallVec;
+
+/// One entry of a queue: a tensor per component.
+pub(super) type Element = SmallVec<[Tensor; 2]>;
+
+/// In which order elements come out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// First in, first out; all elements of a component have one shape.
+    Fifo,
+    /// First in, first out; a batch is padded to its largest element where a size is not declared.
+    PaddingFifo,
+    /// At random, with at least so many left to choose from while the queue is open.
+    Shuffle {
+        /// How many stay.
+        min_after_dequeue: usize,
+        /// Both 0: different every time.
+        seeds: (i64, i64),
+    },
+    /// Smallest first component first; equal ones first in, first out.
+    Priority,
+}
+
+impl Order {
+    /// TensorFlow's name for such a queue.
+    pub fn queue_name(&self) -> &'static str {
+        match self {
+            Order::Fifo => "FIFOQueue",
+            Order::PaddingFifo => "PaddingFIFOQueue",
+            Order::Shuffle { .. } => "RandomShuffleQueue",
+            Order::Priority => "PriorityQueue",
+        }
+    }
+}
+
+/// The elements that are in a queue.
+pub(super) enum Elements {
+    Line(VecDeque<Element>),
+    Bag { elements: Vec<Element>, random: SplitMix },
+    Heap { elements: BinaryHeap<Reverse<Ranked>>, arrived: u64 },
+}
+
+impl Elements {
+    pub fn new(order: &Order) -> Elements {
+        match order {
+            Order::Fifo | Order::PaddingFifo => Elements::Line(VecDeque::new()),
+            Order::Shuffle { seeds, .. } => Elements::Bag { elements: Vec::new(), random: SplitMix::new(*seeds) },
+            Order::Priority => Elements::Heap { elements: BinaryHeap::new(), arrived: 0 },
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        match self {
+            Elements::Line(elements) => elements.len(),
+            Elements::Bag { elements, .. } => elements.len(),
+            Elements::Heap { elements, .. } => elements.len(),
+        }
+    }
+
+    pub fn push(&mut self, element: Element) {
+        match self {
+            Elements::Line(elements) => elements.push_back(element),
+            Elements::Bag { elements, .. } => elements.push(element),
+            Elements::Heap { elements, arrived } => {
+                *arrived += 1;
+                // Components were checked when the element came: the first is an int64 scalar.
+                let key = element.first().and_then(|key| key.scalar_value::<i64>().ok()).unwrap_or(i64::MAX);
+                elements.push(Reverse(Ranked { key, arrived: *arrived, element }));
+            }
+        }
+    }
+
+    pub fn pop(&mut self) -> Option<Element> {
+        match self {
+            Elements::Line(elements) => elements.pop_front(),
+            Elements::Bag { elements, random } => {
+                (!elements.is_empty()).then(|| elements.swap_remove(random.below(elements.len())))
+            }
+            Elements::Heap { elements, .. } => elements.pop().map(|Reverse(ranked)| ranked.element),
+        }
+    }
+
+    /// Undoes pops: `elements` are again the next to come, in this order.
+    pub fn put_back(&mut self, elements: Vec<Element>) {
+        match self {
+            Elements::Line(line) => elements.into_iter().rev().for_each(|element| line.push_front(element)),
+            Elements::Bag { .. } | Elements::Heap { .. } => elements.into_iter().for_each(|element| self.push(element)),
+        }
+    }
+}
+
+/// An element with its place in a heap.
+pub(super) struct Ranked {
+    key: i64,
+    arrived: u64,
+    element: Element,
+}
+
+impl PartialEq for Ranked {
+    fn eq(&self, other: &Ranked) -> bool {
+        (self.key, self.arrived) == (other.key, other.arrived)
+    }
+}
+
+impl Eq for Ranked {}
+
+impl PartialOrd for Ranked {
+    fn partial_cmp(&self, other: &Ranked) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Ranked {
+    fn cmp(&self, other: &Ranked) -> std::cmp::Ordering {
+        (self.key, self.arrived).cmp(&(other.key, other.arrived))
+    }
+}
+
+/// A small random number generator (Steele, Lea and Flood, 2014): enough to shuffle with.
+pub(super) struct SplitMix(u64);
+
+impl SplitMix {
+    fn new((seed, seed2): (i64, i64)) -> SplitMix {
+        match (seed, seed2) {
+            (0, 0) => SplitMix(RandomState::new().hash_one(0)),
+            (seed, seed2) => SplitMix((seed as u64).rotate_left(32) ^ seed2 as u64),
+        }
+    }
+
+    /// A number below `n`, which is not 0.
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        // The high half of the product: no division, and a bias too small to see.
+        ((u128::from(z) * n as u128) >> 64) as usize
+    }
+}
+
+/// Row `i` of every component, copied: an element must not keep the batch it came in alive.
+pub(super) fn split(components: &[Tensor], i: usize) -> Result<Element> {
+    components
+        .iter()
+        .map(|tensor| {
+            let row = tensor.rows(i, 1)?;
+            let shape = Shape::new(&row.shape()[1..])?;
+            let row = row.reshaped(shape)?;
+            if row.dtype().size().is_none() || tensor.shape().first() == Some(&1) {
+                return Ok(row);
+            }
+            let mut copy = Tensor::zeros(row.dtype(), row.shape().clone())?;
+            copy.host_bytes_mut()?.copy_from_slice(row.host_bytes()?);
+            Ok(copy)
+        })
+        .collect()
+}
+
+/// One tensor per component, the elements side by side along a new first dimension. Where the declared shape leaves a size
+/// open, elements are padded with zeros or empty strings to the largest.
+pub(super) fn batch(elements: &[Element], dtypes: &[DType], shapes: &[PartialShape]) -> Result<Vec<Tensor>> {
+    let mut tensors = Vec::with_capacity(dtypes.len());
+    for (i, (&dtype, declared)) in dtypes.iter().zip(shapes).enumerate() {
+        let parts: Vec<&Tensor> = elements.iter().filter_map(|element| element.get(i)).collect();
+        let open = || Error::internal(format!("the rank of component {i} is not known: {declared}"));
+        let mut dims: Vec<usize> = declared.dims().ok_or_else(open)?.iter().map(|dim| dim.unwrap_or(0)).collect();
+        for part in &parts {
+            dims.iter_mut().zip(part.shape().iter()).for_each(|(dim, &size)| *dim = (*dim).max(size));
+        }
+        let inner = Shape::new(&dims)?;
+        dims.insert(0, parts.len());
+        tensors.push(stack(&parts, dtype, &inner, Shape::new(&dims)?)?);
+    }
+    Ok(tensors)
+}
+
+fn stack(parts: &[&Tensor], dtype: DType, inner: &Shape, shape: Shape) -> Result<Tensor> {
+    if dtype == DType::Str {
+        let n = inner.n_elements();
+        let mut strings = vec![Bytes::new(); shape.n_elements()];
+        for (k, part) in parts.iter().enumerate() {
+            place(part.strings()?, part.shape(), &mut strings[k * n..(k + 1) * n], inner, 1);
+        }
+        return Tensor::from_strings(shape, strings);
+    }
+    let size = dtype.size().ok_or_else(|| Error::unimplemented(format!("batches of {dtype}")))?;
+    let n = inner.n_elements() * size;
+    let mut tensor = Tensor::zeros(dtype, shape)?;
+    let bytes = tensor.host_bytes_mut()?;
+    for (k, part) in parts.iter().enumerate() {
+        place(part.host_bytes()?, part.shape(), &mut bytes[k * n..(k + 1) * n], inner, size);
+    }
+    Ok(tensor)
+}
+
+/// Copies a tensor of shape `small` into the corner of one of shape `large`; an element takes `unit` entries.
+fn place<T: Clone>(from: &[T], small: &Shape, to: &mut [T], large: &Shape, unit: usize) {
+    if small == large {
+        to.clone_from_slice(from);
+        return;
+    }
+    let (Some((&rows, small)), Some((_, large))) = (small.split_first(), large.split_first()) else { return };
+    let size = |dims: &[usize]| dims.iter().product::<usize>() * unit;
+    let (step, large_step) = (size(small), size(large));
+    let shape = |dims: &[usize]| Shape::new(dims).unwrap_or_default();
+    let (small, large) = (shape(small), shape(large));
+    for row in 0..rows {
+        let (from, to) = (&from[row * step..(row + 1) * step], &mut to[row * large_step..(row + 1) * large_step]);
+        place(from, &small, to, &large, unit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::testing::tensor;
+
+    fn number(element: Option<Element>) -> i64 {
+        element.unwrap()[0].scalar_value::<i64>().unwrap()
+    }
+
+    fn filled(order: &Order, values: &[i64]) -> Elements {
+        let mut elements = Elements::new(order);
+        values.iter().for_each(|&value| elements.push(smallvec![Tensor::scalar(value)]));
+        elements
+    }
+
+    #[test]
+    fn each_order_is_its_own() {
+        let values = [5i64, 1, 3, 1];
+        let drain =
+            |mut elements: Elements| -> Vec<i64> { (0..elements.len()).map(|_| number(elements.pop())).collect() };
+        assert_eq!(drain(filled(&Order::Fifo, &values)), values);
+        assert_eq!(drain(filled(&Order::Priority, &values)), [1, 1, 3, 5]);
+        let many: Vec<i64> = (0..100).collect();
+        let shuffle = |seeds| drain(filled(&Order::Shuffle { min_after_dequeue: 0, seeds }, &many));
+        let first = shuffle((1, 2));
+        assert_ne!(first, many);
+        assert_eq!(first, shuffle((1, 2)));
+        assert_ne!(first, shuffle((1, 3)));
+        let mut sorted = shuffle((0, 0));
+        sorted.sort_unstable();
+        assert_eq!(sorted, many);
+    }
+
+    #[test]
+    fn what_is_put_back_comes_next() {
+        let mut elements = filled(&Order::Fifo, &[1, 2, 3]);
+        let taken = vec![elements.pop().unwrap(), elements.pop().unwrap()];
+        elements.put_back(taken);
+        assert_eq!([(); 3].map(|()| number(elements.pop())), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_batch_is_padded_to_the_largest() {
+        let open = [PartialShape::new(&[None, Some(2), None])];
+        let elements: Vec<Element> = vec![
+            smallvec![tensor([1, 2, 1], [1.0f32, 2.0])],
+            smallvec![tensor([2, 2, 2], [3.0f32, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])],
+            smallvec![tensor::<f32, 3>([0, 2, 1], [])],
+        ];
+        let expected = tensor(
+            [3, 2, 2, 2],
+            [[1.0f32, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0], [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0], [0.0; 8]].concat(),
+        );
+        assert_eq!(batch(&elements, &[DType::F32], &open).unwrap(), [expected]);
+        let words = |n: usize| Tensor::from_strings([n], vec![Bytes::from_static(b"a"); n]).unwrap();
+        let elements: Vec<Element> = vec![smallvec![words(1)], smallvec![words(2)]];
+        let found = batch(&elements, &[DType::Str], &[PartialShape::of_rank(1)]).unwrap();
+        assert_eq!(found[0].strings().unwrap(), [&b"a"[..], b"", b"a", b"a"]);
+        let none = batch(&[], &[DType::I32], &[[Some(3usize)].into()]).unwrap();
+        assert_eq!(none, [tensor::<i32, 2>([0, 3], [])]);
+    }
+
+    #[test]
+    fn an_element_does_not_keep_its_batch() {
+        let mut whole = Tensor::zeros(DType::F32, [10, 10]).unwrap();
+        let row = split(std::slice::from_ref(&whole), 3).unwrap();
+        assert_eq!(row[0].shape(), &Shape::from([10]));
+        assert!(whole.is_unique());
+    }
+}
