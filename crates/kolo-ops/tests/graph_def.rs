@@ -142,7 +142,7 @@ fn a_graph_described_here_comes_back() {
     let y = g.name_scope("model", || g.device("/gpu:0", || x * w.read() + v.read() * 2.0 - 0.5));
     let axes = g.constant([0i32, 1]);
     let loss = g.op("Sum").input(y).input(axes).attr("keep_dims", true).out();
-    let grad = gradients(&[loss], &[w.handle()]).unwrap()[0].unwrap().dense().unwrap();
+    let grad = gradients(&[y], &[w.handle()]).unwrap()[0].unwrap().dense().unwrap();
     let step = g.control_dependencies(&[loss.operation()], || w.assign_sub(grad * 0.1));
     g.group("train", &[step, v.assign_add(v.read()), large.operation()]);
     g.global_variables_initializer();
