@@ -115,6 +115,21 @@ pub(crate) trait Real: bytemuck::Pod + Send + Sync + PartialEq + 'static {
     fn relu(self) -> Self;
     /// `1 / (1 + exp(-x))` of every element.
     fn sigmoid(x: &mut [Self]);
+    /// Transposes `n_blocks` blocks of 8 by 8 that lie side by side in eight rows at `src` to
+    /// blocks below each other at `dst`, if there are instructions for it.
+    ///
+    /// # Safety
+    /// The pointers must be valid for these elements.
+    #[inline(always)]
+    unsafe fn turn(
+        _src: *const Self,
+        _ld_src: usize,
+        _n_blocks: usize,
+        _dst: *mut Self,
+        _ld_dst: usize,
+    ) -> bool {
+        false
+    }
 }
 
 impl Real for f32 {
@@ -148,6 +163,17 @@ impl Real for f32 {
 
     fn sigmoid(x: &mut [f32]) {
         vmath::sigmoid_f32(x);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn turn(src: *const f32, ld_src: usize, n: usize, dst: *mut f32, ld_dst: usize) -> bool {
+        let present = Isa::best() >= Isa::Avx2;
+        if present {
+            // SAFETY: AVX2 is present; the rest is passed on.
+            unsafe { super::simd::turn_f32(src, ld_src, n, dst, ld_dst) };
+        }
+        present
     }
 }
 
