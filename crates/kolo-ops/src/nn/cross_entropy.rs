@@ -70,8 +70,8 @@ pub(super) fn features_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]
 
 /// A vector as a column.
 fn column(x: Output<'_>) -> Output<'_> {
-    let last = x.graph().constant(-1i32);
-    x.graph().op("ExpandDims").input(x).input(last).out()
+    let shape = x.graph().constant(vec![-1i32, 1]);
+    x.graph().op("Reshape").input(x).input(shape).out()
 }
 
 fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
