@@ -3,12 +3,13 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
-use kolo_device::cpu::{IntraPool, pool, vectorize};
+use kolo_device::cpu::{IntraPool, vectorize};
 use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
 use crate::math::binary::first;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
 use crate::nn::float::Float;
+use crate::nn::rows::rows_per_task;
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -361,7 +362,7 @@ fn reduce<const N: usize>(
     if outer * channels * inner == 0 {
         return sums;
     }
-    let per_block = (pool::grain(1.0) / (channels * inner)).max(1);
+    let per_block = rows_per_task(1.0, channels * inner);
     let mut blocks = vec![[0.0; N]; outer.div_ceil(per_block) * channels];
     pool.for_each_chunk(&mut blocks, channels, |block, sums| {
         vectorize(
@@ -392,7 +393,7 @@ fn each_run<T: Send>(pool: &IntraPool, view: Channels, out: &mut [T], f: impl Fn
         return;
     }
     let run = view.run();
-    let chunk = (pool::grain(1.0) / run).max(1) * run;
+    let chunk = rows_per_task(1.0, run) * run;
     pool.for_each_chunk(out, chunk, |i, out| {
         vectorize(
             #[inline(always)]

@@ -2,12 +2,13 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_device::cpu::{pool, vectorize};
+use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, OpDef, Operation, Output};
 
 use crate::math::binary::first;
 use crate::math::number::Number;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
+use crate::nn::rows::rows_per_task;
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -117,7 +118,7 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let run = view.run();
     if run > 0 {
         // Whole runs per task: rows of channels, or planes of one channel.
-        let chunk = (pool::grain(0.3) / run).max(1) * run;
+        let chunk = rows_per_task(0.3, run) * run;
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
             let input = input.map(|input| &input[i * chunk..i * chunk + out.len()]);
             let first_run = i * (chunk / run);

@@ -111,7 +111,7 @@ fn infer(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
 }
 
 fn depths_differ(input: usize, filter: usize) -> Error {
-    if filter > 0 && input % filter == 0 {
+    if filter > 0 && input.is_multiple_of(filter) {
         return Error::unimplemented(format!(
             "grouped convolutions are not supported: {input} input channels, {filter} in the filter"
         ));

@@ -3,13 +3,13 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_device::cpu::{pool, vectorize};
+use kolo_device::cpu::vectorize;
 use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
 use crate::math::binary::reduced;
 use crate::math::elementwise::{Walk, broadcast_shape};
 use crate::nn::float::{Float, largest, sum_by};
-use crate::nn::rows::for_row_pairs;
+use crate::nn::rows::{for_row_pairs, rows_per_task};
 use crate::nn::softmax::{log_softmax, softmax, sum_of_rows};
 use crate::op::{Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
@@ -104,7 +104,7 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         }
     };
     if n_classes > 0 {
-        let rows = (pool::grain(3.0) / n_classes).max(1);
+        let rows = rows_per_task(3.0, n_classes);
         let (loss, backprop) = (loss.data_mut::<T>()?, backprop.data_mut::<T>()?);
         for_row_pairs(ctx.pool(), rows, (1, n_classes), loss, backprop, |first, loss, backprop| {
             let labels = &labels[first * n_classes..first * n_classes + backprop.len()];

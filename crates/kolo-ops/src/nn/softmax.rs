@@ -2,11 +2,12 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result};
-use kolo_device::cpu::{pool, vectorize};
+use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, GradientFn, InferCtx, OpDef, Output};
 
 use crate::math::binary::first;
 use crate::nn::float::{Float, largest, sum_by};
+use crate::nn::rows::rows_per_task;
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -107,7 +108,7 @@ fn each_chunk_of_rows<T: Float>(ctx: &mut KernelCtx<'_>, f: impl Fn(&mut [T], us
     let (mut out, in_place) = ctx.reuse_or_allocate(0, T::DTYPE, shape)?;
     let input = if in_place { None } else { Some(ctx.data::<T>(0)?) };
     if n > 0 {
-        let chunk = (pool::grain(3.0) / n).max(1) * n;
+        let chunk = rows_per_task(3.0, n) * n;
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
             if let Some(input) = input {
                 out.copy_from_slice(&input[i * chunk..i * chunk + out.len()]);
