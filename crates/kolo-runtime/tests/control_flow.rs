@@ -50,10 +50,7 @@ fn doubles(tensor: &Tensor) -> Vec<f64> {
 
 /// The gradients of the sum of `f` at `inputs` agree with finite differences, and are returned.
 #[track_caller]
-fn check_gradient(
-    inputs: &[Tensor],
-    f: impl for<'g> Fn(&'g Graph, &[Output<'g>]) -> Output<'g>,
-) -> Vec<Vec<f64>> {
+fn check_gradient(inputs: &[Tensor], f: impl for<'g> Fn(&'g Graph, &[Output<'g>]) -> Output<'g>) -> Vec<Vec<f64>> {
     let g = kolo_ops::graph();
     let xs: Vec<Output<'_>> = inputs
         .iter()
@@ -191,9 +188,8 @@ fn a_branch_may_give_what_it_did_not_make_and_constants() {
     let x = g.placeholder::<f32>("x", PartialShape::scalar());
     let out = g.cond(pred, || vec![x, g.constant(1i32)], || vec![g.constant(7.0f32), g.constant(0i32)]).unwrap();
     let session = Session::new(&g).unwrap();
-    let run = |taken: bool| {
-        session.run(&out, &[(pred, Tensor::scalar(taken)), (x, Tensor::scalar(3.0f32))], &[]).unwrap()
-    };
+    let run =
+        |taken: bool| session.run(&out, &[(pred, Tensor::scalar(taken)), (x, Tensor::scalar(3.0f32))], &[]).unwrap();
     assert_eq!(run(true), [Tensor::scalar(3.0f32), Tensor::scalar(1i32)]);
     assert_eq!(run(false), [Tensor::scalar(7.0f32), Tensor::scalar(0i32)]);
 }
@@ -452,12 +448,8 @@ fn gradient_of_a_loop_in_a_branch_in_a_loop() {
         repeat(g.constant(4i32), &[x[0]], |i, v| {
             let half = g.op("FloorDiv").input(i).input(g.constant(2i32)).out();
             let odd = g.op("NotEqual").input(half * 2).input(i).out();
-            g.cond(
-                odd,
-                || repeat(i, &[v[0]], |_, w| vec![tanh(w[0] * v[0]) * x[1]]),
-                || vec![v[0] * x[1] + 0.5],
-            )
-            .unwrap()
+            g.cond(odd, || repeat(i, &[v[0]], |_, w| vec![tanh(w[0] * v[0]) * x[1]]), || vec![v[0] * x[1] + 0.5])
+                .unwrap()
         })[0]
     });
 }
@@ -466,9 +458,7 @@ fn gradient_of_a_loop_in_a_branch_in_a_loop() {
 fn gradient_of_three_loops_in_each_other() {
     check_gradient(&[Tensor::scalar(0.9f64), Tensor::scalar(0.8f64)], |g, x| {
         repeat(g.constant(2i32), &[x[0]], |i, u| {
-            repeat(i + 2, &[u[0]], |j, v| {
-                repeat(j + 1, &[v[0]], |_, w| vec![tanh(w[0] * v[0] + x[1] * u[0])])
-            })
+            repeat(i + 2, &[u[0]], |j, v| repeat(j + 1, &[v[0]], |_, w| vec![tanh(w[0] * v[0] + x[1] * u[0])]))
         })[0]
     });
 }
