@@ -20,6 +20,7 @@ pub(crate) unsafe fn pack_a<T: Real>(src: *const T, lda: usize, rows: usize, col
 ///
 /// # Safety
 /// `src` must be valid for reads of the panel and `dst` for writes of `k * width`.
+#[inline(always)]
 pub(crate) unsafe fn pack_b<T: Real>(
     src: *const T,
     layout: Layout,
@@ -40,7 +41,16 @@ pub(crate) unsafe fn pack_b<T: Real>(
                 _ => pack_a(src, ldb, k, cols, dst, width),
             },
             Layout::Rows => {
-                for p in 0..k {
+                // Rows with enough behind them inside B are read whole and masked.
+                let whole = (0..k).take_while(|p| (k - 1 - p) * ldb + cols >= width).count();
+                match width * size_of::<T>() {
+                    128 => copy_masked::<T, 128>(src, ldb, whole, cols, dst, width),
+                    64 => copy_masked::<T, 64>(src, ldb, whole, cols, dst, width),
+                    32 => copy_masked::<T, 32>(src, ldb, whole, cols, dst, width),
+                    _ => copy_masked::<T, 16>(src, ldb, 0, cols, dst, width),
+                }
+                let done = if width * size_of::<T>() >= 32 { whole } else { 0 };
+                for p in done..k {
                     let row = dst.add(p * width);
                     std::ptr::copy_nonoverlapping(src.add(p * ldb), row, cols);
                     std::ptr::write_bytes(row.add(cols), 0, width - cols);
@@ -58,6 +68,7 @@ pub(crate) unsafe fn pack_b<T: Real>(
 
 /// # Safety
 /// As for [`pack_a`], with rows of `BYTES` bytes.
+#[inline(always)]
 unsafe fn copy_rows<T, const BYTES: usize>(src: *const T, ldb: usize, k: usize, dst: *mut T, width: usize) {
     for p in 0..k {
         // SAFETY: promised by the caller.
@@ -68,10 +79,38 @@ unsafe fn copy_rows<T, const BYTES: usize>(src: *const T, ldb: usize, k: usize, 
     }
 }
 
+/// Like [`copy_rows`], with zeros after `cols` elements.
+///
+/// # Safety
+/// As for [`copy_rows`].
+#[inline(always)]
+unsafe fn copy_masked<T, const BYTES: usize>(
+    src: *const T,
+    ldb: usize,
+    k: usize,
+    cols: usize,
+    dst: *mut T,
+    width: usize,
+) {
+    let mut mask = [0u8; BYTES];
+    mask.iter_mut().take(cols * size_of::<T>()).for_each(|b| *b = 0xff);
+    for p in 0..k {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let mut row = src.add(p * ldb).cast::<[u8; BYTES]>().read_unaligned();
+            for b in 0..BYTES {
+                row[b] &= mask[b];
+            }
+            dst.add(p * width).cast::<[u8; BYTES]>().write_unaligned(row);
+        }
+    }
+}
+
 /// `dst[j * ld_dst + i] = src[i * ld_src + j]` for `i` below `rows`, `j` below `cols`.
 ///
 /// # Safety
 /// `src` must be valid for the reads and `dst` for the writes named.
+#[inline(always)]
 pub(crate) unsafe fn transpose<T: Real>(
     src: *const T,
     ld_src: usize,
@@ -87,7 +126,10 @@ pub(crate) unsafe fn transpose<T: Real>(
             let mut j = 0;
             // Blocks of 8 by 8 keep eight lines of each side busy; the compiler turns the inner
             // loops of constant length into shuffles.
-            if rows - i >= 8 {
+            let (strip, below) = (src.add(i * ld_src), dst.add(i));
+            if rows - i >= 8 && T::turn(strip, ld_src, cols / 8, below, ld_dst) {
+                j = cols / 8 * 8;
+            } else if rows - i >= 8 {
                 while cols - j >= 8 {
                     let mut block = [[T::ZERO; 8]; 8];
                     for (r, row) in block.iter_mut().enumerate() {
