@@ -67,7 +67,7 @@ mod tests {
     fn both_outputs_have_the_shape_of_the_data() {
         let g = crate::graph();
         let x = g.placeholder::<f32>("x", [None, Some(3)]);
-        let pred = g.placeholder::<bool>("p", []);
+        let pred = g.placeholder::<bool>("p", kolo_core::PartialShape::scalar());
         let switch = g.op("Switch").input(x).input(pred).build();
         assert_eq!(switch.output(1).shape(), x.shape());
         assert!(g.op("Switch").input(x).input(x).try_build().is_err(), "a float is no predicate");
