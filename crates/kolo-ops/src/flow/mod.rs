@@ -40,3 +40,6 @@ pub static OPS: &[&Op] = &[
     &tensor_array::create::TENSOR_ARRAY_SIZE_V3,
     &tensor_array::create::TENSOR_ARRAY_CLOSE_V3,
 ];
+
+#[cfg(test)]
+mod tests;

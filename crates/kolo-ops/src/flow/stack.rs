@@ -199,7 +199,8 @@ mod tests {
         let integer = push(handle, g.constant(1i32), handle);
         assert!(evaluate(&g, &[integer], &[]).unwrap_err().message().contains("Must have type float but got int32"));
         let close = g.op("StackCloseV2").input(handle).build();
-        let late = g.control_dependencies(&[close], || g.op("StackPushV2").input(handle).input(g.constant(1.0f32)).out());
+        let late =
+            g.control_dependencies(&[close], || g.op("StackPushV2").input(handle).input(g.constant(1.0f32)).out());
         assert!(evaluate(&g, &[late], &[]).unwrap_err().message().contains("has already been closed"));
     }
 }
