@@ -6,6 +6,7 @@
 //!
 //! Reductions cut their input in blocks of fixed length, so their bits depend on the data alone.
 
+use super::gemm::Real;
 use super::isa::{Isa, vectorize_on};
 
 /// Compiles `f::<FMA>` for the best instruction set and calls it.
@@ -71,7 +72,9 @@ elementwise! {
 pub fn sum_f32(x: &[f32]) -> f32 {
     #[inline(always)]
     fn all<const FMA: bool>(x: &[f32]) -> f32 {
-        x.chunks(BLOCK).map(|block| f64::from(lanes_sum(block))).sum::<f64>() as f32
+        x.chunks(BLOCK)
+            .map(|block| f64::from(lanes_sum(block)))
+            .sum::<f64>() as f32
     }
     on_best!(all(x))
 }
@@ -79,13 +82,16 @@ pub fn sum_f32(x: &[f32]) -> f32 {
 /// Sum of products. The shorter slice decides the length.
 #[must_use]
 pub fn dot_f32(x: &[f32], y: &[f32]) -> f32 {
-    #[inline(always)]
-    fn all<const FMA: bool>(x: &[f32], y: &[f32]) -> f32 {
+    let dots = f32::kernels(Isa::best()).dots;
+    let mut sum = 0.0;
+    for (x, y) in x.chunks(BLOCK).zip(y.chunks(BLOCK)) {
+        let mut part = 0.0;
         let n = x.len().min(y.len());
-        let blocks = x[..n].chunks(BLOCK).zip(y[..n].chunks(BLOCK));
-        blocks.map(|(x, y)| f64::from(lanes_dot::<FMA>(x, y))).sum::<f64>() as f32
+        // SAFETY: `kernels` found the instruction set; both slices have `n` elements.
+        unsafe { dots(x.as_ptr(), n, 1, y.as_ptr(), n, &raw mut part) };
+        sum += f64::from(part);
     }
-    on_best!(all(x, y))
+    sum as f32
 }
 
 /// Largest element: `-inf` if there is none, NaN if one is NaN.
@@ -173,7 +179,9 @@ fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         let (low, high) = lanes.split_at_mut(width);
-        low.iter_mut().zip(high).for_each(|(a, &mut b)| *a = f(*a, b));
+        low.iter_mut()
+            .zip(high)
+            .for_each(|(a, &mut b)| *a = f(*a, b));
         width /= 2;
     }
     lanes[0]
@@ -193,18 +201,6 @@ fn lanes_sum(x: &[f32]) -> f32 {
         }
     }
     fold(lanes, |a, b| a + b) + tail
-}
-
-#[inline(always)]
-fn lanes_dot<const FMA: bool>(x: &[f32], y: &[f32]) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let ((x, x_end), (y, y_end)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
-    for (x, y) in x.iter().zip(y) {
-        for ((lane, &x), &y) in lanes.iter_mut().zip(x).zip(y) {
-            *lane = madd::<FMA>(x, y, *lane);
-        }
-    }
-    fold(lanes, |a, b| a + b) + x_end.iter().zip(y_end).map(|(x, y)| x * y).sum::<f32>()
 }
 
 #[inline(always)]
@@ -357,8 +353,19 @@ mod tests {
 
     #[test]
     fn special_values_are_those_of_std() {
-        let special =
-            [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, -0.0, 1.0, -1.0, 200.0, -200.0, 3.4e38, -3.4e38];
+        let special = [
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::NAN,
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            200.0,
+            -200.0,
+            3.4e38,
+            -3.4e38,
+        ];
         let check = |f: fn(&mut [f32]), exact: fn(f32) -> f32| {
             // Once as the tail of a loop, once inside vectors.
             let mut many: Vec<f32> = special.iter().copied().cycle().take(11 * 64).collect();
@@ -368,7 +375,9 @@ mod tests {
                 let same = y == expect || (y.is_nan() && expect.is_nan());
                 let close = (y - expect).abs() <= 3e-7 * expect.abs();
                 assert!(same || close, "f({x}) = {y}, not {expect}");
-                assert!(y.is_nan() || y != 0.0 || y.is_sign_negative() == expect.is_sign_negative());
+                assert!(
+                    y.is_nan() || y != 0.0 || y.is_sign_negative() == expect.is_sign_negative()
+                );
             }
         };
         check(exp_f32, f32::exp);
@@ -380,12 +389,17 @@ mod tests {
     #[test]
     fn reductions_match_plain_loops() {
         for n in [0, 1, 63, 64, 65, 5000, 100_003] {
-            let x: Vec<f32> = (0..n).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect();
+            let x: Vec<f32> = (0..n)
+                .map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0)
+                .collect();
             let exact: f64 = x.iter().map(|&x| f64::from(x)).sum();
             let square: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
             assert!((f64::from(sum_f32(&x)) - exact).abs() <= 1e-4);
             assert!((f64::from(dot_f32(&x, &x)) - square).abs() <= 1e-6 * square);
-            assert_eq!(max_f32(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+            assert_eq!(
+                max_f32(&x),
+                x.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+            );
         }
         for at in [0, 63, 70, 130] {
             let mut x = vec![1.0; 131];

@@ -22,7 +22,7 @@ pub use export::{ExportOptions, export};
 pub use import::{DroppedAttr, ImportOptions, Imported, import};
 
 use super::proto::GraphDef;
-use super::text::{self, TextError};
+use super::text;
 
 /// The version of the graph format that we read as, which a graph's `min_consumer` may not exceed: that of
 /// TensorFlow 2.21.
@@ -46,7 +46,9 @@ pub fn read_graph(bytes: &[u8]) -> Result<GraphDef> {
     };
     let is_text_byte = |byte: &u8| *byte >= b' ' && *byte != 0x7f || b"\t\n\r".contains(byte);
     match std::str::from_utf8(bytes) {
-        Ok(text) if bytes.iter().all(is_text_byte) => Ok(text::parse(text)?),
+        Ok(text) if bytes.iter().all(is_text_byte) => {
+            text::parse(text).map_err(|error| Error::invalid_argument(format!("not the text of a GraphDef: {error}")))
+        }
         _ => Err(Error::invalid_argument(format!("neither a binary GraphDef nor text: {not_binary}"))),
     }
 }
@@ -68,10 +70,4 @@ fn write_graph_within(def: &GraphDef, limit: usize) -> Result<Vec<u8>> {
         "the graph takes {n_bytes} bytes, and protobuf's limit is {limit}{}; keep large constants in variables",
         largest.unwrap_or_default()
     )))
-}
-
-impl From<TextError> for Error {
-    fn from(error: TextError) -> Error {
-        Error::invalid_argument(format!("not the text of a GraphDef: {error}"))
-    }
 }
