@@ -1,1 +1,36 @@
-//! Kolo.
+//! Kolo runs and trains dataflow graphs over many devices.
+//!
+//! ```
+//! use kolo::{Session, Tensor};
+//!
+//! let g = kolo::graph();
+//! let x = g.placeholder::<f32>("x", [None, Some(2)]);
+//! let w = g.variable("w", [[1.0f32], [2.0]]);
+//! let y = kolo::ops::matmul(x, w.read()) + 0.5;
+//! let init = g.global_variables_initializer();
+//!
+//! let session = Session::new(&g)?;
+//! session.run_op(init)?;
+//! let out = session.run(&[y], &[(x, Tensor::from([[3.0f32, 4.0]]))], &[])?;
+//! assert_eq!(out, [Tensor::from([[11.5f32]])]);
+//! # Ok::<(), kolo::Error>(())
+//! ```
+//!
+//! A [`Graph`] is described once; a [`Session`] prunes, places, partitions and compiles it for its devices and runs it.
+//! [`gradients`] adds what training needs. `ARCHITECTURE.md` tells the story of a step.
+
+pub mod ops;
+
+pub use kolo_core::{
+    Code, DType, DeviceName, DeviceSpec, Dim, Element, Error, Memory, PartialShape, Result, Shape, Tensor,
+};
+pub use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes, MemoryStats, NullDevice};
+pub use kolo_graph::{
+    AttrValue, Grad, GradientOptions, Graph, IndexedSlices, Initializer, Node, Operation, Output, Rule, Variable,
+    VariableKind, WhileOptions, gradients, gradients_with, wire,
+};
+pub use kolo_ops::{CancelToken, graph};
+pub use kolo_runtime::{
+    Callable, DevicePlan, NodeTrace, PartialRun, PlacementReport, PlacementRow, RunMetadata, RunOptions, Session,
+    SessionConfig, StepTrace,
+};

@@ -1,3 +1,7 @@
-//! The `kolo` command.
+//! The `kolo` command. Everything it does is in `cli`; what it calls is the library.
 
-fn main() {}
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

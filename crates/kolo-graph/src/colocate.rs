@@ -100,7 +100,10 @@ impl Sets {
             } else if node.def.flow == Flow::Merge
                 && matches!(nodes.node(at.node).def.flow, Flow::Enter | Flow::NextIteration)
             {
-                self.unite_preferring(id, at.node)?;
+                self.unite_preferring(id, at.node).map_err(|error| {
+                    let source = nodes.node(at.node);
+                    error.context(format_args!("{} must be with {}", source.describe(), node.describe()))
+                })?;
             }
         }
         Ok(())

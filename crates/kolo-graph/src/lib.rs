@@ -6,9 +6,11 @@
 //! `kolo-ops`'s.
 
 mod attr;
+mod client;
 mod colocate;
 mod control_flow;
 mod control_loops;
+mod draft;
 mod dump;
 mod frames;
 mod grad;
@@ -19,6 +21,7 @@ mod operators;
 mod output;
 mod partition;
 mod place;
+mod placed;
 mod prune;
 mod registry;
 pub mod shape_fns;
@@ -29,6 +32,7 @@ mod variable;
 pub mod wire;
 
 pub use attr::{AttrValue, Attrs};
+pub use client::{ClientEnds, with_client_ends};
 pub use control_flow::WhileOptions;
 pub use frames::{Frame, FrameId, Frames, frames};
 pub use grad::{GradientOptions, gradients, gradients_with};
@@ -38,10 +42,8 @@ pub use op_def::{Flow, Grad, Gradient, GradientFn, HandleRule, IndexedSlices, Op
 pub use operators::IntoOutput;
 pub use output::{OpBuilder, Operation, Output};
 pub use partition::{Granularity, LoopControl, Partition, PartitionOptions, Transfer, moved_bytes, partition};
-pub use place::{
-    DeviceInfo, KernelSupport, LogFormat, Order, PlaceOptions, Placed, PlacedGraph, Placement, Policy, Rule, log_lines,
-    place,
-};
+pub use place::{DeviceInfo, KernelSupport, Order, PlaceOptions, Placement, Policy, place};
+pub use placed::{LogFormat, Placed, PlacedGraph, Rule, log_lines};
 pub use prune::{Pruned, Request, prune};
 pub use registry::OpRegistry;
 pub use signature::{ArgDef, ArgType, AttrDef, AttrKind, Signature};

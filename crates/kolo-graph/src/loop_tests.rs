@@ -22,11 +22,19 @@ struct Arrived {
     fired: bool,
 }
 
+/// A node of a partition that may run, and whether one of its inputs is dead.
+struct Ready {
+    p: usize,
+    id: NodeId,
+    tag: Tag,
+    inputs: BTreeMap<usize, Token>,
+    dead: bool,
+}
+
 #[derive(Default)]
 struct Machine {
     arrived: HashMap<(usize, NodeId, Tag), Arrived>,
-    /// Nodes that are ready: partition, node, tag, inputs, and whether one of them is dead.
-    ready: VecDeque<(usize, NodeId, Tag, BTreeMap<usize, Token>, bool)>,
+    ready: VecDeque<Ready>,
     sent: HashMap<(String, Tag), Token>,
     waiting: HashMap<(String, Tag), (usize, NodeId)>,
     /// Loop constants by partition and frame instance, and the iterations that have begun.
@@ -43,16 +51,16 @@ fn run(parts: &[Partition], values: &HashMap<&str, i64>) -> BTreeMap<usize, i64>
     for (p, part) in parts.iter().enumerate() {
         for (id, node) in part.nodes.iter().filter(|(_, node)| node.inputs.is_empty()) {
             if node.control_inputs.is_empty() {
-                machine.ready.push_back((p, id, vec![], BTreeMap::new(), false));
+                machine.ready.push_back(Ready { p, id, tag: vec![], inputs: BTreeMap::new(), dead: false });
             }
         }
     }
     let mut n_fired = 0;
     loop {
-        while let Some((p, id, tag, inputs, dead)) = machine.ready.pop_front() {
+        while let Some(ready) = machine.ready.pop_front() {
             n_fired += 1;
             assert!(n_fired < 100_000, "it never ends");
-            machine.fire(parts, p, id, tag, inputs, dead, values);
+            machine.fire(parts, ready, values);
         }
         if !machine.end_a_frame(parts) {
             break;
@@ -64,17 +72,8 @@ fn run(parts: &[Partition], values: &HashMap<&str, i64>) -> BTreeMap<usize, i64>
 }
 
 impl Machine {
-    #[allow(clippy::too_many_arguments)]
-    fn fire(
-        &mut self,
-        parts: &[Partition],
-        p: usize,
-        id: NodeId,
-        tag: Tag,
-        inputs: BTreeMap<usize, Token>,
-        dead: bool,
-        values: &HashMap<&str, i64>,
-    ) {
+    fn fire(&mut self, parts: &[Partition], ready: Ready, values: &HashMap<&str, i64>) {
+        let Ready { p, id, tag, inputs, dead } = ready;
         let node = parts[p].nodes.node(id).clone();
         let input = |i: usize| inputs.get(&i).copied().flatten();
         let live = |value: i64| if dead { None } else { Some(value) };
@@ -213,7 +212,7 @@ impl Machine {
         if is_ready && all_control && !std::mem::replace(&mut arrived.fired, true) {
             let dead_data = arrived.data.values().any(Option::is_none) && !is_merge;
             let dead = dead_data || arrived.control.iter().any(Option::is_none);
-            self.ready.push_back((p, id, tag.clone(), arrived.data.clone(), dead));
+            self.ready.push_back(Ready { p, id, tag: tag.clone(), inputs: arrived.data.clone(), dead });
         }
     }
 

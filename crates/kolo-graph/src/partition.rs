@@ -21,15 +21,16 @@
 //! adds that.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
-use kolo_core::{DType, Error, PartialShape, Result, Tensor};
+use kolo_core::{DType, Error, Result};
 
 use crate::control_loops::{ControlLoops, add_control_loops, is_control_loop};
-use crate::frames::{FrameId, frames};
-use crate::place::{DeviceInfo, KernelSupport, PlacedGraph};
+use crate::draft::{Draft, NodeBuilder, Source, drafts, signal};
+use crate::frames::frames;
+use crate::place::{DeviceInfo, KernelSupport};
+use crate::placed::PlacedGraph;
 use crate::prune::{Feeds, Pruned, stable_order};
-use crate::{AttrValue, Attrs, Endpoint, Flow, Node, NodeId, Nodes, OpRegistry, OutputInfo};
+use crate::{AttrValue, Endpoint, Flow, Node, NodeId, Nodes, OpRegistry, OutputInfo};
 
 /// Where graphs are cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -168,61 +169,6 @@ fn n_bytes(output: &OutputInfo) -> Option<usize> {
     output.shape.n_elements()?.checked_mul(output.dtype.size()?)
 }
 
-/// A node on its way into a partition: its edges lead to other drafts, wherever those are.
-pub(crate) struct Draft {
-    pub node: Arc<Node>,
-    pub inputs: Vec<Source>,
-    /// Drafts that must run before it.
-    pub control: Vec<usize>,
-    pub device: usize,
-    pub origin: Option<NodeId>,
-    /// The loop its inputs come from, and the one its outputs go to.
-    pub input_frame: Option<FrameId>,
-    pub output_frame: Option<FrameId>,
-}
-
-#[derive(Clone, Copy)]
-pub(crate) enum Source {
-    Draft { draft: usize, index: u32 },
-    Feed(usize),
-}
-
-impl Draft {
-    pub(crate) fn input_drafts(&self) -> impl Iterator<Item = usize> + '_ {
-        let data = self.inputs.iter().filter_map(|input| match input {
-            Source::Draft { draft, .. } => Some(*draft),
-            Source::Feed(_) => None,
-        });
-        data.chain(self.control.iter().copied())
-    }
-}
-
-fn drafts(placed: &PlacedGraph<'_>, pruned: &Pruned, feeds: &Feeds) -> Result<Vec<Draft>> {
-    let draft_of = |id: NodeId| {
-        let missing = || Error::internal(format!("node {id:?} is used but was pruned"));
-        pruned.nodes.binary_search(&id).map_err(|_| missing())
-    };
-    let draft = |&id: &NodeId| {
-        let node = placed.nodes.node(id);
-        let source = |at: &Endpoint| match feeds.index(*at) {
-            Some(feed) => Ok(Source::Feed(feed)),
-            None => Ok(Source::Draft { draft: draft_of(at.node)?, index: at.index }),
-        };
-        let control = node.control_inputs.iter().filter(|&&control| !feeds.satisfies(placed.nodes, control));
-        let device = placed.placed(id).ok_or_else(|| Error::internal(format!("'{}' has no device", node.name)))?.device;
-        Ok(Draft {
-            node: node.clone(),
-            inputs: node.inputs.iter().map(source).collect::<Result<_>>()?,
-            control: control.map(|&control| draft_of(control)).collect::<Result<_>>()?,
-            device,
-            origin: Some(id),
-            input_frame: None,
-            output_frame: None,
-        })
-    };
-    pruned.nodes.iter().map(draft).collect()
-}
-
 /// For each device the place it belongs to: itself, or the first device of its task.
 fn places(devices: &[DeviceInfo], granularity: Granularity) -> Vec<usize> {
     let task = |name| devices.iter().position(|first| first.name.same_task(name));
@@ -230,71 +176,6 @@ fn places(devices: &[DeviceInfo], granularity: Granularity) -> Vec<usize> {
         Granularity::Device => (0..devices.len()).collect(),
         Granularity::Task => devices.iter().enumerate().map(|(i, device)| task(&device.name).unwrap_or(i)).collect(),
     }
-}
-
-/// Makes the nodes that partitioning adds.
-pub(crate) struct NodeBuilder<'a> {
-    nodes: &'a Nodes,
-    pub devices: &'a [DeviceInfo],
-    registry: &'a OpRegistry,
-    fresh: &'a mut dyn FnMut() -> u64,
-    granularity: Granularity,
-}
-
-impl NodeBuilder<'_> {
-    /// `base` with a suffix that makes it a name no other node has.
-    fn name(&mut self, base: &str) -> String {
-        let suffix = match self.granularity {
-            Granularity::Device => "_G",
-            Granularity::Task => "_S",
-        };
-        self.unique(|n| format!("{base}{suffix}{n}"))
-    }
-
-    pub(crate) fn unique(&mut self, name: impl Fn(u64) -> String) -> String {
-        loop {
-            let name = name((self.fresh)());
-            if self.nodes.find(&name).is_none() {
-                return name;
-            }
-        }
-    }
-
-    pub(crate) fn node(
-        &self,
-        op: &str,
-        name: String,
-        device: usize,
-        attrs: Vec<(&str, AttrValue)>,
-        outputs: Vec<OutputInfo>,
-        n_inputs: usize,
-    ) -> Result<Node> {
-        let mut all = Attrs::default();
-        attrs.into_iter().for_each(|(name, value)| all.set(name, value));
-        Ok(Node {
-            name: name.into(),
-            def: *self.registry.find(op)?.0,
-            inputs: Vec::new(),
-            control_inputs: Vec::new(),
-            attrs: all,
-            device: self.devices[device].name.spec(),
-            outputs,
-            ref_inputs: vec![false; n_inputs],
-            source: None,
-            device_source: None,
-        })
-    }
-
-    /// An empty tensor, for when only the moment matters.
-    pub(crate) fn empty(&self, name: String, device: usize) -> Result<Node> {
-        let value = Tensor::zeros(DType::F32, [0usize])?;
-        self.node("Const", name, device, vec![("dtype", DType::F32.into()), ("value", value.into())], vec![signal()], 0)
-    }
-}
-
-/// What is known of an empty tensor.
-pub(crate) fn signal() -> OutputInfo {
-    OutputInfo { dtype: DType::F32, is_ref: false, shape: PartialShape::new(&[Some(0)]), handle: None }
 }
 
 struct Cutter<'a> {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{Kernels, devices, graph, while_loop};
-use crate::{Graph, Output};
+use crate::{Graph, LogFormat, Output, log_lines};
 
 /// Places all nodes and compares `name=KIND:ID rule` for each.
 fn check(g: &Graph, on: &str, options: &PlaceOptions, expect: &[&str]) {

@@ -189,7 +189,7 @@ fn forward_inputs<'a>(nodes: &'a Nodes, id: NodeId, feeds: &'a Feeds) -> impl It
 
 /// `needed` (sorted) with every node after its inputs, otherwise in the order of their numbers; a cycle if there is one.
 pub(crate) fn topological_order(nodes: &Nodes, needed: &[NodeId], feeds: &Feeds) -> Result<Vec<NodeId>, Vec<NodeId>> {
-    // Graphs are nearly always described in order, which costs one look at each edge to find out.
+    // Nearly always so, and then there is nothing to build.
     if needed.iter().all(|&id| forward_inputs(nodes, id, feeds).all(|input| input < id)) {
         return Ok(needed.to_vec());
     }
@@ -202,6 +202,10 @@ pub(crate) fn topological_order(nodes: &Nodes, needed: &[NodeId], feeds: &Feeds)
 
 /// The numbers from 0, each after its inputs, smaller ones first where there is a choice; a cycle if there is one.
 pub(crate) fn stable_order(inputs: &[Vec<usize>]) -> Result<Vec<usize>, Vec<usize>> {
+    // Graphs are nearly always described in order, which costs one look at each edge to find out.
+    if inputs.iter().enumerate().all(|(i, inputs)| inputs.iter().all(|&input| input < i)) {
+        return Ok((0..inputs.len()).collect());
+    }
     let mut pending: Vec<usize> = inputs.iter().map(Vec::len).collect();
     let mut consumers = vec![Vec::new(); inputs.len()];
     for (i, inputs) in inputs.iter().enumerate() {

@@ -1,5 +1,7 @@
 //! Which instruction set the loops of this crate run on.
 
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
 /// An instruction set this crate has loops for, from the least to the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
@@ -14,7 +16,24 @@ pub enum Isa {
 impl Isa {
     /// The best one this machine has.
     #[must_use]
+    #[inline]
     pub fn best() -> Isa {
+        // Kernels ask on every call; the answer never changes, so a race only finds it twice.
+        static FOUND: AtomicU8 = AtomicU8::new(0);
+        match FOUND.load(Relaxed) {
+            1 => Isa::Portable,
+            2 => Isa::Avx2,
+            3 => Isa::Avx512,
+            _ => {
+                let isa = Isa::detect();
+                FOUND.store(isa as u8 + 1, Relaxed);
+                isa
+            }
+        }
+    }
+
+    #[cold]
+    fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::is_x86_feature_detected as has;

@@ -13,8 +13,8 @@
 //! Every result is the same bit for bit whatever the number of threads: work is cut by the shape
 //! of the problem, and threads only decide who computes which piece.
 
-pub mod device;
 pub mod conv;
+pub mod device;
 pub mod gemm;
 mod isa;
 pub mod pool;

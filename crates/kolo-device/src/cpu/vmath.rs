@@ -6,6 +6,7 @@
 //!
 //! Reductions cut their input in blocks of fixed length, so their bits depend on the data alone.
 
+use super::gemm::Real;
 use super::isa::{Isa, vectorize_on};
 
 /// Compiles `f::<FMA>` for the best instruction set and calls it.
@@ -81,15 +82,16 @@ pub fn sum_f32(x: &[f32]) -> f32 {
 /// Sum of products. The shorter slice decides the length.
 #[must_use]
 pub fn dot_f32(x: &[f32], y: &[f32]) -> f32 {
-    #[inline(always)]
-    fn all<const FMA: bool>(x: &[f32], y: &[f32]) -> f32 {
+    let dots = f32::kernels(Isa::best()).dots;
+    let mut sum = 0.0;
+    for (x, y) in x.chunks(BLOCK).zip(y.chunks(BLOCK)) {
+        let mut part = 0.0;
         let n = x.len().min(y.len());
-        let blocks = x[..n].chunks(BLOCK).zip(y[..n].chunks(BLOCK));
-        blocks
-            .map(|(x, y)| f64::from(lanes_dot::<FMA>(x, y)))
-            .sum::<f64>() as f32
+        // SAFETY: `kernels` found the instruction set; both slices have `n` elements.
+        unsafe { dots(x.as_ptr(), n, 1, y.as_ptr(), n, &raw mut part) };
+        sum += f64::from(part);
     }
-    on_best!(all(x, y))
+    sum as f32
 }
 
 /// Largest element: `-inf` if there is none, NaN if one is NaN.
@@ -199,18 +201,6 @@ fn lanes_sum(x: &[f32]) -> f32 {
         }
     }
     fold(lanes, |a, b| a + b) + tail
-}
-
-#[inline(always)]
-fn lanes_dot<const FMA: bool>(x: &[f32], y: &[f32]) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let ((x, x_end), (y, y_end)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
-    for (x, y) in x.iter().zip(y) {
-        for ((lane, &x), &y) in lanes.iter_mut().zip(x).zip(y) {
-            *lane = madd::<FMA>(x, y, *lane);
-        }
-    }
-    fold(lanes, |a, b| a + b) + x_end.iter().zip(y_end).map(|(x, y)| x * y).sum::<f32>()
 }
 
 #[inline(always)]

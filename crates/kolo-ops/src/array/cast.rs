@@ -29,7 +29,8 @@ pub(crate) static CAST: Op = Op {
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::Rule(|op, dy| {
             let from = op.input(0).dtype();
-            Ok(vec![from.is_float().then(|| Ok(cast(first(dy)?, from).into())).transpose()?])
+            let dx = first(dy)?;
+            Ok(vec![from.is_float().then(|| cast(dx, from).into())])
         }),
         ..OpDef::BASE
     },

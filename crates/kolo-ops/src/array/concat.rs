@@ -287,7 +287,6 @@ fn forward_offset(ctx: &mut KernelCtx<'_>) -> Result<()> {
 mod tests {
     use kolo_core::Tensor;
 
-    use super::*;
     use crate::testing::{check_op, tensor, wavy};
 
     #[test]

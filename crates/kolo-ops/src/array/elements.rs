@@ -8,9 +8,9 @@ use smallvec::SmallVec;
 
 use crate::KernelCtx;
 
-/// An element seen from outside: something that can be copied.
-pub(crate) trait Item: Clone + Default + PartialEq + Send + Sync {}
-impl<T: Clone + Default + PartialEq + Send + Sync> Item for T {}
+/// An element seen from outside: something that can be copied. The default is zero, or the empty string.
+pub(crate) trait Item: Clone + Default + Send + Sync {}
+impl<T: Clone + Default + Send + Sync> Item for T {}
 
 /// A loop over elements of any type. All slices hold elements of one dtype.
 pub(crate) trait Job {
@@ -36,21 +36,16 @@ pub(crate) fn build(
         return Err(Error::unimplemented(format!("{} does not work on {dtype}", ctx.node.op())));
     };
     let mut out = ctx.allocate(dtype, shape)?;
-    run_on(size, &mut out, inputs, job)?;
-    Ok(out)
-}
-
-/// Runs `job` on a tensor that exists, such as an input that is written in place.
-pub(crate) fn run_on(size: usize, out: &mut Tensor, inputs: &[&Tensor], job: impl Job) -> Result<()> {
     // Byte arrays have no alignment to go wrong, and copying one is a single move.
     match size {
-        1 => run_as::<[u8; 1]>(out, inputs, job),
-        2 => run_as::<[u8; 2]>(out, inputs, job),
-        4 => run_as::<[u8; 4]>(out, inputs, job),
-        8 => run_as::<[u8; 8]>(out, inputs, job),
-        16 => run_as::<[u8; 16]>(out, inputs, job),
-        _ => Err(Error::internal(format!("elements of {size} bytes"))),
+        1 => run_as::<[u8; 1]>(&mut out, inputs, job)?,
+        2 => run_as::<[u8; 2]>(&mut out, inputs, job)?,
+        4 => run_as::<[u8; 4]>(&mut out, inputs, job)?,
+        8 => run_as::<[u8; 8]>(&mut out, inputs, job)?,
+        16 => run_as::<[u8; 16]>(&mut out, inputs, job)?,
+        _ => return Err(Error::internal(format!("elements of {size} bytes"))),
     }
+    Ok(out)
 }
 
 fn run_as<E: Item + bytemuck::Pod>(out: &mut Tensor, inputs: &[&Tensor], job: impl Job) -> Result<()> {
@@ -109,6 +104,39 @@ pub(crate) fn is_in_buffer(tensor: &Tensor) -> bool {
     matches!(tensor.storage(), TensorData::Buffer { .. } | TensorData::Inline(_))
 }
 
+/// Numbers that can be summed, integers wrapping.
+pub(crate) trait Plus: kolo_core::Element {
+    /// The sum.
+    fn plus(self, other: Self) -> Self;
+}
+
+macro_rules! plus {
+    ($($ty:ty => |$a:ident, $b:ident| $sum:expr;)*) => {
+        $(impl Plus for $ty {
+            fn plus(self, other: Self) -> Self {
+                let ($a, $b) = (self, other);
+                $sum
+            }
+        })*
+    };
+}
+
+plus! {
+    f32 => |a, b| a + b;
+    f64 => |a, b| a + b;
+    half::f16 => |a, b| a + b;
+    half::bf16 => |a, b| a + b;
+    i8 => |a, b| a.wrapping_add(b);
+    i16 => |a, b| a.wrapping_add(b);
+    i32 => |a, b| a.wrapping_add(b);
+    i64 => |a, b| a.wrapping_add(b);
+    u8 => |a, b| a.wrapping_add(b);
+    u16 => |a, b| a.wrapping_add(b);
+    u32 => |a, b| a.wrapping_add(b);
+    u64 => |a, b| a.wrapping_add(b);
+    bool => |a, b| a | b;
+}
+
 /// Integers for a shape, a permutation, axes or indices: an output, or numbers that become a constant (int32 where they
 /// fit).
 pub trait IntoInts<'g> {
@@ -131,12 +159,6 @@ macro_rules! into_ints {
             }
         }
         impl<'g, const N: usize> IntoInts<'g> for &[$ty; N] {
-            #[track_caller]
-            fn into_ints(self, graph: &'g Graph) -> Output<'g> {
-                self.as_slice().into_ints(graph)
-            }
-        }
-        impl<'g, const N: usize> IntoInts<'g> for [$ty; N] {
             #[track_caller]
             fn into_ints(self, graph: &'g Graph) -> Output<'g> {
                 self.as_slice().into_ints(graph)

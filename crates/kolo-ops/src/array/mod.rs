@@ -2,46 +2,103 @@
 
 use crate::Op;
 
+pub mod bitcast;
+pub mod broadcast;
 pub mod cast;
+pub mod check_numerics;
 pub mod concat;
 pub mod constant;
+pub mod diag;
+pub mod dynamic;
 mod elements;
+pub mod expand_dims;
 pub mod fill;
+pub mod gather;
+pub mod gather_nd;
 pub mod identity;
+pub mod mirror_pad;
+pub mod one_hot;
+pub mod pad;
 pub mod placeholder;
+pub mod range;
 pub mod reshape;
+pub mod reverse;
+pub mod select;
 pub mod shape;
 pub mod slice;
+pub mod space_to_batch;
 pub mod split;
 pub mod strided_slice;
+pub mod transpose;
+pub mod unique;
 mod view;
 
 pub use elements::IntoInts;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
+    &bitcast::BITCAST,
+    &broadcast::BROADCAST_ARGS,
+    &broadcast::BROADCAST_TO,
+    &broadcast::TILE,
     &cast::CAST,
+    &check_numerics::CHECK_NUMERICS,
     &concat::CONCAT,
     &concat::CONCAT_OFFSET,
     &concat::CONCAT_V2,
     &concat::PACK,
     &constant::CONST,
+    &diag::DIAG,
+    &diag::DIAG_PART,
+    &diag::MATRIX_BAND_PART,
+    &diag::MATRIX_DIAG,
+    &diag::MATRIX_DIAG_PART,
+    &dynamic::DYNAMIC_PARTITION,
+    &dynamic::DYNAMIC_STITCH,
+    &dynamic::PARALLEL_DYNAMIC_STITCH,
+    &expand_dims::EXPAND_DIMS,
+    &expand_dims::SQUEEZE,
     &fill::FILL,
     &fill::ONES_LIKE,
     &fill::ZEROS_LIKE,
+    &gather::GATHER,
+    &gather::GATHER_V2,
+    &gather_nd::GATHER_ND,
+    &gather_nd::SCATTER_ND,
     &identity::IDENTITY,
+    &identity::IDENTITY_N,
+    &identity::PREVENT_GRADIENT,
     &identity::STOP_GRADIENT,
+    &mirror_pad::MIRROR_PAD,
+    &mirror_pad::MIRROR_PAD_GRAD,
+    &one_hot::ONE_HOT,
+    &pad::PAD,
+    &pad::PAD_V2,
     &placeholder::PLACEHOLDER,
     &placeholder::PLACEHOLDER_WITH_DEFAULT,
+    &range::LIN_SPACE,
+    &range::RANGE,
     &reshape::RESHAPE,
+    &reverse::REVERSE_SEQUENCE,
+    &reverse::REVERSE_V2,
+    &select::SELECT,
+    &select::SELECT_V2,
+    &select::WHERE,
     &shape::RANK,
     &shape::SHAPE,
     &shape::SHAPE_N,
     &shape::SIZE,
     &slice::SLICE,
+    &space_to_batch::BATCH_TO_SPACE_ND,
+    &space_to_batch::SPACE_TO_BATCH_ND,
     &split::SPLIT,
     &split::SPLIT_V,
     &split::UNPACK,
     &strided_slice::STRIDED_SLICE,
     &strided_slice::STRIDED_SLICE_GRAD,
+    &transpose::INVERT_PERMUTATION,
+    &transpose::TRANSPOSE,
+    &unique::LIST_DIFF,
+    &unique::UNIQUE,
+    &unique::UNIQUE_WITH_COUNTS,
 ];

@@ -48,7 +48,7 @@ fn infer(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
     let known: Option<usize> = dims.iter().flatten().try_fold(1usize, |product, &dim| product.checked_mul(dim));
     let Some(known) = known.filter(|&known| known != 0) else { return Ok(vec![shape]) };
     let missing = dims.iter().filter(|dim| dim.is_none()).count();
-    if (missing == 0 && known != n) || (missing == 1 && n % known != 0) {
+    if (missing == 0 && known != n) || (missing == 1 && !n.is_multiple_of(known)) {
         return Err(Error::invalid_argument(format!("cannot reshape a tensor with {n} elements to shape {shape}")));
     }
     if missing != 1 {
@@ -102,7 +102,7 @@ fn resolve(dims: &[i64], n: usize) -> Result<Shape> {
                  non-zero",
             ));
         }
-        if n % rest != 0 {
+        if !n.is_multiple_of(rest) {
             return Err(Error::invalid_argument(format!(
                 "Input to reshape is a tensor with {n} values, but the requested shape requires a multiple of {rest}"
             )));

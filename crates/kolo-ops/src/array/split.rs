@@ -132,7 +132,7 @@ fn infer_split_v(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
 }
 
 fn equal_part(size: usize, n: usize) -> Result<usize> {
-    if n == 0 || size % n != 0 {
+    if n == 0 || !size.is_multiple_of(n) {
         return Err(Error::invalid_argument(format!(
             "Number of ways to split should evenly divide the split dimension, but got {size} split into {n}"
         )));

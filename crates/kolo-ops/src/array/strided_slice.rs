@@ -346,7 +346,8 @@ fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-struct WriteView<'a>(&'a View);
+/// Zeros, with the input written where a view says.
+pub(crate) struct WriteView<'a>(pub(crate) &'a View);
 
 impl Job for WriteView<'_> {
     fn run<E: Item>(self, out: &mut [E], inputs: &[&[E]]) -> Result<()> {

@@ -2,16 +2,20 @@
 
 use crate::Op;
 
+pub mod assert;
 pub mod control_trigger;
 pub mod frame;
 pub mod merge;
 pub mod no_op;
+pub mod print;
 pub mod stack;
 pub mod switch;
 pub mod tensor_array;
+pub mod timestamp;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
+    &assert::ASSERT,
     &control_trigger::CONTROL_TRIGGER,
     &frame::ENTER,
     &frame::REF_ENTER,
@@ -23,6 +27,9 @@ pub static OPS: &[&Op] = &[
     &merge::MERGE,
     &merge::REF_MERGE,
     &no_op::NO_OP,
+    &print::PRINT,
+    &print::PRINT_V2,
+    &print::STRING_FORMAT,
     &stack::STACK_V2,
     &stack::STACK_PUSH_V2,
     &stack::STACK_POP_V2,
@@ -39,4 +46,5 @@ pub static OPS: &[&Op] = &[
     &tensor_array::create::TENSOR_ARRAY_GRAD_V3,
     &tensor_array::create::TENSOR_ARRAY_SIZE_V3,
     &tensor_array::create::TENSOR_ARRAY_CLOSE_V3,
+    &timestamp::TIMESTAMP,
 ];

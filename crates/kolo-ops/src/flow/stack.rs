@@ -178,8 +178,8 @@ mod tests {
     fn what_goes_in_last_comes_out_first() {
         let g = crate::graph();
         let handle = stack(&g, -1);
-        let one = push(handle, g.constant(1.0), handle);
-        let two = push(handle, g.constant([2.0, 2.5]), one);
+        let one = push(handle, g.constant(1.0f32), handle);
+        let two = push(handle, g.constant([2.0f32, 2.5]), one);
         let first = pop(handle, two);
         let second = pop(handle, first);
         let values = evaluate(&g, &[second, first, two], &[]).unwrap();
@@ -193,13 +193,13 @@ mod tests {
     fn a_stack_refuses_too_much_the_wrong_dtype_and_what_comes_after_its_end() {
         let g = crate::graph();
         let handle = stack(&g, 1);
-        let one = push(handle, g.constant(1.0), handle);
-        let two = push(handle, g.constant(1.0), one);
+        let one = push(handle, g.constant(1.0f32), handle);
+        let two = push(handle, g.constant(1.0f32), one);
         assert!(evaluate(&g, &[two], &[]).unwrap_err().message().contains("overflowed its max_size (1)"));
         let integer = push(handle, g.constant(1i32), handle);
         assert!(evaluate(&g, &[integer], &[]).unwrap_err().message().contains("Must have type float but got int32"));
         let close = g.op("StackCloseV2").input(handle).build();
-        let late = g.control_dependencies(&[close], || g.op("StackPushV2").input(handle).input(g.constant(1.0)).out());
+        let late = g.control_dependencies(&[close], || g.op("StackPushV2").input(handle).input(g.constant(1.0f32)).out());
         assert!(evaluate(&g, &[late], &[]).unwrap_err().message().contains("has already been closed"));
     }
 }

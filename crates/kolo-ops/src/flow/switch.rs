@@ -63,11 +63,13 @@ fn zeros(op: Operation<'_>, dtype: DType) -> Output<'_> {
 
 #[cfg(test)]
 mod tests {
+    use kolo_core::PartialShape;
+
     #[test]
     fn both_outputs_have_the_shape_of_the_data() {
         let g = crate::graph();
         let x = g.placeholder::<f32>("x", [None, Some(3)]);
-        let pred = g.placeholder::<bool>("p", []);
+        let pred = g.placeholder::<bool>("p", PartialShape::scalar());
         let switch = g.op("Switch").input(x).input(pred).build();
         assert_eq!(switch.output(1).shape(), x.shape());
         assert!(g.op("Switch").input(x).input(x).try_build().is_err(), "a float is no predicate");

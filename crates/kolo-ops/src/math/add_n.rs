@@ -2,10 +2,11 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, Result};
-use kolo_device::cpu::{pool, vectorize};
+use kolo_device::cpu::pool;
 use kolo_graph::{Grad, Gradient, OpDef, Operation, Output, shape_fns};
 
 use crate::math::binary::first;
+use crate::math::elementwise::lanes;
 use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, Input, KernelCtx};
@@ -83,7 +84,7 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let others: Vec<&[T]> = (0..n).filter(|&i| Some(i) != into).map(|i| ctx.data::<T>(i)).collect::<Result<_>>()?;
     pool.for_each_chunk(out.data_mut::<T>()?, chunk, |at, sum| {
         let (start, end) = (at * chunk, at * chunk + sum.len());
-        vectorize(
+        lanes::<T, _>(
             #[inline(always)]
             || {
                 let mut rest = others.iter().map(|other| &other[start..end]);

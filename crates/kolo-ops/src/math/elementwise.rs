@@ -2,7 +2,7 @@
 //!
 //! Loops run compiled for the machine's best instruction set, and over several threads when there is enough to do.
 
-use kolo_core::{Element, Error, Result, Shape, Tensor};
+use kolo_core::{DType, Element, Error, Result, Shape, Tensor};
 use kolo_device::cpu::{pool, vectorize};
 use smallvec::SmallVec;
 
@@ -19,7 +19,7 @@ pub fn map<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, f: impl Fn(
         // T and U are one type here, since the dtypes agree.
         let values = out.data_mut::<T>()?;
         pool.for_each_chunk(values, chunk, |_, values| {
-            vectorize(
+            lanes::<T, _>(
                 #[inline(always)]
                 || {
                     for x in values.iter_mut() {
@@ -32,7 +32,7 @@ pub fn map<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, f: impl Fn(
         let input = ctx.data::<T>(0)?;
         pool.for_each_chunk(out.data_mut::<U>()?, chunk, |i, out| {
             let input = &input[i * chunk..i * chunk + out.len()];
-            vectorize(
+            lanes::<T, _>(
                 #[inline(always)]
                 || {
                     for (y, x) in out.iter_mut().zip(input) {
@@ -44,6 +44,17 @@ pub fn map<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, f: impl Fn(
     }
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// [`vectorize`] for element types whose loops gain by it. Small integers are rare in hot loops, and halves convert one by
+/// one; compiling their loops for every instruction set would cost more build time than it saves run time.
+#[inline(always)]
+pub(crate) fn lanes<T: Element, R>(f: impl FnOnce() -> R) -> R {
+    if const { matches!(T::DTYPE, DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::Bool) } {
+        vectorize(f)
+    } else {
+        f()
+    }
 }
 
 /// Reads a value as another type that has the same dtype, and so is the same type.
@@ -102,7 +113,7 @@ fn run<T: Element, U: Element>(
     f: impl Fn(T, T) -> U + Copy,
 ) {
     let n = out.len();
-    vectorize(
+    lanes::<T, _>(
         #[inline(always)]
         || match (a_moves, b_moves) {
             (true, true) => out.iter_mut().zip(&a[..n]).zip(&b[..n]).for_each(|((y, &a), &b)| *y = f(a, b)),
@@ -126,7 +137,7 @@ fn zip_same<T: Element, U: Element>(
         let right = ctx.data::<T>(1)?;
         pool.for_each_chunk(out.data_mut::<T>()?, chunk, |i, left| {
             let right = &right[i * chunk..i * chunk + left.len()];
-            vectorize(
+            lanes::<T, _>(
                 #[inline(always)]
                 || {
                     for (a, b) in left.iter_mut().zip(right) {
@@ -144,7 +155,7 @@ fn zip_same<T: Element, U: Element>(
         let left = ctx.data::<T>(0)?;
         pool.for_each_chunk(out.data_mut::<T>()?, chunk, |i, right| {
             let left = &left[i * chunk..i * chunk + right.len()];
-            vectorize(
+            lanes::<T, _>(
                 #[inline(always)]
                 || {
                     for (b, a) in right.iter_mut().zip(left) {
@@ -157,7 +168,7 @@ fn zip_same<T: Element, U: Element>(
         let (left, right) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
         pool.for_each_chunk(out.data_mut::<U>()?, chunk, |i, out| {
             let (left, right) = (&left[i * chunk..i * chunk + out.len()], &right[i * chunk..i * chunk + out.len()]);
-            vectorize(
+            lanes::<T, _>(
                 #[inline(always)]
                 || {
                     for ((y, a), b) in out.iter_mut().zip(left).zip(right) {

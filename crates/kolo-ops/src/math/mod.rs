@@ -3,10 +3,16 @@
 use crate::Op;
 
 pub mod add_n;
+pub mod arg_extreme;
+pub mod arithmetic;
 pub mod batch_matmul;
 pub mod binary;
+pub mod bincount;
 pub mod broadcast_gradient_args;
+pub mod clip;
 pub mod compare;
+pub mod cross;
+pub mod cumulate;
 pub mod elementwise;
 pub mod logical;
 pub mod matmul;
@@ -14,6 +20,7 @@ pub mod number;
 pub mod reduce;
 pub mod segment;
 pub mod special;
+pub mod top_k;
 pub mod transcendental;
 pub mod unary;
 pub mod unary_grad;
@@ -22,6 +29,15 @@ pub mod unary_grad;
 pub static OPS: &[&Op] = &[
     &add_n::ADD_N,
     &add_n::ACCUMULATE_N_V2,
+    &arg_extreme::ARG_MAX,
+    &arg_extreme::ARG_MIN,
+    &arithmetic::POW,
+    &arithmetic::DIV_NO_NAN,
+    &arithmetic::FLOOR_DIV,
+    &arithmetic::TRUNCATE_DIV,
+    &arithmetic::FLOOR_MOD,
+    &arithmetic::MOD,
+    &arithmetic::ATAN2,
     &batch_matmul::BATCH_MATMUL,
     &batch_matmul::BATCH_MATMUL_V2,
     &binary::ADD,
@@ -33,13 +49,18 @@ pub static OPS: &[&Op] = &[
     &binary::MAXIMUM,
     &binary::MINIMUM,
     &binary::SQUARED_DIFFERENCE,
+    &bincount::BINCOUNT,
     &broadcast_gradient_args::BROADCAST_GRADIENT_ARGS,
+    &clip::CLIP_BY_VALUE,
     &compare::LESS,
     &compare::LESS_EQUAL,
     &compare::GREATER,
     &compare::GREATER_EQUAL,
     &compare::EQUAL,
     &compare::NOT_EQUAL,
+    &cross::CROSS,
+    &cumulate::CUMSUM,
+    &cumulate::CUMPROD,
     &logical::LOGICAL_AND,
     &logical::LOGICAL_OR,
     &logical::LOGICAL_NOT,
@@ -53,11 +74,26 @@ pub static OPS: &[&Op] = &[
     &reduce::prod::PROD,
     &reduce::sum::SUM,
     &reduce::sum::MEAN,
+    &segment::sorted::SEGMENT_SUM,
+    &segment::sorted::SEGMENT_MEAN,
+    &segment::sorted::SEGMENT_MAX,
+    &segment::sorted::SEGMENT_MIN,
+    &segment::sorted::SEGMENT_PROD,
+    &segment::sorted::SPARSE_SEGMENT_SUM,
+    &segment::sorted::SPARSE_SEGMENT_MEAN,
+    &segment::sorted::SPARSE_SEGMENT_SQRT_N,
     &segment::unsorted::UNSORTED_SEGMENT_SUM,
+    &segment::unsorted::UNSORTED_SEGMENT_MAX,
+    &segment::unsorted::UNSORTED_SEGMENT_MIN,
+    &segment::unsorted::UNSORTED_SEGMENT_PROD,
     &special::ERF,
     &special::ERFC,
     &special::LGAMMA,
     &special::DIGAMMA,
+    &top_k::TOP_K,
+    &top_k::TOP_K_V2,
+    &top_k::IN_TOP_K,
+    &top_k::IN_TOP_K_V2,
     &transcendental::SQRT,
     &transcendental::RSQRT,
     &transcendental::EXP,

@@ -16,6 +16,10 @@ pub trait Number: Element + PartialOrd {
     const LOWEST: Self;
     /// The greatest value: ∞ for floats.
     const HIGHEST: Self;
+    /// The least value that is not infinite.
+    const LEAST_FINITE: Self;
+    /// The greatest value that is not infinite.
+    const GREATEST_FINITE: Self;
     /// `self + other`; integers wrap.
     fn add(self, other: Self) -> Self;
     /// `self − other`; integers wrap.
@@ -48,6 +52,8 @@ macro_rules! integers {
             const ONE: $ty = 1;
             const LOWEST: $ty = <$ty>::MIN;
             const HIGHEST: $ty = <$ty>::MAX;
+            const LEAST_FINITE: $ty = <$ty>::MIN;
+            const GREATEST_FINITE: $ty = <$ty>::MAX;
             #[inline(always)]
             fn add(self, other: $ty) -> $ty { self.wrapping_add(other) }
             #[inline(always)]
@@ -82,6 +88,8 @@ macro_rules! floats {
             const ONE: $ty = $one;
             const LOWEST: $ty = <$ty>::NEG_INFINITY;
             const HIGHEST: $ty = <$ty>::INFINITY;
+            const LEAST_FINITE: $ty = <$ty>::MIN;
+            const GREATEST_FINITE: $ty = <$ty>::MAX;
             #[inline(always)]
             fn add(self, other: $ty) -> $ty { self + other }
             #[inline(always)]

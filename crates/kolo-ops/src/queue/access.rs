@@ -6,8 +6,9 @@ use std::sync::Arc;
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 use kolo_graph::{Gradient, InferCtx, OpDef, ShapeFn, shape_fns};
 
-use super::core::{Amount, Queue};
+use super::core::Queue;
 use super::source::object;
+use super::spec::Amount;
 use crate::kernel::KernelInit;
 use crate::op::{KernelDef, Op, cpu_any, cpu_made};
 use crate::{AsyncKernel, Cost, Done, KernelCtx, KernelMaker};

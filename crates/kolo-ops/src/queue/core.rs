@@ -12,25 +12,13 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use kolo_core::{DType, Error, PartialShape, Result, Tensor};
+use kolo_core::{Error, Result, Tensor};
 use parking_lot::Mutex;
 
 use super::elements::{Element, Elements, Order, batch, split};
+use super::spec::{Amount, QueueSpec};
 use super::wait::{Waiter, Waits, watch};
 use crate::{CancelToken, Done, Outcome, Registration, Resource};
-
-/// What a queue is: all who name it must agree.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QueueSpec {
-    /// In which order elements come out.
-    pub order: Order,
-    /// At most so many elements; `None` for any number.
-    pub capacity: Option<usize>,
-    /// The dtypes of an element's components.
-    pub dtypes: Vec<DType>,
-    /// Their shapes; empty if none were declared.
-    pub shapes: Vec<PartialShape>,
-}
 
 /// A queue.
 pub struct Queue {
@@ -61,17 +49,6 @@ struct Dequeue {
     wanted: usize,
     taken: Vec<Element>,
     amount: Amount,
-}
-
-/// How much a dequeue asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Amount {
-    /// One element, not batched.
-    One,
-    /// Exactly so many, batched.
-    Many(usize),
-    /// So many, batched; or what is left, once the queue is closed.
-    UpTo(usize),
 }
 
 /// One who is served, to be told without the lock.
@@ -121,7 +98,7 @@ impl Queue {
 
     /// Adds one element, once there is room.
     pub fn enqueue(self: &Arc<Self>, components: Vec<Tensor>, cancel: &Arc<CancelToken>, done: Done) {
-        match self.check(&components, None) {
+        match self.spec.check(&components, None) {
             Ok(()) => self.enqueue_all(VecDeque::from([components.into()]), cancel, done),
             Err(error) => done.finish(Err(error)),
         }
@@ -130,11 +107,11 @@ impl Queue {
     /// Adds one element per row of the components, each as soon as there is room.
     pub fn enqueue_many(self: &Arc<Self>, components: &[Tensor], cancel: &Arc<CancelToken>, done: Done) {
         let rows = || -> Result<VecDeque<Element>> {
-            let first = components.first().ok_or_else(|| self.wrong_number(0))?;
+            let first = components.first().ok_or_else(|| self.spec.wrong_number(0))?;
             let Some(&n) = first.shape().first() else {
                 return Err(Error::invalid_argument("Input tensor for EnqueueMany must be at least a vector"));
             };
-            self.check(components, Some(n))?;
+            self.spec.check(components, Some(n))?;
             (0..n).map(|i| split(components, i)).collect()
         };
         match rows() {
@@ -167,7 +144,7 @@ impl Queue {
         let wanted = match amount {
             Amount::One => 1,
             Amount::Many(n) | Amount::UpTo(n) => {
-                if !self.can_batch() {
+                if !self.spec.can_batch() {
                     return done.finish(Err(Error::invalid_argument(format!(
                         "{}'s DequeueMany and DequeueUpTo require the components to have specified shapes.",
                         self.spec.order.queue_name()
@@ -226,59 +203,6 @@ impl Queue {
                 }
             }
         }
-    }
-
-    /// Batches need shapes: full ones, or at least ranks if it pads.
-    fn can_batch(&self) -> bool {
-        let is_enough = |shape: &PartialShape| match self.spec.order {
-            Order::PaddingFifo => shape.rank().is_some(),
-            Order::Fifo | Order::Shuffle { .. } | Order::Priority => shape.known().is_some(),
-        };
-        self.spec.shapes.len() == self.spec.dtypes.len() && self.spec.shapes.iter().all(is_enough)
-    }
-
-    /// Whether components fit; with `n_rows`, each is a batch of so many.
-    fn check(&self, components: &[Tensor], n_rows: Option<usize>) -> Result<()> {
-        if components.len() != self.spec.dtypes.len() {
-            return Err(self.wrong_number(components.len()));
-        }
-        for (i, (tensor, &dtype)) in components.iter().zip(&self.spec.dtypes).enumerate() {
-            if tensor.dtype() != dtype {
-                return Err(Error::invalid_argument(format!(
-                    "Type mismatch in tuple component {i}. Expected {dtype}, got {}",
-                    tensor.dtype()
-                )));
-            }
-            if let Some(n) = n_rows
-                && tensor.shape().first() != Some(&n)
-            {
-                return Err(Error::invalid_argument(format!(
-                    "All input tensors must have the same size in the 0th dimension. Component {i} has {}, and should \
-                     have {n}",
-                    tensor.shape().first().copied().unwrap_or(0)
-                )));
-            }
-            if let Some(declared) = self.spec.shapes.get(i) {
-                let expected = match n_rows {
-                    Some(n) => PartialShape::from([n]).concat(declared),
-                    None => declared.clone(),
-                };
-                if !expected.admits(tensor.shape()) {
-                    return Err(Error::invalid_argument(format!(
-                        "Shape mismatch in tuple component {i}. Expected {expected}, got {}",
-                        tensor.shape()
-                    )));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn wrong_number(&self, found: usize) -> Error {
-        Error::invalid_argument(format!(
-            "Wrong number of components in tuple. Expected {}, got {found}",
-            self.spec.dtypes.len()
-        ))
     }
 
     fn closed(&self) -> Error {
@@ -429,7 +353,7 @@ impl Resource for Queue {
 mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
-    use kolo_core::Code;
+    use kolo_core::{Code, DType, PartialShape};
 
     use super::*;
 

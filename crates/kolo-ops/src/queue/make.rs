@@ -5,9 +5,10 @@ use std::sync::Arc;
 use kolo_core::{DType, Error, PartialShape, Result};
 use kolo_graph::{Attrs, Gradient, OpDef, ShapeFn, shape_fns};
 
-use super::core::{Queue, QueueSpec};
+use super::core::Queue;
 use super::elements::Order;
 use super::source::{Described, Source};
+use super::spec::QueueSpec;
 use crate::kernel::KernelInit;
 use crate::op::{KernelDef, Op, cpu_made};
 use crate::{Cost, Kernel, KernelMaker};

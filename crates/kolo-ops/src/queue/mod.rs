@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! wait.rs      one who waits, and how a cancelled step is told
+//! spec.rs      what a queue is, and what fits into it
 //! core.rs      the queue itself: elements, and two lists of those who wait
 //! elements.rs  what a queue holds and in which order it comes out; batches of it
 //! source.rs    kernels that give out handles to shared or private objects
@@ -16,16 +17,23 @@
 use crate::Op;
 
 pub mod access;
+pub mod accumulator;
 mod builder;
 mod core;
+pub mod dense;
 mod elements;
 pub mod make;
 mod source;
+pub mod sparse;
+mod spec;
 mod wait;
 
 pub use builder::{FifoQueue, QueueHandle, QueueKind};
-pub use core::{Amount, Queue, QueueSpec};
+pub use core::Queue;
+pub use dense::ConditionalAccumulator;
 pub use elements::Order;
+pub use sparse::SparseConditionalAccumulator;
+pub use spec::{Amount, QueueSpec};
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
@@ -45,6 +53,16 @@ pub static OPS: &[&Op] = &[
     &access::QUEUE_IS_CLOSED_V2,
     &access::QUEUE_SIZE,
     &access::QUEUE_SIZE_V2,
+    &accumulator::ACCUMULATOR_NUM_ACCUMULATED,
+    &accumulator::ACCUMULATOR_SET_GLOBAL_STEP,
+    &accumulator::RESOURCE_ACCUMULATOR_NUM_ACCUMULATED,
+    &accumulator::RESOURCE_ACCUMULATOR_SET_GLOBAL_STEP,
+    &dense::ACCUMULATOR_APPLY_GRADIENT,
+    &dense::ACCUMULATOR_TAKE_GRADIENT,
+    &dense::CONDITIONAL_ACCUMULATOR,
+    &dense::RESOURCE_ACCUMULATOR_APPLY_GRADIENT,
+    &dense::RESOURCE_ACCUMULATOR_TAKE_GRADIENT,
+    &dense::RESOURCE_CONDITIONAL_ACCUMULATOR,
     &make::FIFO_QUEUE,
     &make::FIFO_QUEUE_V2,
     &make::PADDING_FIFO_QUEUE,
@@ -53,4 +71,7 @@ pub static OPS: &[&Op] = &[
     &make::PRIORITY_QUEUE_V2,
     &make::RANDOM_SHUFFLE_QUEUE,
     &make::RANDOM_SHUFFLE_QUEUE_V2,
+    &sparse::SPARSE_ACCUMULATOR_APPLY_GRADIENT,
+    &sparse::SPARSE_ACCUMULATOR_TAKE_GRADIENT,
+    &sparse::SPARSE_CONDITIONAL_ACCUMULATOR,
 ];

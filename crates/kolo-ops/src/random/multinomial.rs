@@ -110,7 +110,9 @@ impl<T: Element + AsPrimitive<f64>> Multinomial<T> {
                     // Rows follow each other in the stream, as if one thread drew them all.
                     let n_before = 2 * row * n_samples;
                     let mut words = Words::new(start.skip((n_before / 4) as u64));
-                    (0..n_before % 4).for_each(|_| drop(words.draw()));
+                    for _ in 0..n_before % 4 {
+                        words.draw();
+                    }
                     for sample in out {
                         let at = uniform_f64(words.draw(), words.draw()) * total;
                         *sample = cdf.partition_point(|&below| below <= at).as_();

@@ -70,9 +70,7 @@ impl ConvShape {
             ("output", output, self.output_len()),
         ] {
             if found != needed {
-                return Err(format!(
-                    "{name} has {found} values, the shape needs {needed}"
-                ));
+                return Err(format!("{name} has {found} values, the shape needs {needed}"));
             }
         }
         Ok(())
@@ -192,26 +190,14 @@ pub fn conv2d_backprop_input<T: ConvElement>(
     shape.check(grad_input.len(), filter.len(), grad_out.len())?;
     if shape.stride == [1, 1] {
         // SAFETY: the class of all pixels has the input's rows.
-        unsafe {
-            input_class(
-                pool,
-                shape,
-                [0, 0],
-                filter,
-                grad_out,
-                grad_input.as_mut_ptr(),
-            )
-        };
+        unsafe { input_class(pool, shape, [0, 0], filter, grad_out, grad_input.as_mut_ptr()) };
         return Ok(());
     }
     let [height, width, c] = shape.input;
     let [step_y, step_x] = shape.stride;
     for y0 in 0..step_y.min(height) {
         for x0 in 0..step_x.min(width) {
-            let (grid_h, grid_w) = (
-                (height - y0).div_ceil(step_y),
-                (width - x0).div_ceil(step_x),
-            );
+            let (grid_h, grid_w) = ((height - y0).div_ceil(step_y), (width - x0).div_ceil(step_x));
             let class = Scratch::take::<T>(shape.batch * grid_h * grid_w * c);
             let pixels = Shared(class.as_ptr::<T>());
             let dst = Shared(grad_input.as_mut_ptr());
@@ -247,8 +233,7 @@ unsafe fn input_class<T: ConvElement>(
     dst: *mut T,
 ) {
     let [c, o] = [shape.input[2], shape.output[2]];
-    let grid: [usize; 2] =
-        std::array::from_fn(|d| (shape.input[d] - first[d]).div_ceil(shape.stride[d]));
+    let grid: [usize; 2] = std::array::from_fn(|d| (shape.input[d] - first[d]).div_ceil(shape.stride[d]));
     let pad = [shape.pad_top, shape.pad_left];
     // The output pixel that reaches this class through tap `t`, relative to the class's grid.
     let reach = |d: usize, t: usize| {

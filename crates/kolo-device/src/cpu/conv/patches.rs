@@ -36,12 +36,7 @@ pub(super) fn runs(taps: &[(isize, isize)], channels: usize) -> Vec<Run> {
     for (t, &(dy, dx)) in taps.iter().enumerate() {
         match runs.last_mut() {
             Some(run) if run.dy == dy && run.dx + run.n_taps as isize == dx => run.n_taps += 1,
-            _ => runs.push(Run {
-                dy,
-                dx,
-                n_taps: 1,
-                first: t * channels,
-            }),
+            _ => runs.push(Run { dy, dx, n_taps: 1, first: t * channels }),
         }
     }
     runs
@@ -107,29 +102,12 @@ impl<T: Real> Patches<'_, T> {
     ///
     /// # Safety
     /// As for `gather`, with `dst` at the run's first column.
-    unsafe fn run(
-        &self,
-        run: &Run,
-        line: usize,
-        xs: &Range<usize>,
-        part: Range<usize>,
-        dst: *mut T,
-        stride: usize,
-    ) {
+    unsafe fn run(&self, run: &Run, line: usize, xs: &Range<usize>, part: Range<usize>, dst: *mut T, stride: usize) {
         let (step, c) = (self.step.1, self.channels);
         // Grid pixels whose whole run is inside the source row.
-        let inside_from = run
-            .dx
-            .min(0)
-            .unsigned_abs()
-            .div_ceil(step)
-            .clamp(xs.start, xs.end);
+        let inside_from = run.dx.min(0).unsigned_abs().div_ceil(step).clamp(xs.start, xs.end);
         let room = self.width as isize - run.dx - run.n_taps as isize;
-        let inside_to = if room < 0 {
-            inside_from
-        } else {
-            room as usize / step + 1
-        };
+        let inside_to = if room < 0 { inside_from } else { room as usize / step + 1 };
         let inside_to = inside_to.clamp(inside_from, xs.end);
         let edge = |x: usize| {
             let left = (x * step) as isize + run.dx;
@@ -156,21 +134,13 @@ impl<T: Real> Patches<'_, T> {
             let fits = (at(inside_to - 1) + rounded).min(self.source.len());
             assert!(at(inside_to - 1) + len <= self.source.len());
             // The last few pixels of the source have nothing behind them to read.
-            let n_fast = if fits == at(inside_to - 1) + rounded {
-                n
-            } else {
-                n.saturating_sub(CHUNK)
-            };
+            let n_fast = if fits == at(inside_to - 1) + rounded { n } else { n.saturating_sub(CHUNK) };
             // SAFETY: reads end inside the source: checked for the last pixel, and earlier ones
             // read less far. Writes stay in the rows and their padding.
             unsafe {
                 let source = self.source.as_ptr().add(at(inside_from));
                 let dst = dst.add((inside_from - xs.start) * stride);
-                let fast = if len <= CHUNK {
-                    copy_runs::<T, true>
-                } else {
-                    copy_runs::<T, false>
-                };
+                let fast = if len <= CHUNK { copy_runs::<T, true> } else { copy_runs::<T, false> };
                 fast(source, step * c, len, n_fast, dst, stride);
                 for i in n_fast..n {
                     let (from, to) = (source.add(i * step * c), dst.add(i * stride));
@@ -203,9 +173,7 @@ unsafe fn copy_runs<T: Real, const ONE: bool>(
             // SAFETY: promised by the caller.
             unsafe {
                 let from = source.add(i * source_step + done).cast::<[T; CHUNK]>();
-                dst.add(i * stride + done)
-                    .cast::<[T; CHUNK]>()
-                    .write_unaligned(from.read_unaligned());
+                dst.add(i * stride + done).cast::<[T; CHUNK]>().write_unaligned(from.read_unaligned());
             }
             done += CHUNK;
             if ONE {

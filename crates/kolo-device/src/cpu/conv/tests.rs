@@ -4,9 +4,7 @@ use super::*;
 use crate::cpu::gemm::Activation;
 
 fn values(seed: usize, len: usize) -> Vec<f64> {
-    (0..len)
-        .map(|i| ((i * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0)
-        .collect()
+    (0..len).map(|i| ((i * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0).collect()
 }
 
 /// Calls `f(input, filter, output)` with the places of every product of the convolution.
@@ -56,15 +54,11 @@ fn check(s: &ConvShape) {
         *x = (*x + bias[i % s.output[2]]).max(0.0);
     }
     let to32 = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
-    let (input32, filter32, grad32, bias32) =
-        (to32(&input), to32(&filter), to32(&grad), to32(&bias));
+    let (input32, filter32, grad32, bias32) = (to32(&input), to32(&filter), to32(&grad), to32(&bias));
     let near = |found: &[f32], expect: &[f64], what: &str| {
         for (i, (&x, &y)) in found.iter().zip(expect).enumerate() {
             let error = (f64::from(x) - y).abs();
-            assert!(
-                error <= 1e-4 * (1.0 + y.abs()),
-                "{what} {s:?} at {i}: {x} for {y}"
-            );
+            assert!(error <= 1e-4 * (1.0 + y.abs()), "{what} {s:?} at {i}: {x} for {y}");
         }
     };
     let mut first: Option<[Vec<f32>; 3]> = None;
@@ -73,11 +67,7 @@ fn check(s: &ConvShape) {
         let mut found = [s.output_len(), s.input_len(), s.filter_len()].map(|n| vec![f32::NAN; n]);
         let [y, dx, dw] = &mut found;
         let relu = Activation::Relu;
-        let epilogue = Epilogue {
-            column_bias: Some(&bias32),
-            row_bias: None,
-            activation: relu,
-        };
+        let epilogue = Epilogue { column_bias: Some(&bias32), row_bias: None, activation: relu };
         conv2d(&pool, s, &input32, &filter32, y, epilogue).unwrap();
         conv2d_backprop_input(&pool, s, &filter32, &grad32, dx).unwrap();
         conv2d_backprop_filter(&pool, s, &input32, &grad32, dw).unwrap();
@@ -92,11 +82,7 @@ fn check(s: &ConvShape) {
     let pool = IntraPool::new(1);
     let mut dx = vec![f64::NAN; s.input_len()];
     conv2d_backprop_input(&pool, s, &filter, &grad, &mut dx).unwrap();
-    assert!(
-        dx.iter()
-            .zip(&grad_input)
-            .all(|(x, y)| (x - y).abs() < 1e-9)
-    );
+    assert!(dx.iter().zip(&grad_input).all(|(x, y)| (x - y).abs() < 1e-9));
 }
 
 fn shape(batch: usize, input: [usize; 3], filter: [usize; 2], o: usize) -> ConvShape {
@@ -131,14 +117,7 @@ fn valid_padding_strides_and_dilations_match_the_loops() {
                 let extent = |d: usize| dilation[d] * (s.filter[d] - 1) + 1;
                 let size = |d: usize| (s.input[d] + 2 - extent(d)) / stride[d] + 1;
                 let output = [size(0), size(1), 9];
-                check(&ConvShape {
-                    stride,
-                    dilation,
-                    pad_top,
-                    pad_left,
-                    output,
-                    ..s
-                });
+                check(&ConvShape { stride, dilation, pad_top, pad_left, output, ..s });
             }
         }
     }
@@ -148,10 +127,7 @@ fn valid_padding_strides_and_dilations_match_the_loops() {
 fn empty_batches_and_channels_do_nothing_or_clear() {
     check(&shape(0, [8, 8, 3], [3, 3], 4));
     check(&shape(2, [8, 8, 0], [3, 3], 4));
-    check(&ConvShape {
-        output: [0, 8, 4],
-        ..shape(2, [8, 8, 3], [3, 3], 4)
-    });
+    check(&ConvShape { output: [0, 8, 4], ..shape(2, [8, 8, 3], [3, 3], 4) });
 }
 
 #[test]

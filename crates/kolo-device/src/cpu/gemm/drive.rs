@@ -64,6 +64,8 @@ unsafe impl<T: Sync> Sync for Problem<'_, T> {}
 
 /// A panel of B for one run of k, in bytes: most of L1.
 const B_PANEL_BYTES: usize = 24 << 10;
+/// A whole B this small is read in place.
+const B_IN_PLACE_BYTES: usize = 20 << 10;
 /// Most steps of k between two visits to a tile of C.
 const KC: usize = 256;
 /// A thread's packed block of A, in bytes: a part of L2.
@@ -191,12 +193,13 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
             Left::Matrix(_, Layout::Rows, _) => big && p.n >= 2 * kernels.nr(),
             Left::Matrix(_, Layout::Cols, _) => big && p.n >= 4 * kernels.nr(),
         };
+        let in_l1 = p.k * p.n * bytes <= B_IN_PLACE_BYTES;
         Chunk {
             n_runs: k.len().div_ceil(kc),
             first: k.start == 0,
             last: k.end == p.k,
             pack_a,
-            pack_b: p.b_layout == Layout::Cols || p.m > 3 * kernels.mr,
+            pack_b: p.b_layout == Layout::Cols || (p.m > 3 * kernels.mr && !in_l1),
             kernels,
             p,
             n,
@@ -273,11 +276,7 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
         let kc = k.div_ceil(self.n_runs);
         // A block that meets one or two panels of B is used once: keep it in L1 then.
         let gathered = matches!(self.p.a, Left::Gather(..));
-        let bytes = if gathered && n <= 2 * nr {
-            A_USED_ONCE_BYTES
-        } else {
-            A_BLOCK_BYTES
-        };
+        let bytes = if gathered && n <= 2 * nr { A_USED_ONCE_BYTES } else { A_BLOCK_BYTES };
         let mc = (bytes / (kc * size_of::<T>())).max(mr);
         let mut rows = if self.pack_a { m.div_ceil(mc) } else { 1 };
         let mut cols = if rows > 1 { n.div_ceil(NC_TASK) } else { 1 };

@@ -5,7 +5,7 @@
 
 use super::drive::{Left, Problem, Shared, nth_block};
 use super::epilogue;
-use super::kernel::{Layout, Real};
+use super::kernel::{Kernels, Layout, Real};
 use crate::cpu::scratch::Scratch;
 use crate::cpu::{IntraPool, vectorize};
 
@@ -13,14 +13,16 @@ use crate::cpu::{IntraPool, vectorize};
 const TASK_ELEMENTS: usize = 128 << 10;
 /// Columns added up at a time by `y = xᵀ M`: `y` stays in L1 and rows are read in long runs.
 const COLUMNS: usize = 2048;
-/// Partial sums of a dot product.
-const LANES: usize = 64;
 
 /// Computes `problem` if it has one row or one column and a matrix in memory; false otherwise.
 ///
 /// # Safety
 /// As for [`super::drive::run`].
-pub(crate) unsafe fn try_run<T: Real>(pool: &IntraPool, problem: &Problem<'_, T>) -> bool {
+pub(crate) unsafe fn try_run<T: Real>(
+    pool: &IntraPool,
+    kernels: &Kernels<T>,
+    problem: &Problem<'_, T>,
+) -> bool {
     let p = problem;
     let Left::Matrix(a, a_layout, lda) = p.a else {
         return false;
@@ -56,7 +58,10 @@ pub(crate) unsafe fn try_run<T: Real>(pool: &IntraPool, problem: &Problem<'_, T>
             let part = nth_block(len, n_tasks, t);
             let y = std::slice::from_raw_parts_mut(y.get().add(part.start), part.len());
             match layout {
-                Layout::Rows => dots(matrix.get().add(part.start * ld), ld, x, y),
+                Layout::Rows => {
+                    let rows = matrix.get().add(part.start * ld);
+                    (kernels.dots)(rows, ld, y.len(), x.as_ptr(), x.len(), y.as_mut_ptr());
+                }
                 Layout::Cols => sums(matrix.get().add(part.start), ld, x, y),
             }
         });
@@ -69,41 +74,6 @@ pub(crate) unsafe fn try_run<T: Real>(pool: &IntraPool, problem: &Problem<'_, T>
     }
     scratch.put_back();
     true
-}
-
-/// `y[i] = matrix[i, ..] · x`.
-///
-/// # Safety
-/// `matrix` must be valid for reads of `y.len()` rows of `x.len()`, `ld` apart.
-unsafe fn dots<T: Real>(matrix: *const T, ld: usize, x: &[T], y: &mut [T]) {
-    vectorize(
-        #[inline(always)]
-        || {
-            for (i, y) in y.iter_mut().enumerate() {
-                // SAFETY: row `i`, as promised by the caller.
-                let row = unsafe { std::slice::from_raw_parts(matrix.add(i * ld), x.len()) };
-                let mut lanes = [T::ZERO; LANES];
-                let (row, row_end) = row.as_chunks::<LANES>();
-                let (x, x_end) = x.as_chunks::<LANES>();
-                for (a, b) in row.iter().zip(x) {
-                    for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
-                        *lane = lane.plus(a.times(b));
-                    }
-                }
-                for (l, (&a, &b)) in row_end.iter().zip(x_end).enumerate() {
-                    lanes[l] = lanes[l].plus(a.times(b));
-                }
-                let mut width = LANES / 2;
-                while width > 0 {
-                    for l in 0..width {
-                        lanes[l] = lanes[l].plus(lanes[l + width]);
-                    }
-                    width /= 2;
-                }
-                *y = lanes[0];
-            }
-        },
-    );
 }
 
 /// `y[j] = Σ x[p] * matrix[p, j]`.

@@ -41,6 +41,12 @@ pub(crate) struct Tile<T> {
 /// columns as the fields say, and nobody else may touch the tile of C during the call.
 pub(crate) type Micro<T> = unsafe fn(&Tile<T>);
 
+/// `y[i] = rows[i] · x` for `n_rows` rows of `k` elements, `ld` apart: `(rows, ld, n_rows, x, k, y)`.
+///
+/// # Safety
+/// The instruction set must be present, and the pointers valid for these elements.
+pub(crate) type Dots<T> = unsafe fn(*const T, usize, usize, *const T, usize, *mut T);
+
 /// Which way A is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
@@ -54,6 +60,8 @@ pub(crate) enum Layout {
 pub(crate) struct Kernels<T: 'static> {
     /// Most rows of a tile.
     pub mr: usize,
+    /// Dot products with rows of a matrix.
+    pub dots: Dots<T>,
     /// By width, widest first; the first is the one that gives full speed.
     pub widths: &'static [Width<T>],
 }
@@ -107,6 +115,21 @@ pub(crate) trait Real: bytemuck::Pod + Send + Sync + PartialEq + 'static {
     fn relu(self) -> Self;
     /// `1 / (1 + exp(-x))` of every element.
     fn sigmoid(x: &mut [Self]);
+    /// Transposes `n_blocks` blocks of 8 by 8 that lie side by side in eight rows at `src` to
+    /// blocks below each other at `dst`, if there are instructions for it.
+    ///
+    /// # Safety
+    /// The pointers must be valid for these elements.
+    #[inline(always)]
+    unsafe fn turn(
+        _src: *const Self,
+        _ld_src: usize,
+        _n_blocks: usize,
+        _dst: *mut Self,
+        _ld_dst: usize,
+    ) -> bool {
+        false
+    }
 }
 
 impl Real for f32 {
@@ -140,6 +163,17 @@ impl Real for f32 {
 
     fn sigmoid(x: &mut [f32]) {
         vmath::sigmoid_f32(x);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn turn(src: *const f32, ld_src: usize, n: usize, dst: *mut f32, ld_dst: usize) -> bool {
+        let present = Isa::best() >= Isa::Avx2;
+        if present {
+            // SAFETY: AVX2 is present; the rest is passed on.
+            unsafe { super::simd::turn_f32(src, ld_src, n, dst, ld_dst) };
+        }
+        present
     }
 }
 
@@ -268,7 +302,11 @@ impl<T> Rows<T> {
     #[inline(always)]
     unsafe fn new<const ROWS: bool, const MR: usize>(a: *const T, stride: usize) -> Rows<T> {
         if !ROWS {
-            return Rows { fourth: [a; 4], stride: 0, stride3: 0 };
+            return Rows {
+                fourth: [a; 4],
+                stride: 0,
+                stride3: 0,
+            };
         }
         let fourth = |g: usize| a.wrapping_add(if 4 * g < MR { 4 * g * stride } else { 0 });
         let n_bytes = stride * size_of::<T>();
@@ -381,6 +419,92 @@ unsafe fn step<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(
     }
 }
 
+/// The body of [`Dots`]: two rows at a time share the loads of `x`. A row's additions are the same
+/// alone and in a pair.
+///
+/// # Safety
+/// As for [`Dots`], with the instruction set of `V`.
+#[inline(always)]
+unsafe fn dots<V: Simd>(
+    rows: *const V::Elem,
+    ld: usize,
+    n_rows: usize,
+    x: *const V::Elem,
+    k: usize,
+    y: *mut V::Elem,
+) where
+    V::Elem: Real,
+{
+    // SAFETY: passed on; pairs cover the even rows and the last odd one stands alone.
+    unsafe {
+        for pair in 0..n_rows / 2 {
+            dot_rows::<V, 2>(rows.add(2 * pair * ld), ld, x, k, y.add(2 * pair));
+        }
+        if n_rows % 2 == 1 {
+            dot_rows::<V, 1>(rows.add((n_rows - 1) * ld), ld, x, k, y.add(n_rows - 1));
+        }
+    }
+}
+
+/// # Safety
+/// As for [`dots`], with `R` rows.
+#[inline(always)]
+unsafe fn dot_rows<V: Simd, const R: usize>(
+    rows: *const V::Elem,
+    ld: usize,
+    x: *const V::Elem,
+    k: usize,
+    y: *mut V::Elem,
+) where
+    V::Elem: Real,
+{
+    const SUMS: usize = 4;
+    // SAFETY: all reads are below `k` in one of `R` rows.
+    unsafe {
+        let mut acc = [[V::zero(); SUMS]; R];
+        let mut p = 0;
+        while p + SUMS * V::LANES <= k {
+            unroll!(SUMS, j => {
+                let x = V::load(x.add(p + j * V::LANES));
+                unroll!(R, i => {
+                    acc[i][j] = V::mul_add(V::load(rows.add(i * ld + p + j * V::LANES)), x, acc[i][j]);
+                });
+            });
+            p += SUMS * V::LANES;
+        }
+        while p < k {
+            let n = (k - p).min(V::LANES);
+            unroll!(R, i => {
+                let at = rows.add(i * ld + p);
+                let (row, x) = if n == V::LANES {
+                    (V::load(at), V::load(x.add(p)))
+                } else {
+                    (V::load_first(at, n), V::load_first(x.add(p), n))
+                };
+                acc[i][0] = V::mul_add(row, x, acc[i][0]);
+            });
+            p += n;
+        }
+        let one = V::Elem::ONE;
+        let one = V::splat(&raw const one);
+        for (i, acc) in acc.iter().enumerate() {
+            let low = V::mul_add(acc[0], one, acc[1]);
+            let all = V::mul_add(V::mul_add(acc[2], one, acc[3]), one, low);
+            // Wide enough for every vector.
+            let mut lanes = [V::Elem::ZERO; 16];
+            all.store(lanes.as_mut_ptr());
+            let mut width = V::LANES / 2;
+            while width > 0 {
+                for l in 0..width {
+                    lanes[l] = lanes[l].plus(lanes[l + width]);
+                }
+                width /= 2;
+            }
+            *y.add(i) = lanes[0];
+        }
+    }
+}
+
 /// # Safety
 /// Needs the instruction set of `V`.
 #[inline(always)]
@@ -414,6 +538,22 @@ unsafe fn portable<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(
     unsafe { tile::<V, MR, NV, ROWS>(t) }
 }
 
+/// # Safety
+/// As for [`Dots`].
+unsafe fn portable_dots<V: Simd>(
+    rows: *const V::Elem,
+    ld: usize,
+    n_rows: usize,
+    x: *const V::Elem,
+    k: usize,
+    y: *mut V::Elem,
+) where
+    V::Elem: Real,
+{
+    // SAFETY: passed on.
+    unsafe { dots::<V>(rows, ld, n_rows, x, k, y) }
+}
+
 macro_rules! width {
     ($entry:path, $v:ty, $nv:literal, [$($rows:literal)*]) => {{
         use $entry as entry;
@@ -426,6 +566,7 @@ macro_rules! width {
 
 static F32_PORTABLE: Kernels<f32> = Kernels {
     mr: 4,
+    dots: portable_dots::<Portable<f32, 4>>,
     widths: &[
         width!(self::portable, Portable<f32, 4>, 2, [1 2 3 4]),
         width!(self::portable, Portable<f32, 4>, 1, [1 2 3 4]),
@@ -433,6 +574,7 @@ static F32_PORTABLE: Kernels<f32> = Kernels {
 };
 static F64_PORTABLE: Kernels<f64> = Kernels {
     mr: 4,
+    dots: portable_dots::<Portable<f64, 2>>,
     widths: &[
         width!(self::portable, Portable<f64, 2>, 2, [1 2 3 4]),
         width!(self::portable, Portable<f64, 2>, 1, [1 2 3 4]),
@@ -442,7 +584,7 @@ static F64_PORTABLE: Kernels<f64> = Kernels {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::simd::{F32x8, F32x16, F64x4, F64x8, Simd};
-    use super::{Kernels, Tile, Width, tile};
+    use super::{Kernels, Tile, Width, dots, tile};
 
     /// # Safety
     /// As for [`super::Micro`].
@@ -455,22 +597,67 @@ mod x86 {
     /// # Safety
     /// As for [`super::Micro`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    unsafe fn avx512<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(t: &Tile<V::Elem>) {
+    unsafe fn avx512<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(
+        t: &Tile<V::Elem>,
+    ) {
         // SAFETY: passed on.
         unsafe { tile::<V, MR, NV, ROWS>(t) }
     }
 
+    /// # Safety
+    /// As for [`super::Dots`].
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2_dots<V: Simd>(
+        rows: *const V::Elem,
+        ld: usize,
+        n_rows: usize,
+        x: *const V::Elem,
+        k: usize,
+        y: *mut V::Elem,
+    ) where
+        V::Elem: super::Real,
+    {
+        // SAFETY: passed on.
+        unsafe { dots::<V>(rows, ld, n_rows, x, k, y) }
+    }
+
+    /// # Safety
+    /// As for [`super::Dots`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    unsafe fn avx512_dots<V: Simd>(
+        rows: *const V::Elem,
+        ld: usize,
+        n_rows: usize,
+        x: *const V::Elem,
+        k: usize,
+        y: *mut V::Elem,
+    ) where
+        V::Elem: super::Real,
+    {
+        // SAFETY: passed on.
+        unsafe { dots::<V>(rows, ld, n_rows, x, k, y) }
+    }
+
     pub(super) static F32_AVX2: Kernels<f32> = Kernels {
         mr: 6,
-        widths: &[width!(self::avx2, F32x8, 2, [1 2 3 4 5 6]), width!(self::avx2, F32x8, 1, [1 2 3 4 5 6])],
+        dots: avx2_dots::<F32x8>,
+        widths: &[
+            width!(self::avx2, F32x8, 2, [1 2 3 4 5 6]),
+            width!(self::avx2, F32x8, 1, [1 2 3 4 5 6]),
+        ],
     };
     pub(super) static F64_AVX2: Kernels<f64> = Kernels {
         mr: 6,
-        widths: &[width!(self::avx2, F64x4, 2, [1 2 3 4 5 6]), width!(self::avx2, F64x4, 1, [1 2 3 4 5 6])],
+        dots: avx2_dots::<F64x4>,
+        widths: &[
+            width!(self::avx2, F64x4, 2, [1 2 3 4 5 6]),
+            width!(self::avx2, F64x4, 1, [1 2 3 4 5 6]),
+        ],
     };
     // 14 rows by 2 vectors fill 28 of the 32 registers; half vectors serve the last few columns.
     pub(super) static F32_AVX512: Kernels<f32> = Kernels {
         mr: 14,
+        dots: avx512_dots::<F32x16>,
         widths: &[
             width!(self::avx512, F32x16, 2, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
             width!(self::avx512, F32x16, 1, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
@@ -479,6 +666,7 @@ mod x86 {
     };
     pub(super) static F64_AVX512: Kernels<f64> = Kernels {
         mr: 14,
+        dots: avx512_dots::<F64x8>,
         widths: &[
             width!(self::avx512, F64x8, 2, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
             width!(self::avx512, F64x8, 1, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),

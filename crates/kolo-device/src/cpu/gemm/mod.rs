@@ -202,7 +202,7 @@ unsafe fn product_on<T: Real>(isa: Isa, pool: &IntraPool, p: &Problem<'_, T>) {
                 }
             }
             epilogue::apply(&p.epilogue, p.c, p.ldc, 0..p.m, 0..p.n);
-        } else if !gemv::try_run(pool, p) {
+        } else if !gemv::try_run(pool, T::kernels(isa), p) {
             drive::run(pool, T::kernels(isa), p);
         }
     }

@@ -276,4 +276,46 @@ mod x86 {
         _mm512_fmadd_pd,
         _mm512_mul_pd
     );
+
+    /// Transposes blocks of 8 by 8, side by side at `src`, below each other at `dst`.
+    ///
+    /// # Safety
+    /// Needs AVX2; `src` must be valid for eight rows of `8 * n_blocks`, `dst` for as many rows
+    /// of eight.
+    #[target_feature(enable = "avx2")]
+    pub(crate) unsafe fn turn_f32(
+        src: *const f32,
+        ld_src: usize,
+        n_blocks: usize,
+        dst: *mut f32,
+        ld_dst: usize,
+    ) {
+        for block in 0..n_blocks {
+            // SAFETY: inside the rows the caller promised.
+            let row = |i: usize| unsafe { src.add(i * ld_src + 8 * block) };
+            // Rows i and i + 4 share a register, so that no step crosses its halves.
+            let pair = |i: usize, j: usize| {
+                // SAFETY: four elements from a row of eight.
+                unsafe {
+                    let low = _mm256_castps128_ps256(_mm_loadu_ps(row(i).add(j)));
+                    _mm256_insertf128_ps::<1>(low, _mm_loadu_ps(row(i + 4).add(j)))
+                }
+            };
+            for j in [0, 4] {
+                let (a, b, c, d) = (pair(0, j), pair(1, j), pair(2, j), pair(3, j));
+                let (ab_low, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                let (cd_low, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+                let columns = [
+                    _mm256_shuffle_ps::<0x44>(ab_low, cd_low),
+                    _mm256_shuffle_ps::<0xee>(ab_low, cd_low),
+                    _mm256_shuffle_ps::<0x44>(ab_high, cd_high),
+                    _mm256_shuffle_ps::<0xee>(ab_high, cd_high),
+                ];
+                for (c, column) in columns.into_iter().enumerate() {
+                    // SAFETY: eight elements of a row the caller promised.
+                    unsafe { _mm256_storeu_ps(dst.add((8 * block + j + c) * ld_dst), column) };
+                }
+            }
+        }
+    }
 }

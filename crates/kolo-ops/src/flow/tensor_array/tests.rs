@@ -18,7 +18,7 @@ fn fails(g: &Graph, fetch: Output<'_>, text: &str) {
 fn elements_are_read_as_they_were_written() {
     let g = crate::graph();
     let [zero, one] = [0i32, 1].map(|i| g.constant(i));
-    let written = array(&g, 2).write(one, g.constant([3.0, 4.0])).write(zero, g.constant(5.0));
+    let written = array(&g, 2).write(one, g.constant([3.0f32, 4.0])).write(zero, g.constant(5.0f32));
     let values = evaluate(&g, &[written.read(zero), written.read(one), written.size()], &[]).unwrap();
     assert_eq!(values, [Tensor::scalar(5.0f32), [3.0f32, 4.0].into(), Tensor::scalar(2i32)]);
 }
@@ -26,7 +26,7 @@ fn elements_are_read_as_they_were_written() {
 #[test]
 fn an_element_is_written_once_and_read_once() {
     let g = crate::graph();
-    let (zero, value) = (g.constant(0i32), g.constant([1.0, 2.0]));
+    let (zero, value) = (g.constant(0i32), g.constant([1.0f32, 2.0]));
     let written = array(&g, 1).write(zero, value);
     fails(&g, written.write(zero, value).flow(), "because it has already been written to");
     let twice = g.control_dependencies(&[written.read(zero).operation()], || written.read(zero));
@@ -70,7 +70,7 @@ fn scatter_and_gather_are_inverse() {
     let value = evaluate(&g, &[scattered.gather(g.constant([0i32, 1, 2]))], &[]).unwrap();
     assert_eq!(value, [tensor([3, 2], [3.0f32, 4.0, 5.0, 6.0, 1.0, 2.0])]);
     fails(&g, array(&g, 3).scatter(g.constant([0i32]), rows).flow(), "Expected len(indices) == values.shape[0]");
-    fails(&g, array(&g, 3).scatter(g.constant([0i32]), g.constant(1.0)).flow(), "at least a vector");
+    fails(&g, array(&g, 3).scatter(g.constant([0i32]), g.constant(1.0f32)).flow(), "at least a vector");
     let none = g.constant(Tensor::vector(Vec::<i32>::new()));
     fails(&g, array(&g, 0).gather(none), "is not fully defined");
     let empty = TensorArray::new(&g, DType::F32, g.constant(0i32), [2usize]).gather(none);

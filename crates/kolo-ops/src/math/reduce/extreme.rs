@@ -50,7 +50,7 @@ fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Opti
 }
 
 #[derive(Clone, Copy)]
-struct Max;
+pub(crate) struct Max;
 
 impl<T: Number> Reducer<T> for Max {
     type Acc = T;
@@ -70,7 +70,7 @@ impl<T: Number> Reducer<T> for Max {
 }
 
 #[derive(Clone, Copy)]
-struct Min;
+pub(crate) struct Min;
 
 impl<T: Number> Reducer<T> for Min {
     type Acc = T;

@@ -47,8 +47,20 @@ pub(crate) fn reduce<T: Element, R: Reducer<T>>(ctx: &mut KernelCtx<'_>) -> Resu
 /// `value`, which has the shape of a reduction's output, repeated to the shape of its input.
 pub(crate) fn spread<'g>(op: Operation<'g>, value: Output<'g>) -> Output<'g> {
     let (graph, input) = (op.graph(), op.input(0));
-    let shape = graph.op("Shape").input(input).out();
+    let shape = shape_of(input);
     graph.op("BroadcastTo").input(with_kept_dims(op, value, shape)).input(shape).out()
+}
+
+/// The shape of `x` as an int32 vector: a constant if it is known.
+fn shape_of(x: Output<'_>) -> Output<'_> {
+    let known = x.shape().known().map(|shape| shape.iter().map(|&dim| i32::try_from(dim)).collect());
+    match known {
+        Some(Ok(dims)) => {
+            let dims: Vec<i32> = dims;
+            x.graph().constant(dims)
+        }
+        _ => x.graph().op("Shape").input(x).out(),
+    }
 }
 
 /// `value`, which has the shape of a reduction's output, with the reduced dimensions back as sizes of 1.
@@ -65,6 +77,13 @@ fn with_kept_dims<'g>(op: Operation<'g>, value: Output<'g>, shape: Output<'g>) -
             for axis in axes {
                 if let Ok(axis) = resolve_axis(axis, rank) {
                     mask[axis] = 0;
+                }
+            }
+            if let Some(known) = op.input(0).shape().known() {
+                let kept =
+                    known.iter().zip(&mask).map(|(&dim, &kept)| if kept == 1 { i32::try_from(dim) } else { Ok(1) });
+                if let Ok(kept) = kept.collect::<Result<Vec<i32>, _>>() {
+                    return graph.op("Reshape").input(value).input(graph.constant(kept)).out();
                 }
             }
             let ones: Vec<i32> = mask.iter().map(|kept| 1 - kept).collect();

@@ -55,7 +55,7 @@ fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Opti
 }
 
 #[derive(Clone, Copy)]
-struct Prod;
+pub(crate) struct Prod;
 
 impl<T: Number> Reducer<T> for Prod {
     type Acc = T::Wide;

@@ -109,7 +109,7 @@ impl<T: Number> Reducer<T> for Sum {
 }
 
 #[derive(Clone, Copy)]
-struct Mean;
+pub(crate) struct Mean;
 
 impl<T: Number> Reducer<T> for Mean {
     type Acc = T::Wide;

@@ -12,8 +12,10 @@
 //! small and results are the same bit for bit, however many threads there are.
 
 use kolo_core::Element;
-use kolo_device::cpu::{IntraPool, pool, vectorize};
+use kolo_device::cpu::{IntraPool, pool};
 use smallvec::SmallVec;
+
+use crate::math::elementwise::lanes;
 
 /// How values of type `T` are brought together.
 pub(crate) trait Reducer<T: Element>: Copy + Sync {
@@ -201,7 +203,7 @@ impl Reduction {
         let n = out.len();
         let mut total = [R::START; COLUMNS];
         let total = &mut total[..n];
-        vectorize(
+        lanes::<T, _>(
             #[inline(always)]
             || {
                 let mut row = rows.start;
@@ -236,7 +238,7 @@ pub(crate) fn reduce_run<T: Element, R: Reducer<T>>(values: &[T]) -> R::Acc {
     if values.len() < LANES {
         return values.iter().fold(R::START, |acc, &x| R::step(acc, x));
     }
-    vectorize(
+    lanes::<T, _>(
         #[inline(always)]
         || {
             let mut lanes = [R::START; LANES];

@@ -1,3 +1,4 @@
 //! Rows brought together by segment: Segment*, UnsortedSegment*, SparseSegment*.
 
+pub mod sorted;
 pub mod unsorted;

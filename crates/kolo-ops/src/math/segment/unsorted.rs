@@ -3,10 +3,10 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
-use kolo_device::cpu::vectorize;
-use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, InferCtx, IntoOutput, OpDef, Operation, Output};
 
 use crate::math::binary::first;
+use crate::math::elementwise::lanes;
 use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
@@ -17,7 +17,31 @@ pub fn unsorted_segment_sum<'g>(data: Output<'g>, segment_ids: Output<'g>, num_s
     data.graph().op("UnsortedSegmentSum").inputs([data, segment_ids, num_segments]).out()
 }
 
+/// Row `s` is the largest of the rows of `data` whose id is `s`, elementwise; the least number if there is none.
+#[track_caller]
+pub fn unsorted_segment_max<'g>(data: Output<'g>, segment_ids: Output<'g>, num_segments: Output<'g>) -> Output<'g> {
+    data.graph().op("UnsortedSegmentMax").inputs([data, segment_ids, num_segments]).out()
+}
+
+/// Row `s` is the smallest of the rows of `data` whose id is `s`, elementwise; the greatest number if there is none.
+#[track_caller]
+pub fn unsorted_segment_min<'g>(data: Output<'g>, segment_ids: Output<'g>, num_segments: Output<'g>) -> Output<'g> {
+    data.graph().op("UnsortedSegmentMin").inputs([data, segment_ids, num_segments]).out()
+}
+
+/// Row `s` is the product of the rows of `data` whose id is `s`.
+#[track_caller]
+pub fn unsorted_segment_prod<'g>(data: Output<'g>, segment_ids: Output<'g>, num_segments: Output<'g>) -> Output<'g> {
+    data.graph().op("UnsortedSegmentProd").inputs([data, segment_ids, num_segments]).out()
+}
+
 pub(crate) static UNSORTED_SEGMENT_SUM: Op = unsorted("UnsortedSegmentSum", SUM_KERNELS, Gradient::Rule(sum_gradient));
+pub(crate) static UNSORTED_SEGMENT_MAX: Op =
+    unsorted("UnsortedSegmentMax", MAX_KERNELS, Gradient::Rule(extreme_gradient));
+pub(crate) static UNSORTED_SEGMENT_MIN: Op =
+    unsorted("UnsortedSegmentMin", MIN_KERNELS, Gradient::Rule(extreme_gradient));
+pub(crate) static UNSORTED_SEGMENT_PROD: Op =
+    unsorted("UnsortedSegmentProd", PROD_KERNELS, Gradient::Rule(prod_gradient));
 
 const fn unsorted(name: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
     Op {
@@ -63,6 +87,36 @@ fn sum_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<
     Ok(vec![Some(picked.or_zero(picked.rows(first(dy)?)).into())])
 }
 
+/// Elements that are equally extreme share the gradient of their segment.
+fn extreme_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    let (graph, dy, picked) = (op.graph(), first(dy)?, Picked::of(op));
+    let is_chosen = graph.op("Equal").input(op.input(0)).input(picked.rows(op.output(0))).out();
+    let is_chosen = graph.op("LogicalAnd").input(is_chosen).input(picked.is_kept).out();
+    let n_chosen = graph.op("Cast").input(is_chosen).attr("DstT", dy.dtype()).out();
+    let n_chosen = graph.op("UnsortedSegmentSum").inputs([n_chosen, op.input(1), op.input(2)]).out();
+    let zero = 0.0.into_output(graph, dy.dtype());
+    let share = picked.rows(dy / n_chosen);
+    Ok(vec![Some(graph.op("SelectV2").inputs([is_chosen, share, zero]).out().into())])
+}
+
+/// Each element's gradient is the product of the others of its segment: the product of all divided by it, or, if it is the
+/// only 0, the product of those that are not 0.
+fn prod_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    let (graph, x, dy, picked) = (op.graph(), op.input(0), first(dy)?, Picked::of(op));
+    let [zero, one] = [0.0, 1.0].map(|value: f64| value.into_output(graph, dy.dtype()));
+    let select = |mask: Output<'g>, a: Output<'g>, b: Output<'g>| graph.op("SelectV2").inputs([mask, a, b]).out();
+    let by_segment = |name: &str, of: Output<'g>| graph.op(name).inputs([of, op.input(1), op.input(2)]).out();
+    let is_zero = graph.op("Equal").input(x).input(zero).out();
+    let n_zeros = graph.op("Cast").input(is_zero).attr("DstT", dy.dtype()).out();
+    let n_zeros = picked.rows(by_segment("UnsortedSegmentSum", n_zeros));
+    let divisor = select(is_zero, one, x);
+    let without_zeros = picked.rows(by_segment("UnsortedSegmentProd", divisor));
+    let is_only_zero = graph.op("Equal").input(n_zeros).input(one).out();
+    let beside_zero = select(is_only_zero, without_zeros, zero);
+    let others = select(is_zero, beside_zero, picked.rows(op.output(0)) / divisor);
+    Ok(vec![Some(picked.or_zero(picked.rows(dy) * others).into())])
+}
+
 /// Which rows of the output the rows of `data` went to.
 struct Picked<'g> {
     op: Operation<'g>,
@@ -75,7 +129,7 @@ struct Picked<'g> {
 impl<'g> Picked<'g> {
     fn of(op: Operation<'g>) -> Picked<'g> {
         let (graph, ids) = (op.graph(), op.input(1));
-        let zero = kolo_graph::IntoOutput::into_output(0i32, graph, ids.dtype());
+        let zero = 0.into_output(graph, ids.dtype());
         let is_kept = graph.op("GreaterEqual").input(ids).input(zero).out();
         // One size of 1 per dimension of a row.
         let ones = match (op.input(0).shape().rank(), ids.shape().rank()) {
@@ -105,7 +159,7 @@ impl<'g> Picked<'g> {
     /// `value` where rows are kept, 0 where they are dropped.
     fn or_zero(&self, value: Output<'g>) -> Output<'g> {
         let graph = self.op.graph();
-        let zero = kolo_graph::IntoOutput::into_output(0i32, graph, value.dtype());
+        let zero = 0.into_output(graph, value.dtype());
         graph.op("SelectV2").inputs([self.is_kept, value, zero]).out()
     }
 }
@@ -147,7 +201,7 @@ fn gather_up<T: Number>(ctx: &mut KernelCtx<'_>, start: T, join: impl Fn(T, T) -
                 let id = id as usize;
                 if mine.contains(&id) {
                     let out = &mut out[(id - first) * row..][..row];
-                    vectorize(
+                    lanes::<T, _>(
                         #[inline(always)]
                         || out.iter_mut().zip(values).for_each(|(a, &b)| *a = join(*a, b)),
                     );
@@ -176,7 +230,37 @@ fn sum_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     )
 }
 
+fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    gather_up(
+        ctx,
+        T::LEAST_FINITE,
+        #[inline(always)]
+        |a: T, b| a.max(b),
+    )
+}
+
+fn min_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    gather_up(
+        ctx,
+        T::GREATEST_FINITE,
+        #[inline(always)]
+        |a: T, b| a.min(b),
+    )
+}
+
+fn prod_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    gather_up(
+        ctx,
+        T::ONE,
+        #[inline(always)]
+        |a: T, b| a.mul(b),
+    )
+}
+
 const SUM_KERNELS: &[KernelDef] = cpu_kernels!(sum_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+const MAX_KERNELS: &[KernelDef] = cpu_kernels!(max_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+const MIN_KERNELS: &[KernelDef] = cpu_kernels!(min_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+const PROD_KERNELS: &[KernelDef] = cpu_kernels!(prod_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
 
 #[cfg(test)]
 mod tests {
@@ -215,6 +299,16 @@ mod tests {
     }
 
     #[test]
+    fn extremes_and_products() {
+        let data = [[1.0f32, 5.0], [3.0, 4.0], [2.0, 6.0]];
+        let test = |op: &str| check_op(op).input(data).input([1i32, 1, -1]).input(2i32);
+        test("UnsortedSegmentMax").gives([[f32::MIN, f32::MIN], [3.0, 5.0]]);
+        test("UnsortedSegmentMin").gives([[f32::MAX, f32::MAX], [1.0, 4.0]]);
+        test("UnsortedSegmentProd").gives([[1.0f32, 1.0], [3.0, 20.0]]);
+        check_op("UnsortedSegmentMax").input([7i32]).input([1i32]).input(2i32).gives([i32::MIN, 7]);
+    }
+
+    #[test]
     fn many_rows_are_shared_out_without_loss() {
         let (n, row, n_segments) = (5000, 33, 77);
         let data: Vec<f32> = (0..n * row).map(|i| (i % 10) as f32).collect();
@@ -232,7 +326,18 @@ mod tests {
 
     #[test]
     fn gradients() {
-        check_op("UnsortedSegmentSum").input(wavy([4, 2], 1)).input([1i32, -1, 0, 1]).input(3i32).gradient();
-        check_op("UnsortedSegmentSum").input(wavy([2, 2], 1)).input([[1i64, -1], [0, 1]]).input(2i32).gradient();
+        for op in ["UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd"] {
+            check_op(op).input(wavy([4, 2], 1)).input([1i32, -1, 0, 1]).input(3i32).gradient();
+            check_op(op).input(wavy([2, 2], 1)).input([[1i64, -1], [0, 1]]).input(2i32).gradient();
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_a_product_survives_zeros() {
+        check_op("UnsortedSegmentProd")
+            .input([2.0f32, 0.0, 3.0, 0.0, 0.0, 5.0, 4.0])
+            .input([0i32, 0, 0, 1, 1, 1, 2])
+            .input(3i32)
+            .gradient();
     }
 }

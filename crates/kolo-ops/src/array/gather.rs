@@ -1,0 +1,344 @@
+//! `Gather` and `GatherV2`: slices of a tensor picked by number, along any dimension.
+
+use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::{IntraPool, pool};
+use kolo_graph::shape_fns::resolve_axis;
+use kolo_graph::{Grad, Gradient, IndexedSlices, InferCtx, OpDef, Operation, Output};
+
+use super::cast::cast;
+use super::elements::{Item, Job, build, index_below, integer, integers, product};
+use super::reshape::reshape;
+use super::strided_slice::{At, slice_at};
+use super::transpose::transpose;
+use crate::math::binary::first;
+use crate::op::{Op, cpu_any};
+use crate::{Cost, KernelCtx};
+
+/// The slices of `params` along dimension `axis` that `indices` names, in its shape.
+#[track_caller]
+pub fn gather<'g>(params: Output<'g>, indices: Output<'g>, axis: i32) -> Output<'g> {
+    let graph = params.graph();
+    graph.op("GatherV2").inputs([params, indices, graph.constant(axis)]).out()
+}
+
+/// As [`gather`], where the first `batch_dims` dimensions of both are the same and go together.
+#[track_caller]
+pub fn batch_gather<'g>(params: Output<'g>, indices: Output<'g>, axis: i32, batch_dims: i64) -> Output<'g> {
+    let graph = params.graph();
+    graph.op("GatherV2").inputs([params, indices, graph.constant(axis)]).attr("batch_dims", batch_dims).out()
+}
+
+pub(crate) static GATHER: Op = Op {
+    def: OpDef {
+        name: "Gather",
+        signature: "(params:Tparams, indices:Tindices) -> (output:Tparams) ; validate_indices:bool=true, Tparams:type, \
+                    Tindices:type{int32,int64}",
+        shape: |ctx| infer(ctx, Some(0), 0),
+        gradient: Gradient::Rule(|op, dy| Ok(vec![Some(slices(op, first(dy)?)), None])),
+        ..OpDef::BASE
+    },
+    kernels: &[cpu_any(|ctx| forward(ctx, 0, 0))],
+    cost: Cost::Elements,
+};
+
+pub(crate) static GATHER_V2: Op = Op {
+    def: OpDef {
+        name: "GatherV2",
+        signature: "(params:Tparams, indices:Tindices, axis:Taxis) -> (output:Tparams) ; batch_dims:int=0, \
+                    Tparams:type, Tindices:type{int16,int32,int64}, Taxis:type{int32,int64}",
+        shape: |ctx| {
+            ctx.input_of_rank(2, 0)?;
+            let axis = ctx.constant_integers(2).and_then(|axis| axis.first().copied());
+            infer(ctx, axis, ctx.attrs().int("batch_dims")?)
+        },
+        gradient: Gradient::Rule(|op, dy| {
+            let (dy, axis) = (first(dy)?, constant_axis(op)?);
+            let batch_dims = op.attrs(|attrs| attrs.int("batch_dims"))?;
+            let grad = if axis == 0 && batch_dims == 0 { slices(op, dy) } else { dense(op, dy, axis, batch_dims)? };
+            Ok(vec![Some(grad), None, None])
+        }),
+        ..OpDef::BASE
+    },
+    kernels: &[cpu_any(|ctx| {
+        let axis = integer(ctx.input(2)?)?;
+        forward(ctx, axis, ctx.attrs().int("batch_dims")?)
+    })],
+    cost: Cost::Elements,
+};
+
+fn infer(ctx: &InferCtx<'_>, axis: Option<i64>, batch_dims: i64) -> Result<Vec<PartialShape>> {
+    let unknown = Ok(vec![PartialShape::unknown()]);
+    let (params, indices) = (ctx.input_of_rank_at_least(0, 1)?, ctx.input(1));
+    let Some(indices) = indices.dims() else { return unknown };
+    let batch_dims = resolve_batch(batch_dims, indices.len())?;
+    let Some(dims) = params.dims() else { return unknown };
+    let Some(axis) = axis else {
+        return Ok(vec![PartialShape::of_rank(dims.len() - 1 + indices.len() - batch_dims)]);
+    };
+    let axis = resolve_axis(axis, dims.len())?;
+    check_batch(batch_dims, axis)?;
+    let mut out: Vec<Dim> = Vec::new();
+    for i in 0..batch_dims {
+        out.extend(PartialShape::new(&[dims[i]]).merge(&PartialShape::new(&[indices[i]]))?.dims().unwrap_or(&[]));
+    }
+    out.extend(&dims[batch_dims..axis]);
+    out.extend(&indices[batch_dims..]);
+    out.extend(&dims[axis + 1..]);
+    Ok(vec![PartialShape::new(&out)])
+}
+
+fn resolve_batch(batch_dims: i64, rank: usize) -> Result<usize> {
+    let from_start = if batch_dims < 0 { batch_dims.saturating_add(rank as i64) } else { batch_dims };
+    usize::try_from(from_start).ok().filter(|&n| n <= rank).ok_or_else(|| {
+        Error::invalid_argument(format!("Expected batch_dims in the range [-{rank}, {rank}], but got {batch_dims}"))
+    })
+}
+
+fn check_batch(batch_dims: usize, axis: usize) -> Result<()> {
+    if batch_dims <= axis {
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!("batch_dims ({batch_dims}) must be less than or equal to axis ({axis})")))
+}
+
+/// Only the rows that were picked have a gradient; a row picked twice occurs twice.
+fn slices<'g>(op: Operation<'g>, dy: Output<'g>) -> Grad<'g> {
+    let graph = op.graph();
+    let (params, indices) = (op.input(0), op.input(1));
+    let dense_shape = graph.op("Shape").input(params).out();
+    let n = reshape(graph.op("Size").input(indices).out(), &[1]);
+    let row = slice_at(dense_shape, &[At::Range(Some(1), None)]);
+    let values_shape = graph.op("ConcatV2").inputs([n, row, graph.constant(0i32)]).out();
+    let indices = if indices.dtype() == DType::I16 { cast(indices, DType::I32) } else { indices };
+    Grad::Slices(IndexedSlices { values: reshape(dy, values_shape), indices: reshape(indices, &[-1]), dense_shape })
+}
+
+/// Sums `dy` into zeros of the shape of params. Seen as [batch, outer, gathered, inner], the gathered dimension is moved
+/// to the front, next to the batch, so that segments can be summed; then everything is moved back.
+fn dense<'g>(op: Operation<'g>, dy: Output<'g>, axis: i64, batch_dims: i64) -> Result<Grad<'g>> {
+    let graph = op.graph();
+    let (params, indices) = (op.input(0), op.input(1));
+    let (Some(rank), Some(indices_rank)) = (params.shape().rank(), indices.shape().rank()) else {
+        return Err(Error::unimplemented("the gradient of GatherV2 along an axis needs inputs of known rank"));
+    };
+    let axis = resolve_axis(axis, rank)? as i64;
+    let batch_dims = resolve_batch(batch_dims, indices_rank)? as i64;
+    let shape = graph.op("Shape").input(params).out();
+    let size = |from: i64, to: Option<i64>| {
+        let dims = slice_at(shape, &[At::Range(Some(from), to)]);
+        graph.op("Prod").inputs([dims, graph.constant([0i32])]).out()
+    };
+    let batch = size(0, Some(batch_dims));
+    let outer = size(batch_dims, Some(axis));
+    let gathered = size(axis, Some(axis + 1));
+    let inner = size(axis + 1, None);
+    let index_dims = slice_at(graph.op("Shape").input(indices).out(), &[At::Range(Some(batch_dims), None)]);
+    let n = graph.op("Prod").inputs([index_dims, graph.constant([0i32])]).out();
+    let pack = |dims: &[Output<'g>]| graph.op("Pack").inputs(dims.iter().copied()).out();
+
+    let dy = transpose(reshape(dy, pack(&[batch, outer, n, inner])), &[0, 2, 1, 3]);
+    let dy = reshape(dy, pack(&[batch * n, outer, inner]));
+    let first_row = graph.op("Range").inputs([graph.constant(0i32), batch, graph.constant(1i32)]).out() * gathered;
+    let indices = reshape(cast(indices, DType::I64), pack(&[batch, n]));
+    let rows = reshape(indices + reshape(cast(first_row, DType::I64), &[-1, 1]), &[-1]);
+    let sum = graph.op("UnsortedSegmentSum").inputs([dy, rows, batch * gathered]).out();
+    let sum = transpose(reshape(sum, pack(&[batch, gathered, outer, inner])), &[0, 2, 1, 3]);
+    Ok(reshape(sum, shape).into())
+}
+
+fn constant_axis(op: Operation<'_>) -> Result<i64> {
+    let node = op.input(2).operation().node();
+    match node.as_ref().filter(|node| node.op() == "Const") {
+        Some(node) => integer(node.attrs.tensor("value")?),
+        None => Err(Error::unimplemented("the gradient of GatherV2 needs a constant axis")),
+    }
+}
+
+fn forward(ctx: &mut KernelCtx<'_>, axis: i64, batch_dims: i64) -> Result<()> {
+    let (params, indices) = (ctx.input(0)?, ctx.input(1)?);
+    let shape = params.shape();
+    if shape.rank() == 0 {
+        return Err(Error::invalid_argument("params must be at least 1 dimensional"));
+    }
+    let axis = resolve_axis(axis, shape.rank())?;
+    let batch_dims = resolve_batch(batch_dims, indices.shape().rank())?;
+    check_batch(batch_dims, axis)?;
+    if shape[..batch_dims] != indices.shape()[..batch_dims] {
+        return Err(Error::invalid_argument(format!(
+            "the first {batch_dims} dimensions of params {shape} and indices {} differ",
+            indices.shape()
+        )));
+    }
+    let dims = [&shape[..axis], &indices.shape()[batch_dims..], &shape[axis + 1..]].concat();
+    let job = Pick {
+        pool: ctx.pool(),
+        rows: checked_indices(indices, shape[axis])?,
+        n_outer: product(&shape[batch_dims..axis]),
+        n_rows: shape[axis],
+        n_picked: product(&indices.shape()[batch_dims..]),
+        row_len: product(&shape[axis + 1..]),
+    };
+    let out = build(ctx, params.dtype(), Shape::new(&dims)?, &[params], job)?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+/// Indices that all lie below `n`; the error names the first that does not.
+pub(crate) fn checked_indices(indices: &Tensor, n: usize) -> Result<Vec<usize>> {
+    let values = integers(indices)?;
+    let mut checked = Vec::with_capacity(values.len());
+    for (i, &value) in values.iter().enumerate() {
+        match index_below(value, n) {
+            Some(index) => checked.push(index),
+            None => {
+                return Err(Error::invalid_argument(format!(
+                    "indices{} = {value} is not in [0, {n})",
+                    place(indices.shape(), i)
+                )));
+            }
+        }
+    }
+    Ok(checked)
+}
+
+/// `[1,2]`: where element `i` of a tensor of `shape` lies; nothing for a scalar.
+pub(crate) fn place(shape: &Shape, mut i: usize) -> String {
+    if shape.rank() == 0 {
+        return String::new();
+    }
+    let mut at = vec![0; shape.rank()];
+    for (at, &dim) in at.iter_mut().zip(shape.iter()).rev() {
+        *at = i % dim.max(1);
+        i /= dim.max(1);
+    }
+    let at: Vec<String> = at.iter().map(usize::to_string).collect();
+    format!("[{}]", at.join(","))
+}
+
+/// Picks rows: of params as [batch, outer, rows, row_len] into [batch, outer, picked, row_len].
+struct Pick<'a> {
+    pool: &'a IntraPool,
+    /// Which rows, `n_picked` for every batch.
+    rows: Vec<usize>,
+    n_outer: usize,
+    n_rows: usize,
+    n_picked: usize,
+    row_len: usize,
+}
+
+impl Job for Pick<'_> {
+    fn run<E: Item>(self, out: &mut [E], inputs: &[&[E]]) -> Result<()> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let (input, row_len) = (inputs[0], self.row_len);
+        // About a cache miss for every row, and a copy.
+        let per_chunk = pool::grain(0.2).div_ceil(row_len + 20).max(1);
+        self.pool.for_each_chunk(out, per_chunk * row_len, |i, out| {
+            for (k, out) in out.chunks_mut(row_len).enumerate() {
+                let k = i * per_chunk + k;
+                let (block, picked) = (k / self.n_picked, k % self.n_picked);
+                let row = self.rows[block / self.n_outer * self.n_picked + picked];
+                let at = (block * self.n_rows + row) * row_len;
+                out.clone_from_slice(&input[at..at + row_len]);
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Rows of `input` (along dimension 0) by number, for kernels that have checked the numbers.
+pub(crate) fn pick_rows(ctx: &KernelCtx<'_>, input: &Tensor, rows: Vec<usize>, shape: Shape) -> Result<Tensor> {
+    let n_rows = input.shape().first().copied().unwrap_or(1);
+    let row_len = product(input.shape().get(1..).unwrap_or(&[]));
+    let job = Pick { pool: ctx.pool(), n_outer: 1, n_rows, n_picked: rows.len(), row_len, rows };
+    build(ctx, input.dtype(), shape, &[input], job)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check_op, tensor, wavy};
+
+    fn grid() -> Tensor {
+        Tensor::from([[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    }
+
+    #[test]
+    fn gather() {
+        check_op("Gather").input(grid()).input([1i32, 0, 1]).gives([
+            [4.0f32, 5.0, 6.0],
+            [1.0, 2.0, 3.0],
+            [4.0, 5.0, 6.0],
+        ]);
+        check_op("Gather").input([7i64, 8, 9]).input([[2i64, 0]]).gives([[9i64, 7]]);
+        check_op("Gather").input(grid()).input(1i32).gives([4.0f32, 5.0, 6.0]);
+        let words = Tensor::from_strings([2], vec!["a".into(), "b".into()]).unwrap();
+        check_op("Gather").input(words).input(1i32).gives("b");
+        check_op("Gather").input(grid()).input(tensor::<i32, 1>([0], [])).gives(tensor::<f32, 2>([0, 3], []));
+    }
+
+    #[test]
+    fn along_an_axis() {
+        let case = |axis: i32| check_op("GatherV2").input(grid()).input([1i32, 1]).input(axis);
+        case(1).gives([[2.0f32, 2.0], [5.0, 5.0]]);
+        case(-1).gives([[2.0f32, 2.0], [5.0, 5.0]]);
+        case(-2).gives([[4.0f32, 5.0, 6.0], [4.0, 5.0, 6.0]]);
+        case(2).fails("axis 2 is out of range for rank 2");
+        check_op("GatherV2")
+            .input(grid())
+            .input([[2i16], [0]])
+            .input(1i64)
+            .gives(tensor([2, 2, 1], [3.0f32, 1.0, 6.0, 4.0]));
+    }
+
+    #[test]
+    fn batches_go_together() {
+        let case = |batch: i64| {
+            check_op("GatherV2").input(grid()).input([[2i32, 0], [1, 1]]).input(1i32).attr("batch_dims", batch)
+        };
+        case(1).gives([[3.0f32, 1.0], [5.0, 5.0]]);
+        case(-1).gives([[3.0f32, 1.0], [5.0, 5.0]]);
+        case(3).fails("Expected batch_dims in the range [-2, 2], but got 3");
+        case(2).fails("batch_dims (2) must be less than or equal to axis (1)");
+        // [batch 2, outer 1, gathered 3] picked by [batch 2, 1].
+        check_op("GatherV2")
+            .input(tensor([2, 1, 3], [1i32, 2, 3, 4, 5, 6]))
+            .input([[0i32], [2]])
+            .input(2i32)
+            .attr("batch_dims", 1i64)
+            .gives(tensor([2, 1, 1], [1i32, 6]));
+    }
+
+    #[test]
+    fn indices_out_of_range_are_named() {
+        check_op("Gather").input(grid()).input([[0i32, 1], [2, 0]]).fails("indices[1,0] = 2 is not in [0, 2)");
+        check_op("Gather").input(grid()).input(-1i64).fails("indices = -1 is not in [0, 2)");
+        check_op("Gather").input(1.0f32).input(0i32).fails("at least");
+        check_op("Gather").input(tensor::<f32, 1>([0], [])).input([0i32]).fails("indices[0] = 0 is not in [0, 0)");
+    }
+
+    #[test]
+    fn gradients() {
+        check_op("Gather").input(wavy([3, 2], 0)).input([[2i32, 0], [2, 2]]).gradient();
+        check_op("GatherV2").input(wavy([3], 0)).input([2i64, 2]).input(0i32).gradient();
+        check_op("GatherV2").input(wavy([3, 2], 0)).input([2i16, 0]).input(0i32).gradient();
+        check_op("GatherV2").input(wavy([2, 3, 2], 0)).input([[2i32, 0, 2]]).input(1i32).gradient();
+        check_op("GatherV2").input(wavy([2, 3], 0)).input([2i64, 0, 2]).input(-1i32).gradient();
+        check_op("GatherV2")
+            .input(wavy([2, 2, 3], 0))
+            .input([[2i32, 2], [0, 1]])
+            .input(2i32)
+            .attr("batch_dims", 1i64)
+            .gradient();
+    }
+
+    #[test]
+    fn the_gradient_of_rows_is_sparse() {
+        let g = crate::graph();
+        let x = g.placeholder::<f32>("x", [5usize, 2]);
+        let y = super::gather(x, g.constant([1i32, 1]), 0);
+        let grad = kolo_graph::gradients(&[y], &[x]).unwrap()[0].unwrap();
+        assert!(matches!(grad, Grad::Slices(_)));
+    }
+}

@@ -1,0 +1,123 @@
+//! `OneHot`: numbers as vectors with one element set.
+
+use kolo_core::{Error, PartialShape, Result, Shape};
+use kolo_graph::shape_fns::resolve_axis;
+use kolo_graph::{Gradient, IntoOutput, OpDef, Output};
+
+use super::elements::{Item, Job, build, index_below, integer, integers, product};
+use crate::op::{Op, cpu_any};
+use crate::{Cost, KernelCtx};
+
+/// For each of `indices` a vector of `depth` elements, `on` at the index and `off` elsewhere. An index out of range gives
+/// `off` throughout.
+#[track_caller]
+pub fn one_hot<'g>(indices: Output<'g>, depth: i32, on: Output<'g>, off: impl IntoOutput<'g>) -> Output<'g> {
+    let graph = indices.graph();
+    let off = off.into_output(graph, on.dtype());
+    graph.op("OneHot").inputs([indices, graph.constant(depth), on, off]).out()
+}
+
+pub(crate) static ONE_HOT: Op = Op {
+    def: OpDef {
+        name: "OneHot",
+        signature: "(indices:TI, depth:int32, on_value:T, off_value:T) -> (output:T) ; axis:int=-1, T:type, \
+                    TI:type{uint8,int8,int32,int64}=int64",
+        shape: |ctx| {
+            (1..4).try_for_each(|i| ctx.input_of_rank(i, 0).map(drop))?;
+            let Some(dims) = ctx.input(0).dims() else { return Ok(vec![PartialShape::unknown()]) };
+            let depth = match ctx.constant_integers(1).as_deref() {
+                Some([depth]) => Some(check_depth(*depth)?),
+                _ => None,
+            };
+            let mut dims = dims.to_vec();
+            dims.insert(place(ctx.attrs().int("axis")?, dims.len())?, depth);
+            Ok(vec![PartialShape::new(&dims)])
+        },
+        gradient: Gradient::None("the result only changes in steps"),
+        ..OpDef::BASE
+    },
+    kernels: &[cpu_any(forward)],
+    cost: Cost::Elements,
+};
+
+fn check_depth(depth: i64) -> Result<usize> {
+    usize::try_from(depth).map_err(|_| Error::invalid_argument(format!("depth must be non-negative, got: {depth}")))
+}
+
+/// Where the new dimension goes; −1 is last.
+fn place(axis: i64, rank: usize) -> Result<usize> {
+    resolve_axis(axis, rank + 1).map_err(|_| {
+        Error::invalid_argument(format!("Expected axis to be -1 or between [0, {rank}).  But received: {axis}"))
+    })
+}
+
+fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (indices, on, off) = (ctx.input(0)?, ctx.input(2)?, ctx.input(3)?);
+    for (name, value) in [("on_value", on), ("off_value", off)] {
+        if value.n_elements() != 1 {
+            return Err(Error::invalid_argument(format!("{name} must be a scalar, but got: {}", value.shape())));
+        }
+    }
+    let depth = check_depth(integer(ctx.input(1)?)?)?;
+    let mut dims = indices.shape().to_vec();
+    let axis = place(ctx.attrs().int("axis")?, dims.len())?;
+    let inner = product(&dims[axis..]);
+    dims.insert(axis, depth);
+    let job = Mark { indices: integers(indices)?, depth, inner };
+    let out = build(ctx, on.dtype(), Shape::new(&dims)?, &[on, off], job)?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+/// Marks the output, seen as [outer, depth, inner], where the indices, as [outer, inner], say.
+struct Mark {
+    indices: Vec<i64>,
+    depth: usize,
+    inner: usize,
+}
+
+impl Job for Mark {
+    fn run<E: Item>(self, out: &mut [E], inputs: &[&[E]]) -> Result<()> {
+        let [[on], [off]] = inputs else { return Err(Error::internal("OneHot takes two scalars")) };
+        out.fill(off.clone());
+        for (i, &index) in self.indices.iter().enumerate() {
+            if let Some(index) = index_below(index, self.depth) {
+                // There are indices, so inner is not 0.
+                let (outer, inner) = (i / self.inner, i % self.inner);
+                out[(outer * self.depth + index) * self.inner + inner] = on.clone();
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{check_op, tensor};
+
+    #[test]
+    fn one_hot() {
+        let case = |depth: i32| check_op("OneHot").input([0i64, 2, -1, 1]).input(depth).input(5.0f32).input(0.5f32);
+        case(3).gives([[5.0f32, 0.5, 0.5], [0.5, 0.5, 5.0], [0.5, 0.5, 0.5], [0.5, 5.0, 0.5]]);
+        case(1).gives([[5.0f32], [0.5], [0.5], [0.5]]);
+        case(0).gives(tensor::<f32, 2>([4, 0], []));
+        case(-1).fails("depth must be non-negative, got: -1");
+        case(2).attr("axis", 0i64).gives([[5.0f32, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 5.0]]);
+        case(2).attr("axis", 2i64).fails("Expected axis to be -1 or between");
+        check_op("OneHot").input(1u8).input(2i32).input(true).input(false).gives([false, true]);
+        check_op("OneHot")
+            .input([[0i32, 1], [1, 5]])
+            .input(2i32)
+            .input(1i64)
+            .input(0i64)
+            .attr("axis", 1i64)
+            .gives(tensor([2, 2, 2], [1i64, 0, 0, 1, 0, 0, 1, 0]));
+        check_op("OneHot")
+            .input(tensor::<i32, 1>([0], []))
+            .input(2i32)
+            .input(1i8)
+            .input(0i8)
+            .gives(tensor::<i8, 2>([0, 2], []));
+        check_op("OneHot").input([0i32]).input(2i32).input([1i8]).input(0i8).fails("rank 0");
+    }
+}

@@ -1,0 +1,159 @@
+//! `ArgMax`, `ArgMin`: where along an axis the largest or smallest element is; the first of equals.
+
+use half::{bf16, f16};
+use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape};
+use kolo_device::cpu::pool;
+use kolo_graph::shape_fns::resolve_axis;
+use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+
+use crate::math::elementwise::collect;
+use crate::math::number::Number;
+use crate::math::segment::unsorted::segment_ids;
+use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::{Cost, KernelCtx};
+
+/// The position of the largest element along `axis`, as int64.
+#[track_caller]
+pub fn argmax(x: Output<'_>, axis: i32) -> Output<'_> {
+    x.graph().op("ArgMax").input(x).input(x.graph().constant(axis)).out()
+}
+
+/// The position of the smallest element along `axis`, as int64.
+#[track_caller]
+pub fn argmin(x: Output<'_>, axis: i32) -> Output<'_> {
+    x.graph().op("ArgMin").input(x).input(x.graph().constant(axis)).out()
+}
+
+pub(crate) static ARG_MAX: Op = arg_extreme(
+    "ArgMax",
+    "(input:T, dimension:Tidx) -> (output:output_type) ; \
+     T:type{num}, Tidx:type{int16,int32,int64}=int32, output_type:type{int16,uint16,int32,int64}=int64",
+    MAX_KERNELS,
+);
+pub(crate) static ARG_MIN: Op = arg_extreme(
+    "ArgMin",
+    "(input:T, dimension:Tidx) -> (output:output_type) ; \
+     T:type{num}, Tidx:type{int32,int64}=int32, output_type:type{int32,int64}=int64",
+    MIN_KERNELS,
+);
+
+const fn arg_extreme(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
+    Op {
+        def: OpDef {
+            name,
+            signature,
+            shape,
+            gradient: Gradient::None("a position is piecewise constant"),
+            ..OpDef::BASE
+        },
+        kernels,
+        cost: Cost::Elements,
+    }
+}
+
+fn shape(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
+    let Some(dims) = ctx.input(0).dims() else { return Ok(vec![PartialShape::unknown()]) };
+    if dims.is_empty() {
+        return Ok(vec![PartialShape::scalar()]);
+    }
+    let left: Vec<Dim> = match ctx.constant_integers(1).as_deref() {
+        Some([axis]) => {
+            let axis = resolve_axis(*axis, dims.len())?;
+            dims.iter().enumerate().filter(|(i, _)| *i != axis).map(|(_, dim)| *dim).collect()
+        }
+        _ => vec![None; dims.len() - 1],
+    };
+    Ok(vec![PartialShape::new(&left)])
+}
+
+/// `better(new, best)` says whether a later element replaces the best so far.
+fn find<T: Number>(ctx: &mut KernelCtx<'_>, better: impl Fn(T, T) -> bool + Sync) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let axis = match segment_ids(ctx, 1)?.as_slice() {
+        [axis] => *axis,
+        _ => return Err(Error::invalid_argument("dim must be a scalar, but received tensor of another shape")),
+    };
+    // A scalar counts as a vector of one element.
+    let dims = if shape.rank() == 0 { &[1][..] } else { &shape[..] };
+    let axis = resolve_axis(axis, dims.len())?;
+    let (n, inner) = (dims[axis], dims[axis + 1..].iter().product::<usize>());
+    if n == 0 {
+        return Err(Error::invalid_argument(format!("Reduction axis {axis} is empty in shape {shape}")));
+    }
+    let left: Vec<usize> = dims.iter().enumerate().filter(|(i, _)| *i != axis).map(|(_, &dim)| dim).collect();
+    let left = Shape::new(&left)?;
+    let values = ctx.data::<T>(0)?;
+    let mut positions = vec![0usize; left.n_elements()];
+    let per_task = (pool::grain(0.7) / n).max(1);
+    ctx.pool().for_each_chunk(&mut positions, per_task, |task, positions| {
+        for (i, position) in positions.iter_mut().enumerate() {
+            let at = task * per_task + i;
+            let first = at / inner * n * inner + at % inner;
+            let (mut best, mut found) = (values[first], 0);
+            for (j, &x) in values[first..].iter().step_by(inner).take(n).enumerate() {
+                if better(x, best) {
+                    (best, found) = (x, j);
+                }
+            }
+            *position = found;
+        }
+    });
+    let out = match ctx.attrs().dtype("output_type")? {
+        DType::I64 => collect(ctx, left, |i| positions[i] as i64)?,
+        DType::I16 => collect(ctx, left, |i| positions[i] as i16)?,
+        DType::U16 => collect(ctx, left, |i| positions[i] as u16)?,
+        _ => collect(ctx, left, |i| positions[i] as i32)?,
+    };
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    find::<T>(
+        ctx,
+        #[inline(always)]
+        |new, best| new > best,
+    )
+}
+
+fn min_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    find::<T>(
+        ctx,
+        #[inline(always)]
+        |new, best| new < best,
+    )
+}
+
+const MAX_KERNELS: &[KernelDef] = cpu_kernels!(max_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+const MIN_KERNELS: &[KernelDef] = cpu_kernels!(min_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+
+#[cfg(test)]
+mod tests {
+    use kolo_core::DType;
+
+    use crate::testing::{check_op, tensor};
+
+    #[test]
+    fn positions() {
+        let x = [[1.0f32, 5.0, 5.0], [7.0, 2.0, 6.0]];
+        check_op("ArgMax").input(x).input(0i32).gives([1i64, 0, 1]);
+        check_op("ArgMax").input(x).input(1i64).gives([1i64, 0]);
+        check_op("ArgMin").input(x).input(-1i32).gives([0i64, 1]);
+        check_op("ArgMin").attr("output_type", DType::I32).input([3i32, 1, 1]).input(0i32).gives(1i32);
+        check_op("ArgMax").attr("output_type", DType::U16).input([3u8, 1, 9]).input(0i16).gives(2u16);
+        check_op("ArgMax").input(4.0f32).input(0i32).gives(0i64);
+        let deep = tensor([2, 2, 2], [1i32, 8, 3, 4, 9, 2, 0, 5]);
+        check_op("ArgMax").input(deep).input(1i32).gives([[1i64, 0], [0, 1]]);
+        check_op("ArgMax").input(tensor::<f32, 2>([0, 3], [])).input(1i32).gives(tensor::<i64, 1>([0], []));
+        check_op("ArgMax").input(tensor::<f32, 2>([3, 0], [])).input(1i32).fails("Reduction axis 1 is empty");
+        check_op("ArgMax").input(x).input(2i32).fails("axis 2 is out of range for rank 2");
+    }
+
+    #[test]
+    fn many_rows_are_split_without_gaps() {
+        let (rows, n) = (5003, 17);
+        let values: Vec<f32> = (0..rows * n).map(|i| ((i % n + i / n) % n) as f32).collect();
+        let expected: Vec<i64> = (0..rows).map(|row| ((n - 1 + n - row % n) % n) as i64).collect();
+        check_op("ArgMax").input(tensor([rows, n], values)).input(1i32).gives(expected);
+    }
+}

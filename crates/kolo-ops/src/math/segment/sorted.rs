@@ -1,0 +1,343 @@
+//! `SegmentSum`, `Mean`, `Prod`, `Max`, `Min`: row `s` of the output brings together the rows of `data` whose segment id is
+//! `s`; ids are in ascending order. `SparseSegmentSum`, `Mean`, `SqrtN`: the same of the rows that `indices` names.
+
+use half::{bf16, f16};
+use kolo_core::{Error, PartialShape, Result, Shape};
+use kolo_graph::{Grad, Gradient, InferCtx, IntoOutput, OpDef, Operation, Output};
+
+use crate::math::binary::first;
+use crate::math::elementwise::lanes;
+use crate::math::number::{Floating, Number};
+use crate::math::reduce::extreme::{Max, Min};
+use crate::math::reduce::prod::Prod;
+use crate::math::reduce::sum::{Mean, Sum};
+use crate::math::reduce::walk::Reducer;
+use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::{Cost, KernelCtx};
+
+macro_rules! builders {
+    ($($function:ident, $op:literal, $doc:literal;)*) => {
+        $(#[doc = $doc]
+        #[track_caller]
+        pub fn $function<'g>(data: Output<'g>, segment_ids: Output<'g>) -> Output<'g> {
+            data.graph().op($op).input(data).input(segment_ids).out()
+        })*
+    };
+}
+
+builders! {
+    segment_sum, "SegmentSum", "Row `s` is the sum of the rows of `data` whose id is `s`; ids ascend.";
+    segment_mean, "SegmentMean", "Row `s` is the mean of the rows of `data` whose id is `s`; ids ascend.";
+    segment_max, "SegmentMax", "Row `s` is the largest of the rows of `data` whose id is `s`; ids ascend.";
+    segment_min, "SegmentMin", "Row `s` is the smallest of the rows of `data` whose id is `s`; ids ascend.";
+    segment_prod, "SegmentProd", "Row `s` is the product of the rows of `data` whose id is `s`; ids ascend.";
+}
+
+/// Row `s` is the sum of the rows `indices[i]` of `data` for which `segment_ids[i]` is `s`; ids ascend.
+#[track_caller]
+pub fn sparse_segment_sum<'g>(data: Output<'g>, indices: Output<'g>, segment_ids: Output<'g>) -> Output<'g> {
+    data.graph().op("SparseSegmentSum").inputs([data, indices, segment_ids]).out()
+}
+
+/// Row `s` is the mean of the rows `indices[i]` of `data` for which `segment_ids[i]` is `s`; ids ascend.
+#[track_caller]
+pub fn sparse_segment_mean<'g>(data: Output<'g>, indices: Output<'g>, segment_ids: Output<'g>) -> Output<'g> {
+    data.graph().op("SparseSegmentMean").inputs([data, indices, segment_ids]).out()
+}
+
+pub(crate) static SEGMENT_SUM: Op = sorted("SegmentSum", SUM_KERNELS, Gradient::Rule(segment_gradient));
+pub(crate) static SEGMENT_MEAN: Op = sorted("SegmentMean", MEAN_KERNELS, Gradient::Rule(segment_gradient));
+pub(crate) static SEGMENT_MAX: Op = sorted("SegmentMax", MAX_KERNELS, Gradient::Rule(extreme_gradient));
+pub(crate) static SEGMENT_MIN: Op = sorted("SegmentMin", MIN_KERNELS, Gradient::Rule(extreme_gradient));
+pub(crate) static SEGMENT_PROD: Op =
+    sorted("SegmentProd", PROD_KERNELS, Gradient::Refused("SegmentProd has no gradient; UnsortedSegmentProd does"));
+pub(crate) static SPARSE_SEGMENT_SUM: Op = sparse("SparseSegmentSum", SPARSE_SUM_KERNELS);
+pub(crate) static SPARSE_SEGMENT_MEAN: Op = sparse("SparseSegmentMean", SPARSE_MEAN_KERNELS);
+pub(crate) static SPARSE_SEGMENT_SQRT_N: Op = sparse("SparseSegmentSqrtN", SPARSE_SQRT_N_KERNELS);
+
+const fn sorted(name: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
+    Op {
+        def: OpDef {
+            name,
+            signature: "(data:T, segment_ids:Tindices) -> (output:T) ; T:type{num}, Tindices:type{int32,int64}",
+            shape: |ctx| {
+                let ids = ctx.input_of_rank(1, 1)?;
+                let front = ctx.input_of_rank_at_least(0, 1)?.dim(0);
+                PartialShape::new(&[front]).merge(&ids).map_err(|_| length_error(ctx.input(0), &ids))?;
+                rows_of_unknown_number(ctx)
+            },
+            gradient,
+            ..OpDef::BASE
+        },
+        kernels,
+        cost: Cost::Elements,
+    }
+}
+
+const fn sparse(name: &'static str, kernels: &'static [KernelDef]) -> Op {
+    Op {
+        def: OpDef {
+            name,
+            signature: "(data:T, indices:Tidx, segment_ids:Tsegmentids) -> (output:T) ; T:type{num}, \
+                        Tidx:type{int32,int64}=int32, Tsegmentids:type{int32,int64}=int32, sparse_gradient:bool=false",
+            shape: |ctx| {
+                ctx.input_of_rank_at_least(0, 1)?;
+                let (indices, ids) = (ctx.input_of_rank(1, 1)?, ctx.input_of_rank(2, 1)?);
+                indices.merge(&ids).map_err(|_| length_error(&indices, &ids))?;
+                rows_of_unknown_number(ctx)
+            },
+            gradient: Gradient::Rule(sparse_gradient),
+            ..OpDef::BASE
+        },
+        kernels,
+        cost: Cost::Elements,
+    }
+}
+
+/// As many rows as the last id says, which is a value.
+fn rows_of_unknown_number(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
+    Ok(vec![match ctx.input(0).dims() {
+        Some([_, row @ ..]) => PartialShape::new(&[None]).concat(&PartialShape::new(row)),
+        _ => PartialShape::unknown(),
+    }])
+}
+
+fn length_error(rows: &PartialShape, ids: &PartialShape) -> Error {
+    Error::invalid_argument(format!("segment_ids should be the same size as dimension 0 of input: {rows} and {ids}"))
+}
+
+/// For each id, the row of `segments` it names.
+fn rows<'g>(segments: Output<'g>, ids: Output<'g>) -> Output<'g> {
+    let graph = segments.graph();
+    graph.op("GatherV2").inputs([segments, ids, graph.constant(0i32)]).out()
+}
+
+/// How many rows each segment brings together, as a column that broadcasts against `like`, which has as many dimensions
+/// as the output.
+fn counts<'g>(ids: Output<'g>, like: Output<'g>) -> Output<'g> {
+    let graph = ids.graph();
+    let ones =
+        graph.op("Fill").input(graph.op("Shape").input(ids).out()).input(1.0.into_output(graph, like.dtype())).out();
+    let counts = segment_sum(ones, ids);
+    let shape = match like.shape().rank() {
+        Some(rank) => {
+            let mut shape = vec![1i32; rank.max(1)];
+            shape[0] = -1;
+            graph.constant(shape)
+        }
+        None => {
+            let rank = graph.op("Rank").input(like).out();
+            let n = graph.op("Reshape").input(rank - 1).input(graph.constant([1i32])).out();
+            let ones = graph.op("Fill").input(n).input(graph.constant(1i32)).out();
+            graph.op("ConcatV2").inputs([graph.constant([-1i32]), ones, graph.constant(0i32)]).attr("N", 2i64).out()
+        }
+    };
+    graph.op("Reshape").input(counts).input(shape).out()
+}
+
+fn segment_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    let (ids, dy) = (op.input(1), first(dy)?);
+    // Ids that no row has count 0, but no row asks for them either.
+    let each = if op.op() == "SegmentMean" { dy / counts(ids, dy) } else { dy };
+    Ok(vec![Some(rows(each, ids).into())])
+}
+
+/// Elements that are equally extreme share the gradient of their segment.
+fn extreme_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    let (graph, ids, dy) = (op.graph(), op.input(1), first(dy)?);
+    let is_chosen = graph.op("Equal").input(op.input(0)).input(rows(op.output(0), ids)).out();
+    let is_chosen = graph.op("Cast").input(is_chosen).attr("DstT", dy.dtype()).out();
+    let share = graph.op("DivNoNan").input(dy).input(segment_sum(is_chosen, ids)).out();
+    Ok(vec![Some((is_chosen * rows(share, ids)).into())])
+}
+
+fn sparse_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    let (graph, indices, ids, dy) = (op.graph(), op.input(1), op.input(2), first(dy)?);
+    let each = match op.op() {
+        "SparseSegmentSum" => dy,
+        "SparseSegmentMean" => dy / counts(ids, dy),
+        _ => dy / graph.op("Sqrt").input(counts(ids, dy)).out(),
+    };
+    let shape = graph.op("Shape").input(op.input(0)).out();
+    let [zero, one] = [0i32, 1].map(|i| graph.constant([i]));
+    let n_rows = graph.op("StridedSlice").inputs([shape, zero, one, one]).attr("shrink_axis_mask", 1i64).out();
+    Ok(vec![Some(graph.op("UnsortedSegmentSum").inputs([rows(each, ids), indices, n_rows]).out().into())])
+}
+
+/// The sum divided by the root of the number of rows.
+#[derive(Clone, Copy)]
+struct SqrtN;
+
+impl<T: Floating> Reducer<T> for SqrtN {
+    type Acc = T::Wide;
+    const START: T::Wide = T::Wide::ZERO;
+    #[inline(always)]
+    fn step(acc: T::Wide, x: T) -> T::Wide {
+        acc + x.widen()
+    }
+    #[inline(always)]
+    fn join(a: T::Wide, b: T::Wide) -> T::Wide {
+        a + b
+    }
+    #[inline(always)]
+    fn finish(acc: T::Wide, n: usize) -> T {
+        T::narrow(acc / T::Wide::from_f64((n as f64).sqrt()))
+    }
+}
+
+/// Brings rows together by the ids in the last input; which rows is in input 1 if there are three inputs. `gap` fills the
+/// rows of segments that have none.
+fn by_segment<T: Number, R: Reducer<T>>(ctx: &mut KernelCtx<'_>, gap: T) -> Result<()> {
+    let last = ctx.n_inputs() - 1;
+    let shape = ctx.input(0)?.shape().clone();
+    let Some((&n_rows, row)) = shape.split_first() else {
+        return Err(Error::invalid_argument("data should have at least one dimension"));
+    };
+    let ids = ctx.integers(last)?;
+    let picks = if last == 2 { Some(ctx.integers(1)?) } else { None };
+    if ctx.input(last)?.shape().rank() != 1 || ids.len() != picks.as_ref().map_or(n_rows, Vec::len) {
+        let rows = ctx.input(last - 1)?.shape();
+        return Err(length_error(&rows.into(), &ctx.input(last)?.shape().into()));
+    }
+    if let Some(i) = picks.iter().flatten().position(|&pick| pick < 0 || pick >= n_rows as i64) {
+        return Err(Error::invalid_argument(format!("indices[{i}] is out of range [0, {n_rows})")));
+    }
+    if ids.first().is_some_and(|&id| id < 0) {
+        return Err(Error::invalid_argument("segment ids must be >= 0"));
+    }
+    if !ids.is_sorted() {
+        return Err(Error::invalid_argument("segment ids are not increasing"));
+    }
+    let n_segments = match ids.last() {
+        Some(&id) => usize::try_from(id).ok().and_then(|id| id.checked_add(1)),
+        None => Some(0),
+    };
+    let n_segments = n_segments.ok_or_else(|| Error::invalid_argument("a segment id is too large"))?;
+    let mut out = ctx.allocate(T::DTYPE, Shape::new(&[&[n_segments], row].concat())?)?;
+    let row: usize = row.iter().product();
+    let values = ctx.data::<T>(0)?;
+    if row > 0 && n_segments > 0 {
+        // Tasks of about 16 Ki elements, by the sizes alone.
+        let per_task = (16_384 * n_segments / (ids.len() * row).max(1)).clamp(1, n_segments);
+        ctx.pool().for_each_chunk(out.data_mut::<T>()?, per_task * row, |task, out| {
+            let mut acc = vec![R::START; row];
+            for (i, out) in out.chunks_exact_mut(row).enumerate() {
+                let id = (task * per_task + i) as i64;
+                let members = ids.partition_point(|&other| other < id)..ids.partition_point(|&other| other <= id);
+                if members.is_empty() {
+                    out.fill(gap);
+                    continue;
+                }
+                let n = members.len();
+                acc.fill(R::START);
+                lanes::<T, _>(
+                    #[inline(always)]
+                    || {
+                        for member in members {
+                            let at = picks.as_ref().map_or(member, |picks| picks[member] as usize);
+                            for (acc, &x) in acc.iter_mut().zip(&values[at * row..(at + 1) * row]) {
+                                *acc = R::step(*acc, x);
+                            }
+                        }
+                        out.iter_mut().zip(&acc).for_each(|(y, &acc)| *y = R::finish(acc, n));
+                    },
+                );
+            }
+        });
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+macro_rules! kernels {
+    ($($table:ident, $function:ident, $bound:ident, $reducer:ident, $gap:ident, ($($ty:ty),*);)*) => {
+        $(fn $function<T: $bound>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+            by_segment::<T, $reducer>(ctx, T::$gap)
+        }
+        const $table: &[KernelDef] = cpu_kernels!($function: $($ty),*);)*
+    };
+}
+
+// As in TensorFlow, a segment without rows is 0, and 1 for products.
+kernels! {
+    SUM_KERNELS, sum_kernel, Number, Sum, ZERO, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+    MEAN_KERNELS, mean_kernel, Number, Mean, ZERO, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+    MAX_KERNELS, max_kernel, Number, Max, ZERO, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+    MIN_KERNELS, min_kernel, Number, Min, ZERO, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+    PROD_KERNELS, prod_kernel, Number, Prod, ONE, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+    SPARSE_SUM_KERNELS, sparse_sum_kernel, Number, Sum, ZERO, (f32, f64, f16, bf16, i32, i64);
+    SPARSE_MEAN_KERNELS, sparse_mean_kernel, Floating, Mean, ZERO, (f32, f64, f16, bf16);
+    SPARSE_SQRT_N_KERNELS, sparse_sqrt_n_kernel, Floating, SqrtN, ZERO, (f32, f64, f16, bf16);
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_core::Tensor;
+
+    use crate::testing::{check_op, tensor, wavy};
+
+    #[test]
+    fn segments() {
+        let data = [[1.0f32, 5.0], [3.0, 4.0], [2.0, 6.0]];
+        let test = |op: &str| check_op(op).input(data).input([0i32, 0, 2]);
+        test("SegmentSum").gives([[4.0f32, 9.0], [0.0, 0.0], [2.0, 6.0]]);
+        test("SegmentMean").gives([[2.0f32, 4.5], [0.0, 0.0], [2.0, 6.0]]);
+        test("SegmentMax").gives([[3.0f32, 5.0], [0.0, 0.0], [2.0, 6.0]]);
+        test("SegmentMin").gives([[1.0f32, 4.0], [0.0, 0.0], [2.0, 6.0]]);
+        test("SegmentProd").gives([[3.0f32, 20.0], [1.0, 1.0], [2.0, 6.0]]);
+        check_op("SegmentSum").input([1i64, 2, 3]).input([1i64, 1, 1]).gives([0i64, 6]);
+        check_op("SegmentSum").input(tensor::<f32, 2>([0, 2], [])).input(tensor::<i32, 1>([0], [])).gives(tensor::<
+            f32,
+            2,
+        >(
+            [0, 2], []
+        ));
+    }
+
+    #[test]
+    fn bad_ids() {
+        check_op("SegmentSum").input([1.0f32, 2.0]).input([1i32, 0]).fails("segment ids are not increasing");
+        check_op("SegmentSum").input([1.0f32, 2.0]).input([-1i32, 0]).fails("segment ids must be >= 0");
+        check_op("SegmentSum").input([1.0f32, 2.0]).input([0i32]).fails("should be the same size as dimension 0");
+        check_op("SegmentSum").input([1.0f32, 2.0]).input([0i64, i64::MAX]).fails("too");
+        check_op("SparseSegmentSum").input([1.0f32]).input([1i32]).input([0i32]).fails("indices[0] is out of range");
+        check_op("SparseSegmentSum").input([1.0f32]).input([0i32, 0]).input([0i32]).fails("same size");
+    }
+
+    #[test]
+    fn rows_by_index() {
+        let data = [[1.0f32, 2.0], [3.0, 4.0], [5.0, 6.0]];
+        let test = |op: &str| check_op(op).input(data).input([2i32, 0, 2, 1]).input([0i64, 0, 0, 2]);
+        test("SparseSegmentSum").gives([[11.0f32, 14.0], [0.0, 0.0], [3.0, 4.0]]);
+        test("SparseSegmentMean").gives([[11.0f32 / 3.0, 14.0 / 3.0], [0.0, 0.0], [3.0, 4.0]]);
+        let root = 3.0f32.sqrt();
+        test("SparseSegmentSqrtN").gives([[11.0 / root, 14.0 / root], [0.0, 0.0], [3.0, 4.0]]);
+    }
+
+    #[test]
+    fn many_segments_are_shared_out_without_loss() {
+        let (n, row) = (6000, 9);
+        let data: Vec<f32> = (0..n * row).map(|i| (i % 10) as f32).collect();
+        let ids: Vec<i32> = (0..n).map(|i| (i / 7) as i32).collect();
+        let n_segments = ids[n - 1] as usize + 1;
+        let mut expected = vec![0.0f32; n_segments * row];
+        for (i, x) in data.iter().enumerate() {
+            expected[ids[i / row] as usize * row + i % row] += x;
+        }
+        check_op("SegmentSum")
+            .input(tensor([n, row], data))
+            .input(ids)
+            .gives(Tensor::from_vec([n_segments, row], expected).unwrap());
+    }
+
+    #[test]
+    fn gradients() {
+        for op in ["SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin"] {
+            check_op(op).input(wavy([4, 2], 1)).input([0i32, 0, 2, 2]).gradient();
+            check_op(op).input(wavy([3], 1)).input([0i64, 1, 1]).gradient();
+        }
+        for op in ["SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"] {
+            check_op(op).input(wavy([3, 2], 1)).input([2i32, 0, 2, 1]).input([0i32, 0, 1, 1]).gradient();
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! `TopK`, `TopKV2`: the largest elements of each row and where they are. `InTopK`, `InTopKV2`: whether a class is among
+//! the most probable ones.
+
+use std::cmp::Ordering;
+
+use half::{bf16, f16};
+use kolo_core::{DType, Dim, Element, Error, PartialShape, Result, Shape, Tensor};
+use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
+
+use crate::math::binary::first;
+use crate::math::elementwise::collect;
+use crate::math::number::Number;
+use crate::math::segment::unsorted::segment_ids;
+use crate::op::{KernelDef, Op, cpu_any, cpu_kernels};
+use crate::{Cost, KernelCtx};
+
+/// The `k` largest elements of each row of the last dimension, largest first, and their positions as int32. Of equals the
+/// first comes first.
+#[track_caller]
+pub fn top_k(x: Output<'_>, k: i32) -> (Output<'_>, Output<'_>) {
+    let operation = x.graph().op("TopKV2").input(x).input(x.graph().constant(k)).build();
+    (operation.output(0), operation.output(1))
+}
+
+/// For each row of `predictions`, whether fewer than `k` of them are larger than that of the class in `targets`.
+#[track_caller]
+pub fn in_top_k<'g>(predictions: Output<'g>, targets: Output<'g>, k: i64) -> Output<'g> {
+    predictions.graph().op("InTopK").input(predictions).input(targets).attr("k", k).out()
+}
+
+pub(crate) static TOP_K_V2: Op = Op {
+    def: OpDef {
+        name: "TopKV2",
+        signature: "(input:T, k:Tk) -> (values:T, indices:index_type) ; sorted:bool=true, T:type{real}, \
+                    Tk:type{int16,int32,int64}=int32, index_type:type{int16,int32,int64}=int32",
+        shape: |ctx| {
+            let k = match ctx.constant_integers(1).as_deref() {
+                Some([k]) => Some(to_count(*k)?),
+                _ => None,
+            };
+            top_k_shape(ctx, k)
+        },
+        gradient: Gradient::Rule(gradient),
+        ..OpDef::BASE
+    },
+    kernels: TOP_K_KERNELS,
+    cost: Cost::Elements,
+};
+
+pub(crate) static TOP_K: Op = Op {
+    def: OpDef {
+        name: "TopK",
+        signature: "(input:T) -> (values:T, indices:int32) ; k:int>=0, sorted:bool=true, T:type{real}",
+        shape: |ctx| top_k_shape(ctx, Some(to_count(ctx.attrs().int("k")?)?)),
+        gradient: Gradient::Rule(gradient),
+        ..OpDef::BASE
+    },
+    kernels: TOP_K_KERNELS,
+    cost: Cost::Elements,
+};
+
+pub(crate) static IN_TOP_K: Op =
+    in_top_k_op("InTopK", "(predictions:float, targets:T) -> (precision:bool) ; k:int, T:type{int32,int64}=int32");
+pub(crate) static IN_TOP_K_V2: Op =
+    in_top_k_op("InTopKV2", "(predictions:float, targets:T, k:T) -> (precision:bool) ; T:type{int32,int64}=int32");
+
+const fn in_top_k_op(name: &'static str, signature: &'static str) -> Op {
+    Op {
+        def: OpDef {
+            name,
+            signature,
+            shape: |ctx| {
+                let rows = ctx.input_of_rank(0, 2)?.dim(0);
+                Ok(vec![PartialShape::new(&[rows]).merge(&ctx.input_of_rank(1, 1)?)?])
+            },
+            gradient: Gradient::None("truth values have no gradient"),
+            ..OpDef::BASE
+        },
+        kernels: IN_TOP_K_KERNELS,
+        cost: Cost::Elements,
+    }
+}
+
+fn to_count(k: i64) -> Result<usize> {
+    usize::try_from(k).map_err(|_| Error::invalid_argument(format!("Need k >= 0, got {k}")))
+}
+
+fn too_few(n: usize, k: usize) -> Error {
+    Error::invalid_argument(format!("input must have at least k columns. Had {n}, needed {k}"))
+}
+
+fn top_k_shape(ctx: &InferCtx<'_>, k: Dim) -> Result<Vec<PartialShape>> {
+    let input = ctx.input_of_rank_at_least(0, 1)?;
+    if let (Some(n), Some(k)) = (input.dim(-1), k)
+        && n < k
+    {
+        return Err(too_few(n, k));
+    }
+    Ok(vec![
+        match input.dims() {
+            Some([front @ .., _]) => PartialShape::new(front).concat(&PartialShape::new(&[k])),
+            _ => PartialShape::unknown(),
+        };
+        2
+    ])
+}
+
+/// Each gradient goes back to where its element was; the others get 0.
+fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    let (graph, x, dy) = (op.graph(), op.input(0), first(dy)?);
+    let shape_of = |of: Output<'g>| graph.op("Shape").input(of).out();
+    // The last size of a shape, in a vector of its own.
+    let last = |shape: Output<'g>| {
+        let [minus_one, zero, one] = [-1i32, 0, 1].map(|i| graph.constant([i]));
+        graph.op("StridedSlice").inputs([shape, minus_one, zero, one]).attr("end_mask", 1i64).out()
+    };
+    let flat = |of: Output<'g>| graph.op("Reshape").input(of).input(graph.constant([-1i32])).out();
+    let indices = graph.op("Cast").input(op.output(1)).attr("DstT", DType::I32).out();
+    // Row r of the input begins at r · n.
+    let n_taken = graph.op("Size").input(indices).out();
+    let number = graph.op("Range").inputs([graph.constant(0i32), n_taken, graph.constant(1i32)]).out();
+    let row = graph.op("FloorDiv").input(number).input(last(shape_of(indices))).out();
+    let at = row * last(shape_of(x)) + flat(indices);
+    let size = graph.op("Size").input(x).out();
+    let dx = graph.op("UnsortedSegmentSum").inputs([flat(dy), at, size]).out();
+    let dx = graph.op("Reshape").input(dx).input(shape_of(x)).out();
+    Ok(if op.n_inputs() == 2 { vec![Some(dx.into()), None] } else { vec![Some(dx.into())] })
+}
+
+fn top_k_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let k = match ctx.n_inputs() {
+        1 => to_count(ctx.attrs().int("k")?)?,
+        _ => match segment_ids(ctx, 1)?.as_slice() {
+            [k] => to_count(*k)?,
+            _ => return Err(Error::invalid_argument("k must be a scalar")),
+        },
+    };
+    let shape = ctx.input(0)?.shape().clone();
+    let Some((&n, front)) = shape.split_last() else {
+        return Err(Error::invalid_argument("input must be >= 1-D, got shape []"));
+    };
+    if n < k {
+        return Err(too_few(n, k));
+    }
+    let positions_fit = u32::try_from(n).is_ok();
+    if !positions_fit {
+        return Err(Error::invalid_argument(format!("rows of {n} elements are too long")));
+    }
+    let shape = Shape::new(&[front, &[k]].concat())?;
+    let mut values = ctx.allocate(T::DTYPE, shape.clone())?;
+    let mut positions = vec![0u32; shape.n_elements()];
+    let input = ctx.data::<T>(0)?;
+    if k > 0 {
+        let rows_per_task = (4096 / n).max(1);
+        ctx.pool().for_each_chunk2(values.data_mut::<T>()?, &mut positions, rows_per_task * k, |task, values, at| {
+            let mut order: Vec<u32> = Vec::with_capacity(n);
+            for (i, (values, at)) in values.chunks_exact_mut(k).zip(at.chunks_exact_mut(k)).enumerate() {
+                let start = (task * rows_per_task + i) * n;
+                let row = &input[start..start + n];
+                order.clear();
+                order.extend(0..n as u32);
+                let compare = |a: &u32, b: &u32| before(row[*a as usize], row[*b as usize]).then(a.cmp(b));
+                if k < n {
+                    order.select_nth_unstable_by(k - 1, compare);
+                }
+                order[..k].sort_unstable_by(compare);
+                for ((value, at), &from) in values.iter_mut().zip(at).zip(&order) {
+                    (*value, *at) = (row[from as usize], from);
+                }
+            }
+        });
+    }
+    let indices = match ctx.node.outputs.get(1).map(|output| output.dtype) {
+        Some(DType::I16) => indices::<i16>(ctx, shape, &positions)?,
+        Some(DType::I64) => indices::<i64>(ctx, shape, &positions)?,
+        _ => indices::<i32>(ctx, shape, &positions)?,
+    };
+    ctx.set_output(0, values);
+    ctx.set_output(1, indices);
+    Ok(())
+}
+
+/// The larger first; NaN last, so that this is an order.
+fn before<T: Number>(a: T, b: T) -> Ordering {
+    match b.partial_cmp(&a) {
+        Some(order) => order,
+        None => a.to_f64().is_nan().cmp(&b.to_f64().is_nan()),
+    }
+}
+
+fn indices<I: Element + num_traits::NumCast>(ctx: &KernelCtx<'_>, shape: Shape, positions: &[u32]) -> Result<Tensor> {
+    let narrow = |&at: &u32| {
+        num_traits::NumCast::from(at)
+            .ok_or_else(|| Error::invalid_argument(format!("position {at} does not fit {}", I::DTYPE)))
+    };
+    let positions: Vec<I> = positions.iter().map(narrow).collect::<Result<_>>()?;
+    collect(ctx, shape, |i| positions[i])
+}
+
+fn in_top_k_kernel(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let k = match ctx.n_inputs() {
+        2 => ctx.attrs().int("k")?,
+        _ => match ctx.integers(2)?.as_slice() {
+            [k] => *k,
+            _ => return Err(Error::invalid_argument("k must be a scalar")),
+        },
+    };
+    let (shape, targets) = (ctx.input(0)?.shape().clone(), ctx.integers(1)?);
+    let &[rows, n] = shape.dims() else {
+        return Err(Error::invalid_argument(format!("predictions must be 2-dimensional, found {shape}")));
+    };
+    if rows != targets.len() {
+        return Err(Error::invalid_argument(format!(
+            "First dimension of predictions {rows} must match length of targets {}",
+            targets.len()
+        )));
+    }
+    let predictions = ctx.data::<f32>(0)?;
+    let out = collect(ctx, Shape::new(&[rows])?, |row| {
+        let classes = &predictions[row * n..(row + 1) * n];
+        let target = usize::try_from(targets[row]).ok().and_then(|target| classes.get(target));
+        // Nothing can be said where a prediction is infinite or NaN, or the class does not exist.
+        match target {
+            Some(target) if classes.iter().all(|x| x.is_finite()) => {
+                (classes.iter().filter(|x| *x > target).count() as i64) < k
+            }
+            _ => false,
+        }
+    })?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+const IN_TOP_K_KERNELS: &[KernelDef] = &[cpu_any(in_top_k_kernel)];
+const TOP_K_KERNELS: &[KernelDef] =
+    cpu_kernels!(top_k_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+
+#[cfg(test)]
+mod tests {
+    use kolo_core::{DType, Tensor};
+
+    use crate::testing::{check_op, tensor, wavy};
+
+    #[test]
+    fn the_largest_come_first_and_of_equals_the_first() {
+        let x = [[1.0f32, 7.0, 3.0, 7.0], [4.0, -1.0, 9.0, 0.0]];
+        let expected = [Tensor::from([[7.0f32, 7.0], [9.0, 4.0]]), Tensor::from([[1i32, 3], [2, 0]])];
+        check_op("TopKV2").input(x).input(2i32).gives_all(expected.clone());
+        check_op("TopK").attr("k", 2i64).input(x).gives_all(expected);
+        check_op("TopKV2")
+            .attr("index_type", DType::I64)
+            .input([5u8, 6])
+            .input(2i64)
+            .gives_all([Tensor::from([6u8, 5]), Tensor::from([1i64, 0])]);
+        check_op("TopKV2").input(x).input(0i32).gives_all([tensor::<f32, 2>([2, 0], []), tensor::<i32, 2>([2, 0], [])]);
+        check_op("TopKV2")
+            .input([f32::NAN, 1.0, f32::NEG_INFINITY])
+            .input(3i32)
+            .gives_all([Tensor::from([1.0f32, f32::NEG_INFINITY, f32::NAN]), Tensor::from([1i32, 2, 0])]);
+        check_op("TopKV2").input(x).input(5i32).fails("input must have at least k columns. Had 4, needed 5");
+        check_op("TopKV2").input(x).input(-1i32).fails("Need k >= 0, got -1");
+        check_op("TopKV2").input(1.0f32).input(1i32).fails("at least rank 1");
+    }
+
+    #[test]
+    fn many_rows_are_split_without_gaps() {
+        let (rows, n, k) = (300, 101, 3);
+        let values: Vec<f32> = (0..rows * n).map(|i| ((i % n * 37 + i / n) % n) as f32).collect();
+        let largest: Vec<f32> = (0..rows * k).map(|i| (n - 1 - i % k) as f32).collect();
+        check_op("TopKV2").input(tensor([rows, n], values)).input(k as i32).gives(tensor([rows, k], largest));
+    }
+
+    #[test]
+    fn membership() {
+        let x = [[0.1f32, 0.3, 0.2], [0.5, 0.5, 0.1], [f32::NAN, 1.0, 2.0]];
+        check_op("InTopK").attr("k", 2i64).input(x).input([2i32, 1, 2]).gives([true, true, false]);
+        check_op("InTopK").attr("k", 1i64).input(x).input([0i32, 1, 1]).gives([false, true, false]);
+        check_op("InTopKV2").input(x).input([7i64, -1, 0]).input(3i64).gives([false, false, false]);
+        check_op("InTopK").attr("k", 1i64).input(x).input([0i32, 1]).fails("not compatible");
+    }
+
+    #[test]
+    fn gradients() {
+        check_op("TopKV2").input(wavy([2, 3, 4], 1)).input(2i32).gradient();
+        check_op("TopK").attr("k", 1i64).input(wavy([5], 1)).gradient();
+    }
+}

@@ -1,0 +1,405 @@
+//! `FusedBatchNorm` (V2, V3): values less the mean of their channel, over its standard deviation, scaled and shifted
+//! (Ioffe and Szegedy, 2015), and the gradients of that. In training mean and variance are the batch's; otherwise given.
+
+use half::{bf16, f16};
+use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::{IntraPool, pool, vectorize};
+use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
+
+use crate::math::binary::first;
+use crate::nn::channels::{Channels, channel_axis, is_nchw};
+use crate::nn::float::Float;
+use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::{Cost, KernelCtx};
+
+/// What a batch normalisation in training gives: the normalised values, and the batch's mean and variance.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchNorm<'g> {
+    /// The normalised values.
+    pub y: Output<'g>,
+    /// The mean of each channel.
+    pub mean: Output<'g>,
+    /// The variance of each channel, estimated without bias.
+    pub variance: Output<'g>,
+}
+
+/// Normalises NHWC images by the mean and variance of the batch.
+#[track_caller]
+pub fn batch_norm_training<'g>(x: Output<'g>, scale: Output<'g>, offset: Output<'g>, epsilon: f32) -> BatchNorm<'g> {
+    let none = x.graph().constant(Tensor::vector::<f32>(Vec::new()));
+    let op = x.graph().op("FusedBatchNormV3").inputs([x, scale, offset, none, none]).attr("epsilon", epsilon).build();
+    BatchNorm { y: op.output(0), mean: op.output(1), variance: op.output(2) }
+}
+
+/// Normalises NHWC images by a given mean and variance.
+#[track_caller]
+pub fn batch_norm_inference<'g>(
+    x: Output<'g>,
+    [scale, offset]: [Output<'g>; 2],
+    [mean, variance]: [Output<'g>; 2],
+    epsilon: f32,
+) -> Output<'g> {
+    let builder = x.graph().op("FusedBatchNormV3").inputs([x, scale, offset, mean, variance]);
+    builder.attr("epsilon", epsilon).attr("is_training", false).out()
+}
+
+macro_rules! forward_op {
+    ($name:literal, $x:literal, $u:literal, $reserve:literal, $types:literal, $formats:literal, $grad:literal, $kernels:expr) => {
+        Op {
+            def: OpDef {
+                name: $name,
+                signature: concat!(
+                    "(x:T, scale:",
+                    $u,
+                    ", offset:",
+                    $u,
+                    ", mean:",
+                    $u,
+                    ", variance:",
+                    $u,
+                    ") -> (y:T, batch_mean:",
+                    $u,
+                    ", batch_variance:",
+                    $u,
+                    ", reserve_space_1:",
+                    $u,
+                    ", reserve_space_2:",
+                    $u,
+                    $reserve,
+                    ") ; ",
+                    $types,
+                    ", epsilon:float=9.999999747378752e-05, exponential_avg_factor:float=1.0, data_format:string{",
+                    $formats,
+                    "}=\"NHWC\", is_training:bool=true"
+                ),
+                shape: infer_forward,
+                gradient: Gradient::Rule(|op, dy| gradient(op, $grad, dy)),
+                ..OpDef::BASE
+            },
+            kernels: $kernels,
+            cost: Cost::Elements,
+        }
+    };
+}
+
+pub(crate) static FUSED_BATCH_NORM: Op = forward_op!(
+    "FusedBatchNorm",
+    "T",
+    "T",
+    "",
+    "T:type{float}",
+    "NHWC|NCHW",
+    "FusedBatchNormGrad",
+    cpu_kernels!(forward: f32)
+);
+pub(crate) static FUSED_BATCH_NORM_V2: Op = forward_op!(
+    "FusedBatchNormV2",
+    "T",
+    "U",
+    "",
+    "T:type{half,bfloat16,float}, U:type{float}",
+    "NHWC|NCHW",
+    "FusedBatchNormGradV2",
+    FORWARD_KERNELS
+);
+pub(crate) static FUSED_BATCH_NORM_V3: Op = forward_op!(
+    "FusedBatchNormV3",
+    "T",
+    "U",
+    ", reserve_space_3:U",
+    "T:type{half,bfloat16,float}, U:type{bfloat16,float}",
+    "NHWC|NCHW|NDHWC|NCDHW",
+    "FusedBatchNormGradV3",
+    FORWARD_KERNELS
+);
+const FORWARD_KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f16, bf16);
+
+macro_rules! backward_op {
+    ($name:literal, $signature:literal, $formats:literal, $kernels:expr) => {
+        Op {
+            def: OpDef {
+                name: $name,
+                signature: concat!(
+                    $signature,
+                    ", epsilon:float=9.999999747378752e-05, data_format:string{",
+                    $formats,
+                    "}=\"NHWC\", is_training:bool=true"
+                ),
+                shape: infer_backward,
+                gradient: Gradient::Refused("second derivatives of batch normalisation are not implemented"),
+                ..OpDef::BASE
+            },
+            kernels: $kernels,
+            cost: Cost::Elements,
+        }
+    };
+}
+
+pub(crate) static FUSED_BATCH_NORM_GRAD: Op = backward_op!(
+    "FusedBatchNormGrad",
+    "(y_backprop:T, x:T, scale:T, reserve_space_1:T, reserve_space_2:T) -> (x_backprop:T, scale_backprop:T, \
+     offset_backprop:T, reserve_space_3:T, reserve_space_4:T) ; T:type{float}",
+    "NHWC|NCHW",
+    cpu_kernels!(backward: f32)
+);
+pub(crate) static FUSED_BATCH_NORM_GRAD_V2: Op = backward_op!(
+    "FusedBatchNormGradV2",
+    "(y_backprop:T, x:T, scale:float, reserve_space_1:U, reserve_space_2:U) -> (x_backprop:T, scale_backprop:U, \
+     offset_backprop:U, reserve_space_3:U, reserve_space_4:U) ; T:type{half,bfloat16,float}, U:type{float}",
+    "NHWC|NCHW",
+    BACKWARD_KERNELS
+);
+pub(crate) static FUSED_BATCH_NORM_GRAD_V3: Op = backward_op!(
+    "FusedBatchNormGradV3",
+    "(y_backprop:T, x:T, scale:float, reserve_space_1:U, reserve_space_2:U, reserve_space_3:U) -> (x_backprop:T, \
+     scale_backprop:U, offset_backprop:U, reserve_space_4:U, reserve_space_5:U) ; T:type{half,bfloat16,float}, \
+     U:type{float}",
+    "NHWC|NCHW|NDHWC|NCDHW",
+    BACKWARD_KERNELS
+);
+const BACKWARD_KERNELS: &[KernelDef] = cpu_kernels!(backward: f32, f16, bf16);
+
+/// The shape of `x` with what the vectors say of its channels, and the shape of those vectors.
+fn infer(ctx: &InferCtx<'_>, x: usize, vectors: std::ops::Range<usize>) -> Result<[PartialShape; 2]> {
+    let x = ctx.input_of_rank_at_least(x, 4)?;
+    let Some(rank) = x.rank() else { return Ok([PartialShape::unknown(), PartialShape::of_rank(1)]) };
+    let axis = channel_axis(rank, is_nchw(ctx.attrs())?);
+    let mut vector = PartialShape::new(&[x.dim(axis as isize)]);
+    for i in vectors {
+        vector = vector.merge(ctx.input(i))?;
+    }
+    let mut known = vec![None; rank];
+    known[axis] = vector.dim(0);
+    Ok([x.merge(&PartialShape::new(&known))?, vector])
+}
+
+fn infer_forward(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
+    let [x, vector] = infer(ctx, 0, 1..3)?;
+    let mut shapes = vec![vector; ctx.n_outputs()];
+    shapes[0] = x;
+    if let Some(reserve) = shapes.get_mut(5) {
+        *reserve = PartialShape::scalar();
+    }
+    Ok(shapes)
+}
+
+fn infer_backward(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
+    let [x, vector] = infer(ctx, 1, 2..3)?;
+    let none = PartialShape::from([0usize]);
+    Ok(vec![x.merge(ctx.input(0))?, vector.clone(), vector, none.clone(), none])
+}
+
+fn gradient<'g>(op: Operation<'g>, name: &str, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    let training = op.attrs(|attrs| attrs.bool("is_training"))?;
+    let (mean, variance) = match training {
+        true => (op.output(3), op.output(4)),
+        false => (op.input(3), op.input(4)),
+    };
+    let mut builder = op.graph().op(name).inputs([first(dy)?, op.input(0), op.input(1), mean, variance]);
+    if op.n_outputs() > 5 {
+        builder = builder.input(op.output(5));
+    }
+    for attr in ["epsilon", "data_format", "is_training"] {
+        if let Some(value) = op.attrs(|attrs| attrs.find(attr).cloned()) {
+            builder = builder.attr(attr, value);
+        }
+    }
+    let grad = builder.build();
+    let mut grads: Vec<Option<Grad<'g>>> = (0..3).map(|i| Some(grad.output(i).into())).collect();
+    grads.extend([None, None]);
+    Ok(grads)
+}
+
+/// The vectors at these inputs, which must have one element for each channel.
+fn vectors<const N: usize>(ctx: &KernelCtx<'_>, view: Channels, inputs: [usize; N]) -> Result<[Vec<f32>; N]> {
+    let mut vectors = [const { Vec::new() }; N];
+    for (vector, i) in vectors.iter_mut().zip(inputs) {
+        let tensor = ctx.input(i)?;
+        if tensor.shape().dims() != [view.channels] {
+            return Err(Error::invalid_argument(format!(
+                "input {i} must have the same number of elements as the channels of x: {} vs {}",
+                tensor.shape(),
+                view.channels
+            )));
+        }
+        *vector = tensor.data::<f32>()?.to_vec();
+    }
+    Ok(vectors)
+}
+
+fn vector(ctx: &KernelCtx<'_>, values: &[f32]) -> Result<Tensor> {
+    let mut out = ctx.allocate(DType::F32, Shape::new(&[values.len()])?)?;
+    out.data_mut::<f32>()?.copy_from_slice(values);
+    Ok(out)
+}
+
+fn forward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    if shape.rank() < 4 {
+        return Err(Error::invalid_argument(format!("input must be 4 or 5-dimensional {shape}")));
+    }
+    let view = Channels::of(&shape, is_nchw(ctx.attrs())?)?;
+    let (epsilon, training) = (ctx.attrs().float("epsilon")?, ctx.attrs().bool("is_training")?);
+    let factor = ctx.attrs().float("exponential_avg_factor")?;
+    let [scale, offset] = vectors(ctx, view, [1, 2])?;
+    let x = ctx.data::<T>(0)?;
+    let (mean, variance, estimates) = if training {
+        let (mean, variance) = moments(ctx.pool(), view, x);
+        // The estimate without bias is what a running average should see.
+        let n = view.per_channel() as f32;
+        let unbiased: Vec<f32> = variance.iter().map(|v| v * (n / (n - 1.0).max(1.0))).collect();
+        let estimates = if factor == 1.0 {
+            [mean.clone(), unbiased]
+        } else {
+            let [old_mean, old_variance] = vectors(ctx, view, [3, 4])?;
+            let mix = |old: Vec<f32>, new: &[f32]| -> Vec<f32> {
+                old.iter().zip(new).map(|(old, new)| old * (1.0 - factor) + new * factor).collect()
+            };
+            [mix(old_mean, &mean), mix(old_variance, &unbiased)]
+        };
+        (mean, variance, estimates)
+    } else {
+        let [mean, variance] = vectors(ctx, view, [3, 4])?;
+        (mean.clone(), variance.clone(), [mean, variance])
+    };
+    // y = x · a + b for each channel.
+    let a: Vec<f32> = scale.iter().zip(&variance).map(|(s, v)| s / (v + epsilon).sqrt()).collect();
+    let b: Vec<f32> = offset.iter().zip(&mean).zip(&a).map(|((o, m), a)| o - m * a).collect();
+    let mut out = ctx.allocate(T::DTYPE, shape)?;
+    each_run(ctx.pool(), view, out.data_mut::<T>()?, |at, first_channel, out| {
+        let x = &x[at..at + out.len()];
+        match view.inner {
+            1 => {
+                for (((y, x), a), b) in out.iter_mut().zip(x).zip(&a).zip(&b) {
+                    *y = T::narrow(x.widen() * a + b);
+                }
+            }
+            _ => {
+                let (a, b) = (a[first_channel], b[first_channel]);
+                out.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow(x.widen() * a + b));
+            }
+        }
+    });
+    let rest = [&estimates[0], &estimates[1], &mean, &variance].map(|values| vector(ctx, values));
+    ctx.set_output(0, out);
+    for (i, tensor) in rest.into_iter().enumerate() {
+        ctx.set_output(i + 1, tensor?);
+    }
+    if ctx.outputs.len() > 5 {
+        ctx.set_output(5, Tensor::scalar(0.0f32));
+    }
+    Ok(())
+}
+
+fn backward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(1)?.shape().clone();
+    if shape.rank() < 4 || *ctx.input(0)?.shape() != shape {
+        let found = ctx.input(0)?.shape();
+        return Err(Error::invalid_argument(format!(
+            "x and y_backprop must have same shape, but x has {shape} and y_backprop {found}"
+        )));
+    }
+    let view = Channels::of(&shape, is_nchw(ctx.attrs())?)?;
+    let (epsilon, training) = (ctx.attrs().float("epsilon")?, ctx.attrs().bool("is_training")?);
+    let [scale, mean, variance] = vectors(ctx, view, [2, 3, 4])?;
+    let (dy, x) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
+    let inverse: Vec<f32> = variance.iter().map(|v| 1.0 / (v + epsilon).sqrt()).collect();
+    let sums = reduce(ctx.pool(), view, |at, c| {
+        let dy = dy[at].widen();
+        [dy, dy * (x[at].widen() - mean[c])]
+    });
+    let offset_grad: Vec<f32> = sums.iter().map(|sum| sum[0]).collect();
+    let scale_grad: Vec<f32> = sums.iter().zip(&inverse).map(|(sum, inverse)| sum[1] * inverse).collect();
+    // dx = a · (dy − b − (x − mean) · d): the batch's mean and variance depend on x too, given ones do not.
+    let n = view.per_channel().max(1) as f32;
+    let a: Vec<f32> = scale.iter().zip(&inverse).map(|(s, i)| s * i).collect();
+    let share = if training { 1.0 / n } else { 0.0 };
+    let b: Vec<f32> = offset_grad.iter().map(|sum| sum * share).collect();
+    let d: Vec<f32> = scale_grad.iter().zip(&inverse).map(|(sum, inverse)| sum * inverse * share).collect();
+    let mut out = ctx.allocate(T::DTYPE, shape)?;
+    each_run(ctx.pool(), view, out.data_mut::<T>()?, |at, first_channel, out| {
+        for (i, dx) in out.iter_mut().enumerate() {
+            let c = if view.inner == 1 { i } else { first_channel };
+            let centred = x[at + i].widen() - mean[c];
+            *dx = T::narrow(a[c] * (dy[at + i].widen() - b[c] - centred * d[c]));
+        }
+    });
+    let (scale_grad, offset_grad) = (vector(ctx, &scale_grad)?, vector(ctx, &offset_grad)?);
+    ctx.set_output(0, out);
+    ctx.set_output(1, scale_grad);
+    ctx.set_output(2, offset_grad);
+    ctx.set_output(3, Tensor::vector::<f32>(Vec::new()));
+    ctx.set_output(4, Tensor::vector::<f32>(Vec::new()));
+    Ok(())
+}
+
+/// Mean and variance of each channel, in two passes so that a large mean does not drown a small variance.
+fn moments<T: Float<Real = f32>>(pool: &IntraPool, view: Channels, x: &[T]) -> (Vec<f32>, Vec<f32>) {
+    let n = view.per_channel() as f32;
+    let mean: Vec<f32> = reduce(pool, view, |at, _| [x[at].widen()]).iter().map(|[sum]| sum / n).collect();
+    let squares = reduce(pool, view, |at, c| {
+        let centred = x[at].widen() - mean[c];
+        [centred * centred]
+    });
+    let variance = squares.iter().map(|[sum]| sum / n).collect();
+    (mean, variance)
+}
+
+/// Sums of `f(position, channel)` over each channel, in blocks that depend on the shape alone.
+fn reduce<const N: usize>(
+    pool: &IntraPool,
+    view: Channels,
+    f: impl Fn(usize, usize) -> [f32; N] + Sync,
+) -> Vec<[f32; N]> {
+    let Channels { outer, channels, inner } = view;
+    let mut sums = vec![[0.0; N]; channels];
+    if outer * channels * inner == 0 {
+        return sums;
+    }
+    let per_block = (pool::grain(1.0) / (channels * inner)).max(1);
+    let mut blocks = vec![[0.0; N]; outer.div_ceil(per_block) * channels];
+    pool.for_each_chunk(&mut blocks, channels, |block, sums| {
+        vectorize(
+            #[inline(always)]
+            || {
+                for o in block * per_block..((block + 1) * per_block).min(outer) {
+                    for (c, sum) in sums.iter_mut().enumerate() {
+                        let start = (o * channels + c) * inner;
+                        for at in start..start + inner {
+                            sum.iter_mut().zip(f(at, c)).for_each(|(sum, x)| *sum += x);
+                        }
+                    }
+                }
+            },
+        );
+    });
+    for block in blocks.chunks_exact(channels) {
+        for (sum, block) in sums.iter_mut().zip(block) {
+            sum.iter_mut().zip(block).for_each(|(sum, x)| *sum += x);
+        }
+    }
+    sums
+}
+
+/// Calls `f(position, channel, run)` for every run of `out`: a row of channels, or a plane of one channel.
+fn each_run<T: Send>(pool: &IntraPool, view: Channels, out: &mut [T], f: impl Fn(usize, usize, &mut [T]) + Sync) {
+    if out.is_empty() {
+        return;
+    }
+    let run = view.run();
+    let chunk = (pool::grain(1.0) / run).max(1) * run;
+    pool.for_each_chunk(out, chunk, |i, out| {
+        vectorize(
+            #[inline(always)]
+            || {
+                for (k, out) in out.chunks_exact_mut(run).enumerate() {
+                    let at = i * chunk + k * run;
+                    f(at, (at / view.inner) % view.channels, out);
+                }
+            },
+        );
+    });
+}
+
+#[cfg(test)]
+mod tests;

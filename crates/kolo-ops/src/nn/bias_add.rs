@@ -1,0 +1,211 @@
+//! `BiasAdd`: a vector added along the channels. `BiasAddGrad`: the sum over everything but the channels.
+
+use half::{bf16, f16};
+use kolo_core::{Error, PartialShape, Result, Shape};
+use kolo_device::cpu::{pool, vectorize};
+use kolo_graph::{Gradient, OpDef, Operation, Output};
+
+use crate::math::binary::first;
+use crate::math::number::Number;
+use crate::nn::channels::{Channels, channel_axis, is_nchw};
+use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::{Cost, KernelCtx};
+
+/// `value` with `bias` added along its last dimension.
+#[track_caller]
+pub fn bias_add<'g>(value: Output<'g>, bias: Output<'g>) -> Output<'g> {
+    value.graph().op("BiasAdd").input(value).input(bias).out()
+}
+
+/// `value`, whose dimension 1 are the channels, with `bias` added along that.
+#[track_caller]
+pub fn bias_add_nchw<'g>(value: Output<'g>, bias: Output<'g>) -> Output<'g> {
+    value.graph().op("BiasAdd").input(value).input(bias).attr("data_format", "NCHW").out()
+}
+
+const FORWARD_KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+
+pub(crate) static BIAS_ADD: Op = Op {
+    def: OpDef {
+        name: "BiasAdd",
+        signature: "(value:T, bias:T) -> (output:T) ; T:type{num}, data_format:string{NHWC|NCHW}=\"NHWC\"",
+        shape: |ctx| {
+            let (value, bias) = (ctx.input_of_rank_at_least(0, 2)?, ctx.input_of_rank(1, 1)?);
+            let Some(rank) = value.rank() else { return Ok(vec![PartialShape::unknown()]) };
+            // The channels are as many as the biases, if either is known.
+            let axis = channel_axis(rank, is_nchw(ctx.attrs())?);
+            let mut known = vec![None; rank];
+            known[axis] = bias.dim(0);
+            value.merge(&PartialShape::new(&known)).map(|shape| vec![shape]).map_err(|_| mismatch(&bias, value))
+        },
+        gradient: Gradient::Rule(|op, dy| {
+            let dy = first(dy)?;
+            let format = format(op);
+            let bias = op.graph().op("BiasAddGrad").input(dy).attr("data_format", format.as_str()).out();
+            Ok(vec![Some(dy.into()), Some(bias.into())])
+        }),
+        ..OpDef::BASE
+    },
+    kernels: FORWARD_KERNELS,
+    cost: Cost::Elements,
+};
+
+pub(crate) static BIAS_ADD_V1: Op = Op {
+    def: OpDef {
+        name: "BiasAddV1",
+        signature: "(value:T, bias:T) -> (output:T) ; T:type{num}",
+        gradient: Gradient::Rule(|op, dy| {
+            let dy = first(dy)?;
+            Ok(vec![Some(dy.into()), Some(op.graph().op("BiasAddGrad").input(dy).out().into())])
+        }),
+        ..BIAS_ADD.def
+    },
+    kernels: FORWARD_KERNELS,
+    cost: Cost::Elements,
+};
+
+pub(crate) static BIAS_ADD_GRAD: Op = Op {
+    def: OpDef {
+        name: "BiasAddGrad",
+        signature: "(out_backprop:T) -> (output:T) ; T:type{num}, data_format:string{NHWC|NCHW}=\"NHWC\"",
+        shape: |ctx| {
+            let value = ctx.input_of_rank_at_least(0, 2)?;
+            let axis = value.rank().map(|rank| channel_axis(rank, is_nchw(ctx.attrs()).unwrap_or(false)));
+            Ok(vec![PartialShape::new(&[axis.and_then(|axis| value.dim(axis as isize))])])
+        },
+        gradient: Gradient::Rule(|op, dy| {
+            // Every element of a channel gets the gradient of its sum.
+            let (graph, x) = (op.graph(), op.input(0));
+            let mut dy = first(dy)?;
+            if format(op) == "NCHW" {
+                let Some(rank) = x.shape().rank() else {
+                    return Err(Error::unimplemented("the gradient of BiasAddGrad for NCHW needs a known rank"));
+                };
+                let mut dims = vec![1i32; rank];
+                dims[channel_axis(rank, true)] = -1;
+                dy = graph.op("Reshape").input(dy).input(graph.constant(dims)).out();
+            }
+            let shape = graph.op("Shape").input(x).out();
+            Ok(vec![Some(graph.op("BroadcastTo").input(dy).input(shape).out().into())])
+        }),
+        ..OpDef::BASE
+    },
+    kernels: cpu_kernels!(backward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64),
+    cost: Cost::Elements,
+};
+
+fn format(op: Operation<'_>) -> String {
+    op.attrs(|attrs| attrs.str("data_format").map(str::to_owned)).unwrap_or_else(|_| "NHWC".to_owned())
+}
+
+fn mismatch(bias: &dyn std::fmt::Display, value: &dyn std::fmt::Display) -> Error {
+    Error::invalid_argument(format!(
+        "Must provide as many biases as the channel dimension of the input tensor: {bias} vs. {value}"
+    ))
+}
+
+fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let view = Channels::of(&shape, is_nchw(ctx.attrs())?)?;
+    let n_biases = ctx.input(1)?.shape();
+    if n_biases.dims() != [view.channels] {
+        return Err(mismatch(n_biases, &shape));
+    }
+    let (mut out, in_place) = ctx.reuse_or_allocate(0, T::DTYPE, shape)?;
+    let bias = ctx.data::<T>(1)?;
+    let input = if in_place { None } else { Some(ctx.data::<T>(0)?) };
+    let run = view.run();
+    if run > 0 {
+        // Whole runs per task: rows of channels, or planes of one channel.
+        let chunk = (pool::grain(0.3) / run).max(1) * run;
+        ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
+            if let Some(input) = input {
+                out.copy_from_slice(&input[i * chunk..i * chunk + out.len()]);
+            }
+            vectorize(
+                #[inline(always)]
+                || match view.inner {
+                    1 => {
+                        for row in out.chunks_exact_mut(run) {
+                            row.iter_mut().zip(bias).for_each(|(y, &b)| *y = y.add(b));
+                        }
+                    }
+                    _ => {
+                        for (k, plane) in out.chunks_exact_mut(run).enumerate() {
+                            let b = bias[(i * (chunk / run) + k) % view.channels];
+                            plane.iter_mut().for_each(|y| *y = y.add(b));
+                        }
+                    }
+                },
+            );
+        });
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn backward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let view = Channels::of(ctx.input(0)?.shape(), is_nchw(ctx.attrs())?)?;
+    let mut out = ctx.allocate(T::DTYPE, Shape::new(&[view.channels])?)?;
+    let sums = view.sums(ctx.pool(), ctx.data::<T>(0)?);
+    for (y, sum) in out.data_mut::<T>()?.iter_mut().zip(sums) {
+        *y = T::narrow(sum);
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_core::Tensor;
+
+    use crate::testing::{check_op, tensor, wavy};
+
+    #[test]
+    fn biases_go_along_the_channels() {
+        check_op("BiasAdd")
+            .input([[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]])
+            .input([10.0f32, 20.0, 30.0])
+            .gives([[11.0f32, 22.0, 33.0], [14.0, 25.0, 36.0]]);
+        let image = tensor([1, 2, 1, 3], [1.0f64, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        check_op("BiasAdd")
+            .attr("data_format", "NCHW")
+            .input(image.clone())
+            .input([10.0f64, 20.0])
+            .gives(tensor([1, 2, 1, 3], [11.0f64, 12.0, 13.0, 24.0, 25.0, 26.0]));
+        check_op("BiasAddV1").input([[1i32, 2]]).input([10i32, 20]).gives([[11i32, 22]]);
+        check_op("BiasAddGrad").input([[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]]).gives([5.0f32, 7.0, 9.0]);
+        check_op("BiasAddGrad").attr("data_format", "NCHW").input(image).gives([6.0f64, 15.0]);
+    }
+
+    #[test]
+    fn sizes_zero_and_wrong() {
+        let empty = || tensor::<f32, 2>([0, 3], []);
+        check_op("BiasAdd").input(empty()).input([1.0f32, 2.0, 3.0]).gives(empty());
+        check_op("BiasAddGrad").input(empty()).gives([0.0f32, 0.0, 0.0]);
+        let none = || tensor::<f32, 2>([3, 0], []);
+        check_op("BiasAdd").input(none()).input(Tensor::vector::<f32>(vec![])).gives(none());
+        check_op("BiasAddGrad").input(none()).gives(Tensor::vector::<f32>(vec![]));
+        check_op("BiasAdd").input([[1.0f32, 2.0]]).input([1.0f32]).fails("Must provide as many biases");
+        check_op("BiasAdd").input([1.0f32, 2.0]).input([1.0f32]).fails("at least rank 2");
+    }
+
+    #[test]
+    fn many_rows_are_summed_once_each() {
+        let (rows, channels) = (10_007, 5);
+        let values: Vec<f32> = (0..rows * channels).map(|i| (i % 7) as f32).collect();
+        let mut expected = [0.0f32; 5];
+        values.iter().enumerate().for_each(|(i, x)| expected[i % channels] += x);
+        check_op("BiasAddGrad").input(tensor([rows, channels], values.clone())).gives(expected);
+        let sum: f32 = values.iter().sum();
+        check_op("BiasAddGrad").attr("data_format", "NCHW").input(tensor([1, 1, rows * channels], values)).gives([sum]);
+    }
+
+    #[test]
+    fn gradients() {
+        check_op("BiasAdd").input(wavy([2, 3, 2], 1)).input(wavy([2], 2)).gradient();
+        check_op("BiasAdd").attr("data_format", "NCHW").input(wavy([2, 3, 2], 1)).input(wavy([3], 2)).gradient();
+        check_op("BiasAddGrad").input(wavy([2, 3], 1)).gradient();
+        check_op("BiasAddGrad").attr("data_format", "NCHW").input(wavy([2, 3, 2], 1)).gradient();
+    }
+}

@@ -1,0 +1,270 @@
+//! `Conv2D`: a filter slid over images, and its gradients `Conv2DBackpropInput` and `Conv2DBackpropFilter`.
+
+use half::{bf16, f16};
+use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
+use kolo_graph::{Gradient, InferCtx, OpBuilder, OpDef, Operation, Output};
+
+use crate::math::binary::first;
+use crate::nn::convolve::{Convolution, Multiply};
+use crate::nn::float::Float;
+use crate::nn::layout::{to_nchw, to_nhwc};
+use crate::nn::window::{Images, Window};
+use crate::op::{Op, cpu_kernels};
+use crate::{Cost, KernelCtx};
+
+/// `filter` (`[height, width, channels before, channels after]`) slid over NHWC images. Padding is `SAME` or `VALID`.
+#[track_caller]
+pub fn conv2d<'g>(images: Output<'g>, filter: Output<'g>, strides: [i64; 2], padding: &str) -> Output<'g> {
+    let strides = vec![1, strides[0], strides[1], 1];
+    images.graph().op("Conv2D").input(images).input(filter).attr("strides", strides).attr("padding", padding).out()
+}
+
+macro_rules! attrs {
+    ($types:literal) => {
+        concat!(
+            "T:type{",
+            $types,
+            "}, strides:list(int), use_cudnn_on_gpu:bool=true, padding:string{SAME|VALID|EXPLICIT}, ",
+            "explicit_paddings:list(int)=[], data_format:string{NHWC|NCHW}=\"NHWC\", dilations:list(int)=[1,1,1,1]"
+        )
+    };
+}
+
+pub(crate) static CONV2D: Op = Op {
+    def: OpDef {
+        name: "Conv2D",
+        signature: concat!("(input:T, filter:T) -> (output:T) ; ", attrs!("half,bfloat16,float,double,int32")),
+        shape: infer,
+        gradient: Gradient::Rule(|op, dy| {
+            let (input, filter, dy) = (op.input(0), op.input(1), first(dy)?);
+            let dx = like(op, "Conv2DBackpropInput").inputs([shape(input), filter, dy]).out();
+            let df = like(op, "Conv2DBackpropFilter").inputs([input, shape(filter), dy]).out();
+            Ok(vec![Some(dx.into()), Some(df.into())])
+        }),
+        ..OpDef::BASE
+    },
+    kernels: cpu_kernels!(forward: f32, f64, f16, bf16),
+    cost: Cost::Heavy,
+};
+
+pub(crate) static CONV2D_BACKPROP_INPUT: Op = Op {
+    def: OpDef {
+        name: "Conv2DBackpropInput",
+        signature: concat!(
+            "(input_sizes:int32, filter:T, out_backprop:T) -> (output:T) ; ",
+            attrs!("half,bfloat16,float,double,int32")
+        ),
+        shape: |ctx| {
+            ctx.input_of_rank(1, 4)?;
+            ctx.input_of_rank(2, 4)?;
+            Ok(vec![ctx.constant_as_shape(0).merge(&PartialShape::of_rank(4))?])
+        },
+        gradient: Gradient::Rule(|op, dy| {
+            let (filter, grad, dy) = (op.input(1), op.input(2), first(dy)?);
+            let df = like(op, "Conv2DBackpropFilter").inputs([dy, shape(filter), grad]).out();
+            let dg = like(op, "Conv2D").inputs([dy, filter]).out();
+            Ok(vec![None, Some(df.into()), Some(dg.into())])
+        }),
+        ..OpDef::BASE
+    },
+    kernels: cpu_kernels!(backprop_input: f32, f64, f16, bf16),
+    cost: Cost::Heavy,
+};
+
+pub(crate) static CONV2D_BACKPROP_FILTER: Op = Op {
+    def: OpDef {
+        name: "Conv2DBackpropFilter",
+        signature: concat!(
+            "(input:T, filter_sizes:int32, out_backprop:T) -> (output:T) ; ",
+            attrs!("half,bfloat16,float,double")
+        ),
+        shape: |ctx| {
+            ctx.input_of_rank(0, 4)?;
+            ctx.input_of_rank(2, 4)?;
+            Ok(vec![ctx.constant_as_shape(1).merge(&PartialShape::of_rank(4))?])
+        },
+        gradient: Gradient::Rule(|op, dy| {
+            let (input, grad, dy) = (op.input(0), op.input(2), first(dy)?);
+            let dx = like(op, "Conv2DBackpropInput").inputs([shape(input), dy, grad]).out();
+            let dg = like(op, "Conv2D").inputs([input, dy]).out();
+            Ok(vec![Some(dx.into()), None, Some(dg.into())])
+        }),
+        ..OpDef::BASE
+    },
+    kernels: cpu_kernels!(backprop_filter: f32, f64, f16, bf16),
+    cost: Cost::Heavy,
+};
+
+fn infer(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
+    let window = Window::from_attrs(ctx.attrs())?;
+    let (input, filter) = (ctx.input_of_rank(0, 4)?, ctx.input_of_rank(1, 4)?);
+    let images = window.partial_images(&input);
+    if let (Some(depth), Some(filter)) = (images.channels, filter.dim(2))
+        && depth != filter
+    {
+        return Err(depths_differ(depth, filter));
+    }
+    let spatial = window.output_dims(images.spatial, [filter.dim(0), filter.dim(1)])?;
+    let output = Images { batch: images.batch, spatial, channels: filter.dim(3) };
+    Ok(vec![PartialShape::new(&window.dims(output))])
+}
+
+fn depths_differ(input: usize, filter: usize) -> Error {
+    if filter > 0 && input % filter == 0 {
+        return Error::unimplemented(format!(
+            "grouped convolutions are not supported: {input} input channels, {filter} in the filter"
+        ));
+    }
+    Error::invalid_argument(format!("input depth must be evenly divisible by filter depth: {input} vs {filter}"))
+}
+
+/// Begins an op with the same window as `op`.
+pub(super) fn like<'g>(op: Operation<'g>, name: &str) -> OpBuilder<'g> {
+    let names = ["strides", "padding", "explicit_paddings", "data_format", "dilations", "ksize"];
+    let attrs: Vec<_> =
+        op.attrs(|attrs| names.iter().filter_map(|&name| Some((name, attrs.find(name)?.clone()))).collect());
+    attrs.into_iter().fold(op.graph().op(name), |builder, (name, value)| builder.attr(name, value))
+}
+
+pub(super) fn shape(x: Output<'_>) -> Output<'_> {
+    x.graph().op("Shape").input(x).out()
+}
+
+/// The window, the convolution and the shape of its output, for an input and a filter of these shapes.
+fn plan(ctx: &KernelCtx<'_>, input: &Shape, filter: &Shape) -> Result<(Window, Convolution, Shape)> {
+    let window = Window::from_attrs(ctx.attrs())?;
+    let images = window.images(input)?;
+    let &[height, width, inputs, outputs] = filter.dims() else {
+        return Err(Error::invalid_argument(format!("filter must be 4-dimensional: {filter}")));
+    };
+    if images.channels != inputs {
+        return Err(depths_differ(images.channels, inputs));
+    }
+    let axes = window.axes(images.spatial, [height, width])?;
+    let output = Images { batch: images.batch, spatial: axes.map(|axis| axis.output), channels: outputs };
+    let shape = Shape::new(&window.dims(output))?;
+    Ok((window, Convolution { batch: images.batch, axes, inputs, outputs }, shape))
+}
+
+fn check_grad(found: &Shape, expected: &Shape) -> Result<()> {
+    match found == expected {
+        true => Ok(()),
+        false => Err(Error::invalid_argument(format!(
+            "out_backprop has shape {found}, but the convolution's output has shape {expected}"
+        ))),
+    }
+}
+
+fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()>
+where
+    T::Real: Multiply,
+{
+    let (input, filter) = (ctx.input(0)?, ctx.input(1)?);
+    let (window, convolution, shape) = plan(ctx, input.shape(), filter.shape())?;
+    let out = images_out::<T>(ctx, &window, shape, |out| {
+        let input = images_in::<T>(&window, input)?;
+        convolution.forward(ctx.pool(), input.get()?, Wide::<T>::of(filter)?.get()?, out)
+    })?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn backprop_input<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()>
+where
+    T::Real: Multiply,
+{
+    let sizes = Shape::from_signed(&ctx.integers(0)?)?;
+    let (filter, grad) = (ctx.input(1)?, ctx.input(2)?);
+    let (window, convolution, output) = plan(ctx, &sizes, filter.shape())?;
+    check_grad(grad.shape(), &output)?;
+    let out = images_out::<T>(ctx, &window, sizes, |out| {
+        let grad = images_in::<T>(&window, grad)?;
+        convolution.backprop_images(ctx.pool(), Wide::<T>::of(filter)?.get()?, grad.get()?, out)
+    })?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn backprop_filter<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()>
+where
+    T::Real: Multiply,
+{
+    let sizes = Shape::from_signed(&ctx.integers(1)?)?;
+    let (input, grad) = (ctx.input(0)?, ctx.input(2)?);
+    let (window, convolution, output) = plan(ctx, input.shape(), &sizes)?;
+    check_grad(grad.shape(), &output)?;
+    let (input, grad) = (images_in::<T>(&window, input)?, images_in::<T>(&window, grad)?);
+    let out = narrowed::<T>(ctx, sizes, |out| convolution.backprop_filter(ctx.pool(), input.get()?, grad.get()?, out))?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+/// Elements as they are computed with: the tensor's own, or converted ones.
+enum Wide<'a, T: Float> {
+    Own(&'a Tensor),
+    Converted(Vec<T::Real>),
+}
+
+impl<'a, T: Float> Wide<'a, T> {
+    fn of(tensor: &'a Tensor) -> Result<Wide<'a, T>> {
+        if T::DTYPE == <T::Real as kolo_core::Element>::DTYPE {
+            return Ok(Wide::Own(tensor));
+        }
+        Ok(Wide::Converted(tensor.data::<T>()?.iter().map(|x| x.widen()).collect()))
+    }
+
+    fn get(&self) -> Result<&[T::Real]> {
+        match self {
+            Wide::Own(tensor) => tensor.data::<T::Real>(),
+            Wide::Converted(values) => Ok(values),
+        }
+    }
+}
+
+/// The elements of images, with the channels last.
+fn images_in<'a, T: Float>(window: &Window, images: &'a Tensor) -> Result<Wide<'a, T>> {
+    let wide = Wide::of(images)?;
+    if !window.is_nchw() {
+        return Ok(wide);
+    }
+    let converted = to_nhwc(wide.get()?, images.shape());
+    Ok(Wide::Converted(converted))
+}
+
+/// A tensor of images that `f` fills with the channels last.
+fn images_out<T: Float>(
+    ctx: &KernelCtx<'_>,
+    window: &Window,
+    shape: Shape,
+    f: impl FnOnce(&mut [T::Real]) -> Result<()>,
+) -> Result<Tensor> {
+    if !window.is_nchw() {
+        return narrowed::<T>(ctx, shape, f);
+    }
+    narrowed::<T>(ctx, shape.clone(), |out| {
+        let mut images = vec![T::real(0.0); out.len()];
+        f(&mut images)?;
+        to_nchw(&images, &shape, out);
+        Ok(())
+    })
+}
+
+/// A tensor that `f` fills in the type it computes with.
+fn narrowed<T: Float>(
+    ctx: &KernelCtx<'_>,
+    shape: Shape,
+    f: impl FnOnce(&mut [T::Real]) -> Result<()>,
+) -> Result<Tensor> {
+    let mut out = ctx.allocate(T::DTYPE, shape)?;
+    if T::DTYPE == <T::Real as kolo_core::Element>::DTYPE {
+        f(out.data_mut::<T::Real>()?)?;
+        return Ok(out);
+    }
+    let mut wide = vec![T::real(0.0); out.n_elements()];
+    f(&mut wide)?;
+    out.data_mut::<T>()?.iter_mut().zip(wide).for_each(|(y, x)| *y = T::narrow(x));
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests;

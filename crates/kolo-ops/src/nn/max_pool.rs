@@ -1,0 +1,419 @@
+//! `MaxPool`: the largest value under a window, for each channel. `MaxPoolGrad`: its gradient, which goes to the first
+//! value that is the largest.
+
+use half::{bf16, f16};
+use kolo_core::{Error, Result};
+use kolo_device::cpu::vectorize;
+use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+
+use crate::math::binary::first;
+use crate::math::number::Number;
+use crate::nn::conv2d::like;
+use crate::nn::pool::{Pool, infer};
+use crate::nn::window::for_taps;
+use crate::op::{Op, cpu_kernels};
+use crate::{Cost, KernelCtx};
+
+/// The largest values under windows of `size` over NHWC images. Padding is `SAME` or `VALID`.
+#[track_caller]
+pub fn max_pool<'g>(images: Output<'g>, size: [i64; 2], strides: [i64; 2], padding: &str) -> Output<'g> {
+    let list = |[h, w]: [i64; 2]| vec![1, h, w, 1];
+    let builder = images.graph().op("MaxPool").input(images);
+    builder.attr("ksize", list(size)).attr("strides", list(strides)).attr("padding", padding).out()
+}
+
+pub(crate) static MAX_POOL: Op = Op {
+    def: OpDef {
+        name: "MaxPool",
+        signature: "(input:T) -> (output:T) ; \
+                    T:type{half,bfloat16,float,double,int32,int64,uint8,int16,int8,uint16,qint8}=float, \
+                    ksize:list(int)>=4, strides:list(int)>=4, padding:string{SAME|VALID|EXPLICIT}, \
+                    explicit_paddings:list(int)=[], data_format:string{NHWC|NCHW|NCHW_VECT_C}=\"NHWC\"",
+        shape: infer,
+        gradient: Gradient::Rule(|op, dy| {
+            let dx = like(op, "MaxPoolGrad").inputs([op.input(0), op.output(0), first(dy)?]).out();
+            Ok(vec![Some(dx.into())])
+        }),
+        ..OpDef::BASE
+    },
+    kernels: cpu_kernels!(forward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16),
+    cost: Cost::Elements,
+};
+
+pub(crate) static MAX_POOL_GRAD: Op = Op {
+    def: OpDef {
+        name: "MaxPoolGrad",
+        signature: "(orig_input:T, orig_output:T, grad:T) -> (output:T) ; ksize:list(int)>=4, strides:list(int)>=4, \
+                    padding:string{SAME|VALID|EXPLICIT}, explicit_paddings:list(int)=[], \
+                    data_format:string{NHWC|NCHW}=\"NHWC\", \
+                    T:type{float,double,int32,uint8,int16,int8,int64,bfloat16,uint16,half,uint32,uint64}=float",
+        shape: shape_fns::same_as_input_0,
+        gradient: Gradient::Refused("MaxPoolGradGrad is not implemented"),
+        ..OpDef::BASE
+    },
+    kernels: cpu_kernels!(backward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64),
+    cost: Cost::Elements,
+};
+
+fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let input = ctx.input(0)?;
+    let pool = Pool::new(ctx.attrs(), input.shape())?;
+    let mut out = ctx.allocate(T::DTYPE, pool.shape.clone())?;
+    let (values, c) = (input.data::<T>()?, pool.channels);
+    if out.n_elements() > 0 {
+        let chunk = pool.images_per_task() * pool.output();
+        ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |task, out| {
+            let images = &values[task * pool.images_per_task() * pool.input()..];
+            vectorize(
+                #[inline(always)]
+                || {
+                    out.fill(T::LOWEST);
+                    for (image, out) in
+                        images.chunks_exact(pool.input().max(1)).zip(out.chunks_exact_mut(pool.output()))
+                    {
+                        for_taps(&pool.h, &pool.w, |o, _, i| {
+                            let (out, image) = (&mut out[o * c..(o + 1) * c], &image[i * c..(i + 1) * c]);
+                            out.iter_mut().zip(image).for_each(|(y, &x)| *y = y.max(x));
+                        });
+                    }
+                },
+            );
+        });
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn backward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let input = ctx.input(0)?;
+    let pool = Pool::new(ctx.attrs(), input.shape())?;
+    for (i, name) in [(1, "orig_output"), (2, "grad")] {
+        let found = ctx.input(i)?.shape();
+        if *found != pool.shape {
+            return Err(Error::invalid_argument(format!(
+                "Expected {name} shape to be {}, but got {found}",
+                pool.shape
+            )));
+        }
+    }
+    let mut out = ctx.allocate_zeroed(T::DTYPE, input.shape().clone())?;
+    let (x, y, dy) = (input.data::<T>()?, ctx.data::<T>(1)?, ctx.data::<T>(2)?);
+    if out.n_elements() > 0 && !dy.is_empty() {
+        let (c, step) = (pool.channels, pool.images_per_task());
+        ctx.pool().for_each_chunk(out.data_mut::<T>()?, step * pool.input(), |task, dx| {
+            // What has not gone anywhere yet: the first match takes it all.
+            let mut left = vec![T::ZERO; pool.output()];
+            for (i, dx) in dx.chunks_exact_mut(pool.input()).enumerate() {
+                let image = task * step + i;
+                let x = &x[image * pool.input()..(image + 1) * pool.input()];
+                let y = &y[image * pool.output()..(image + 1) * pool.output()];
+                left.copy_from_slice(&dy[image * pool.output()..(image + 1) * pool.output()]);
+                vectorize(
+                    #[inline(always)]
+                    || {
+                        for_taps(&pool.h, &pool.w, |o, _, i| {
+                            let (x, dx) = (&x[i * c..(i + 1) * c], &mut dx[i * c..(i + 1) * c]);
+                            let (y, left) = (&y[o * c..(o + 1) * c], &mut left[o * c..(o + 1) * c]);
+                            for (((dx, left), x), y) in dx.iter_mut().zip(left).zip(x).zip(y) {
+                                let hit = x == y;
+                                *dx = dx.add(if hit { *left } else { T::ZERO });
+                                *left = if hit { T::ZERO } else { *left };
+                            }
+                        });
+                    },
+                );
+            }
+        });
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_core::Tensor;
+
+    use crate::testing::{OpTest, check_op, tensor, wavy};
+
+    fn pool(op: &str, nchw: bool, size: [i64; 2], strides: [i64; 2], padding: &str) -> OpTest {
+        let order = |[h, w]: [i64; 2]| if nchw { vec![1, 1, h, w] } else { vec![1, h, w, 1] };
+        check_op(op)
+            .attr("ksize", order(size))
+            .attr("strides", order(strides))
+            .attr("padding", padding)
+            .attr("data_format", if nchw { "NCHW" } else { "NHWC" })
+    }
+
+    #[test]
+    fn values_are_tensorflows() {
+        let x = wavy([2, 5, 4, 2], 1);
+        pool("MaxPool", false, [2, 2], [2, 2], "VALID").input(x.clone()).gives(tensor(
+            [2, 2, 2, 2],
+            [
+                1.0496864f32,
+                1.3495203,
+                1.3297529,
+                1.1972469,
+                1.2755408,
+                1.3264732,
+                0.90121245,
+                1.2814133,
+                1.1529534,
+                1.3423446,
+                0.6688978,
+                1.2431667,
+                1.3067437,
+                0.83290684,
+                1.3069328,
+                1.2434602,
+            ],
+        ));
+        pool("MaxPool", false, [3, 2], [2, 1], "SAME").input(x.clone()).gives(tensor(
+            [2, 3, 4, 2],
+            [
+                1.0496864f32,
+                1.3495203,
+                1.3297529,
+                1.1972469,
+                1.3297529,
+                1.1972469,
+                -0.7041306,
+                0.3221268,
+                1.2755408,
+                1.3264732,
+                1.3297529,
+                1.3264732,
+                1.3297529,
+                1.2814133,
+                0.76041466,
+                1.2814133,
+                1.2055832,
+                1.3264732,
+                1.2055832,
+                1.3264732,
+                1.3489083,
+                1.0381116,
+                1.3489083,
+                1.0381116,
+                1.1529534,
+                1.3423446,
+                1.1529534,
+                1.2431667,
+                0.6688978,
+                1.2431667,
+                0.6688978,
+                -0.971667,
+                1.3067437,
+                1.3423446,
+                1.3069328,
+                1.2431667,
+                1.3069328,
+                1.2434602,
+                -0.61490333,
+                1.2434602,
+                1.3067437,
+                1.3422664,
+                0.9782858,
+                1.3422664,
+                0.9782858,
+                1.2434602,
+                0.6695395,
+                1.2434602,
+            ],
+        ));
+        pool("MaxPoolGrad", false, [3, 2], [2, 1], "SAME")
+            .input(x)
+            .input(tensor(
+                [2, 3, 4, 2],
+                [
+                    1.0496864f32,
+                    1.3495203,
+                    1.3297529,
+                    1.1972469,
+                    1.3297529,
+                    1.1972469,
+                    -0.7041306,
+                    0.3221268,
+                    1.2755408,
+                    1.3264732,
+                    1.3297529,
+                    1.3264732,
+                    1.3297529,
+                    1.2814133,
+                    0.76041466,
+                    1.2814133,
+                    1.2055832,
+                    1.3264732,
+                    1.2055832,
+                    1.3264732,
+                    1.3489083,
+                    1.0381116,
+                    1.3489083,
+                    1.0381116,
+                    1.1529534,
+                    1.3423446,
+                    1.1529534,
+                    1.2431667,
+                    0.6688978,
+                    1.2431667,
+                    0.6688978,
+                    -0.971667,
+                    1.3067437,
+                    1.3423446,
+                    1.3069328,
+                    1.2431667,
+                    1.3069328,
+                    1.2434602,
+                    -0.61490333,
+                    1.2434602,
+                    1.3067437,
+                    1.3422664,
+                    0.9782858,
+                    1.3422664,
+                    0.9782858,
+                    1.2434602,
+                    0.6695395,
+                    1.2434602,
+                ],
+            ))
+            .input(wavy([2, 3, 4, 2], 3))
+            .gives(tensor(
+                [2, 5, 4, 2],
+                [
+                    0.0f32,
+                    1.2756225,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.08402431,
+                    -0.3417626,
+                    0.0,
+                    -0.53771865,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.7281618,
+                    0.0,
+                    0.0,
+                    -1.1287564,
+                    0.7455169,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.42609063,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.7670127,
+                    0.0,
+                    0.0,
+                    -1.2154531,
+                    0.33276796,
+                    0.0,
+                    0.0,
+                    0.15223134,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.3089133,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.41102517,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.43189505,
+                    0.0,
+                    0.0,
+                    -2.1394994,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.94874984,
+                    0.0,
+                    1.2500868,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.0,
+                    -0.10522461,
+                    0.0,
+                    0.0,
+                    0.0,
+                    -1.8501308,
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.22247052,
+                    0.0,
+                    1.3022901,
+                    -0.36508948,
+                    0.0,
+                    0.0,
+                    0.0,
+                    -0.22498868,
+                    0.0,
+                    0.0,
+                    0.99060494,
+                    0.0,
+                ],
+            ));
+    }
+
+    #[test]
+    fn both_formats_and_padding() {
+        let x = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0];
+        let (rows, planes) = (tensor([1, 3, 3, 1], x), tensor([1, 1, 3, 3], x));
+        let y = [5.0f32, 6.0, 8.0, 9.0];
+        pool("MaxPool", false, [2, 2], [1, 1], "VALID").input(rows).gives(tensor([1, 2, 2, 1], y));
+        pool("MaxPool", true, [2, 2], [1, 1], "VALID").input(planes.clone()).gives(tensor([1, 1, 2, 2], y));
+        pool("MaxPool", true, [2, 2], [2, 2], "EXPLICIT")
+            .attr("explicit_paddings", vec![0i64, 0, 0, 0, 1, 0, 1, 0])
+            .input(planes)
+            .gives(tensor([1, 1, 2, 2], [1.0f32, 3.0, 7.0, 9.0]));
+        pool("MaxPool", false, [2, 1], [1, 1], "VALID")
+            .input(tensor([1, 2, 1, 2], [1i32, -2, 0, 5]))
+            .gives(tensor([1, 1, 1, 2], [1i32, 5]));
+    }
+
+    #[test]
+    fn of_equal_values_the_first_gets_the_gradient() {
+        pool("MaxPoolGrad", false, [2, 2], [2, 2], "VALID")
+            .input(tensor([1, 2, 2, 1], [3.0f32, 5.0, 5.0, 5.0]))
+            .input(tensor([1, 1, 1, 1], [5.0f32]))
+            .input(tensor([1, 1, 1, 1], [7.0f32]))
+            .gives(tensor([1, 2, 2, 1], [0.0f32, 7.0, 0.0, 0.0]));
+    }
+
+    #[test]
+    fn gradients() {
+        for nchw in [false, true] {
+            pool("MaxPool", nchw, [2, 2], [2, 2], "VALID").input(wavy([2, 4, 5, 3], 1)).gradient();
+            pool("MaxPool", nchw, [3, 2], [2, 1], "SAME").input(wavy([2, 4, 5, 3], 1)).gradient();
+        }
+    }
+
+    #[test]
+    fn sizes_zero_and_wrong() {
+        let none = |shape: [usize; 4]| tensor::<f32, 4>(shape, []);
+        pool("MaxPool", false, [2, 2], [2, 2], "VALID").input(none([0, 4, 4, 3])).gives(none([0, 2, 2, 3]));
+        pool("MaxPool", false, [2, 2], [2, 2], "VALID").input(none([2, 4, 4, 0])).gives(none([2, 2, 2, 0]));
+        pool("MaxPool", false, [2, 2], [2, 2], "VALID").input(Tensor::from([1.0f32])).fails("should have rank 4");
+        pool("MaxPool", false, [5, 2], [1, 2], "VALID").input(wavy([1, 3, 3, 1], 1)).fails("would be negative");
+        check_op("MaxPool")
+            .attr("ksize", vec![1i64, 1, 1, 2])
+            .attr("strides", vec![1i64, 1, 1, 1])
+            .attr("padding", "SAME")
+            .input(wavy([1, 3, 3, 2], 1))
+            .fails("does not yet support ksize in the batch and depth dimensions");
+        pool("MaxPoolGrad", false, [2, 2], [2, 2], "VALID")
+            .input(wavy([1, 4, 4, 1], 1))
+            .input(wavy([1, 2, 2, 1], 1))
+            .input(wavy([1, 2, 1, 1], 1))
+            .fails("Expected grad shape to be [1,2,2,1], but got [1,2,1,1]");
+    }
+}

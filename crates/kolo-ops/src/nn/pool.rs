@@ -1,0 +1,60 @@
+//! What the pools share: sizes, shapes, and how images are dealt out to tasks.
+
+use kolo_core::{Error, PartialShape, Result, Shape};
+use kolo_device::cpu::pool;
+use kolo_graph::{Attrs, InferCtx};
+
+use crate::nn::window::{Axis, Images, Window};
+
+/// A pool over images. Images whose channels come first are taken for many images of one channel.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// The window's height.
+    pub h: Axis,
+    /// The window's width.
+    pub w: Axis,
+    /// Channels, which lie side by side.
+    pub channels: usize,
+    /// The output's shape.
+    pub shape: Shape,
+}
+
+impl Pool {
+    /// For images of this shape.
+    pub fn new(attrs: &Attrs, input: &Shape) -> Result<Pool> {
+        let window = Window::from_attrs(attrs)?;
+        let images = window.images(input)?;
+        let [h, w] = window.axes(images.spatial, window.pool_size(attrs)?)?;
+        let shape = Shape::new(&window.dims(Images { spatial: [h.output, w.output], ..images }))?;
+        let channels = if window.is_nchw() { 1 } else { images.channels };
+        Ok(Pool { h, w, channels, shape })
+    }
+
+    /// Elements of an image before.
+    pub fn input(&self) -> usize {
+        self.h.input * self.w.input * self.channels
+    }
+
+    /// Elements of an image after.
+    pub fn output(&self) -> usize {
+        self.h.output * self.w.output * self.channels
+    }
+
+    /// How many images are worth a task.
+    pub fn images_per_task(&self) -> usize {
+        let window = self.h.kernel * self.w.kernel;
+        (pool::grain(0.5) / (self.output() * window).max(1)).max(1)
+    }
+}
+
+/// The shape function of a pool.
+pub fn infer(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
+    let input = ctx.input_of_rank(0, 4)?;
+    if ctx.attrs().str("data_format")? == "NCHW_VECT_C" {
+        return Err(Error::unimplemented("data format NCHW_VECT_C is not supported"));
+    }
+    let window = Window::from_attrs(ctx.attrs())?;
+    let images = window.partial_images(&input);
+    let spatial = window.output_dims(images.spatial, window.pool_size(ctx.attrs())?.map(Some))?;
+    Ok(vec![PartialShape::new(&window.dims(Images { spatial, ..images }))])
+}

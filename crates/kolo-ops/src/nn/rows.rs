@@ -1,0 +1,50 @@
+//! Work on rows that fills two outputs at once, a row of each.
+
+use kolo_device::cpu::IntraPool;
+use parking_lot::Mutex;
+
+/// A part of the first output and the same rows of the second.
+type Part<'a, A, B> = Mutex<Option<(&'a mut [A], &'a mut [B])>>;
+
+/// Cuts `first` and `second` into pieces of `n_rows` rows, which have `lengths` elements, and runs `f` on each pair with
+/// the number of its first row. Lengths are at least 1.
+pub fn for_row_pairs<A: Send, B: Send>(
+    pool: &IntraPool,
+    n_rows: usize,
+    lengths: (usize, usize),
+    first: &mut [A],
+    second: &mut [B],
+    f: impl Fn(usize, &mut [A], &mut [B]) + Sync,
+) {
+    if first.len() <= n_rows * lengths.0 || pool.n_threads() == 1 {
+        return f(0, first, second);
+    }
+    // Each lock is asked for once, by the task whose part it is.
+    let parts: Vec<Part<'_, A, B>> = first
+        .chunks_mut(n_rows * lengths.0)
+        .zip(second.chunks_mut(n_rows * lengths.1))
+        .map(|pair| Mutex::new(Some(pair)))
+        .collect();
+    pool.parallel_for(parts.len(), &|i| {
+        if let Some((first, second)) = parts[i].lock().take() {
+            f(i * n_rows, first, second);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_visited_once_with_its_number() {
+        let pool = IntraPool::new(3);
+        let (mut numbers, mut doubles) = (vec![0usize; 10], vec![0usize; 20]);
+        for_row_pairs(&pool, 3, (1, 2), &mut numbers, &mut doubles, |row, numbers, doubles| {
+            numbers.iter_mut().enumerate().for_each(|(i, x)| *x += row + i);
+            doubles.iter_mut().enumerate().for_each(|(i, x)| *x += row * 2 + i);
+        });
+        assert_eq!(numbers, (0..10).collect::<Vec<_>>());
+        assert_eq!(doubles, (0..20).collect::<Vec<_>>());
+    }
+}

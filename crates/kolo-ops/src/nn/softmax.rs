@@ -1,0 +1,171 @@
+//! `Softmax`: exp(x) over its sum, along the last dimension. `LogSoftmax`: the logarithm of that.
+
+use half::{bf16, f16};
+use kolo_core::{Error, PartialShape, Result};
+use kolo_device::cpu::{pool, vectorize};
+use kolo_graph::{Gradient, GradientFn, InferCtx, OpDef, Output};
+
+use crate::math::binary::first;
+use crate::nn::float::{Float, largest, sum_by};
+use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::{Cost, KernelCtx};
+
+/// `exp(x)` over its sum along the last dimension.
+#[track_caller]
+pub fn softmax(logits: Output<'_>) -> Output<'_> {
+    logits.graph().op("Softmax").input(logits).out()
+}
+
+/// The logarithm of [`softmax`], exact where that would be 0.
+#[track_caller]
+pub fn log_softmax(logits: Output<'_>) -> Output<'_> {
+    logits.graph().op("LogSoftmax").input(logits).out()
+}
+
+pub(crate) static SOFTMAX: Op = op(
+    "Softmax",
+    "(logits:T) -> (softmax:T) ; T:type{half,bfloat16,float,double}",
+    |op, dy| {
+        let (dy, y) = (first(dy)?, op.output(0));
+        Ok(vec![Some(((dy - sum_of_rows(dy * y)) * y).into())])
+    },
+    cpu_kernels!(softmax_kernel: f32, f64, f16, bf16),
+);
+pub(crate) static LOG_SOFTMAX: Op = op(
+    "LogSoftmax",
+    "(logits:T) -> (logsoftmax:T) ; T:type{half,bfloat16,float,double}",
+    |op, dy| {
+        let (dy, y) = (first(dy)?, op.output(0));
+        let softmax = op.graph().op("Exp").input(y).out();
+        Ok(vec![Some((dy - sum_of_rows(dy) * softmax).into())])
+    },
+    cpu_kernels!(log_softmax_kernel: f32, f64, f16, bf16),
+);
+
+const fn op(name: &'static str, signature: &'static str, gradient: GradientFn, kernels: &'static [KernelDef]) -> Op {
+    Op {
+        def: OpDef {
+            name,
+            signature,
+            shape: |ctx: &InferCtx<'_>| -> Result<Vec<PartialShape>> {
+                Ok(vec![ctx.input_of_rank_at_least(0, 1)?.clone()])
+            },
+            gradient: Gradient::Rule(gradient),
+            ..OpDef::BASE
+        },
+        kernels,
+        cost: Cost::Elements,
+    }
+}
+
+/// The sum along the last dimension, which stays as size 1.
+pub(crate) fn sum_of_rows(x: Output<'_>) -> Output<'_> {
+    let last = x.graph().constant(vec![-1i32]);
+    x.graph().op("Sum").input(x).input(last).attr("keep_dims", true).out()
+}
+
+fn softmax_kernel<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    each_row::<T>(
+        ctx,
+        #[inline(always)]
+        |row| {
+            let largest = largest(row);
+            for x in row.iter_mut() {
+                *x = T::narrow(T::exp(x.widen() - largest));
+            }
+            let scale = T::real(1.0) / sum_by(row, |x| x.widen());
+            for x in row.iter_mut() {
+                *x = T::narrow(x.widen() * scale);
+            }
+        },
+    )
+}
+
+fn log_softmax_kernel<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    each_row::<T>(
+        ctx,
+        #[inline(always)]
+        |row| {
+            let largest = largest(row);
+            let total = sum_by(row, |x| T::exp(x.widen() - largest));
+            let shift = num_traits::Float::ln(total);
+            for x in row.iter_mut() {
+                *x = T::narrow(x.widen() - largest - shift);
+            }
+        },
+    )
+}
+
+/// Runs `f` in place on a copy of each row of the last dimension, or on the input itself if it dies here.
+fn each_row<T: Float>(ctx: &mut KernelCtx<'_>, f: impl Fn(&mut [T]) + Sync) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let Some(&n) = shape.last() else {
+        return Err(Error::invalid_argument("logits must have >= 1 dimension, got 0"));
+    };
+    let (mut out, in_place) = ctx.reuse_or_allocate(0, T::DTYPE, shape)?;
+    let input = if in_place { None } else { Some(ctx.data::<T>(0)?) };
+    if n > 0 {
+        let chunk = (pool::grain(3.0) / n).max(1) * n;
+        ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
+            if let Some(input) = input {
+                out.copy_from_slice(&input[i * chunk..i * chunk + out.len()]);
+            }
+            vectorize(
+                #[inline(always)]
+                || out.chunks_exact_mut(n).for_each(&f),
+            );
+        });
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{check_op, tensor, wavy};
+
+    #[test]
+    fn values_are_tensorflows() {
+        check_op("Softmax").input(wavy([2, 5], 1)).gives(tensor(
+            [2, 5],
+            [
+                0.11305618f32,
+                0.50768363,
+                0.12125794,
+                0.03905381,
+                0.21894841,
+                0.36088005,
+                0.053902034,
+                0.04418489,
+                0.311371,
+                0.22966202,
+            ],
+        ));
+        check_op("LogSoftmax").input(wavy([2, 5], 1)).gives(tensor(
+            [2, 5],
+            [
+                -2.1798704f32,
+                -0.6778968,
+                -2.1098354,
+                -3.2428148,
+                -1.5189192,
+                -1.0192097,
+                -2.920587,
+                -3.1193724,
+                -1.1667702,
+                -1.4711466,
+            ],
+        ));
+        check_op("Softmax").input([1000.0f32, 0.0, -1000.0]).gives([1.0f32, 0.0, 0.0]);
+        check_op("LogSoftmax").input([1000.0f64, 0.0, -1000.0]).gives([0.0f64, -1000.0, -2000.0]);
+        check_op("Softmax").input(tensor::<f32, 2>([0, 3], [])).gives(tensor::<f32, 2>([0, 3], []));
+        check_op("Softmax").input(tensor::<f32, 2>([3, 0], [])).gives(tensor::<f32, 2>([3, 0], []));
+        check_op("Softmax").input(1.0f32).fails("at least rank 1");
+    }
+
+    #[test]
+    fn gradients() {
+        check_op("Softmax").input(wavy([2, 2, 3], 1)).gradient();
+        check_op("LogSoftmax").input(wavy([2, 3], 2)).gradient();
+    }
+}

@@ -1,0 +1,147 @@
+//! `SparseSoftmaxCrossEntropyWithLogits`: −log softmax(features) at each row's label, and its derivative.
+
+use half::{bf16, f16};
+use kolo_core::{Error, PartialShape, Result, Shape};
+use kolo_device::cpu::{pool, vectorize};
+use kolo_graph::{Gradient, OpDef, Output};
+
+use crate::nn::cross_entropy::features_gradient;
+use crate::nn::float::{Float, largest, sum_by};
+use crate::nn::rows::for_row_pairs;
+use crate::op::{Op, cpu_kernels};
+use crate::{Cost, KernelCtx};
+
+/// The cross entropy between each row's label (a class number) and the softmax of that row of `logits`.
+#[track_caller]
+pub fn sparse_softmax_cross_entropy<'g>(logits: Output<'g>, labels: Output<'g>) -> Output<'g> {
+    logits.graph().op("SparseSoftmaxCrossEntropyWithLogits").input(logits).input(labels).out()
+}
+
+pub(crate) static SPARSE_SOFTMAX_CROSS_ENTROPY_WITH_LOGITS: Op = Op {
+    def: OpDef {
+        name: "SparseSoftmaxCrossEntropyWithLogits",
+        signature: "(features:T, labels:Tlabels) -> (loss:T, backprop:T) ; T:type{half,bfloat16,float,double}, \
+                    Tlabels:type{int32,int64}=int64",
+        shape: |ctx| {
+            let (features, labels) = (ctx.input_of_rank(0, 2)?, ctx.input_of_rank(1, 1)?);
+            let rows = PartialShape::new(&[features.dim(0)]);
+            let rows = rows.merge(&labels).map_err(|_| different_rows(&features, &labels))?;
+            let backprop = features.merge(&PartialShape::new(&[rows.dim(0), None]))?;
+            Ok(vec![rows, backprop])
+        },
+        gradient: Gradient::Rule(|op, dy| Ok(vec![features_gradient(op, dy).map(Into::into)])),
+        ..OpDef::BASE
+    },
+    kernels: cpu_kernels!(forward: f32, f64, f16, bf16),
+    cost: Cost::Elements,
+};
+
+fn different_rows(logits: &dyn std::fmt::Display, labels: &dyn std::fmt::Display) -> Error {
+    Error::invalid_argument(format!(
+        "logits and labels must have the same first dimension, got logits shape {logits} and labels shape {labels}"
+    ))
+}
+
+fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let &[n_rows, n_classes] = shape.dims() else {
+        return Err(Error::invalid_argument(format!("logits must be 2-D, but got shape {shape}")));
+    };
+    let labels = ctx.input(1)?;
+    if labels.shape().dims() != [n_rows] {
+        return Err(different_rows(&shape, labels.shape()));
+    }
+    let classes = classes(&labels.integers()?, n_classes)?;
+    let mut loss = ctx.allocate(T::DTYPE, Shape::new(&[n_rows])?)?;
+    let (mut backprop, in_place) = ctx.reuse_or_allocate(0, T::DTYPE, shape)?;
+    if !in_place {
+        backprop.data_mut::<T>()?.copy_from_slice(ctx.data::<T>(0)?);
+    }
+    // A row without classes has no label, so there are no rows then.
+    if n_classes > 0 {
+        let rows = (pool::grain(3.0) / n_classes).max(1);
+        let (loss, backprop) = (loss.data_mut::<T>()?, backprop.data_mut::<T>()?);
+        for_row_pairs(ctx.pool(), rows, (1, n_classes), loss, backprop, |first, loss, backprop| {
+            vectorize(
+                #[inline(always)]
+                || {
+                    let rows = backprop.chunks_exact_mut(n_classes).zip(&classes[first..]);
+                    for (loss, (row, &class)) in loss.iter_mut().zip(rows) {
+                        *loss = one_row(row, class);
+                    }
+                },
+            );
+        });
+    }
+    ctx.set_output(0, loss);
+    ctx.set_output(1, backprop);
+    Ok(())
+}
+
+/// The labels as indices; an error that lists them if one is out of range.
+fn classes(labels: &[i64], n_classes: usize) -> Result<Vec<usize>> {
+    let class = |&label: &i64| usize::try_from(label).ok().filter(|&class| class < n_classes);
+    labels
+        .iter()
+        .map(|label| {
+            class(label).ok_or_else(|| {
+                let all: Vec<String> = labels.iter().take(100).map(i64::to_string).collect();
+                Error::invalid_argument(format!(
+                    "Received a label value of {label} which is outside the valid range of [0, {n_classes}).  \
+                     Label values: {}",
+                    all.join(" ")
+                ))
+            })
+        })
+        .collect()
+}
+
+/// The loss of one row; the row itself, the features before, becomes the backprop.
+#[inline(always)]
+fn one_row<T: Float>(row: &mut [T], class: usize) -> T {
+    let largest = largest(row);
+    let log = num_traits::Float::ln(sum_by(row, |x| T::exp(x.widen() - largest)));
+    let loss = log - (row[class].widen() - largest);
+    for x in row.iter_mut() {
+        *x = T::narrow(T::exp(x.widen() - largest - log));
+    }
+    row[class] = T::narrow(row[class].widen() - T::real(1.0));
+    T::narrow(loss)
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_core::Tensor;
+
+    use crate::testing::{check_op, tensor, wavy};
+
+    #[test]
+    fn values_are_tensorflows() {
+        for labels in [Tensor::from([2i64, 0]), Tensor::from([2i32, 0])] {
+            check_op("SparseSoftmaxCrossEntropyWithLogits").input(wavy([2, 3], 1)).input(labels).gives_all([
+                Tensor::from([1.8114263f32, 2.8774989]),
+                tensor([2, 3], [0.15236728f32, 0.68421185, -0.8365791, -0.94372463, 0.31549793, 0.6282267]),
+            ]);
+        }
+    }
+
+    #[test]
+    fn labels_must_be_classes() {
+        let check =
+            |labels: Tensor| check_op("SparseSoftmaxCrossEntropyWithLogits").input(wavy([2, 3], 1)).input(labels);
+        check(Tensor::from([3i64, 0]))
+            .fails("Received a label value of 3 which is outside the valid range of [0, 3).  Label values: 3 0");
+        check(Tensor::from([1i32, -1])).fails("Received a label value of -1");
+        check(Tensor::from([1i32, 0, 1]))
+            .fails("logits and labels must have the same first dimension, got logits shape [2,3] and labels shape [3]");
+        check_op("SparseSoftmaxCrossEntropyWithLogits")
+            .input(tensor::<f32, 2>([0, 3], []))
+            .input(Tensor::vector::<i32>(vec![]))
+            .gives_all([Tensor::vector::<f32>(vec![]), tensor::<f32, 2>([0, 3], [])]);
+    }
+
+    #[test]
+    fn gradients_through_both_outputs() {
+        check_op("SparseSoftmaxCrossEntropyWithLogits").input(wavy([2, 3], 1)).input([2i64, 0]).gradient();
+    }
+}

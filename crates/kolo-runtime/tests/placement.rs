@@ -1,0 +1,208 @@
+//! Placement, devices and transfers through a session.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kolo_core::{Code, DType, DeviceName, DeviceSpec, Tensor};
+use kolo_device::NullDevice;
+use kolo_graph::{Graph, Rule, VariableKind};
+use kolo_ops::math::matmul::matmul;
+use kolo_runtime::{DevicePlan, Session, SessionConfig};
+
+fn cpus(n: usize) -> SessionConfig {
+    SessionConfig { device_count: BTreeMap::from([("CPU".to_owned(), n)]), ..SessionConfig::default() }
+}
+
+fn with_null_gpu(without_kernel: &[&str], soft: bool) -> (SessionConfig, Arc<NullDevice>) {
+    let gpu = NullDevice::new(DeviceName::local("GPU", 0), None, without_kernel);
+    let config =
+        SessionConfig { extra_devices: vec![gpu.clone()], allow_soft_placement: soft, ..SessionConfig::default() };
+    (config, gpu)
+}
+
+fn device_of(session: &Session, node: &str) -> String {
+    let report = session.placement();
+    let row = report.rows.iter().find(|row| row.node == node).unwrap_or_else(|| panic!("{node} was not placed"));
+    format!("{}:{}", row.device.kind, row.device.id)
+}
+
+fn two_by_two(g: &Graph) -> (kolo_graph::Output<'_>, kolo_graph::Output<'_>) {
+    (g.named_constant("a", [[1.0f32, 2.0], [3.0, 4.0]]), g.named_constant("b", [[1.0f32, 0.0], [0.0, 1.0]]))
+}
+
+#[test]
+fn the_three_rules_in_order() {
+    let g = kolo_ops::graph();
+    let (a, b) = g.device("/cpu:0", || two_by_two(&g));
+    let c = matmul(a, b);
+    let (config, gpu) = with_null_gpu(&[], false);
+    let session = Session::with_config(&g, config).unwrap();
+    session.run(&[c], &[], &[]).unwrap();
+    assert_eq!(device_of(&session, "a"), "CPU:0");
+    assert_eq!(device_of(&session, "MatMul"), "GPU:0");
+    assert_eq!(gpu.take_log(), ["MatMul"]);
+    let report = session.placement();
+    let rule = |name: &str| report.rows.iter().find(|row| row.node == name).unwrap().rule;
+    assert_eq!((rule("a"), rule("MatMul")), (Rule::Pinned, Rule::Accelerator));
+    let a = report.rows.iter().find(|row| row.node == "a").unwrap();
+    assert_eq!(a.n_bytes_moved, Some(16), "a crosses to the accelerator");
+    assert_eq!(a.log_line(), "a: (Const): /job:localhost/replica:0/task:0/device:CPU:0");
+    assert!(report.to_string().contains("first accelerator with a kernel"), "{report}");
+}
+
+#[test]
+fn a_pin_without_a_kernel_is_refused_with_all_that_helps() {
+    let g = kolo_ops::graph();
+    let (a, b) = two_by_two(&g);
+    let c = g.device("/gpu:0", || matmul(a, b));
+    let (config, _) = with_null_gpu(&["MatMul"], false);
+    let error = Session::with_config(&g, config).unwrap().fetch(c).unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    for text in [
+        "Cannot assign a device to node 'MatMul'",
+        "Could not satisfy explicit device specification",
+        "MatMul",
+        "float",
+        "CPU",
+        "placement.rs",
+    ] {
+        assert!(error.to_string().contains(text), "'{text}' is missing in: {error}");
+    }
+}
+
+#[test]
+fn soft_placement_falls_back_for_kernels_and_devices_and_counts() {
+    let g = kolo_ops::graph();
+    let (a, b) = two_by_two(&g);
+    let no_kernel = g.device("/gpu:0", || matmul(a, b));
+    let no_device = g.device("/gpu:7", || matmul(no_kernel, b));
+    let (config, _) = with_null_gpu(&["MatMul"], true);
+    let session = Session::with_config(&g, config).unwrap();
+    assert_eq!(session.fetch(no_device).unwrap(), Tensor::from([[1.0f32, 2.0], [3.0, 4.0]]));
+    assert_eq!(session.placement().n_fallbacks, 2);
+    let (config, _) = with_null_gpu(&["MatMul"], true);
+    let strict = SessionConfig { max_fallbacks: Some(1), ..config };
+    assert!(Session::with_config(&g, strict).unwrap().fetch(no_device).is_err());
+}
+
+#[test]
+fn a_missing_device_is_refused_with_the_list_of_those_there_are() {
+    let g = kolo_ops::graph();
+    let c = g.device("/gpu:0", || g.constant(1.0f32));
+    let error = Session::new(&g).unwrap().fetch(c).unwrap_err();
+    assert!(error.to_string().contains("/job:localhost/replica:0/task:0/device:CPU:0"), "{error}");
+}
+
+#[test]
+fn device_functions_choose_by_op() {
+    let g = kolo_ops::graph();
+    let choose = |node: &kolo_graph::Node| {
+        let device = if node.op() == "MatMul" { "/cpu:1" } else { "/cpu:0" };
+        DeviceSpec::parse(device).unwrap()
+    };
+    let c = g.device_fn(choose, || {
+        let (a, b) = two_by_two(&g);
+        matmul(a, b) + 1.0
+    });
+    let session = Session::with_config(&g, cpus(2)).unwrap();
+    assert_eq!(session.fetch(c).unwrap(), Tensor::from([[2.0f32, 3.0], [4.0, 5.0]]));
+    assert_eq!((device_of(&session, "MatMul"), device_of(&session, "a")), ("CPU:1".into(), "CPU:0".into()));
+}
+
+#[test]
+fn values_cross_devices_both_ways_in_every_run() {
+    let g = kolo_ops::graph();
+    let x = g.placeholder::<f32>("x", [None, Some(2)]);
+    let mut y = x;
+    for i in 0..20 {
+        let device = format!("/cpu:{}", i % 3);
+        y = g.device(&device, || y * 2.0 - y);
+    }
+    let session = Session::with_config(&g, cpus(3)).unwrap();
+    for n in 1..20 {
+        let value = Tensor::from_vec([n, 2], (0..2 * n).map(|i| i as f32).collect()).unwrap();
+        assert_eq!(session.run(&[y], &[(x, value.clone())], &[]).unwrap(), [value]);
+    }
+}
+
+#[test]
+fn control_edges_order_across_devices() {
+    let g = kolo_ops::graph();
+    let v = g.device("/cpu:0", || g.variable("v", 0.0f32));
+    let one = g.constant(1.0f32);
+    let add = v.assign_add(one);
+    let read = g.control_dependencies(&[add], || g.device("/cpu:1", || g.constant(10.0f32)));
+    let after = g.control_dependencies(&[read.operation()], || v.read_now());
+    let init = g.global_variables_initializer();
+    let session = Session::with_config(&g, cpus(2)).unwrap();
+    session.run_op(init).unwrap();
+    for expected in 1..50 {
+        assert_eq!(session.fetch(after).unwrap(), Tensor::scalar(expected as f32));
+    }
+}
+
+#[test]
+fn colocation_follows_the_variable() {
+    for kind in [VariableKind::Resource, VariableKind::Reference] {
+        let g = kolo_ops::graph();
+        let v = g.device("/cpu:1", || g.new_variable("v", [1.0f32, 2.0]).kind(kind).build());
+        let update = v.assign_add(g.constant([1.0f32, 1.0]));
+        let w = g.colocate_with(v.handle().operation(), || g.constant(5.0f32) + 1.0);
+        let init = g.global_variables_initializer();
+        let session = Session::with_config(&g, cpus(2)).unwrap();
+        session.run_op(init).unwrap();
+        session.run_op(update).unwrap();
+        assert_eq!(session.run(&[v.read(), w], &[], &[]).unwrap()[0], Tensor::from([2.0f32, 3.0]));
+        assert_eq!(device_of(&session, &update.name()), "CPU:1");
+        assert_eq!(device_of(&session, &w.operation().name()), "CPU:1");
+    }
+}
+
+#[test]
+fn a_placed_node_stays_where_it_is() {
+    let g = kolo_ops::graph();
+    let a = g.named_constant("a", 1.0f32) + 1.0;
+    let (config, _) = with_null_gpu(&["AddV2"], false);
+    let session = Session::with_config(&g, config).unwrap();
+    session.fetch(a).unwrap();
+    assert_eq!(device_of(&session, "AddV2"), "CPU:0");
+    let b = a * 2.0;
+    session.extend(&g).unwrap();
+    session.fetch(b).unwrap();
+    assert_eq!(device_of(&session, "AddV2"), "CPU:0");
+    assert_eq!(device_of(&session, "Mul"), "GPU:0");
+}
+
+#[test]
+fn a_memory_limit_is_hard_and_names_the_holders() {
+    let g = kolo_ops::graph();
+    let x = g.placeholder::<f32>("x", [None]);
+    let kept = x * 2.0;
+    let y = kept + x * 3.0;
+    let mut config = cpus(1);
+    config.cpu_devices.insert(0, DevicePlan { memory_limit: Some(64 << 10), ..DevicePlan::default() });
+    let session = Session::with_config(&g, config).unwrap();
+    let small = Tensor::zeros(DType::F32, [1 << 10]).unwrap();
+    session.run(&[y], &[(x, small.clone())], &[]).unwrap();
+    let error = session.run(&[y], &[(x, Tensor::zeros(DType::F32, [15 << 10]).unwrap())], &[]).unwrap_err();
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
+    assert!(error.to_string().contains("limit of 65536 bytes") && error.to_string().contains("Mul"), "{error}");
+    session.run(&[y], &[(x, small)], &[]).unwrap();
+    assert_eq!(session.memory_stats(0).unwrap().in_use, 0, "a step's outputs do not outlive it unless fetched");
+}
+
+#[test]
+fn seeds_give_the_same_values_on_any_devices() {
+    let values = |n_devices: usize| {
+        let g = kolo_ops::graph();
+        g.set_seed(42);
+        let device = format!("/cpu:{}", n_devices - 1);
+        let w =
+            g.device(&device, || g.new_variable("w", kolo_graph::Initializer::GlorotUniform).shape([30, 20]).build());
+        let init = g.global_variables_initializer();
+        let session = Session::with_config(&g, cpus(n_devices)).unwrap();
+        session.run_op(init).unwrap();
+        session.fetch(w.read()).unwrap()
+    };
+    assert_eq!(values(1), values(3));
+}

@@ -1,0 +1,43 @@
+//! `kolo bench`: Kolo's side of each benchmark in `bench/README.md`, which says what each one measures.
+
+mod dispatch;
+mod latency;
+mod matmul;
+mod measure;
+mod networks;
+mod scaling;
+
+use kolo::Result;
+
+/// Flags of `kolo bench`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Which benchmark
+    #[arg(value_enum)]
+    name: Name,
+    /// One JSON object per case
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Name {
+    RunLatency,
+    Dispatch,
+    Matmul,
+    Mlp,
+    Lenet,
+    Scaling,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let report = measure::Report::from_environment(args.json);
+    match args.name {
+        Name::RunLatency => latency::run(&report),
+        Name::Dispatch => dispatch::run(&report),
+        Name::Matmul => matmul::run(&report),
+        Name::Mlp => networks::mlp(&report),
+        Name::Lenet => networks::lenet(&report),
+        Name::Scaling => scaling::run(&report),
+    }
+}

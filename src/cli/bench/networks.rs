@@ -1,0 +1,106 @@
+//! `mlp` and `lenet`: training steps, fed from memory.
+
+use std::sync::Arc;
+
+use kolo::{Graph, Initializer, Output, Result, Session, Tensor, gradients, ops};
+
+use super::measure::{Better, Report};
+
+const N_BATCHES: usize = 40;
+
+pub fn mlp(report: &Report) -> Result<()> {
+    train(report, "mlp", "small", 100, |g, x| {
+        let hidden = ops::sigmoid(dense(g, x, "hidden", 784, 100));
+        dense(g, hidden, "out", 100, 10)
+    })?;
+    train(report, "mlp", "large", 1024, |g, x| {
+        let first = ops::relu(dense(g, x, "first", 784, 1024));
+        let second = ops::relu(dense(g, first, "second", 1024, 1024));
+        dense(g, second, "out", 1024, 10)
+    })
+}
+
+pub fn lenet(report: &Report) -> Result<()> {
+    train(report, "lenet", "train", 64, |g, x| {
+        let images = ops::reshape(x, [-1, 28, 28, 1]);
+        let first = conv_pool(g, images, "conv1", 1, 32);
+        let second = conv_pool(g, first, "conv2", 32, 64);
+        let flat = ops::reshape(second, [-1, 7 * 7 * 64]);
+        let hidden = ops::relu(dense(g, flat, "fc1", 7 * 7 * 64, 512));
+        dense(g, hidden, "fc2", 512, 10)
+    })
+}
+
+fn dense<'g>(g: &'g Graph, x: Output<'g>, name: &str, n_in: usize, n_out: usize) -> Output<'g> {
+    g.name_scope(name, || {
+        let w = g.new_variable("w", Initializer::GlorotUniform).shape([n_in, n_out]).build();
+        let b = g.new_variable("b", Initializer::Zeros).shape([n_out]).build();
+        ops::bias_add(ops::matmul(x, w.read()), b.read())
+    })
+}
+
+fn conv_pool<'g>(g: &'g Graph, x: Output<'g>, name: &str, n_in: usize, n_out: usize) -> Output<'g> {
+    g.name_scope(name, || {
+        let w = g.new_variable("w", Initializer::GlorotUniform).shape([5, 5, n_in, n_out]).build();
+        let b = g.new_variable("b", Initializer::Zeros).shape([n_out]).build();
+        let conv = ops::bias_add(ops::conv2d(x, w.read(), [1, 1], "SAME"), b.read());
+        ops::max_pool(ops::relu(conv), [2, 2], [2, 2], "SAME")
+    })
+}
+
+fn train(
+    report: &Report,
+    bench: &str,
+    case: &str,
+    batch: usize,
+    model: impl for<'g> Fn(&'g Graph, Output<'g>) -> Output<'g>,
+) -> Result<()> {
+    let g = kolo::graph();
+    g.set_seed(1);
+    let x = g.placeholder::<f32>("x", [None, Some(784)]);
+    let labels = g.placeholder::<f32>("labels", [None, Some(10)]);
+    let logits = model(&g, x);
+    let loss = ops::mean_all(ops::softmax_cross_entropy(logits, labels));
+    let variables = g.trainable_variables();
+    let handles: Vec<Output<'_>> = variables.iter().map(|variable| variable.handle()).collect();
+    let rate = g.constant(0.01f32);
+    let mut updates = Vec::new();
+    for (&handle, grad) in handles.iter().zip(gradients(&[loss], &handles)?) {
+        if let Some(grad) = grad {
+            updates.push(ops::apply_gradient_descent(handle, rate, grad.dense()?));
+        }
+    }
+    let step = g.group("train", &updates);
+    let init = g.global_variables_initializer();
+    let session = Arc::new(Session::new(&g)?);
+    session.run_op(init)?;
+    let call = session.make_callable(&[x, labels], &[], &[step])?;
+    let batches = batches(batch)?;
+    let mut next = 0;
+    let samples = report.sample(|| {
+        let (images, labels) = &batches[next % N_BATCHES];
+        next += 1;
+        call.call(&[images, labels]).map(drop)
+    })?;
+    let rates: Vec<f64> = samples.iter().map(|seconds| 1.0 / seconds).collect();
+    report.print(bench, case, "steps/s", Better::Higher, &rates)
+}
+
+/// Random pixels and one-hot labels, the same in every run.
+fn batches(batch: usize) -> Result<Vec<(Tensor, Tensor)>> {
+    let mut state = 1u32;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state
+    };
+    (0..N_BATCHES)
+        .map(|_| {
+            let pixels: Vec<f32> = (0..batch * 784).map(|_| (random() % 256) as f32 / 255.0).collect();
+            let mut labels = vec![0.0f32; batch * 10];
+            (0..batch).for_each(|row| labels[row * 10 + random() as usize % 10] = 1.0);
+            Ok((Tensor::from_vec([batch, 784], pixels)?, Tensor::from_vec([batch, 10], labels)?))
+        })
+        .collect()
+}

@@ -1,0 +1,102 @@
+//! Reads a graph from a file and makes a session over it, for commands that take one.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Args;
+use kolo::{DType, DeviceName, Error, Graph, NullDevice, Result, Session, SessionConfig, Shape, Tensor, wire};
+
+/// Flags that say which graph, and over which devices.
+#[derive(Args)]
+pub struct GraphArgs {
+    /// A GraphDef, binary (.pb) or text (.pbtxt)
+    pub graph: PathBuf,
+    /// A tensor or operation to compute; may be given more than once
+    #[arg(long = "fetch", value_name = "NAME", required = true)]
+    pub fetches: Vec<String>,
+    /// Devices, such as cpu=4,gpu=1; GPUs here are stand-ins that compute nothing
+    #[arg(long, value_name = "KIND=N,…", default_value = "cpu=1")]
+    pub devices: String,
+    /// Let nodes that cannot run where they are pinned run elsewhere
+    #[arg(long)]
+    pub soft: bool,
+}
+
+impl GraphArgs {
+    /// The graph in the file.
+    pub fn read(&self) -> Result<Graph> {
+        let name = self.graph.display();
+        let bytes = std::fs::read(&self.graph).map_err(|error| Error::not_found(format!("cannot read {name}: {error}")))?;
+        let graph = kolo::graph();
+        let def = wire::read_graph(&bytes).map_err(|error| error.context(&name))?;
+        wire::import(&graph, &def, &wire::ImportOptions::default()).map_err(|error| error.context(&name))?;
+        Ok(graph)
+    }
+
+    /// A session over the graph and the devices asked for.
+    pub fn session(&self, graph: &Graph) -> Result<Session> {
+        let mut config = SessionConfig { allow_soft_placement: self.soft, ..SessionConfig::default() };
+        for (kind, n) in parse_devices(&self.devices)? {
+            match kind.as_str() {
+                "CPU" => drop(config.device_count.insert(kind, n)),
+                _ => {
+                    let stand_in = |id| NullDevice::new(DeviceName::local(&kind, id as u32), None, &[]) as _;
+                    config.extra_devices.extend((0..n).map(stand_in));
+                }
+            }
+        }
+        Session::with_config(graph, config)
+    }
+}
+
+/// `cpu=4,gpu=1`, by kind in capitals.
+fn parse_devices(text: &str) -> Result<BTreeMap<String, usize>> {
+    /// More than this is a slip.
+    const MOST: usize = 1024;
+    let mut devices = BTreeMap::new();
+    for part in text.split(',').filter(|part| !part.trim().is_empty()) {
+        let bad = || Error::invalid_argument(format!("--devices: '{part}' should look like cpu=4, with a number from 1 to {MOST}"));
+        let (kind, n) = part.split_once('=').ok_or_else(bad)?;
+        let n: usize = n.trim().parse().map_err(|_| bad())?;
+        let kind = kind.trim().to_ascii_uppercase();
+        if kind.is_empty() || !kind.chars().all(|c| c.is_ascii_alphabetic()) || !(1..=MOST).contains(&n) {
+            return Err(bad());
+        }
+        devices.insert(kind, n);
+    }
+    Ok(devices)
+}
+
+/// `NAME=DTYPE[2,3]`: a feed of zeros, so that a graph with placeholders can be traced.
+pub fn parse_feed(text: &str) -> Result<(String, Tensor)> {
+    let bad = || Error::invalid_argument(format!("--feed: '{text}' should look like x=float[100,784]"));
+    let (name, value) = text.split_once('=').ok_or_else(bad)?;
+    let (dtype, dims) = value.strip_suffix(']').and_then(|value| value.split_once('[')).ok_or_else(bad)?;
+    let dims: Vec<usize> = match dims.trim() {
+        "" => Vec::new(),
+        dims => dims.split(',').map(|dim| dim.trim().parse().map_err(|_| bad())).collect::<Result<_>>()?,
+    };
+    Ok((name.to_owned(), Tensor::zeros(DType::from_name(dtype.trim())?, Shape::new(&dims)?)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_lists_are_read_or_refused_by_name() {
+        let list = parse_devices("cpu=4, gpu=1").unwrap();
+        assert_eq!(list, BTreeMap::from([("CPU".to_owned(), 4), ("GPU".to_owned(), 1)]));
+        for bad in ["cpu", "cpu=x", "cpu=0", "cpu=99999", "=3"] {
+            assert!(parse_devices(bad).unwrap_err().message().contains(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn feeds_are_zeros_of_the_given_shape() {
+        let (name, value) = parse_feed("x=float[2,3]").unwrap();
+        assert_eq!((name.as_str(), value), ("x", Tensor::zeros(DType::F32, [2, 3]).unwrap()));
+        assert_eq!(parse_feed("i=int32[]").unwrap().1, Tensor::scalar(0i32));
+        assert!(parse_feed("x=float[2").is_err() && parse_feed("x=flaot[2]").is_err());
+    }
+}

@@ -1,0 +1,65 @@
+//! Commands and flags. Each command is a file; flags and environment variables are read here and nowhere else.
+
+mod bench;
+mod devices;
+mod explain;
+mod graph_file;
+mod ops;
+mod trace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Kolo: dataflow graphs over many devices.
+#[derive(Parser)]
+#[command(name = "kolo", version, about, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Shows where every node of a graph would run, and why, without running it
+    Explain(explain::Args),
+    /// Runs a graph once and writes a trace for Chrome or Perfetto
+    Trace(trace::Args),
+    /// Lists this machine's devices; reserves nothing
+    Devices(devices::Args),
+    /// Lists the ops, their signatures, kernels and gradients
+    Ops(ops::Args),
+    /// Measures Kolo's side of a benchmark; bench/run compares it with others
+    Bench(bench::Args),
+}
+
+/// Runs the command line; the exit code is 1 for an error, 2 for wrong usage.
+pub fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("KOLO_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,kolo::placement=info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    let result = match Cli::parse().command {
+        Command::Explain(args) => explain::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Devices(args) => devices::run(&args),
+        Command::Ops(args) => ops::run(&args),
+        Command::Bench(args) => bench::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kolo: {:?}: {error}", error.code());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints a line, and ends quietly if nobody reads any more (`kolo ops | head`).
+fn print(text: impl std::fmt::Display) -> kolo::Result<()> {
+    use std::io::Write;
+    match writeln!(std::io::stdout(), "{text}") {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => Err(kolo::Error::unavailable(format!("cannot write to standard output: {error}"))),
+    }
+}
