@@ -262,24 +262,29 @@ fn forward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let [mean, variance] = vectors(ctx, view, [3, 4])?;
         (mean.clone(), variance.clone(), [mean, variance])
     };
-    // y = x · a + b for each channel.
+    // The mean is taken off first: multiplied out, a small variance would blow up the rounding of a large mean.
     let a: Vec<f32> = scale.iter().zip(&variance).map(|(s, v)| s / (v + epsilon).sqrt()).collect();
-    let b: Vec<f32> = offset.iter().zip(&mean).zip(&a).map(|((o, m), a)| o - m * a).collect();
     let mut out = ctx.allocate(T::DTYPE, shape)?;
-    each_run(ctx.pool(), view, out.data_mut::<T>()?, |at, first_channel, out| {
-        let x = &x[at..at + out.len()];
-        match view.inner {
-            1 => {
-                for (((y, x), a), b) in out.iter_mut().zip(x).zip(&a).zip(&b) {
-                    *y = T::narrow(x.widen() * a + b);
+    each_run(
+        ctx.pool(),
+        view,
+        out.data_mut::<T>()?,
+        #[inline(always)]
+        |at, first_channel, out| {
+            let x = &x[at..at + out.len()];
+            match view.inner {
+                1 => {
+                    for ((((y, x), a), m), o) in out.iter_mut().zip(x).zip(&a).zip(&mean).zip(&offset) {
+                        *y = T::narrow((x.widen() - m) * a + o);
+                    }
+                }
+                _ => {
+                    let (a, m, o) = (a[first_channel], mean[first_channel], offset[first_channel]);
+                    out.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow((x.widen() - m) * a + o));
                 }
             }
-            _ => {
-                let (a, b) = (a[first_channel], b[first_channel]);
-                out.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow(x.widen() * a + b));
-            }
-        }
-    });
+        },
+    );
     let rest = [&estimates[0], &estimates[1], &mean, &variance].map(|values| vector(ctx, values));
     ctx.set_output(0, out);
     for (i, tensor) in rest.into_iter().enumerate() {

@@ -119,21 +119,35 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         // Whole runs per task: rows of channels, or planes of one channel.
         let chunk = (pool::grain(0.3) / run).max(1) * run;
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
-            if let Some(input) = input {
-                out.copy_from_slice(&input[i * chunk..i * chunk + out.len()]);
-            }
+            let input = input.map(|input| &input[i * chunk..i * chunk + out.len()]);
+            let first_run = i * (chunk / run);
             vectorize(
                 #[inline(always)]
-                || match view.inner {
-                    1 => {
-                        for row in out.chunks_exact_mut(run) {
-                            row.iter_mut().zip(bias).for_each(|(y, &b)| *y = y.add(b));
+                || match input {
+                    Some(input) => {
+                        for (k, (out, input)) in out.chunks_exact_mut(run).zip(input.chunks_exact(run)).enumerate() {
+                            match view.inner {
+                                1 => {
+                                    for ((y, &x), &b) in out.iter_mut().zip(input).zip(bias) {
+                                        *y = x.add(b);
+                                    }
+                                }
+                                _ => {
+                                    let b = bias[(first_run + k) % view.channels];
+                                    out.iter_mut().zip(input).for_each(|(y, &x)| *y = x.add(b));
+                                }
+                            }
                         }
                     }
-                    _ => {
-                        for (k, plane) in out.chunks_exact_mut(run).enumerate() {
-                            let b = bias[(i * (chunk / run) + k) % view.channels];
-                            plane.iter_mut().for_each(|y| *y = y.add(b));
+                    None => {
+                        for (k, out) in out.chunks_exact_mut(run).enumerate() {
+                            match view.inner {
+                                1 => out.iter_mut().zip(bias).for_each(|(y, &b)| *y = y.add(b)),
+                                _ => {
+                                    let b = bias[(first_run + k) % view.channels];
+                                    out.iter_mut().for_each(|y| *y = y.add(b));
+                                }
+                            }
                         }
                     }
                 },

@@ -70,8 +70,8 @@ pub(super) fn features_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]
 
 /// A vector as a column.
 fn column(x: Output<'_>) -> Output<'_> {
-    let last = x.graph().constant(-1i32);
-    x.graph().op("ExpandDims").input(x).input(last).out()
+    let shape = x.graph().constant(vec![-1i32, 1]);
+    x.graph().op("Reshape").input(x).input(shape).out()
 }
 
 fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -101,15 +101,10 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let rows = (pool::grain(3.0) / n_classes).max(1);
         let (loss, backprop) = (loss.data_mut::<T>()?, backprop.data_mut::<T>()?);
         for_row_pairs(ctx.pool(), rows, (1, n_classes), loss, backprop, |first, loss, backprop| {
-            let labels = &labels[first * n_classes..];
+            let labels = &labels[first * n_classes..first * n_classes + backprop.len()];
             vectorize(
                 #[inline(always)]
-                || {
-                    let rows = backprop.chunks_exact_mut(n_classes).zip(labels.chunks_exact(n_classes));
-                    for (loss, (row, labels)) in loss.iter_mut().zip(rows) {
-                        *loss = one_row(row, labels);
-                    }
-                },
+                || several_rows(loss, backprop, labels, n_classes),
             );
         });
     }
@@ -118,18 +113,34 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The loss of one row; the row itself, the features before, becomes the backprop.
+/// The losses of rows, which hold the features before and the backprop after. The exponentials of all rows are taken in
+/// one loop: with few classes, a loop per row would be too short for vectors.
 #[inline(always)]
-fn one_row<T: Float>(row: &mut [T], labels: &[T]) -> T {
-    let largest = largest(row);
-    let log = num_traits::Float::ln(sum_by(row, |x| T::exp(x.widen() - largest)));
-    let mut loss = T::real(0.0);
-    for (x, &label) in row.iter_mut().zip(labels) {
-        let (logit, label) = (x.widen() - largest - log, label.widen());
-        loss += label * -logit;
-        *x = T::narrow(T::exp(logit) - label);
+fn several_rows<T: Float>(loss: &mut [T], rows: &mut [T], labels: &[T], n_classes: usize) {
+    for ((loss, row), labels) in
+        loss.iter_mut().zip(rows.chunks_exact_mut(n_classes)).zip(labels.chunks_exact(n_classes))
+    {
+        let largest = largest(row);
+        let mut sum = T::real(0.0);
+        for (x, label) in row.iter_mut().zip(labels) {
+            let logit = x.widen() - largest;
+            sum += label.widen() * logit;
+            *x = T::narrow(logit);
+        }
+        *loss = T::narrow(-sum);
     }
-    T::narrow(loss)
+    rows.iter_mut().for_each(|x| *x = T::narrow(T::exp(x.widen())));
+    for ((loss, row), labels) in
+        loss.iter_mut().zip(rows.chunks_exact_mut(n_classes)).zip(labels.chunks_exact(n_classes))
+    {
+        let total = sum_by(row, |x| x.widen());
+        let weight = sum_by(labels, |label| label.widen());
+        *loss = T::narrow(loss.widen() + weight * num_traits::Float::ln(total));
+        let scale = T::real(1.0) / total;
+        for (x, label) in row.iter_mut().zip(labels) {
+            *x = T::narrow(x.widen() * scale - label.widen());
+        }
+    }
 }
 
 /// Copies `from`, of shape `small`, to every place of `to`, of shape `shape`, that it is broadcast to.
