@@ -47,11 +47,17 @@ fn not_a_matrix(shape: &dyn std::fmt::Display) -> Error {
 fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
     let logits = op.input(0);
     let features = features_gradient(op, dy);
-    let labels = dy.first().copied().flatten().map(|loss| column(loss) * -log_softmax(logits));
+    let through_loss = dy.first().copied().flatten().map(|loss| column(loss) * -log_softmax(logits));
+    // The backprop is the softmax less the labels. TensorFlow leaves this part out.
+    let through_backprop = dy.get(1).copied().flatten().map(|backprop| -backprop);
+    let labels = match (through_loss, through_backprop) {
+        (Some(a), Some(b)) => Some(a + b),
+        (a, b) => a.or(b),
+    };
+    // Both exist if any gradient arrives.
     match (features, labels) {
         (Some(features), Some(labels)) => reduced(op, features, labels),
-        (Some(features), None) => Ok(reduced(op, features, features)?.into_iter().take(1).collect()),
-        (None, _) => Ok(Vec::new()),
+        _ => Ok(Vec::new()),
     }
 }
 
@@ -214,8 +220,9 @@ mod tests {
 
     #[test]
     fn gradients_of_both_inputs_through_both_outputs() {
-        check_op("SoftmaxCrossEntropyWithLogits").input(wavy([2, 3], 1)).input(wavy([2, 3], 2)).gradient();
-        check_op("SoftmaxCrossEntropyWithLogits").input(wavy([2, 3], 1)).input(wavy([1, 3], 2)).gradient();
+        // Labels are probabilities: the backprop is the derivative of the loss only where they sum to 1.
+        check_op("SoftmaxCrossEntropyWithLogits").input(wavy([2, 3], 1)).input(tensor([2, 3], LABELS)).gradient();
+        check_op("SoftmaxCrossEntropyWithLogits").input(wavy([2, 3], 1)).input([[0.1f32, 0.2, 0.7]]).gradient();
     }
 
     #[test]
