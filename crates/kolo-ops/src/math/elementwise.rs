@@ -92,7 +92,13 @@ pub fn zip<T: Element, U: Element>(
     ns: f64,
     f: impl Fn(T, T) -> U + Sync + Copy,
 ) -> Result<()> {
-    let (a, b) = (ctx.input(0)?.shape().clone(), ctx.input(1)?.shape().clone());
+    let (left, right) = (ctx.input(0)?, ctx.input(1)?);
+    if left.shape().rank() + right.shape().rank() == 0 {
+        let value = f(left.scalar_value::<T>()?, right.scalar_value::<T>()?);
+        ctx.set_output(0, Tensor::scalar(value));
+        return Ok(());
+    }
+    let (a, b) = (left.shape().clone(), right.shape().clone());
     if a == b {
         return zip_same(ctx, ns, a, f);
     }
