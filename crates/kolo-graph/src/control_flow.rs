@@ -362,7 +362,7 @@ impl ScopeCore {
     }
 
     /// The output as the scope around this one sees it.
-    pub(crate) fn from_around(&self, graph: &Graph, at: Endpoint) -> Result<Endpoint> {
+    pub(crate) fn seen_around(&self, graph: &Graph, at: Endpoint) -> Result<Endpoint> {
         match &self.parent {
             Some(parent) => capture(graph, &**parent, at),
             None => outside(graph, at).map(|()| at),
@@ -483,7 +483,7 @@ impl FlowScope for BranchScope {
     }
 
     fn bring_in(&self, graph: &Graph, at: Endpoint) -> Result<Endpoint> {
-        let at = self.core.from_around(graph, at)?;
+        let at = self.core.seen_around(graph, at)?;
         let (data, pred) = (Output::new(graph, at), Output::new(graph, self.pred));
         let id = graph.with_flow(self.core.parent.clone(), || raw(graph, || switch(graph, data, pred)))?.id();
         self.core.add(graph, id);
@@ -519,7 +519,7 @@ impl FlowScope for LoopScope {
     }
 
     fn bring_in(&self, graph: &Graph, at: Endpoint) -> Result<Endpoint> {
-        let at = self.core.from_around(graph, at)?;
+        let at = self.core.seen_around(graph, at)?;
         enter_constant(graph, &self.core, &self.frame, self.parallel_iterations, at)
     }
 

@@ -266,8 +266,6 @@ fn what_is_readable(fixture: &str) -> GraphDef {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
     #[test]
     fn damaged_bytes_do_no_harm(
         fixture in prop::sample::select([GRAPHS, NO_GRAPHS].concat()),

@@ -1,6 +1,7 @@
 //! Branches and loops through a session: their values, and their gradients against finite differences.
 
 use kolo_core::{DType, PartialShape, Tensor};
+use kolo_graph::wire::graph::{ExportOptions, ImportOptions, export, import, read_graph};
 use kolo_graph::{Graph, Initializer, Output, WhileOptions, gradients};
 use kolo_ops::flow::tensor_array::TensorArray;
 use kolo_runtime::Session;
@@ -48,23 +49,36 @@ fn doubles(tensor: &Tensor) -> Vec<f64> {
     tensor.data::<f64>().unwrap().to_vec()
 }
 
-/// The gradients of the sum of `f` at `inputs` agree with finite differences, and are returned.
+/// The gradients of the sum of `f` at `inputs` agree with finite differences, and are returned. Once with the graph as it
+/// was described, once as it comes back from a GraphDef, which says nothing of loops but their nodes.
 #[track_caller]
-fn check_gradient(
-    inputs: &[Tensor],
-    f: impl for<'g> Fn(&'g Graph, &[Output<'g>]) -> Output<'g>,
-) -> Vec<Vec<f64>> {
-    let g = kolo_ops::graph();
+fn check_gradient(inputs: &[Tensor], f: impl for<'g> Fn(&'g Graph, &[Output<'g>]) -> Output<'g>) -> Vec<Vec<f64>> {
+    let described = kolo_ops::graph();
     let xs: Vec<Output<'_>> = inputs
         .iter()
         .enumerate()
-        .map(|(i, x)| g.placeholder_of(&format!("x{i}"), DType::F64, PartialShape::from(x.shape()).dims().unwrap()))
+        .map(|(i, x)| {
+            let shape = PartialShape::from(x.shape());
+            described.placeholder_of(&format!("x{i}"), DType::F64, shape.dims().unwrap())
+        })
         .collect();
-    let y = f(&g, &xs);
-    g.check().unwrap();
-    let grads = gradients(&[y], &xs).unwrap_or_else(|error| panic!("{error}\n{}", g.snapshot()));
+    let y = f(&described, &xs);
+    described.check().unwrap();
+    let imported = kolo_ops::graph();
+    let def = export(&described.snapshot(), ExportOptions::default()).unwrap();
+    import(&imported, &def, ImportOptions::default()).unwrap();
+    let find = |at: Output<'_>| imported.nodes().endpoint(&at.name()).unwrap();
+    let found: Vec<Output<'_>> = xs.iter().map(|&x| Output::new(&imported, find(x))).collect();
+    agrees_with_differences(Output::new(&imported, find(y)), &found, inputs);
+    agrees_with_differences(y, &xs, inputs)
+}
+
+#[track_caller]
+fn agrees_with_differences(y: Output<'_>, xs: &[Output<'_>], inputs: &[Tensor]) -> Vec<Vec<f64>> {
+    let g = y.graph();
+    let grads = gradients(&[y], xs).unwrap_or_else(|error| panic!("{error}\n{}", g.snapshot()));
     let grads: Vec<Output<'_>> = grads.into_iter().map(|grad| grad.expect("a path").dense().unwrap()).collect();
-    let session = Session::new(&g).unwrap();
+    let session = Session::new(g).unwrap();
     let run = |fetches: &[Output<'_>], inputs: &[Tensor]| -> Vec<Tensor> {
         let feeds: Vec<_> = xs.iter().copied().zip(inputs.iter().cloned()).collect();
         session.run(fetches, &feeds, &[]).unwrap_or_else(|error| panic!("{error}\n{}", g.snapshot()))
@@ -191,9 +205,8 @@ fn a_branch_may_give_what_it_did_not_make_and_constants() {
     let x = g.placeholder::<f32>("x", PartialShape::scalar());
     let out = g.cond(pred, || vec![x, g.constant(1i32)], || vec![g.constant(7.0f32), g.constant(0i32)]).unwrap();
     let session = Session::new(&g).unwrap();
-    let run = |taken: bool| {
-        session.run(&out, &[(pred, Tensor::scalar(taken)), (x, Tensor::scalar(3.0f32))], &[]).unwrap()
-    };
+    let run =
+        |taken: bool| session.run(&out, &[(pred, Tensor::scalar(taken)), (x, Tensor::scalar(3.0f32))], &[]).unwrap();
     assert_eq!(run(true), [Tensor::scalar(3.0f32), Tensor::scalar(1i32)]);
     assert_eq!(run(false), [Tensor::scalar(7.0f32), Tensor::scalar(0i32)]);
 }
@@ -452,12 +465,8 @@ fn gradient_of_a_loop_in_a_branch_in_a_loop() {
         repeat(g.constant(4i32), &[x[0]], |i, v| {
             let half = g.op("FloorDiv").input(i).input(g.constant(2i32)).out();
             let odd = g.op("NotEqual").input(half * 2).input(i).out();
-            g.cond(
-                odd,
-                || repeat(i, &[v[0]], |_, w| vec![tanh(w[0] * v[0]) * x[1]]),
-                || vec![v[0] * x[1] + 0.5],
-            )
-            .unwrap()
+            g.cond(odd, || repeat(i, &[v[0]], |_, w| vec![tanh(w[0] * v[0]) * x[1]]), || vec![v[0] * x[1] + 0.5])
+                .unwrap()
         })[0]
     });
 }
@@ -466,9 +475,7 @@ fn gradient_of_a_loop_in_a_branch_in_a_loop() {
 fn gradient_of_three_loops_in_each_other() {
     check_gradient(&[Tensor::scalar(0.9f64), Tensor::scalar(0.8f64)], |g, x| {
         repeat(g.constant(2i32), &[x[0]], |i, u| {
-            repeat(i + 2, &[u[0]], |j, v| {
-                repeat(j + 1, &[v[0]], |_, w| vec![tanh(w[0] * v[0] + x[1] * u[0])])
-            })
+            repeat(i + 2, &[u[0]], |j, v| repeat(j + 1, &[v[0]], |_, w| vec![tanh(w[0] * v[0] + x[1] * u[0])]))
         })[0]
     });
 }
@@ -561,4 +568,37 @@ fn second_order_gradients_through_loops_are_refused() {
     let first = gradients(&[y], &[x]).unwrap()[0].unwrap().dense().unwrap();
     let error = gradients(&[first], &[x]).err().expect("refused");
     assert!(error.message().contains("second-order gradients through while loops"), "{error}");
+}
+
+/// Two loops in each other and a branch, as TensorFlow 2.21 wrote them with `disable_control_flow_v2`:
+///
+/// ```text
+/// def body(i, h):
+///     _, u = while_loop(lambda j, u: j < i + 1, lambda j, u: (j + 1, tanh(matmul(u, w) + h * 0.5)), [constant(0), h])
+///     return i + 1, cond(equal(floormod(i, 2), 0), lambda: u * w + h, lambda: tanh(u) * h)
+/// _, h = while_loop(lambda i, h: i < 4, body, [constant(0), x])
+/// y = reduce_sum(h * h)
+/// ```
+#[test]
+fn gradient_of_a_graph_from_tensorflow() {
+    let g = kolo_ops::graph();
+    let def = read_graph(include_bytes!("data/while_cond.pb")).unwrap();
+    import(&g, &def, ImportOptions::default()).unwrap();
+    let [x, w, y] = ["x", "w", "y"].map(|name| g.operation(name).unwrap().output(0));
+    let grads = gradients(&[y], &[x, w]).unwrap();
+    let fetches = [y, grads[0].unwrap().dense().unwrap(), grads[1].unwrap().dense().unwrap()];
+    let square = |values: [f64; 4]| Tensor::from_vec([2, 2], values.to_vec()).unwrap();
+    let feeds = [(x, square([0.3, -0.2, 0.5, 0.9])), (w, square([0.7, 0.1, -0.4, 0.6]))];
+    let found = Session::new(&g).unwrap().run(&fetches, &feeds, &[]).unwrap();
+    // What TensorFlow's own session gives.
+    let expected: [&[f64]; 3] = [
+        &[0.9176873854561441],
+        &[1.12886273, -0.09060865, 0.08503382, 1.84698991],
+        &[1.16392212, -0.69293774, 0.10669494, 3.77439205],
+    ];
+    for (found, expected) in found.iter().zip(expected) {
+        for (found, expected) in doubles(found).iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-8, "{found} {expected}");
+        }
+    }
 }

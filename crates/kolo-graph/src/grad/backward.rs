@@ -39,12 +39,18 @@ pub(super) struct Source {
     pub base: Option<FrameId>,
     /// The scope in which they were.
     scope: Option<Rc<dyn FlowScope>>,
-    /// Nodes that were added to forward loops: where they live, and in which branches of it.
-    added: RefCell<HashMap<NodeId, (Option<FrameId>, Vec<Guard>)>>,
+    /// Nodes that were added to forward loops.
+    added: RefCell<HashMap<NodeId, Place>>,
     /// Stacks, as the forward loops see them.
     entered: RefCell<HashMap<(FrameId, Endpoint), Endpoint>>,
     /// Shapes that are taken in a forward loop, so that not the whole value is kept.
     shapes: RefCell<HashMap<(Endpoint, DType), Endpoint>>,
+}
+
+/// Where a node lives: its frame, and the branches of it.
+struct Place {
+    frame: Option<FrameId>,
+    guards: Vec<Guard>,
 }
 
 impl Source {
@@ -64,13 +70,13 @@ impl Source {
     fn frame_of(&self, id: NodeId) -> Option<Option<FrameId>> {
         match id.index() < self.nodes.len() {
             true => Some(self.frames.of_node(id)),
-            false => self.added.borrow().get(&id).map(|(frame, _)| *frame),
+            false => self.added.borrow().get(&id).map(|place| place.frame),
         }
     }
 
     fn guards(&self, at: Endpoint) -> Vec<Guard> {
         match self.added.borrow().get(&at.node) {
-            Some((_, guards)) => guards.clone(),
+            Some(place) => place.guards.clone(),
             None => self.frames.guards(&self.nodes, at),
         }
     }
@@ -81,7 +87,7 @@ impl Source {
     }
 
     fn place(&self, id: NodeId, frame: Option<FrameId>, guards: Vec<Guard>) {
-        self.added.borrow_mut().insert(id, (frame, guards));
+        self.added.borrow_mut().insert(id, Place { frame, guards });
     }
 
     /// An output of the base frame as a forward loop sees it.
@@ -328,7 +334,7 @@ impl FlowScope for BackwardScope {
         if self.source.frame_of(at.node) == Some(Some(self.frame)) {
             return self.value_of(graph, at);
         }
-        let at = self.core.from_around(graph, at)?;
+        let at = self.core.seen_around(graph, at)?;
         enter_constant(graph, &self.core, &self.name, self.parallel_iterations, at)
     }
 

@@ -48,3 +48,6 @@ pub static OPS: &[&Op] = &[
     &tensor_array::create::TENSOR_ARRAY_CLOSE_V3,
     &timestamp::TIMESTAMP,
 ];
+
+#[cfg(test)]
+mod tests;
