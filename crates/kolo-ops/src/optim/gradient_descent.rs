@@ -35,7 +35,7 @@ impl Optimizer<0> for GradientDescent {
         let alpha: C = scalars.at(1)?;
         Ok(
             #[inline(always)]
-            move |var: C, []: [C; 0], grad: C| (var - alpha * grad, [C::zero(); 0]),
+            move |var: C, none: [C; 0], grad: C| (var - alpha * grad, none),
         )
     }
 }

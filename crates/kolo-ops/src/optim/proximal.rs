@@ -78,7 +78,7 @@ impl Optimizer<0> for ProximalGradientDescent {
         let (alpha, l1, l2): (C, C, C) = (scalars.at(1)?, scalars.at(2)?, scalars.at(3)?);
         Ok(
             #[inline(always)]
-            move |var: C, []: [C; 0], grad: C| (towards_zero(var - alpha * grad, alpha, l1, l2), [C::zero(); 0]),
+            move |var: C, none: [C; 0], grad: C| (towards_zero(var - alpha * grad, alpha, l1, l2), none),
         )
     }
 }
