@@ -4,7 +4,7 @@
 //! $ cargo run --example device_function
 //! w: (VarHandleOp): /job:localhost/replica:0/task:0/device:CPU:0
 //! MatMul: (MatMul): /job:localhost/replica:0/task:0/device:CPU:1
-//! y = float[1,2] [13.0, 16.0]
+//! y = float[1,2] [13.0, 17.0]
 //! ```
 
 use std::collections::BTreeMap;

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //! $ cargo run --example soft_placement
-//! strict: Cannot assign a device to node 'count': Could not satisfy explicit device specification '/device:GPU:0' …
-//! soft:   count = int32[] [3], 1 node fell back to /job:localhost/replica:0/task:0/device:CPU:0
+//! strict: Cannot assign a device to node 'count': Could not satisfy explicit device specification '/device:GPU:0' because
+//!         no supported kernel for GPU devices is available: VariableV2 of int32 has kernels for: CPU; devices that can run
+//!         it: /job:localhost/replica:0/task:0/device:CPU:0 (pinned at examples/soft_placement.rs:16)
+//! soft:   count = int32[] [3] on /job:localhost/replica:0/task:0/device:CPU:0, 2 nodes fell back
 //! ```
 
 use kolo::{DeviceName, NullDevice, Result, Session, SessionConfig, VariableKind};
@@ -27,6 +29,6 @@ fn main() -> Result<()> {
     let value = session.fetch(count.read())?;
     let report = session.placement();
     let row = report.rows.iter().find(|row| row.node == "count").expect("it was placed");
-    println!("soft:   count = {value:?}, {} node fell back to {}", report.n_fallbacks, row.device);
+    println!("soft:   count = {value:?} on {}, {} nodes fell back", row.device, report.n_fallbacks);
     Ok(())
 }

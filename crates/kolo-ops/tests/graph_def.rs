@@ -1,6 +1,8 @@
 //! GraphDefs that TensorFlow wrote (`kolo-graph/tests/data`), through the real op table: what goes in comes out, and
 //! nothing that can be made of them by damage does harm.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests may fail as tests do.
+
 use std::collections::BTreeSet;
 use std::path::Path;
 
