@@ -5,7 +5,7 @@
 //! $ cargo run --example pinning
 //! a: (Const): /job:localhost/replica:0/task:0/device:CPU:0, because: pinned, moves 24 bytes
 //! b: (VarHandleOp): /job:localhost/replica:0/task:0/device:CPU:0, because: pinned, moves 0 bytes
-//! product: (MatMul): /job:localhost/replica:0/task:0/device:CPU:1, because: pinned, moves 0 bytes
+//! product: (MatMul): /job:localhost/replica:0/task:0/device:CPU:1, because: pinned, moves 16 bytes
 //! sum: (Sum): /job:localhost/replica:0/task:0/device:CPU:0, because: no accelerator has a kernel, moves 0 bytes
 //! sum = 163
 //! ```
