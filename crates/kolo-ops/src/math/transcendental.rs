@@ -10,7 +10,7 @@ use num_traits::{Float, One};
 use crate::KernelCtx;
 use crate::math::binary::first;
 use crate::math::elementwise::{map, map_slices};
-use crate::math::number::{Floating, Number};
+use crate::math::number::Floating;
 use crate::math::unary::{only, unary, unary_builders, unary_kernels};
 use crate::op::{KernelDef, Op, cpu};
 
