@@ -27,7 +27,7 @@ use super::frames::{FrameId, Frames, Guard};
 use crate::control_flow::{
     self, FlowScope, IsConstant, ScopeCore, capture, enter_constant, enter_control, is_constant_enter, raw,
 };
-use crate::graph::NodeRequest;
+use crate::request::NodeRequest;
 use crate::{Attrs, Endpoint, Flow, Graph, Node, NodeId, Nodes, Operation, Output};
 
 /// The graph whose gradients are taken, and what they have added to its loops.

@@ -12,7 +12,7 @@ use kolo_core::{DeviceSpec, Error, PartialShape, Result};
 
 use super::CONSUMER_VERSION;
 use super::order::order;
-use crate::graph::NodeRequest;
+use crate::request::NodeRequest;
 use crate::registry::did_you_mean;
 use crate::wire::attr::attr_from_proto;
 use crate::wire::proto::{GraphDef, NodeDef, Value};

@@ -1,0 +1,69 @@
+//! The `kolo` command, as a person meets it.
+
+use std::process::{Command, Output};
+
+fn kolo(args: &[&str]) -> Output {
+    let graph = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/product.pbtxt");
+    let args = args.iter().map(|arg| if *arg == "GRAPH" { graph } else { *arg });
+    Command::new(env!("CARGO_BIN_EXE_kolo")).args(args).output().expect("the binary was built for this test")
+}
+
+#[track_caller]
+fn succeeds(args: &[&str], parts: &[&str]) {
+    let output = kolo(args);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for part in parts {
+        assert!(text.contains(part), "'{part}' is missing in:\n{text}");
+    }
+}
+
+#[track_caller]
+fn fails(args: &[&str], parts: &[&str]) {
+    let output = kolo(args);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    for part in parts {
+        assert!(text.contains(part), "'{part}' is missing in:\n{text}");
+    }
+}
+
+#[test]
+fn explain_shows_wish_fact_and_rule() {
+    succeeds(
+        &["explain", "GRAPH", "--fetch", "c", "--devices", "cpu=2"],
+        &["node", "bytes moved", "MatMul", "/device:CPU:1", "pinned", "no accelerator has a kernel"],
+    );
+    succeeds(&["explain", "GRAPH", "--fetch", "c", "--devices", "cpu=2", "--json"], &["\"node\":\"c\"", "\"bytes_moved\":0"]);
+}
+
+#[test]
+fn explain_refuses_what_cannot_be_and_says_why() {
+    fails(&["explain", "GRAPH", "--fetch", "c"], &["InvalidArgument", "'c'", "/device:CPU:1"]);
+    succeeds(&["explain", "GRAPH", "--fetch", "c", "--soft"], &["fell back: the pinned device does not exist", "1 node(s)"]);
+    fails(&["explain", "GRAPH", "--fetch", "cc", "--devices", "cpu=2"], &["NotFound", "'cc'"]);
+    fails(&["explain", "no-such-file.pb", "--fetch", "c"], &["no-such-file.pb"]);
+    fails(&["explain", "GRAPH", "--fetch", "c", "--devices", "cpu=lots"], &["cpu=lots", "should look like cpu=4"]);
+    fails(&["explain", "GRAPH"], &["--fetch"]);
+}
+
+#[test]
+fn trace_writes_a_timeline() {
+    let out = std::env::temp_dir().join(format!("kolo-trace-{}.json", std::process::id()));
+    let path = out.to_str().expect("a temporary path is text");
+    succeeds(
+        &["trace", "GRAPH", "--fetch", "c", "--devices", "cpu=2", "--feed", "x=float[2,2]", "--out", path],
+        &["nodes", "written to"],
+    );
+    let json = std::fs::read_to_string(&out).expect("it was written");
+    std::fs::remove_file(&out).expect("it is ours");
+    assert!(json.contains("\"name\":\"c\"") && json.contains("\"cat\":\"MatMul\""), "{json}");
+    fails(&["trace", "GRAPH", "--fetch", "c", "--devices", "cpu=2", "--out", path], &["You must feed a value", "'x'"]);
+}
+
+#[test]
+fn devices_and_ops_are_listed() {
+    succeeds(&["devices"], &["/job:localhost/replica:0/task:0/device:CPU:0"]);
+    succeeds(&["ops", "matmul"], &["MatMul (a:T, b:T) -> (product:T)", "kernels: CPU", "gradient: yes"]);
+    fails(&["ops", "nothing-like-it"], &["no op's name contains"]);
+}
