@@ -25,10 +25,9 @@ pub fn run(args: &Args) -> Result<()> {
                 device.memory_limit.map_or_else(|| "null".to_owned(), |limit| limit.to_string()),
                 device.description
             ))?,
-            false => print(format_args!(
-                "{}  {n_cores} cores  memory limit: {limit}  {}",
-                device.name, device.description
-            ))?,
+            false => {
+                print(format_args!("{}  {n_cores} cores  memory limit: {limit}  {}", device.name, device.description))?
+            }
         }
     }
     if args.json { Ok(()) } else { print("No GPU devices: this build computes on CPUs only.") }

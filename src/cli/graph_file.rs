@@ -26,10 +26,12 @@ impl GraphArgs {
     /// The graph in the file.
     pub fn read(&self) -> Result<Graph> {
         let name = self.graph.display();
-        let bytes = std::fs::read(&self.graph).map_err(|error| Error::not_found(format!("cannot read {name}: {error}")))?;
+        let bytes =
+            std::fs::read(&self.graph).map_err(|error| Error::not_found(format!("cannot read {name}: {error}")))?;
         let graph = kolo::graph();
-        let def = wire::read_graph(&bytes).map_err(|error| error.context(&name))?;
-        wire::import(&graph, &def, &wire::ImportOptions::default()).map_err(|error| error.context(&name))?;
+        let def = wire::graph::read_graph(&bytes).map_err(|error| error.context(&name))?;
+        wire::graph::import(&graph, &def, wire::graph::ImportOptions::default())
+            .map_err(|error| error.context(&name))?;
         Ok(graph)
     }
 
@@ -55,7 +57,11 @@ fn parse_devices(text: &str) -> Result<BTreeMap<String, usize>> {
     const MOST: usize = 1024;
     let mut devices = BTreeMap::new();
     for part in text.split(',').filter(|part| !part.trim().is_empty()) {
-        let bad = || Error::invalid_argument(format!("--devices: '{part}' should look like cpu=4, with a number from 1 to {MOST}"));
+        let bad = || {
+            Error::invalid_argument(format!(
+                "--devices: '{part}' should look like cpu=4, with a number from 1 to {MOST}"
+            ))
+        };
         let (kind, n) = part.split_once('=').ok_or_else(bad)?;
         let n: usize = n.trim().parse().map_err(|_| bad())?;
         let kind = kind.trim().to_ascii_uppercase();

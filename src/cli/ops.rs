@@ -25,7 +25,10 @@ pub fn run(args: &Args) -> Result<()> {
         print(format_args!("{} {}", op.def.name, op.def.signature))?;
         let mut kernels: Vec<String> = op.kernels.iter().map(KernelDef::describe).collect();
         kernels.dedup();
-        print(format_args!("    kernels: {}", if kernels.is_empty() { "none".to_owned() } else { kernels.join("; ") }))?;
+        print(format_args!(
+            "    kernels: {}",
+            if kernels.is_empty() { "none".to_owned() } else { kernels.join("; ") }
+        ))?;
         print(match op.def.gradient {
             Gradient::Rule(_) | Gradient::Same | Gradient::Flow => "    gradient: yes".to_owned(),
             Gradient::None(why) => format!("    gradient: none ({why})"),

@@ -31,9 +31,12 @@ pub fn run(args: &Args) -> Result<()> {
     for first in &args.first {
         session.run_named(&[], &[], &[first])?;
     }
-    let (operations, tensors): (Vec<&str>, Vec<&str>) = args.graph.fetches.iter().map(String::as_str).partition(|name| {
-        graph.operation(name).is_ok_and(|operation| operation.n_outputs() == 0)
-    });
+    let (operations, tensors): (Vec<&str>, Vec<&str>) = args
+        .graph
+        .fetches
+        .iter()
+        .map(String::as_str)
+        .partition(|name| graph.operation(name).is_ok_and(|operation| operation.n_outputs() == 0));
     // Once for the plan, once for the trace: the first run of a signature compiles it.
     let options = RunOptions { trace: true, ..RunOptions::default() };
     session.run_named(&tensors, &feeds, &operations)?;

@@ -158,7 +158,13 @@ impl PartialShape {
 
     /// True if a value of `shape` is allowed here.
     pub fn admits(&self, shape: &Shape) -> bool {
-        self.merge(&PartialShape::from(shape)).is_ok()
+        match &self.0 {
+            None => true,
+            Some(dims) => {
+                dims.len() == shape.rank()
+                    && dims.iter().zip(shape.dims()).all(|(known, dim)| known.is_none_or(|n| n == *dim))
+            }
+        }
     }
 
     /// All that the two together know; an error if they contradict each other.

@@ -72,15 +72,8 @@ fn rate(pool: &IntraPool, isa: Isa, (m, n, k): (usize, usize, usize), ops: &str)
 
 /// Wall time; for one thread its processor time, which neighbours on a shared machine disturb less.
 fn now(pool: &IntraPool) -> Duration {
-    let clock = if pool.n_threads() == 1 {
-        libc::CLOCK_THREAD_CPUTIME_ID
-    } else {
-        libc::CLOCK_MONOTONIC
-    };
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let clock = if pool.n_threads() == 1 { libc::CLOCK_THREAD_CPUTIME_ID } else { libc::CLOCK_MONOTONIC };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the clock exists on Linux and `time` is a valid place for its answer.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -191,10 +191,11 @@ fn parse_attr(text: &str) -> Result<AttrDef, String> {
     loop {
         if let Some(inner) = rest.strip_prefix('{') {
             let (allowed, tail) = inner.split_once('}').ok_or_else(|| format!("'{text}': no closing brace"))?;
+            // Types are parted by commas; strings by commas or, as in `{SAME|VALID}`, by bars.
             for item in split_top(allowed) {
                 match kind {
                     AttrKind::Type => attr.types.extend(dtypes_named(item)?),
-                    _ => attr.strings.push(item.trim_matches('"').to_owned()),
+                    _ => attr.strings.extend(item.split('|').map(|text| text.trim().trim_matches('"').to_owned())),
                 }
             }
             rest = tail.trim();
@@ -289,6 +290,13 @@ mod tests {
         assert_eq!(default("shape"), PartialShape::unknown().into());
         assert_eq!(signature.attr("N").unwrap().minimum, Some(1));
         assert!(signature.attr("T").unwrap().types.contains(&DType::F32));
+    }
+
+    #[test]
+    fn allowed_strings_are_parted_by_bars_or_commas() {
+        for text in ["() -> () ; pad:string{SAME|VALID}", "() -> () ; pad:string{\"SAME\",\"VALID\"}"] {
+            assert_eq!(Signature::parse(text).unwrap().attr("pad").unwrap().strings, ["SAME", "VALID"]);
+        }
     }
 
     #[test]

@@ -189,7 +189,8 @@ impl<'a> KernelCtx<'a> {
             && tensor.n_elements() == shape.n_elements()
             && tensor.is_unique()
         {
-            return Ok((self.take_input(i)?.reshaped(shape)?, true));
+            let tensor = self.take_input(i)?;
+            return Ok((if *tensor.shape() == shape { tensor } else { tensor.reshaped(shape)? }, true));
         }
         Ok((self.allocate(dtype, shape)?, false))
     }

@@ -1,6 +1,8 @@
 //! GraphDefs that TensorFlow wrote (`kolo-graph/tests/data`), through the real op table: what goes in comes out, and
 //! nothing that can be made of them by damage does harm.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests may fail as tests do.
+
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -10,7 +12,7 @@ use kolo_graph::wire::graph::{
 };
 use kolo_graph::wire::proto::{AttrValue, GraphDef, NodeDef, Value};
 use kolo_graph::wire::{tensor, text};
-use kolo_graph::{Graph, VariableKind, gradients};
+use kolo_graph::{Graph, VariableKind, WhileOptions, gradients};
 use kolo_ops::{graph, registry};
 use proptest::prelude::*;
 
@@ -62,7 +64,7 @@ fn graphs_survive_node_for_node() {
         }
         assert_same_after_a_round_trip(&graph);
     }
-    assert!(n_whole >= 3, "only {n_whole} fixtures are read");
+    assert!(n_whole >= 6, "only {n_whole} fixtures are read");
 }
 
 /// The same, but for what the importer said it drops, and for defaults that the message left out.
@@ -146,6 +148,23 @@ fn a_graph_described_here_comes_back() {
     let step = g.control_dependencies(&[loss.operation()], || w.assign_sub(grad * 0.1));
     g.group("train", &[step, v.assign_add(v.read()), large.operation()]);
     g.global_variables_initializer();
+    g.check().unwrap();
+    assert_same_after_a_round_trip(&g);
+}
+
+#[test]
+fn a_loop_described_here_comes_back() {
+    let g = graph();
+    let init = [g.constant(0i32), g.constant([[1.0f32, 2.0]])];
+    let limit = g.constant(10i32);
+    let last = g.while_loop(
+        &init,
+        |g, vars| g.op("Less").input(vars[0]).input(limit).out(),
+        |_, vars| vec![vars[0] + 1, vars[1] * 2.0],
+        WhileOptions::default(),
+    );
+    let last = last.unwrap();
+    assert_eq!(last[1].shape().to_string(), "[1,2]");
     g.check().unwrap();
     assert_same_after_a_round_trip(&g);
 }
@@ -266,8 +285,6 @@ fn what_is_readable(fixture: &str) -> GraphDef {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
     #[test]
     fn damaged_bytes_do_no_harm(
         fixture in prop::sample::select([GRAPHS, NO_GRAPHS].concat()),

@@ -16,7 +16,8 @@ pub struct SessionConfig {
     pub cpu_devices: BTreeMap<usize, DevicePlan>,
     /// More devices, such as null devices in tests. They come after the CPUs.
     pub extra_devices: Vec<Arc<dyn Device>>,
-    /// Threads that run nodes beside the caller, for each device; 0 means as many as the device has cores.
+    /// Threads that run nodes of one step at once, the caller included, for each device; 0 means as many as the device has
+    /// cores for, given that each may use all intra-op threads.
     pub inter_op_parallelism_threads: usize,
     /// Threads inside one kernel, the caller included, for each CPU device; 0 means an equal share of the cores.
     pub intra_op_parallelism_threads: usize,

@@ -49,7 +49,11 @@ impl Devices {
                 cores: plan.cores.clone(),
                 incarnation: incarnation(),
             };
-            let n_inter = or_share(config.inter_op_parallelism_threads, plan.cores.len());
+            // Kernels spread over the device's cores themselves; a second runner beside them would only take turns.
+            let n_inter = match config.inter_op_parallelism_threads {
+                0 => (or_share(0, plan.cores.len()) / cpu.intra_op_threads).max(1),
+                threads => threads,
+            };
             units.push(unit(CpuDevice::new(DeviceName::local("CPU", id as u32), &cpu), n_inter));
         }
         for device in &config.extra_devices {

@@ -1,5 +1,7 @@
 //! Branches and loops through a session: their values, and their gradients against finite differences.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests may fail as tests do.
+
 use kolo_core::{DType, PartialShape, Tensor};
 use kolo_graph::wire::graph::{ExportOptions, ImportOptions, export, import, read_graph};
 use kolo_graph::{Graph, Initializer, Output, WhileOptions, gradients};

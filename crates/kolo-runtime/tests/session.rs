@@ -135,9 +135,10 @@ fn a_run_that_waits_for_a_queue_goes_on_when_another_run_fills_it() {
     let dequeue = queue.dequeue()[0];
     let twice = dequeue * 2.0;
     let session = Arc::new(Session::new(&g).unwrap());
+    let wait = session.make_callable(&[], &[twice], &[]).unwrap();
     std::thread::scope(|scope| {
         let waiting: Vec<_> =
-            (0..8).map(|_| scope.spawn(|| session.fetch(twice).unwrap().scalar_value::<f32>().unwrap())).collect();
+            (0..8).map(|_| scope.spawn(|| wait.call(&[]).unwrap()[0].scalar_value::<f32>().unwrap())).collect();
         for i in 0..8 {
             session.run(&[], &[(x, Tensor::scalar(i as f32))], &[enqueue]).unwrap();
         }
@@ -151,7 +152,7 @@ fn a_run_that_waits_for_a_queue_goes_on_when_another_run_fills_it() {
 fn a_timed_out_run_says_what_it_waited_for() {
     let g = kolo_ops::graph();
     let queue = FifoQueue::new(&g, "q", &[(DType::F32, PartialShape::scalar())], Some(10));
-    let dequeue = queue.dequeue()[0];
+    let (dequeue, size) = (queue.dequeue()[0], queue.size());
     let session = Session::new(&g).unwrap();
     let options = RunOptions { timeout: Some(Duration::from_millis(50)), ..RunOptions::default() };
     let start = Instant::now();
@@ -162,7 +163,7 @@ fn a_timed_out_run_says_what_it_waited_for() {
         "{error}"
     );
     assert!(start.elapsed() < Duration::from_secs(5));
-    assert_eq!(session.fetch(queue.size()).unwrap(), Tensor::scalar(0i32), "the session is usable");
+    assert_eq!(session.fetch(size).unwrap(), Tensor::scalar(0i32), "the session is usable");
 }
 
 #[test]
@@ -171,14 +172,15 @@ fn cancelling_and_closing_stop_runs_that_wait() {
     let queue = FifoQueue::new(&g, "q", &[(DType::F32, PartialShape::scalar())], Some(10));
     let dequeue = queue.dequeue()[0];
     let session = Arc::new(Session::new(&g).unwrap());
+    let wait = session.make_callable(&[], &[dequeue], &[]).unwrap();
     let token = CancelToken::new();
     let options = RunOptions { cancel: Some(token.clone()), ..RunOptions::default() };
     std::thread::scope(|scope| {
-        let run = scope.spawn(|| session.run_with(&options, &[dequeue], &[], &[]).unwrap_err());
+        let run = scope.spawn(|| wait.call_with(&options, &[]).unwrap_err());
         std::thread::sleep(Duration::from_millis(20));
         token.cancel(Error::cancelled("enough"));
         assert_eq!(run.join().unwrap().code(), Code::Cancelled);
-        let run = scope.spawn(|| session.fetch(dequeue).unwrap_err());
+        let run = scope.spawn(|| wait.call(&[]).unwrap_err());
         std::thread::sleep(Duration::from_millis(20));
         session.close();
         let error = run.join().unwrap();

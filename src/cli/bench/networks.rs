@@ -22,10 +22,10 @@ pub fn mlp(report: &Report) -> Result<()> {
 
 pub fn lenet(report: &Report) -> Result<()> {
     train(report, "lenet", "train", 64, |g, x| {
-        let images = ops::reshape(x, [-1, 28, 28, 1]);
+        let images = ops::reshape(x, &[-1, 28, 28, 1]);
         let first = conv_pool(g, images, "conv1", 1, 32);
         let second = conv_pool(g, first, "conv2", 32, 64);
-        let flat = ops::reshape(second, [-1, 7 * 7 * 64]);
+        let flat = ops::reshape(second, &[-1, 7 * 7 * 64]);
         let hidden = ops::relu(dense(g, flat, "fc1", 7 * 7 * 64, 512));
         dense(g, hidden, "fc2", 512, 10)
     })

@@ -72,9 +72,7 @@ elementwise! {
 pub fn sum_f32(x: &[f32]) -> f32 {
     #[inline(always)]
     fn all<const FMA: bool>(x: &[f32]) -> f32 {
-        x.chunks(BLOCK)
-            .map(|block| f64::from(lanes_sum(block)))
-            .sum::<f64>() as f32
+        x.chunks(BLOCK).map(|block| f64::from(lanes_sum(block))).sum::<f64>() as f32
     }
     on_best!(all(x))
 }
@@ -179,9 +177,7 @@ fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         let (low, high) = lanes.split_at_mut(width);
-        low.iter_mut()
-            .zip(high)
-            .for_each(|(a, &mut b)| *a = f(*a, b));
+        low.iter_mut().zip(high).for_each(|(a, &mut b)| *a = f(*a, b));
         width /= 2;
     }
     lanes[0]
@@ -353,19 +349,8 @@ mod tests {
 
     #[test]
     fn special_values_are_those_of_std() {
-        let special = [
-            f32::INFINITY,
-            f32::NEG_INFINITY,
-            f32::NAN,
-            0.0,
-            -0.0,
-            1.0,
-            -1.0,
-            200.0,
-            -200.0,
-            3.4e38,
-            -3.4e38,
-        ];
+        let special =
+            [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, -0.0, 1.0, -1.0, 200.0, -200.0, 3.4e38, -3.4e38];
         let check = |f: fn(&mut [f32]), exact: fn(f32) -> f32| {
             // Once as the tail of a loop, once inside vectors.
             let mut many: Vec<f32> = special.iter().copied().cycle().take(11 * 64).collect();
@@ -375,9 +360,7 @@ mod tests {
                 let same = y == expect || (y.is_nan() && expect.is_nan());
                 let close = (y - expect).abs() <= 3e-7 * expect.abs();
                 assert!(same || close, "f({x}) = {y}, not {expect}");
-                assert!(
-                    y.is_nan() || y != 0.0 || y.is_sign_negative() == expect.is_sign_negative()
-                );
+                assert!(y.is_nan() || y != 0.0 || y.is_sign_negative() == expect.is_sign_negative());
             }
         };
         check(exp_f32, f32::exp);
@@ -389,17 +372,12 @@ mod tests {
     #[test]
     fn reductions_match_plain_loops() {
         for n in [0, 1, 63, 64, 65, 5000, 100_003] {
-            let x: Vec<f32> = (0..n)
-                .map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0)
-                .collect();
+            let x: Vec<f32> = (0..n).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect();
             let exact: f64 = x.iter().map(|&x| f64::from(x)).sum();
             let square: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
             assert!((f64::from(sum_f32(&x)) - exact).abs() <= 1e-4);
             assert!((f64::from(dot_f32(&x, &x)) - square).abs() <= 1e-6 * square);
-            assert_eq!(
-                max_f32(&x),
-                x.iter().copied().fold(f32::NEG_INFINITY, f32::max)
-            );
+            assert_eq!(max_f32(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         }
         for at in [0, 63, 70, 130] {
             let mut x = vec![1.0; 131];

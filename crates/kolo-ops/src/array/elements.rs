@@ -28,7 +28,11 @@ pub(crate) fn build(
 ) -> Result<Tensor> {
     if dtype == DType::Str {
         let inputs = inputs.iter().map(|input| input.strings()).collect::<Result<SmallVec<[&[Bytes]; 4]>>>()?;
-        let mut out = vec![Bytes::new(); shape.n_elements()];
+        let n = shape.n_elements();
+        let mut out = Vec::new();
+        out.try_reserve_exact(n)
+            .map_err(|_| Error::resource_exhausted(format!("OOM when allocating string{shape}")))?;
+        out.resize(n, Bytes::new());
         job.run(&mut out, &inputs)?;
         return Tensor::from_strings(shape, out);
     }

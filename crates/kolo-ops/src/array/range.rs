@@ -76,7 +76,7 @@ fn infer_range(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
         return Ok(vec![PartialShape::of_rank(1)]);
     };
     let [start, limit, delta] = [Number::of(start)?, Number::of(limit)?, Number::of(delta)?];
-    Ok(vec![PartialShape::new(&[Some(n_steps(start, limit, delta)?)])])
+    Ok(vec![PartialShape::new(&[Some(n_steps(ctx.input_dtype(0), start, limit, delta)?)])])
 }
 
 /// A number in the widest type of its kind.
@@ -93,7 +93,6 @@ impl Number {
             DType::F64 => Ok(Number::Float(tensor.scalar_value::<f64>()?)),
             DType::F16 => Ok(Number::Float(tensor.scalar_value::<f16>()?.to_f64())),
             DType::BF16 => Ok(Number::Float(tensor.scalar_value::<bf16>()?.to_f64())),
-            DType::U64 => Ok(Number::Int(tensor.scalar_value::<u64>()?.into())),
             _ => Ok(Number::Int(integer(tensor)?.into())),
         }
     }
@@ -115,8 +114,9 @@ impl std::fmt::Display for Number {
     }
 }
 
-/// How many steps of `delta` begin before `limit`.
-fn n_steps(start: Number, limit: Number, delta: Number) -> Result<usize> {
+/// How many steps of `delta` begin before `limit`, as far as the dtype can tell: 0.3 is three steps of 0.1 in `float`,
+/// though a closer look would find a little more.
+fn n_steps(dtype: DType, start: Number, limit: Number, delta: Number) -> Result<usize> {
     let invalid = |text: String| Err(Error::invalid_argument(text));
     let (from, to, by) = (start.float(), limit.float(), delta.float());
     if by == 0.0 {
@@ -133,7 +133,13 @@ fn n_steps(start: Number, limit: Number, delta: Number) -> Result<usize> {
             usize::try_from((limit - start).unsigned_abs().div_ceil(delta.unsigned_abs())).ok()
         }
         _ => {
-            let n = ((to - from) / by).abs().ceil();
+            let round = |x: f64| match dtype {
+                DType::F32 => f64::from(x as f32),
+                DType::F16 => f16::from_f64(x).to_f64(),
+                DType::BF16 => bf16::from_f64(x).to_f64(),
+                _ => x,
+            };
+            let n = round(round(to - from) / by).abs().ceil();
             // NaN fails the comparison too.
             (n < isize::MAX as f64).then_some(n as usize)
         }
@@ -143,7 +149,7 @@ fn n_steps(start: Number, limit: Number, delta: Number) -> Result<usize> {
 
 fn forward_range<T: Source + Target>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let [start, limit, delta] = [Number::of(ctx.input(0)?)?, Number::of(ctx.input(1)?)?, Number::of(ctx.input(2)?)?];
-    let mut out = ctx.allocate(T::DTYPE, Shape::new(&[n_steps(start, limit, delta)?])?)?;
+    let mut out = ctx.allocate(T::DTYPE, Shape::new(&[n_steps(T::DTYPE, start, limit, delta)?])?)?;
     let values = out.data_mut::<T>()?;
     match (start, delta) {
         // All elements lie between the ends, so they fit.
@@ -195,6 +201,7 @@ mod tests {
         check(3i32, 18, 3, [3i32, 6, 9, 12, 15]);
         check(3i64, -2, -2, [3i64, 1, -1]);
         check(0.0f32, 1.0, 0.3, [0.0f32, 0.3, 0.6, 0.9]);
+        check(0.0f32, 0.3, 0.1, [0.0f32, 0.1, 0.2]);
         check(5u16, 5, 1, tensor::<u16, 1>([0], []));
         check(i64::MIN, i64::MAX, i64::MAX, [i64::MIN, -1, i64::MAX - 1]);
         check(f16::from_f32(1.0), f16::from_f32(2.0), f16::from_f32(0.5), [1.0, 1.5].map(f16::from_f32));

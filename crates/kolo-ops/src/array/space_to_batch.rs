@@ -165,10 +165,20 @@ fn known(shape: &Shape) -> Vec<Dim> {
     shape.iter().map(|&dim| Some(dim)).collect()
 }
 
+/// Nothing to move; and beside a size of 0 the others may be too large to multiply.
+fn set_empty(ctx: &mut KernelCtx<'_>, shape: Shape) -> Result<()> {
+    let out = ctx.allocate(ctx.input(0)?.dtype(), shape)?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
 fn forward_space_to_batch(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let spec = read_spec(ctx)?;
     let input = ctx.input(0)?;
     let out = full(spec.spread(&known(input.shape()))?)?;
+    if out.n_elements() == 0 {
+        return set_empty(ctx, out);
+    }
     let rank = input.shape().rank();
     let mut around = vec![(0, 0); rank];
     around[1..=spec.block.len()].copy_from_slice(&spec.around);
@@ -189,6 +199,9 @@ fn forward_batch_to_space(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let spec = read_spec(ctx)?;
     let input = ctx.input(0)?;
     let out = full(spec.gather(&known(input.shape()))?)?;
+    if out.n_elements() == 0 {
+        return set_empty(ctx, out);
+    }
     let (dims, steps) = (input.shape(), strides(input.shape()));
     let (m, rank) = (spec.block.len(), dims.rank());
     let batch = out[0];
@@ -233,6 +246,11 @@ mod tests {
         case(3, Tensor::from([[0i32, 0], [0, 0]])).fails("padded_shape[0]=3 is not divisible by block_shape[0]=2");
         case(2, Tensor::from([[-1i32, 0], [0, 0]])).fails("margins must be non-negative");
         case(2, Tensor::from([[1i32, 0]])).fails("[");
+        check_op("SpaceToBatchND")
+            .input(tensor::<f32, 3>([1, 0, 2], []))
+            .input([1i64 << 60])
+            .input([[0i32, 0]])
+            .gives(tensor::<f32, 3>([1 << 60, 0, 2], []));
         check_op("SpaceToBatchND")
             .input([1.0f32])
             .input([0i32])

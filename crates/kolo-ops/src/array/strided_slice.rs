@@ -34,6 +34,8 @@ pub enum At {
 pub fn slice_at<'g>(x: Output<'g>, index: &[At]) -> Output<'g> {
     let (mut begin, mut end, mut steps) = (Vec::new(), Vec::new(), Vec::new());
     let mut masks = [0i64; 5];
+    // An index too long for the masks is refused by the op itself.
+    let bit = |i: usize| 1i64.checked_shl(i as u32).unwrap_or(0);
     for (i, at) in index.iter().enumerate() {
         let (mut first, mut last, mut step) = (Some(0), Some(0), 1);
         match *at {
@@ -41,16 +43,16 @@ pub fn slice_at<'g>(x: Output<'g>, index: &[At]) -> Output<'g> {
             At::Index(index) => {
                 // The end only matters where it is not worked out from the index.
                 (first, last) = (Some(index), Some(index.saturating_add(1)));
-                masks[SHRINK] |= 1 << i;
+                masks[SHRINK] |= bit(i);
             }
             At::Range(from, to) => (first, last) = (from, to),
             At::Step(from, to, by) => (first, last, step) = (from, to, by),
-            At::NewAxis => masks[NEW_AXIS] |= 1 << i,
-            At::Rest => masks[ELLIPSIS] |= 1 << i,
+            At::NewAxis => masks[NEW_AXIS] |= bit(i),
+            At::Rest => masks[ELLIPSIS] |= bit(i),
         }
         for (mask, value, list) in [(BEGIN, first, &mut begin), (END, last, &mut end)] {
             if value.is_none() {
-                masks[mask] |= 1 << i;
+                masks[mask] |= bit(i);
             }
             list.push(value.unwrap_or(0));
         }

@@ -44,16 +44,38 @@ fn check(ctx: &mut KernelCtx<'_>) -> Result<()> {
 mod tests {
     use kolo_core::Code;
 
-    use crate::testing::check_op;
+    use super::*;
+    use crate::testing::Evaluation;
+
+    /// Runs an assertion over a text and four numbers.
+    fn run(condition: bool, summarize: i64) -> Result<()> {
+        let g = crate::graph();
+        let data = [g.constant("x:"), g.constant([1i32, 2, 3, 4])];
+        let builder = g.op("Assert").input(g.constant(condition)).inputs(data);
+        let check = builder.attr("summarize", summarize).build();
+        g.check()?;
+        Evaluation::new(g.snapshot()).run_targets(&[check], &[])
+    }
 
     #[test]
     fn a_false_condition_shows_the_data() {
-        let check = |condition: bool| check_op("Assert").input(condition).input("x:").input([1i32, 2, 3, 4]);
-        assert_eq!(check(true).run(false), Ok(Vec::new()));
-        let error = check(false).run(false).unwrap_err();
+        assert_eq!(run(true, 3), Ok(()));
+        let error = run(false, 3).unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument);
         assert_eq!(error.message(), "assertion failed: [x:] [1 2 3...]");
-        check(false).attr("summarize", -1i64).fails("assertion failed: [x:] [1 2 3 4]");
-        check_op("Assert").input([true, true]).input(1i32).fails("should have rank 0");
+        assert_eq!(run(false, -1).unwrap_err().message(), "assertion failed: [x:] [1 2 3 4]");
+    }
+
+    #[test]
+    fn a_condition_is_a_scalar() {
+        let g = crate::graph();
+        assert(g.constant([true, true]), &[g.constant(1i32)]);
+        assert!(g.check().unwrap_err().to_string().contains("should have rank 0"));
+        let g = crate::graph();
+        let fed = g.op("Placeholder").attr("dtype", kolo_core::DType::Bool).out();
+        let check = assert(fed, &[g.constant(1i32)]);
+        let feeds = [(fed, kolo_core::Tensor::from([true]))];
+        let error = Evaluation::new(g.snapshot()).run_targets(&[check], &feeds).unwrap_err();
+        assert!(error.message().contains("In[0] should be a scalar: [1]"), "{error}");
     }
 }

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, Result};
+use kolo_device::cpu::pool;
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Gradient, OpDef, Operation, Output, shape_fns};
 
@@ -83,18 +84,23 @@ fn run<T: Number>(
     if !in_place {
         out.data_mut::<T>()?.copy_from_slice(ctx.data(0)?);
     }
-    ctx.pool().for_each_chunk(out.data_mut::<T>()?, n * inner, |_, block| {
+    let size = n * inner;
+    let blocks_per_task = (pool::grain(1.0) / size).max(1);
+    ctx.pool().for_each_chunk(out.data_mut::<T>()?, blocks_per_task * size, |_, blocks| {
         let mut sums = vec![start; inner];
-        let mut step = |row: &mut [T]| {
-            for (sum, y) in sums.iter_mut().zip(row) {
-                let next = join(*sum, y.widen());
-                *y = T::narrow(if exclusive { *sum } else { next });
-                *sum = next;
+        for block in blocks.chunks_exact_mut(size) {
+            sums.fill(start);
+            let mut step = |row: &mut [T]| {
+                for (sum, y) in sums.iter_mut().zip(row) {
+                    let next = join(*sum, y.widen());
+                    *y = T::narrow(if exclusive { *sum } else { next });
+                    *sum = next;
+                }
+            };
+            match reverse {
+                false => block.chunks_exact_mut(inner).for_each(&mut step),
+                true => block.chunks_exact_mut(inner).rev().for_each(&mut step),
             }
-        };
-        match reverse {
-            false => block.chunks_exact_mut(inner).for_each(&mut step),
-            true => block.chunks_exact_mut(inner).rev().for_each(&mut step),
         }
     });
     ctx.set_output(0, out);
@@ -150,6 +156,16 @@ mod tests {
         check_op("Cumsum").input(3i32).input(0i32).gives(3i32);
         check_op("Cumsum").input(tensor::<f32, 2>([2, 0], [])).input(1i32).gives(tensor::<f32, 2>([2, 0], []));
         check_op("Cumsum").input(x).input(2i32).fails("axis 2 is out of range for rank 2");
+    }
+
+    #[test]
+    fn many_short_rows_each_begin_anew() {
+        let rows = 20_001;
+        let expected: Vec<i32> = (0..rows).flat_map(|_| [1, 2, 3]).collect();
+        check_op("Cumsum")
+            .input(tensor([rows, 3], vec![1i32; rows * 3]))
+            .input(1i32)
+            .gives(tensor([rows, 3], expected));
     }
 
     #[test]

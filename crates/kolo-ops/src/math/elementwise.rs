@@ -46,6 +46,28 @@ pub fn map<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, f: impl Fn(
     Ok(())
 }
 
+/// Sets output 0 to what loops over whole slices make of input 0: `in_place` if the input dies here, `between` otherwise.
+pub fn map_slices<T: Element>(
+    ctx: &mut KernelCtx<'_>,
+    ns: f64,
+    in_place: fn(&mut [T]),
+    between: fn(&[T], &mut [T]),
+) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let (mut out, reused) = ctx.reuse_or_allocate(0, T::DTYPE, shape)?;
+    let (pool, chunk) = (ctx.pool(), pool::grain(ns));
+    if reused {
+        pool.for_each_chunk(out.data_mut::<T>()?, chunk, |_, values| in_place(values));
+    } else {
+        let input = ctx.data::<T>(0)?;
+        pool.for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
+            between(&input[i * chunk..i * chunk + out.len()], out);
+        });
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
 /// [`vectorize`] for element types whose loops gain by it. Small integers are rare in hot loops, and halves convert one by
 /// one; compiling their loops for every instruction set would cost more build time than it saves run time.
 #[inline(always)]
@@ -70,7 +92,13 @@ pub fn zip<T: Element, U: Element>(
     ns: f64,
     f: impl Fn(T, T) -> U + Sync + Copy,
 ) -> Result<()> {
-    let (a, b) = (ctx.input(0)?.shape().clone(), ctx.input(1)?.shape().clone());
+    let (left, right) = (ctx.input(0)?, ctx.input(1)?);
+    if left.shape().rank() + right.shape().rank() == 0 {
+        let value = f(left.scalar_value::<T>()?, right.scalar_value::<T>()?);
+        ctx.set_output(0, Tensor::scalar(value));
+        return Ok(());
+    }
+    let (a, b) = (left.shape().clone(), right.shape().clone());
     if a == b {
         return zip_same(ctx, ns, a, f);
     }

@@ -2,14 +2,17 @@
 //! function. Halves are computed in `float` and rounded once.
 
 use half::{bf16, f16};
-use kolo_core::Result;
+use kolo_core::{DType, Result};
+use kolo_device::cpu::vmath;
 use kolo_graph::Output;
 use num_traits::{Float, One};
 
 use crate::KernelCtx;
 use crate::math::binary::first;
+use crate::math::elementwise::{map, map_slices};
+use crate::math::number::Floating;
 use crate::math::unary::{only, unary, unary_builders, unary_kernels};
-use crate::op::{KernelDef, Op};
+use crate::op::{KernelDef, Op, cpu};
 
 unary_builders! {
     sqrt, "Sqrt", "`√x`, elementwise.";
@@ -63,9 +66,7 @@ ops! {
 unary_kernels! {
     SQRT_KERNELS, sqrt_kernel, 0.5, |x| Float::sqrt(x);
     RSQRT_KERNELS, rsqrt_kernel, 0.8, |x| T::Wide::one() / Float::sqrt(x);
-    EXP_KERNELS, exp_kernel, 4.0, |x| Float::exp(x);
     EXPM1_KERNELS, expm1_kernel, 8.0, |x| Float::exp_m1(x);
-    LOG_KERNELS, log_kernel, 4.0, |x| Float::ln(x);
     LOG1P_KERNELS, log1p_kernel, 8.0, |x| Float::ln_1p(x);
     SIN_KERNELS, sin_kernel, 8.0, |x| Float::sin(x);
     COS_KERNELS, cos_kernel, 8.0, |x| Float::cos(x);
@@ -75,9 +76,36 @@ unary_kernels! {
     ATAN_KERNELS, atan_kernel, 10.0, |x| Float::atan(x);
     SINH_KERNELS, sinh_kernel, 12.0, |x| Float::sinh(x);
     COSH_KERNELS, cosh_kernel, 12.0, |x| Float::cosh(x);
-    TANH_KERNELS, tanh_kernel, 10.0, |x| Float::tanh(x);
+}
+
+/// Kernels for which `float` has a loop over whole slices, in place or from one slice to another.
+macro_rules! fast_kernels {
+    ($($table:ident, $function:ident, $fast:ident, $in_place:path, $between:path, |$x:ident| $body:expr;)*) => {
+        $(fn $function<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+            map::<T, T>(ctx, 6.0, #[inline(always)] |x: T| {
+                let $x = x.widen();
+                T::narrow($body)
+            })
+        }
+        fn $fast(ctx: &mut KernelCtx<'_>) -> Result<()> {
+            map_slices::<f32>(ctx, 0.6, $in_place, $between)
+        }
+        const $table: &[KernelDef] = &[
+            cpu(DType::F32, $fast),
+            cpu(DType::F64, $function::<f64>),
+            cpu(DType::F16, $function::<f16>),
+            cpu(DType::BF16, $function::<bf16>),
+        ];)*
+    };
+}
+
+fast_kernels! {
+    EXP_KERNELS, exp_kernel, exp_f32, vmath::exp_f32, vmath::exp_f32_to, |x| Float::exp(x);
+    LOG_KERNELS, log_kernel, log_f32, vmath::log_f32, vmath::log_f32_to, |x| Float::ln(x);
+    TANH_KERNELS, tanh_kernel, tanh_f32, vmath::tanh_f32, vmath::tanh_f32_to, |x| Float::tanh(x);
     // Far below zero the exponential is infinite and the result 0, as it should be.
-    SIGMOID_KERNELS, sigmoid_kernel, 6.0, |x| T::Wide::one() / (T::Wide::one() + Float::exp(-x));
+    SIGMOID_KERNELS, sigmoid_kernel, sigmoid_f32, vmath::sigmoid_f32, vmath::sigmoid_f32_to,
+        |x| T::Wide::one() / (T::Wide::one() + Float::exp(-x));
 }
 
 #[cfg(test)]

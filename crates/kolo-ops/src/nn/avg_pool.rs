@@ -57,7 +57,7 @@ pub(crate) static AVG_POOL_GRAD: Op = Op {
 /// One over the number of values that each place of the window covers.
 fn weights<T: Float>(pool: &Pool) -> Vec<T::Real> {
     let places = (0..pool.h.output).flat_map(|oh| (0..pool.w.output).map(move |ow| (oh, ow)));
-    places.map(|(oh, ow)| T::real(1.0) / T::real((pool.h.count(oh) * pool.w.count(ow)) as f64)).collect()
+    places.map(|(oh, ow)| T::real(1.0) / T::real((pool.h.taps(oh).len() * pool.w.taps(ow).len()) as f64)).collect()
 }
 
 fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {

@@ -3,12 +3,13 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
-use kolo_device::cpu::{IntraPool, pool, vectorize};
+use kolo_device::cpu::{IntraPool, vectorize};
 use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
 use crate::math::binary::first;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
 use crate::nn::float::Float;
+use crate::nn::rows::rows_per_task;
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -262,24 +263,29 @@ fn forward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let [mean, variance] = vectors(ctx, view, [3, 4])?;
         (mean.clone(), variance.clone(), [mean, variance])
     };
-    // y = x · a + b for each channel.
+    // The mean is taken off first: multiplied out, a small variance would blow up the rounding of a large mean.
     let a: Vec<f32> = scale.iter().zip(&variance).map(|(s, v)| s / (v + epsilon).sqrt()).collect();
-    let b: Vec<f32> = offset.iter().zip(&mean).zip(&a).map(|((o, m), a)| o - m * a).collect();
     let mut out = ctx.allocate(T::DTYPE, shape)?;
-    each_run(ctx.pool(), view, out.data_mut::<T>()?, |at, first_channel, out| {
-        let x = &x[at..at + out.len()];
-        match view.inner {
-            1 => {
-                for (((y, x), a), b) in out.iter_mut().zip(x).zip(&a).zip(&b) {
-                    *y = T::narrow(x.widen() * a + b);
+    each_run(
+        ctx.pool(),
+        view,
+        out.data_mut::<T>()?,
+        #[inline(always)]
+        |at, first_channel, out| {
+            let x = &x[at..at + out.len()];
+            match view.inner {
+                1 => {
+                    for ((((y, x), a), m), o) in out.iter_mut().zip(x).zip(&a).zip(&mean).zip(&offset) {
+                        *y = T::narrow((x.widen() - m) * a + o);
+                    }
+                }
+                _ => {
+                    let (a, m, o) = (a[first_channel], mean[first_channel], offset[first_channel]);
+                    out.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow((x.widen() - m) * a + o));
                 }
             }
-            _ => {
-                let (a, b) = (a[first_channel], b[first_channel]);
-                out.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow(x.widen() * a + b));
-            }
-        }
-    });
+        },
+    );
     let rest = [&estimates[0], &estimates[1], &mean, &variance].map(|values| vector(ctx, values));
     ctx.set_output(0, out);
     for (i, tensor) in rest.into_iter().enumerate() {
@@ -356,7 +362,7 @@ fn reduce<const N: usize>(
     if outer * channels * inner == 0 {
         return sums;
     }
-    let per_block = (pool::grain(1.0) / (channels * inner)).max(1);
+    let per_block = rows_per_task(1.0, channels * inner);
     let mut blocks = vec![[0.0; N]; outer.div_ceil(per_block) * channels];
     pool.for_each_chunk(&mut blocks, channels, |block, sums| {
         vectorize(
@@ -387,7 +393,7 @@ fn each_run<T: Send>(pool: &IntraPool, view: Channels, out: &mut [T], f: impl Fn
         return;
     }
     let run = view.run();
-    let chunk = (pool::grain(1.0) / run).max(1) * run;
+    let chunk = rows_per_task(1.0, run) * run;
     pool.for_each_chunk(out, chunk, |i, out| {
         vectorize(
             #[inline(always)]

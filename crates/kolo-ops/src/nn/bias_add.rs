@@ -2,12 +2,13 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_device::cpu::{pool, vectorize};
+use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, OpDef, Operation, Output};
 
 use crate::math::binary::first;
 use crate::math::number::Number;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
+use crate::nn::rows::rows_per_task;
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -117,23 +118,37 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let run = view.run();
     if run > 0 {
         // Whole runs per task: rows of channels, or planes of one channel.
-        let chunk = (pool::grain(0.3) / run).max(1) * run;
+        let chunk = rows_per_task(0.3, run) * run;
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
-            if let Some(input) = input {
-                out.copy_from_slice(&input[i * chunk..i * chunk + out.len()]);
-            }
+            let input = input.map(|input| &input[i * chunk..i * chunk + out.len()]);
+            let first_run = i * (chunk / run);
             vectorize(
                 #[inline(always)]
-                || match view.inner {
-                    1 => {
-                        for row in out.chunks_exact_mut(run) {
-                            row.iter_mut().zip(bias).for_each(|(y, &b)| *y = y.add(b));
+                || match input {
+                    Some(input) => {
+                        for (k, (out, input)) in out.chunks_exact_mut(run).zip(input.chunks_exact(run)).enumerate() {
+                            match view.inner {
+                                1 => {
+                                    for ((y, &x), &b) in out.iter_mut().zip(input).zip(bias) {
+                                        *y = x.add(b);
+                                    }
+                                }
+                                _ => {
+                                    let b = bias[(first_run + k) % view.channels];
+                                    out.iter_mut().zip(input).for_each(|(y, &x)| *y = x.add(b));
+                                }
+                            }
                         }
                     }
-                    _ => {
-                        for (k, plane) in out.chunks_exact_mut(run).enumerate() {
-                            let b = bias[(i * (chunk / run) + k) % view.channels];
-                            plane.iter_mut().for_each(|y| *y = y.add(b));
+                    None => {
+                        for (k, out) in out.chunks_exact_mut(run).enumerate() {
+                            match view.inner {
+                                1 => out.iter_mut().zip(bias).for_each(|(y, &b)| *y = y.add(b)),
+                                _ => {
+                                    let b = bias[(first_run + k) % view.channels];
+                                    out.iter_mut().for_each(|y| *y = y.add(b));
+                                }
+                            }
                         }
                     }
                 },

@@ -1,10 +1,11 @@
 //! A tensor seen as channels with something before and after them: what NHWC and NCHW have in common.
 
 use kolo_core::{Error, Result, Shape};
-use kolo_device::cpu::{IntraPool, pool, vectorize};
+use kolo_device::cpu::{IntraPool, vectorize};
 use kolo_graph::Attrs;
 
 use crate::math::number::Number;
+use crate::nn::rows::rows_per_task;
 
 /// True if attribute `data_format` puts the channels after the batch.
 pub fn is_nchw(attrs: &Attrs) -> Result<bool> {
@@ -58,7 +59,7 @@ impl Channels {
             return sums;
         }
         let slice = channels * inner;
-        let rows_per_block = (pool::grain(0.3) / slice).max(1);
+        let rows_per_block = rows_per_task(0.3, slice);
         let n_blocks = outer.div_ceil(rows_per_block);
         let mut blocks = vec![T::Wide::ZERO; n_blocks * channels];
         pool.for_each_chunk(&mut blocks, channels, |block, sums| {

@@ -2,10 +2,11 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::conv::{self, ConvElement, ConvShape};
+use kolo_device::cpu::gemm::Epilogue;
 use kolo_graph::{Gradient, InferCtx, OpBuilder, OpDef, Operation, Output};
 
 use crate::math::binary::first;
-use crate::nn::convolve::{Convolution, Multiply};
 use crate::nn::float::Float;
 use crate::nn::layout::{to_nchw, to_nhwc};
 use crate::nn::window::{Images, Window};
@@ -110,7 +111,7 @@ fn infer(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
 }
 
 fn depths_differ(input: usize, filter: usize) -> Error {
-    if filter > 0 && input % filter == 0 {
+    if filter > 0 && input.is_multiple_of(filter) {
         return Error::unimplemented(format!(
             "grouped convolutions are not supported: {input} input channels, {filter} in the filter"
         ));
@@ -131,7 +132,7 @@ pub(super) fn shape(x: Output<'_>) -> Output<'_> {
 }
 
 /// The window, the convolution and the shape of its output, for an input and a filter of these shapes.
-fn plan(ctx: &KernelCtx<'_>, input: &Shape, filter: &Shape) -> Result<(Window, Convolution, Shape)> {
+fn plan(ctx: &KernelCtx<'_>, input: &Shape, filter: &Shape) -> Result<(Window, ConvShape, Shape)> {
     let window = Window::from_attrs(ctx.attrs())?;
     let images = window.images(input)?;
     let &[height, width, inputs, outputs] = filter.dims() else {
@@ -143,7 +144,18 @@ fn plan(ctx: &KernelCtx<'_>, input: &Shape, filter: &Shape) -> Result<(Window, C
     let axes = window.axes(images.spatial, [height, width])?;
     let output = Images { batch: images.batch, spatial: axes.map(|axis| axis.output), channels: outputs };
     let shape = Shape::new(&window.dims(output))?;
-    Ok((window, Convolution { batch: images.batch, axes, inputs, outputs }, shape))
+    let [h, w] = axes;
+    let convolution = ConvShape {
+        batch: images.batch,
+        input: [h.input, w.input, inputs],
+        filter: [h.kernel, w.kernel],
+        output: [h.output, w.output, outputs],
+        stride: [h.stride, w.stride],
+        dilation: [h.dilation, w.dilation],
+        pad_top: h.before,
+        pad_left: w.before,
+    };
+    Ok((window, convolution, shape))
 }
 
 fn check_grad(found: &Shape, expected: &Shape) -> Result<()> {
@@ -157,13 +169,19 @@ fn check_grad(found: &Shape, expected: &Shape) -> Result<()> {
 
 fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()>
 where
-    T::Real: Multiply,
+    T::Real: ConvElement,
 {
     let (input, filter) = (ctx.input(0)?, ctx.input(1)?);
     let (window, convolution, shape) = plan(ctx, input.shape(), filter.shape())?;
     let out = images_out::<T>(ctx, &window, shape, |out| {
+        if filter.n_elements() == 0 {
+            out.fill(T::real(0.0));
+            return Ok(());
+        }
         let input = images_in::<T>(&window, input)?;
-        convolution.forward(ctx.pool(), input.get()?, Wide::<T>::of(filter)?.get()?, out)
+        let filter = Wide::<T>::of(filter)?;
+        conv::conv2d(ctx.pool(), &convolution, input.get()?, filter.get()?, out, Epilogue::default())
+            .map_err(Error::internal)
     })?;
     ctx.set_output(0, out);
     Ok(())
@@ -171,15 +189,20 @@ where
 
 fn backprop_input<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()>
 where
-    T::Real: Multiply,
+    T::Real: ConvElement,
 {
     let sizes = Shape::from_signed(&ctx.integers(0)?)?;
     let (filter, grad) = (ctx.input(1)?, ctx.input(2)?);
     let (window, convolution, output) = plan(ctx, &sizes, filter.shape())?;
     check_grad(grad.shape(), &output)?;
     let out = images_out::<T>(ctx, &window, sizes, |out| {
+        if filter.n_elements() == 0 || grad.n_elements() == 0 {
+            out.fill(T::real(0.0));
+            return Ok(());
+        }
         let grad = images_in::<T>(&window, grad)?;
-        convolution.backprop_images(ctx.pool(), Wide::<T>::of(filter)?.get()?, grad.get()?, out)
+        let filter = Wide::<T>::of(filter)?;
+        conv::conv2d_backprop_input(ctx.pool(), &convolution, filter.get()?, grad.get()?, out).map_err(Error::internal)
     })?;
     ctx.set_output(0, out);
     Ok(())
@@ -187,14 +210,19 @@ where
 
 fn backprop_filter<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()>
 where
-    T::Real: Multiply,
+    T::Real: ConvElement,
 {
     let sizes = Shape::from_signed(&ctx.integers(1)?)?;
     let (input, grad) = (ctx.input(0)?, ctx.input(2)?);
     let (window, convolution, output) = plan(ctx, input.shape(), &sizes)?;
     check_grad(grad.shape(), &output)?;
     let (input, grad) = (images_in::<T>(&window, input)?, images_in::<T>(&window, grad)?);
-    let out = narrowed::<T>(ctx, sizes, |out| convolution.backprop_filter(ctx.pool(), input.get()?, grad.get()?, out))?;
+    let out = narrowed::<T>(ctx, sizes, |out| {
+        if out.is_empty() {
+            return Ok(());
+        }
+        conv::conv2d_backprop_filter(ctx.pool(), &convolution, input.get()?, grad.get()?, out).map_err(Error::internal)
+    })?;
     ctx.set_output(0, out);
     Ok(())
 }

@@ -3,13 +3,13 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_device::cpu::{pool, vectorize};
+use kolo_device::cpu::vectorize;
 use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
 use crate::math::binary::reduced;
 use crate::math::elementwise::{Walk, broadcast_shape};
 use crate::nn::float::{Float, largest, sum_by};
-use crate::nn::rows::for_row_pairs;
+use crate::nn::rows::{for_row_pairs, rows_per_task};
 use crate::nn::softmax::{log_softmax, softmax, sum_of_rows};
 use crate::op::{Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
@@ -47,11 +47,17 @@ fn not_a_matrix(shape: &dyn std::fmt::Display) -> Error {
 fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
     let logits = op.input(0);
     let features = features_gradient(op, dy);
-    let labels = dy.first().copied().flatten().map(|loss| column(loss) * -log_softmax(logits));
+    let through_loss = dy.first().copied().flatten().map(|loss| column(loss) * -log_softmax(logits));
+    // The backprop is the softmax less the labels. TensorFlow leaves this part out.
+    let through_backprop = dy.get(1).copied().flatten().map(|backprop| -backprop);
+    let labels = match (through_loss, through_backprop) {
+        (Some(a), Some(b)) => Some(a + b),
+        (a, b) => a.or(b),
+    };
+    // Both exist if any gradient arrives.
     match (features, labels) {
         (Some(features), Some(labels)) => reduced(op, features, labels),
-        (Some(features), None) => Ok(reduced(op, features, features)?.into_iter().take(1).collect()),
-        (None, _) => Ok(Vec::new()),
+        _ => Ok(Vec::new()),
     }
 }
 
@@ -70,8 +76,8 @@ pub(super) fn features_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]
 
 /// A vector as a column.
 fn column(x: Output<'_>) -> Output<'_> {
-    let last = x.graph().constant(-1i32);
-    x.graph().op("ExpandDims").input(x).input(last).out()
+    let shape = x.graph().constant(vec![-1i32, 1]);
+    x.graph().op("Reshape").input(x).input(shape).out()
 }
 
 fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -98,18 +104,13 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         }
     };
     if n_classes > 0 {
-        let rows = (pool::grain(3.0) / n_classes).max(1);
+        let rows = rows_per_task(3.0, n_classes);
         let (loss, backprop) = (loss.data_mut::<T>()?, backprop.data_mut::<T>()?);
         for_row_pairs(ctx.pool(), rows, (1, n_classes), loss, backprop, |first, loss, backprop| {
-            let labels = &labels[first * n_classes..];
+            let labels = &labels[first * n_classes..first * n_classes + backprop.len()];
             vectorize(
                 #[inline(always)]
-                || {
-                    let rows = backprop.chunks_exact_mut(n_classes).zip(labels.chunks_exact(n_classes));
-                    for (loss, (row, labels)) in loss.iter_mut().zip(rows) {
-                        *loss = one_row(row, labels);
-                    }
-                },
+                || several_rows(loss, backprop, labels, n_classes),
             );
         });
     }
@@ -118,18 +119,34 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The loss of one row; the row itself, the features before, becomes the backprop.
+/// The losses of rows, which hold the features before and the backprop after. The exponentials of all rows are taken in
+/// one loop: with few classes, a loop per row would be too short for vectors.
 #[inline(always)]
-fn one_row<T: Float>(row: &mut [T], labels: &[T]) -> T {
-    let largest = largest(row);
-    let log = num_traits::Float::ln(sum_by(row, |x| T::exp(x.widen() - largest)));
-    let mut loss = T::real(0.0);
-    for (x, &label) in row.iter_mut().zip(labels) {
-        let (logit, label) = (x.widen() - largest - log, label.widen());
-        loss += label * -logit;
-        *x = T::narrow(T::exp(logit) - label);
+fn several_rows<T: Float>(loss: &mut [T], rows: &mut [T], labels: &[T], n_classes: usize) {
+    for ((loss, row), labels) in
+        loss.iter_mut().zip(rows.chunks_exact_mut(n_classes)).zip(labels.chunks_exact(n_classes))
+    {
+        let largest = largest(row);
+        let mut sum = T::real(0.0);
+        for (x, label) in row.iter_mut().zip(labels) {
+            let logit = x.widen() - largest;
+            sum += label.widen() * logit;
+            *x = T::narrow(logit);
+        }
+        *loss = T::narrow(-sum);
     }
-    T::narrow(loss)
+    rows.iter_mut().for_each(|x| *x = T::narrow(T::exp(x.widen())));
+    for ((loss, row), labels) in
+        loss.iter_mut().zip(rows.chunks_exact_mut(n_classes)).zip(labels.chunks_exact(n_classes))
+    {
+        let total = sum_by(row, |x| x.widen());
+        let weight = sum_by(labels, |label| label.widen());
+        *loss = T::narrow(loss.widen() + weight * num_traits::Float::ln(total));
+        let scale = T::real(1.0) / total;
+        for (x, label) in row.iter_mut().zip(labels) {
+            *x = T::narrow(x.widen() * scale - label.widen());
+        }
+    }
 }
 
 /// Copies `from`, of shape `small`, to every place of `to`, of shape `shape`, that it is broadcast to.
@@ -203,8 +220,9 @@ mod tests {
 
     #[test]
     fn gradients_of_both_inputs_through_both_outputs() {
-        check_op("SoftmaxCrossEntropyWithLogits").input(wavy([2, 3], 1)).input(wavy([2, 3], 2)).gradient();
-        check_op("SoftmaxCrossEntropyWithLogits").input(wavy([2, 3], 1)).input(wavy([1, 3], 2)).gradient();
+        // Labels are probabilities: the backprop is the derivative of the loss only where they sum to 1.
+        check_op("SoftmaxCrossEntropyWithLogits").input(wavy([2, 3], 1)).input(tensor([2, 3], LABELS)).gradient();
+        check_op("SoftmaxCrossEntropyWithLogits").input(wavy([2, 3], 1)).input([[0.1f32, 0.2, 0.7]]).gradient();
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::Result;
-use kolo_graph::{Grad, Operation, Output};
+use kolo_graph::{Grad, IntoOutput, Operation, Output};
 
 use crate::KernelCtx;
 use crate::math::binary::first;
@@ -57,7 +57,7 @@ pub(crate) static SELU_GRAD: Op = backprop(
 fn second_order<'g>(op: Operation<'g>, name: &str, dy: Output<'g>) -> Result<Vec<Option<Grad<'g>>>> {
     let (gradients, outputs) = (op.input(0), op.input(1));
     let graph = op.graph();
-    let zero = outputs - outputs;
+    let zero = 0.0.into_output(graph, outputs.dtype());
     let below = graph.op("Less").input(outputs).input(zero).out();
     let below = graph.op("Cast").input(below).attr("DstT", dy.dtype()).out();
     Ok(vec![Some(grad(name, dy, outputs).into()), Some((dy * gradients * below).into())])

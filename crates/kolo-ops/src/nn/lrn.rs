@@ -3,11 +3,11 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, Result};
-use kolo_device::cpu::pool;
 use kolo_graph::{Attrs, Gradient, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::nn::float::Float;
+use crate::nn::rows::rows_per_task;
 use crate::op::{Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -90,7 +90,7 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut out = ctx.allocate(T::DTYPE, input.shape().clone())?;
     let x = input.data::<T>()?;
     if !x.is_empty() {
-        let chunk = (pool::grain(20.0) / n).max(1) * n;
+        let chunk = rows_per_task(20.0, n) * n;
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
             for (out, row) in out.chunks_exact_mut(n).zip(x[i * chunk..].chunks_exact(n)) {
                 for (c, y) in out.iter_mut().enumerate() {
@@ -115,7 +115,7 @@ fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut out = ctx.allocate(T::DTYPE, shape)?;
     let (dy, x, y) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?, ctx.data::<T>(2)?);
     if !x.is_empty() {
-        let chunk = (pool::grain(40.0) / n).max(1) * n;
+        let chunk = rows_per_task(40.0, n) * n;
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
             let mut dx = vec![T::real(0.0); n];
             for (r, out) in out.chunks_exact_mut(n).enumerate() {

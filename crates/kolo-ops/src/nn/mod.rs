@@ -9,7 +9,6 @@ pub mod batch_norm;
 pub mod bias_add;
 pub(crate) mod channels;
 pub mod conv2d;
-pub(crate) mod convolve;
 pub mod cross_entropy;
 pub mod depthwise_conv2d;
 pub mod dropout;

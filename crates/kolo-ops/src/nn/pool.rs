@@ -1,9 +1,9 @@
 //! What the pools share: sizes, shapes, and how images are dealt out to tasks.
 
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_device::cpu::pool;
 use kolo_graph::{Attrs, InferCtx};
 
+use crate::nn::rows::rows_per_task;
 use crate::nn::window::{Axis, Images, Window};
 
 /// A pool over images. Images whose channels come first are taken for many images of one channel.
@@ -43,7 +43,7 @@ impl Pool {
     /// How many images are worth a task.
     pub fn images_per_task(&self) -> usize {
         let window = self.h.kernel * self.w.kernel;
-        (pool::grain(0.5) / (self.output() * window).max(1)).max(1)
+        rows_per_task(0.5, self.output() * window)
     }
 }
 

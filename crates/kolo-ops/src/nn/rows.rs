@@ -1,7 +1,12 @@
-//! Work on rows that fills two outputs at once, a row of each.
+//! How rows are dealt out to tasks, and work that fills two outputs at once, a row of each.
 
-use kolo_device::cpu::IntraPool;
+use kolo_device::cpu::{IntraPool, pool};
 use parking_lot::Mutex;
+
+/// How many rows of `length` elements are worth a task when an element costs about `ns`.
+pub fn rows_per_task(ns: f64, length: usize) -> usize {
+    (pool::grain(ns) / length.max(1)).max(1)
+}
 
 /// A part of the first output and the same rows of the second.
 type Part<'a, A, B> = Mutex<Option<(&'a mut [A], &'a mut [B])>>;

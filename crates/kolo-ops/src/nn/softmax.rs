@@ -2,11 +2,12 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result};
-use kolo_device::cpu::{pool, vectorize};
+use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, GradientFn, InferCtx, OpDef, Output};
 
 use crate::math::binary::first;
 use crate::nn::float::{Float, largest, sum_by};
+use crate::nn::rows::rows_per_task;
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -65,39 +66,41 @@ pub(crate) fn sum_of_rows(x: Output<'_>) -> Output<'_> {
 }
 
 fn softmax_kernel<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    each_row::<T>(
+    each_chunk_of_rows::<T>(
         ctx,
         #[inline(always)]
-        |row| {
-            let largest = largest(row);
-            for x in row.iter_mut() {
-                *x = T::narrow(T::exp(x.widen() - largest));
+        |rows, n| {
+            for row in rows.chunks_exact_mut(n) {
+                let largest = largest(row);
+                row.iter_mut().for_each(|x| *x = T::narrow(x.widen() - largest));
             }
-            let scale = T::real(1.0) / sum_by(row, |x| x.widen());
-            for x in row.iter_mut() {
-                *x = T::narrow(x.widen() * scale);
+            // All rows in one loop: with few classes, a loop per row would be too short for vectors.
+            rows.iter_mut().for_each(|x| *x = T::narrow(T::exp(x.widen())));
+            for row in rows.chunks_exact_mut(n) {
+                let scale = T::real(1.0) / sum_by(row, |x| x.widen());
+                row.iter_mut().for_each(|x| *x = T::narrow(x.widen() * scale));
             }
         },
     )
 }
 
 fn log_softmax_kernel<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    each_row::<T>(
+    each_chunk_of_rows::<T>(
         ctx,
         #[inline(always)]
-        |row| {
-            let largest = largest(row);
-            let total = sum_by(row, |x| T::exp(x.widen() - largest));
-            let shift = num_traits::Float::ln(total);
-            for x in row.iter_mut() {
-                *x = T::narrow(x.widen() - largest - shift);
+        |rows, n| {
+            for row in rows.chunks_exact_mut(n) {
+                let largest = largest(row);
+                let shift = num_traits::Float::ln(sum_by(row, |x| T::exp(x.widen() - largest)));
+                row.iter_mut().for_each(|x| *x = T::narrow(x.widen() - largest - shift));
             }
         },
     )
 }
 
-/// Runs `f` in place on a copy of each row of the last dimension, or on the input itself if it dies here.
-fn each_row<T: Float>(ctx: &mut KernelCtx<'_>, f: impl Fn(&mut [T]) + Sync) -> Result<()> {
+/// Runs `f(rows, length of a row)` in place on a copy of the rows of the last dimension, some at a time, or on the input
+/// itself if it dies here.
+fn each_chunk_of_rows<T: Float>(ctx: &mut KernelCtx<'_>, f: impl Fn(&mut [T], usize) + Sync) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let Some(&n) = shape.last() else {
         return Err(Error::invalid_argument("logits must have >= 1 dimension, got 0"));
@@ -105,14 +108,14 @@ fn each_row<T: Float>(ctx: &mut KernelCtx<'_>, f: impl Fn(&mut [T]) + Sync) -> R
     let (mut out, in_place) = ctx.reuse_or_allocate(0, T::DTYPE, shape)?;
     let input = if in_place { None } else { Some(ctx.data::<T>(0)?) };
     if n > 0 {
-        let chunk = (pool::grain(3.0) / n).max(1) * n;
+        let chunk = rows_per_task(3.0, n) * n;
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
             if let Some(input) = input {
                 out.copy_from_slice(&input[i * chunk..i * chunk + out.len()]);
             }
             vectorize(
                 #[inline(always)]
-                || out.chunks_exact_mut(n).for_each(&f),
+                || f(out, n),
             );
         });
     }

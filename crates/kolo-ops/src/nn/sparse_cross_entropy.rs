@@ -2,12 +2,12 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_device::cpu::{pool, vectorize};
+use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, OpDef, Output};
 
 use crate::nn::cross_entropy::features_gradient;
 use crate::nn::float::{Float, largest, sum_by};
-use crate::nn::rows::for_row_pairs;
+use crate::nn::rows::{for_row_pairs, rows_per_task};
 use crate::op::{Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -59,17 +59,12 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     // A row without classes has no label, so there are no rows then.
     if n_classes > 0 {
-        let rows = (pool::grain(3.0) / n_classes).max(1);
+        let rows = rows_per_task(3.0, n_classes);
         let (loss, backprop) = (loss.data_mut::<T>()?, backprop.data_mut::<T>()?);
         for_row_pairs(ctx.pool(), rows, (1, n_classes), loss, backprop, |first, loss, backprop| {
             vectorize(
                 #[inline(always)]
-                || {
-                    let rows = backprop.chunks_exact_mut(n_classes).zip(&classes[first..]);
-                    for (loss, (row, &class)) in loss.iter_mut().zip(rows) {
-                        *loss = one_row(row, class);
-                    }
-                },
+                || several_rows(loss, backprop, &classes[first..], n_classes),
             );
         });
     }
@@ -96,17 +91,23 @@ fn classes(labels: &[i64], n_classes: usize) -> Result<Vec<usize>> {
         .collect()
 }
 
-/// The loss of one row; the row itself, the features before, becomes the backprop.
+/// The losses of rows, which hold the features before and the backprop after. The exponentials of all rows are taken in
+/// one loop: with few classes, a loop per row would be too short for vectors.
 #[inline(always)]
-fn one_row<T: Float>(row: &mut [T], class: usize) -> T {
-    let largest = largest(row);
-    let log = num_traits::Float::ln(sum_by(row, |x| T::exp(x.widen() - largest)));
-    let loss = log - (row[class].widen() - largest);
-    for x in row.iter_mut() {
-        *x = T::narrow(T::exp(x.widen() - largest - log));
+fn several_rows<T: Float>(loss: &mut [T], rows: &mut [T], classes: &[usize], n_classes: usize) {
+    for ((loss, row), &class) in loss.iter_mut().zip(rows.chunks_exact_mut(n_classes)).zip(classes) {
+        let largest = largest(row);
+        row.iter_mut().for_each(|x| *x = T::narrow(x.widen() - largest));
+        *loss = T::narrow(-row[class].widen());
     }
-    row[class] = T::narrow(row[class].widen() - T::real(1.0));
-    T::narrow(loss)
+    rows.iter_mut().for_each(|x| *x = T::narrow(T::exp(x.widen())));
+    for ((loss, row), &class) in loss.iter_mut().zip(rows.chunks_exact_mut(n_classes)).zip(classes) {
+        let total = sum_by(row, |x| x.widen());
+        *loss = T::narrow(loss.widen() + num_traits::Float::ln(total));
+        let scale = T::real(1.0) / total;
+        row.iter_mut().for_each(|x| *x = T::narrow(x.widen() * scale));
+        row[class] = T::narrow(row[class].widen() - T::real(1.0));
+    }
 }
 
 #[cfg(test)]

@@ -41,15 +41,19 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// Where tap `k` at place `o` is in the image, if it is in there.
+    /// The taps at place `o` that are in the image.
     #[inline(always)]
-    pub fn at(&self, o: usize, k: usize) -> Option<usize> {
-        (o * self.stride + k * self.dilation).checked_sub(self.before).filter(|&at| at < self.input)
+    pub fn taps(&self, o: usize) -> std::ops::Range<usize> {
+        let (start, end) = (o * self.stride, self.before + self.input);
+        let first = self.before.saturating_sub(start).div_ceil(self.dilation);
+        let last = end.saturating_sub(start).div_ceil(self.dilation).min(self.kernel);
+        first.min(last)..last
     }
 
-    /// How many taps at place `o` are in the image.
-    pub fn count(&self, o: usize) -> usize {
-        (0..self.kernel).filter(|&k| self.at(o, k).is_some()).count()
+    /// Where tap `k` at place `o` is in the image; it must be in there.
+    #[inline(always)]
+    pub fn at(&self, o: usize, k: usize) -> usize {
+        o * self.stride + k * self.dilation - self.before
     }
 }
 
@@ -59,12 +63,11 @@ impl Axis {
 pub fn for_taps(h: &Axis, w: &Axis, mut f: impl FnMut(usize, usize, usize)) {
     for oh in 0..h.output {
         for ow in 0..w.output {
-            for kh in 0..h.kernel {
-                let Some(ih) = h.at(oh, kh) else { continue };
-                for kw in 0..w.kernel {
-                    if let Some(iw) = w.at(ow, kw) {
-                        f(oh * w.output + ow, kh * w.kernel + kw, ih * w.input + iw);
-                    }
+            let across = w.taps(ow);
+            for kh in h.taps(oh) {
+                let (row, line) = (kh * w.kernel, h.at(oh, kh) * w.input);
+                for kw in across.clone() {
+                    f(oh * w.output + ow, row + kw, line + w.at(ow, kw));
                 }
             }
         }
@@ -156,7 +159,11 @@ impl Window {
             return Err(Error::invalid_argument("the window must not be empty"));
         }
         let too_large = || Error::invalid_argument("the window is too large");
-        let reach = (kernel - 1).checked_mul(dilation).and_then(|reach| reach.checked_add(1)).ok_or_else(too_large)?;
+        let reach = (kernel - 1)
+            .checked_mul(dilation)
+            .and_then(|reach| reach.checked_add(1))
+            .filter(|&reach| reach <= isize::MAX as usize)
+            .ok_or_else(too_large)?;
         let (before, padded) = match self.padding[d] {
             Padding::Valid => (0, input),
             Padding::Explicit(before, after) => {
@@ -225,7 +232,7 @@ fn explicit(list: &[i64], nchw: bool) -> Result<[Padding; 2]> {
             .and_then(|size| usize::try_from(size).ok())
             .ok_or_else(|| Error::invalid_argument("All elements of explicit_paddings must be nonnegative"))
     };
-    let pair = |(before, after): (i64, i64)| Ok(Padding::Explicit(size(before)?, size(after)?));
+    let pair = |(before, after): (i64, i64)| -> Result<Padding> { Ok(Padding::Explicit(size(before)?, size(after)?)) };
     Ok([pair(h)?, pair(w)?])
 }
 
@@ -256,9 +263,23 @@ mod tests {
     }
 
     #[test]
+    fn the_taps_are_those_in_the_image() {
+        for (kernel, stride, dilation, before, after) in
+            [(3, 1, 1, 1, 1), (3, 2, 2, 3, 0), (2, 3, 4, 5, 5), (1, 1, 1, 4, 0), (4, 1, 3, 9, 9)]
+        {
+            let axis = axis(5, kernel, stride, dilation, Padding::Explicit(before, after)).unwrap();
+            for o in 0..axis.output {
+                let in_image = |k: &usize| (before..before + 5).contains(&(o * stride + k * dilation));
+                let expected: Vec<usize> = (0..kernel).filter(in_image).collect();
+                assert_eq!(axis.taps(o).collect::<Vec<_>>(), expected, "{axis:?} at {o}");
+            }
+        }
+    }
+
+    #[test]
     fn taps_outside_of_the_image_are_left_out() {
         let axis = axis(3, 3, 1, 1, Padding::Same).unwrap();
-        assert_eq!((0..3).map(|o| axis.count(o)).collect::<Vec<_>>(), [2, 3, 2]);
+        assert_eq!((0..3).map(|o| axis.taps(o).len()).collect::<Vec<_>>(), [2, 3, 2]);
         let one = Axis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, before: 0 };
         let mut taps = Vec::new();
         for_taps(&axis, &one, |o, k, i| taps.push((o, k, i)));

@@ -4,7 +4,9 @@ use kolo_core::Result;
 use kolo_graph::{Operation, Output};
 
 use crate::Op;
-use crate::optim::update::{Compute, Optimizer, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op};
+use crate::optim::update::{
+    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op,
+};
 
 /// Updates a variable and its two accumulators, given by reference or by handle.
 #[track_caller]
@@ -56,7 +58,7 @@ pub struct Adadelta;
 
 impl Optimizer<2> for Adadelta {
     const GRAD: usize = 6;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 2], C) -> (C, [C; 2]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 2>> {
         let (lr, rho, epsilon): (C, C, C) = (scalars.at(3)?, scalars.at(4)?, scalars.at(5)?);
         let rest = C::one() - rho;
         Ok(

@@ -5,7 +5,9 @@ use kolo_core::Result;
 use kolo_graph::{Operation, Output};
 
 use crate::Op;
-use crate::optim::update::{Compute, Optimizer, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op};
+use crate::optim::update::{
+    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op,
+};
 
 /// Updates a variable and its accumulator, given by reference or by handle.
 #[track_caller]
@@ -92,7 +94,7 @@ pub struct Adagrad;
 
 impl Optimizer<1> for Adagrad {
     const GRAD: usize = 3;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 1], C) -> (C, [C; 1]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 1>> {
         with_epsilon(scalars.at(2)?, C::zero(), scalars.flag("update_slots")?)
     }
 }
@@ -102,16 +104,12 @@ pub struct AdagradV2;
 
 impl Optimizer<1> for AdagradV2 {
     const GRAD: usize = 4;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 1], C) -> (C, [C; 1]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 1>> {
         with_epsilon(scalars.at(2)?, scalars.at(3)?, scalars.flag("update_slots")?)
     }
 }
 
-fn with_epsilon<C: Compute>(
-    lr: C,
-    epsilon: C,
-    update_slots: bool,
-) -> Result<impl Fn(C, [C; 1], C) -> (C, [C; 1]) + Copy + Sync> {
+fn with_epsilon<C: Compute>(lr: C, epsilon: C, update_slots: bool) -> Result<impl Rule<C, 1>> {
     let share = if update_slots { C::one() } else { C::zero() };
     Ok(
         #[inline(always)]

@@ -3,7 +3,7 @@
 use kolo_core::Result;
 
 use crate::Op;
-use crate::optim::update::{Compute, Optimizer, Scalars, dense_shape, sparse_shape, update_kernels, update_op};
+use crate::optim::update::{Compute, Optimizer, Rule, Scalars, dense_shape, sparse_shape, update_kernels, update_op};
 
 pub(crate) static APPLY_ADAGRAD_DA: Op = update_op(
     "ApplyAdagradDA",
@@ -45,7 +45,7 @@ pub struct AdagradDa;
 impl Optimizer<2> for AdagradDa {
     const GRAD: usize = 3;
     const NS: f64 = 1.0;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 2], C) -> (C, [C; 2]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 2>> {
         let (lr, l1, l2, step): (C, C, C, C) = (scalars.at(4)?, scalars.at(5)?, scalars.at(6)?, scalars.at(7)?);
         let cut = if l1 > C::zero() { l1 * step } else { C::zero() };
         Ok(

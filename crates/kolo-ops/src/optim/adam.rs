@@ -5,7 +5,7 @@ use kolo_core::Result;
 use kolo_graph::{Operation, Output};
 
 use crate::Op;
-use crate::optim::update::{Compute, Optimizer, Scalars, build, dense_shape, update_kernels, update_op};
+use crate::optim::update::{Compute, Optimizer, Rule, Scalars, build, dense_shape, update_kernels, update_op};
 
 /// Updates a variable and its two moments, given by reference or by handle. `powers` are β₁ᵗ and β₂ᵗ, which the graph
 /// multiplies on after each step.
@@ -69,7 +69,7 @@ pub struct Adam;
 
 impl Optimizer<2> for Adam {
     const GRAD: usize = 9;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 2], C) -> (C, [C; 2]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 2>> {
         let (power1, power2, lr): (C, C, C) = (scalars.at(3)?, scalars.at(4)?, scalars.at(5)?);
         let (beta1, beta2, epsilon): (C, C, C) = (scalars.at(6)?, scalars.at(7)?, scalars.at(8)?);
         let one = C::one();
@@ -94,7 +94,7 @@ pub struct AdamWithAmsgrad;
 
 impl Optimizer<3> for AdamWithAmsgrad {
     const GRAD: usize = 10;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 3], C) -> (C, [C; 3]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 3>> {
         let (power1, power2, lr): (C, C, C) = (scalars.at(4)?, scalars.at(5)?, scalars.at(6)?);
         let (beta1, beta2, epsilon): (C, C, C) = (scalars.at(7)?, scalars.at(8)?, scalars.at(9)?);
         let one = C::one();
@@ -116,7 +116,7 @@ pub struct AdaMax;
 
 impl Optimizer<2> for AdaMax {
     const GRAD: usize = 8;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 2], C) -> (C, [C; 2]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 2>> {
         let (power1, lr): (C, C) = (scalars.at(3)?, scalars.at(4)?);
         let (beta1, beta2, epsilon): (C, C, C) = (scalars.at(5)?, scalars.at(6)?, scalars.at(7)?);
         let one = C::one();

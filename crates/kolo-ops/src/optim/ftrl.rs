@@ -5,7 +5,9 @@ use kolo_core::Result;
 use kolo_graph::{Operation, Output};
 
 use crate::Op;
-use crate::optim::update::{Compute, Optimizer, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op};
+use crate::optim::update::{
+    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op,
+};
 
 /// Updates a variable, its accumulator and its linear term, given by reference or by handle. `rates` are the learning
 /// rate, l1, l2 and the power of the learning rate.
@@ -94,7 +96,7 @@ pub struct Ftrl;
 impl Optimizer<2> for Ftrl {
     const GRAD: usize = 3;
     const NS: f64 = 3.0;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 2], C) -> (C, [C; 2]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 2>> {
         Leader::<C>::new(scalars, C::zero(), 7).map(Leader::rule)
     }
 }
@@ -105,7 +107,7 @@ pub struct FtrlV2;
 impl Optimizer<2> for FtrlV2 {
     const GRAD: usize = 3;
     const NS: f64 = 3.0;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 2], C) -> (C, [C; 2]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 2>> {
         Leader::<C>::new(scalars, scalars.at(7)?, 8).map(Leader::rule)
     }
 }
@@ -132,7 +134,7 @@ impl<C: Compute> Leader<C> {
         })
     }
 
-    fn rule(self) -> impl Fn(C, [C; 2], C) -> (C, [C; 2]) + Copy + Sync {
+    fn rule(self) -> impl Rule<C, 2> {
         let Leader { lr, l1, l2, shrinkage, lr_power, multiply_by_lr } = self;
         let two = C::of(2.0);
         // Both sides of the linear term's equation may be multiplied by the learning rate.

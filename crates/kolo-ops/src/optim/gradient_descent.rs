@@ -4,7 +4,7 @@ use kolo_core::Result;
 use kolo_graph::{Operation, Output};
 
 use crate::Op;
-use crate::optim::update::{Compute, Optimizer, Scalars, build, dense_shape, update_kernels, update_op};
+use crate::optim::update::{Compute, Optimizer, Rule, Scalars, build, dense_shape, update_kernels, update_op};
 
 /// Subtracts `lr · grad` from a variable, given by reference or by handle.
 #[track_caller]
@@ -31,11 +31,11 @@ pub struct GradientDescent;
 
 impl Optimizer<0> for GradientDescent {
     const GRAD: usize = 2;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 0], C) -> (C, [C; 0]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 0>> {
         let alpha: C = scalars.at(1)?;
         Ok(
             #[inline(always)]
-            move |var: C, []: [C; 0], grad: C| (var - alpha * grad, []),
+            move |var: C, none: [C; 0], grad: C| (var - alpha * grad, none),
         )
     }
 }

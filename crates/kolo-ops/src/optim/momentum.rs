@@ -5,7 +5,9 @@ use kolo_core::Result;
 use kolo_graph::{Operation, Output};
 
 use crate::Op;
-use crate::optim::update::{Compute, Optimizer, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op};
+use crate::optim::update::{
+    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op,
+};
 
 /// Updates a variable and its accumulator, given by reference or by handle.
 #[track_caller]
@@ -84,7 +86,7 @@ pub struct Momentum;
 
 impl Optimizer<1> for Momentum {
     const GRAD: usize = 3;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 1], C) -> (C, [C; 1]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 1>> {
         let (lr, momentum): (C, C) = (scalars.at(2)?, scalars.at(4)?);
         // The step along the gradient itself and along the accumulator.
         let (along_grad, along_accum) = match scalars.flag("use_nesterov")? {
@@ -106,7 +108,7 @@ pub struct KerasMomentum;
 
 impl Optimizer<1> for KerasMomentum {
     const GRAD: usize = 3;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 1], C) -> (C, [C; 1]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 1>> {
         let (lr, momentum): (C, C) = (scalars.at(2)?, scalars.at(4)?);
         let (along_grad, along_accum) = match scalars.flag("use_nesterov")? {
             true => (lr, momentum),

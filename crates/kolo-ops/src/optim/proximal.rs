@@ -4,7 +4,7 @@
 use kolo_core::Result;
 
 use crate::Op;
-use crate::optim::update::{Compute, Optimizer, Scalars, dense_shape, sparse_shape, update_kernels, update_op};
+use crate::optim::update::{Compute, Optimizer, Rule, Scalars, dense_shape, sparse_shape, update_kernels, update_op};
 
 pub(crate) static APPLY_PROXIMAL_GRADIENT_DESCENT: Op = update_op(
     "ApplyProximalGradientDescent",
@@ -74,11 +74,11 @@ pub struct ProximalGradientDescent;
 
 impl Optimizer<0> for ProximalGradientDescent {
     const GRAD: usize = 4;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 0], C) -> (C, [C; 0]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 0>> {
         let (alpha, l1, l2): (C, C, C) = (scalars.at(1)?, scalars.at(2)?, scalars.at(3)?);
         Ok(
             #[inline(always)]
-            move |var: C, []: [C; 0], grad: C| (towards_zero(var - alpha * grad, alpha, l1, l2), []),
+            move |var: C, none: [C; 0], grad: C| (towards_zero(var - alpha * grad, alpha, l1, l2), none),
         )
     }
 }
@@ -88,7 +88,7 @@ pub struct ProximalAdagrad;
 
 impl Optimizer<1> for ProximalAdagrad {
     const GRAD: usize = 5;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 1], C) -> (C, [C; 1]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 1>> {
         let (lr, l1, l2): (C, C, C) = (scalars.at(2)?, scalars.at(3)?, scalars.at(4)?);
         Ok(
             #[inline(always)]

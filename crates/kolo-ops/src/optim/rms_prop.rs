@@ -5,7 +5,9 @@ use kolo_core::Result;
 use kolo_graph::{Operation, Output};
 
 use crate::Op;
-use crate::optim::update::{Compute, Optimizer, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op};
+use crate::optim::update::{
+    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op,
+};
 
 /// Updates a variable, its mean square and its momentum, given by reference or by handle.
 #[track_caller]
@@ -105,7 +107,7 @@ pub struct RmsProp;
 
 impl Optimizer<2> for RmsProp {
     const GRAD: usize = 7;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 2], C) -> (C, [C; 2]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 2>> {
         let (lr, rho, momentum, epsilon): (C, C, C, C) =
             (scalars.at(3)?, scalars.at(4)?, scalars.at(5)?, scalars.at(6)?);
         let rest = C::one() - rho;
@@ -125,7 +127,7 @@ pub struct CenteredRmsProp;
 
 impl Optimizer<3> for CenteredRmsProp {
     const GRAD: usize = 8;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 3], C) -> (C, [C; 3]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 3>> {
         let (lr, rho, momentum, epsilon): (C, C, C, C) =
             (scalars.at(4)?, scalars.at(5)?, scalars.at(6)?, scalars.at(7)?);
         let rest = C::one() - rho;

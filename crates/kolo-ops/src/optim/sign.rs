@@ -4,7 +4,7 @@
 use kolo_core::Result;
 
 use crate::Op;
-use crate::optim::update::{Compute, Optimizer, Scalars, dense_shape, update_kernels, update_op};
+use crate::optim::update::{Compute, Optimizer, Rule, Scalars, dense_shape, update_kernels, update_op};
 
 pub(crate) static APPLY_ADD_SIGN: Op = update_op(
     "ApplyAddSign",
@@ -43,7 +43,7 @@ pub struct AddSign;
 
 impl Optimizer<1> for AddSign {
     const GRAD: usize = 6;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 1], C) -> (C, [C; 1]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 1>> {
         let (lr, alpha, sign_decay, beta): (C, C, C, C) =
             (scalars.at(2)?, scalars.at(3)?, scalars.at(4)?, scalars.at(5)?);
         Ok(
@@ -61,7 +61,7 @@ pub struct PowerSign;
 
 impl Optimizer<1> for PowerSign {
     const GRAD: usize = 6;
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; 1], C) -> (C, [C; 1]) + Copy + Sync> {
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, 1>> {
         let (lr, logbase, sign_decay, beta): (C, C, C, C) =
             (scalars.at(2)?, scalars.at(3)?, scalars.at(4)?, scalars.at(5)?);
         let scale = logbase * sign_decay;

@@ -28,8 +28,13 @@ pub trait Optimizer<const N: usize>: 'static {
     const NS: f64 = 0.5;
 
     /// From a variable's element, its slots' and the gradient's to the new element and slots.
-    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Fn(C, [C; N], C) -> (C, [C; N]) + Copy + Sync>;
+    fn rule<C: Compute>(scalars: &Scalars<'_, '_>) -> Result<impl Rule<C, N>>;
 }
+
+/// What becomes of one element and its slots, given one of the gradient.
+pub trait Rule<C, const N: usize>: Fn(C, [C; N], C) -> (C, [C; N]) + Copy + Sync {}
+
+impl<C, const N: usize, F: Fn(C, [C; N], C) -> (C, [C; N]) + Copy + Sync> Rule<C, N> for F {}
 
 /// What updates are computed in: `f32`, or `f64` for doubles.
 pub trait Compute: Float + Send + Sync + std::fmt::Debug + 'static {
@@ -351,7 +356,7 @@ fn walk<T: Number, const N: usize>(
     mut var: &mut [T],
     mut slots: [&mut [T]; N],
     mut grad: &[T],
-    rule: impl Fn(T::Compute, [T::Compute; N], T::Compute) -> (T::Compute, [T::Compute; N]) + Copy + Sync,
+    rule: impl Rule<T::Compute, N>,
 ) {
     if var.len() <= chunk || pool.n_threads() == 1 {
         return run(var, slots, grad, rule);
@@ -377,12 +382,7 @@ fn walk<T: Number, const N: usize>(
 }
 
 /// Applies `rule` to all elements, on this thread.
-fn run<T: Number, const N: usize>(
-    var: &mut [T],
-    slots: [&mut [T]; N],
-    grad: &[T],
-    rule: impl Fn(T::Compute, [T::Compute; N], T::Compute) -> (T::Compute, [T::Compute; N]) + Copy,
-) {
+fn run<T: Number, const N: usize>(var: &mut [T], slots: [&mut [T]; N], grad: &[T], rule: impl Rule<T::Compute, N>) {
     let n = var.len().min(grad.len());
     vectorize(
         #[inline(always)]

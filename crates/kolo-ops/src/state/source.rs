@@ -73,3 +73,43 @@ impl Source {
         )))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kolo_core::DeviceName;
+    use kolo_device::{CpuConfig, CpuDevice};
+
+    use super::*;
+    use crate::StepServices;
+    use crate::testing::TestStep;
+
+    #[test]
+    fn a_kernel_keeps_its_variable_until_something_is_removed() {
+        let g = crate::graph();
+        let v = g.op("VarHandleOp").name("v").attr("dtype", DType::F32).attr("shape", PartialShape::unknown()).out();
+        let node = v.operation().node().unwrap();
+        let device = DeviceName::local("CPU", 0);
+        let cpu = CpuDevice::new(device.clone(), &CpuConfig { intra_op_threads: 1, ..CpuConfig::default() });
+        let step = TestStep::new(&device);
+        let init = KernelInit { node: &node, device: &device, resources: step.resources() };
+        let source = Source::new(&init, PartialShape::unknown()).unwrap();
+        let ctx = KernelCtx {
+            node: &node,
+            device: &*cpu,
+            step: &step,
+            inputs: &mut [],
+            outputs: &mut [],
+            frame_iteration: 0,
+            is_dead: false,
+        };
+        let find = || source.find(&ctx).unwrap().cell;
+        let first = find();
+        assert!(Arc::ptr_eq(&first, &find()));
+        step.resources().remove("", "unrelated");
+        assert!(Arc::ptr_eq(&first, &find()), "its own variable is still there");
+        step.resources().clear(&["localhost".to_owned()]);
+        let second = find();
+        assert!(!Arc::ptr_eq(&first, &second));
+        assert!(Arc::ptr_eq(&second, &find()));
+    }
+}

@@ -1,4 +1,4 @@
-//! One device's share of a signature, compiled: kernels chosen, edges laid out flat, constants in place.
+//! One device's share of a signature, compiled: kernels chosen, edges laid out flat, constants at their consumers.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -41,8 +41,6 @@ pub(crate) struct PartPlan {
     pub frames: Vec<FramePlan>,
     /// Nodes that can run at once.
     pub roots: Vec<u32>,
-    /// Constants and the slots they go to, before a step begins.
-    pub constants: Vec<(u32, Tensor)>,
     /// Constants that are fetched.
     pub fetched_constants: Vec<(u32, Tensor)>,
     /// For each feed, by number, the edges it goes along.
@@ -85,6 +83,8 @@ pub(crate) struct NodePlan {
     pub is_constant: bool,
     /// References may arrive at its inputs.
     pub has_references: bool,
+    /// Inputs that are constants: which one, and its value. They are filled in when the node runs.
+    pub constants: SmallVec<[(u32, Tensor); 1]>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -162,7 +162,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
     let shapes = frames(nodes, &|id, input| part.fed.contains_key(&(id, input)))?;
     let n = nodes.len();
 
-    // Constants that wait for nothing are put in their consumers' slots before a step begins. A `Merge` counts
+    // Constants that wait for nothing are not nodes: their consumers have them when they run. A `Merge` counts
     // arrivals, so one that feeds a `Merge` stays a node.
     let mut in_place: Vec<Option<Tensor>> = vec![None; n];
     for (id, node) in nodes.iter() {
@@ -186,17 +186,17 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
     }
     let mut plans: Vec<NodePlan> = Vec::with_capacity(n);
     let mut roots = Vec::new();
-    let mut constants = Vec::new();
     for (id, node) in nodes.iter() {
         let frame = shapes.of_node[id.index()];
         let frame_plan = &mut frame_plans[frame as usize];
         let (local, first_slot) = (frame_plan.pending.len() as u32, frame_plan.n_slots);
         frame_plan.n_slots += node.inputs.len() as u32;
         let mut n_data = 0;
+        let mut constants = SmallVec::new();
         for (i, at) in node.inputs.iter().enumerate() {
             let constant = if part.fed.contains_key(&(id, i)) { None } else { in_place[at.node.index()].clone() };
             match constant {
-                Some(value) => constants.push((first_slot + i as u32, value)),
+                Some(value) => constants.push((i as u32, value)),
                 None => n_data += 1,
             }
         }
@@ -231,6 +231,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             outputs: SmallVec::from_elem(OutputPlan::default(), node.outputs.len()),
             control: 0..0,
             dead_needed: if n_back == 0 { (n_inputs, n_inputs) } else { (n_inputs - n_back, n_back) },
+            constants,
             is_constant: flow == Flow::Enter && node.attrs.bool("is_constant")?,
             has_references: node
                 .inputs
@@ -270,7 +271,6 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         edges: all_edges,
         frames: frame_plans,
         roots,
-        constants,
         fetched_constants,
         feeds,
         spare: Mutex::default(),

@@ -76,7 +76,7 @@ struct Iteration {
 }
 
 impl State {
-    /// Ready for a new step of `plan`: counts reset, constants in their slots, roots ready.
+    /// Ready for a new step of `plan`: counts reset, roots ready.
     pub fn reset(&mut self, plan: &PartPlan) {
         let root = self.frames.first_mut().and_then(Option::take);
         self.frames.clear();
@@ -96,9 +96,6 @@ impl State {
         root.iterations.truncate(1);
         let iteration = &mut root.iterations[0];
         iteration.reset(plan, 0);
-        for (slot, value) in &plan.constants {
-            iteration.slots[*slot as usize] = Input::Tensor(value.clone());
-        }
         self.frames.push(Some(root));
         let (iteration, mut ready) = self.arrivals(0, 0);
         for &node in plan.roots.iter().rev() {
@@ -111,7 +108,9 @@ impl State {
         self.frames.truncate(1);
         if let Some(Some(root)) = self.frames.first_mut() {
             root.iterations.truncate(1);
-            root.iterations.iter_mut().for_each(|iteration| iteration.slots.clear());
+            if self.aborted {
+                root.iterations.iter_mut().for_each(|iteration| iteration.slots.clear());
+            }
             root.invariants.clear();
             root.parked.clear();
         }
@@ -158,6 +157,9 @@ impl State {
         let first = plan.first_slot as usize;
         inputs.clear();
         inputs.extend(iteration.slots[first..first + plan.n_inputs as usize].iter_mut().map(std::mem::take));
+        for (i, value) in &plan.constants {
+            inputs[*i as usize] = Input::Tensor(value.clone());
+        }
     }
 
     /// The frame and iteration of a token as one number, for rendezvous keys; 0 outside of loops.
@@ -448,7 +450,7 @@ impl Iteration {
         self.pending.extend_from_slice(&frame.pending);
         self.dead.clear();
         self.dead.resize(frame.pending.len(), 0);
-        self.slots.clear();
+        // Nodes take what is in their slots when they run, so the slots of a step that ended well are empty already.
         self.slots.resize_with(frame.n_slots as usize, Input::default);
         self.n_active = 0;
         self.n_children = 0;
@@ -567,7 +569,8 @@ fn is_large(node: &NodePlan, iteration: &Iteration) -> bool {
         Cost::Heavy => HEAVY,
     };
     let slots = &iteration.slots[node.first_slot as usize..(node.first_slot + node.n_inputs) as usize];
-    let n_bytes: usize = slots
+    let constant_bytes: usize = node.constants.iter().map(|(_, value)| value.n_bytes()).sum();
+    let arrived_bytes: usize = slots
         .iter()
         .map(|input| match input {
             Input::Tensor(tensor) => tensor.n_bytes(),
@@ -575,7 +578,7 @@ fn is_large(node: &NodePlan, iteration: &Iteration) -> bool {
             Input::Empty => 0,
         })
         .sum();
-    n_bytes >= threshold
+    arrived_bytes + constant_bytes >= threshold
 }
 
 #[inline]

@@ -18,11 +18,7 @@ const COLUMNS: usize = 2048;
 ///
 /// # Safety
 /// As for [`super::drive::run`].
-pub(crate) unsafe fn try_run<T: Real>(
-    pool: &IntraPool,
-    kernels: &Kernels<T>,
-    problem: &Problem<'_, T>,
-) -> bool {
+pub(crate) unsafe fn try_run<T: Real>(pool: &IntraPool, kernels: &Kernels<T>, problem: &Problem<'_, T>) -> bool {
     let p = problem;
     let Left::Matrix(a, a_layout, lda) = p.a else {
         return false;

@@ -121,13 +121,7 @@ pub(crate) trait Real: bytemuck::Pod + Send + Sync + PartialEq + 'static {
     /// # Safety
     /// The pointers must be valid for these elements.
     #[inline(always)]
-    unsafe fn turn(
-        _src: *const Self,
-        _ld_src: usize,
-        _n_blocks: usize,
-        _dst: *mut Self,
-        _ld_dst: usize,
-    ) -> bool {
+    unsafe fn turn(_src: *const Self, _ld_src: usize, _n_blocks: usize, _dst: *mut Self, _ld_dst: usize) -> bool {
         false
     }
 }
@@ -302,11 +296,7 @@ impl<T> Rows<T> {
     #[inline(always)]
     unsafe fn new<const ROWS: bool, const MR: usize>(a: *const T, stride: usize) -> Rows<T> {
         if !ROWS {
-            return Rows {
-                fourth: [a; 4],
-                stride: 0,
-                stride3: 0,
-            };
+            return Rows { fourth: [a; 4], stride: 0, stride3: 0 };
         }
         let fourth = |g: usize| a.wrapping_add(if 4 * g < MR { 4 * g * stride } else { 0 });
         let n_bytes = stride * size_of::<T>();
@@ -425,14 +415,8 @@ unsafe fn step<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(
 /// # Safety
 /// As for [`Dots`], with the instruction set of `V`.
 #[inline(always)]
-unsafe fn dots<V: Simd>(
-    rows: *const V::Elem,
-    ld: usize,
-    n_rows: usize,
-    x: *const V::Elem,
-    k: usize,
-    y: *mut V::Elem,
-) where
+unsafe fn dots<V: Simd>(rows: *const V::Elem, ld: usize, n_rows: usize, x: *const V::Elem, k: usize, y: *mut V::Elem)
+where
     V::Elem: Real,
 {
     // SAFETY: passed on; pairs cover the even rows and the last odd one stands alone.
@@ -597,9 +581,7 @@ mod x86 {
     /// # Safety
     /// As for [`super::Micro`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    unsafe fn avx512<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(
-        t: &Tile<V::Elem>,
-    ) {
+    unsafe fn avx512<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(t: &Tile<V::Elem>) {
         // SAFETY: passed on.
         unsafe { tile::<V, MR, NV, ROWS>(t) }
     }
@@ -641,18 +623,12 @@ mod x86 {
     pub(super) static F32_AVX2: Kernels<f32> = Kernels {
         mr: 6,
         dots: avx2_dots::<F32x8>,
-        widths: &[
-            width!(self::avx2, F32x8, 2, [1 2 3 4 5 6]),
-            width!(self::avx2, F32x8, 1, [1 2 3 4 5 6]),
-        ],
+        widths: &[width!(self::avx2, F32x8, 2, [1 2 3 4 5 6]), width!(self::avx2, F32x8, 1, [1 2 3 4 5 6])],
     };
     pub(super) static F64_AVX2: Kernels<f64> = Kernels {
         mr: 6,
         dots: avx2_dots::<F64x4>,
-        widths: &[
-            width!(self::avx2, F64x4, 2, [1 2 3 4 5 6]),
-            width!(self::avx2, F64x4, 1, [1 2 3 4 5 6]),
-        ],
+        widths: &[width!(self::avx2, F64x4, 2, [1 2 3 4 5 6]), width!(self::avx2, F64x4, 1, [1 2 3 4 5 6])],
     };
     // 14 rows by 2 vectors fill 28 of the 32 registers; half vectors serve the last few columns.
     pub(super) static F32_AVX512: Kernels<f32> = Kernels {

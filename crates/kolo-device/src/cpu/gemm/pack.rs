@@ -8,14 +8,7 @@ use super::kernel::{Layout, Real};
 ///
 /// # Safety
 /// `src` must be valid for the reads and `dst` for the writes named.
-pub(crate) unsafe fn pack_a<T: Real>(
-    src: *const T,
-    lda: usize,
-    rows: usize,
-    cols: usize,
-    dst: *mut T,
-    stride: usize,
-) {
+pub(crate) unsafe fn pack_a<T: Real>(src: *const T, lda: usize, rows: usize, cols: usize, dst: *mut T, stride: usize) {
     for i in 0..rows {
         // SAFETY: promised by the caller; packing buffers never overlap operands.
         unsafe { std::ptr::copy_nonoverlapping(src.add(i * lda), dst.add(i * stride), cols) };
@@ -49,20 +42,14 @@ pub(crate) unsafe fn pack_b<T: Real>(
             },
             Layout::Rows => {
                 // Rows with enough behind them inside B are read whole and masked.
-                let whole = (0..k)
-                    .take_while(|p| (k - 1 - p) * ldb + cols >= width)
-                    .count();
+                let whole = (0..k).take_while(|p| (k - 1 - p) * ldb + cols >= width).count();
                 match width * size_of::<T>() {
                     128 => copy_masked::<T, 128>(src, ldb, whole, cols, dst, width),
                     64 => copy_masked::<T, 64>(src, ldb, whole, cols, dst, width),
                     32 => copy_masked::<T, 32>(src, ldb, whole, cols, dst, width),
                     _ => copy_masked::<T, 16>(src, ldb, 0, cols, dst, width),
                 }
-                let done = if width * size_of::<T>() >= 32 {
-                    whole
-                } else {
-                    0
-                };
+                let done = if width * size_of::<T>() >= 32 { whole } else { 0 };
                 for p in done..k {
                     let row = dst.add(p * width);
                     std::ptr::copy_nonoverlapping(src.add(p * ldb), row, cols);
@@ -82,20 +69,12 @@ pub(crate) unsafe fn pack_b<T: Real>(
 /// # Safety
 /// As for [`pack_a`], with rows of `BYTES` bytes.
 #[inline(always)]
-unsafe fn copy_rows<T, const BYTES: usize>(
-    src: *const T,
-    ldb: usize,
-    k: usize,
-    dst: *mut T,
-    width: usize,
-) {
+unsafe fn copy_rows<T, const BYTES: usize>(src: *const T, ldb: usize, k: usize, dst: *mut T, width: usize) {
     for p in 0..k {
         // SAFETY: promised by the caller.
         unsafe {
             let row = src.add(p * ldb).cast::<[u8; BYTES]>().read_unaligned();
-            dst.add(p * width)
-                .cast::<[u8; BYTES]>()
-                .write_unaligned(row);
+            dst.add(p * width).cast::<[u8; BYTES]>().write_unaligned(row);
         }
     }
 }
@@ -114,9 +93,7 @@ unsafe fn copy_masked<T, const BYTES: usize>(
     width: usize,
 ) {
     let mut mask = [0u8; BYTES];
-    mask.iter_mut()
-        .take(cols * size_of::<T>())
-        .for_each(|b| *b = 0xff);
+    mask.iter_mut().take(cols * size_of::<T>()).for_each(|b| *b = 0xff);
     for p in 0..k {
         // SAFETY: promised by the caller.
         unsafe {
@@ -124,9 +101,7 @@ unsafe fn copy_masked<T, const BYTES: usize>(
             for b in 0..BYTES {
                 row[b] &= mask[b];
             }
-            dst.add(p * width)
-                .cast::<[u8; BYTES]>()
-                .write_unaligned(row);
+            dst.add(p * width).cast::<[u8; BYTES]>().write_unaligned(row);
         }
     }
 }
@@ -158,17 +133,11 @@ pub(crate) unsafe fn transpose<T: Real>(
                 while cols - j >= 8 {
                     let mut block = [[T::ZERO; 8]; 8];
                     for (r, row) in block.iter_mut().enumerate() {
-                        *row = src
-                            .add((i + r) * ld_src + j)
-                            .cast::<[T; 8]>()
-                            .read_unaligned();
+                        *row = src.add((i + r) * ld_src + j).cast::<[T; 8]>().read_unaligned();
                     }
-                    let columns: [[T; 8]; 8] =
-                        std::array::from_fn(|c| std::array::from_fn(|r| block[r][c]));
+                    let columns: [[T; 8]; 8] = std::array::from_fn(|c| std::array::from_fn(|r| block[r][c]));
                     for (c, column) in columns.into_iter().enumerate() {
-                        dst.add((j + c) * ld_dst + i)
-                            .cast::<[T; 8]>()
-                            .write_unaligned(column);
+                        dst.add((j + c) * ld_dst + i).cast::<[T; 8]>().write_unaligned(column);
                     }
                     j += 8;
                 }
@@ -195,17 +164,7 @@ mod tests {
             let src: Vec<f32> = (0..cols * ldb).map(|i| i as f32).collect();
             let mut dst = vec![f32::NAN; k * 32];
             // SAFETY: the vectors have the sizes named.
-            unsafe {
-                pack_b(
-                    src.as_ptr(),
-                    Layout::Cols,
-                    ldb,
-                    k,
-                    cols,
-                    32,
-                    dst.as_mut_ptr(),
-                )
-            };
+            unsafe { pack_b(src.as_ptr(), Layout::Cols, ldb, k, cols, 32, dst.as_mut_ptr()) };
             for p in 0..k {
                 for j in 0..32 {
                     let expect = if j < cols { src[j * ldb + p] } else { 0.0 };
@@ -222,17 +181,7 @@ mod tests {
             let src: Vec<f64> = (0..k * ldb).map(|i| i as f64).collect();
             let mut dst = vec![f64::NAN; k * width];
             // SAFETY: the vectors have the sizes named.
-            unsafe {
-                pack_b(
-                    src.as_ptr(),
-                    Layout::Rows,
-                    ldb,
-                    k,
-                    cols,
-                    width,
-                    dst.as_mut_ptr(),
-                )
-            };
+            unsafe { pack_b(src.as_ptr(), Layout::Rows, ldb, k, cols, width, dst.as_mut_ptr()) };
             for p in 0..k {
                 for j in 0..width {
                     let expect = if j < cols { src[p * ldb + j] } else { 0.0 };

@@ -283,13 +283,7 @@ mod x86 {
     /// Needs AVX2; `src` must be valid for eight rows of `8 * n_blocks`, `dst` for as many rows
     /// of eight.
     #[target_feature(enable = "avx2")]
-    pub(crate) unsafe fn turn_f32(
-        src: *const f32,
-        ld_src: usize,
-        n_blocks: usize,
-        dst: *mut f32,
-        ld_dst: usize,
-    ) {
+    pub(crate) unsafe fn turn_f32(src: *const f32, ld_src: usize, n_blocks: usize, dst: *mut f32, ld_dst: usize) {
         for block in 0..n_blocks {
             // SAFETY: inside the rows the caller promised.
             let row = |i: usize| unsafe { src.add(i * ld_src + 8 * block) };

@@ -5,8 +5,11 @@ use kolo_core::{Shape, Tensor};
 use crate::nn::window::{Window, for_taps};
 use crate::testing::{OpTest, check_op, tensor, wavy};
 
-/// The windows that are tried: strides, padding, explicit paddings, dilations.
-const WINDOWS: [([i64; 2], &str, &[i64], [i64; 2]); 6] = [
+/// A window: strides, padding, explicit paddings, dilations.
+type Case = ([i64; 2], &'static str, &'static [i64], [i64; 2]);
+
+/// The windows that are tried.
+const WINDOWS: [Case; 6] = [
     ([1, 1], "VALID", &[], [1, 1]),
     ([2, 1], "SAME", &[], [1, 1]),
     ([2, 2], "EXPLICIT", &[0, 0, 1, 2, 0, 1, 0, 0], [1, 1]),
