@@ -129,7 +129,7 @@ impl Graph {
             enters.push(enter);
         }
         let inside: Rc<dyn FlowScope> = scope.clone();
-        let (merges, switches) = self.with_flow(Some(inside.clone()), || -> Result<_> {
+        let switches = self.with_flow(Some(inside), || -> Result<_> {
             let merges: Vec<Operation<'g>> =
                 enters.iter().map(|&enter| self.op("Merge").inputs([enter, enter]).build()).collect();
             self.check()?;
@@ -155,11 +155,9 @@ impl Graph {
             for (merge, result) in merges.iter().zip(results) {
                 close(self, *merge, result)?;
             }
-            Ok((merges, switches))
+            Ok(switches)
         })?;
-        let exits = switches.iter().map(|switch| exit(self, switch.output(0))).collect::<Result<Vec<_>>>()?;
-        debug_assert_eq!(merges.len(), exits.len());
-        Ok(exits)
+        switches.iter().map(|switch| exit(self, switch.output(0))).collect()
     }
 
     /// Runs `then` if `pred` holds and `otherwise` if not; gives the outputs of the one that ran. Both closures are

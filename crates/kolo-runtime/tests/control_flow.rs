@@ -6,7 +6,7 @@ use kolo_core::{DType, PartialShape, Tensor};
 use kolo_graph::wire::graph::{ExportOptions, ImportOptions, export, import, read_graph};
 use kolo_graph::{Graph, Initializer, Output, WhileOptions, gradients};
 use kolo_ops::flow::tensor_array::TensorArray;
-use kolo_runtime::Session;
+use kolo_runtime::{Session, SessionConfig};
 
 fn less<'g>(a: Output<'g>, b: Output<'g>) -> Output<'g> {
     a.graph().op("Less").input(a).input(b).out()
@@ -603,4 +603,22 @@ fn gradient_of_a_graph_from_tensorflow() {
             assert!((found - expected).abs() < 1e-8, "{found} {expected}");
         }
     }
+}
+
+#[test]
+fn a_loop_and_its_gradient_may_span_devices() {
+    let g = kolo_ops::graph();
+    let x = g.placeholder::<f64>("x", PartialShape::scalar());
+    let y = repeat(g.constant(4i32), &[x], |_, v| {
+        let there = g.device("/cpu:1", || tanh(v[0] * x));
+        vec![there + v[0]]
+    })[0];
+    let grad = gradients(&[y], &[x]).unwrap()[0].unwrap().dense().unwrap();
+    let run = |n_devices: usize| {
+        let device_count = [("CPU".to_owned(), n_devices)].into();
+        let config = SessionConfig { device_count, allow_soft_placement: true, ..SessionConfig::default() };
+        let session = Session::with_config(&g, config).unwrap();
+        session.run(&[y, grad], &[(x, Tensor::scalar(0.6f64))], &[]).unwrap()
+    };
+    assert_eq!(run(2), run(1));
 }

@@ -120,7 +120,7 @@ impl Frames {
                 }
             }
         }
-        frames.find_variables(nodes)?;
+        frames.find_variables(nodes);
         Ok(frames)
     }
 
@@ -174,7 +174,7 @@ impl Frames {
         guards
     }
 
-    fn find_variables(&mut self, nodes: &Nodes) -> Result<()> {
+    fn find_variables(&mut self, nodes: &Nodes) {
         let mut exits: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
         let mut switches: HashMap<NodeId, NodeId> = HashMap::new();
         for (id, node) in nodes.iter() {
@@ -203,7 +203,6 @@ impl Frames {
                 _ => {}
             }
         }
-        Ok(())
     }
 
     pub(super) fn frame(&self, id: FrameId) -> &Frame {

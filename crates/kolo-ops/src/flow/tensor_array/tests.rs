@@ -127,3 +127,17 @@ fn a_closed_array_refuses() {
     let late = g.control_dependencies(&[close], || array.size());
     fails(&g, late, "has already been closed");
 }
+
+#[test]
+fn gradients_of_several_reads_of_one_element_are_summed() {
+    let g = crate::graph();
+    let x = g.placeholder::<f64>("x", [2usize]);
+    let zero = g.constant(0i32);
+    let made = g.op("TensorArrayV3").input(g.constant(1i32)).attr("dtype", DType::F64).attr("clear_after_read", false);
+    let made = made.build();
+    let array = TensorArray { handle: made.output(0), flow: made.output(1), dtype: DType::F64 }.write(zero, x);
+    let y = array.read(zero) + array.read(zero) * 10.0;
+    let grad = kolo_graph::gradients(&[y], &[x]).unwrap()[0].unwrap().dense().unwrap();
+    let feed = [(x, Tensor::from([2.0f64, -1.0]))];
+    assert_eq!(evaluate(&g, &[grad], &feed).unwrap(), [[11.0f64, 11.0].into()]);
+}
