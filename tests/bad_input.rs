@@ -30,8 +30,20 @@ fn describing(wrong: impl Fn(&Graph), code: Code, parts: &[&str]) {
 #[test]
 fn wrong_descriptions() {
     let x = |g: &Graph| g.placeholder::<f32>("x", [Some(2), Some(3)]).endpoint();
-    describing(|g| drop(g.op("MatMull").build()), Code::NotFound, &["MatMull", "did you mean 'MatMul'?", "bad_input.rs"]);
-    describing(|g| drop(g.op("NoOp").attr("shape", 1i64).build()), Code::InvalidArgument, &["no attribute 'shape'"]);
+    describing(
+        |g| {
+            g.op("MatMull").build();
+        },
+        Code::NotFound,
+        &["MatMull", "did you mean 'MatMul'?", "bad_input.rs"],
+    );
+    describing(
+        |g| {
+            g.op("NoOp").attr("shape", 1i64).build();
+        },
+        Code::InvalidArgument,
+        &["no attribute 'shape'"],
+    );
     describing(
         |g| {
             let x = kolo::Output::new(g, x(g));
@@ -57,7 +69,13 @@ fn wrong_descriptions() {
         &["[2,3]", "[2]", "broadcast"],
     );
     describing(|g| g.device("/gpu:zero", || ()), Code::InvalidArgument, &["/gpu:zero", "bad_input.rs"]);
-    describing(|g| drop(g.op("NoOp").name("a b").build()), Code::InvalidArgument, &["'a b' is not a valid node name"]);
+    describing(
+        |g| {
+            g.op("NoOp").name("a b").build();
+        },
+        Code::InvalidArgument,
+        &["'a b' is not a valid node name"],
+    );
 }
 
 #[test]
@@ -67,7 +85,9 @@ fn gigantic_shapes() {
     let dims = g.placeholder::<i64>("dims", [Some(2)]);
     let filled = g.op("Fill").input(dims).input(g.constant(0.0f32)).out();
     let session = Session::new(&g).expect("the graph is fine");
-    let run = |dims: [i64; 2]| session.run(&[filled], &[(g.operation("dims").expect("made above").output(0), Tensor::from(dims))], &[]);
+    let run = |dims: [i64; 2]| {
+        session.run(&[filled], &[(g.operation("dims").expect("made above").output(0), Tensor::from(dims))], &[])
+    };
     for dims in [[1 << 40, 1 << 40], [1 << 31, 1 << 31], [-1, 2]] {
         assert!(matches!(run(dims).unwrap_err().code(), Code::InvalidArgument | Code::ResourceExhausted));
     }
@@ -77,7 +97,9 @@ fn gigantic_shapes() {
 #[test]
 fn wrong_graph_files() {
     let node = |name: &str, input: &str| {
-        format!("node {{ name: \"{name}\" op: \"Neg\" input: \"{input}\" attr {{ key: \"T\" value {{ type: DT_FLOAT }} }} }}\n")
+        format!(
+            "node {{ name: \"{name}\" op: \"Neg\" input: \"{input}\" attr {{ key: \"T\" value {{ type: DT_FLOAT }} }} }}\n"
+        )
     };
     let refuse = |text: &str, parts: &[&str]| match import(text) {
         Ok(_) => panic!("it should be refused: {text}"),
@@ -102,7 +124,11 @@ fn a_device_that_does_not_exist() {
     let fine = g.constant(1.0f32);
     let lost = g.device("/job:ps/task:3", || g.constant(2.0f32));
     let session = Session::new(&g).expect("placement happens when it is run");
-    refused(session.fetch(lost).unwrap_err(), Code::InvalidArgument, &["/job:ps/task:3", "device:CPU:0", "bad_input.rs"]);
+    refused(
+        session.fetch(lost).unwrap_err(),
+        Code::InvalidArgument,
+        &["/job:ps/task:3", "device:CPU:0", "bad_input.rs"],
+    );
     assert_eq!(session.fetch(fine), Ok(Tensor::scalar(1.0f32)));
     assert!(g.placeholder::<f32>("p", PartialShape::unknown()).is_valid());
 }

@@ -34,13 +34,19 @@ fn explain_shows_wish_fact_and_rule() {
         &["explain", "GRAPH", "--fetch", "c", "--devices", "cpu=2"],
         &["node", "bytes moved", "MatMul", "/device:CPU:1", "pinned", "no accelerator has a kernel"],
     );
-    succeeds(&["explain", "GRAPH", "--fetch", "c", "--devices", "cpu=2", "--json"], &["\"node\":\"c\"", "\"bytes_moved\":0"]);
+    succeeds(
+        &["explain", "GRAPH", "--fetch", "c", "--devices", "cpu=2", "--json"],
+        &["\"node\":\"c\"", "\"bytes_moved\":0"],
+    );
 }
 
 #[test]
 fn explain_refuses_what_cannot_be_and_says_why() {
     fails(&["explain", "GRAPH", "--fetch", "c"], &["InvalidArgument", "'c'", "/device:CPU:1"]);
-    succeeds(&["explain", "GRAPH", "--fetch", "c", "--soft"], &["fell back: the pinned device does not exist", "1 node(s)"]);
+    succeeds(
+        &["explain", "GRAPH", "--fetch", "c", "--soft"],
+        &["fell back: the pinned device does not exist", "1 node(s)"],
+    );
     fails(&["explain", "GRAPH", "--fetch", "cc", "--devices", "cpu=2"], &["NotFound", "'cc'"]);
     fails(&["explain", "no-such-file.pb", "--fetch", "c"], &["no-such-file.pb"]);
     fails(&["explain", "GRAPH", "--fetch", "c", "--devices", "cpu=lots"], &["cpu=lots", "should look like cpu=4"]);

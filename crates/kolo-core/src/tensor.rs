@@ -193,7 +193,8 @@ impl Tensor {
 
     /// A zeroed tensor of at most 16 bytes, kept in the tensor itself; `None` if it would not fit.
     pub fn inline(dtype: DType, shape: &Shape) -> Option<Tensor> {
-        (shape.n_elements() * dtype.size()? <= INLINE_BYTES).then(|| Tensor::small(dtype, shape.clone()))
+        let n_bytes = shape.n_elements().checked_mul(dtype.size()?)?;
+        (n_bytes <= INLINE_BYTES).then(|| Tensor::small(dtype, shape.clone()))
     }
 
     fn small(dtype: DType, shape: Shape) -> Tensor {
@@ -539,6 +540,7 @@ mod tests {
     #[test]
     fn sizes_that_overflow_are_an_error() {
         assert!(Tensor::zeros(DType::F64, Shape::new(&[1 << 61]).unwrap()).is_err());
+        assert!(Tensor::inline(DType::F64, &Shape::new(&[1 << 61]).unwrap()).is_none());
         assert!(Tensor::from_vec([2], vec![1.0f32]).is_err());
     }
 }

@@ -16,9 +16,7 @@ use kolo_core::{DeviceSpec, Error, PartialShape, Result};
 
 use crate::control_flow::FlowScope;
 use crate::request::{NodeRequest, check_name, complete};
-use crate::{
-    AttrValue, Endpoint, Flow, Location, Node, NodeId, Nodes, OpRegistry, Operation, OutputInfo, VariableRecord,
-};
+use crate::{AttrValue, Endpoint, Flow, Location, Node, NodeId, Nodes, OpRegistry, Operation, VariableRecord};
 
 /// A graph under construction.
 pub struct Graph {

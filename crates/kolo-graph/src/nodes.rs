@@ -199,7 +199,7 @@ impl Nodes {
         id
     }
 
-    fn truncate(&mut self, n_nodes: usize) {
+    pub(crate) fn truncate(&mut self, n_nodes: usize) {
         for node in self.list.drain(n_nodes.min(self.list.len())..) {
             self.by_name.remove(&node.name);
         }

@@ -34,7 +34,12 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 }
 
 /// Checks a request against its op's signature, fills in attributes, infers dtypes and shapes.
-pub(crate) fn complete(registry: &'static OpRegistry, nodes: &Nodes, request: NodeRequest, name: String) -> Result<Node> {
+pub(crate) fn complete(
+    registry: &'static OpRegistry,
+    nodes: &Nodes,
+    request: NodeRequest,
+    name: String,
+) -> Result<Node> {
     let place = |error: Error| {
         let error = error.with_node(&name, &request.op, "");
         let error = describe_inputs(nodes, &request.inputs, error);

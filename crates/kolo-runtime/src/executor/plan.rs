@@ -41,6 +41,10 @@ pub(crate) struct PartPlan {
     pub frames: Vec<FramePlan>,
     /// Nodes that can run at once.
     pub roots: Vec<u32>,
+    /// Constants, each once.
+    pub constants: Vec<Tensor>,
+    /// The fetches that outputs answer; see [`OutputPlan::fetches`].
+    pub fetches: Vec<u32>,
     /// Constants that are fetched.
     pub fetched_constants: Vec<(u32, Tensor)>,
     /// For each feed, by number, the edges it goes along.
@@ -83,14 +87,14 @@ pub(crate) struct NodePlan {
     pub is_constant: bool,
     /// References may arrive at its inputs.
     pub has_references: bool,
-    /// Inputs that are constants: which one, and its value. They are filled in when the node runs.
-    pub constants: SmallVec<[(u32, Tensor); 1]>,
+    /// Inputs that are constants, and which of [`PartPlan::constants`] they are. They are filled in when the node runs.
+    pub constants: SmallVec<[(u32, u32); 2]>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OutputPlan {
     pub edges: Range<u32>,
-    pub fetches: SmallVec<[u32; 1]>,
+    pub fetches: Range<u32>,
 }
 
 /// Where a value goes: to a slot of a node, or, if the slot is [`CONTROL`], only to its count.
@@ -174,6 +178,15 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         node.inputs.iter().filter(|at| at.node.index() < n).for_each(|at| in_place[at.node.index()] = None);
     }
 
+    let mut constant_numbers = vec![0u32; n];
+    let mut constant_values = Vec::new();
+    for (i, value) in in_place.iter().enumerate() {
+        if let Some(value) = value {
+            constant_numbers[i] = constant_values.len() as u32;
+            constant_values.push(value.clone());
+        }
+    }
+
     let mut frame_plans: Vec<FramePlan> = Vec::with_capacity(shapes.list.len());
     for shape in &shapes.list {
         frame_plans.push(FramePlan {
@@ -194,10 +207,10 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         let mut n_data = 0;
         let mut constants = SmallVec::new();
         for (i, at) in node.inputs.iter().enumerate() {
-            let constant = if part.fed.contains_key(&(id, i)) { None } else { in_place[at.node.index()].clone() };
-            match constant {
-                Some(value) => constants.push((i as u32, value)),
-                None => n_data += 1,
+            let is_constant = !part.fed.contains_key(&(id, i)) && in_place[at.node.index()].is_some();
+            match is_constant {
+                true => constants.push((i as u32, constant_numbers[at.node.index()])),
+                false => n_data += 1,
             }
         }
         let n_control = node.control_inputs.iter().filter(|id| in_place[id.index()].is_none()).count() as u32;
@@ -244,11 +257,18 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
     let edges = lay_edges(part, &mut plans, &in_place);
     let mut all_edges = edges.edges;
     let mut fetched_constants = Vec::new();
+    let mut fetched: Vec<(Endpoint, u32)> = Vec::new();
     for &(fetch, at) in &part.fetches {
         match &in_place[at.node.index()] {
             Some(value) => fetched_constants.push((fetch as u32, value.clone())),
-            None => plans[at.node.index()].outputs[at.index as usize].fetches.push(fetch as u32),
+            None => fetched.push((at, fetch as u32)),
         }
+    }
+    fetched.sort_unstable();
+    for (i, (at, _)) in fetched.iter().enumerate() {
+        let range = &mut plans[at.node.index()].outputs[at.index as usize].fetches;
+        let start = if range.start == range.end { i as u32 } else { range.start };
+        *range = start..i as u32 + 1;
     }
     let mut feeds: HashMap<usize, Vec<Edge>> = HashMap::new();
     for (&(id, input), &feed) in &part.fed {
@@ -271,6 +291,8 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         edges: all_edges,
         frames: frame_plans,
         roots,
+        constants: constant_values,
+        fetches: fetched.into_iter().map(|(_, fetch)| fetch).collect(),
         fetched_constants,
         feeds,
         spare: Mutex::default(),

@@ -99,7 +99,7 @@ impl State {
         self.frames.push(Some(root));
         let (iteration, mut ready) = self.arrivals(0, 0);
         for &node in plan.roots.iter().rev() {
-            ready.push(&plan.nodes[node as usize], iteration, node, false);
+            ready.push(plan, iteration, node, false);
         }
     }
 
@@ -152,13 +152,14 @@ impl State {
     }
 
     /// Moves the inputs of a node that is about to run to `inputs`.
-    pub fn take_inputs(&mut self, plan: &NodePlan, token: Token, inputs: &mut Vec<Input>) {
+    pub fn take_inputs(&mut self, plan: &PartPlan, token: Token, inputs: &mut Vec<Input>) {
+        let node = &plan.nodes[token.node as usize];
         let iteration = self.iteration(token);
-        let first = plan.first_slot as usize;
+        let first = node.first_slot as usize;
         inputs.clear();
-        inputs.extend(iteration.slots[first..first + plan.n_inputs as usize].iter_mut().map(std::mem::take));
-        for (i, value) in &plan.constants {
-            inputs[*i as usize] = Input::Tensor(value.clone());
+        inputs.extend(iteration.slots[first..first + node.n_inputs as usize].iter_mut().map(std::mem::take));
+        for &(i, constant) in &node.constants {
+            inputs[i as usize] = Input::Tensor(plan.constants[constant as usize].clone());
         }
     }
 
@@ -227,7 +228,7 @@ impl State {
     ) {
         for (output, value) in node.outputs.iter().zip(outputs) {
             let value = value.take();
-            for &fetch in &output.fetches {
+            for &fetch in &plan.fetches[output.fetches.start as usize..output.fetches.end as usize] {
                 let fetched = match &value {
                     Some(OutputValue::Tensor(tensor)) => Ok(tensor.clone()),
                     Some(OutputValue::Reference(cell)) => cell.value(),
@@ -405,7 +406,8 @@ impl State {
                 let edges = &plan.edges[edges.start as usize..edges.end as usize];
                 self.activate_control(plan, frame.parent, frame.parent_iteration, edges, true);
             }
-            for &fetch in &node.outputs[0].fetches {
+            let fetches = &node.outputs[0].fetches;
+            for &fetch in &plan.fetches[fetches.start as usize..fetches.end as usize] {
                 let error = Error::invalid_argument(format!("the fetched tensor '{}' is dead", node.node.name));
                 self.fetched.push((fetch, Err(error)));
             }
@@ -520,7 +522,7 @@ fn arrive(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>, edg
             (iteration.pending[local] == 1 && iteration.dead[local] == dead_needed, true)
         };
         if is_ready {
-            ready.push(node, iteration, edge.node, is_dead);
+            ready.push(plan, iteration, edge.node, is_dead);
         }
         return;
     }
@@ -532,7 +534,7 @@ fn arrive(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>, edg
     iteration.pending[local] -= 1;
     if iteration.pending[local] == 0 {
         let is_dead = iteration.dead[local] != 0 && node.flow != Flow::ControlTrigger;
-        ready.push(node, iteration, edge.node, is_dead);
+        ready.push(plan, iteration, edge.node, is_dead);
     }
 }
 
@@ -545,12 +547,12 @@ struct Ready<'a> {
 }
 
 impl Ready<'_> {
-    fn push(&mut self, plan: &NodePlan, iteration: &mut Iteration, node: u32, is_dead: bool) {
+    fn push(&mut self, plan: &PartPlan, iteration: &mut Iteration, node: u32, is_dead: bool) {
         iteration.n_active += 1;
         let token = Token { node, frame: self.frame, iteration: self.number, is_dead };
         // With nothing else to do there is nobody to share the work with.
         let alone = self.small.is_empty() && self.large.is_empty();
-        if !alone && !is_dead && is_large(plan, iteration) {
+        if !alone && !is_dead && is_large(plan, &plan.nodes[node as usize], iteration) {
             self.large.push_back(token);
         } else {
             self.small.push(token);
@@ -559,7 +561,7 @@ impl Ready<'_> {
 }
 
 /// Whether handing a node to another thread would pay.
-fn is_large(node: &NodePlan, iteration: &Iteration) -> bool {
+fn is_large(plan: &PartPlan, node: &NodePlan, iteration: &Iteration) -> bool {
     /// Bytes of inputs from which on a node is worth a hand-off of some microseconds.
     const ELEMENTS: usize = 256 << 10;
     const HEAVY: usize = 4 << 10;
@@ -569,7 +571,8 @@ fn is_large(node: &NodePlan, iteration: &Iteration) -> bool {
         Cost::Heavy => HEAVY,
     };
     let slots = &iteration.slots[node.first_slot as usize..(node.first_slot + node.n_inputs) as usize];
-    let constant_bytes: usize = node.constants.iter().map(|(_, value)| value.n_bytes()).sum();
+    let constant_bytes: usize =
+        node.constants.iter().map(|&(_, constant)| plan.constants[constant as usize].n_bytes()).sum();
     let arrived_bytes: usize = slots
         .iter()
         .map(|input| match input {

@@ -360,7 +360,7 @@ impl Step {
                 return;
             };
             let node = &plan.nodes[token.node as usize];
-            state.take_inputs(node, token, &mut inputs);
+            state.take_inputs(plan, token, &mut inputs);
             // Control flow and dead nodes are only passed on; that needs no kernel and no unlocking.
             let is_passed_on = token.is_dead && node.flow != Flow::Transfer;
             if is_passed_on || matches!(node.kernel, PlanKernel::Flow) {

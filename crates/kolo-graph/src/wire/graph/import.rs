@@ -12,8 +12,8 @@ use kolo_core::{DeviceSpec, Error, PartialShape, Result};
 
 use super::CONSUMER_VERSION;
 use super::order::order;
-use crate::request::NodeRequest;
 use crate::registry::did_you_mean;
+use crate::request::NodeRequest;
 use crate::wire::attr::attr_from_proto;
 use crate::wire::proto::{GraphDef, NodeDef, Value};
 use crate::wire::tensor::MAX_FILLED_BYTES;
