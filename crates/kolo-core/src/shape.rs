@@ -41,21 +41,25 @@ impl Shape {
     }
 
     /// The shape of a single value.
+    #[inline]
     pub fn scalar() -> Shape {
         Shape::default()
     }
 
     /// The sizes.
+    #[inline]
     pub fn dims(&self) -> &[usize] {
         &self.0
     }
 
     /// The number of dimensions.
+    #[inline]
     pub fn rank(&self) -> usize {
         self.0.len()
     }
 
     /// The product of the sizes.
+    #[inline]
     pub fn n_elements(&self) -> usize {
         self.0.iter().product()
     }

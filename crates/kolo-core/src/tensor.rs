@@ -125,6 +125,7 @@ impl Tensor {
     }
 
     /// A single value.
+    #[inline]
     pub fn scalar<T: Element>(value: T) -> Tensor {
         let mut words = [0u64; 2];
         bytemuck::bytes_of_mut(&mut words)[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&value));
@@ -202,21 +203,25 @@ impl Tensor {
     }
 
     /// The type of the elements.
+    #[inline]
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
     /// The sizes of the dimensions.
+    #[inline]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
     /// How many elements there are.
+    #[inline]
     pub fn n_elements(&self) -> usize {
         self.shape.n_elements()
     }
 
     /// Bytes of the elements; for strings, of their contents.
+    #[inline]
     pub fn n_bytes(&self) -> usize {
         match &self.data {
             TensorData::Strings(strings) => strings.iter().map(|s| s.len()).sum(),
@@ -231,6 +236,7 @@ impl Tensor {
     }
 
     /// Where the elements live.
+    #[inline]
     pub fn memory(&self) -> Memory {
         match &self.data {
             TensorData::Buffer { buffer, .. } => buffer.memory(),
@@ -239,6 +245,7 @@ impl Tensor {
     }
 
     /// The elements, row-major. An error if `T` is not their type or the host cannot reach them.
+    #[inline]
     pub fn data<T: Element>(&self) -> Result<&[T]> {
         self.expect_dtype(T::DTYPE)?;
         let bytes = self.host_bytes()?;
@@ -256,6 +263,7 @@ impl Tensor {
     }
 
     /// The one element of a scalar, or of any tensor of one element.
+    #[inline]
     pub fn scalar_value<T: Element>(&self) -> Result<T> {
         match self.data::<T>()? {
             [value] => Ok(*value),
@@ -291,6 +299,7 @@ impl Tensor {
     }
 
     /// The bytes of the elements, as they would lie in `tensor_content`.
+    #[inline]
     pub fn host_bytes(&self) -> Result<&[u8]> {
         let n_bytes = self.n_bytes();
         match &self.data {
@@ -392,6 +401,7 @@ impl Tensor {
         Ok(Tensor { dtype: self.dtype, shape, data })
     }
 
+    #[inline]
     fn expect_dtype(&self, dtype: DType) -> Result<()> {
         if self.dtype == dtype {
             return Ok(());

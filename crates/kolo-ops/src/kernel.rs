@@ -65,6 +65,7 @@ pub struct KernelInit<'a> {
 
 impl KernelInit<'_> {
     /// The node's attributes.
+    #[inline]
     pub fn attrs(&self) -> &Attrs {
         &self.node.attrs
     }
@@ -121,11 +122,13 @@ impl<'a> KernelCtx<'a> {
     }
 
     /// Threads for work inside this kernel.
+    #[inline]
     pub fn pool(&self) -> &'a IntraPool {
         self.device.pool()
     }
 
     /// An input's value.
+    #[inline]
     pub fn input(&self, i: usize) -> Result<&Tensor> {
         match &self.inputs[i] {
             Input::Tensor(tensor) => Ok(tensor),
@@ -135,6 +138,7 @@ impl<'a> KernelCtx<'a> {
     }
 
     /// An input's elements.
+    #[inline]
     pub fn data<T: Element>(&self, i: usize) -> Result<&[T]> {
         self.input(i)?.data::<T>().map_err(|error| error.context(format_args!("input {i}")))
     }
@@ -150,6 +154,7 @@ impl<'a> KernelCtx<'a> {
     }
 
     /// An input's value, which the kernel then owns: if nobody else holds it, it may be written in place.
+    #[inline]
     pub fn take_input(&mut self, i: usize) -> Result<Tensor> {
         match std::mem::take(&mut self.inputs[i]) {
             Input::Tensor(tensor) => Ok(tensor),
@@ -196,6 +201,7 @@ impl<'a> KernelCtx<'a> {
     }
 
     /// Sets an output.
+    #[inline]
     pub fn set_output(&mut self, i: usize, tensor: Tensor) {
         self.outputs[i] = Some(OutputValue::Tensor(tensor));
     }
