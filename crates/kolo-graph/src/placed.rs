@@ -19,9 +19,9 @@ pub enum Rule {
     Accelerator,
     /// No wish and no accelerator with a kernel.
     Cpu,
-    /// [`Policy::Tf`]: where its input is.
+    /// [`crate::Policy::Tf`]: where its input is.
     FollowsInput,
-    /// [`Policy::Tf`]: where its consumers are.
+    /// [`crate::Policy::Tf`]: where its consumers are.
     FollowsConsumers,
     /// Its pin has no kernel for it.
     SoftMissingKernel,
