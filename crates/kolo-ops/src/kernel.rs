@@ -23,18 +23,31 @@ pub trait AsyncKernel: Send + Sync {
     fn start(&self, ctx: &mut KernelCtx<'_>, done: Done);
 }
 
-/// Ends an [`AsyncKernel`]'s work with its outputs.
-pub struct Done(Box<dyn FnOnce(Result<Outcome>) + Send>);
+/// Ends an [`AsyncKernel`]'s work with its outputs. Dropping it unused ends the work with an error: a kernel that loses its
+/// `Done`, by a slip or a panic, must not leave its step waiting for ever.
+pub struct Done(Option<Finish>);
+
+type Finish = Box<dyn FnOnce(Result<Outcome>) + Send>;
 
 impl Done {
     /// Calls `finish` with the outcome.
     pub fn new(finish: impl FnOnce(Result<Outcome>) + Send + 'static) -> Done {
-        Done(Box::new(finish))
+        Done(Some(Box::new(finish)))
     }
 
     /// The work is done, well or badly.
-    pub fn finish(self, outcome: Result<Outcome>) {
-        (self.0)(outcome);
+    pub fn finish(mut self, outcome: Result<Outcome>) {
+        if let Some(finish) = self.0.take() {
+            finish(outcome);
+        }
+    }
+}
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        if let Some(finish) = self.0.take() {
+            finish(Err(Error::internal("the kernel gave up without saying how its work ended")));
+        }
     }
 }
 
@@ -219,5 +232,28 @@ impl<'a> KernelCtx<'a> {
             Input::Empty => return Err(Error::internal(format!("input {i} was taken already"))),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use kolo_core::Code;
+
+    use super::*;
+
+    #[test]
+    fn a_lost_completion_is_an_error_and_a_used_one_is_called_once() {
+        let (sender, receiver) = mpsc::channel();
+        let done = |sender: &mpsc::Sender<Result<Outcome>>| {
+            let sender = sender.clone();
+            Done::new(move |outcome| sender.send(outcome).expect("the test listens"))
+        };
+        drop(done(&sender));
+        assert_eq!(receiver.try_recv().unwrap().unwrap_err().code(), Code::Internal);
+        done(&sender).finish(Ok(Outcome::default()));
+        assert!(receiver.try_recv().unwrap().is_ok());
+        assert!(receiver.try_recv().is_err());
     }
 }

@@ -346,8 +346,21 @@ impl Step {
         }
     }
 
-    /// The runner's loop; it has been counted as a runner already.
+    /// Runs a part's nodes; the runner has been counted already. A panic of the executor itself is our bug: the step fails
+    /// and says so, instead of waiting for a runner that is gone.
     fn run_part(self: &Arc<Self>, index: usize, state: MutexGuard<'_, State>) {
+        let run = std::panic::AssertUnwindSafe(|| self.run_nodes(index, state));
+        if let Err(panic) = std::panic::catch_unwind(run) {
+            self.fail(panicked("the executor", &*panic));
+            let part = &self.parts[index];
+            let mut state = part.state.lock();
+            state.n_runners -= 1;
+            self.finish_part_if_idle(part, &mut state);
+        }
+    }
+
+    /// The runner's loop.
+    fn run_nodes(self: &Arc<Self>, index: usize, state: MutexGuard<'_, State>) {
         let part = &self.parts[index];
         let plan = &*part.plan;
         let services = DeviceServices { step: self, resources: &plan.unit.resources };
@@ -428,7 +441,7 @@ impl Step {
             PlanKernel::Null => null_outputs(&mut ctx),
             PlanKernel::Async(_) | PlanKernel::Flow => Err(Error::internal("not a synchronous kernel")),
         });
-        std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked(&*panic)))?;
+        std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)))?;
         for (i, (output, info)) in outputs.iter().zip(&node.node.outputs).enumerate() {
             match output {
                 Some(OutputValue::Tensor(tensor)) if tensor.dtype() != info.dtype => {
@@ -495,20 +508,23 @@ impl Step {
         if let (Some(sink), Ok(outputs)) = (&self.trace, &outputs) {
             sink.record(&node.node, &plan.unit.name, start, outputs);
         }
-        let outputs = outputs.unwrap_or_else(|error| {
+        let mut outputs = outputs.unwrap_or_else(|error| {
             // Recorded before the count of waits goes down: the step must not end without its error.
             self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
             Vec::new()
         });
-        let mut outputs = outputs;
-        {
+        let pass_on = std::panic::AssertUnwindSafe(|| {
             let mut state = part.state.lock();
-            state.end_wait(ticket);
             if !state.aborted {
                 let is_dead = outputs.iter().any(Option::is_none) || (token.is_dead && outputs.is_empty());
                 state.propagate(plan, Token { is_dead, ..token }, &mut outputs);
             }
+        });
+        // As for runners: this thread may be another step's, which must not be hit by our bug.
+        if let Err(panic) = std::panic::catch_unwind(pass_on) {
+            self.fail(panicked("the executor", &*panic));
         }
+        part.state.lock().end_wait(ticket);
         self.kick(index);
     }
 
@@ -550,9 +566,9 @@ impl Drop for Step {
     }
 }
 
-fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
+fn panicked(who: &str, panic: &(dyn std::any::Any + Send)) -> Error {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    Error::internal(format!("the kernel panicked: {}", text.unwrap_or("no message")))
+    Error::internal(format!("{who} panicked: {}", text.unwrap_or("no message")))
 }
 
 /// What a null device gives: zeros of the inferred shape, unknown sizes taken as 1.
