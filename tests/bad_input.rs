@@ -76,6 +76,13 @@ fn wrong_descriptions() {
         Code::InvalidArgument,
         &["'a b' is not a valid node name"],
     );
+    describing(
+        |g| {
+            g.op("NoOp").name("a\\b").build();
+        },
+        Code::InvalidArgument,
+        &["is not a valid node name"],
+    );
 }
 
 #[test]

@@ -21,9 +21,9 @@ pub(crate) struct NodeRequest {
     pub source: Option<Location>,
 }
 
-/// `[A-Za-z0-9.][A-Za-z0-9_.\\-/>]*`, or with a leading `_` for nodes that rewrites add.
+/// `[A-Za-z0-9.][A-Za-z0-9_./>-]*`, or with a leading `_` for nodes that rewrites add.
 pub(crate) fn check_name(name: &str) -> Result<()> {
-    let ok = |c: char| c.is_ascii_alphanumeric() || "_.\\-/>".contains(c);
+    let ok = |c: char| c.is_ascii_alphanumeric() || "_.-/>".contains(c);
     let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '.' || c == '_');
     if starts_well && name.chars().all(ok) {
         return Ok(());
