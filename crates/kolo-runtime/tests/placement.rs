@@ -206,3 +206,33 @@ fn seeds_give_the_same_values_on_any_devices() {
     };
     assert_eq!(values(1), values(3));
 }
+
+#[test]
+fn the_placement_log_has_one_line_per_node_and_placement() {
+    #[derive(Clone, Default)]
+    struct Sink(Arc<std::sync::Mutex<Vec<u8>>>);
+    impl std::io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let sink = Sink::default();
+    let writer = sink.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
+    let g = kolo_ops::graph();
+    let sum = g.named_constant("a", 1.0f32) + 1.0;
+    let session =
+        Session::with_config(&g, SessionConfig { log_device_placement: true, ..SessionConfig::default() }).unwrap();
+    tracing::subscriber::with_default(subscriber, || {
+        session.fetch(sum).unwrap();
+        session.run(&[sum, sum], &[], &[]).unwrap();
+    });
+    let log = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
+    let line = "AddV2: (AddV2): /job:localhost/replica:0/task:0/device:CPU:0";
+    assert_eq!(log.matches(line).count(), 1, "{log}");
+    assert!(log.contains("a: (Const): /job:localhost"), "{log}");
+}
