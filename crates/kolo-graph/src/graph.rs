@@ -392,6 +392,12 @@ impl Graph {
     }
 }
 
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Graph of {} nodes", self.nodes().len())
+    }
+}
+
 enum ScopeCall {
     Spec(DeviceSpec, Location),
     Function(DeviceFn, Location),

@@ -73,6 +73,12 @@ impl Graph {
         self.op("Placeholder").name(name).attr("dtype", T::DTYPE).attr("shape", shape.into()).out()
     }
 
+    /// A placeholder whose shape is put together at run time.
+    #[track_caller]
+    pub fn placeholder_of(&self, name: &str, dtype: DType, dims: &[Dim]) -> Output<'_> {
+        self.op("Placeholder").name(name).attr("dtype", dtype).attr("shape", PartialShape::new(dims)).out()
+    }
+
     /// Does nothing but wait for these operations: one target to run them all.
     #[track_caller]
     pub fn group<'g>(&'g self, name: &str, operations: &[crate::Operation<'g>]) -> crate::Operation<'g> {
@@ -117,14 +123,5 @@ impl<'g> Neg for Output<'g> {
     #[track_caller]
     fn neg(self) -> Output<'g> {
         self.graph().op("Neg").input(self).out()
-    }
-}
-
-/// `dims(&[None, Some(784)])` for shapes that are not literals.
-impl Graph {
-    /// A placeholder whose shape is put together at run time.
-    #[track_caller]
-    pub fn placeholder_of(&self, name: &str, dtype: DType, dims: &[Dim]) -> Output<'_> {
-        self.op("Placeholder").name(name).attr("dtype", dtype).attr("shape", PartialShape::new(dims)).out()
     }
 }

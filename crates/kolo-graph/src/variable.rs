@@ -51,12 +51,6 @@ pub struct Variable<'g> {
     initializer: Operation<'g>,
 }
 
-impl std::fmt::Debug for Graph {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Graph of {} nodes", self.nodes().len())
-    }
-}
-
 impl<'g> Variable<'g> {
     fn from_record(graph: &'g Graph, record: &VariableRecord) -> Variable<'g> {
         Variable {

@@ -9,8 +9,8 @@ mod kernel;
 mod op;
 mod resource;
 mod step;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
+#[cfg(test)]
+mod testing;
 
 pub mod array;
 pub mod comm;

@@ -254,8 +254,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         });
     }
 
-    let edges = lay_edges(part, &mut plans, &in_place);
-    let mut all_edges = edges.edges;
+    let mut all_edges = lay_edges(part, &mut plans, &in_place);
     let mut fetched_constants = Vec::new();
     let mut fetched: Vec<(Endpoint, u32)> = Vec::new();
     for &(fetch, at) in &part.fetches {
@@ -299,12 +298,8 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
     })
 }
 
-struct Laid {
-    edges: Vec<Edge>,
-}
-
 /// Lays out the edges of every output, one after the other.
-fn lay_edges(part: &Part<'_>, plans: &mut [NodePlan], in_place: &[Option<Tensor>]) -> Laid {
+fn lay_edges(part: &Part<'_>, plans: &mut [NodePlan], in_place: &[Option<Tensor>]) -> Vec<Edge> {
     let nodes = part.nodes;
     let mut data: HashMap<Endpoint, Vec<Edge>> = HashMap::new();
     let mut control: Vec<Vec<Edge>> = vec![Vec::new(); nodes.len()];
@@ -331,7 +326,7 @@ fn lay_edges(part: &Part<'_>, plans: &mut [NodePlan], in_place: &[Option<Tensor>
         edges.append(&mut control[i]);
         plan.control = start..edges.len() as u32;
     }
-    Laid { edges }
+    edges
 }
 
 fn child_frame(list: &[FrameShape], parent: u32, name: &str) -> Result<u32> {
