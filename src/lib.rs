@@ -19,7 +19,11 @@
 //! A [`Graph`] is described once; a [`Session`] prunes, places, partitions and compiles it for its devices and runs it.
 //! [`gradients`] adds what training needs. `ARCHITECTURE.md` tells the story of a step.
 
+pub mod data;
+pub mod nn;
 pub mod ops;
+pub mod optim;
+pub mod train;
 
 pub use kolo_core::{
     Code, DType, DeviceName, DeviceSpec, Dim, Element, Error, Memory, PartialShape, Result, Shape, Tensor,

@@ -8,7 +8,7 @@
 //! later nodes that depend on it are skipped, and [`Graph::check`] (which every session calls) returns the first one.
 
 use std::cell::{Ref, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use kolo_core::{DeviceSpec, Error, PartialShape, Result};
 
 use crate::control_flow::FlowScope;
 use crate::request::{NodeRequest, check_name, complete};
-use crate::{AttrValue, Endpoint, Flow, Location, Node, NodeId, Nodes, OpRegistry, Operation, VariableRecord};
+use crate::{AttrValue, Endpoint, Flow, Location, Node, NodeId, Nodes, OpRegistry, Operation, Output, VariableRecord};
 
 /// A graph under construction.
 pub struct Graph {
@@ -35,6 +35,7 @@ struct State {
     error: Option<Error>,
     seed: Option<i64>,
     variables: Vec<VariableRecord>,
+    collections: BTreeMap<String, Vec<String>>,
     /// The branch or loop body that is being described, if any.
     flow: Option<Rc<dyn FlowScope>>,
     /// For nodes whose outputs live inside a loop: which one.
@@ -73,6 +74,7 @@ impl Graph {
                 error: None,
                 seed: None,
                 variables: Vec::new(),
+                collections: BTreeMap::new(),
                 flow: None,
                 loops: HashMap::new(),
                 n_loops: 0,
@@ -312,6 +314,33 @@ impl Graph {
     /// Runs `read` over the variables made so far.
     pub fn variables<R>(&self, read: impl FnOnce(&[VariableRecord]) -> R) -> R {
         read(&self.state.borrow().variables)
+    }
+
+    /// Adds the name of a node (`loss/Mean`) or of an output (`loss/Mean:0`) to a collection, once. Collections are how
+    /// parts of a program that do not know each other meet: summaries that are merged later, updates that a training step
+    /// must run, queue runners. They travel with a graph's `.meta` file.
+    pub fn add_to_collection(&self, collection: &str, name: &str) {
+        let mut state = self.state.borrow_mut();
+        let names = state.collections.entry(collection.to_owned()).or_default();
+        if !names.iter().any(|have| have == name) {
+            names.push(name.to_owned());
+        }
+    }
+
+    /// The names in a collection, in the order they came; empty if nothing was ever added.
+    pub fn collection(&self, collection: &str) -> Vec<String> {
+        self.state.borrow().collections.get(collection).cloned().unwrap_or_default()
+    }
+
+    /// The names of all collections that hold something.
+    pub fn collections(&self) -> Vec<String> {
+        self.state.borrow().collections.keys().cloned().collect()
+    }
+
+    /// The output called `name`: `node:1`, or `node` for its first.
+    pub fn output(&self, name: &str) -> Result<Output<'_>> {
+        let endpoint = self.state.borrow().nodes.endpoint(name)?;
+        Ok(Output::new(self, endpoint))
     }
 
     pub(crate) fn add_variable(&self, record: VariableRecord) {

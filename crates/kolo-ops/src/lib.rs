@@ -15,12 +15,14 @@ mod testing;
 pub mod array;
 pub mod comm;
 pub mod flow;
+pub mod io;
 pub mod math;
 pub mod nn;
 pub mod optim;
 pub mod queue;
 pub mod random;
 pub mod state;
+pub mod summary;
 
 pub use cancel::{CancelToken, Registration};
 pub use kernel::{AsyncKernel, Done, Input, Kernel, KernelCtx, KernelInit, Outcome, OutputValue};

@@ -147,12 +147,14 @@ pub static TABLE: &[&[&Op]] = &[
     crate::array::OPS,
     crate::comm::OPS,
     crate::flow::OPS,
+    crate::io::OPS,
     crate::math::OPS,
     crate::nn::OPS,
     crate::optim::OPS,
     crate::queue::OPS,
     crate::random::OPS,
     crate::state::OPS,
+    crate::summary::OPS,
 ];
 
 /// The ops as a graph knows them.

@@ -1,0 +1,1 @@
+//! Input: readers of files, and the pipeline that batches, shuffles and prefetches samples.

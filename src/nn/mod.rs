@@ -1,0 +1,1 @@
+//! Layers, losses and metrics: functions that add parts of a model to a graph.

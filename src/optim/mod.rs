@@ -1,0 +1,1 @@
+//! Optimizers: what turns a loss into an update of the variables.
