@@ -44,6 +44,7 @@ pub use kolo_ops::io::{
     restore_v2::restore_v2,
     save_v2::save_v2,
     sharded_filename::{sharded_filename, sharded_filespec},
+    static_regex_full_match::static_regex_full_match,
     string_join::string_join,
 };
 pub use kolo_ops::math::{

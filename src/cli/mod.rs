@@ -1,6 +1,7 @@
 //! Commands and flags. Each command is a file; flags and environment variables are read here and nowhere else.
 
 mod bench;
+mod checkpoint;
 mod devices;
 mod explain;
 mod graph_file;
@@ -29,6 +30,8 @@ enum Command {
     Devices(devices::Args),
     /// Lists the ops, their signatures, kernels and gradients
     Ops(ops::Args),
+    /// Looks into checkpoints, checks them, converts them to and from safetensors
+    Checkpoint(checkpoint::Args),
     /// Measures Kolo's side of a benchmark; bench/run compares it with others
     Bench(bench::Args),
 }
@@ -43,6 +46,7 @@ pub fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Ops(args) => ops::run(&args),
+        Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
     match result {

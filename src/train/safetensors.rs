@@ -62,14 +62,11 @@ pub fn load_safetensors(session: &Session, variables: &[Variable<'_>], path: imp
         }
         found.push((*variable, value));
     }
-    // A variable is given a value through its initial value's op, which every session of the graph has.
-    let feed = |(variable, value): (Variable<'_>, Tensor)| {
-        let initializer = variable.initializer();
-        (initializer, initializer.input(1).name(), value)
-    };
-    let feeds: Vec<_> = found.into_iter().map(feed).collect();
-    let named: Vec<(&str, Tensor)> = feeds.iter().map(|(_, name, value)| (name.as_str(), value.clone())).collect();
-    let initializers: Vec<String> = feeds.iter().map(|(initializer, _, _)| initializer.name()).collect();
+    // A variable is given a value in place of its initial one, by ops that every session of the graph has.
+    let inputs: Vec<String> = found.iter().map(|(variable, _)| variable.initializer().input(1).name()).collect();
+    let initializers: Vec<String> = found.iter().map(|(variable, _)| variable.initializer().name()).collect();
+    let named: Vec<(&str, Tensor)> =
+        inputs.iter().zip(found).map(|(name, (_, value))| (name.as_str(), value)).collect();
     let targets: Vec<&str> = initializers.iter().map(String::as_str).collect();
     session.run_named(&[], &named, &targets).map(drop)
 }
@@ -93,7 +90,7 @@ pub fn write_safetensors(tensors: &BTreeMap<String, Tensor>, path: impl AsRef<Pa
         let mut out = BufWriter::new(file.file());
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(header.as_bytes())?;
-        order.iter().try_for_each(|&i| out.write_all(&views[i].1.data()))?;
+        order.iter().try_for_each(|&i| out.write_all(views[i].1.data()))?;
         out.flush()
     };
     write(&mut file).map_err(|error| {
