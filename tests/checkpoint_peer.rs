@@ -45,9 +45,9 @@ fn part() -> Tensor {
 /// The variables, each on the device that `device` names, and their saver.
 fn saver(g: &Graph, initial: bool, sharded: bool) -> Saver {
     let device = |i: usize| if sharded { format!("/cpu:{}", i % 2) } else { String::new() };
-    let start = |value: &Tensor| match initial || value.dtype() == DType::Str {
+    let start = |value: &Tensor| match initial {
         true => Initializer::Value(value.clone()),
-        false => Initializer::Zeros,
+        false => Initializer::Value(Tensor::zeros(value.dtype(), value.shape().clone()).unwrap()),
     };
     for (i, (name, kind, value)) in table().into_iter().enumerate() {
         g.device(&device(i), || {
