@@ -234,6 +234,8 @@ impl<'g> MonitoredSession<'g> {
         }
         let options = RunOptions { trace: run.trace, ..RunOptions::default() };
         let (mut values, metadata) = session.run_with(&options, &run.fetches, &run.feeds, targets)?;
+        // What hooks read before the run is old now.
+        context.now.set(None);
         if let Some(at) = step_at {
             context.seen = values[at].integers()?.first().copied();
             self.last_step = context.seen;

@@ -10,7 +10,7 @@ use kolo_graph::Graph;
 use kolo_runtime::Session;
 
 use super::ready::missing_variables;
-use super::{FinalScaffold, SessionSource, checkpoint_exists, global_step, latest_checkpoint};
+use super::{FinalScaffold, SessionSource, checkpoint_exists, global_step};
 
 /// How a session came to its variables' values.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,10 +123,7 @@ impl<'g> SessionManager<'g> {
                 Ok(Some(prefix.clone()))
             }
             CheckpointSource::Dir(dir) => {
-                if latest_checkpoint(dir).is_none() {
-                    return Ok(None);
-                }
-                Ok(Some(saver.restore_latest(session, dir)?.prefix))
+                Ok(saver.restore_latest(session, dir)?.map(|restored| restored.prefix))
             }
         }
     }
