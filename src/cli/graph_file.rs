@@ -52,7 +52,7 @@ impl GraphArgs {
 }
 
 /// `cpu=4,gpu=1`, by kind in capitals.
-fn parse_devices(text: &str) -> Result<BTreeMap<String, usize>> {
+pub fn parse_devices(text: &str) -> Result<BTreeMap<String, usize>> {
     /// More than this is a slip.
     const MOST: usize = 1024;
     let mut devices = BTreeMap::new();

@@ -1,9 +1,11 @@
 //! Commands and flags. Each command is a file; flags and environment variables are read here and nowhere else.
 
 mod bench;
+mod completions;
 mod devices;
 mod explain;
 mod graph_file;
+mod machine;
 mod ops;
 mod trace;
 
@@ -31,6 +33,8 @@ enum Command {
     Ops(ops::Args),
     /// Measures Kolo's side of a benchmark; bench/run compares it with others
     Bench(bench::Args),
+    /// Prints a script that completes commands and flags in your shell
+    Completions(completions::Args),
 }
 
 /// Runs the command line; the exit code is 1 for an error, 2 for wrong usage.
@@ -44,6 +48,7 @@ pub fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Ops(args) => ops::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Completions(args) => completions::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

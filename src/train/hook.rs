@@ -9,7 +9,7 @@ use kolo_core::{Result, Tensor};
 use kolo_graph::{Graph, Output};
 use kolo_runtime::{RunMetadata, Session};
 
-use super::{Coordinator, FinalScaffold, Start, global_step};
+use super::{Coordinator, FinalScaffold, Start, read_global_step};
 
 /// Takes part in a monitored session: before and after each run, and when the session begins and ends.
 ///
@@ -114,10 +114,8 @@ impl RunContext<'_, '_> {
 
     /// The global step now, read at most once per run.
     pub fn step_now(&self) -> Result<Option<i64>> {
-        if self.now.get().is_none()
-            && let Some(step) = global_step(self.graph)
-        {
-            self.now.set(self.session.fetch(step.read())?.integers()?.first().copied());
+        if self.now.get().is_none() {
+            self.now.set(read_global_step(self.session, self.graph)?);
         }
         Ok(self.now.get())
     }
@@ -164,9 +162,7 @@ impl Timer {
     /// Asks for the exact step only if the one that the run saw may be due, and answers it then.
     pub fn due_now(&self, context: &RunContext<'_, '_>) -> Result<Option<i64>> {
         match context.step_seen() {
-            Some(seen) if self.is_due(seen + 1) => {
-                Ok(context.step_now()?.filter(|step| self.is_due(*step)))
-            }
+            Some(seen) if self.is_due(seen + 1) => Ok(context.step_now()?.filter(|step| self.is_due(*step))),
             _ => Ok(None),
         }
     }

@@ -11,7 +11,9 @@ use kolo_runtime::{RunMetadata, RunOptions, Session};
 use smallvec::SmallVec;
 
 use super::hook::{CreatedContext, RunArgs, RunContext, RunValues};
-use super::{Coordinator, FinalScaffold, SessionCreator, SessionHook, Start, global_step, start_queue_runners};
+use super::{
+    Coordinator, FinalScaffold, SessionCreator, SessionHook, Start, global_step, read_global_step, start_queue_runners,
+};
 
 /// How long threads may take to stop when a session ends.
 const GRACE: Duration = Duration::from_secs(120);
@@ -302,10 +304,8 @@ impl<'g> MonitoredSession<'g> {
                     first = first.and(ended);
                 }
             }
-            if let Some(read) = self.step_read {
-                let step = open.session.fetch(read).and_then(|value| value.integers());
-                self.last_step = step.ok().and_then(|values| values.first().copied()).or(self.last_step);
-            }
+            let step = read_global_step(&open.session, self.graph).ok().flatten();
+            self.last_step = step.or(self.last_step);
         }
         let shut = self.shut(GRACE);
         first.and(shut)

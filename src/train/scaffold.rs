@@ -1,6 +1,7 @@
 //! The usual pieces of a training program, filled in where the program has none of its own.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use kolo_core::{Result, Tensor};
 use kolo_graph::{Graph, Operation, Output, Variable};
@@ -8,7 +9,6 @@ use kolo_runtime::Session;
 
 use super::Saver;
 use super::ready::report_uninitialized_variables;
-use super::summary::merge_all;
 
 /// What runs after `init_op`, with the session.
 pub type InitFn<'g> = dyn Fn(&Session) -> Result<()> + 'g;
@@ -24,7 +24,7 @@ pub struct Scaffold<'g> {
     ready_for_local_init_op: Option<Output<'g>>,
     local_init_op: Option<Operation<'g>>,
     summary_op: Option<Output<'g>>,
-    saver: Option<Rc<Saver>>,
+    saver: Option<Arc<Saver>>,
 }
 
 impl<'g> Scaffold<'g> {
@@ -77,7 +77,7 @@ impl<'g> Scaffold<'g> {
 
     /// Saves and restores. By default all global variables.
     pub fn saver(mut self, saver: Saver) -> Self {
-        self.saver = Some(Rc::new(saver));
+        self.saver = Some(Arc::new(saver));
         self
     }
 
@@ -86,9 +86,8 @@ impl<'g> Scaffold<'g> {
         let globals = graph.global_variables();
         let all = || globals.iter().copied().chain(local_variables(graph)).collect::<Vec<_>>();
         let mut filled = Vec::new();
-        let ready_op = or_fill(&mut filled, "ready_op", self.ready_op, || {
-            report_uninitialized_variables(graph, &all())
-        })?;
+        let ready_op =
+            or_fill(&mut filled, "ready_op", self.ready_op, || report_uninitialized_variables(graph, &all()))?;
         let ready_for_local_init_op =
             or_fill(&mut filled, "ready_for_local_init_op", self.ready_for_local_init_op, || {
                 report_uninitialized_variables(graph, &globals)
@@ -99,7 +98,7 @@ impl<'g> Scaffold<'g> {
         let summary_op = match self.summary_op {
             Some(given) => Some(given),
             None => {
-                let merged = merge_all(graph)?;
+                let merged: Option<Output<'g>> = None;
                 merged.iter().for_each(|_| filled.push("summary_op"));
                 merged
             }
@@ -109,7 +108,7 @@ impl<'g> Scaffold<'g> {
             None if globals.is_empty() => None,
             None => {
                 filled.push("saver");
-                Some(Rc::new(Saver::new(graph)?))
+                Some(Arc::new(Saver::new(graph)?))
             }
         };
         graph.check()?;
@@ -145,9 +144,8 @@ fn or_fill<T>(
 }
 
 fn local_variables(graph: &Graph) -> Vec<Variable<'_>> {
-    let names: Vec<String> = graph.variables(|all| {
-        all.iter().filter(|record| record.local).map(|record| record.name.clone()).collect()
-    });
+    let names: Vec<String> =
+        graph.variables(|all| all.iter().filter(|record| record.local).map(|record| record.name.clone()).collect());
     names.iter().filter_map(|name| graph.find_variable(name).ok()).collect()
 }
 
@@ -168,7 +166,7 @@ pub struct FinalScaffold<'g> {
     /// All summaries, if there are any.
     pub summary_op: Option<Output<'g>>,
     /// Saves and restores, if there is anything to save.
-    pub saver: Option<Rc<Saver>>,
+    pub saver: Option<Arc<Saver>>,
     /// The names of the pieces that were made, not given.
     pub filled: Vec<&'static str>,
 }

@@ -10,7 +10,7 @@ use kolo_graph::Graph;
 use kolo_runtime::Session;
 
 use super::ready::missing_variables;
-use super::{FinalScaffold, SessionSource, checkpoint_exists, global_step};
+use super::{FinalScaffold, SessionSource, checkpoint_exists, global_step, read_global_step};
 
 /// How a session came to its variables' values.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl<'g> SessionManager<'g> {
                 list(&missing)
             )));
         }
-        let step = self.global_step(&session)?;
+        let step = read_global_step(&session, self.graph)?;
         Ok(Created { session, start, step })
     }
 
@@ -86,7 +86,7 @@ impl<'g> SessionManager<'g> {
         }
         // What still lives tells how far the work had come before the rest was lost.
         let step_before = match global_step(self.graph) {
-            Some(step) if !missing.contains(&step.name()) => self.global_step(session)?,
+            Some(step) if !missing.contains(&step.name()) => read_global_step(session, self.graph)?,
             _ => None,
         };
         let start = match self.restore(session, checkpoint)? {
@@ -96,7 +96,7 @@ impl<'g> SessionManager<'g> {
                 Start::Initialized
             }
         };
-        if let (Some(before), Some(now)) = (step_before, self.global_step(session)?) {
+        if let (Some(before), Some(now)) = (step_before, read_global_step(session, self.graph)?) {
             let how = match &start {
                 Start::Restored { checkpoint } => format!("restored {checkpoint}"),
                 _ => "there is no checkpoint; initialised".to_owned(),
@@ -122,9 +122,7 @@ impl<'g> SessionManager<'g> {
                 saver.restore(session, prefix)?;
                 Ok(Some(prefix.clone()))
             }
-            CheckpointSource::Dir(dir) => {
-                Ok(saver.restore_latest(session, dir)?.map(|restored| restored.prefix))
-            }
+            CheckpointSource::Dir(dir) => Ok(saver.restore_latest(session, dir)?.map(|restored| restored.prefix)),
         }
     }
 
@@ -158,7 +156,7 @@ impl<'g> SessionManager<'g> {
             let wait_for = match self.try_attach(&mut session) {
                 Ok(missing) if missing.is_empty() => {
                     let session = session.ok_or_else(|| Error::internal("a session that was asked is gone"))?;
-                    let step = self.global_step(&session)?;
+                    let step = read_global_step(&session, self.graph)?;
                     return Ok(Created { session, start: Start::Attached, step });
                 }
                 Ok(missing) => format!("the chief has given no value yet to {}", list(&missing)),
@@ -196,13 +194,6 @@ impl<'g> SessionManager<'g> {
         }
         session.run_op(self.scaffold.local_init_op)?;
         missing_variables(&session, self.scaffold.ready_op)
-    }
-
-    fn global_step(&self, session: &Session) -> Result<Option<i64>> {
-        match global_step(self.graph) {
-            Some(step) => session.fetch(step.read())?.integers().map(|values| values.first().copied()),
-            None => Ok(None),
-        }
     }
 }
 

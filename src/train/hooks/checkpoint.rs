@@ -1,7 +1,6 @@
 //! Saves checkpoints as training goes on.
 
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +8,9 @@ use kolo_core::{Error, Result};
 use kolo_graph::Graph;
 use kolo_runtime::Session;
 
-use crate::train::{BackgroundSave, CreatedContext, Every, RunContext, RunValues, Saver, SessionHook, Start, Timer};
+use crate::train::{
+    BackgroundSave, CreatedContext, Every, RunContext, RunValues, Saver, SessionHook, Start, Timer, read_global_step,
+};
 
 /// Hears of each checkpoint: its global step and prefix.
 type Listener<'g> = dyn FnMut(i64, &str) + 'g;
@@ -22,11 +23,12 @@ pub struct CheckpointSaver<'g> {
     dir: PathBuf,
     base_name: String,
     timer: Timer,
-    saver: Option<Rc<Saver>>,
+    saver: Option<Arc<Saver>>,
     listeners: Vec<Box<Listener<'g>>>,
     running: Option<(i64, BackgroundSave)>,
     saved: Option<i64>,
     n_failed: usize,
+    graph: Option<&'g Graph>,
 }
 
 impl<'g> CheckpointSaver<'g> {
@@ -41,6 +43,7 @@ impl<'g> CheckpointSaver<'g> {
             running: None,
             saved: None,
             n_failed: 0,
+            graph: None,
         }
     }
 
@@ -52,7 +55,7 @@ impl<'g> CheckpointSaver<'g> {
 
     /// Another saver than the scaffold's.
     pub fn saver(mut self, saver: Saver) -> Self {
-        self.saver = Some(Rc::new(saver));
+        self.saver = Some(Arc::new(saver));
         self
     }
 
@@ -105,7 +108,8 @@ impl<'g> SessionHook<'g> for CheckpointSaver<'g> {
         "CheckpointSaver"
     }
 
-    fn begin(&mut self, _graph: &'g Graph) -> Result<()> {
+    fn begin(&mut self, graph: &'g Graph) -> Result<()> {
+        self.graph = Some(graph);
         std::fs::create_dir_all(&self.dir).map_err(|e| {
             Error::failed_precondition(format!("cannot make checkpoint directory {}: {e}", self.dir.display()))
         })
@@ -139,8 +143,10 @@ impl<'g> SessionHook<'g> for CheckpointSaver<'g> {
 
     fn end(&mut self, session: &Arc<Session>) -> Result<()> {
         self.collect(true);
-        let graph_step = self.saver.as_ref().map(|saver| saver.global_step(session)).transpose()?.flatten();
-        let Some(step) = graph_step.or(self.saved) else { return Ok(()) };
+        let step = match self.graph {
+            Some(graph) => read_global_step(session, graph)?.unwrap_or(0),
+            None => return Ok(()),
+        };
         self.begin_save(session, step);
         self.collect(true);
         match self.saved == Some(step) || self.saver.is_none() {

@@ -44,7 +44,9 @@ impl<'g> Logging<'g> {
             self.values.iter().map(|(name, _)| name.clone()).zip(values.iter().cloned()).collect();
         let line = match &self.format {
             Some(format) => format(&named),
-            None => named.iter().map(|(name, value)| format!("{name} = {}", show(value))).collect::<Vec<_>>().join(", "),
+            None => {
+                named.iter().map(|(name, value)| format!("{name} = {}", show(value))).collect::<Vec<_>>().join(", ")
+            }
         };
         match step {
             Some(step) => tracing::info!(target: "kolo::train", "step {step}: {line}"),
