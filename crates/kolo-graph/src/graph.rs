@@ -303,6 +303,10 @@ impl Graph {
         self.state.borrow_mut().nodes.node_mut(at.node).outputs[at.index as usize].shape = shape;
     }
 
+    pub(crate) fn set_attr(&self, node: NodeId, attr: &str, value: impl Into<AttrValue>) {
+        self.state.borrow_mut().nodes.node_mut(node).attrs.set(attr, value);
+    }
+
     pub(crate) fn add_control_input(&self, node: NodeId, input: NodeId) {
         let mut state = self.state.borrow_mut();
         let inputs = &mut state.nodes.node_mut(node).control_inputs;
@@ -347,8 +351,8 @@ impl Graph {
         self.state.borrow_mut().variables.push(record);
     }
 
-    /// The name a node or scope called `name` would get here without a suffix.
-    pub(crate) fn scoped_name(&self, name: &str) -> String {
+    /// The name a node or scope called `name` would get here without a suffix; the open scope itself for `""`.
+    pub fn scoped_name(&self, name: &str) -> String {
         format!("{}{name}", self.state.borrow().name_scope)
     }
 
@@ -447,6 +451,14 @@ impl State {
     }
 
     fn unique_name(&mut self, wanted: &str) -> String {
+        // As in TensorFlow, a name that ends in a slash is exact: a node may be called like the scope it belongs to.
+        if let Some(exact) = wanted.strip_suffix('/')
+            && self.nodes.find(exact).is_none()
+        {
+            self.name_counts.entry(exact.to_owned()).or_insert(0);
+            return exact.to_owned();
+        }
+        let wanted = wanted.trim_end_matches('/');
         let full = format!("{}{wanted}", self.name_scope);
         let mut name = full.clone();
         let mut count = self.name_counts.get(&full).copied().map_or(0, |count| count + 1);

@@ -141,6 +141,8 @@ impl<'g> Variable<'g> {
 pub enum Initializer {
     /// All zeros.
     Zeros,
+    /// What this output of the same graph gives in the step that initialises; the shape must agree.
+    Output(Endpoint),
     /// All ones.
     Ones,
     /// One number everywhere.
@@ -195,6 +197,7 @@ impl Initializer {
         let truncated = |stddev: f64| Initializer::TruncatedNormal { mean: 0.0, stddev: stddev / TRUNCATED_STDDEV };
         match self {
             Initializer::Value(value) => graph.named_constant("initial_value", value.clone()),
+            Initializer::Output(at) => Output::new(graph, *at),
             Initializer::Zeros => fill(graph, dtype, shape, 0.0),
             Initializer::Ones => fill(graph, dtype, shape, 1.0),
             Initializer::Constant(value) => fill(graph, dtype, shape, *value),
@@ -305,11 +308,15 @@ impl<'g> VariableBuilder<'g> {
         // Initial values must not wait for whatever step the variable happens to be described in.
         graph.no_control_dependencies(|| {
             let op = match kind {
-                VariableKind::Resource => graph.op("VarHandleOp").attr("shared_name", graph.scoped_name(&name)),
+                VariableKind::Resource => graph.op("VarHandleOp"),
                 VariableKind::Reference => graph.op("VariableV2"),
             };
             let handle = op.name(&name).attr("dtype", dtype).attr("shape", static_shape.clone()).out();
             let name = handle.operation().name();
+            if kind == VariableKind::Resource && handle.is_valid() {
+                // A suffix that made the name unique must keep the state apart as well.
+                graph.set_attr(handle.endpoint().node, "shared_name", name.clone());
+            }
             let (initial, read) = graph.absolute_scope(&name, || {
                 graph.colocate_with(handle.operation(), || {
                     let initial = graph
