@@ -79,7 +79,10 @@ fn show(device: &DeviceAttributes, look: &Look, as_json: bool) -> Result<()> {
         }));
     }
     print(&device.name)?;
-    print(format_args!("  kind         {}, {n_cores} cores on this machine ({})", device.name.kind, device.description))?;
+    print(format_args!(
+        "  kind         {}, {n_cores} cores on this machine ({})",
+        device.name.kind, device.description
+    ))?;
     match memory {
         Some(memory) => print(format_args!("  memory       {} total, {} free", gib(memory.total), gib(memory.free)))?,
         None => print("  memory       unknown on this system")?,

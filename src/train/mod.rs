@@ -1,5 +1,6 @@
 //! Training: the global step, savers, summaries, sessions that recover, hooks and loops.
 
+mod callback;
 mod coordinator;
 mod creator;
 mod global_step;
@@ -12,7 +13,9 @@ mod saver;
 mod scaffold;
 mod session_manager;
 mod source;
+mod trainer;
 
+pub use callback::{Callback, EarlyStopping, EpochReport, Flow, StepReport};
 pub use coordinator::Coordinator;
 pub use creator::{ChiefSessionCreator, SessionCreator, WorkerSessionCreator};
 pub use global_step::{create_global_step, global_step, global_step_or_create, read_global_step};
@@ -27,3 +30,4 @@ pub use saver::{
 pub use scaffold::{FinalScaffold, InitFn, Scaffold};
 pub use session_manager::{CheckpointSource, Created, SessionManager, Start};
 pub use source::SessionSource;
+pub use trainer::{Checkpoints, Evaluation, FitReport, Model, Trainer, TrainerBuilder};

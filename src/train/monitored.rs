@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kolo_core::{Code, Error, Result, Tensor};
 use kolo_graph::{Graph, Operation, Output};
-use kolo_runtime::{RunMetadata, RunOptions, Session};
+use kolo_runtime::{RunOptions, Session};
 use smallvec::SmallVec;
 
 use super::hook::{CreatedContext, RunArgs, RunContext, RunValues};

@@ -11,9 +11,7 @@ use kolo_runtime::{Callable, Session, SessionConfig};
 use smallvec::SmallVec;
 
 use super::callback::{Callback, EpochReport, Flow, StepReport};
-use super::{
-    BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step,
-};
+use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
 use crate::data::{Dataset, Position};
 
 /// What a [`Trainer`] trains: where the columns of a batch go, what to make small and how, and what else to watch.
@@ -233,9 +231,7 @@ impl<'g> Trainer<'g> {
     /// The place in the data that the variables' values belong to: the next batch to train on.
     pub fn position(&self) -> Result<Position> {
         match self.session.fetch(self.position.read())?.data::<i64>()? {
-            [epoch, sample, seed] => {
-                Ok(Position { epoch: *epoch as u64, sample: *sample as u64, seed: *seed as u64 })
-            }
+            [epoch, sample, seed] => Ok(Position { epoch: *epoch as u64, sample: *sample as u64, seed: *seed as u64 }),
             _ => Err(Error::internal("the input position has three parts")),
         }
     }
@@ -249,14 +245,8 @@ impl<'g> Trainer<'g> {
         }
         let per_epoch = data.batches_per_epoch();
         let mut step = self.step()?;
-        let mut report = FitReport {
-            step,
-            n_steps: 0,
-            n_samples: 0,
-            last_loss: f64::NAN,
-            took: Duration::ZERO,
-            stopped: false,
-        };
+        let mut report =
+            FitReport { step, n_steps: 0, n_samples: 0, last_loss: f64::NAN, took: Duration::ZERO, stopped: false };
         let mut timer = self.checkpoints.as_ref().map(|checkpoints| Timer::new(checkpoints.every));
         timer.iter_mut().for_each(|timer| drop(timer.acted(step)));
         callbacks.iter_mut().try_for_each(|callback| callback.on_begin(step))?;
@@ -309,7 +299,7 @@ impl<'g> Trainer<'g> {
                 && self.running.as_ref().is_none_or(BackgroundSave::is_done)
             {
                 timer.acted(step);
-                self.save_position(batches.position())?;
+                self.save_position(batches.save())?;
                 self.begin_save(step);
             }
             if flow == Flow::Stop {
@@ -318,7 +308,7 @@ impl<'g> Trainer<'g> {
             }
         }
         report.stopped |= self.stop.load(Ordering::Relaxed);
-        self.save_position(batches.position())?;
+        self.save_position(batches.save())?;
         self.finish_save(step)?;
         for callback in callbacks.iter_mut() {
             callback.on_end(&report)?;
@@ -456,9 +446,10 @@ fn join_rows(parts: &[Tensor]) -> Result<Tensor> {
     let Some(first) = parts.first() else {
         return Err(Error::invalid_argument("there is nothing to predict for: the data has no samples"));
     };
-    let row = first.shape().get(1..).map(<[usize]>::to_vec).ok_or_else(|| {
-        Error::invalid_argument("a prediction must have one row per sample, this one is a scalar")
-    })?;
+    let row =
+        first.shape().get(1..).map(<[usize]>::to_vec).ok_or_else(|| {
+            Error::invalid_argument("a prediction must have one row per sample, this one is a scalar")
+        })?;
     let mut n_rows = 0;
     for part in parts {
         if part.dtype() != first.dtype() || part.shape().get(1..) != Some(row.as_slice()) {

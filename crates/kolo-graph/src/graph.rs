@@ -36,6 +36,8 @@ struct State {
     seed: Option<i64>,
     variables: Vec<VariableRecord>,
     collections: BTreeMap<String, Vec<String>>,
+    /// The name scope that variables' names leave out, while copies of a model share their variables.
+    shared_scope: Option<String>,
     /// The branch or loop body that is being described, if any.
     flow: Option<Rc<dyn FlowScope>>,
     /// For nodes whose outputs live inside a loop: which one.
@@ -75,6 +77,7 @@ impl Graph {
                 seed: None,
                 variables: Vec::new(),
                 collections: BTreeMap::new(),
+                shared_scope: None,
                 flow: None,
                 loops: HashMap::new(),
                 n_loops: 0,
@@ -345,6 +348,34 @@ impl Graph {
     pub fn output(&self, name: &str) -> Result<Output<'_>> {
         let endpoint = self.state.borrow().nodes.endpoint(name)?;
         Ok(Output::new(self, endpoint))
+    }
+
+    /// Describes one of several copies of a model that have their variables in common: nodes go into the scope `name`,
+    /// variables are named as if there was no such scope, and one that exists already is used, not made again.
+    pub fn share_variables<R>(&self, name: &str, body: impl FnOnce() -> R) -> R {
+        self.name_scope(name, || {
+            let scope = self.scoped_name("");
+            let before = self.state.borrow_mut().shared_scope.replace(scope);
+            let result = body();
+            self.state.borrow_mut().shared_scope = before;
+            result
+        })
+    }
+
+    /// The name of a variable called `name` here, if copies of a model share it.
+    pub(crate) fn shared_variable_name(&self, name: &str) -> Option<String> {
+        let full = self.scoped_name(name);
+        let state = self.state.borrow();
+        let scope = state.shared_scope.as_deref()?;
+        full.strip_prefix(scope).map(str::to_owned)
+    }
+
+    /// Describes something outside of the copies.
+    pub(crate) fn unshared<R>(&self, body: impl FnOnce() -> R) -> R {
+        let before = self.state.borrow_mut().shared_scope.take();
+        let result = self.absolute_scope("", body);
+        self.state.borrow_mut().shared_scope = before;
+        result
     }
 
     pub(crate) fn add_variable(&self, record: VariableRecord) {

@@ -304,6 +304,16 @@ impl<'g> VariableBuilder<'g> {
                 (dtype, Shape::scalar())
             }
         };
+        if let Some(shared) = graph.shared_variable_name(&name) {
+            let existing = graph.variables(|all| all.iter().find(|record| record.name == shared).cloned());
+            return match existing {
+                Some(record) => graph.share(&record, dtype, &shape),
+                None => graph.unshared(|| {
+                    let builder = graph.new_variable(&shared, initializer).shape(shape).dtype(dtype).kind(kind);
+                    VariableBuilder { trainable, local, ..builder }.build()
+                }),
+            };
+        }
         let static_shape = PartialShape::from(&shape);
         // Initial values must not wait for whatever step the variable happens to be described in.
         graph.no_control_dependencies(|| {
@@ -385,14 +395,22 @@ impl Graph {
         let Some(record) = existing else {
             return self.new_variable(name, initial).shape(shape).build();
         };
-        if !record.shape.admits(&shape) {
+        self.share(&record, record.dtype, &shape)
+    }
+
+    /// The variable that exists, if it is what is asked for.
+    #[track_caller]
+    fn share(&self, record: &VariableRecord, dtype: DType, shape: &Shape) -> Variable<'_> {
+        if !record.shape.admits(shape) || record.dtype != dtype {
             self.record_error(Error::invalid_argument(format!(
-                "Trying to share variable {full}, but specified shape {shape} and found shape {} (at {})",
+                "Trying to share variable {}, but specified shape {shape} and found shape {} ({dtype} and {}, at {})",
+                record.name,
                 record.shape,
+                record.dtype,
                 std::panic::Location::caller()
             )));
         }
-        Variable::from_record(self, &record)
+        Variable::from_record(self, record)
     }
 
     /// The variable of this full name.
