@@ -248,7 +248,9 @@ impl<'g> Trainer<'g> {
         let mut report =
             FitReport { step, n_steps: 0, n_samples: 0, last_loss: f64::NAN, took: Duration::ZERO, stopped: false };
         let mut timer = self.checkpoints.as_ref().map(|checkpoints| Timer::new(checkpoints.every));
-        timer.iter_mut().for_each(|timer| drop(timer.acted(step)));
+        if let Some(timer) = &mut timer {
+            timer.acted(step);
+        }
         callbacks.iter_mut().try_for_each(|callback| callback.on_begin(step))?;
         let (began, mut last) = (Instant::now(), Instant::now());
         while !self.stop.load(Ordering::Relaxed) {
