@@ -24,6 +24,7 @@ pub mod nn;
 pub mod ops;
 pub mod optim;
 pub mod parallel;
+pub mod recipes;
 pub mod train;
 
 pub use kolo_core::{

@@ -8,6 +8,7 @@ mod graph_file;
 mod machine;
 mod ops;
 mod trace;
+mod train;
 
 use std::process::ExitCode;
 
@@ -23,6 +24,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Trains a model: digits, pictures, text
+    Train(train::Args),
     /// Shows where every node of a graph would run, and why, without running it
     Explain(explain::Args),
     /// Runs a graph once and writes a trace for Chrome or Perfetto
@@ -43,6 +46,7 @@ pub fn main() -> ExitCode {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,kolo::placement=info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     let result = match Cli::parse().command {
+        Command::Train(args) => train::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Devices(args) => devices::run(&args),

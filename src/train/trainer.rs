@@ -22,18 +22,26 @@ pub struct Model<'g> {
     train_op: Operation<'g>,
     metrics: Vec<(String, Output<'g>)>,
     train_feeds: Vec<(Output<'g>, Tensor)>,
+    evaluation: Option<Vec<Output<'g>>>,
 }
 
 impl<'g> Model<'g> {
     /// A model whose `inputs` take the columns of the data, in order; whose `loss` is a scalar, the mean over the batch; and
     /// which `train_op` improves by one step. It should count the global step.
     pub fn new(inputs: &[Output<'g>], loss: Output<'g>, train_op: Operation<'g>) -> Model<'g> {
-        Model { inputs: inputs.to_vec(), loss, train_op, metrics: Vec::new(), train_feeds: Vec::new() }
+        Model { inputs: inputs.to_vec(), loss, train_op, metrics: Vec::new(), train_feeds: Vec::new(), evaluation: None }
     }
 
     /// A further scalar to report, such as an accuracy; the mean over the batch.
     pub fn metric(mut self, name: &str, value: Output<'g>) -> Self {
         self.metrics.push((name.to_owned(), value));
+        self
+    }
+
+    /// Evaluates with another loss and other metrics (as many as there are, in their order): those of a copy of the model
+    /// that takes batches of any size, say.
+    pub fn evaluate_with(mut self, loss: Output<'g>, metrics: &[Output<'g>]) -> Self {
+        self.evaluation = Some(std::iter::once(loss).chain(metrics.iter().copied()).collect());
         self
     }
 
@@ -153,7 +161,15 @@ impl<'g> TrainerBuilder<'g> {
         let fed: Vec<Output<'g>> =
             model.inputs.iter().copied().chain(model.train_feeds.iter().map(|(output, _)| *output)).collect();
         let train = session.make_callable(&fed, &watched, &[model.train_op])?;
-        let evaluate = session.make_callable(&model.inputs, &watched, &[])?;
+        let evaluated = model.evaluation.as_deref().unwrap_or(&watched);
+        if evaluated.len() != watched.len() {
+            return Err(Error::invalid_argument(format!(
+                "the model has {} metrics, but is evaluated with {}",
+                watched.len() - 1,
+                evaluated.len().saturating_sub(1)
+            )));
+        }
+        let evaluate = session.make_callable(&model.inputs, evaluated, &[])?;
         Ok(Trainer {
             graph,
             model,

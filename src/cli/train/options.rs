@@ -12,7 +12,7 @@ use kolo::{Error, Result, SessionConfig};
 use crate::cli::graph_file::parse_devices;
 
 /// Flags that all recipes share.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct Common {
     /// How the weights are updated
     #[arg(long, value_enum)]
