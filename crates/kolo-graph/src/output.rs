@@ -28,7 +28,7 @@ impl<'g> Output<'g> {
     }
 
     /// An output that could not be made; the graph holds the reason.
-    pub(crate) fn invalid(graph: &'g Graph) -> Output<'g> {
+    pub fn invalid(graph: &'g Graph) -> Output<'g> {
         Output { graph, endpoint: Endpoint { node: NodeId::INVALID, index: 0 } }
     }
 
