@@ -7,7 +7,6 @@ use kolo_runtime::Session;
 use super::Parts;
 use crate::data::text::Vocabulary;
 use crate::nn::{self, AttentionMask, MultiHeadAttention, Reduction};
-use crate::ops;
 
 /// The size of a transformer.
 #[derive(Clone, Copy, Debug)]

@@ -18,7 +18,7 @@ pub fn mlp(images: Output<'_>) -> Result<Output<'_>> {
 
 /// Two convolutions with pooling, one hidden layer: LeNet, a little wider.
 pub fn lenet(images: Output<'_>) -> Result<Output<'_>> {
-    let x = ops::reshape(images, [-1i64, 28, 28, 1]);
+    let x = ops::reshape(images, &[-1, 28, 28, 1]);
     let x = nn::Conv2d::new(32, [5, 5]).activation(nn::relu).name("conv1").apply(x);
     let x = nn::max_pool(x, [2, 2], [2, 2], Padding::Same);
     let x = nn::Conv2d::new(64, [5, 5]).activation(nn::relu).name("conv2").apply(x);
@@ -29,7 +29,7 @@ pub fn lenet(images: Output<'_>) -> Result<Output<'_>> {
 
 /// An LSTM that reads an image row by row.
 pub fn lstm(images: Output<'_>) -> Result<Output<'_>> {
-    let rows = ops::reshape(images, [-1i64, 28, 28]);
+    let rows = ops::reshape(images, &[-1, 28, 28]);
     let cell = LstmCell::new(128).build(images.graph(), 28, DType::F32);
     let read = dynamic_rnn(&cell, rows, RnnOptions::default())?;
     let last = ops::slice_at(read.outputs, &[At::All, At::Index(-1)]);

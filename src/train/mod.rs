@@ -7,12 +7,15 @@ mod global_step;
 mod hook;
 pub mod hooks;
 mod monitored;
+mod monitored_training;
 mod queue_runner;
 mod ready;
 mod saver;
 mod scaffold;
 mod session_manager;
 mod source;
+pub mod summary;
+mod supervisor;
 mod trainer;
 
 pub use callback::{Callback, EarlyStopping, EpochReport, Flow, StepReport};
@@ -21,6 +24,7 @@ pub use creator::{ChiefSessionCreator, SessionCreator, WorkerSessionCreator};
 pub use global_step::{create_global_step, global_step, global_step_or_create, read_global_step};
 pub use hook::{CreatedContext, Every, RunArgs, RunContext, RunValues, SessionHook, Timer};
 pub use monitored::{HookTime, MonitoredSession, Recovery, SingularMonitoredSession};
+pub use monitored_training::MonitoredTrainingSession;
 pub use queue_runner::{QueueRunner, start_queue_runners};
 pub use ready::report_uninitialized_variables;
 pub use saver::{
@@ -30,4 +34,5 @@ pub use saver::{
 pub use scaffold::{FinalScaffold, InitFn, Scaffold};
 pub use session_manager::{CheckpointSource, Created, SessionManager, Start};
 pub use source::SessionSource;
+pub use supervisor::{Supervisor, SupervisorBuilder};
 pub use trainer::{Checkpoints, Evaluation, FitReport, Model, Trainer, TrainerBuilder};

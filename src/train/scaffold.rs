@@ -9,6 +9,7 @@ use kolo_runtime::Session;
 
 use super::Saver;
 use super::ready::report_uninitialized_variables;
+use super::summary::merge_all;
 
 /// What runs after `init_op`, with the session.
 pub type InitFn<'g> = dyn Fn(&Session) -> Result<()> + 'g;
@@ -98,7 +99,7 @@ impl<'g> Scaffold<'g> {
         let summary_op = match self.summary_op {
             Some(given) => Some(given),
             None => {
-                let merged: Option<Output<'g>> = None;
+                let merged = merge_all(graph)?;
                 merged.iter().for_each(|_| filled.push("summary_op"));
                 merged
             }

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum};
 use kolo::data::{self, Dataset, mnist::Split};
-use kolo::recipes::{self, Parts, Placement, train_model};
-use kolo::{DType, Error, Graph, Output, Result};
+use kolo::recipes::{self, Placement, train_model};
+use kolo::{Error, PartialShape, Result};
 
 use self::job::Job;
 use self::options::{Common, Kind};
@@ -183,7 +183,7 @@ fn sort_pictures(common: &Common, pictures: Pictures<'_>) -> Result<()> {
     let graph = kolo::graph();
     graph.set_seed(common.seed as i64);
     let dims: Vec<Option<usize>> = std::iter::once(None).chain(pictures.shape.iter().map(|n| Some(*n))).collect();
-    let images = graph.placeholder::<f32>("images", dims);
+    let images = graph.placeholder::<f32>("images", PartialShape::new(&dims));
     let labels = graph.placeholder::<i32>("labels", [None]);
     let n_steps = (pictures.n_train / batch.max(1)) as u64 * epochs;
     let optimizer = common.make_optimizer(pictures.optimizer.0, pictures.optimizer.1, n_steps)?;

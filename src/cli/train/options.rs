@@ -128,8 +128,8 @@ impl Kind {
             Kind::Adadelta => Box::new(Adadelta::new(rate)),
             Kind::Rmsprop => Box::new(RmsProp::new(rate)),
             Kind::Adam => Box::new(Adam::new(rate)),
-            Kind::Adamw => Box::new(AdamW::new(rate)),
-            Kind::Lamb => Box::new(Lamb::new(rate)),
+            Kind::Adamw => Box::new(AdamW::new(rate, 0.01)),
+            Kind::Lamb => Box::new(Lamb::new(rate, 0.01)),
             Kind::Adafactor => Box::new(Adafactor::new(rate)),
             Kind::Ftrl => Box::new(Ftrl::new(rate)),
         }
