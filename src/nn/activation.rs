@@ -1,11 +1,11 @@
 //! Activations: functions of one element, under names to pass to a layer.
 
-use std::f64::consts::{FRAC_1_SQRT_2, PI};
+use std::f64::consts::FRAC_1_SQRT_2;
 
 use kolo_graph::Output;
 
 use crate::ops;
-pub use crate::ops::{elu, relu, relu6, selu, sigmoid, softmax, softplus, softsign, tanh};
+pub use crate::ops::{elu, gelu, relu, relu6, selu, sigmoid, softmax, softplus, softsign, tanh};
 
 /// `x` itself.
 pub fn identity(x: Output<'_>) -> Output<'_> {
@@ -24,16 +24,8 @@ pub fn silu(x: Output<'_>) -> Output<'_> {
     x.graph().name_scope("silu", || x * ops::sigmoid(x))
 }
 
-/// `x · Φ(x)`, where Φ is the normal distribution's function, in the usual approximation by a hyperbolic tangent.
-#[track_caller]
-pub fn gelu(x: Output<'_>) -> Output<'_> {
-    x.graph().name_scope("gelu", || {
-        let inner = (x + x * x * x * 0.044715) * (2.0 / PI).sqrt();
-        x * 0.5 * (ops::tanh(inner) + 1.0)
-    })
-}
-
-/// `x · Φ(x)`, where Φ is the normal distribution's function, by the error function.
+/// `x · Φ(x)`, where Φ is the normal distribution's function, by the error function; composed of TensorFlow's ops, where
+/// [`gelu`] is one of ours.
 #[track_caller]
 pub fn gelu_exact(x: Output<'_>) -> Output<'_> {
     x.graph().name_scope("gelu", || x * 0.5 * (ops::erf(x * FRAC_1_SQRT_2) + 1.0))
