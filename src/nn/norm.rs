@@ -139,6 +139,7 @@ impl BatchNorm {
 pub struct LayerNorm {
     epsilon: f64,
     name: String,
+    composed: bool,
 }
 
 /// [`LayerNorm`], called `name`.
@@ -156,7 +157,7 @@ impl Default for LayerNorm {
 impl LayerNorm {
     /// ε = 1e-5.
     pub fn new() -> LayerNorm {
-        LayerNorm { epsilon: 1e-5, name: "layer_normalization".to_owned() }
+        LayerNorm { epsilon: 1e-5, name: "layer_normalization".to_owned(), composed: false }
     }
 
     /// What is added to the variance.
@@ -173,6 +174,13 @@ impl LayerNorm {
         self
     }
 
+    /// Composes it of TensorFlow's ops, slower: for graphs that a TensorFlow server runs, and for second derivatives.
+    #[must_use]
+    pub fn composed(mut self) -> LayerNorm {
+        self.composed = true;
+        self
+    }
+
     /// Adds the layer to the graph of `x`.
     #[track_caller]
     pub fn apply<'g>(&self, x: Output<'g>) -> Output<'g> {
@@ -181,7 +189,10 @@ impl LayerNorm {
         graph.name_scope(&self.name, || {
             let gamma = weights(graph, "gamma", &[size], x.dtype(), &Initializer::Ones);
             let beta = weights(graph, "beta", &[size], x.dtype(), &Initializer::Zeros);
-            ops::layer_norm(x, gamma.read(), beta.read(), self.epsilon)
+            match self.composed {
+                true => ops::composed_layer_norm(x, gamma.read(), beta.read(), self.epsilon),
+                false => ops::layer_norm(x, gamma.read(), beta.read(), self.epsilon),
+            }
         })
     }
 }
@@ -230,14 +241,17 @@ mod tests {
         let g = kolo_ops::graph();
         let x = g.variable("x", [[1.0f64, 2.0, 4.0], [-3.0, 0.5, 7.0]]);
         let y = LayerNorm::new().epsilon(0.0).apply(x.read());
+        let composed = LayerNorm::new().epsilon(0.0).composed().apply(x.read());
         // (x − 7/3) / √(14/9)
-        let found = run(&g, &[y], &[]);
+        let found = run(&g, &[y, composed], &[]);
         let root = (14.0f64 / 9.0).sqrt();
         let row: Vec<f64> = [1.0, 2.0, 4.0].iter().map(|x| (x - 7.0 / 3.0) / root).collect();
-        for (found, expected) in found[0].data::<f64>().unwrap().iter().zip(row) {
-            assert!((found - expected).abs() < 1e-12);
+        for found in found {
+            for (found, expected) in found.data::<f64>().unwrap().iter().zip(&row) {
+                assert!((found - expected).abs() < 1e-12);
+            }
         }
         let weights = g.constant([[0.3f64, -0.2, 0.7], [1.0, 0.1, -0.4]]);
-        check_gradients(&g, ops::sum_all(ops::tanh(y) * weights));
+        check_gradients(&g, ops::sum_all(ops::tanh(y) * weights) + ops::sum_all(ops::square(composed) * weights));
     }
 }

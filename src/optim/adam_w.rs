@@ -1,15 +1,13 @@
 //! AdamW (Loshchilov and Hutter, 2017): Adam, and apart from it a decay of the weights.
 //!
-//! `var ← var · (1 − rate · decay) − rate · m̂ / (√v̂ + ε)`, where m̂ and v̂ are the corrected moments. Adam's own update does
-//! the second part: its ε, which stands beside the uncorrected √v, is ε · √(1 − β₂ᵗ).
+//! `var ← var · (1 − rate · decay) − rate · m̂ / (√v̂ + ε)`, where m̂ and v̂ are the corrected moments.
 
 use kolo_core::Result;
 use kolo_graph::{Operation, Output, Variable};
 
 use super::adam::Moments;
-use super::update::Update;
+use super::update::{Update, apply};
 use super::{Core, LearningRate, Optimizer};
-use crate::ops;
 
 /// Adam with decoupled weight decay. A gradient of a few rows is applied to all: the others decay.
 #[derive(Debug)]
@@ -69,18 +67,16 @@ impl Optimizer for AdamW {
         variable: Variable<'g>,
         grad: Output<'g>,
     ) -> Result<Operation<'g>> {
-        let graph = update.graph();
-        let [_, power2] = self.moments.powers(update, variable)?;
-        let epsilon = update.shared("epsilon", variable, || ops::sqrt(1.0 - power2) * self.epsilon);
-        let adam = || self.moments.apply_adam(update, variable, epsilon, grad, false);
-        if self.decay == 0.0 || is_named(variable, &self.excluded) {
-            return adam();
-        }
-        let rate = update.rate(variable);
-        let decay = update.shared("decay", variable, || rate * self.decay);
-        // The gradient may have been taken where the weights are now, so the decay waits for it.
-        let decayed = graph.control_dependencies(&[grad.operation()], || variable.assign_sub(variable.read() * decay));
-        graph.control_dependencies(&[decayed], adam)
+        let [power1, power2] = self.moments.powers(update, variable)?;
+        let [beta1, beta2] = self.moments.betas(update, variable);
+        let epsilon = update.number("epsilon", self.epsilon, variable);
+        let decay = match is_named(variable, &self.excluded) {
+            true => update.number("no_decay", 0.0, variable),
+            false => update.number("decay", self.decay, variable),
+        };
+        let slots = [variable, update.slot(variable, "m")?, update.slot(variable, "v")?];
+        let inputs = [power1, power2, update.rate(variable), beta1, beta2, epsilon, decay, grad];
+        Ok(apply("ApplyKoloAdamW", &slots, &inputs, &[]))
     }
 
     fn finish<'g>(&self, update: &Update<'_, 'g>) -> Result<Vec<Operation<'g>>> {

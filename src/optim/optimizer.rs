@@ -192,10 +192,10 @@ fn count<'g>(graph: &'g Graph, scope: &str, step: Variable<'g>, updates: Operati
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use kolo_runtime::Session;
+    use kolo_runtime::{Session, SessionConfig};
 
     use super::*;
-    use crate::optim::{Adam, Sgd};
+    use crate::optim::{Adam, Sgd, testing};
     use crate::{ops, train};
 
     #[test]
@@ -256,5 +256,55 @@ mod tests {
         session.run_op(op).unwrap();
         assert_eq!(session.fetch(step.read()).unwrap().scalar_value::<i64>().unwrap(), 2);
         assert_eq!(session.fetch(w.read()).unwrap().data::<f32>().unwrap(), [0.0]);
+    }
+
+    /// The variables after three steps with `w` and `e` on these devices.
+    fn trained_on(make: &dyn Fn() -> Box<dyn Optimizer>, devices: [&'static str; 2]) -> Vec<kolo_core::Tensor> {
+        let g = kolo_ops::graph();
+        let pins = move |node: &kolo_graph::Node| {
+            let device = match &*node.name {
+                "w" => devices[0],
+                "e" => devices[1],
+                _ => "",
+            };
+            kolo_core::DeviceSpec::parse(device).unwrap()
+        };
+        let (w, e, loss) = g.device_fn(pins, || testing::problem(&g, VariableKind::Resource));
+        let optimizer = make();
+        let train = optimizer.minimize(loss, None).unwrap();
+        let init = g.global_variables_initializer();
+        let device_count = std::collections::BTreeMap::from([("CPU".to_owned(), 2)]);
+        let session = Session::with_config(&g, SessionConfig { device_count, ..SessionConfig::default() }).unwrap();
+        session.run_op(init).unwrap();
+        for _ in 0..3 {
+            session.run_op(train).unwrap();
+        }
+        // Slots and updates are where their variable is.
+        let slots = optimizer.slots(&g);
+        let mut n_updates = 0;
+        for row in session.placement().rows.iter().filter(|row| row.op != "Const") {
+            let is_update = row.node.contains("/update_e/");
+            n_updates += usize::from(is_update);
+            if is_update || (row.node.starts_with("e/") && !row.node.contains("Read")) {
+                let device = row.device.to_string();
+                assert!(device.ends_with(&devices[1][1..].to_uppercase()), "{} is on {device}", row.node);
+            }
+        }
+        assert!(n_updates > 0);
+        [w, e].into_iter().chain(slots).map(|variable| session.fetch(variable.read()).unwrap()).collect()
+    }
+
+    #[test]
+    fn updates_do_not_depend_on_the_device() {
+        let makes: [&dyn Fn() -> Box<dyn Optimizer>; 3] =
+            [&|| Box::new(Adam::new(0.1)), &|| Box::new(crate::optim::Lamb::new(0.1, 0.01)), &|| {
+                Box::new(crate::optim::Momentum::new(0.1, 0.9).nesterov())
+            }];
+        for make in makes {
+            let expected = trained_on(make, ["/cpu:0", "/cpu:0"]);
+            for devices in [["/cpu:1", "/cpu:1"], ["/cpu:0", "/cpu:1"], ["/cpu:1", "/cpu:0"]] {
+                assert_eq!(trained_on(make, devices), expected);
+            }
+        }
     }
 }
