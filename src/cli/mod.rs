@@ -2,6 +2,7 @@
 
 mod bench;
 mod completions;
+mod checkpoint;
 mod devices;
 mod explain;
 mod graph_file;
@@ -34,6 +35,8 @@ enum Command {
     Devices(devices::Args),
     /// Lists the ops, their signatures, kernels and gradients
     Ops(ops::Args),
+    /// Looks into checkpoints, checks them, converts them to and from safetensors
+    Checkpoint(checkpoint::Args),
     /// Measures Kolo's side of a benchmark; bench/run compares it with others
     Bench(bench::Args),
     /// Prints a script that completes commands and flags in your shell
@@ -51,6 +54,7 @@ pub fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Ops(args) => ops::run(&args),
+        Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Completions(args) => completions::run(&args),
     };

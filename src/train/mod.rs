@@ -6,10 +6,12 @@ mod creator;
 mod global_step;
 mod hook;
 pub mod hooks;
+mod meta_graph;
 mod monitored;
 mod monitored_training;
 mod queue_runner;
 mod ready;
+mod safetensors;
 mod saver;
 mod scaffold;
 mod session_manager;
@@ -27,6 +29,7 @@ pub use monitored::{HookTime, MonitoredSession, Recovery, SingularMonitoredSessi
 pub use monitored_training::MonitoredTrainingSession;
 pub use queue_runner::{QueueRunner, start_queue_runners};
 pub use ready::report_uninitialized_variables;
+pub use safetensors::{load_safetensors, read_safetensors, save_safetensors, write_safetensors};
 pub use saver::{
     BackgroundSave, CheckpointState, Restored, SaveSlice, Saver, SaverBuilder, checkpoint_exists, checkpoint_state,
     latest_checkpoint,

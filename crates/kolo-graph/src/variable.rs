@@ -413,6 +413,21 @@ impl Graph {
         Variable::from_record(self, record)
     }
 
+    /// Makes nodes that the graph has already, as an import leaves them, known as a variable. A second one of its name is
+    /// an error.
+    pub fn adopt_variable(&self, record: VariableRecord) -> Result<()> {
+        if self.variables(|all| all.iter().any(|known| known.name == record.name)) {
+            return Err(Error::already_exists(format!("the graph has a variable '{}' already", record.name)));
+        }
+        let n_nodes = self.nodes().len();
+        let exist = [record.handle.node, record.read.node, record.initializer].iter().all(|id| id.index() < n_nodes);
+        if !exist {
+            return Err(Error::not_found(format!("the nodes of variable '{}' are not in the graph", record.name)));
+        }
+        self.add_variable(record);
+        Ok(())
+    }
+
     /// The variable of this full name.
     pub fn find_variable(&self, name: &str) -> Result<Variable<'_>> {
         self.variables(|all| {
