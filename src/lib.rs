@@ -35,6 +35,6 @@ pub use kolo_graph::{
 };
 pub use kolo_ops::{CancelToken, graph};
 pub use kolo_runtime::{
-    Callable, DevicePlan, NodeTrace, PartialRun, PlacementReport, PlacementRow, RunMetadata, RunOptions, Session,
+    Callable, DevicePlan, Host, NodeTrace, PartialRun, PlacementReport, PlacementRow, RunMetadata, RunOptions, Session,
     SessionConfig, StepTrace,
 };

@@ -7,6 +7,7 @@
 mod config;
 mod devices;
 mod executor;
+mod host;
 mod inter_pool;
 mod planner;
 mod rendezvous;
@@ -14,6 +15,7 @@ mod session;
 mod trace;
 
 pub use config::{DevicePlan, RunOptions, SessionConfig};
+pub use host::Host;
 pub use inter_pool::InterPool;
 pub use planner::{PlacementReport, PlacementRow};
 pub use rendezvous::LocalRendezvous;

@@ -91,8 +91,12 @@ impl Session {
 
     /// A session over `graph`. Nodes added later are seen after [`Session::extend`].
     pub fn with_config(graph: &Graph, config: SessionConfig) -> Result<Session> {
-        graph.check()?;
         let devices = Arc::new(Devices::new(&config)?);
+        Session::over(graph, devices, config)
+    }
+
+    pub(crate) fn over(graph: &Graph, devices: Arc<Devices>, config: SessionConfig) -> Result<Session> {
+        graph.check()?;
         Ok(Session {
             nodes: RwLock::new(graph.snapshot()),
             planner: Mutex::new(Planner::new(devices.clone(), &config)),

@@ -1,0 +1,48 @@
+//! Devices that outlive a session.
+
+use std::sync::Arc;
+
+use kolo_core::Result;
+use kolo_graph::Graph;
+
+use crate::config::SessionConfig;
+use crate::devices::Devices;
+use crate::session::Session;
+
+/// The devices of this process and what lives on them (variables, queues), shared by every session made on it, as the
+/// sessions of one TensorFlow server share theirs. A session made by [`Session::new`] has devices of its own instead.
+///
+/// ```
+/// # use kolo_runtime::{Host, SessionConfig};
+/// let g = kolo_ops::graph();
+/// let v = g.variable("v", 3.0f32);
+/// let init = g.global_variables_initializer();
+///
+/// let host = Host::new(SessionConfig::default())?;
+/// host.session(&g)?.run_op(init)?;
+/// let again = host.session(&g)?;
+/// assert_eq!(again.fetch(v.read())?.scalar_value::<f32>()?, 3.0);
+/// # Ok::<(), kolo_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Host {
+    devices: Arc<Devices>,
+    config: SessionConfig,
+}
+
+impl Host {
+    /// Makes the devices.
+    pub fn new(config: SessionConfig) -> Result<Host> {
+        Ok(Host { devices: Arc::new(Devices::new(&config)?), config })
+    }
+
+    /// A session over `graph` on these devices. Closing it leaves their variables alone.
+    pub fn session(&self, graph: &Graph) -> Result<Session> {
+        Session::over(graph, self.devices.clone(), self.config.clone())
+    }
+
+    /// Forgets the variables, queues and other objects of these containers; of all if none is named.
+    pub fn reset(&self, containers: &[String]) {
+        self.devices.units.iter().for_each(|unit| unit.resources.clear(containers));
+    }
+}
