@@ -24,8 +24,11 @@ mod memory;
 pub mod mnist;
 mod order;
 mod prefetch;
+pub mod record;
 mod stream;
 pub mod text;
+
+pub(crate) use file::io_error;
 
 pub use batches::{Batch, Batches, Span, SpanOrder};
 pub use dataset::Dataset;

@@ -4,6 +4,7 @@ mod coordinator;
 mod global_step;
 mod queue_runner;
 mod ready;
+pub mod summary;
 
 pub use coordinator::Coordinator;
 pub use global_step::{create_global_step, global_step, global_step_or_create};
