@@ -39,8 +39,8 @@ pub enum Content {
     #[prost(message, tag = "5")]
     Histo(HistogramProto),
     /// Anything; the metadata says what shows it.
-    #[prost(message, tag = "8")]
-    Tensor(TensorProto),
+    #[prost(message, boxed, tag = "8")]
+    Tensor(Box<TensorProto>),
 }
 
 /// `tensorflow.Summary.Image`.

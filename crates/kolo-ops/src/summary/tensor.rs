@@ -52,7 +52,7 @@ pub fn tensor_value(tag: &str, tensor: &Tensor, metadata: SummaryMetadata) -> Re
         DType::Str => proto.string_val = tensor.strings()?.to_vec(),
         _ => proto.tensor_content = bytes::Bytes::copy_from_slice(tensor.host_bytes()?),
     }
-    Ok(Value { metadata: Some(metadata), ..Value::new(tag, Content::Tensor(proto)) })
+    Ok(Value { metadata: Some(metadata), ..Value::new(tag, Content::Tensor(Box::new(proto))) })
 }
 
 #[cfg(test)]
