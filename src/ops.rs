@@ -117,3 +117,7 @@ pub use kolo_ops::state::{
     reference::is_variable_initialized,
     scatter::{scatter_add, scatter_sub, scatter_update},
 };
+pub use kolo_ops::summary::{
+    histogram::histogram_summary, image::image_summary, merge::merge_summary, scalar::scalar_summary,
+    tensor::tensor_summary,
+};

@@ -219,6 +219,22 @@ fn one_hot<T: Number>(
     }
 }
 
+/// A tensor's numbers as `float`; none if they are not numbers.
+pub(crate) fn to_f32s(tensor: &Tensor) -> Vec<f32> {
+    let read: Result<Vec<f32>> = from_number!(tensor.dtype(), T => {
+        tensor.data::<T>().map(|values| values.iter().map(|value| value.to_f32()).collect())
+    });
+    read.unwrap_or_default()
+}
+
+/// A tensor's numbers as `int64`, without those that are no integers or do not fit.
+pub(crate) fn to_i64s(tensor: &Tensor) -> Vec<i64> {
+    let read: Result<Vec<i64>> = from_number!(tensor.dtype(), T => {
+        tensor.data::<T>().map(|values| values.iter().filter_map(|value| value.to_i64()).collect())
+    });
+    read.unwrap_or_default()
+}
+
 /// Tensors whose memory may be used again once their consumer has let go of them.
 #[derive(Default)]
 pub(crate) struct Spare(Vec<Tensor>);

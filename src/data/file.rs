@@ -17,31 +17,55 @@ pub(crate) struct Input {
     reader: Box<dyn Read + Send>,
     /// The next byte's place; in the unzipped contents for a gzipped file.
     at: u64,
-    /// How long it is, where the system says so: gzipped files do not.
+    /// How long it was when it was opened; gzipped files do not tell.
     length: Option<u64>,
 }
 
 impl Input {
     /// Opens a file.
     pub(crate) fn open(path: &Path) -> Result<Input> {
+        Input::open_with(path, starts_as_gzip)
+    }
+
+    /// Opens a file that is gzipped if `is_gzip` says so of its first bytes.
+    pub(crate) fn open_with(path: &Path, is_gzip: fn(&[u8]) -> bool) -> Result<Input> {
         let name = path.display().to_string();
         let file = File::open(path).map_err(|reason| io_error(&name, &reason))?;
         let length = file.metadata().map_err(|reason| io_error(&name, &reason))?.len();
-        Input::new(name, BufReader::with_capacity(1 << 16, file), Some(length))
+        Input::new(name, BufReader::with_capacity(1 << 16, file), length, is_gzip)
     }
 
     /// Reads bytes that are there already; `name` is for errors.
     pub(crate) fn from_bytes(name: &str, bytes: impl AsRef<[u8]> + Send + 'static) -> Result<Input> {
-        let length = bytes.as_ref().len() as u64;
-        Input::new(name.to_owned(), Cursor::new(bytes), Some(length))
+        Input::from_bytes_with(name, bytes, starts_as_gzip)
     }
 
-    fn new(name: String, mut reader: impl io::BufRead + Send + 'static, length: Option<u64>) -> Result<Input> {
-        let is_gzip = reader.fill_buf().map_err(|reason| io_error(&name, &reason))?.starts_with(&[0x1f, 0x8b]);
-        Ok(match is_gzip {
+    /// As [`Input::from_bytes`]; they are gzipped if `is_gzip` says so of the first of them.
+    pub(crate) fn from_bytes_with(
+        name: &str,
+        bytes: impl AsRef<[u8]> + Send + 'static,
+        is_gzip: fn(&[u8]) -> bool,
+    ) -> Result<Input> {
+        let length = bytes.as_ref().len() as u64;
+        Input::new(name.to_owned(), Cursor::new(bytes), length, is_gzip)
+    }
+
+    fn new(
+        name: String,
+        mut reader: impl io::BufRead + Send + 'static,
+        length: u64,
+        is_gzip: fn(&[u8]) -> bool,
+    ) -> Result<Input> {
+        let start = reader.fill_buf().map_err(|reason| io_error(&name, &reason))?;
+        Ok(match is_gzip(start) {
             true => Input { name, reader: Box::new(MultiGzDecoder::new(reader)), at: 0, length: None },
-            false => Input { name, reader: Box::new(reader), at: 0, length },
+            false => Input { name, reader: Box::new(reader), at: 0, length: Some(length) },
         })
+    }
+
+    /// The next byte's place.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
     }
 
     /// Fills `buffer` with `what`.
@@ -70,13 +94,10 @@ impl Input {
 
     /// The next `n` bytes, which are `what`. A promise that the file does not keep costs little memory.
     pub(crate) fn read_bytes(&mut self, n: u64, what: &str) -> Result<Vec<u8>> {
-        if let Some(length) = self.length
-            && n > length.saturating_sub(self.at)
-        {
-            return Err(self.cut_off(what, n, length.saturating_sub(self.at)));
-        }
         let mut bytes = Vec::new();
-        let reserve = usize::try_from(n.min(RESERVED_AT_ONCE)).unwrap_or(0);
+        // A file may have grown since it was opened, so its length decides about memory only.
+        let left = self.length.map_or(RESERVED_AT_ONCE, |length| length.saturating_sub(self.at));
+        let reserve = usize::try_from(n.min(left).min(RESERVED_AT_ONCE)).unwrap_or(0);
         bytes.try_reserve_exact(reserve).map_err(|_| {
             Error::resource_exhausted(format!("{}: no memory for {what}, {n} bytes at byte {}", self.name, self.at))
         })?;
@@ -132,6 +153,10 @@ impl Input {
     fn unreadable(&self, further: u64, reason: &io::Error) -> Error {
         io_error(&self.name, reason).and(format_args!(" (at byte {})", self.at.saturating_add(further)))
     }
+}
+
+fn starts_as_gzip(start: &[u8]) -> bool {
+    start.starts_with(&[0x1f, 0x8b])
 }
 
 /// An operating system's error about a file, with the code that says whose move is next.

@@ -12,20 +12,37 @@
 //! ```
 //!
 //! A [`Dataset`] says what to read and how; [`Dataset::batches`] starts reading. [`Batches::save`] and
-//! [`Batches::restore`] let a job that was stopped go on with the very batches it would have seen.
+//! [`Batches::restore`] let a job that was stopped go on with the very batches it would have seen, and a [`Ledger`] tells
+//! which samples were seen once, twice or never.
+//!
+//! | to read | use |
+//! | --- | --- |
+//! | MNIST, Fashion-MNIST; other IDX files | [`mnist`]; [`idx`] |
+//! | CIFAR-10, binary version | [`cifar`] |
+//! | TFRecord; `tf.train.Example` in it | [`record`]; [`example`] |
+//! | `.npy`, `.npz` | [`npy`] |
+//! | tables | [`csv`] |
+//! | text, by characters or bytes | [`text`] |
 
 mod batches;
+pub mod cifar;
 mod column;
+pub mod csv;
 mod dataset;
+pub mod example;
 mod file;
 pub mod idx;
 mod ledger;
 mod memory;
 pub mod mnist;
+pub mod npy;
 mod order;
 mod prefetch;
+pub mod record;
 mod stream;
 pub mod text;
+
+pub(crate) use file::io_error;
 
 pub use batches::{Batch, Batches, Span, SpanOrder};
 pub use dataset::Dataset;

@@ -186,6 +186,11 @@ impl Graph {
         result
     }
 
+    /// The name scope that is open, with a slash at its end; empty at the top.
+    pub fn current_scope(&self) -> String {
+        self.state.borrow().name_scope.clone()
+    }
+
     /// Runs `body` inside the exact scope `scope` (`""` for the top), as rewrites do that add to an earlier scope.
     pub fn absolute_scope<R>(&self, scope: &str, body: impl FnOnce() -> R) -> R {
         let scope = if scope.is_empty() || scope.ends_with('/') { scope.to_owned() } else { format!("{scope}/") };
@@ -411,7 +416,14 @@ impl Graph {
             let mut state = self.state.borrow_mut();
             let wanted = request.name.clone().unwrap_or_else(|| request.op.clone());
             check_name(&wanted)?;
-            let name = state.unique_name(&wanted);
+            // A scope's own name, slash and all, is for the one node that stands for the scope.
+            let name = match wanted.strip_suffix('/') {
+                Some(scope) if state.nodes.find(scope).is_none() => scope.to_owned(),
+                Some(scope) => {
+                    return Err(Error::invalid_argument(format!("Duplicate node name in graph: '{scope}'")));
+                }
+                None => state.unique_name(&wanted),
+            };
             for i in 0..state.control.len() {
                 let control = state.control[i];
                 // A node need not wait for what it takes data from.

@@ -247,7 +247,8 @@ impl<'g> OpBuilder<'g> {
         self
     }
 
-    /// The name, made unique by a suffix; the op's name otherwise.
+    /// The name, made unique by a suffix; the op's name otherwise. A name that ends in a slash, such as
+    /// [`Graph::current_scope`], is taken as it is, without the slash: the node that stands for a scope.
     pub fn name(mut self, name: &str) -> Self {
         self.request.name = Some(name.to_owned());
         self
