@@ -54,6 +54,26 @@ fn explain_refuses_what_cannot_be_and_says_why() {
 }
 
 #[test]
+fn explain_takes_pins_from_a_file_and_names_lines() {
+    let pins = std::env::temp_dir().join(format!("kolo-pins-{}.txt", std::process::id()));
+    let path = pins.to_str().expect("a temporary path is text");
+    std::fs::write(&pins, "# where things go\nx -> /cpu:1\n! op=MatMul -> /cpu:0\nnothing* -> /cpu:0\n")
+        .expect("it is ours");
+    let args = ["explain", "GRAPH", "--fetch", "c", "--devices", "cpu=2", "--pins", path];
+    let lines = [2, 3].map(|line| format!("{path}:{line}\n"));
+    let unused = format!("{path}:4: no node of the graph is like this");
+    succeeds(&args, &[&lines[0], &lines[1], &unused, "product.pbtxt:4\n"]);
+    std::fs::write(&pins, "x -> /gpu:0\n").expect("it is ours");
+    fails(&args, &[&format!("(pinned at {path}:1)")]);
+    std::fs::write(&pins, "\nx = 3\n").expect("it is ours");
+    fails(&args, &["InvalidArgument", &format!("{path}:2: ")]);
+    std::fs::remove_file(&pins).expect("it is ours");
+    fails(&args, &["NotFound", path]);
+    // The graph's own pins have lines too.
+    fails(&["explain", "GRAPH", "--fetch", "c"], &["product.pbtxt:19)"]);
+}
+
+#[test]
 fn trace_writes_a_timeline() {
     let out = std::env::temp_dir().join(format!("kolo-trace-{}.json", std::process::id()));
     let path = out.to_str().expect("a temporary path is text");

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
-use kolo::{DType, DeviceName, Error, Graph, NullDevice, Result, Session, SessionConfig, Shape, Tensor, wire};
+use kolo::{
+    DType, DeviceName, Error, Graph, NullDevice, PlacementRules, Result, Session, SessionConfig, Shape, Tensor, wire,
+};
 
 /// Flags that say which graph, and over which devices.
 #[derive(Args)]
@@ -20,6 +22,9 @@ pub struct GraphArgs {
     /// Let nodes that cannot run where they are pinned run elsewhere
     #[arg(long)]
     pub soft: bool,
+    /// Pins by pattern, one a line: '*/weights -> /cpu:0', 'op=MatMul dtype=float -> /gpu:0', '! loss/* -> /cpu:0'
+    #[arg(long, value_name = "FILE")]
+    pub pins: Option<PathBuf>,
 }
 
 impl GraphArgs {
@@ -29,15 +34,29 @@ impl GraphArgs {
         let bytes =
             std::fs::read(&self.graph).map_err(|error| Error::not_found(format!("cannot read {name}: {error}")))?;
         let graph = kolo::graph();
-        let def = wire::graph::read_graph(&bytes).map_err(|error| error.context(&name))?;
-        wire::graph::import(&graph, &def, wire::graph::ImportOptions::default())
-            .map_err(|error| error.context(&name))?;
+        let (def, origins) =
+            wire::graph::read_graph_file(&bytes, &name.to_string()).map_err(|error| error.context(&name))?;
+        let options = wire::graph::ImportOptions { origins, ..wire::graph::ImportOptions::default() };
+        wire::graph::import(&graph, &def, options).map_err(|error| error.context(&name))?;
         Ok(graph)
+    }
+
+    /// The rules of `--pins`; none without it.
+    pub fn rules(&self) -> Result<PlacementRules> {
+        let Some(path) = &self.pins else { return Ok(PlacementRules::default()) };
+        let name = path.display();
+        let text =
+            std::fs::read_to_string(path).map_err(|error| Error::not_found(format!("cannot read {name}: {error}")))?;
+        PlacementRules::parse(&text, &name.to_string())
     }
 
     /// A session over the graph and the devices asked for.
     pub fn session(&self, graph: &Graph) -> Result<Session> {
-        let mut config = SessionConfig { allow_soft_placement: self.soft, ..SessionConfig::default() };
+        let mut config = SessionConfig {
+            allow_soft_placement: self.soft,
+            placement_rules: self.rules()?,
+            ..SessionConfig::default()
+        };
         for (kind, n) in parse_devices(&self.devices)? {
             match kind.as_str() {
                 "CPU" => drop(config.device_count.insert(kind, n)),

@@ -102,7 +102,8 @@ impl Sets {
             {
                 self.unite_preferring(id, at.node).map_err(|error| {
                     let source = nodes.node(at.node);
-                    error.context(format_args!("{} must be with {}", source.describe(), node.describe()))
+                    let pins = self.pins(nodes, id, at.node);
+                    error.context(format_args!("{} must be with {}", source.describe(), node.describe())).and(pins)
                 })?;
             }
         }
@@ -114,12 +115,30 @@ impl Sets {
         self.unite_preferring(holder, user).map_err(|error| {
             Error::invalid_argument(format!(
                 "Cannot place the graph because a reference or resource edge connects colocation groups with \
-                 incompatible resource devices: {}. The edge src node is {}, and the dst node is {}",
+                 incompatible resource devices: {}. The edge src node is {}, and the dst node is {}{}",
                 error.message(),
                 nodes.node(holder).describe(),
-                nodes.node(user).describe()
+                nodes.node(user).describe(),
+                self.pins(nodes, holder, user)
             ))
         })
+    }
+
+    /// `; 'a' asks for '/cpu:0' (pinned at file:line) and …`: who asks for what in two sets that do not agree.
+    fn pins(&mut self, nodes: &Nodes, first: NodeId, second: NodeId) -> String {
+        let roots = [self.find(first), self.find(second)];
+        let wishes = roots.iter().flat_map(|root| {
+            let Wishes { requested, resource } = &self.wishes[root.index()];
+            // What state asks for counts first; it is among what the set asks for, too.
+            [resource, requested].into_iter().find_map(|wish| wish.by)
+        });
+        let said: Vec<String> = wishes
+            .map(|by| {
+                let node = nodes.node(by);
+                format!("'{}' asks for '{}'{}", node.name, node.device, node.pinned_at())
+            })
+            .collect();
+        if said.is_empty() { String::new() } else { format!("; {}", said.join(" and ")) }
     }
 
     /// Joins two sets; where they ask for different devices, `first`'s is kept. State that asks for different devices
@@ -164,10 +183,11 @@ impl Sets {
                 (Err(_), Placement::Soft) => {}
                 (Err(error), Placement::Strict) => {
                     return Err(Error::invalid_argument(format!(
-                        "Cannot colocate nodes {} and {} because {}",
+                        "Cannot colocate nodes {} and {} because {}{}",
                         nodes.node(leader).describe(),
                         nodes.node(id).describe(),
-                        error.message()
+                        error.message(),
+                        self.pins(nodes, leader, id)
                     )));
                 }
             }

@@ -262,11 +262,13 @@ impl Cutter<'_> {
                 false => Link::Draft(from, index),
                 true if draft.node.ref_inputs.get(i).copied().unwrap_or(false) => {
                     return Err(Error::invalid_argument(format!(
-                        "{} on {} takes a reference to {} on {}: a reference cannot leave its device",
+                        "{} on {}{} takes a reference to {} on {}{}: a reference cannot leave its device",
                         draft.node.describe(),
                         self.builder.devices[draft.device].name,
+                        draft.node.pinned_at(),
                         self.drafts[from].node.describe(),
-                        self.builder.devices[self.drafts[from].device].name
+                        self.builder.devices[self.drafts[from].device].name,
+                        self.drafts[from].node.pinned_at()
                     )));
                 }
                 true => Link::Added(self.transfer(from, Some(index), to, host, is_ref)?),

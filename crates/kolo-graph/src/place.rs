@@ -402,7 +402,10 @@ impl<'a> Placer<'a, '_> {
             return Error::invalid_argument(format!(
                 "Cannot colocate nodes {}: they must share a device, and no device{} has kernels for all of them",
                 names.join(", "),
-                if wish.spec.is_empty() { String::new() } else { format!(" that matches '{}'", wish.spec) }
+                match wish.spec.is_empty() {
+                    true => String::new(),
+                    false => format!(" that matches '{}'{}", wish.spec, self.pin_line(wish)),
+                }
             ));
         };
         let node = self.nodes.node(id);
@@ -457,8 +460,7 @@ impl<'a> Placer<'a, '_> {
 
     /// ` (pinned at file:line)`, where that is known.
     fn pin_line(&self, wish: &Wish) -> String {
-        let line = wish.by.and_then(|by| self.nodes.node(by).device_source);
-        line.map_or(String::new(), |line| format!(" (pinned at {}:{})", line.file(), line.line()))
+        wish.by.map_or(String::new(), |by| self.nodes.node(by).pinned_at())
     }
 
     /// An integer literal where a float was meant is the usual reason for a missing kernel.
@@ -482,7 +484,8 @@ impl<'a> Placer<'a, '_> {
             .filter_map(|&id| {
                 let placed = self.placement[id.index()].as_ref()?;
                 let fell_back = !placed.wish.matches(&self.devices[placed.device].name);
-                fell_back.then(|| format!("'{}' from '{}'", self.nodes.node(id).name, placed.wish))
+                let node = self.nodes.node(id);
+                fell_back.then(|| format!("'{}' from '{}'{}", node.name, placed.wish, node.pinned_at()))
             })
             .take(10)
             .collect();
@@ -500,7 +503,7 @@ fn is_generator(node: &Node) -> bool {
 }
 
 /// The element type that a node's kernel is chosen by.
-fn node_dtype(node: &Node) -> Option<DType> {
+pub(crate) fn node_dtype(node: &Node) -> Option<DType> {
     let of = |attr| match node.attrs.find(attr) {
         Some(AttrValue::Type(dtype)) => Some(*dtype),
         _ => None,

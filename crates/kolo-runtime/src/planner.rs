@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use kolo_core::{DeviceName, DeviceSpec, Result};
 use kolo_graph::{
-    DeviceInfo, KernelSupport, Node, NodeId, Nodes, PartitionOptions, PlaceOptions, Placed, Placement, Request, Rule,
-    moved_bytes, partition, place, prune,
+    DeviceInfo, KernelSupport, Node, NodeId, Nodes, Origin, PartitionOptions, PlaceOptions, Placed, Placement, Request,
+    Rule, moved_bytes, partition, place, prune,
 };
 use kolo_ops::{find_kernel, find_op, registry};
 
@@ -36,6 +36,8 @@ pub struct PlacementRow {
     pub wish: DeviceSpec,
     /// The device it got.
     pub device: DeviceName,
+    /// Where it was asked for: a line of the program, of a file of rules or of a graph.
+    pub pinned_at: Option<Origin>,
     /// What decided.
     pub rule: Rule,
     /// Bytes that a step moves from it to other devices; `None` where a shape is not known.
@@ -51,15 +53,16 @@ impl PlacementRow {
 
 impl fmt::Display for PlacementReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let head = ["node", "op", "wish", "device", "rule", "bytes moved"].map(str::to_owned);
+        let head = ["node", "op", "wish", "device", "rule", "bytes moved", "pinned at"].map(str::to_owned);
         let body = self.rows.iter().map(|row| {
             let wish = if row.wish.is_empty() { "-".to_owned() } else { row.wish.to_string() };
             let moved = row.n_bytes_moved.map_or_else(|| "?".to_owned(), |n| n.to_string());
-            [row.node.clone(), row.op.to_owned(), wish, row.device.to_string(), row.rule.to_string(), moved]
+            let pin = row.pinned_at.as_ref().map_or_else(String::new, Origin::to_string);
+            [row.node.clone(), row.op.to_owned(), wish, row.device.to_string(), row.rule.to_string(), moved, pin]
         });
-        let table: Vec<[String; 6]> = std::iter::once(head).chain(body).collect();
+        let table: Vec<[String; 7]> = std::iter::once(head).chain(body).collect();
         let width = |column: usize| table.iter().map(|row| row[column].len()).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..6).map(width).collect();
+        let widths: Vec<usize> = (0..7).map(width).collect();
         for row in &table {
             let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
             writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
@@ -170,6 +173,7 @@ impl Planner {
                 op: node.op(),
                 wish: placed.wish.clone(),
                 device: self.infos[placed.device].name.clone(),
+                pinned_at: node.device_source.clone().filter(|_| !node.device.is_empty()),
                 rule: placed.rule,
                 n_bytes_moved: *bytes,
             }

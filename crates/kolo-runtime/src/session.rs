@@ -21,6 +21,9 @@ use crate::trace::StepTrace;
 
 /// Runs a graph on the devices of this process. Many threads may use one session at once.
 pub struct Session {
+    /// The nodes as described.
+    described: Mutex<Nodes>,
+    /// The nodes under the placement rules.
     nodes: RwLock<Nodes>,
     devices: Arc<Devices>,
     planner: Mutex<Planner>,
@@ -97,8 +100,10 @@ impl Session {
 
     pub(crate) fn over(graph: &Graph, devices: Arc<Devices>, config: SessionConfig) -> Result<Session> {
         graph.check()?;
+        let described = graph.snapshot();
         Ok(Session {
-            nodes: RwLock::new(graph.snapshot()),
+            nodes: RwLock::new(config.placement_rules.apply(&described)),
+            described: Mutex::new(described),
             planner: Mutex::new(Planner::new(devices.clone(), &config)),
             devices,
             kernels: KernelCache::default(),
@@ -116,12 +121,14 @@ impl Session {
         graph.check()?;
         self.check_open()?;
         let new = graph.snapshot();
-        let mut nodes = self.nodes.write();
-        let is_same = nodes.iter().zip(new.iter()).all(|((_, old), (_, new))| old.name == new.name);
-        if new.len() < nodes.len() || !is_same {
+        let mut described = self.described.lock();
+        let is_same = described.iter().zip(new.iter()).all(|((_, old), (_, new))| old.name == new.name);
+        if new.len() < described.len() || !is_same {
             return Err(Error::invalid_argument("extend takes the session's own graph, grown; this is another one"));
         }
-        *nodes = new;
+        let nodes = self.config.placement_rules.apply(&new);
+        *described = new;
+        *self.nodes.write() = nodes;
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kolo_core::{Code, DType, DeviceName, DeviceSpec, Tensor};
 use kolo_device::NullDevice;
-use kolo_graph::{Graph, Rule, VariableKind};
+use kolo_graph::{Graph, PlacementRules, Rule, VariableKind};
 use kolo_ops::math::matmul::matmul;
 use kolo_runtime::{DevicePlan, Session, SessionConfig};
 
@@ -235,4 +235,51 @@ fn the_placement_log_has_one_line_per_node_and_placement() {
     let line = "AddV2: (AddV2): /job:localhost/replica:0/task:0/device:CPU:0";
     assert_eq!(log.matches(line).count(), 1, "{log}");
     assert!(log.contains("a: (Const): /job:localhost"), "{log}");
+}
+
+#[test]
+fn rules_place_nodes_and_show_in_report_and_errors() {
+    let g = kolo_ops::graph();
+    let (a, b) = two_by_two(&g);
+    let c = g.device("/cpu:0", || matmul(a, b));
+    let rules = |text: &str| PlacementRules::parse(text, "pins.txt").unwrap();
+    let config = SessionConfig { placement_rules: rules("# variables\nop=MatMul -> /cpu:1\na -> /cpu:1"), ..cpus(2) };
+    let session = Session::with_config(&g, config).unwrap();
+    session.fetch(c).unwrap();
+    assert_eq!((device_of(&session, "a"), device_of(&session, "MatMul")), ("CPU:1".into(), "CPU:0".into()));
+    let report = session.placement();
+    let row = report.rows.iter().find(|row| row.node == "a").unwrap();
+    assert_eq!(row.pinned_at.as_ref().unwrap().to_string(), "pins.txt:3");
+    assert!(report.to_string().contains("pins.txt:3"), "{report}");
+    // Nodes that come later take the rules too.
+    let d = g.named_constant("a2/weights", 1.0f32) + 1.0;
+    let config = SessionConfig { placement_rules: rules("*/weights -> /cpu:1\n! op=MatMul -> /cpu:1"), ..cpus(2) };
+    let session = Session::with_config(&g, config).unwrap();
+    session.fetch(d).unwrap();
+    session.fetch(c).unwrap();
+    assert_eq!((device_of(&session, "a2/weights"), device_of(&session, "MatMul")), ("CPU:1".into(), "CPU:1".into()));
+    let e = g.named_constant("late/weights", 1.0f32) * 3.0;
+    session.extend(&g).unwrap();
+    session.fetch(e).unwrap();
+    assert_eq!(device_of(&session, "late/weights"), "CPU:1");
+
+    let config = SessionConfig { placement_rules: rules("a -> /gpu:0"), ..cpus(2) };
+    let error = Session::with_config(&g, config).unwrap().fetch(c).unwrap_err();
+    assert!(error.to_string().contains("(pinned at pins.txt:1)"), "{error}");
+}
+
+#[test]
+fn pins_that_cannot_agree_are_named_with_their_lines() {
+    let g = kolo_ops::graph();
+    let a = g.device("/cpu:0", || g.named_constant("a", 1.0f32));
+    let b = g.colocate_with(a.operation(), || g.op("Const").name("b"));
+    let value = kolo_graph::AttrValue::from(Tensor::scalar(1.0f32));
+    let b = g.colocate_with(a.operation(), || {
+        b.device(DeviceSpec::parse("/cpu:1").unwrap()).attr("value", value).attr("dtype", DType::F32).out()
+    });
+    let error = Session::with_config(&g, cpus(2)).unwrap().run(&[a, b], &[], &[]).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("'a' asks for '/device:CPU:0' (pinned at "), "{text}");
+    assert!(text.contains("'b' asks for '/device:CPU:1' (pinned at "), "{text}");
+    assert_eq!(text.matches("placement.rs:").count(), 4, "{text}");
 }
