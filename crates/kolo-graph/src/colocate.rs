@@ -58,6 +58,13 @@ pub(crate) fn colocate(nodes: &Nodes, needed: &[NodeId], placement: Placement) -
     Ok(sets)
 }
 
+/// The nodes that share a device with `id`, itself included, whichever run they belong to.
+pub fn colocated_nodes(nodes: &Nodes, id: NodeId) -> Result<Vec<NodeId>> {
+    let sets = colocate(nodes, &[], Placement::Soft)?;
+    let root = sets.root(id);
+    Ok(nodes.iter().map(|(id, _)| id).filter(|&id| sets.root(id) == root).collect())
+}
+
 impl Sets {
     /// The node that stands for the set of `id`: its member with the smallest number.
     pub(crate) fn root(&self, id: NodeId) -> NodeId {
@@ -221,11 +228,16 @@ impl Wish {
 }
 
 /// Variables, queues and their like: no inputs, and one output that refers to what they hold.
-pub(crate) fn holds_state(node: &Node) -> bool {
+pub fn holds_state(node: &Node) -> bool {
     match node.outputs.as_slice() {
         [output] => node.inputs.is_empty() && (output.is_ref || output.dtype == DType::Resource),
         _ => false,
     }
+}
+
+/// A variable of either family: state that is one tensor.
+pub fn is_variable(node: &Node) -> bool {
+    matches!(node.op(), "VarHandleOp" | "VariableV2" | "Variable")
 }
 
 /// Ops that take handles without using what is behind them, so need not be where that is.

@@ -37,6 +37,7 @@ pub mod wire;
 
 pub use attr::{AttrValue, Attrs};
 pub use client::{ClientEnds, with_client_ends};
+pub use colocate::{colocated_nodes, holds_state, is_variable};
 pub use control_flow::WhileOptions;
 pub use frames::{Frame, FrameId, Frames, frames};
 pub use grad::{GradientOptions, gradients, gradients_with};
@@ -48,7 +49,7 @@ pub use operators::IntoOutput;
 pub use origin::Origin;
 pub use output::{OpBuilder, Operation, Output};
 pub use partition::{Granularity, LoopControl, Partition, PartitionOptions, Transfer, moved_bytes, partition};
-pub use place::{DeviceInfo, KernelSupport, Order, PlaceOptions, Placement, Policy, place};
+pub use place::{DeviceInfo, KernelSupport, Order, PlaceOptions, Placement, Policy, place, state_stays};
 pub use placed::{LogFormat, Placed, PlacedGraph, Rule, log_lines};
 pub use prune::{Pruned, Request, prune};
 pub use registry::OpRegistry;

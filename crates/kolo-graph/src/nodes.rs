@@ -206,6 +206,12 @@ impl Nodes {
         id
     }
 
+    /// Makes a node ask for `device`, as `said` says.
+    pub fn pin(&mut self, id: NodeId, device: DeviceSpec, said: Origin) {
+        let node = self.node_mut(id);
+        (node.device, node.device_source) = (device, Some(said));
+    }
+
     pub(crate) fn truncate(&mut self, n_nodes: usize) {
         for node in self.list.drain(n_nodes.min(self.list.len())..) {
             self.by_name.remove(&node.name);

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use kolo_core::{DType, DeviceName, DeviceSpec, Error, Result};
 
-use crate::colocate::{Sets, Wish, colocate, holds_state};
+use crate::colocate::{Sets, Wish, colocate, holds_state, is_variable};
 use crate::placed::{Placed, PlacedGraph, Rule};
 use crate::{AttrValue, Flow, Node, NodeId, Nodes};
 
@@ -266,12 +266,7 @@ impl<'a> Placer<'a, '_> {
             if !is_state(id) {
                 return Ok(None);
             }
-            return Err(Error::failed_precondition(format!(
-                "'{}' is pinned to '{}'{}, but it holds state on {name} since an earlier run, and state does not move",
-                self.nodes.node(id).name,
-                wish.spec,
-                self.pin_line(&wish)
-            )));
+            return Err(state_stays(self.nodes.node(id), &wish.spec, &self.pin_line(&wish), name));
         }
         match placed().find(|(other, at)| *at != device && is_state(*other)) {
             Some((other, at)) => Err(Error::invalid_argument(format!(
@@ -495,6 +490,18 @@ impl<'a> Placer<'a, '_> {
             names.join(", ")
         ))
     }
+}
+
+/// Why a node that holds state on `at` does not follow a pin (`line` says where that stands) to `wish`, and how to move it.
+pub fn state_stays(node: &Node, wish: &DeviceSpec, line: &str, at: &DeviceName) -> Error {
+    let how = match is_variable(node) {
+        true => format!("to move it, call session.move_node(\"{}\", \"{wish}\") between runs", node.name),
+        false => format!("what a {} holds does not move: make a new session to place it anew", node.op()),
+    };
+    Error::failed_precondition(format!(
+        "'{}' is pinned to '{wish}'{line}, but it holds state on {at} since an earlier run; {how}",
+        node.name
+    ))
 }
 
 /// A value out of nothing, which can as well be made where it is used.

@@ -103,6 +103,7 @@ fn state_does_not_move_off_its_device() {
     let error = place_all(&nodes, "/cpu:0 /gpu:0", &HashMap::from([(NodeId(0), 0)]), &strict()).err().unwrap();
     assert_eq!(error.code(), Code::FailedPrecondition);
     assert!(error.message().starts_with("'v' is pinned to '/device:GPU:0' (pinned at "), "{error}");
+    assert!(error.message().contains("holds state on /job:localhost/replica:0/task:0/device:CPU:0"), "{error}");
     let bad = place_all(&nodes, "/cpu:0", &HashMap::from([(NodeId(0), 5)]), &strict()).err().unwrap();
     assert_eq!(bad.code(), Code::Internal);
 }

@@ -104,6 +104,11 @@ impl PlacementRules {
         self.find(node).map_or_else(|| node.device.clone(), |rule| rule.device_of(node))
     }
 
+    /// Whether a rule decides what this node asks for: one that the program's own pin does not outweigh.
+    pub fn decides(&self, node: &Node) -> bool {
+        self.find(node).is_some_and(|rule| rule.overrides || node.device.is_empty())
+    }
+
     /// The nodes with what they ask for under the rules. Nodes that no rule changes are shared with `nodes`.
     pub fn apply(&self, nodes: &Nodes) -> Nodes {
         let mut ruled = nodes.clone();

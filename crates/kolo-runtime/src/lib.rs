@@ -9,6 +9,7 @@ mod devices;
 mod executor;
 mod host;
 mod inter_pool;
+mod layout;
 mod planner;
 mod rendezvous;
 mod session;

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use kolo_core::{DeviceName, DeviceSpec, Result};
+use kolo_core::{DType, DeviceName, DeviceSpec, Result};
 use kolo_graph::{
-    DeviceInfo, KernelSupport, Node, NodeId, Nodes, Origin, PartitionOptions, PlaceOptions, Placed, Placement, Request,
-    Rule, moved_bytes, partition, place, prune,
+    DeviceInfo, Endpoint, KernelSupport, Node, NodeId, Nodes, Origin, PartitionOptions, PlaceOptions, Placed,
+    Placement, Request, Rule, colocated_nodes, holds_state, moved_bytes, partition, place, prune, state_stays,
 };
-use kolo_ops::{find_kernel, find_op, registry};
+use kolo_ops::{KernelMaker, find_kernel, find_op, registry};
 
 use crate::config::SessionConfig;
 use crate::devices::Devices;
@@ -40,6 +41,8 @@ pub struct PlacementRow {
     pub pinned_at: Option<Origin>,
     /// What decided.
     pub rule: Rule,
+    /// Where it was before its pin changed, if it moved in this session.
+    pub moved_from: Option<DeviceName>,
     /// Bytes that a step moves from it to other devices; `None` where a shape is not known.
     pub n_bytes_moved: Option<usize>,
 }
@@ -57,8 +60,12 @@ impl fmt::Display for PlacementReport {
         let body = self.rows.iter().map(|row| {
             let wish = if row.wish.is_empty() { "-".to_owned() } else { row.wish.to_string() };
             let moved = row.n_bytes_moved.map_or_else(|| "?".to_owned(), |n| n.to_string());
+            let rule = match &row.moved_from {
+                Some(from) => format!("{}, moved from {from}", row.rule),
+                None => row.rule.to_string(),
+            };
             let pin = row.pinned_at.as_ref().map_or_else(String::new, Origin::to_string);
-            [row.node.clone(), row.op.to_owned(), wish, row.device.to_string(), row.rule.to_string(), moved, pin]
+            [row.node.clone(), row.op.to_owned(), wish, row.device.to_string(), rule, moved, pin]
         });
         let table: Vec<[String; 7]> = std::iter::once(head).chain(body).collect();
         let width = |column: usize| table.iter().map(|row| row[column].len()).max().unwrap_or(0);
@@ -83,7 +90,8 @@ pub(crate) struct Planner {
     /// Where earlier runs put nodes: rule 1.
     earlier: HashMap<NodeId, usize>,
     placed: BTreeMap<NodeId, (Placed, Option<usize>)>,
-    n_fallbacks: usize,
+    /// Nodes whose pin changed, and where they were.
+    moved_from: HashMap<NodeId, usize>,
     fresh: u64,
 }
 
@@ -103,7 +111,7 @@ impl Planner {
             log: config.log_device_placement,
             earlier: HashMap::new(),
             placed: BTreeMap::new(),
-            n_fallbacks: 0,
+            moved_from: HashMap::new(),
             fresh: 0,
         }
     }
@@ -135,16 +143,25 @@ impl Planner {
         // Only a plan that can run counts as an earlier run.
         for &id in &pruned.nodes {
             let Some(row) = placed.placed(id) else { continue };
-            if self.earlier.insert(id, row.device).is_none() {
-                if self.log {
-                    let (node, device) = (nodes.node(id), &self.infos[row.device].name);
-                    tracing::info!(target: "kolo::placement", "{}: ({}): {device}", node.name, node.op());
-                }
-                if matches!(row.rule, Rule::SoftMissingKernel | Rule::SoftMissingDevice) {
-                    self.n_fallbacks += 1;
-                }
-                let bytes = moved.get(&id).copied().unwrap_or(Some(0));
-                self.placed.insert(id, (row.clone(), bytes));
+            self.earlier.insert(id, row.device);
+            let bytes = moved.get(&id).copied().unwrap_or(Some(0));
+            if let Some((old, most)) = self.placed.get_mut(&id).filter(|(old, _)| old.device == row.device) {
+                // Runs differ in what they take from a node; the table shows the most.
+                *most = most.zip(bytes).map(|(most, bytes)| most.max(bytes));
+                old.wish = row.wish.clone();
+                continue;
+            }
+            let (node, device) = (nodes.node(id), &self.infos[row.device].name);
+            if self.log {
+                tracing::info!(target: "kolo::placement", "{}: ({}): {device}", node.name, node.op());
+            }
+            if let Some((old, _)) = self.placed.insert(id, (row.clone(), bytes)) {
+                let from = &self.infos[old.device].name;
+                tracing::info!(
+                    target: "kolo::placement",
+                    "{}: ({}): moved from {from} to {device}{}", node.name, node.op(), node.pinned_at()
+                );
+                self.moved_from.insert(id, old.device);
             }
         }
         let feeds = wanted
@@ -155,8 +172,9 @@ impl Planner {
                 FeedInfo { name: nodes.endpoint_name(at), dtype: info.dtype, shape: info.shape.clone() }
             })
             .collect();
-        let echo = |(fetch, at): (usize, &kolo_graph::Endpoint)| pruned.feed_of(*at).map(|feed| (fetch, feed));
+        let echo = |(fetch, at): (usize, &Endpoint)| pruned.feed_of(*at).map(|feed| (fetch, feed));
         Ok(RunPlan {
+            is_stale: AtomicBool::new(false),
             is_constant: parts.iter().all(|part| part.roots.is_empty() && part.feeds.is_empty()),
             parts,
             feeds,
@@ -175,11 +193,86 @@ impl Planner {
                 device: self.infos[placed.device].name.clone(),
                 pinned_at: node.device_source.clone().filter(|_| !node.device.is_empty()),
                 rule: placed.rule,
+                moved_from: self.moved_from.get(&id).map(|&from| self.infos[from].name.clone()),
                 n_bytes_moved: *bytes,
             }
         };
-        PlacementReport { rows: self.placed.iter().map(row).collect(), n_fallbacks: self.n_fallbacks }
+        let fell_back = |(placed, _): &&(Placed, _)| is_fallback(placed.rule);
+        PlacementReport {
+            rows: self.placed.iter().map(row).collect(),
+            n_fallbacks: self.placed.values().filter(fell_back).count(),
+        }
     }
+
+    /// The placed nodes that must move because `nodes` pins them, or what shares their device, elsewhere than earlier
+    /// runs put them. State does not move by itself: that is an error.
+    pub fn moves(&self, nodes: &Nodes) -> Result<Vec<NodeId>> {
+        let mut moves = Vec::new();
+        for (&id, (placed, _)) in &self.placed {
+            let node = nodes.node(id);
+            let at = &self.infos[placed.device].name;
+            if node.device == placed.wish || node.device.matches(at) {
+                continue;
+            }
+            if self.keeps_state(nodes, id) {
+                return Err(state_stays(node, &node.device, &node.pinned_at(), at));
+            }
+            moves.extend(colocated_nodes(nodes, id)?.into_iter().filter(|&other| !self.keeps_state(nodes, other)));
+        }
+        Ok(moves)
+    }
+
+    /// Forgets where these nodes are, so that the next plan places them anew.
+    pub fn forget(&mut self, ids: &[NodeId]) {
+        self.earlier.retain(|id, _| !ids.contains(id));
+    }
+
+    /// Whether a node keeps something between steps itself: a variable, a queue, the place in a random stream. Nodes that
+    /// work on the state of others go where that is.
+    pub fn keeps_state(&self, nodes: &Nodes, id: NodeId) -> bool {
+        let node = nodes.node(id);
+        let borrows = |(i, at): (usize, &Endpoint)| {
+            node.ref_inputs.get(i).copied().unwrap_or(false) || nodes.output(*at).dtype == DType::Resource
+        };
+        if holds_state(node) {
+            return true;
+        }
+        if !node.def.stateful || node.inputs.iter().enumerate().any(borrows) {
+            return false;
+        }
+        // A kernel that is a plain function has nowhere to keep anything.
+        let cpu = DeviceName::local("CPU", 0);
+        !find_kernel(node, &cpu).is_ok_and(|kernel| matches!(kernel.make, KernelMaker::Function(_)))
+    }
+
+    /// Where earlier runs put a node.
+    pub fn device_of(&self, id: NodeId) -> Option<usize> {
+        self.earlier.get(&id).copied()
+    }
+
+    /// Whether a node can run on device number `device`.
+    pub fn runs_on(&self, node: &Node, device: usize) -> bool {
+        Support { devices: &self.devices }.has_kernel(node, &self.infos[device].name)
+    }
+
+    /// Notes that these nodes are on `device` now.
+    pub fn relocate(&mut self, nodes: &Nodes, ids: &[NodeId], device: usize) {
+        for &id in ids {
+            let Some((placed, bytes)) = self.placed.get_mut(&id) else { continue };
+            if placed.device != device {
+                self.moved_from.insert(id, placed.device);
+            }
+            self.earlier.insert(id, device);
+            let wish = nodes.node(id).device.clone();
+            let rule = if wish.is_empty() { Rule::Colocated } else { Rule::Pinned };
+            // The next plan says what it makes move.
+            (*placed, *bytes) = (Placed { device, wish, rule }, Some(0));
+        }
+    }
+}
+
+fn is_fallback(rule: Rule) -> bool {
+    matches!(rule, Rule::SoftMissingKernel | Rule::SoftMissingDevice)
 }
 
 /// The op table's answer to what can run where; null devices answer for themselves.
