@@ -50,7 +50,7 @@ fn soft() -> PlaceOptions {
 }
 
 fn tf() -> PlaceOptions {
-    PlaceOptions { policy: Policy::Tf, ..PlaceOptions::default() }
+    PlaceOptions { policy: Policy::Heuristic, ..PlaceOptions::default() }
 }
 
 fn source<'g>(g: &'g Graph, name: &str) -> Output<'g> {
@@ -394,7 +394,7 @@ proptest! {
         let nodes = g.snapshot();
         let options = PlaceOptions {
             placement: if is_soft { Placement::Soft } else { Placement::Strict },
-            policy: if policy { Policy::Tf } else { Policy::Simple },
+            policy: if policy { Policy::Heuristic } else { Policy::Simple },
             ..PlaceOptions::default()
         };
         let on = "/cpu:0 /cpu:1 /gpu:0 /gpu:1";

@@ -222,7 +222,7 @@ fn resource_key(node: &Node) -> Result<(String, Arc<str>)> {
 }
 
 /// A copy in the device's own memory.
-fn copy_to(device: &dyn Device, value: &Tensor, tag: &Arc<str>) -> Result<Tensor> {
+pub(crate) fn copy_to(device: &dyn Device, value: &Tensor, tag: &Arc<str>) -> Result<Tensor> {
     if value.dtype().size().is_none() {
         return Ok(value.clone());
     }

@@ -10,6 +10,7 @@ mod executor;
 mod host;
 mod inter_pool;
 mod layout;
+mod links;
 mod planner;
 mod rendezvous;
 mod session;

@@ -7,8 +7,9 @@ use std::sync::atomic::AtomicBool;
 
 use kolo_core::{DType, DeviceName, DeviceSpec, Result};
 use kolo_graph::{
-    DeviceInfo, Endpoint, KernelSupport, Node, NodeId, Nodes, Origin, PartitionOptions, PlaceOptions, Placed,
-    Placement, Request, Rule, colocated_nodes, holds_state, moved_bytes, partition, place, prune, state_stays,
+    DeviceInfo, Endpoint, FallbackCost, KernelSupport, Node, NodeId, Nodes, Origin, PartitionOptions, PlaceOptions,
+    Placed, Placement, Request, Rule, colocated_nodes, holds_state, moved_bytes, partition, place, price_fallbacks,
+    prune, state_stays,
 };
 use kolo_ops::{KernelMaker, find_kernel, find_op, registry};
 
@@ -24,6 +25,8 @@ pub struct PlacementReport {
     pub rows: Vec<PlacementRow>,
     /// How many nodes are not where they were pinned.
     pub n_fallbacks: usize,
+    /// What those nodes cost in a step that runs all of them.
+    pub fallback_cost: FallbackCost,
 }
 
 /// Where one node was placed, and why.
@@ -76,7 +79,7 @@ impl fmt::Display for PlacementReport {
         }
         match self.n_fallbacks {
             0 => Ok(()),
-            n => writeln!(f, "{n} node(s) are not where they were pinned"),
+            _ => writeln!(f, "{}", self.fallback_cost),
         }
     }
 }
@@ -107,7 +110,13 @@ impl Planner {
         Planner {
             devices,
             infos,
-            options: PlaceOptions { placement, max_fallbacks: config.max_fallbacks, ..PlaceOptions::default() },
+            options: PlaceOptions {
+                placement,
+                policy: config.placement_policy,
+                max_fallbacks: config.max_fallbacks,
+                costs: config.costs.clone(),
+                ..PlaceOptions::default()
+            },
             log: config.log_device_placement,
             earlier: HashMap::new(),
             placed: BTreeMap::new(),
@@ -141,6 +150,7 @@ impl Planner {
         }
 
         // Only a plan that can run counts as an earlier run.
+        let mut n_new_fallbacks = 0;
         for &id in &pruned.nodes {
             let Some(row) = placed.placed(id) else { continue };
             self.earlier.insert(id, row.device);
@@ -151,6 +161,7 @@ impl Planner {
                 old.wish = row.wish.clone();
                 continue;
             }
+            n_new_fallbacks += usize::from(row.rule.is_fallback());
             let (node, device) = (nodes.node(id), &self.infos[row.device].name);
             if self.log {
                 tracing::info!(target: "kolo::placement", "{}: ({}): {device}", node.name, node.op());
@@ -163,6 +174,9 @@ impl Planner {
                 );
                 self.moved_from.insert(id, old.device);
             }
+        }
+        if n_new_fallbacks > 0 {
+            tracing::warn!(target: "kolo::placement", "{}", self.fallback_cost(nodes));
         }
         let feeds = wanted
             .feeds
@@ -197,11 +211,18 @@ impl Planner {
                 n_bytes_moved: *bytes,
             }
         };
-        let fell_back = |(placed, _): &&(Placed, _)| is_fallback(placed.rule);
+        let fallback_cost = self.fallback_cost(nodes);
         PlacementReport {
             rows: self.placed.iter().map(row).collect(),
-            n_fallbacks: self.placed.values().filter(fell_back).count(),
+            n_fallbacks: fallback_cost.n_nodes,
+            fallback_cost,
         }
+    }
+
+    /// What the nodes that fell back so far cost.
+    fn fallback_cost(&self, nodes: &Nodes) -> FallbackCost {
+        let placed = |id: NodeId| self.placed.get(&id).map(|(placed, _)| placed);
+        price_fallbacks(nodes, &self.infos, &placed, &self.options.costs)
     }
 
     /// The placed nodes that must move because `nodes` pins them, or what shares their device, elsewhere than earlier
@@ -266,13 +287,9 @@ impl Planner {
             let wish = nodes.node(id).device.clone();
             let rule = if wish.is_empty() { Rule::Colocated } else { Rule::Pinned };
             // The next plan says what it makes move.
-            (*placed, *bytes) = (Placed { device, wish, rule }, Some(0));
+            (*placed, *bytes) = (Placed { device, wish, rule, missed: None }, Some(0));
         }
     }
-}
-
-fn is_fallback(rule: Rule) -> bool {
-    matches!(rule, Rule::SoftMissingKernel | Rule::SoftMissingDevice)
 }
 
 /// The op table's answer to what can run where; null devices answer for themselves.

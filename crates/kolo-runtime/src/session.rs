@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 use kolo_device::{DeviceAttributes, MemoryStats};
-use kolo_graph::{Endpoint, Graph, NodeId, Nodes, Operation, Output};
+use kolo_graph::{CostModel, Endpoint, Graph, NodeId, Nodes, Operation, Output};
 use kolo_ops::CancelToken;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
@@ -264,6 +264,12 @@ impl Session {
     /// How much memory a device's tensors take, by the device's place in [`Session::list_devices`].
     pub fn memory_stats(&self, device: usize) -> Option<MemoryStats> {
         self.devices.units.get(device).map(|unit| unit.device.memory_stats())
+    }
+
+    /// Measures how fast values go from device to device, for [`SessionConfig::costs`]. Copies some megabytes for each pair
+    /// of device types.
+    pub fn measure_links(&self, costs: &mut CostModel) -> Result<()> {
+        crate::links::measure(&self.devices, costs)
     }
 
     /// Threads that run nodes beside callers, over all devices.

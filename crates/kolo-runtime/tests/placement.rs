@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use kolo_core::{Code, DType, DeviceName, DeviceSpec, Tensor};
 use kolo_device::NullDevice;
-use kolo_graph::{Graph, PlacementRules, Rule, VariableKind};
+use kolo_graph::{CostModel, Graph, Link, PlacementRules, Policy, Rule, VariableKind};
 use kolo_ops::math::matmul::matmul;
-use kolo_runtime::{DevicePlan, Session, SessionConfig};
+use kolo_runtime::{DevicePlan, RunOptions, Session, SessionConfig};
 
 fn cpus(n: usize) -> SessionConfig {
     SessionConfig { device_count: BTreeMap::from([("CPU".to_owned(), n)]), ..SessionConfig::default() }
@@ -282,4 +282,58 @@ fn pins_that_cannot_agree_are_named_with_their_lines() {
     assert!(text.contains("'a' asks for '/device:CPU:0' (pinned at "), "{text}");
     assert!(text.contains("'b' asks for '/device:CPU:1' (pinned at "), "{text}");
     assert_eq!(text.matches("placement.rs:").count(), 4, "{text}");
+}
+
+#[test]
+fn fall_backs_are_priced_in_the_report() {
+    let g = kolo_ops::graph();
+    let big = g.device("/gpu:0", || g.op("Fill").input(g.constant([1000i32, 1000])).input(g.constant(1.0f32)).out());
+    let y = g.device("/gpu:0", || matmul(big, big));
+    let z = g.device("/gpu:0", || y + 1.0);
+    let (config, _) = with_null_gpu(&["MatMul"], true);
+    let mut costs = CostModel::default();
+    let link = Link { bytes_per_second: 8e9, latency: 0.0 };
+    costs.set_link("CPU", "GPU", link);
+    costs.set_link("GPU", "CPU", link);
+    let session = Session::with_config(&g, SessionConfig { costs: Arc::new(costs), ..config }).unwrap();
+    session.explain(&[&z.name()]).unwrap();
+    let report = session.placement();
+    // Four million bytes come to the CPU, where MatMul is, and the product goes back: a millisecond.
+    let cost = &report.fallback_cost;
+    assert_eq!((report.n_fallbacks, cost.n_bytes, cost.n_unknown), (1, 8_000_000, 0), "{report}");
+    assert!((cost.seconds - 1e-3).abs() < 1e-9, "{cost:?}");
+    assert!(report.to_string().contains("1 op fell back, +1.0 ms a step: 8000000 bytes more move"), "{report}");
+}
+
+#[test]
+fn traces_make_a_placement_by_cost() {
+    let g = kolo_ops::graph();
+    let x = g.placeholder::<f32>("x", [Some(64), Some(64)]);
+    let tower = |name: &str| g.name_scope(name, || (0..3).fold(x, |y, _| matmul(y, y)));
+    let sum = tower("a") + tower("b");
+    let session = Session::with_config(&g, cpus(2)).unwrap();
+    let options = RunOptions { trace: true, ..RunOptions::default() };
+    let value = Tensor::zeros(DType::F32, [64, 64]).unwrap();
+    let (_, metadata) = session.run_with(&options, &[sum], &[(x, value.clone())], &[]).unwrap();
+    let mut measured = CostModel::default();
+    metadata.trace.add_to(&mut measured);
+    session.measure_links(&mut measured).unwrap();
+    for part in ["node a/MatMul MatMul CPU 1 0.", "node b/MatMul_2 MatMul CPU 1 0.", "link CPU CPU "] {
+        assert!(measured.to_string().contains(part), "'{part}' is missing in:\n{measured}");
+    }
+    // The same with times that do not depend on this machine.
+    let mut costs = CostModel::default();
+    for tower in ["a", "b"] {
+        for node in ["MatMul", "MatMul_1", "MatMul_2"] {
+            costs.record(&format!("{tower}/{node}"), "MatMul", "CPU", 0.01);
+        }
+    }
+    let config = SessionConfig { placement_policy: Policy::Cost, costs: Arc::new(costs), ..cpus(2) };
+    let session = Session::with_config(&g, config).unwrap();
+    session.run(&[sum], &[(x, value)], &[]).unwrap();
+    for (tower, device) in [("a", "CPU:0"), ("b", "CPU:1")] {
+        for node in ["MatMul", "MatMul_1", "MatMul_2"] {
+            assert_eq!(device_of(&session, &format!("{tower}/{node}")), device);
+        }
+    }
 }
