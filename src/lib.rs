@@ -32,8 +32,9 @@ pub use kolo_core::{
 };
 pub use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes, MemoryStats, NullDevice};
 pub use kolo_graph::{
-    AttrValue, Grad, GradientOptions, Graph, IndexedSlices, Initializer, Node, Operation, Output, Rule, Variable,
-    VariableKind, WhileOptions, gradients, gradients_with, wire,
+    AttrValue, CostModel, FallbackCost, Grad, GradientOptions, Graph, IndexedSlices, Initializer, Link, Node,
+    Operation, Origin, Output, PlacementRules, Policy, Rule, RuleRow, RuleTable, Variable, VariableKind, WhileOptions,
+    gradients, gradients_with, wire,
 };
 pub use kolo_ops::{CancelToken, graph};
 pub use kolo_runtime::{

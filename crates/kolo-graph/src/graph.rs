@@ -456,7 +456,7 @@ impl Graph {
             };
             let merged = wish.overridden_by(&node.device);
             if merged != node.device && node.device_source.is_none() {
-                node.device_source = Some(location);
+                node.device_source = Some(location.into());
             }
             node.device = merged;
         }
