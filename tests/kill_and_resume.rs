@@ -55,8 +55,12 @@ fn write_pictures(dir: &Path) {
 
 fn trainer(data: &Path, checkpoints: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
-    command.args(["train", "mnist", "--json", "--batch-size", "20", "--epochs", "4", "--seed", "3", "--resume"]);
-    command.args(["--checkpoint-every", "7", "--keep", "3", "--data"]).arg(data).arg("--checkpoint-dir").arg(checkpoints);
+    command.args(["train", "mnist", "--json", "--batch-size", "20", "--epochs", "2", "--seed", "3", "--resume"]);
+    command
+        .args(["--checkpoint-every", "5", "--keep", "3", "--data"])
+        .arg(data)
+        .arg("--checkpoint-dir")
+        .arg(checkpoints);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

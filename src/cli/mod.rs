@@ -1,8 +1,8 @@
 //! Commands and flags. Each command is a file; flags and environment variables are read here and nowhere else.
 
 mod bench;
-mod completions;
 mod checkpoint;
+mod completions;
 mod devices;
 mod explain;
 mod graph_file;

@@ -11,7 +11,11 @@ pub fn cnn(images: Output<'_>) -> Result<Output<'_>> {
     for (block, filters) in [32, 64, 128].into_iter().enumerate() {
         for layer in 0..2 {
             let name = format!("conv{}_{}", block + 1, layer + 1);
-            x = nn::Conv2d::new(filters, [3, 3]).activation(nn::relu).kernel(nn::Initializer::HeNormal).name(&name).apply(x);
+            x = nn::Conv2d::new(filters, [3, 3])
+                .activation(nn::relu)
+                .kernel(nn::Initializer::HeNormal)
+                .name(&name)
+                .apply(x);
         }
         x = nn::max_pool(x, [2, 2], [2, 2], Padding::Same);
     }

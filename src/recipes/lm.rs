@@ -27,7 +27,8 @@ pub struct Size {
 pub fn transformer<'g>(tokens: Output<'g>, size: &Size) -> Output<'g> {
     let graph = tokens.graph();
     let small = Initializer::Normal { mean: 0.0, stddev: 0.02 };
-    let embedded = nn::Embedding::new(size.vocabulary, size.width).name("characters").initial(small.clone()).apply(tokens);
+    let embedded =
+        nn::Embedding::new(size.vocabulary, size.width).name("characters").initial(small.clone()).apply(tokens);
     let place = graph.new_variable("places", small).shape([size.context, size.width]).build();
     let mut x = embedded + place.read();
     let mask = AttentionMask::causal(graph, size.context);

@@ -12,7 +12,8 @@ pub type Network = for<'g> fn(Output<'g>) -> Result<Output<'g>>;
 
 /// One hidden layer of 256 rectified units.
 pub fn mlp(images: Output<'_>) -> Result<Output<'_>> {
-    let hidden = nn::Dense::new(256).activation(nn::relu).kernel(nn::Initializer::HeUniform).name("hidden").apply(images);
+    let hidden =
+        nn::Dense::new(256).activation(nn::relu).kernel(nn::Initializer::HeUniform).name("hidden").apply(images);
     Ok(nn::dense(hidden, 10, "logits"))
 }
 

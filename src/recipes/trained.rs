@@ -3,6 +3,7 @@
 use kolo_core::{Error, Result};
 use kolo_graph::{Graph, Output};
 
+use crate::nn;
 use crate::optim::Optimizer;
 use crate::parallel::{Tower, towers};
 use crate::train::{Model, global_step_or_create};
@@ -38,7 +39,8 @@ pub fn train_model<'g>(
         let device = placement.device.as_deref().unwrap_or("");
         return graph.device(device, || {
             let parts = build(inputs)?;
-            let train_op = optimizer.minimize(parts.loss, Some(step))?;
+            let updates = nn::update_ops(graph);
+            let train_op = graph.control_dependencies(&updates, || optimizer.minimize(parts.loss, Some(step)))?;
             let model = Model::new(inputs, parts.loss, train_op);
             Ok(parts.metrics.into_iter().fold(model, |model, (name, value)| model.metric(name, value)))
         });
@@ -48,7 +50,9 @@ pub fn train_model<'g>(
         let parts = build(share)?;
         Ok(Tower { loss: parts.loss, metrics: parts.metrics.into_iter().map(|(_, value)| value).collect() })
     })?;
-    let train_op = optimizer.apply_gradients(&trained.gradients, Some(step))?;
+    let updates = nn::update_ops(graph);
+    let train_op =
+        graph.control_dependencies(&updates, || optimizer.apply_gradients(&trained.gradients, Some(step)))?;
     let whole = graph.share_variables("evaluation", || build(inputs))?;
     let mut model = Model::new(inputs, trained.loss, train_op);
     if whole.metrics.len() != trained.metrics.len() {

@@ -9,9 +9,7 @@ use kolo_runtime::SessionConfig;
 
 use super::hooks::{CheckpointSaver, StepCounter, SummarySaver};
 use super::summary::FileWriter;
-use super::{
-    ChiefSessionCreator, Every, MonitoredSession, Scaffold, SessionHook, SessionSource, WorkerSessionCreator,
-};
+use super::{ChiefSessionCreator, Every, MonitoredSession, Scaffold, SessionHook, SessionSource, WorkerSessionCreator};
 
 /// Makes a [`MonitoredSession`] with the usual hooks: on the chief, checkpoints every 10 minutes, summaries and the step
 /// rate every 100 steps; on the others none of these.
@@ -129,8 +127,7 @@ impl<'g> MonitoredTrainingSession<'g> {
         let source = std::mem::replace(&mut self.source, Box::new(SessionConfig::default()));
         let source = move |graph: &Graph| source.open(graph);
         if !self.is_chief {
-            let creator =
-                WorkerSessionCreator::new(self.graph, source).scaffold(self.scaffold).max_wait(self.max_wait);
+            let creator = WorkerSessionCreator::new(self.graph, source).scaffold(self.scaffold).max_wait(self.max_wait);
             return MonitoredSession::new(creator, self.hooks);
         }
         let mut hooks = self.hooks;

@@ -99,8 +99,8 @@ impl<'g> Scaffold<'g> {
         let summary_op = match self.summary_op {
             Some(given) => Some(given),
             None => {
-                let merged = merge_all(graph)?;
-                merged.iter().for_each(|_| filled.push("summary_op"));
+                let merged = merge_all(graph);
+                filled.extend(merged.map(|_| "summary_op"));
                 merged
             }
         };

@@ -241,7 +241,7 @@ impl<'g> Supervisor<'g> {
                 let names: Vec<&str> = std::iter::once(summary.as_str()).chain(step.as_deref()).collect();
                 let values = session.run_named(&names, &[], &[])?;
                 let at = values.get(1).and_then(|value| value.integers().ok()).and_then(|v| v.first().copied());
-                values[0].strings()?.iter().try_for_each(|bytes| writer.add_summary(bytes, at.unwrap_or(0)))
+                writer.add_summary(&values[0], at.unwrap_or(0))
             })?;
         }
         if let (Some(dir), Some(saver)) = (&self.logdir, &self.scaffold.saver) {

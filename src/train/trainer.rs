@@ -29,7 +29,14 @@ impl<'g> Model<'g> {
     /// A model whose `inputs` take the columns of the data, in order; whose `loss` is a scalar, the mean over the batch; and
     /// which `train_op` improves by one step. It should count the global step.
     pub fn new(inputs: &[Output<'g>], loss: Output<'g>, train_op: Operation<'g>) -> Model<'g> {
-        Model { inputs: inputs.to_vec(), loss, train_op, metrics: Vec::new(), train_feeds: Vec::new(), evaluation: None }
+        Model {
+            inputs: inputs.to_vec(),
+            loss,
+            train_op,
+            metrics: Vec::new(),
+            train_feeds: Vec::new(),
+            evaluation: None,
+        }
     }
 
     /// A further scalar to report, such as an accuracy; the mean over the batch.

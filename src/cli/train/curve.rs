@@ -125,7 +125,8 @@ impl Curve {
             let _ = writeln!(text, "{label:>8} │{dots}");
         }
         let _ = writeln!(text, "{:>8} └{}", "", "─".repeat(columns / 2));
-        let _ = write!(text, "{:>9} {left:<12.0}{:>fill$.0}  {} by step", "", right, self.label, fill = columns / 2 - 12);
+        let _ =
+            write!(text, "{:>9} {left:<12.0}{:>fill$.0}  {} by step", "", right, self.label, fill = columns / 2 - 12);
         text
     }
 

@@ -72,7 +72,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>) -> Result<Traine
     let took = began.elapsed().as_secs_f64();
     let cost = report.as_ref().map(|report| report.last_loss);
     if let (Some(summaries), Some(accuracy)) = (&summaries, accuracy) {
-        summaries.writer.add_scalar("test/accuracy", accuracy as f32, step)?;
+        summaries.writer.add_scalar("test/accuracy", accuracy, step);
         summaries.writer.flush()?;
     }
     let curve = Curve { label: "loss", points: std::mem::take(&mut progress.losses) };
@@ -176,12 +176,12 @@ impl Summaries {
 impl Callback for Summaries {
     fn on_step(&mut self, report: &StepReport<'_, '_>) -> Result<Flow> {
         if report.step.unsigned_abs() % self.every == 0 {
-            self.writer.add_scalar("train/loss", report.loss as f32, report.step)?;
+            self.writer.add_scalar("train/loss", report.loss, report.step);
             if let Some(accuracy) = report.metric("accuracy") {
-                self.writer.add_scalar("train/accuracy", accuracy as f32, report.step)?;
+                self.writer.add_scalar("train/accuracy", accuracy, report.step);
             }
             let rate = report.n_samples as f64 / report.took.as_secs_f64().max(1e-9);
-            self.writer.add_scalar("train/samples_per_second", rate as f32, report.step)?;
+            self.writer.add_scalar("train/samples_per_second", rate, report.step);
         }
         Ok(Flow::Continue)
     }

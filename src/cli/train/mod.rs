@@ -244,8 +244,14 @@ fn lm(args: &Lm) -> Result<()> {
     let sampler = recipes::lm::Sampler { tokens, logits, context: size.context };
     if args.sample > 0 && !common.json {
         let vocabulary = corpus.vocabulary();
-        let text =
-            sampler.write_on(trainer.session(), vocabulary, &args.prompt, args.sample, args.temperature, common.seed)?;
+        let text = sampler.write_on(
+            trainer.session(),
+            vocabulary,
+            &args.prompt,
+            args.sample,
+            args.temperature,
+            common.seed,
+        )?;
         print(format_args!("\n{}{text}", args.prompt))?;
     }
     Ok(())

@@ -108,7 +108,8 @@ impl Progress {
         let (unit, epochs, step_ms) = (self.unit, self.epochs, self.window.step_ms());
         match self.view {
             View::Bar => {
-                let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", accuracy {:.1}%", accuracy * 100.0));
+                let accuracy =
+                    accuracy.map_or(String::new(), |accuracy| format!(", accuracy {:.1}%", accuracy * 100.0));
                 let message = format!("loss {:.4}{accuracy}, {} {unit}/s", report.loss, thousands(rate));
                 let bar = self.bar(report);
                 bar.set_prefix(format!("epoch {}/{epochs}", report.epoch + 1));

@@ -40,7 +40,7 @@ impl<'g> SessionHook<'g> for StepCounter {
             let rate = steps as f64 / took.as_secs_f64().max(1e-9);
             tracing::info!(target: "kolo::train", "global_step/sec: {rate:.1}");
             if let Some(writer) = &self.writer {
-                writer.add_scalar("global_step/sec", rate as f32, step)?;
+                writer.add_scalar("global_step/sec", rate, step);
             }
         }
         Ok(())

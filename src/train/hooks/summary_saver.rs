@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kolo_core::{Error, Result};
+use kolo_core::Result;
 use kolo_graph::{Graph, Output};
 use kolo_runtime::Session;
 
@@ -60,10 +60,10 @@ impl<'g> SessionHook<'g> for SummarySaver<'g> {
         }
         let step = context.step_now()?.unwrap_or(0);
         self.timer.acted(step);
-        let Some(summary) = values.values.first() else { return Ok(()) };
-        let bytes = summary.strings()?.first().cloned();
-        let bytes = bytes.ok_or_else(|| Error::invalid_argument("a summary must be one string"))?;
-        self.writer.add_summary(&bytes, step)
+        match values.values.first() {
+            Some(summary) => self.writer.add_summary(summary, step),
+            None => Ok(()),
+        }
     }
 
     fn end(&mut self, _session: &Arc<Session>) -> Result<()> {
