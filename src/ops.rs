@@ -83,7 +83,8 @@ pub use kolo_ops::nn::{
     depthwise_conv2d::depthwise_conv2d,
     dropout::dropout,
     elu::{elu, selu},
-    layer_norm::layer_norm,
+    gelu::gelu,
+    layer_norm::{composed_layer_norm, layer_norm},
     lrn::lrn,
     max_pool::max_pool,
     relu::{leaky_relu, relu, relu6},
@@ -115,4 +116,8 @@ pub use kolo_ops::state::{
     read::read_variable,
     reference::is_variable_initialized,
     scatter::{scatter_add, scatter_sub, scatter_update},
+};
+pub use kolo_ops::summary::{
+    histogram::histogram_summary, image::image_summary, merge::merge_summary, scalar::scalar_summary,
+    tensor::tensor_summary,
 };
