@@ -97,8 +97,8 @@ impl Pattern {
 
     /// Item `from` may come next, and those behind it that are reached without a character.
     fn reach(&self, next: &mut [bool], from: usize) {
-        for i in from..=self.0.len() {
-            next[i] = true;
+        for (i, is_next) in next.iter_mut().enumerate().skip(from) {
+            *is_next = true;
             if !self.0.get(i).is_some_and(|item| item.may_be_absent) {
                 return;
             }
