@@ -110,12 +110,12 @@ fn keeps_to_cores() {
     let z = g.device("/cpu:0", || y + x);
     let mut config = config(2);
     config.cpu_devices.insert(1, DevicePlan { cores: vec![last], ..DevicePlan::default() });
-    let session = Session::with_config(&g, config.clone()).unwrap();
+    let session = Session::with_config(&g, config.clone()).expect("the core may be used");
     assert!(session.list_devices()[1].description.contains(&format!("cores {last}")));
     assert!(session.list_devices()[0].description.contains("all cores"));
-    session.set_intra_op_threads("/cpu:1", 2).unwrap();
+    session.set_intra_op_threads("/cpu:1", 2).expect("the device exists");
     let one = Tensor::from([1.0f32]);
-    assert_eq!(session.run(&[z], &[(x, one)], &[]).unwrap(), [Tensor::from([3.0f32])]);
+    assert_eq!(session.run(&[z], &[(x, one)], &[]), Ok(vec![Tensor::from([3.0f32])]));
     let bound = |start: &str| {
         let Some(ids) = threads_called(start) else { return true };
         ids.iter().all(|id| {
@@ -127,6 +127,6 @@ fn keeps_to_cores() {
     soon("the device's own threads keep to its core", || bound("kolo-intra") && bound("kolo-cpu1"));
 
     config.cpu_devices.insert(0, DevicePlan { cores: vec![9999], ..DevicePlan::default() });
-    let error = Session::with_config(&g, config).err().unwrap();
+    let error = Session::with_config(&g, config).err().expect("no machine has this core");
     assert!(error.message().contains("core 9999"), "{error}");
 }
