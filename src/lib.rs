@@ -23,6 +23,8 @@ pub mod data;
 pub mod nn;
 pub mod ops;
 pub mod optim;
+pub mod parallel;
+pub mod recipes;
 pub mod train;
 
 pub use kolo_core::{

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use kolo::{
-    CostModel, DType, DeviceName, DevicePlan, Error, Graph, NullDevice, PlacementRules, Policy, Result, Session,
-    SessionConfig, Shape, Tensor, wire,
+    CostModel, DType, DeviceName, Error, Graph, NullDevice, PlacementRules, Policy, Result, Session, SessionConfig,
+    Shape, Tensor, wire,
 };
 use kolo_device::cpu::topology::parse_cores;
 
@@ -72,9 +72,7 @@ impl GraphArgs {
             ..SessionConfig::default()
         };
         let list = parse_devices(&self.devices)?;
-        for (id, cores) in list.cores {
-            config.cpu_devices.insert(id, DevicePlan { cores, ..DevicePlan::default() });
-        }
+        list.bind(&mut config);
         for (kind, n) in list.counts {
             match kind.as_str() {
                 "CPU" => drop(config.device_count.insert(kind, n)),
@@ -94,15 +92,24 @@ fn read_text(path: &Path) -> Result<String> {
 
 /// What `--devices` asks for.
 #[derive(Debug, Default, PartialEq)]
-struct DeviceList {
+pub struct DeviceList {
     /// How many devices of each kind, in capitals.
-    counts: BTreeMap<String, usize>,
+    pub counts: BTreeMap<String, usize>,
     /// The cores of CPU devices that were told theirs.
-    cores: BTreeMap<usize, Vec<usize>>,
+    pub cores: BTreeMap<usize, Vec<usize>>,
+}
+
+impl DeviceList {
+    /// Tells the CPU devices their cores.
+    pub fn bind(&self, config: &mut SessionConfig) {
+        for (&id, cores) in &self.cores {
+            config.cpu_devices.entry(id).or_default().cores.clone_from(cores);
+        }
+    }
 }
 
 /// Reads `cpu=4,gpu=1`, single devices such as `cpu:0,cpu:1=cores 2-3,5`, or both.
-fn parse_devices(text: &str) -> Result<DeviceList> {
+pub fn parse_devices(text: &str) -> Result<DeviceList> {
     /// More than this is a slip.
     const MOST: usize = 1024;
     let mut list = DeviceList::default();

@@ -28,7 +28,7 @@ impl<'g> Output<'g> {
     }
 
     /// An output that could not be made; the graph holds the reason.
-    pub(crate) fn invalid(graph: &'g Graph) -> Output<'g> {
+    pub fn invalid(graph: &'g Graph) -> Output<'g> {
         Output { graph, endpoint: Endpoint { node: NodeId::INVALID, index: 0 } }
     }
 
@@ -248,7 +248,8 @@ impl<'g> OpBuilder<'g> {
         self
     }
 
-    /// The name, made unique by a suffix; the op's name otherwise.
+    /// The name, made unique by a suffix; the op's name otherwise. A name that ends in a slash, such as
+    /// [`Graph::current_scope`], is taken as it is, without the slash: the node that stands for a scope.
     pub fn name(mut self, name: &str) -> Self {
         self.request.name = Some(name.to_owned());
         self
