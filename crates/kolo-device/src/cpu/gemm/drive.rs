@@ -6,7 +6,7 @@
 //!   for each block of C                                 parallel: one task per block
 //!     for each run of kc steps
 //!       pack the block's rows of A                      per thread, stays in L2
-//!       for each panel of B (stays in L1), for each tile of rows: micro-kernel
+//!       for each panel of B (streams from L2), for each tile of rows: micro-kernel
 //!       after the last step: epilogue on the tile       still in L1
 //! ```
 //!
@@ -62,12 +62,13 @@ pub(crate) struct Problem<'a, T> {
 // through A and B and write disjoint blocks of C.
 unsafe impl<T: Sync> Sync for Problem<'_, T> {}
 
-/// A panel of B for one run of k, in bytes: most of L1.
-const B_PANEL_BYTES: usize = 24 << 10;
+/// A panel of B for one run of k, in bytes: a part of L2, from where it streams as fast as it is used. Panels that fit
+/// L1 cost more, in visits to C.
+const B_PANEL_BYTES: usize = 256 << 10;
 /// A whole B this small is read in place.
 const B_IN_PLACE_BYTES: usize = 20 << 10;
 /// Most steps of k between two visits to a tile of C.
-const KC: usize = 256;
+const KC: usize = 2048;
 /// A thread's packed block of A, in bytes: a part of L2.
 const A_BLOCK_BYTES: usize = 256 << 10;
 const A_USED_ONCE_BYTES: usize = 24 << 10;
@@ -419,6 +420,9 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
                     let c = p.c.add(row * p.ldc + self.n.start + col);
                     width.micro(rows.len(), layout)(&Tile {
                         k: run.len(),
+                        segments: 1,
+                        a_skip: 0,
+                        b_skip: 0,
                         a,
                         a_stride,
                         b,
