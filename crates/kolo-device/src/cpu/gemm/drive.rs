@@ -81,6 +81,8 @@ const K_CHUNK: usize = 4096;
 /// Work below which a product stays on its caller, and the least work of a task.
 const SERIAL_FLOP: usize = 2_000_000;
 const TASK_FLOP: usize = 1_000_000;
+/// Tiles below each other up to which a product is flat.
+const FLAT_TILES: usize = 8;
 /// Pieces to aim at, so that a few threads finish at about the same time.
 const N_TASKS: usize = 16;
 
@@ -211,11 +213,21 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
     /// # Safety
     /// As for [`run`].
     unsafe fn run(&self, pool: &IntraPool) {
+        if self.is_flat() {
+            // SAFETY: passed on.
+            return unsafe { self.run_columns(pool) };
+        }
         let packed = Scratch::take::<T>(self.packed_b_len());
         let b = Shared(packed.as_ptr::<T>());
         let (row_cuts, col_cuts) = self.task_grid();
         let serial = row_cuts * col_cuts == 1;
-        let n_panel_groups = if serial { 1 } else { self.n.len().div_ceil(4 * self.kernels.nr()) };
+        // Panels are packed four at a time where there are many.
+        let n_panels = self.n.len().div_ceil(self.kernels.nr());
+        let n_panel_groups = match (serial, self.n_runs * n_panels > N_TASKS) {
+            (true, _) => 1,
+            (false, true) => n_panels.div_ceil(4),
+            (false, false) => n_panels,
+        };
         let jobs = self.n_runs * n_panel_groups;
         let group = self.n.len().div_ceil(n_panel_groups).next_multiple_of(self.kernels.nr());
         let pack = |job: usize| {
@@ -244,6 +256,29 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
             pool.parallel_for(row_cuts * col_cuts, &task)
         }
         packed.put_back();
+    }
+
+    /// Few rows and many columns: what is packed of B is used so seldom that it should not leave the core.
+    fn is_flat(&self) -> bool {
+        let (m, n, k) = (self.p.m, self.n.len(), self.k.len());
+        let (mr, nr) = (self.kernels.mr, self.kernels.nr());
+        self.pack_b && m <= FLAT_TILES * mr && n >= N_TASKS * nr && 2 * m * n * k >= SERIAL_FLOP
+    }
+
+    /// Every task packs columns of B for itself and multiplies them with all rows of A.
+    ///
+    /// # Safety
+    /// As for [`run`].
+    unsafe fn run_columns(&self, pool: &IntraPool) {
+        let is_gathered = matches!(self.p.a, Left::Gather(..));
+        let pack_a = is_gathered || (self.pack_a && self.p.lda_bytes(size_of::<T>()).is_multiple_of(2048));
+        pool.parallel_for(N_TASKS, &|t| {
+            let cols = nth_cut(self.n.len(), N_TASKS, self.kernels.nr(), t);
+            let n = self.n.start + cols.start..self.n.start + cols.end;
+            let chunk = Chunk { n, k: self.k.clone(), pack_a, ..*self };
+            // SAFETY: passed on; the columns of C are this task's alone.
+            unsafe { chunk.run_alone() }
+        });
     }
 
     /// # Safety
@@ -287,7 +322,8 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
         }
         let wanted = N_TASKS.min(flop / TASK_FLOP).max(2);
         while rows * cols < wanted {
-            let can_rows = m / (rows * 2) >= mr;
+            // Tiles of somewhat fewer rows than there could be are as fast.
+            let can_rows = m / (rows * 2) >= mr * 3 / 4;
             let can_cols = n / (cols * 2) >= nr;
             match (can_rows, can_cols) {
                 (true, _) if m / rows >= n / cols / 4 || !can_cols => rows *= 2,
