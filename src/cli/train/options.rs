@@ -18,7 +18,7 @@ pub struct Common {
     #[arg(long, value_enum)]
     pub optimizer: Option<Kind>,
     /// The learning rate, kept constant; without it each recipe has its own, which falls towards the end
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub lr: Option<f64>,
     /// Samples in a step
     #[arg(long, value_name = "N")]
