@@ -77,7 +77,8 @@ fn ctrl_c_saves_and_resume_goes_on() {
     let mut rest = String::new();
     lines.read_to_string(&mut rest).unwrap();
     assert!(child.wait().unwrap().success(), "{rest}");
-    let stopped = rest.lines().find_map(|line| line.strip_prefix("Stopped at step ")).unwrap_or_else(|| panic!("{rest}"));
+    let stopped =
+        rest.lines().find_map(|line| line.strip_prefix("Stopped at step ")).unwrap_or_else(|| panic!("{rest}"));
     let step: i64 = stopped.split(',').next().unwrap().parse().unwrap();
 
     let last = (step + 5).to_string();

@@ -127,8 +127,7 @@ fn an_interrupted_training_goes_on_bit_for_bit() {
         trainer.fit(&data, &mut []).unwrap();
         weights(&g, trainer.session())
     };
-    let mut lives = 0;
-    for stop_at in [3, 11, 12, 1000] {
+    for (life, stop_at) in [3, 11, 12, 1000].into_iter().enumerate() {
         let g = kolo::graph();
         let model = model(&g);
         let dir = folder.0.join("cut");
@@ -136,7 +135,7 @@ fn an_interrupted_training_goes_on_bit_for_bit() {
         let checkpoints = Checkpoints { dir: dir.clone(), every: Every::Steps(4), keep: 2 };
         let builder = Trainer::new(&g, model).checkpoints(checkpoints).resume(true).stop_flag(stop.clone());
         let mut trainer = builder.build().unwrap();
-        assert_eq!(trainer.restored().is_some(), lives > 0);
+        assert_eq!(trainer.restored().is_some(), life > 0);
         let report = trainer.fit(&data, &mut [&mut Interrupt(stop_at, stop)]).unwrap();
         assert_eq!(report.stopped, stop_at < 1000);
         assert_eq!(report.step, stop_at.min(30));
@@ -144,7 +143,6 @@ fn an_interrupted_training_goes_on_bit_for_bit() {
             latest_checkpoint(&dir).unwrap(),
             Some(dir.join(format!("model.ckpt-{}", report.step)).display().to_string())
         );
-        lives += 1;
         if stop_at == 1000 {
             assert_eq!(weights(&g, trainer.session()), undisturbed);
         }
