@@ -39,7 +39,7 @@ fn assert_close(what: &str, found: &Tensor, expected: &Tensor) {
         assert_eq!(found, expected, "{what}");
         return;
     }
-    let pairs = found.data::<f32>().unwrap().iter().zip(expected.data::<f32>().unwrap());
+    let pairs = found.data::<f32>().expect("it is float").iter().zip(expected.data::<f32>().expect("it is float"));
     for (found, expected) in pairs {
         let close = (found - expected).abs() <= 1e-5 * expected.abs().max(1.0);
         assert!(close, "{what}: {found} should be {expected}");
@@ -50,10 +50,10 @@ fn assert_close(what: &str, found: &Tensor, expected: &Tensor) {
 #[track_caller]
 fn check(name: &str) -> Graph {
     let graph = kolo::graph();
-    import(&graph, &message(&format!("{name}.pb")), ImportOptions::default()).unwrap();
-    let session = Session::new(&graph).unwrap();
+    import(&graph, &message(&format!("{name}.pb")), ImportOptions::default()).expect("it can be imported");
+    let session = Session::new(&graph).expect("the graph is sound");
     if graph.operation("init").is_ok() {
-        session.run_named(&[], &[], &["init"]).unwrap();
+        session.run_named(&[], &[], &["init"]).expect("it should work");
     }
     for (step, [feeds, expected]) in steps(&format!("{name}.npz")) {
         let feeds: Vec<(&str, Tensor)> = feeds.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
@@ -153,12 +153,16 @@ fn our_gradients_go_through_calls() {
 /// The gradient of the sum of `y` for `x`, with these feeds.
 fn gradient_of(file: &str, y: &str, feeds: &[(&str, Tensor)]) -> Tensor {
     let graph = kolo::graph();
-    import(&graph, &message(file), ImportOptions::default()).unwrap();
-    let x = graph.output("x").unwrap();
-    let gradients = kolo::gradients(&[graph.output(y).unwrap()], &[x]).unwrap();
+    import(&graph, &message(file), ImportOptions::default()).expect("it can be imported");
+    let x = graph.output("x").expect("it should work");
+    let gradients = kolo::gradients(&[graph.output(y).expect("it should work")], &[x]).expect("it should work");
     let Some(kolo::Grad::Dense(gradient)) = gradients[0] else { panic!("there is a gradient") };
-    graph.check().unwrap();
-    Session::new(&graph).unwrap().run_named(&[&gradient.name()], feeds, &[]).unwrap().remove(0)
+    graph.check().expect("it should work");
+    Session::new(&graph)
+        .expect("the graph is sound")
+        .run_named(&[&gradient.name()], feeds, &[])
+        .expect("it should work")
+        .remove(0)
 }
 
 #[test]

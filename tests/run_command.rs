@@ -45,7 +45,7 @@ fn array(file: &str, name: &str) -> Tensor {
 #[track_caller]
 fn assert_close(found: &Tensor, expected: &Tensor) {
     assert_eq!(found.shape(), expected.shape());
-    for (a, b) in found.data::<f32>().unwrap().iter().zip(expected.data::<f32>().unwrap()) {
+    for (a, b) in found.data::<f32>().expect("it is float").iter().zip(expected.data::<f32>().expect("it is float")) {
         assert!((a - b).abs() < 1e-5, "{found:?} should be {expected:?}");
     }
 }
