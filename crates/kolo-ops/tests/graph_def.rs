@@ -8,7 +8,7 @@ use std::path::Path;
 
 use kolo_core::{Code, Tensor};
 use kolo_graph::wire::graph::{
-    DroppedAttr, ExportOptions, ImportOptions, Imported, export, import, read_graph, write_graph,
+    Calls, DroppedAttr, ExportOptions, ImportOptions, Imported, export, import, read_graph, write_graph,
 };
 use kolo_graph::wire::proto::{AttrValue, GraphDef, NodeDef, Value};
 use kolo_graph::wire::{tensor, text};
@@ -21,7 +21,10 @@ const GRAPHS: &[&str] =
     &["consts", "lists", "placeholders", "ref_variables", "resource_variables", "strings", "while_v1"];
 
 /// Fixtures that no op table makes a graph of.
-const NO_GRAPHS: &[&str] = &["floats", "functions", "strings_by_hand", "variants"];
+const NO_GRAPHS: &[&str] = &["floats", "strings_by_hand", "variants"];
+
+/// Fixtures that call functions.
+const FUNCTIONS: &[&str] = &["functions"];
 
 fn read(name: &str) -> GraphDef {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kolo-graph/tests/data").join(name);
@@ -119,14 +122,35 @@ fn what_is_no_graph_of_ours_is_refused_by_name() {
         assert!(graph.nodes().is_empty());
     };
     refused("floats", Code::NotFound, &["Nothing 'attrs'", "Op type not registered 'Nothing'"]);
-    refused("functions", Code::Unimplemented, &["PartitionedCall 'PartitionedCall'", "does not run functions"]);
     refused("strings_by_hand", Code::InvalidArgument, &["'ñandú' is not a valid node name"]);
-    refused("variants", Code::Unimplemented, &["PartitionedCall 'call'", "needs function 'f'"]);
+    refused("variants", Code::InvalidArgument, &["PartitionedCall 'call'", "function 'f' takes 1 inputs, found 0"]);
+}
+
+#[test]
+fn calls_survive_where_they_are_kept_and_run_as_plain_nodes_elsewhere() {
+    for fixture in FUNCTIONS {
+        let def = read(&format!("{fixture}.pb"));
+        let kept = graph();
+        let options = ImportOptions { calls: Calls::Keep, ..ImportOptions::default() };
+        let done = import(&kept, &def, options).unwrap_or_else(|error| panic!("{error}"));
+        let written = export(&kept.nodes(), ExportOptions::default()).unwrap();
+        assert_eq!(written.library, def.library);
+        for original in &def.node {
+            let found = written.node.iter().find(|node| node.name == original.name);
+            assert_same_node(found.expect("no node is lost"), original, &done.dropped_attrs);
+        }
+        let (lowered, done) = imported(&def);
+        assert_eq!(done.nodes.len(), def.node.len());
+        let nodes = lowered.snapshot();
+        assert!(nodes.iter().all(|(_, node)| !node.op().contains("Call")), "{nodes}");
+        assert_eq!(export(&nodes, ExportOptions::default()).unwrap().library, def.library);
+        assert_same_after_a_round_trip(&lowered);
+    }
 }
 
 #[test]
 fn both_forms_of_a_file_are_the_same_graph() {
-    for fixture in GRAPHS.iter().chain(NO_GRAPHS) {
+    for fixture in GRAPHS.iter().chain(NO_GRAPHS).chain(FUNCTIONS) {
         let [bytes, text] = ["pb", "pbtxt"].map(|form| write_graph(&read(&format!("{fixture}.{form}"))).unwrap());
         assert!(bytes == text, "{fixture}");
     }
@@ -287,7 +311,7 @@ fn what_is_readable(fixture: &str) -> GraphDef {
 proptest! {
     #[test]
     fn damaged_bytes_do_no_harm(
-        fixture in prop::sample::select([GRAPHS, NO_GRAPHS].concat()),
+        fixture in prop::sample::select([GRAPHS, NO_GRAPHS, FUNCTIONS].concat()),
         changes in prop::collection::vec(
             (any::<prop::sample::Index>(), 0..4_usize, prop::collection::vec(any::<u8>(), 0..3)), 1..6),
     ) {
@@ -303,7 +327,7 @@ proptest! {
     }
 
     #[test]
-    fn scrambled_graphs_do_no_harm(fixture in prop::sample::select(GRAPHS), changes in changes()) {
+    fn scrambled_graphs_do_no_harm(fixture in prop::sample::select([GRAPHS, FUNCTIONS].concat()), changes in changes()) {
         let mut def = what_is_readable(fixture);
         for change in &changes {
             apply(&mut def, change);
