@@ -14,10 +14,12 @@ use super::IntraPool;
 use super::gemm::{Epilogue, Layout, Left, Problem, Real, Shared, product, transpose};
 use super::scratch::Scratch;
 
+mod direct;
 mod patches;
 #[cfg(test)]
 mod tests;
 
+use direct::Direct;
 use patches::{Patches, runs};
 
 /// Sizes of a convolution. Padding on the other sides follows from the output's size.
@@ -118,6 +120,11 @@ pub fn conv2d<T: ConvElement>(
     let patches = shape.patches(input);
     // SAFETY: the lengths were checked above: m rows of n in `out`, k rows of n in `filter`.
     unsafe {
+        let images = Direct::new(&patches, shape.batch, n);
+        if let Some(images) = images.filter(|_| epilogue.row_bias.is_none()) {
+            images.forward(pool, filter.as_ptr(), out.as_mut_ptr(), &epilogue);
+            return Ok(());
+        }
         product(
             pool,
             &Problem {
@@ -155,6 +162,10 @@ pub fn conv2d_backprop_filter<T: ConvElement>(
     let patches = shape.patches(input);
     // SAFETY: the lengths were checked above: m rows of n in the result, k rows of n in `grad_out`.
     unsafe {
+        if let Some(images) = Direct::new(&patches, shape.batch, n).filter(Direct::has_filter_gradient) {
+            images.filter_gradient(pool, grad_out.as_ptr(), grad_filter.as_mut_ptr());
+            return Ok(());
+        }
         product(
             pool,
             &Problem {
@@ -271,6 +282,11 @@ unsafe fn input_class<T: ConvElement>(
     };
     // SAFETY: the turned filter has k rows of c, and `dst` room for the class's pixels.
     unsafe {
+        if let Some(images) = Direct::new(&patches, shape.batch, c) {
+            images.forward(pool, turned.as_ptr(), dst, &Epilogue::default());
+            turned.put_back();
+            return;
+        }
         product(
             pool,
             &Problem {
