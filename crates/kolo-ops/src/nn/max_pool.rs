@@ -439,6 +439,8 @@ mod tests {
         for nchw in [false, true] {
             pool("MaxPool", nchw, [2, 2], [2, 2], "VALID").input(wavy([2, 4, 5, 3], 1)).gradient();
             pool("MaxPool", nchw, [2, 2], [2, 2], "SAME").input(wavy([2, 4, 6, 2], 1)).gradient();
+            // A block of channels and some more.
+            pool("MaxPool", nchw, [2, 2], [2, 2], "VALID").input(wavy([1, 4, 2, 18], 1)).gradient();
             pool("MaxPool", nchw, [3, 2], [2, 1], "SAME").input(wavy([2, 4, 5, 3], 1)).gradient();
         }
     }
