@@ -90,6 +90,13 @@ pub(crate) fn reduced<'g>(op: Operation<'g>, dx: Output<'g>, dy: Output<'g>) -> 
         return Ok(vec![Some(dx.into()), Some(dy.into())]);
     }
     let graph = op.graph();
+    if is_scalar(y) && !is_scalar(x) {
+        // What a number is joined with keeps its shape; only the number's own gradient is a sum.
+        return Ok(vec![Some(dx.into()), Some(sum_of_all(dy).into())]);
+    }
+    if is_scalar(x) && !is_scalar(y) {
+        return Ok(vec![Some(sum_of_all(dx).into()), Some(dy.into())]);
+    }
     let shapes = [x, y].map(|input| graph.op("Shape").input(input).out());
     let axes = graph.op("BroadcastGradientArgs").inputs(shapes).build();
     let sum = |grad: Output<'g>, i: usize| {
@@ -97,6 +104,24 @@ pub(crate) fn reduced<'g>(op: Operation<'g>, dx: Output<'g>, dy: Output<'g>) -> 
         graph.op("Reshape").input(sum).input(shapes[i]).out()
     };
     Ok(vec![Some(sum(dx, 0).into()), Some(sum(dy, 1).into())])
+}
+
+fn is_scalar(x: Output<'_>) -> bool {
+    x.shape().rank() == Some(0)
+}
+
+/// The sum over all dimensions, how many there may be.
+fn sum_of_all(x: Output<'_>) -> Output<'_> {
+    let graph = x.graph();
+    let axes = match x.shape().rank() {
+        Some(rank) => graph.constant((0..rank as i32).collect::<Vec<i32>>()),
+        None => {
+            let (zero, one) = (graph.constant(0i32), graph.constant(1i32));
+            let rank = graph.op("Rank").input(x).out();
+            graph.op("Range").inputs([zero, rank, one]).out()
+        }
+    };
+    graph.op("Sum").input(x).input(axes).out()
 }
 
 /// About what one element costs; memory-bound loops.

@@ -34,6 +34,13 @@ pub(crate) fn reduce<T: Element, R: Reducer<T>>(ctx: &mut KernelCtx<'_>) -> Resu
         .zip(&is_reduced)
         .filter_map(|(&n, &reduced)| if !reduced { Some(n) } else { keep.then_some(1) })
         .collect();
+    let reduces = shape.iter().zip(&is_reduced).any(|(&n, &reduced)| reduced && n != 1);
+    if R::KEEPS_ONE && !reduces {
+        // Gradients of broadcasts often turn out to sum over nothing: the value goes through as it is.
+        let out = ctx.take_input(0)?.reshaped(Shape::new(&kept)?)?;
+        ctx.set_output(0, out);
+        return Ok(());
+    }
     let mut out = ctx.allocate(T::DTYPE, Shape::new(&kept)?)?;
     if shape.n_elements() == 0 {
         out.data_mut::<T>()?.fill(R::finish(R::START, 0));

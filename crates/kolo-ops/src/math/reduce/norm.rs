@@ -48,6 +48,7 @@ fn norm_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec
 struct Norm;
 
 impl<T: Number> Reducer<T> for Norm {
+    const KEEPS_ONE: bool = false;
     type Acc = T::Wide;
     const START: T::Wide = T::Wide::ZERO;
     #[inline(always)]
@@ -68,6 +69,7 @@ impl<T: Number> Reducer<T> for Norm {
 struct HalfSquares;
 
 impl<T: Floating> Reducer<T> for HalfSquares {
+    const KEEPS_ONE: bool = false;
     type Acc = T::Wide;
     const START: T::Wide = T::Wide::ZERO;
     #[inline(always)]

@@ -169,6 +169,7 @@ fn sparse_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<V
 struct SqrtN;
 
 impl<T: Floating> Reducer<T> for SqrtN {
+    const KEEPS_ONE: bool = false;
     type Acc = T::Wide;
     const START: T::Wide = T::Wide::ZERO;
     #[inline(always)]
