@@ -166,12 +166,17 @@ fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                             }
                             let mean_g = mean_g.into_iter().sum::<T::Real>() / count;
                             let mean_gx = mean_gx.into_iter().sum::<T::Real>() / count;
-                            let sums = scale_sums.iter_mut().zip(offset_sums.iter_mut());
-                            for ((((dx, dy), x), s), sums) in dx.iter_mut().zip(dy).zip(x).zip(scale).zip(sums) {
-                                let (normal, dy) = ((x.widen() - mean) * inverse, dy.widen());
-                                *dx = T::narrow((dy * s.widen() - mean_g - normal * mean_gx) * inverse);
-                                *sums.0 += dy * normal;
-                                *sums.1 += dy;
+                            // A loop for each thing that is written: with more, the compiler would have to ask
+                            // too often whether they overlap, and uses no vectors.
+                            for (((dx, dy), x), s) in dx.iter_mut().zip(dy).zip(x).zip(scale) {
+                                let normal = (x.widen() - mean) * inverse;
+                                *dx = T::narrow((dy.widen() * s.widen() - mean_g - normal * mean_gx) * inverse);
+                            }
+                            for ((sum, dy), x) in scale_sums.iter_mut().zip(dy).zip(x) {
+                                *sum += dy.widen() * ((x.widen() - mean) * inverse);
+                            }
+                            for (sum, dy) in offset_sums.iter_mut().zip(dy) {
+                                *sum += dy.widen();
                             }
                         }
                     }
