@@ -221,7 +221,7 @@ fn dtypes_named(name: &str) -> Result<Vec<DType>, String> {
     use DType::*;
     const REAL: [DType; 12] = [F32, F64, I32, U8, I16, I8, I64, BF16, U16, F16, U32, U64];
     match name {
-        "num" => Ok(REAL.into_iter().chain([Complex64, Complex128, QI8, QU8, QI32]).collect()),
+        "num" => Ok(REAL.into_iter().chain([Complex64, Complex128, QI8, QU8, QI32, QI16, QU16]).collect()),
         "real" => Ok(REAL.to_vec()),
         _ => Ok(vec![DType::from_name(name).map_err(|error| error.to_string())?]),
     }
