@@ -179,6 +179,10 @@ class Nodes:
         if op_def is None:
             raise Failure(f"TensorFlow has no op {op}")
         kinds = {a.name: a.type for a in op_def.attr}
+        if op_def.deprecation.version:
+            # As old as the op, so that TensorFlow still takes it.
+            versions = self.graph.versions
+            versions.producer = min(versions.producer, op_def.deprecation.version - 1)
         n = self.graph.node.add(name=name, op=op)
         found = {}
         if len(inputs) != len(op_def.input_arg):

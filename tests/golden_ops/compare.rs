@@ -49,9 +49,8 @@ mod tests {
 
     #[test]
     fn what_agrees_and_what_does_not() {
-        let agree = |a: &[f32], b: &[f32]| {
-            difference(&Tensor::vector(a), &Tensor::vector(b), Tolerance::default()).is_none()
-        };
+        let agree =
+            |a: &[f32], b: &[f32]| difference(&Tensor::vector(a), &Tensor::vector(b), Tolerance::default()).is_none();
         assert!(agree(&[1.0, f32::NAN, f32::INFINITY], &[1.000001, f32::NAN, f32::INFINITY]));
         assert!(!agree(&[1.0], &[1.00001]));
         assert!(!agree(&[1.0], &[f32::NAN]) && !agree(&[f32::NAN], &[1.0]));

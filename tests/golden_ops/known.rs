@@ -11,7 +11,8 @@ impl Known {
     pub fn read(path: &Path) -> Known {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
-        let parts = lines.map(|line| line.split_once(": ").unwrap_or_else(|| panic!("known.txt: '{line}' has no reason")));
+        let parts =
+            lines.map(|line| line.split_once(": ").unwrap_or_else(|| panic!("known.txt: '{line}' has no reason")));
         Known(parts.map(|(pattern, why)| (pattern.trim().to_owned(), why.trim().to_owned())).collect())
     }
 

@@ -67,7 +67,10 @@ fn every_case_agrees_with_tensorflow() {
             scope.spawn(|| {
                 while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let found = run::check(case);
-                    complaints.lock().unwrap().extend(found.into_iter().map(|(mode, why)| (case.name.clone(), mode, why)));
+                    complaints
+                        .lock()
+                        .unwrap()
+                        .extend(found.into_iter().map(|(mode, why)| (case.name.clone(), mode, why)));
                 }
             });
         }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use kolo::wire::proto::GraphDef;
 use kolo::{
-    Code, Error, GradientOptions, Graph, Output, Result, RunOptions, Session, SessionConfig, Tensor, gradients_with, wire,
+    Code, Error, GradientOptions, Graph, Output, Result, RunOptions, Session, SessionConfig, Tensor, gradients_with,
+    wire,
 };
 
 use crate::case::{Case, GradCase, Run};
@@ -15,12 +16,11 @@ use crate::train;
 /// `(mode, what differs)` for each mode in which the case disagrees.
 pub fn check(case: &Case) -> Vec<(&'static str, String)> {
     let mut found = Vec::new();
-    let mut attempt = |mode: &'static str, run: &dyn Fn() -> Vec<String>| {
-        match std::panic::catch_unwind(AssertUnwindSafe(run)) {
+    let mut attempt =
+        |mode: &'static str, run: &dyn Fn() -> Vec<String>| match std::panic::catch_unwind(AssertUnwindSafe(run)) {
             Ok(complaints) => found.extend(complaints.into_iter().map(|why| (mode, why))),
             Err(_) => found.push((mode, "panicked".to_owned())),
-        }
-    };
+        };
     attempt("forward", &|| forward(case, &case.def, &[], false));
     if case.grad.is_some() {
         attempt("gradient", &|| gradient(case, &case.def, &[]));
@@ -49,11 +49,8 @@ pub fn import(def: &GraphDef) -> Result<Graph> {
 }
 
 pub fn session(graph: &Graph) -> Result<Session> {
-    let config = SessionConfig {
-        inter_op_parallelism_threads: 1,
-        intra_op_parallelism_threads: 1,
-        ..SessionConfig::default()
-    };
+    let config =
+        SessionConfig { inter_op_parallelism_threads: 1, intra_op_parallelism_threads: 1, ..SessionConfig::default() };
     Session::with_config(graph, config)
 }
 
@@ -84,7 +81,9 @@ fn forward(case: &Case, def: &GraphDef, feeds: &[(String, Tensor)], is_fed: bool
             (Ok(values), Some(code)) => complaints.push(format!("should fail with {code}, got {values:?}")),
             (Err(error), None) => complaints.push(format!("{:?}: {error}", error.code())),
             (Err(error), Some(code)) if is_code(&error, code) => {}
-            (Err(error), Some(code)) => complaints.push(format!("should fail with {code}, got {:?}: {error}", error.code())),
+            (Err(error), Some(code)) => {
+                complaints.push(format!("should fail with {code}, got {:?}: {error}", error.code()))
+            }
         }
         if case.runs.len() > 1 {
             complaints[before..].iter_mut().for_each(|why| *why = format!("run {i}: {why}"));

@@ -27,13 +27,13 @@ pub fn argmin(x: Output<'_>, axis: i32) -> Output<'_> {
 pub(crate) static ARG_MAX: Op = arg_extreme(
     "ArgMax",
     "(input:T, dimension:Tidx) -> (output:output_type) ; \
-     T:type{num}, Tidx:type{int16,int32,int64}=int32, output_type:type{int16,uint16,int32,int64}=int64",
+     T:type{real,quantized,bool}, Tidx:type{int16,int32,int64}=int32, output_type:type{int16,uint16,int32,int64}=int64",
     MAX_KERNELS,
 );
 pub(crate) static ARG_MIN: Op = arg_extreme(
     "ArgMin",
     "(input:T, dimension:Tidx) -> (output:output_type) ; \
-     T:type{num}, Tidx:type{int32,int64}=int32, output_type:type{int32,int64}=int64",
+     T:type{real,quantized,bool}, Tidx:type{int32,int64}=int32, output_type:type{int32,int64}=int64",
     MIN_KERNELS,
 );
 

@@ -34,29 +34,39 @@ pub fn squared_difference<'g>(a: Output<'g>, b: Output<'g>) -> Output<'g> {
     a.graph().op("SquaredDifference").input(a).input(b).out()
 }
 
-pub(crate) static ADD: Op = binary("Add", ADD_KERNELS, |op, dy| reduced(op, first(dy)?, first(dy)?));
-pub(crate) static ADD_V2: Op = binary("AddV2", ADD_KERNELS, |op, dy| reduced(op, first(dy)?, first(dy)?));
-pub(crate) static SUB: Op = binary("Sub", SUB_KERNELS, |op, dy| reduced(op, first(dy)?, -first(dy)?));
+pub(crate) static ADD: Op = binary("Add", TERMS, ADD_KERNELS, |op, dy| reduced(op, first(dy)?, first(dy)?));
+pub(crate) static ADD_V2: Op = binary("AddV2", NUMBERS, ADD_V2_KERNELS, |op, dy| reduced(op, first(dy)?, first(dy)?));
+pub(crate) static SUB: Op = binary("Sub", NUMBERS, SUB_KERNELS, |op, dy| reduced(op, first(dy)?, -first(dy)?));
 pub(crate) static MUL: Op =
-    binary("Mul", MUL_KERNELS, |op, dy| reduced(op, first(dy)? * op.input(1), first(dy)? * op.input(0)));
-pub(crate) static REAL_DIV: Op = binary("RealDiv", DIV_KERNELS, div_gradient);
-pub(crate) static DIV: Op = binary("Div", DIV_KERNELS, div_gradient);
-pub(crate) static MAXIMUM: Op = binary("Maximum", MAXIMUM_KERNELS, |op, dy| selected(op, first(dy)?, "GreaterEqual"));
-pub(crate) static MINIMUM: Op = binary("Minimum", MINIMUM_KERNELS, |op, dy| selected(op, first(dy)?, "LessEqual"));
-pub(crate) static SQUARED_DIFFERENCE: Op = binary("SquaredDifference", SQUARED_DIFFERENCE_KERNELS, |op, dy| {
-    let dx = first(dy)? * (op.input(0) - op.input(1)) * 2.0;
-    reduced(op, dx, -dx)
-});
+    binary("Mul", NUMBERS, MUL_KERNELS, |op, dy| reduced(op, first(dy)? * op.input(1), first(dy)? * op.input(0)));
+pub(crate) static REAL_DIV: Op = binary("RealDiv", NUMBERS, DIV_KERNELS, div_gradient);
+pub(crate) static DIV: Op = binary("Div", NUMBERS, DIV_KERNELS, div_gradient);
+pub(crate) static MAXIMUM: Op =
+    binary("Maximum", ORDERED, MAXIMUM_KERNELS, |op, dy| selected(op, first(dy)?, "GreaterEqual"));
+pub(crate) static MINIMUM: Op =
+    binary("Minimum", ORDERED, MINIMUM_KERNELS, |op, dy| selected(op, first(dy)?, "LessEqual"));
+pub(crate) static SQUARED_DIFFERENCE: Op =
+    binary("SquaredDifference", SQUARED, SQUARED_DIFFERENCE_KERNELS, |op, dy| {
+        let dx = first(dy)? * (op.input(0) - op.input(1)) * 2.0;
+        reduced(op, dx, -dx)
+    });
 
-const fn binary(name: &'static str, kernels: &'static [KernelDef], gradient: GradientFn) -> Op {
+pub(crate) const NUMBERS: &str = "(x:T, y:T) -> (z:T) ; T:type{bfloat16,half,float,double,uint8,int8,uint16,int16,\
+                                  int32,uint32,uint64,int64,complex64,complex128}";
+pub(crate) const ORDERED: &str = "(x:T, y:T) -> (z:T) ; T:type{real}";
+/// `Add` is older than some integers, and joins strings.
+const TERMS: &str =
+    "(x:T, y:T) -> (z:T) ; T:type{bfloat16,half,float,double,uint8,int8,int16,int32,int64,complex64,complex128,string}";
+const SQUARED: &str = "(x:T, y:T) -> (z:T) ; T:type{bfloat16,half,float,double,int32,int64,complex64,complex128}";
+
+const fn binary(
+    name: &'static str,
+    signature: &'static str,
+    kernels: &'static [KernelDef],
+    gradient: GradientFn,
+) -> Op {
     Op {
-        def: OpDef {
-            name,
-            signature: "(x:T, y:T) -> (z:T) ; T:type{num}",
-            shape: shape_fns::broadcast,
-            gradient: Gradient::Rule(gradient),
-            ..OpDef::BASE
-        },
+        def: OpDef { name, signature, shape: shape_fns::broadcast, gradient: Gradient::Rule(gradient), ..OpDef::BASE },
         kernels,
         cost: Cost::Elements,
     }
@@ -103,23 +113,25 @@ pub(crate) fn reduced<'g>(op: Operation<'g>, dx: Output<'g>, dy: Output<'g>) -> 
 const NS: f64 = 0.3;
 
 macro_rules! kernels {
-    ($($table:ident, $function:ident, |$a:ident, $b:ident| $body:expr;)*) => {
+    ($($table:ident, $function:ident, |$a:ident, $b:ident| $body:expr, $($ty:ty),*;)*) => {
         $(fn $function<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             zip::<T, T>(ctx, NS, #[inline(always)] |$a, $b| $body)
         }
         const $table: &[KernelDef] =
-            cpu_kernels!($function: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);)*
+            cpu_kernels!($function: f32, f64, f16, bf16, i32, i64 $(, $ty)*);)*
     };
 }
 
 kernels! {
-    ADD_KERNELS, add_kernel, |a, b| a.add(b);
-    SUB_KERNELS, sub_kernel, |a, b| a.sub(b);
-    MUL_KERNELS, mul_kernel, |a, b| a.mul(b);
-    MAXIMUM_KERNELS, maximum_kernel, |a, b| a.max(b);
-    MINIMUM_KERNELS, minimum_kernel, |a, b| a.min(b);
-    SQUARED_DIFFERENCE_KERNELS, squared_difference_kernel, |a, b| a.sub(b).mul(a.sub(b));
+    ADD_V2_KERNELS, add_kernel, |a, b| a.add(b), i8, i16, u8, u16, u32, u64;
+    SUB_KERNELS, sub_kernel, |a, b| a.sub(b), i8, i16, u8, u16, u32, u64;
+    MUL_KERNELS, mul_kernel, |a, b| a.mul(b), i8, i16, u8, u16, u32, u64;
+    MAXIMUM_KERNELS, maximum_kernel, |a, b| a.max(b), i8, i16, u8, u16, u32, u64;
+    MINIMUM_KERNELS, minimum_kernel, |a, b| a.min(b), i8, i16, u8, u16, u32, u64;
+    SQUARED_DIFFERENCE_KERNELS, squared_difference_kernel, |a, b| a.sub(b).mul(a.sub(b)),;
 }
+
+const ADD_KERNELS: &[KernelDef] = cpu_kernels!(add_kernel: f32, f64, f16, bf16, i32, i64, i8, i16, u8);
 
 fn float_div<T: Element + num_traits::Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     zip::<T, T>(

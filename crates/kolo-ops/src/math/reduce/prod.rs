@@ -8,7 +8,7 @@ use kolo_graph::{Grad, Gradient, Operation, Output};
 use crate::KernelCtx;
 use crate::math::binary::first;
 use crate::math::number::Number;
-use crate::math::reduce::sum::reduction;
+use crate::math::reduce::sum::{NUMBERS, reduction};
 use crate::math::reduce::walk::Reducer;
 use crate::math::reduce::{constant_axes, reduce, spread};
 use crate::op::{KernelDef, Op, cpu_kernels};
@@ -19,7 +19,7 @@ pub fn prod<'g>(x: Output<'g>, axes: &[i32]) -> Output<'g> {
     x.graph().op("Prod").input(x).input(x.graph().constant(axes)).out()
 }
 
-pub(crate) static PROD: Op = reduction("Prod", KERNELS, Gradient::Rule(gradient));
+pub(crate) static PROD: Op = reduction("Prod", NUMBERS, KERNELS, Gradient::Rule(gradient));
 
 /// Each element's gradient is the product of all others. Not `y / x`: that has no value where an element is 0. Instead
 /// the product of those before it times the product of those after it.

@@ -45,21 +45,33 @@ pub fn sparse_segment_mean<'g>(data: Output<'g>, indices: Output<'g>, segment_id
     data.graph().op("SparseSegmentMean").inputs([data, indices, segment_ids]).out()
 }
 
-pub(crate) static SEGMENT_SUM: Op = sorted("SegmentSum", SUM_KERNELS, Gradient::Rule(segment_gradient));
-pub(crate) static SEGMENT_MEAN: Op = sorted("SegmentMean", MEAN_KERNELS, Gradient::Rule(segment_gradient));
-pub(crate) static SEGMENT_MAX: Op = sorted("SegmentMax", MAX_KERNELS, Gradient::Rule(extreme_gradient));
-pub(crate) static SEGMENT_MIN: Op = sorted("SegmentMin", MIN_KERNELS, Gradient::Rule(extreme_gradient));
-pub(crate) static SEGMENT_PROD: Op =
-    sorted("SegmentProd", PROD_KERNELS, Gradient::Refused("SegmentProd has no gradient; UnsortedSegmentProd does"));
-pub(crate) static SPARSE_SEGMENT_SUM: Op = sparse("SparseSegmentSum", SPARSE_SUM_KERNELS);
-pub(crate) static SPARSE_SEGMENT_MEAN: Op = sparse("SparseSegmentMean", SPARSE_MEAN_KERNELS);
-pub(crate) static SPARSE_SEGMENT_SQRT_N: Op = sparse("SparseSegmentSqrtN", SPARSE_SQRT_N_KERNELS);
+pub(crate) static SEGMENT_SUM: Op = sorted("SegmentSum", NUMBERS, SUM_KERNELS, Gradient::Rule(segment_gradient));
+pub(crate) static SEGMENT_MEAN: Op = sorted("SegmentMean", NUMBERS, MEAN_KERNELS, Gradient::Rule(segment_gradient));
+pub(crate) static SEGMENT_MAX: Op = sorted("SegmentMax", ORDERED, MAX_KERNELS, Gradient::Rule(extreme_gradient));
+pub(crate) static SEGMENT_MIN: Op = sorted("SegmentMin", ORDERED, MIN_KERNELS, Gradient::Rule(extreme_gradient));
+pub(crate) static SEGMENT_PROD: Op = sorted(
+    "SegmentProd",
+    NUMBERS,
+    PROD_KERNELS,
+    Gradient::Refused("SegmentProd has no gradient; UnsortedSegmentProd does"),
+);
+pub(crate) static SPARSE_SEGMENT_SUM: Op = sparse("SparseSegmentSum", ORDERED_ROWS, SPARSE_SUM_KERNELS);
+pub(crate) static SPARSE_SEGMENT_MEAN: Op = sparse("SparseSegmentMean", FLOAT_ROWS, SPARSE_MEAN_KERNELS);
+pub(crate) static SPARSE_SEGMENT_SQRT_N: Op = sparse("SparseSegmentSqrtN", FLOAT_ROWS, SPARSE_SQRT_N_KERNELS);
 
-const fn sorted(name: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
+const NUMBERS: &str = "(data:T, segment_ids:Tindices) -> (output:T) ; T:type{num}, Tindices:type{int32,int64}";
+const ORDERED: &str = "(data:T, segment_ids:Tindices) -> (output:T) ; T:type{real}, Tindices:type{int32,int64}";
+const ORDERED_ROWS: &str = "(data:T, indices:Tidx, segment_ids:Tsegmentids) -> (output:T) ; T:type{real}, \
+    Tidx:type{int32,int64}=int32, Tsegmentids:type{int32,int64}=int32, sparse_gradient:bool=false";
+const FLOAT_ROWS: &str = "(data:T, indices:Tidx, segment_ids:Tsegmentids) -> (output:T) ; \
+    T:type{bfloat16,half,float,double}, Tidx:type{int32,int64}=int32, Tsegmentids:type{int32,int64}=int32, \
+    sparse_gradient:bool=false";
+
+const fn sorted(name: &'static str, signature: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
     Op {
         def: OpDef {
             name,
-            signature: "(data:T, segment_ids:Tindices) -> (output:T) ; T:type{num}, Tindices:type{int32,int64}",
+            signature,
             shape: |ctx| {
                 let ids = ctx.input_of_rank(1, 1)?;
                 let front = ctx.input_of_rank_at_least(0, 1)?.dim(0);
@@ -74,12 +86,11 @@ const fn sorted(name: &'static str, kernels: &'static [KernelDef], gradient: Gra
     }
 }
 
-const fn sparse(name: &'static str, kernels: &'static [KernelDef]) -> Op {
+const fn sparse(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
         def: OpDef {
             name,
-            signature: "(data:T, indices:Tidx, segment_ids:Tsegmentids) -> (output:T) ; T:type{num}, \
-                        Tidx:type{int32,int64}=int32, Tsegmentids:type{int32,int64}=int32, sparse_gradient:bool=false",
+            signature,
             shape: |ctx| {
                 ctx.input_of_rank_at_least(0, 1)?;
                 let (indices, ids) = (ctx.input_of_rank(1, 1)?, ctx.input_of_rank(2, 1)?);
