@@ -269,15 +269,17 @@ class Area:
     # ---- one op, one run
 
     def op(self, op, *inputs, label="", dtype=None, grad=None, error=False, exact=False, rtol=None, atol=None,
-           compare="equal", fetch=None, feed=True, **attrs):
+           compare="equal", fetch=None, feed=True, expected=None, half_atol=None, **attrs):
         """One call of `op`. An input is an array, or a list of arrays where the op takes several. `error=True` wants
         TensorFlow to refuse it. `grad` is whether to compare gradients too; by default where TensorFlow has them and
-        the inputs are float or double."""
+        the inputs are float or double. `expected` are the results where TensorFlow cannot run it as it is; `half_atol`
+        the absolute tolerance of half and bfloat16 alone."""
         name = "/".join(str(p) for p in (op, dtype, label) if p)
         if self.skipped(name):
             return
         try:
-            self._op(name, op, inputs, attrs, grad, error, exact, rtol, atol, compare, fetch, feed)
+            self._op(name, op, inputs, attrs, grad, error, exact, rtol, atol, compare, fetch, feed, expected,
+                     half_atol)
         except Exception as e:  # noqa: BLE001: one bad row must not hide the others
             self.failures.append(f"{self.name}: {name}: {type(e).__name__}: {str(e)[:300]}")
 
@@ -295,7 +297,8 @@ class Area:
         self.names.add(name)
         return self.only is not None and self.only not in name
 
-    def _op(self, name, op, inputs, attrs, grad, error, exact, rtol, atol, compare, fetch, feed):
+    def _op(self, name, op, inputs, attrs, grad, error, exact, rtol, atol, compare, fetch, feed, expected,
+            half_atol):
         nodes, args = Nodes(), []
         for i, given in enumerate(inputs):
             if isinstance(given, list) and any(isinstance(g, np.ndarray) for g in given):
@@ -311,13 +314,16 @@ class Area:
         case = {"name": name, "ops": [op], "runs": [run]}
         if not feed:
             case["fed"] = False
-        for key, value in (("rtol", rtol), ("atol", atol)):
+        for key, value in (("rtol", rtol), ("atol", atol), ("half_atol", half_atol)):
             if value is not None:
                 case[key] = value
         if exact:
             case["exact"] = True
         if compare != "equal":
             run["compare"] = compare
+        if expected is not None:
+            run["expect"] = list(range(len(expected)))
+            return self.write(case, nodes.graph, expected)
         code, got = self.run_once(nodes.graph, fetches, {})
         fed_graph, feeds = fed(nodes.graph)
         fed_code, _ = self.run_once(fed_graph, fetches, feeds) if feeds else (code, None)
@@ -378,6 +384,15 @@ class Area:
         case["grad"] = {"ys": [y.name for y in ys], "dys": [nodes.const(f"dy/{i}", d) + ":0" for i, d in enumerate(dys)],
                         "xs": [x.name for x in xs], "expect": wanted}
 
+    def compute(self, op, *inputs, **attrs):
+        """What TensorFlow gives for one call of `op`."""
+        nodes = Nodes()
+        nodes.op("op", op, [nodes.const(f"in/{i}", v) for i, v in enumerate(inputs)], attrs)
+        code, got = self.run_once(nodes.graph, [o if ":" in o else o + ":0" for o in nodes.outputs], {})
+        if code:
+            raise Failure(f"{op}: {code}: {self.last_error}")
+        return got
+
     def run_once(self, graph_def, fetches, feeds):
         """(error code or None, values)."""
         self.last_error = ""
@@ -394,9 +409,20 @@ class Area:
 
     # ---- several nodes, several runs
 
+    def refused(self, name, nodes, fetches, ops):
+        """A graph that TensorFlow refuses to build or to run."""
+        if self.skipped(name):
+            return
+        fetches = [f if ":" in f else f + ":0" for f in fetches]
+        code, _ = self.run_once(nodes.graph, fetches, {})
+        if code is None:
+            self.failures.append(f"{self.name}: {name}: TensorFlow took it")
+            return
+        self.write({"name": name, "ops": ops, "fed": False, "runs": [{"fetch": fetches, "error": code}]}, nodes.graph, [])
+
     def program(self, name, nodes, runs, ops=None, grad=None, train=None, fed=False, **keys):
         """A graph and runs in order. `nodes` is a Nodes or a GraphDef; a run is a dict with any of fetch, target, feed
-        (name -> array), error=True, compare. `ops` names what the case counts for; by default all but the constants."""
+        (name -> array), error=True, compare, timeout_ms, repeat. `ops` names what the case counts for; by default all but the constants."""
         if self.skipped(name):
             return
         try:
@@ -410,7 +436,17 @@ class Area:
         ops = ops or sorted({n.op for n in graph_def.node} - {"Const", "Placeholder", "NoOp", "Identity"})
         case = {"name": name, "ops": ops, "runs": [], "fed": fed, **keys}
         expected, feeds_kept = [], []
-        g = imported(graph_def)
+        try:
+            g = imported(graph_def)
+        except (tf.errors.OpError, ValueError) as e:
+            refused = [r for r in runs if r.get("error")]
+            if not refused:
+                raise
+            run = {k: r for k, r in refused[0].items() if k == "target"}
+            run["fetch"] = [f if ":" in f else f + ":0" for f in refused[0].get("fetch", [])]
+            case["runs"] = [dict(run, error=error_name(e))]
+            case["fed"] = False
+            return self.write(case, graph_def, [])
         with tf1.Session(graph=g, config=config()) as s:
             for i, r in enumerate(runs):
                 run = {}
@@ -419,6 +455,8 @@ class Area:
                 feeds = {k if ":" in k else k + ":0": array(v) for k, v in r.get("feed", {}).items()}
                 code, got = None, []
                 try:
+                    for _ in range(r.get("repeat", 1) - 1):
+                        s.run(fetches + targets, feeds)
                     got = s.run(fetches + targets, feeds, options=tf1.RunOptions(timeout_in_ms=r.get("timeout_ms", 20000)))
                     got = got[: len(fetches)]
                 except (tf.errors.OpError, ValueError, TypeError) as e:
@@ -439,7 +477,7 @@ class Area:
                 elif fetches:
                     run["expect"] = list(range(len(expected), len(expected) + len(got)))
                     expected.extend(got)
-                for key in ("compare", "timeout_ms"):
+                for key in ("compare", "timeout_ms", "repeat"):
                     if key in r:
                         run[key] = r[key]
                 case["runs"].append(run)

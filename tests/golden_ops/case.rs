@@ -31,6 +31,8 @@ pub struct Run {
     pub error_fed: Option<String>,
     pub compare: String,
     pub timeout_ms: u64,
+    /// How many times it runs; the values are those of the last.
+    pub repeat: u64,
 }
 
 /// Gradients to take and compare; `expect` has `None` where TensorFlow gives none.
@@ -46,6 +48,8 @@ pub struct GradCase {
 pub struct Tolerance {
     pub rtol: Option<f64>,
     pub atol: Option<f64>,
+    /// `atol` of half and bfloat16 alone.
+    pub half_atol: Option<f64>,
     pub exact: bool,
 }
 
@@ -90,6 +94,7 @@ impl Case {
             error_fed: run["error_fed"].as_str().map(str::to_owned),
             compare: run["compare"].as_str().unwrap_or("equal").to_owned(),
             timeout_ms: run["timeout_ms"].as_u64().unwrap_or(30_000),
+            repeat: run["repeat"].as_u64().unwrap_or(1),
         });
         Ok(Case {
             name: json["name"].as_str().unwrap_or_default().to_owned(),
@@ -99,6 +104,7 @@ impl Case {
             tolerance: Tolerance {
                 rtol: json["rtol"].as_f64(),
                 atol: json["atol"].as_f64(),
+                half_atol: json["half_atol"].as_f64(),
                 exact: json["exact"].as_bool().unwrap_or(false),
             },
             grad: json.get("grad").map(|grad| GradCase {

@@ -10,11 +10,12 @@ pub fn difference(expected: &Tensor, got: &Tensor, tolerance: Tolerance) -> Opti
     if (expected.dtype(), expected.shape()) != (got.dtype(), got.shape()) {
         return Some(format!("expected {expected:?}, got {got:?}"));
     }
+    let halves = Tolerance { atol: tolerance.half_atol.or(tolerance.atol), ..tolerance };
     let at = match expected.dtype() {
         DType::F32 => floats(expected, got, tolerance, 2e-6, 1e-6, |x: f32| x.into()),
         DType::F64 => floats(expected, got, tolerance, 1e-13, 1e-14, |x: f64| x),
-        DType::F16 => floats(expected, got, tolerance, 2e-3, 1e-6, |x: half::f16| x.into()),
-        DType::BF16 => floats(expected, got, tolerance, 1.6e-2, 1e-6, |x: half::bf16| x.into()),
+        DType::F16 => floats(expected, got, halves, 2e-3, 1e-6, |x: half::f16| x.into()),
+        DType::BF16 => floats(expected, got, halves, 1.6e-2, 1e-6, |x: half::bf16| x.into()),
         DType::Str => (expected.strings() != got.strings()).then(String::new),
         _ => (expected != got).then(String::new),
     };

@@ -20,3 +20,11 @@ fn the_counts_are_those_of_the_files() {
     let listed: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     assert_eq!(listed, lines, "counts.txt is out of date; run conformance/ops/generate.py");
 }
+
+#[test]
+fn the_table_of_ops_is_up_to_date() {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_kolo")).args(["ops", "--coverage"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let file = std::fs::read(crate::root().join("docs/ops.md")).unwrap_or_default();
+    assert!(file == output.stdout, "docs/ops.md is out of date; run `cargo run -- ops --coverage > docs/ops.md`");
+}

@@ -6,7 +6,7 @@ use kolo_core::{DType, Element, Error, Result};
 use kolo_graph::{Gradient, IntoOutput, OpDef, Output, shape_fns};
 use num_traits::{Float, PrimInt};
 
-use crate::math::binary::{NUMBERS, ORDERED, first, reduced};
+use crate::math::binary::{NUMBERS, ORDERED, first, reduced, refuse_division_by_zero};
 use crate::math::elementwise::zip;
 use crate::math::number::{Floating, Number};
 use crate::op::{KernelDef, Op, cpu};
@@ -124,6 +124,7 @@ float_kernels! {
     pow_float, 20.0, |a, b| Float::powf(a, b);
     div_no_nan_float, 0.5, |a, b| if b == T::Wide::ZERO { T::Wide::ZERO } else { a / b };
     floor_div_float, 1.0, |a, b| Float::floor(a / b);
+    truncate_div_float, 1.0, |a, b| Float::trunc(a / b);
     floor_mod_float, 10.0, |a, b| {
         let rest = a % b;
         if rest != T::Wide::ZERO && (rest < T::Wide::ZERO) != (b < T::Wide::ZERO) { rest + b } else { rest }
@@ -134,9 +135,7 @@ float_kernels! {
 
 /// An integer kernel that divides, so that no divisor may be 0.
 fn divide<T: Element + PrimInt>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> T + Sync + Copy) -> Result<()> {
-    if ctx.data::<T>(1)?.iter().any(|divisor| divisor.is_zero()) {
-        return Err(Error::invalid_argument("Integer division by zero"));
-    }
+    refuse_division_by_zero::<T>(ctx)?;
     zip::<T, T>(ctx, 3.0, f)
 }
 
@@ -222,16 +221,8 @@ const FLOOR_MOD_KERNELS: &[KernelDef] =
     numbers!(floor_mod_float, floor_mod_integer: i8, i16, i32, i64, u8, u16, u32, u64);
 const MOD_KERNELS: &[KernelDef] = numbers!(mod_float, mod_integer: i32, i64);
 const ATAN2_KERNELS: &[KernelDef] = &floats!(atan2_float);
-const TRUNCATE_DIV_KERNELS: &[KernelDef] = &[
-    cpu(DType::I8, truncate_div_integer::<i8>),
-    cpu(DType::I16, truncate_div_integer::<i16>),
-    cpu(DType::I32, truncate_div_integer::<i32>),
-    cpu(DType::I64, truncate_div_integer::<i64>),
-    cpu(DType::U8, truncate_div_integer::<u8>),
-    cpu(DType::U16, truncate_div_integer::<u16>),
-    cpu(DType::U32, truncate_div_integer::<u32>),
-    cpu(DType::U64, truncate_div_integer::<u64>),
-];
+const TRUNCATE_DIV_KERNELS: &[KernelDef] =
+    numbers!(truncate_div_float, truncate_div_integer: i8, i16, i32, i64, u8, u16, u32, u64);
 
 #[cfg(test)]
 mod tests {
@@ -255,6 +246,7 @@ mod tests {
         check_op("DivNoNan").input([1.0f32, 0.0, 6.0]).input([0.0f32, 0.0, 3.0]).gives([0.0f32, 0.0, 2.0]);
         for op in ["FloorDiv", "TruncateDiv", "FloorMod", "Mod"] {
             check_op(op).input([1i32]).input([0i32]).fails("Integer division by zero");
+            check_op(op).input(tensor::<i32, 1>([0], [])).input(0i32).gives(tensor::<i32, 1>([0], []));
         }
     }
 
@@ -270,6 +262,7 @@ mod tests {
         check_op("FloorDiv").input(a).input(b).gives([2.0f32, -3.0, -3.0, 2.0]);
         check_op("FloorMod").input(a).input(b).gives([1.5f32, 1.5, -1.5, -1.5]);
         check_op("Mod").input(a).input(b).gives([1.5f32, -1.5, 1.5, -1.5]);
+        check_op("TruncateDiv").input(a).input(b).gives([2.0f32, -2.0, -2.0, 2.0]);
         check_op("FloorMod").input([6.0f32, -6.0]).input(3.0f32).gives([0.0f32, 0.0]);
     }
 

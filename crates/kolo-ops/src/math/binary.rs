@@ -1,11 +1,12 @@
 //! Elementwise ops of two numbers, with NumPy's broadcasting: Add, AddV2, Sub, Mul, RealDiv, Div, Maximum, Minimum,
 //! SquaredDifference.
 
+use bytes::Bytes;
 use half::{bf16, f16};
-use kolo_core::{DType, Element, Error, Result};
+use kolo_core::{DType, Element, Error, Result, Tensor};
 use kolo_graph::{Grad, Gradient, GradientFn, OpDef, Operation, Output, shape_fns};
 
-use crate::math::elementwise::zip;
+use crate::math::elementwise::{Walk, broadcast_shape, zip};
 use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu, cpu_kernels};
 use crate::{Cost, KernelCtx};
@@ -131,7 +132,34 @@ kernels! {
     SQUARED_DIFFERENCE_KERNELS, squared_difference_kernel, |a, b| a.sub(b).mul(a.sub(b)),;
 }
 
-const ADD_KERNELS: &[KernelDef] = cpu_kernels!(add_kernel: f32, f64, f16, bf16, i32, i64, i8, i16, u8);
+const ADD_KERNELS: &[KernelDef] = &[
+    cpu(DType::F32, add_kernel::<f32>),
+    cpu(DType::F64, add_kernel::<f64>),
+    cpu(DType::F16, add_kernel::<f16>),
+    cpu(DType::BF16, add_kernel::<bf16>),
+    cpu(DType::I32, add_kernel::<i32>),
+    cpu(DType::I64, add_kernel::<i64>),
+    cpu(DType::I8, add_kernel::<i8>),
+    cpu(DType::I16, add_kernel::<i16>),
+    cpu(DType::U8, add_kernel::<u8>),
+    cpu(DType::Str, join_strings),
+];
+
+/// Each pair of strings, one after the other.
+fn join_strings(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (a, b) = (ctx.input(0)?, ctx.input(1)?);
+    let shape = broadcast_shape(a.shape(), b.shape())?;
+    let walk = Walk::new(&shape, a.shape(), b.shape());
+    let (left, right) = (a.strings()?, b.strings()?);
+    let joined = (0..shape.n_elements()).map(|i| {
+        let (at_a, at_b) = walk.offsets(i / walk.run);
+        let within = |moves: bool| if moves { i % walk.run } else { 0 };
+        Bytes::from([&left[at_a + within(walk.inner.0)][..], &right[at_b + within(walk.inner.1)]].concat())
+    });
+    let out = Tensor::from_strings(shape.clone(), joined.collect())?;
+    ctx.set_output(0, out);
+    Ok(())
+}
 
 fn float_div<T: Element + num_traits::Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     zip::<T, T>(
@@ -142,10 +170,17 @@ fn float_div<T: Element + num_traits::Float>(ctx: &mut KernelCtx<'_>) -> Result<
     )
 }
 
-fn integer_div<T: Element + num_traits::PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    if ctx.data::<T>(1)?.iter().any(|divisor| divisor.is_zero()) {
-        return Err(Error::invalid_argument("Integer division by zero"));
+/// An error if an integer divides by 0. Where there is nothing to divide, any divisor will do.
+pub(crate) fn refuse_division_by_zero<T: Element + num_traits::PrimInt>(ctx: &KernelCtx<'_>) -> Result<()> {
+    let divides = ctx.input(0)?.n_elements() > 0;
+    match divides && ctx.data::<T>(1)?.iter().any(|divisor| divisor.is_zero()) {
+        true => Err(Error::invalid_argument("Integer division by zero")),
+        false => Ok(()),
     }
+}
+
+fn integer_div<T: Element + num_traits::PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    refuse_division_by_zero::<T>(ctx)?;
     // The only overflow, MIN / −1, wraps.
     zip::<T, T>(
         ctx,
@@ -202,6 +237,16 @@ mod tests {
         let a: Vec<f32> = (0..n).map(|i| i as f32).collect();
         let expected: Vec<f32> = a.iter().map(|x| x * 2.0).collect();
         check_op("AddV2").input(a.clone()).input(a).gives(Tensor::from(expected));
+    }
+
+    #[test]
+    fn strings_are_joined() {
+        let words = |list: &[&'static str]| {
+            let list: Vec<_> = list.iter().map(|word| bytes::Bytes::from_static(word.as_bytes())).collect();
+            Tensor::from_strings([list.len()], list).unwrap()
+        };
+        check_op("Add").input(words(&["a", "bc"])).input(Tensor::from("!")).gives(words(&["a!", "bc!"]));
+        check_op("Add").input(words(&["a", ""])).input(words(&["x", "y"])).gives(words(&["ax", "y"]));
     }
 
     #[test]
