@@ -230,6 +230,12 @@ impl Tensor {
         }
     }
 
+    /// True if the elements, at most 16 bytes, are kept in the tensor itself.
+    #[inline]
+    pub fn is_inline(&self) -> bool {
+        matches!(self.data, TensorData::Inline(_))
+    }
+
     /// What holds the elements.
     pub fn storage(&self) -> &TensorData {
         &self.data
@@ -478,6 +484,14 @@ impl<T: Element> From<T> for Tensor {
 impl From<&str> for Tensor {
     fn from(value: &str) -> Tensor {
         Tensor::string(Bytes::copy_from_slice(value.as_bytes()))
+    }
+}
+
+/// A list of texts.
+impl<const N: usize> From<[&str; N]> for Tensor {
+    fn from(values: [&str; N]) -> Tensor {
+        let strings = values.map(|value| Bytes::copy_from_slice(value.as_bytes())).to_vec();
+        Tensor::from_strings([N], strings).expect("the shape is the array's own")
     }
 }
 

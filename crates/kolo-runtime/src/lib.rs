@@ -9,9 +9,12 @@ mod devices;
 mod executor;
 mod host;
 mod inter_pool;
+mod layout;
+mod links;
 mod planner;
 mod rendezvous;
 mod session;
+mod threads;
 mod trace;
 
 pub use config::{DevicePlan, RunOptions, SessionConfig};
@@ -20,4 +23,5 @@ pub use inter_pool::InterPool;
 pub use planner::{PlacementReport, PlacementRow};
 pub use rendezvous::LocalRendezvous;
 pub use session::{Callable, PartialRun, RunMetadata, Session};
+pub use threads::DeviceThreads;
 pub use trace::{NodeTrace, StepTrace};

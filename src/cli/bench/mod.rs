@@ -1,11 +1,13 @@
 //! `kolo bench`: Kolo's side of each benchmark in `bench/README.md`, which says what each one measures.
 
+mod checkpoint;
 mod dispatch;
 mod latency;
 mod matmul;
 mod measure;
 mod networks;
 mod scaling;
+mod training;
 
 use kolo::Result;
 
@@ -28,6 +30,11 @@ enum Name {
     Mlp,
     Lenet,
     Scaling,
+    Checkpoint,
+    TrainMnist,
+    TrainLenet,
+    TrainLm,
+    Startup,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -39,5 +46,10 @@ pub fn run(args: &Args) -> Result<()> {
         Name::Mlp => networks::mlp(&report),
         Name::Lenet => networks::lenet(&report),
         Name::Scaling => scaling::run(&report),
+        Name::Checkpoint => checkpoint::run(&report),
+        Name::TrainMnist => training::train_mnist(&report),
+        Name::TrainLenet => training::train_lenet(&report),
+        Name::TrainLm => training::train_lm(&report),
+        Name::Startup => training::startup(&report),
     }
 }
