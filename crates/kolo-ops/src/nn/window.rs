@@ -146,7 +146,13 @@ impl Window {
     /// The output's sizes, as far as they are known; an error if the window does not fit.
     pub fn output_dims(&self, input: [Dim; 2], kernel: [Dim; 2]) -> Result<[Dim; 2]> {
         let size = |d: usize| match (input[d], kernel[d], self.padding[d]) {
-            (Some(input), Some(kernel), _) => self.axis(d, input, kernel).map(|axis| Some(axis.output)),
+            (Some(input), Some(kernel), padding) => match self.axis(d, input, kernel)?.output {
+                // A window that fits nowhere is a mistake, if the sizes are known before the run.
+                0 if input > 0 && padding != Padding::Same => {
+                    Err(Error::invalid_argument(format!("a window of {kernel} does not fit into an image of {input}")))
+                }
+                output => Ok(Some(output)),
+            },
             (Some(input), None, Padding::Same) => Ok(Some(input.div_ceil(self.strides[d]))),
             _ => Ok(None),
         };
@@ -198,7 +204,7 @@ fn spatial(list: &[i64], nchw: bool, what: &str) -> Result<[usize; 2]> {
         nchw,
     );
     if batch != 1 || channels != 1 {
-        return Err(Error::invalid_argument(format!(
+        return Err(Error::unimplemented(format!(
             "Current implementation does not yet support {what} in the batch and depth dimensions."
         )));
     }

@@ -18,6 +18,10 @@ pub(crate) mod walk;
 /// Output 0 is input 0 reduced over the axes in input 1.
 pub(crate) fn reduce<T: Element, R: Reducer<T>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
+    if ctx.input(1)?.shape().rank() > 1 {
+        let found = ctx.input(1)?.shape();
+        return Err(Error::invalid_argument(format!("reduction axes must be a scalar or a vector, found {found}")));
+    }
     let axes = ctx.integers(1)?;
     let mut is_reduced: SmallVec<[bool; 4]> = SmallVec::from_elem(false, shape.rank());
     for axis in axes {
