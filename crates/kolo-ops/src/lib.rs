@@ -21,6 +21,7 @@ pub mod nn;
 pub mod optim;
 pub mod queue;
 pub mod random;
+pub mod sparse;
 pub mod state;
 pub mod summary;
 

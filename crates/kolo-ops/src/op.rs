@@ -153,6 +153,7 @@ pub static TABLE: &[&[&Op]] = &[
     crate::optim::OPS,
     crate::queue::OPS,
     crate::random::OPS,
+    crate::sparse::OPS,
     crate::state::OPS,
     crate::summary::OPS,
 ];

@@ -8,6 +8,7 @@ pub mod frame;
 pub mod merge;
 pub mod no_op;
 pub mod print;
+pub mod ref_select;
 pub mod stack;
 pub mod switch;
 pub mod tensor_array;
@@ -30,6 +31,7 @@ pub static OPS: &[&Op] = &[
     &print::PRINT,
     &print::PRINT_V2,
     &print::STRING_FORMAT,
+    &ref_select::REF_SELECT,
     &stack::STACK_V2,
     &stack::STACK_PUSH_V2,
     &stack::STACK_POP_V2,

@@ -6,6 +6,7 @@
 use crate::Op;
 
 pub mod distribution;
+pub mod gamma;
 pub mod multinomial;
 pub mod philox;
 pub mod shuffle;
@@ -14,10 +15,12 @@ pub mod stateless;
 pub mod stream;
 #[cfg(test)]
 mod testing;
+pub mod truncated;
 pub mod uniform_int;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
+    &gamma::RANDOM_GAMMA,
     &multinomial::MULTINOMIAL,
     &shuffle::RANDOM_SHUFFLE,
     &standard::RANDOM_STANDARD_NORMAL,
@@ -26,5 +29,6 @@ pub static OPS: &[&Op] = &[
     &stateless::STATELESS_RANDOM_NORMAL,
     &stateless::STATELESS_RANDOM_UNIFORM,
     &stateless::STATELESS_TRUNCATED_NORMAL,
+    &truncated::PARAMETERIZED_TRUNCATED_NORMAL,
     &uniform_int::RANDOM_UNIFORM_INT,
 ];

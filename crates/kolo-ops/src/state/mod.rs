@@ -15,7 +15,9 @@ pub(crate) mod number;
 pub mod read;
 pub mod reference;
 pub mod scatter;
+pub mod scatter_nd;
 mod source;
+pub mod strided_slice_assign;
 pub mod temporary;
 
 /// The ops of this area.
@@ -29,6 +31,7 @@ pub static OPS: &[&Op] = &[
     &count_up_to::COUNT_UP_TO,
     &count_up_to::RESOURCE_COUNT_UP_TO,
     &gather::RESOURCE_GATHER,
+    &gather::RESOURCE_GATHER_ND,
     &handle::DESTROY_RESOURCE,
     &handle::DISABLE_COPY_ON_READ,
     &handle::VAR_HANDLE,
@@ -53,6 +56,14 @@ pub static OPS: &[&Op] = &[
     &scatter::SCATTER_MUL,
     &scatter::SCATTER_SUB,
     &scatter::SCATTER_UPDATE,
+    &scatter_nd::RESOURCE_SCATTER_ND_ADD,
+    &scatter_nd::RESOURCE_SCATTER_ND_SUB,
+    &scatter_nd::RESOURCE_SCATTER_ND_UPDATE,
+    &scatter_nd::SCATTER_ND_ADD,
+    &scatter_nd::SCATTER_ND_SUB,
+    &scatter_nd::SCATTER_ND_UPDATE,
+    &strided_slice_assign::RESOURCE_STRIDED_SLICE_ASSIGN,
+    &strided_slice_assign::STRIDED_SLICE_ASSIGN,
     &temporary::DESTROY_TEMPORARY_VARIABLE,
     &temporary::TEMPORARY_VARIABLE,
 ];
