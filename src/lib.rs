@@ -23,6 +23,8 @@ pub mod data;
 pub mod nn;
 pub mod ops;
 pub mod optim;
+pub mod parallel;
+pub mod recipes;
 pub mod train;
 
 pub use kolo_core::{
@@ -30,8 +32,9 @@ pub use kolo_core::{
 };
 pub use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes, MemoryStats, NullDevice};
 pub use kolo_graph::{
-    AttrValue, Grad, GradientOptions, Graph, IndexedSlices, Initializer, Node, Operation, Output, Rule, Variable,
-    VariableKind, WhileOptions, gradients, gradients_with, wire,
+    AttrValue, CostModel, FallbackCost, Grad, GradientOptions, Graph, IndexedSlices, Initializer, Link, Node,
+    Operation, Origin, Output, PlacementRules, Policy, Rule, RuleRow, RuleTable, Variable, VariableKind, WhileOptions,
+    gradients, gradients_with, wire,
 };
 pub use kolo_ops::{CancelToken, graph};
 pub use kolo_runtime::{

@@ -38,6 +38,15 @@ pub use kolo_ops::flow::{
     print::{print, print_format, string_format},
     timestamp::timestamp,
 };
+pub use kolo_ops::io::{
+    background::{await_save_v2, background_save_v2},
+    merge_v2_checkpoints::merge_v2_checkpoints,
+    restore_v2::restore_v2,
+    save_v2::save_v2,
+    sharded_filename::{sharded_filename, sharded_filespec},
+    static_regex_full_match::static_regex_full_match,
+    string_join::string_join,
+};
 pub use kolo_ops::math::{
     add_n::add_n,
     arg_extreme::{argmax, argmin},
@@ -74,7 +83,8 @@ pub use kolo_ops::nn::{
     depthwise_conv2d::depthwise_conv2d,
     dropout::dropout,
     elu::{elu, selu},
-    layer_norm::layer_norm,
+    gelu::gelu,
+    layer_norm::{composed_layer_norm, layer_norm},
     lrn::lrn,
     max_pool::max_pool,
     relu::{leaky_relu, relu, relu6},
@@ -106,4 +116,8 @@ pub use kolo_ops::state::{
     read::read_variable,
     reference::is_variable_initialized,
     scatter::{scatter_add, scatter_sub, scatter_update},
+};
+pub use kolo_ops::summary::{
+    histogram::histogram_summary, image::image_summary, merge::merge_summary, scalar::scalar_summary,
+    tensor::tensor_summary,
 };

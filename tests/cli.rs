@@ -45,12 +45,32 @@ fn explain_refuses_what_cannot_be_and_says_why() {
     fails(&["explain", "GRAPH", "--fetch", "c"], &["InvalidArgument", "'c'", "/device:CPU:1"]);
     succeeds(
         &["explain", "GRAPH", "--fetch", "c", "--soft"],
-        &["fell back: the pinned device does not exist", "1 node(s)"],
+        &["fell back: the pinned device does not exist", "1 op fell back, -", "32 bytes fewer move"],
     );
     fails(&["explain", "GRAPH", "--fetch", "cc", "--devices", "cpu=2"], &["NotFound", "'cc'"]);
     fails(&["explain", "no-such-file.pb", "--fetch", "c"], &["no-such-file.pb"]);
     fails(&["explain", "GRAPH", "--fetch", "c", "--devices", "cpu=lots"], &["cpu=lots", "should look like cpu=4"]);
     fails(&["explain", "GRAPH"], &["--fetch"]);
+}
+
+#[test]
+fn explain_takes_pins_from_a_file_and_names_lines() {
+    let pins = std::env::temp_dir().join(format!("kolo-pins-{}.txt", std::process::id()));
+    let path = pins.to_str().expect("a temporary path is text");
+    std::fs::write(&pins, "# where things go\nx -> /cpu:1\n! op=MatMul -> /cpu:0\nnothing* -> /cpu:0\n")
+        .expect("it is ours");
+    let args = ["explain", "GRAPH", "--fetch", "c", "--devices", "cpu=2", "--pins", path];
+    let lines = [2, 3].map(|line| format!("{path}:{line}\n"));
+    let unused = format!("{path}:4: no node of the graph is like this");
+    succeeds(&args, &[&lines[0], &lines[1], &unused, "product.pbtxt:4\n"]);
+    std::fs::write(&pins, "x -> /gpu:0\n").expect("it is ours");
+    fails(&args, &[&format!("(pinned at {path}:1)")]);
+    std::fs::write(&pins, "\nx = 3\n").expect("it is ours");
+    fails(&args, &["InvalidArgument", &format!("{path}:2: ")]);
+    std::fs::remove_file(&pins).expect("it is ours");
+    fails(&args, &["NotFound", path]);
+    // The graph's own pins have lines too.
+    fails(&["explain", "GRAPH", "--fetch", "c"], &["product.pbtxt:19)"]);
 }
 
 #[test]
@@ -65,6 +85,26 @@ fn trace_writes_a_timeline() {
     std::fs::remove_file(&out).expect("it is ours");
     assert!(json.contains("\"name\":\"c\"") && json.contains("\"cat\":\"MatMul\""), "{json}");
     fails(&["trace", "GRAPH", "--fetch", "c", "--devices", "cpu=2", "--out", path], &["You must feed a value", "'x'"]);
+}
+
+#[test]
+fn measured_times_place_by_cost() {
+    let folder = std::env::temp_dir().join(format!("kolo-costs-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("it is ours");
+    let path = |name: &str| folder.join(name).to_str().expect("a temporary path is text").to_owned();
+    let (costs, trace, pins) = (path("costs.txt"), path("trace.json"), path("pins.txt"));
+    let feed = ["--feed", "x=float[2,2]", "--devices", "cpu=2", "--out", &trace, "--write-costs", &costs];
+    succeeds(&[&["trace", "GRAPH", "--fetch", "c"][..], &feed].concat(), &["written to"]);
+    let text = std::fs::read_to_string(&costs).expect("it was written");
+    assert!(text.contains("node c MatMul CPU 1 0.") && text.contains("link CPU CPU "), "{text}");
+    std::fs::write(&pins, "! c -> /job:localhost\n").expect("it is ours");
+    let explain = ["explain", "GRAPH", "--fetch", "c", "--devices", "cpu=2", "--policy"];
+    succeeds(&[&explain[..], &["cost", "--costs", &costs]].concat(), &["pinned"]);
+    std::fs::write(&costs, "node c MatMul\n").expect("it is ours");
+    fails(&[&explain[..], &["cost", "--costs", &costs]].concat(), &["costs.txt:1: 'node c MatMul' should be"]);
+    fails(&[&explain[..], &["best"]].concat(), &["--policy", "simple, heuristic and cost"]);
+    succeeds(&[&explain[..], &["heuristic"]].concat(), &["where its consumers are"]);
+    std::fs::remove_dir_all(&folder).expect("it is ours");
 }
 
 #[test]

@@ -5,6 +5,8 @@ usage: tf.py BENCH [--case CASE]... [--threads N] [--callable] [--check]
 
 import argparse
 import os
+import shutil
+import tempfile
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -208,6 +210,45 @@ def scaling(o):
         yield case, "speedup", "higher", pairs
 
 
+def checkpoint(o):
+    """A gigabyte of variables. TensorFlow's Saver has no background: a save is all pause."""
+    samples = 5
+    folder = tempfile.mkdtemp(prefix="tf-bench-checkpoint-", dir=os.environ.get("KOLO_BENCH_DIR"))
+    try:
+        graph = tf.Graph()
+        with graph.as_default():
+            variables = [tf.get_variable(f"w{i}", [16_000_000], use_resource=True) for i in range(16)]
+            saver = tf.train.Saver(max_to_keep=1)
+        bytes_in_all = 16 * 16_000_000 * 4
+        with session(graph, config(o.threads)) as s:
+            saves, of_plain = [], []
+            for i in range(samples + 1):
+                values = s.run(variables)
+                t0 = time.perf_counter()
+                with open(os.path.join(folder, "plain"), "wb", buffering=0) as f:
+                    for value in values:
+                        f.write(value)
+                    os.fsync(f.fileno())
+                t1 = time.perf_counter()
+                del values
+                t2 = time.perf_counter()
+                saver.save(s, os.path.join(folder, "m"), global_step=i)
+                t3 = time.perf_counter()
+                if i > 0:
+                    saves.append(t3 - t2)
+                    of_plain.append((t1 - t0) / (t3 - t2))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    cases = {
+        "write": ("MB/s", "higher", [bytes_in_all / x / 1e6 for x in saves]),
+        "write-of-plain": ("x", "higher", of_plain),
+        "pause": ("ms", "lower", [1e3 * x for x in saves]),
+        "cost": ("ms", "lower", [1e3 * x for x in saves]),
+    }
+    for case in measure.only(list(cases), o.case):
+        yield case, *cases[case]
+
+
 BENCHES = {
     "run-latency": run_latency,
     "dispatch": dispatch,
@@ -215,6 +256,7 @@ BENCHES = {
     "mlp": mlp,
     "lenet": lenet,
     "scaling": scaling,
+    "checkpoint": checkpoint,
 }
 
 

@@ -1,34 +1,108 @@
 //! `kolo devices`: what a session would see on this machine.
 
-use kolo::{Result, Session};
+use std::io::IsTerminal;
+use std::time::Duration;
 
+use kolo::{DeviceAttributes, Result, Session};
+use serde_json::json;
+
+use super::machine::{self, Memory, Process};
 use super::print;
 
 /// Flags of `kolo devices`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:
+  kolo devices              one look
+  kolo devices --watch      again every second, until Ctrl-C
+  kolo devices --json       one JSON object a device, for programs")]
 pub struct Args {
     /// One JSON object per device
     #[arg(long)]
     json: bool,
+    /// Looks again and again
+    #[arg(long)]
+    watch: bool,
+    /// Seconds between looks
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    interval: f64,
 }
 
 pub fn run(args: &Args) -> Result<()> {
     let graph = kolo::graph();
-    let session = Session::new(&graph)?;
-    let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
-    for device in session.list_devices() {
-        let limit = device.memory_limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
-        match args.json {
-            true => print(format_args!(
-                "{{\"name\":\"{}\",\"cores\":{n_cores},\"memory_limit\":{},\"description\":\"{}\"}}",
-                device.name,
-                device.memory_limit.map_or_else(|| "null".to_owned(), |limit| limit.to_string()),
-                device.description
-            ))?,
-            false => {
-                print(format_args!("{}  {n_cores} cores  memory limit: {limit}  {}", device.name, device.description))?
-            }
+    // Making a session reserves no memory: devices take it as tensors come.
+    let devices = Session::new(&graph)?.list_devices();
+    let interval = Duration::try_from_secs_f64(args.interval).unwrap_or(Duration::from_secs(1));
+    let mut before = machine::ticks();
+    // The first look needs a short while to see what the cores do.
+    std::thread::sleep(Duration::from_millis(100));
+    loop {
+        let now = machine::ticks();
+        let look = Look {
+            n_cores: std::thread::available_parallelism().map_or(1, usize::from),
+            memory: machine::memory(),
+            load: before.zip(now).map(|(before, now)| now.load_since(before)),
+            processes: machine::largest_processes(3),
+        };
+        before = now;
+        if args.watch && !args.json && std::io::stdout().is_terminal() {
+            // To the top left corner, and nothing below.
+            print("\x1b[H\x1b[J")?;
         }
+        devices.iter().try_for_each(|device| show(device, &look, args.json))?;
+        if !args.json {
+            print("No GPU devices: this build computes on CPUs only.")?;
+        }
+        if !args.watch {
+            return Ok(());
+        }
+        std::thread::sleep(interval);
     }
-    if args.json { Ok(()) } else { print("No GPU devices: this build computes on CPUs only.") }
+}
+
+/// What one look saw.
+struct Look {
+    n_cores: usize,
+    memory: Option<Memory>,
+    load: Option<f64>,
+    processes: Vec<Process>,
+}
+
+fn show(device: &DeviceAttributes, look: &Look, as_json: bool) -> Result<()> {
+    let Look { n_cores, memory, load, processes } = look;
+    if as_json {
+        let processes: Vec<_> =
+            processes.iter().map(|p| json!({ "pid": p.id, "name": p.name, "memory": p.memory })).collect();
+        return print(json!({
+            "name": device.name.to_string(), "kind": device.name.kind.as_ref() as &str, "description": device.description,
+            "cores": n_cores, "load": load, "memory_total": memory.map(|m| m.total), "memory_free": memory.map(|m| m.free),
+            "memory_limit": device.memory_limit, "processes": processes,
+        }));
+    }
+    print(&device.name)?;
+    print(format_args!(
+        "  kind         {}, {n_cores} cores on this machine ({})",
+        device.name.kind, device.description
+    ))?;
+    match memory {
+        Some(memory) => print(format_args!("  memory       {} total, {} free", gib(memory.total), gib(memory.free)))?,
+        None => print("  memory       unknown on this system")?,
+    }
+    if let Some(limit) = device.memory_limit {
+        print(format_args!("  limit        {}", gib(limit)))?;
+    }
+    if let Some(load) = load {
+        print(format_args!("  load         {:.0}%", load * 100.0))?;
+    }
+    let users: Vec<String> = processes.iter().map(|p| format!("{} ({}) {}", p.name, p.id, gib(p.memory))).collect();
+    match users.is_empty() {
+        true => Ok(()),
+        false => print(format_args!("  used by      {}", users.join(", "))),
+    }
+}
+
+fn gib(bytes: u64) -> String {
+    match bytes {
+        b if b >= 1 << 30 => format!("{:.1} GiB", b as f64 / f64::from(1 << 30)),
+        b => format!("{:.0} MiB", b as f64 / f64::from(1 << 20)),
+    }
 }

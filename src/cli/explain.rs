@@ -21,12 +21,17 @@ pub fn run(args: &Args) -> Result<()> {
     let fetches: Vec<&str> = args.graph.fetches.iter().map(String::as_str).collect();
     let report = session.explain(&fetches)?;
     if !args.json {
-        return print(report.to_string().trim_end());
+        print(report.to_string().trim_end())?;
+        for rule in &args.graph.rules()?.table(&graph.nodes()).unused {
+            print(format_args!("{rule}: no node of the graph is like this"))?;
+        }
+        return Ok(());
     }
     for row in &report.rows {
         let moved = row.n_bytes_moved.map_or_else(|| "null".to_owned(), |n| n.to_string());
+        let pin = row.pinned_at.as_ref().map_or(serde_json::Value::Null, |pin| pin.to_string().into());
         print(format_args!(
-            "{{\"node\":\"{}\",\"op\":\"{}\",\"wish\":\"{}\",\"device\":\"{}\",\"rule\":\"{}\",\"bytes_moved\":{moved}}}",
+            "{{\"node\":\"{}\",\"op\":\"{}\",\"wish\":\"{}\",\"device\":\"{}\",\"rule\":\"{}\",\"bytes_moved\":{moved},\"pinned_at\":{pin}}}",
             row.node, row.op, row.wish, row.device, row.rule
         ))?;
     }

@@ -1,10 +1,14 @@
 //! Reads a graph from a file and makes a session over it, for commands that take one.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
-use kolo::{DType, DeviceName, Error, Graph, NullDevice, Result, Session, SessionConfig, Shape, Tensor, wire};
+use kolo::{
+    CostModel, DType, DeviceName, Error, Graph, NullDevice, PlacementRules, Policy, Result, Session, SessionConfig,
+    Shape, Tensor, wire,
+};
 
 /// Flags that say which graph, and over which devices.
 #[derive(Args)]
@@ -20,6 +24,15 @@ pub struct GraphArgs {
     /// Let nodes that cannot run where they are pinned run elsewhere
     #[arg(long)]
     pub soft: bool,
+    /// Pins by pattern, one a line: '*/weights -> /cpu:0', 'op=MatMul dtype=float -> /gpu:0', '! loss/* -> /cpu:0'
+    #[arg(long, value_name = "FILE")]
+    pub pins: Option<PathBuf>,
+    /// How nodes without a pin are placed: simple, heuristic (TensorFlow's) or cost
+    #[arg(long, value_name = "POLICY", default_value = "simple")]
+    pub policy: String,
+    /// Measured times of nodes and links, as 'kolo trace --write-costs' writes them
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
 }
 
 impl GraphArgs {
@@ -29,15 +42,34 @@ impl GraphArgs {
         let bytes =
             std::fs::read(&self.graph).map_err(|error| Error::not_found(format!("cannot read {name}: {error}")))?;
         let graph = kolo::graph();
-        let def = wire::graph::read_graph(&bytes).map_err(|error| error.context(&name))?;
-        wire::graph::import(&graph, &def, wire::graph::ImportOptions::default())
-            .map_err(|error| error.context(&name))?;
+        let (def, origins) =
+            wire::graph::read_graph_file(&bytes, &name.to_string()).map_err(|error| error.context(&name))?;
+        let options = wire::graph::ImportOptions { origins, ..wire::graph::ImportOptions::default() };
+        wire::graph::import(&graph, &def, options).map_err(|error| error.context(&name))?;
         Ok(graph)
+    }
+
+    /// The rules of `--pins`; none without it.
+    pub fn rules(&self) -> Result<PlacementRules> {
+        let Some(path) = &self.pins else { return Ok(PlacementRules::default()) };
+        PlacementRules::parse(&read_text(path)?, &path.display().to_string())
+    }
+
+    /// The costs of `--costs`; nothing measured without it.
+    pub fn cost_model(&self) -> Result<CostModel> {
+        let Some(path) = &self.costs else { return Ok(CostModel::default()) };
+        CostModel::parse(&read_text(path)?, &path.display().to_string())
     }
 
     /// A session over the graph and the devices asked for.
     pub fn session(&self, graph: &Graph) -> Result<Session> {
-        let mut config = SessionConfig { allow_soft_placement: self.soft, ..SessionConfig::default() };
+        let mut config = SessionConfig {
+            allow_soft_placement: self.soft,
+            placement_rules: self.rules()?,
+            placement_policy: self.policy.parse::<Policy>().map_err(|error| error.context("--policy"))?,
+            costs: Arc::new(self.cost_model()?),
+            ..SessionConfig::default()
+        };
         for (kind, n) in parse_devices(&self.devices)? {
             match kind.as_str() {
                 "CPU" => drop(config.device_count.insert(kind, n)),
@@ -51,8 +83,12 @@ impl GraphArgs {
     }
 }
 
+fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|error| Error::not_found(format!("cannot read {}: {error}", path.display())))
+}
+
 /// `cpu=4,gpu=1`, by kind in capitals.
-fn parse_devices(text: &str) -> Result<BTreeMap<String, usize>> {
+pub fn parse_devices(text: &str) -> Result<BTreeMap<String, usize>> {
     /// More than this is a slip.
     const MOST: usize = 1024;
     let mut devices = BTreeMap::new();

@@ -1,11 +1,15 @@
 //! Commands and flags. Each command is a file; flags and environment variables are read here and nowhere else.
 
 mod bench;
+mod checkpoint;
+mod completions;
 mod devices;
 mod explain;
 mod graph_file;
+mod machine;
 mod ops;
 mod trace;
+mod train;
 
 use std::process::ExitCode;
 
@@ -21,6 +25,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Trains a model: digits, pictures, text
+    Train(train::Args),
     /// Shows where every node of a graph would run, and why, without running it
     Explain(explain::Args),
     /// Runs a graph once and writes a trace for Chrome or Perfetto
@@ -29,8 +35,12 @@ enum Command {
     Devices(devices::Args),
     /// Lists the ops, their signatures, kernels and gradients
     Ops(ops::Args),
+    /// Looks into checkpoints, checks them, converts them to and from safetensors
+    Checkpoint(checkpoint::Args),
     /// Measures Kolo's side of a benchmark; bench/run compares it with others
     Bench(bench::Args),
+    /// Prints a script that completes commands and flags in your shell
+    Completions(completions::Args),
 }
 
 /// Runs the command line; the exit code is 1 for an error, 2 for wrong usage.
@@ -39,11 +49,14 @@ pub fn main() -> ExitCode {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,kolo::placement=info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     let result = match Cli::parse().command {
+        Command::Train(args) => train::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Ops(args) => ops::run(&args),
+        Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Completions(args) => completions::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -21,6 +21,9 @@ pub struct Args {
     /// Where the trace goes; open it in chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE", default_value = "trace.json")]
     out: PathBuf,
+    /// Also writes the measured times of nodes and links, for 'kolo explain --policy cost --costs FILE'
+    #[arg(long, value_name = "FILE")]
+    write_costs: Option<PathBuf>,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -44,6 +47,13 @@ pub fn run(args: &Args) -> Result<()> {
     let out = args.out.display();
     std::fs::write(&args.out, metadata.trace.to_chrome_json())
         .map_err(|error| Error::unavailable(format!("cannot write {out}: {error}")))?;
+    if let Some(path) = &args.write_costs {
+        let mut costs = args.graph.cost_model()?;
+        metadata.trace.add_to(&mut costs);
+        session.measure_links(&mut costs)?;
+        std::fs::write(path, costs.to_string())
+            .map_err(|error| Error::unavailable(format!("cannot write {}: {error}", path.display())))?;
+    }
     let total: f64 = metadata.trace.nodes.iter().map(|node| node.duration.as_secs_f64()).sum();
     print(format_args!("{} nodes, {:.1} µs in kernels, written to {out}", metadata.trace.nodes.len(), total * 1e6))
 }

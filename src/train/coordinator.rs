@@ -95,11 +95,7 @@ impl Coordinator {
     }
 
     /// Starts a thread. An error it returns, or a panic, stops all threads.
-    pub fn spawn(
-        &self,
-        name: &str,
-        body: impl FnOnce(&Coordinator) -> Result<()> + Send + 'static,
-    ) -> Result<()> {
+    pub fn spawn(&self, name: &str, body: impl FnOnce(&Coordinator) -> Result<()> + Send + 'static) -> Result<()> {
         let own = self.clone();
         let label = name.to_owned();
         let run = move || {

@@ -2,6 +2,7 @@
 
 use kolo_core::{Error, Result};
 use kolo_graph::{Graph, Initializer, Variable};
+use kolo_runtime::Session;
 
 /// The collection that holds the global step's name, as in TensorFlow.
 const COLLECTION: &str = "global_step";
@@ -30,6 +31,14 @@ pub fn global_step_or_create(graph: &Graph) -> Result<Variable<'_>> {
     match global_step(graph) {
         Some(step) => Ok(step),
         None => create_global_step(graph),
+    }
+}
+
+/// The value of the graph's global step in this session; `None` if the graph has none.
+pub fn read_global_step(session: &Session, graph: &Graph) -> Result<Option<i64>> {
+    match global_step(graph) {
+        Some(step) => session.fetch(step.read())?.integers().map(|values| values.first().copied()),
+        None => Ok(None),
     }
 }
 

@@ -481,6 +481,14 @@ impl From<&str> for Tensor {
     }
 }
 
+/// A list of texts.
+impl<const N: usize> From<[&str; N]> for Tensor {
+    fn from(values: [&str; N]) -> Tensor {
+        let strings = values.map(|value| Bytes::copy_from_slice(value.as_bytes())).to_vec();
+        Tensor::from_strings([N], strings).expect("the shape is the array's own")
+    }
+}
+
 impl<T: Element> From<Vec<T>> for Tensor {
     fn from(values: Vec<T>) -> Tensor {
         Tensor::vector(values)

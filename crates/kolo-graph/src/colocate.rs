@@ -58,6 +58,13 @@ pub(crate) fn colocate(nodes: &Nodes, needed: &[NodeId], placement: Placement) -
     Ok(sets)
 }
 
+/// The nodes that share a device with `id`, itself included, whichever run they belong to.
+pub fn colocated_nodes(nodes: &Nodes, id: NodeId) -> Result<Vec<NodeId>> {
+    let sets = colocate(nodes, &[], Placement::Soft)?;
+    let root = sets.root(id);
+    Ok(nodes.iter().map(|(id, _)| id).filter(|&id| sets.root(id) == root).collect())
+}
+
 impl Sets {
     /// The node that stands for the set of `id`: its member with the smallest number.
     pub(crate) fn root(&self, id: NodeId) -> NodeId {
@@ -102,7 +109,8 @@ impl Sets {
             {
                 self.unite_preferring(id, at.node).map_err(|error| {
                     let source = nodes.node(at.node);
-                    error.context(format_args!("{} must be with {}", source.describe(), node.describe()))
+                    let pins = self.pins(nodes, id, at.node);
+                    error.context(format_args!("{} must be with {}", source.describe(), node.describe())).and(pins)
                 })?;
             }
         }
@@ -114,12 +122,30 @@ impl Sets {
         self.unite_preferring(holder, user).map_err(|error| {
             Error::invalid_argument(format!(
                 "Cannot place the graph because a reference or resource edge connects colocation groups with \
-                 incompatible resource devices: {}. The edge src node is {}, and the dst node is {}",
+                 incompatible resource devices: {}. The edge src node is {}, and the dst node is {}{}",
                 error.message(),
                 nodes.node(holder).describe(),
-                nodes.node(user).describe()
+                nodes.node(user).describe(),
+                self.pins(nodes, holder, user)
             ))
         })
+    }
+
+    /// `; 'a' asks for '/cpu:0' (pinned at file:line) and …`: who asks for what in two sets that do not agree.
+    fn pins(&mut self, nodes: &Nodes, first: NodeId, second: NodeId) -> String {
+        let roots = [self.find(first), self.find(second)];
+        let wishes = roots.iter().flat_map(|root| {
+            let Wishes { requested, resource } = &self.wishes[root.index()];
+            // What state asks for counts first; it is among what the set asks for, too.
+            [resource, requested].into_iter().find_map(|wish| wish.by)
+        });
+        let said: Vec<String> = wishes
+            .map(|by| {
+                let node = nodes.node(by);
+                format!("'{}' asks for '{}'{}", node.name, node.device, node.pinned_at())
+            })
+            .collect();
+        if said.is_empty() { String::new() } else { format!("; {}", said.join(" and ")) }
     }
 
     /// Joins two sets; where they ask for different devices, `first`'s is kept. State that asks for different devices
@@ -164,10 +190,11 @@ impl Sets {
                 (Err(_), Placement::Soft) => {}
                 (Err(error), Placement::Strict) => {
                     return Err(Error::invalid_argument(format!(
-                        "Cannot colocate nodes {} and {} because {}",
+                        "Cannot colocate nodes {} and {} because {}{}",
                         nodes.node(leader).describe(),
                         nodes.node(id).describe(),
-                        error.message()
+                        error.message(),
+                        self.pins(nodes, leader, id)
                     )));
                 }
             }
@@ -201,11 +228,16 @@ impl Wish {
 }
 
 /// Variables, queues and their like: no inputs, and one output that refers to what they hold.
-pub(crate) fn holds_state(node: &Node) -> bool {
+pub fn holds_state(node: &Node) -> bool {
     match node.outputs.as_slice() {
         [output] => node.inputs.is_empty() && (output.is_ref || output.dtype == DType::Resource),
         _ => false,
     }
+}
+
+/// A variable of either family: state that is one tensor.
+pub fn is_variable(node: &Node) -> bool {
+    matches!(node.op(), "VarHandleOp" | "VariableV2" | "Variable")
 }
 
 /// Ops that take handles without using what is behind them, so need not be where that is.

@@ -36,6 +36,8 @@ struct State {
     seed: Option<i64>,
     variables: Vec<VariableRecord>,
     collections: BTreeMap<String, Vec<String>>,
+    /// The name scope that variables' names leave out, while copies of a model share their variables.
+    shared_scope: Option<String>,
     /// The branch or loop body that is being described, if any.
     flow: Option<Rc<dyn FlowScope>>,
     /// For nodes whose outputs live inside a loop: which one.
@@ -75,6 +77,7 @@ impl Graph {
                 seed: None,
                 variables: Vec::new(),
                 collections: BTreeMap::new(),
+                shared_scope: None,
                 flow: None,
                 loops: HashMap::new(),
                 n_loops: 0,
@@ -181,6 +184,11 @@ impl Graph {
         let result = body();
         self.state.borrow_mut().name_scope = outer;
         result
+    }
+
+    /// The name scope that is open, with a slash at its end; empty at the top.
+    pub fn current_scope(&self) -> String {
+        self.state.borrow().name_scope.clone()
     }
 
     /// Runs `body` inside the exact scope `scope` (`""` for the top), as rewrites do that add to an earlier scope.
@@ -303,6 +311,10 @@ impl Graph {
         self.state.borrow_mut().nodes.node_mut(at.node).outputs[at.index as usize].shape = shape;
     }
 
+    pub(crate) fn set_attr(&self, node: NodeId, attr: &str, value: impl Into<AttrValue>) {
+        self.state.borrow_mut().nodes.node_mut(node).attrs.set(attr, value);
+    }
+
     pub(crate) fn add_control_input(&self, node: NodeId, input: NodeId) {
         let mut state = self.state.borrow_mut();
         let inputs = &mut state.nodes.node_mut(node).control_inputs;
@@ -343,12 +355,40 @@ impl Graph {
         Ok(Output::new(self, endpoint))
     }
 
+    /// Describes one of several copies of a model that have their variables in common: nodes go into the scope `name`,
+    /// variables are named as if there was no such scope, and one that exists already is used, not made again.
+    pub fn share_variables<R>(&self, name: &str, body: impl FnOnce() -> R) -> R {
+        self.name_scope(name, || {
+            let scope = self.scoped_name("");
+            let before = self.state.borrow_mut().shared_scope.replace(scope);
+            let result = body();
+            self.state.borrow_mut().shared_scope = before;
+            result
+        })
+    }
+
+    /// The name of a variable called `name` here, if copies of a model share it.
+    pub(crate) fn shared_variable_name(&self, name: &str) -> Option<String> {
+        let full = self.scoped_name(name);
+        let state = self.state.borrow();
+        let scope = state.shared_scope.as_deref()?;
+        full.strip_prefix(scope).map(str::to_owned)
+    }
+
+    /// Describes something outside of the copies.
+    pub(crate) fn unshared<R>(&self, body: impl FnOnce() -> R) -> R {
+        let before = self.state.borrow_mut().shared_scope.take();
+        let result = self.absolute_scope("", body);
+        self.state.borrow_mut().shared_scope = before;
+        result
+    }
+
     pub(crate) fn add_variable(&self, record: VariableRecord) {
         self.state.borrow_mut().variables.push(record);
     }
 
-    /// The name a node or scope called `name` would get here without a suffix.
-    pub(crate) fn scoped_name(&self, name: &str) -> String {
+    /// The name a node or scope called `name` would get here without a suffix; the open scope itself for `""`.
+    pub fn scoped_name(&self, name: &str) -> String {
         format!("{}{name}", self.state.borrow().name_scope)
     }
 
@@ -376,7 +416,14 @@ impl Graph {
             let mut state = self.state.borrow_mut();
             let wanted = request.name.clone().unwrap_or_else(|| request.op.clone());
             check_name(&wanted)?;
-            let name = state.unique_name(&wanted);
+            // A scope's own name, slash and all, is for the one node that stands for the scope.
+            let name = match wanted.strip_suffix('/') {
+                Some(scope) if state.nodes.find(scope).is_none() => scope.to_owned(),
+                Some(scope) => {
+                    return Err(Error::invalid_argument(format!("Duplicate node name in graph: '{scope}'")));
+                }
+                None => state.unique_name(&wanted),
+            };
             for i in 0..state.control.len() {
                 let control = state.control[i];
                 // A node need not wait for what it takes data from.
@@ -409,7 +456,7 @@ impl Graph {
             };
             let merged = wish.overridden_by(&node.device);
             if merged != node.device && node.device_source.is_none() {
-                node.device_source = Some(location);
+                node.device_source = Some(location.into());
             }
             node.device = merged;
         }
@@ -447,6 +494,14 @@ impl State {
     }
 
     fn unique_name(&mut self, wanted: &str) -> String {
+        // As in TensorFlow, a name that ends in a slash is exact: a node may be called like the scope it belongs to.
+        if let Some(exact) = wanted.strip_suffix('/')
+            && self.nodes.find(exact).is_none()
+        {
+            self.name_counts.entry(exact.to_owned()).or_insert(0);
+            return exact.to_owned();
+        }
+        let wanted = wanted.trim_end_matches('/');
         let full = format!("{}{wanted}", self.name_scope);
         let mut name = full.clone();
         let mut count = self.name_counts.get(&full).copied().map_or(0, |count| count + 1);

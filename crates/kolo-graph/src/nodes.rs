@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kolo_core::{DType, DeviceSpec, Error, PartialShape, Result};
 
 use crate::registry::did_you_mean;
-use crate::{AttrValue, Attrs, OpDef};
+use crate::{AttrValue, Attrs, OpDef, Origin};
 
 /// A line of the user's program.
 pub type Location = &'static std::panic::Location<'static>;
@@ -86,10 +86,10 @@ pub struct Node {
     pub outputs: Vec<OutputInfo>,
     /// For each input, whether it is taken as a reference.
     pub ref_inputs: Vec<bool>,
-    /// The line that made it, unless it was imported.
-    pub source: Option<Location>,
-    /// The line that asked for the device.
-    pub device_source: Option<Location>,
+    /// Where it was made, where that is known.
+    pub source: Option<Origin>,
+    /// Where its device was asked for.
+    pub device_source: Option<Origin>,
 }
 
 impl Node {
@@ -112,10 +112,17 @@ impl Node {
 
     /// `Op 'name'`, with the line that made it where known.
     pub fn describe(&self) -> String {
-        match self.source {
-            Some(line) => format!("{} '{}' ({}:{})", self.op(), self.name, line.file(), line.line()),
+        match &self.source {
+            Some(Origin::Graph { file, .. }) => format!("{} '{}' ({file})", self.op(), self.name),
+            Some(line) => format!("{} '{}' ({line})", self.op(), self.name),
             None => format!("{} '{}'", self.op(), self.name),
         }
+    }
+
+    /// ` (pinned at file:line)`, where it has a pin and that is known.
+    pub fn pinned_at(&self) -> String {
+        let line = self.device_source.as_ref().filter(|_| !self.device.is_empty());
+        line.map_or(String::new(), |line| format!(" (pinned at {line})"))
     }
 }
 
@@ -197,6 +204,12 @@ impl Nodes {
         self.by_name.insert(node.name.clone(), id);
         self.list.push(Arc::new(node));
         id
+    }
+
+    /// Makes a node ask for `device`, as `said` says.
+    pub fn pin(&mut self, id: NodeId, device: DeviceSpec, said: Origin) {
+        let node = self.node_mut(id);
+        (node.device, node.device_source) = (device, Some(said));
     }
 
     pub(crate) fn truncate(&mut self, n_nodes: usize) {

@@ -28,7 +28,7 @@ impl<'g> Output<'g> {
     }
 
     /// An output that could not be made; the graph holds the reason.
-    pub(crate) fn invalid(graph: &'g Graph) -> Output<'g> {
+    pub fn invalid(graph: &'g Graph) -> Output<'g> {
         Output { graph, endpoint: Endpoint { node: NodeId::INVALID, index: 0 } }
     }
 
@@ -203,7 +203,8 @@ impl Graph {
                 control_inputs: Vec::new(),
                 attrs: Attrs::default(),
                 device: DeviceSpec::default(),
-                source: Some(std::panic::Location::caller()),
+                source: Some(std::panic::Location::caller().into()),
+                device_source: None,
             },
             poisoned: false,
         }
@@ -247,7 +248,8 @@ impl<'g> OpBuilder<'g> {
         self
     }
 
-    /// The name, made unique by a suffix; the op's name otherwise.
+    /// The name, made unique by a suffix; the op's name otherwise. A name that ends in a slash, such as
+    /// [`Graph::current_scope`], is taken as it is, without the slash: the node that stands for a scope.
     pub fn name(mut self, name: &str) -> Self {
         self.request.name = Some(name.to_owned());
         self
@@ -276,7 +278,7 @@ impl<'g> OpBuilder<'g> {
 
     /// The line that messages name; by default the caller of [`Graph::op`].
     pub fn location(mut self, location: Location) -> Self {
-        self.request.source = Some(location);
+        self.request.source = Some(location.into());
         self
     }
 

@@ -25,6 +25,7 @@ use std::collections::{BTreeMap, HashMap};
 use kolo_core::{DType, Error, Result};
 
 use crate::control_loops::{ControlLoops, add_control_loops, is_control_loop};
+use crate::cost::output_bytes;
 use crate::draft::{Draft, NodeBuilder, Source, drafts, signal};
 use crate::frames::frames;
 use crate::place::{DeviceInfo, KernelSupport};
@@ -160,13 +161,9 @@ pub fn moved_bytes(placed: &PlacedGraph<'_>, pruned: &Pruned) -> BTreeMap<NodeId
     let mut bytes = BTreeMap::new();
     for (at, _) in moves {
         let total = bytes.entry(at.node).or_insert(Some(0usize));
-        *total = total.and_then(|total| total.checked_add(n_bytes(placed.nodes.output(at))?));
+        *total = total.and_then(|total| total.checked_add(output_bytes(placed.nodes.output(at))?));
     }
     bytes
-}
-
-fn n_bytes(output: &OutputInfo) -> Option<usize> {
-    output.shape.n_elements()?.checked_mul(output.dtype.size()?)
 }
 
 /// For each device the place it belongs to: itself, or the first device of its task.
@@ -262,11 +259,13 @@ impl Cutter<'_> {
                 false => Link::Draft(from, index),
                 true if draft.node.ref_inputs.get(i).copied().unwrap_or(false) => {
                     return Err(Error::invalid_argument(format!(
-                        "{} on {} takes a reference to {} on {}: a reference cannot leave its device",
+                        "{} on {}{} takes a reference to {} on {}{}: a reference cannot leave its device",
                         draft.node.describe(),
                         self.builder.devices[draft.device].name,
+                        draft.node.pinned_at(),
                         self.drafts[from].node.describe(),
-                        self.builder.devices[self.drafts[from].device].name
+                        self.builder.devices[self.drafts[from].device].name,
+                        self.drafts[from].node.pinned_at()
                     )));
                 }
                 true => Link::Added(self.transfer(from, Some(index), to, host, is_ref)?),
@@ -410,7 +409,7 @@ impl Cutter<'_> {
         };
         let source = slot.and_then(|index| Some(Endpoint { node: source.origin?, index }));
         let transfer =
-            Transfer { send: NodeId(0), source, to: target.device, n_bytes: n_bytes(&value), n_consumers: 1 };
+            Transfer { send: NodeId(0), source, to: target.device, n_bytes: output_bytes(&value), n_consumers: 1 };
         let transfers = &mut self.parts.entry(from_place).or_default().transfers;
         transfers.push((send, transfer));
         if !is_ref {

@@ -2,19 +2,20 @@
 //!
 //! The simple policy is three rules, in this order: a node that an earlier run of the session placed stays where it is;
 //! a pinned node goes where it is pinned; any other node goes to the first accelerator that has a kernel for it, or
-//! else to the first CPU. [`Policy::Tf`] adds TensorFlow's heuristics. Nodes that must share a device (see `colocate.rs`)
+//! else to the first CPU. [`Policy::Heuristic`] adds TensorFlow's heuristics, [`Policy::Cost`] uses measured times. Nodes that must share a device (see `colocate.rs`)
 //! are placed together. The same input gives the same answer, always.
 //!
 //! The result keeps wish and fact apart, with the rule that decided, so that a placement can be explained.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use kolo_core::{DType, DeviceName, DeviceSpec, Error, Result};
 
-use crate::colocate::{Sets, Wish, colocate, holds_state};
+use crate::colocate::{Sets, Wish, colocate, holds_state, is_variable};
 use crate::placed::{Placed, PlacedGraph, Rule};
-use crate::{AttrValue, Flow, Node, NodeId, Nodes};
+use crate::{AttrValue, CostModel, Flow, Node, NodeId, Nodes};
 
 /// A device that nodes can be placed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +64,25 @@ pub enum Policy {
     Simple,
     /// Also TensorFlow's heuristics: shapes are computed where their input is, sources where their consumers are,
     /// `Switch` and `Exit` where their data is.
-    Tf,
+    Heuristic,
+    /// Nodes that share a device with nobody go where they end first by [`PlaceOptions::costs`]: measured times, and what
+    /// it takes to bring their inputs. Sources go where their consumers are. The simple rules place what was not measured.
+    Cost,
+}
+
+impl std::str::FromStr for Policy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Policy> {
+        match text {
+            "simple" => Ok(Policy::Simple),
+            "heuristic" => Ok(Policy::Heuristic),
+            "cost" => Ok(Policy::Cost),
+            _ => Err(Error::invalid_argument(format!(
+                "'{text}' is not a placement policy; there are simple, heuristic and cost"
+            ))),
+        }
+    }
 }
 
 /// Which of several equal devices comes first.
@@ -90,6 +109,8 @@ pub struct PlaceOptions {
     pub client_device: usize,
     /// The most nodes that may fall back under [`Placement::Soft`]; more fail the run.
     pub max_fallbacks: Option<usize>,
+    /// What [`Policy::Cost`] knows.
+    pub costs: Arc<CostModel>,
 }
 
 /// Gives each node of `needed` (sorted) one of `devices`. `earlier` says where earlier runs of the session put nodes.
@@ -119,6 +140,8 @@ pub fn place<'a>(
         placement: vec![None; nodes.len()],
         chosen: HashMap::new(),
         n_fallbacks: 0,
+        finish: vec![0.0; nodes.len()],
+        free: vec![0.0; devices.len()],
     };
     placer.run(needed)
 }
@@ -180,14 +203,27 @@ struct Placer<'a, 'p> {
     /// The device of each set that has one, by its root, and why a set was moved off its pin.
     chosen: HashMap<NodeId, (usize, Option<Rule>)>,
     n_fallbacks: usize,
+    /// For [`Policy::Cost`], the seconds after which each node ends and each device is free.
+    finish: Vec<f64>,
+    free: Vec<f64>,
 }
 
 impl<'a> Placer<'a, '_> {
     fn run(mut self, needed: &[NodeId]) -> Result<PlacedGraph<'a>> {
-        let later = |node: &Node| self.options.policy == Policy::Tf && is_generator(node);
-        let (generators, rest): (Vec<NodeId>, Vec<NodeId>) = needed.iter().partition(|&&id| later(self.nodes.node(id)));
+        let later = |id: NodeId| match self.options.policy {
+            Policy::Simple => false,
+            Policy::Heuristic => is_generator(self.nodes.node(id)),
+            // One that has a place already matters to where its consumers end first.
+            Policy::Cost => is_generator(self.nodes.node(id)) && !self.has_a_place(id),
+        };
+        let (generators, rest): (Vec<NodeId>, Vec<NodeId>) = needed.iter().partition(|&&id| later(id));
         for &id in &rest {
-            self.place_node(id, |placer, id| placer.input_device(id).map(|device| (device, Rule::FollowsInput)))?;
+            self.place_node(id, |placer, id| match placer.options.policy {
+                Policy::Simple => None,
+                Policy::Heuristic => placer.input_device(id).map(|device| (device, Rule::FollowsInput)),
+                Policy::Cost => placer.first_to_finish(id).map(|device| (device, Rule::Cost)),
+            })?;
+            self.note_time(id);
         }
         if !generators.is_empty() {
             let consumers = self.consumers(needed);
@@ -197,7 +233,7 @@ impl<'a> Placer<'a, '_> {
                 })?;
             }
         }
-        if self.options.policy == Policy::Tf {
+        if self.options.policy == Policy::Heuristic {
             self.move_loop_plumbing(needed);
         }
         if let Some(most) = self.options.max_fallbacks
@@ -226,7 +262,7 @@ impl<'a> Placer<'a, '_> {
                     None => self.choose(root, hint(self, id))?,
                 };
                 first_rule = Some(rule);
-                let fallback = matches!(rule, Rule::SoftMissingKernel | Rule::SoftMissingDevice).then_some(rule);
+                let fallback = rule.is_fallback().then_some(rule);
                 self.chosen.insert(root, (device, fallback));
                 (device, fallback)
             }
@@ -236,15 +272,14 @@ impl<'a> Placer<'a, '_> {
             (Some(own), ..) if own == device || self.options.placement == Placement::Soft => (own, Rule::Earlier),
             _ if pinned(device) => (device, Rule::Pinned),
             (_, Some(rule), _) if !node.device.is_empty() => (device, rule),
-            (_, _, Some(rule @ (Rule::Accelerator | Rule::Cpu | Rule::FollowsInput | Rule::FollowsConsumers))) => {
-                (device, rule)
-            }
+            (_, _, Some(rule)) if rule.needs_no_wish() => (device, rule),
             _ => (device, Rule::Colocated),
         };
         let still = || rule == Rule::Earlier && !self.sets.wish(root).spec.matches(&self.devices[device].name);
-        let fell_back = matches!(rule, Rule::SoftMissingKernel | Rule::SoftMissingDevice) || still();
+        let fell_back = rule.is_fallback() || still();
         self.n_fallbacks += usize::from(fell_back);
-        self.placement[id.index()] = Some(Placed { device, wish: node.device.clone(), rule });
+        let missed = fallback.map(|_| self.sets.wish(root).spec);
+        self.placement[id.index()] = Some(Placed { device, wish: node.device.clone(), rule, missed });
         Ok(())
     }
 
@@ -266,12 +301,7 @@ impl<'a> Placer<'a, '_> {
             if !is_state(id) {
                 return Ok(None);
             }
-            return Err(Error::failed_precondition(format!(
-                "'{}' is pinned to '{}'{}, but it holds state on {name} since an earlier run, and state does not move",
-                self.nodes.node(id).name,
-                wish.spec,
-                self.pin_line(&wish)
-            )));
+            return Err(state_stays(self.nodes.node(id), &wish.spec, &self.pin_line(&wish), name));
         }
         match placed().find(|(other, at)| *at != device && is_state(*other)) {
             Some((other, at)) => Err(Error::invalid_argument(format!(
@@ -331,7 +361,7 @@ impl<'a> Placer<'a, '_> {
     /// For ops that only look at the shape of their input: where that is.
     fn input_device(&self, id: NodeId) -> Option<usize> {
         let node = self.nodes.node(id);
-        if self.options.policy != Policy::Tf || !matches!(node.op(), "Shape" | "Size" | "Rank") {
+        if !matches!(node.op(), "Shape" | "Size" | "Rank") {
             return None;
         }
         self.device(node.inputs.first()?.node)
@@ -366,7 +396,7 @@ impl<'a> Placer<'a, '_> {
             };
             if self.device(id) != Some(device) && self.runs_on(id, device) {
                 self.placement[id.index()] =
-                    Some(Placed { device, wish: node.device.clone(), rule: Rule::FollowsInput });
+                    Some(Placed { device, wish: node.device.clone(), rule: Rule::FollowsInput, missed: None });
             }
         }
     }
@@ -402,7 +432,10 @@ impl<'a> Placer<'a, '_> {
             return Error::invalid_argument(format!(
                 "Cannot colocate nodes {}: they must share a device, and no device{} has kernels for all of them",
                 names.join(", "),
-                if wish.spec.is_empty() { String::new() } else { format!(" that matches '{}'", wish.spec) }
+                match wish.spec.is_empty() {
+                    true => String::new(),
+                    false => format!(" that matches '{}'{}", wish.spec, self.pin_line(wish)),
+                }
             ));
         };
         let node = self.nodes.node(id);
@@ -457,8 +490,7 @@ impl<'a> Placer<'a, '_> {
 
     /// ` (pinned at file:line)`, where that is known.
     fn pin_line(&self, wish: &Wish) -> String {
-        let line = wish.by.and_then(|by| self.nodes.node(by).device_source);
-        line.map_or(String::new(), |line| format!(" (pinned at {}:{})", line.file(), line.line()))
+        wish.by.map_or(String::new(), |by| self.nodes.node(by).pinned_at())
     }
 
     /// An integer literal where a float was meant is the usual reason for a missing kernel.
@@ -482,7 +514,8 @@ impl<'a> Placer<'a, '_> {
             .filter_map(|&id| {
                 let placed = self.placement[id.index()].as_ref()?;
                 let fell_back = !placed.wish.matches(&self.devices[placed.device].name);
-                fell_back.then(|| format!("'{}' from '{}'", self.nodes.node(id).name, placed.wish))
+                let node = self.nodes.node(id);
+                fell_back.then(|| format!("'{}' from '{}'{}", node.name, placed.wish, node.pinned_at()))
             })
             .take(10)
             .collect();
@@ -494,19 +527,34 @@ impl<'a> Placer<'a, '_> {
     }
 }
 
+/// Why a node that holds state on `at` does not follow a pin (`line` says where that stands) to `wish`, and how to move it.
+pub fn state_stays(node: &Node, wish: &DeviceSpec, line: &str, at: &DeviceName) -> Error {
+    let how = match is_variable(node) {
+        true => format!("to move it, call session.move_node(\"{}\", \"{wish}\") between runs", node.name),
+        false => format!("what a {} holds does not move: make a new session to place it anew", node.op()),
+    };
+    Error::failed_precondition(format!(
+        "'{}' is pinned to '{wish}'{line}, but it holds state on {at} since an earlier run; {how}",
+        node.name
+    ))
+}
+
 /// A value out of nothing, which can as well be made where it is used.
 fn is_generator(node: &Node) -> bool {
     node.inputs.is_empty() && node.outputs.len() == 1 && !node.outputs[0].is_ref
 }
 
 /// The element type that a node's kernel is chosen by.
-fn node_dtype(node: &Node) -> Option<DType> {
+pub(crate) fn node_dtype(node: &Node) -> Option<DType> {
     let of = |attr| match node.attrs.find(attr) {
         Some(AttrValue::Type(dtype)) => Some(*dtype),
         _ => None,
     };
     of("T").or_else(|| of("dtype")).or_else(|| node.outputs.first().map(|output| output.dtype))
 }
+
+#[path = "place_by_cost.rs"]
+mod by_cost;
 
 #[cfg(test)]
 #[path = "place_tests.rs"]

@@ -50,7 +50,7 @@ fn soft() -> PlaceOptions {
 }
 
 fn tf() -> PlaceOptions {
-    PlaceOptions { policy: Policy::Tf, ..PlaceOptions::default() }
+    PlaceOptions { policy: Policy::Heuristic, ..PlaceOptions::default() }
 }
 
 fn source<'g>(g: &'g Graph, name: &str) -> Output<'g> {
@@ -103,6 +103,7 @@ fn state_does_not_move_off_its_device() {
     let error = place_all(&nodes, "/cpu:0 /gpu:0", &HashMap::from([(NodeId(0), 0)]), &strict()).err().unwrap();
     assert_eq!(error.code(), Code::FailedPrecondition);
     assert!(error.message().starts_with("'v' is pinned to '/device:GPU:0' (pinned at "), "{error}");
+    assert!(error.message().contains("holds state on /job:localhost/replica:0/task:0/device:CPU:0"), "{error}");
     let bad = place_all(&nodes, "/cpu:0", &HashMap::from([(NodeId(0), 5)]), &strict()).err().unwrap();
     assert_eq!(bad.code(), Code::Internal);
 }
@@ -259,9 +260,9 @@ fn soft_placement_falls_back_and_counts() {
 
     let options = PlaceOptions { max_fallbacks: Some(2), ..soft() };
     let refused = error(&g, "/cpu:0 /gpu:0", &options);
-    let expect =
-        "3 nodes fell back to another device, at most 2 may: 'b' from '/device:GPU:0', 'c' from '/device:GPU:7'";
+    let expect = "3 nodes fell back to another device, at most 2 may: 'b' from '/device:GPU:0' (pinned at ";
     assert!(refused.message().starts_with(expect), "{refused}");
+    assert!(refused.message().contains("'c' from '/device:GPU:7' (pinned at "), "{refused}");
 
     // A task that does not exist is not a matter of softness.
     let g = graph();
@@ -393,7 +394,7 @@ proptest! {
         let nodes = g.snapshot();
         let options = PlaceOptions {
             placement: if is_soft { Placement::Soft } else { Placement::Strict },
-            policy: if policy { Policy::Tf } else { Policy::Simple },
+            policy: if policy { Policy::Heuristic } else { Policy::Simple },
             ..PlaceOptions::default()
         };
         let on = "/cpu:0 /cpu:1 /gpu:0 /gpu:1";

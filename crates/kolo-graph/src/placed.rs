@@ -19,14 +19,28 @@ pub enum Rule {
     Accelerator,
     /// No wish and no accelerator with a kernel.
     Cpu,
-    /// [`crate::Policy::Tf`]: where its input is.
+    /// [`crate::Policy::Heuristic`]: where its input is.
     FollowsInput,
-    /// [`crate::Policy::Tf`]: where its consumers are.
+    /// [`crate::Policy::Heuristic`]: where its consumers are.
     FollowsConsumers,
+    /// [`crate::Policy::Cost`]: where it ends first.
+    Cost,
     /// Its pin has no kernel for it.
     SoftMissingKernel,
     /// Its pin does not exist.
     SoftMissingDevice,
+}
+
+impl Rule {
+    /// True if a pin could not be kept.
+    pub fn is_fallback(self) -> bool {
+        matches!(self, Rule::SoftMissingKernel | Rule::SoftMissingDevice)
+    }
+
+    /// True if it decides about nodes that ask for nothing.
+    pub(crate) fn needs_no_wish(self) -> bool {
+        matches!(self, Rule::Accelerator | Rule::Cpu | Rule::FollowsInput | Rule::FollowsConsumers | Rule::Cost)
+    }
 }
 
 impl fmt::Display for Rule {
@@ -39,6 +53,7 @@ impl fmt::Display for Rule {
             Rule::Cpu => "no accelerator has a kernel",
             Rule::FollowsInput => "where its input is",
             Rule::FollowsConsumers => "where its consumers are",
+            Rule::Cost => "ends first there, by measured times",
             Rule::SoftMissingKernel => "fell back: no kernel on the pinned device",
             Rule::SoftMissingDevice => "fell back: the pinned device does not exist",
         })
@@ -54,6 +69,8 @@ pub struct Placed {
     pub wish: DeviceSpec,
     /// What decided.
     pub rule: Rule,
+    /// What it or a node that it must be with asked for and did not get.
+    pub missed: Option<DeviceSpec>,
 }
 
 /// A graph of which every node that a run needs has a device.

@@ -8,7 +8,7 @@ use kolo_core::{DType, DeviceSpec, Error, PartialShape, Result};
 use crate::infer::InferCtx;
 use crate::registry::did_you_mean;
 use crate::signature::{ArgDef, ArgType, AttrDef, AttrKind};
-use crate::{AttrValue, Attrs, Endpoint, HandleRule, Location, Node, NodeId, Nodes, OpRegistry, OutputInfo, Signature};
+use crate::{AttrValue, Attrs, Endpoint, HandleRule, Node, NodeId, Nodes, OpRegistry, Origin, OutputInfo, Signature};
 
 /// A node that is asked for, before it is checked.
 pub(crate) struct NodeRequest {
@@ -18,7 +18,9 @@ pub(crate) struct NodeRequest {
     pub control_inputs: Vec<NodeId>,
     pub attrs: Attrs,
     pub device: DeviceSpec,
-    pub source: Option<Location>,
+    pub source: Option<Origin>,
+    /// Where the device was asked for, if that is another place.
+    pub device_source: Option<Origin>,
 }
 
 /// `[A-Za-z0-9.][A-Za-z0-9_./>-]*`, or with a leading `_` for nodes that rewrites add.
@@ -43,8 +45,8 @@ pub(crate) fn complete(
     let place = |error: Error| {
         let error = error.with_node(&name, &request.op, "");
         let error = describe_inputs(nodes, &request.inputs, error);
-        match request.source {
-            Some(line) => error.and(format_args!(" (at {line})")),
+        match &request.source {
+            Some(line) => error.and(format_args!(" (at {line:#})")),
             None => error,
         }
     };
@@ -80,7 +82,7 @@ pub(crate) fn complete(
             OutputInfo { dtype, is_ref, shape, handle }
         })
         .collect();
-    let device_source = if request.device.is_empty() { None } else { request.source };
+    let device_source = request.device_source.or_else(|| request.source.clone()).filter(|_| !request.device.is_empty());
     Ok(Node {
         name: name.into(),
         def: *def,

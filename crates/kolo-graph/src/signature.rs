@@ -6,7 +6,7 @@
 //! N tensors of one dtype, `list(Ts)` for one tensor per entry of a `list(type)` attribute, and `Ref(…)` around one of
 //! these for references. An attribute is `name:kind{allowed}>=minimum=default`; without a default it is required.
 
-use kolo_core::{DType, Error, PartialShape, Result};
+use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 
 use crate::AttrValue;
 
@@ -260,7 +260,13 @@ fn parse_scalar(attr: &AttrDef, text: &str) -> Result<AttrValue, String> {
             let dims: Vec<_> = dims.map_err(|_| bad())?.into_iter().map(|dim| usize::try_from(dim).ok()).collect();
             AttrValue::Shape(PartialShape::new(&dims))
         }
-        AttrKind::Tensor | AttrKind::Func => return Err(bad()),
+        // Only lists of bytes are in use, such as the colour `uint8[255,0,0,255]`.
+        AttrKind::Tensor => {
+            let inner = text.strip_prefix("uint8[").and_then(|text| text.strip_suffix(']')).ok_or_else(bad)?;
+            let bytes: Result<Vec<u8>, _> = split_top(inner).into_iter().map(str::parse).collect();
+            AttrValue::Tensor(Tensor::from(bytes.map_err(|_| bad())?))
+        }
+        AttrKind::Func => return Err(bad()),
     })
 }
 
@@ -273,7 +279,7 @@ mod tests {
         let signature = Signature::parse(
             "(ref:Ref(T), values:N*T, args:list(Ts), axis:int32) -> (out:T) ; \
              T:type{num}, N:int>=1, Ts:list(type)>=0, pad:string{\"SAME\",\"VALID\"}=\"SAME\", strides:list(int)=[1,2], \
-             keep:bool=false, eps:float=1e-3, shape:shape=<unknown>, out_type:type{int32,int64}=int32",
+             keep:bool=false, color:tensor=uint8[255,0], eps:float=1e-3, shape:shape=<unknown>, out_type:type{int32,int64}=int32",
         )
         .unwrap();
         assert!(signature.inputs[0].is_ref);
@@ -287,6 +293,7 @@ mod tests {
         assert_eq!(default("pad"), "SAME".into());
         assert_eq!(default("strides"), vec![1i64, 2].into());
         assert_eq!(default("eps"), AttrValue::Float(1e-3));
+        assert_eq!(default("color"), AttrValue::Tensor(Tensor::from([255u8, 0])));
         assert_eq!(default("shape"), PartialShape::unknown().into());
         assert_eq!(signature.attr("N").unwrap().minimum, Some(1));
         assert!(signature.attr("T").unwrap().types.contains(&DType::F32));

@@ -141,6 +141,8 @@ impl<'g> Variable<'g> {
 pub enum Initializer {
     /// All zeros.
     Zeros,
+    /// What this output of the same graph gives in the step that initialises; the shape must agree.
+    Output(Endpoint),
     /// All ones.
     Ones,
     /// One number everywhere.
@@ -195,6 +197,7 @@ impl Initializer {
         let truncated = |stddev: f64| Initializer::TruncatedNormal { mean: 0.0, stddev: stddev / TRUNCATED_STDDEV };
         match self {
             Initializer::Value(value) => graph.named_constant("initial_value", value.clone()),
+            Initializer::Output(at) => Output::new(graph, *at),
             Initializer::Zeros => fill(graph, dtype, shape, 0.0),
             Initializer::Ones => fill(graph, dtype, shape, 1.0),
             Initializer::Constant(value) => fill(graph, dtype, shape, *value),
@@ -301,15 +304,29 @@ impl<'g> VariableBuilder<'g> {
                 (dtype, Shape::scalar())
             }
         };
+        if let Some(shared) = graph.shared_variable_name(&name) {
+            let existing = graph.variables(|all| all.iter().find(|record| record.name == shared).cloned());
+            return match existing {
+                Some(record) => graph.share(&record, dtype, &shape),
+                None => graph.unshared(|| {
+                    let builder = graph.new_variable(&shared, initializer).shape(shape).dtype(dtype).kind(kind);
+                    VariableBuilder { trainable, local, ..builder }.build()
+                }),
+            };
+        }
         let static_shape = PartialShape::from(&shape);
         // Initial values must not wait for whatever step the variable happens to be described in.
         graph.no_control_dependencies(|| {
             let op = match kind {
-                VariableKind::Resource => graph.op("VarHandleOp").attr("shared_name", graph.scoped_name(&name)),
+                VariableKind::Resource => graph.op("VarHandleOp"),
                 VariableKind::Reference => graph.op("VariableV2"),
             };
             let handle = op.name(&name).attr("dtype", dtype).attr("shape", static_shape.clone()).out();
             let name = handle.operation().name();
+            if kind == VariableKind::Resource && handle.is_valid() {
+                // A suffix that made the name unique must keep the state apart as well.
+                graph.set_attr(handle.endpoint().node, "shared_name", name.clone());
+            }
             let (initial, read) = graph.absolute_scope(&name, || {
                 graph.colocate_with(handle.operation(), || {
                     let initial = graph
@@ -378,14 +395,37 @@ impl Graph {
         let Some(record) = existing else {
             return self.new_variable(name, initial).shape(shape).build();
         };
-        if !record.shape.admits(&shape) {
+        self.share(&record, record.dtype, &shape)
+    }
+
+    /// The variable that exists, if it is what is asked for.
+    #[track_caller]
+    fn share(&self, record: &VariableRecord, dtype: DType, shape: &Shape) -> Variable<'_> {
+        if !record.shape.admits(shape) || record.dtype != dtype {
             self.record_error(Error::invalid_argument(format!(
-                "Trying to share variable {full}, but specified shape {shape} and found shape {} (at {})",
+                "Trying to share variable {}, but specified shape {shape} and found shape {} ({dtype} and {}, at {})",
+                record.name,
                 record.shape,
+                record.dtype,
                 std::panic::Location::caller()
             )));
         }
-        Variable::from_record(self, &record)
+        Variable::from_record(self, record)
+    }
+
+    /// Makes nodes that the graph has already, as an import leaves them, known as a variable. A second one of its name is
+    /// an error.
+    pub fn adopt_variable(&self, record: VariableRecord) -> Result<()> {
+        if self.variables(|all| all.iter().any(|known| known.name == record.name)) {
+            return Err(Error::already_exists(format!("the graph has a variable '{}' already", record.name)));
+        }
+        let n_nodes = self.nodes().len();
+        let exist = [record.handle.node, record.read.node, record.initializer].iter().all(|id| id.index() < n_nodes);
+        if !exist {
+            return Err(Error::not_found(format!("the nodes of variable '{}' are not in the graph", record.name)));
+        }
+        self.add_variable(record);
+        Ok(())
     }
 
     /// The variable of this full name.

@@ -6,11 +6,13 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use kolo_core::{DType, Error, PartialShape, ResourceHandle, Result, Tensor, TensorData};
 use parking_lot::Mutex;
+
+use crate::io::FileAccess;
 
 /// Anything kept in a [`ResourceStore`].
 pub trait Resource: Any + Send + Sync {
@@ -27,6 +29,8 @@ pub struct ResourceStore {
     containers: Mutex<HashMap<String, Container>>,
     /// Counts removals, so that a kernel that remembers an object notices when to look again.
     generation: AtomicU64,
+    /// Which files ops of this device may touch; unset means all. Not an object: a reset must not lift a limit.
+    file_access: OnceLock<FileAccess>,
 }
 
 /// Objects by name.
@@ -40,7 +44,18 @@ impl ResourceStore {
             default_container: default_container.into(),
             containers: Mutex::default(),
             generation: AtomicU64::new(0),
+            file_access: OnceLock::new(),
         })
+    }
+
+    /// Limits the files that ops of this device may touch, once: later calls change nothing and say false.
+    pub fn limit_file_access(&self, access: FileAccess) -> bool {
+        self.file_access.set(access).is_ok()
+    }
+
+    /// The files that ops of this device may touch.
+    pub fn file_access(&self) -> FileAccess {
+        self.file_access.get().cloned().unwrap_or_default()
     }
 
     /// A number that changes whenever an object is forgotten. Whoever keeps an object between calls compares it first: if

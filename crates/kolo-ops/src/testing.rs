@@ -5,12 +5,12 @@
 //! ```
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use kolo_core::{DType, DeviceName, Error, Result, Tensor};
 use kolo_device::{CpuConfig, CpuDevice, Device};
 use kolo_graph::{AttrValue, Endpoint, Flow, Graph, Nodes, Output};
-use parking_lot::Mutex;
 
 use crate::cancel::CancelToken;
 use crate::kernel::{Done, Input, KernelCtx, KernelInit, Outcome, OutputValue};
@@ -259,11 +259,14 @@ pub fn assert_close(found: &Tensor, expected: &Tensor, tolerance: f64, what: &st
 }
 
 /// Computes outputs of a graph without a runtime: one node after the other, on one CPU device. No control flow, and
-/// nothing that waits.
+/// nothing that waits for another node.
 pub fn evaluate(graph: &Graph, fetches: &[Output<'_>], feeds: &[(Output<'_>, Tensor)]) -> Result<Vec<Tensor>> {
     graph.check()?;
     Evaluation::new(graph.snapshot()).run(fetches, feeds)
 }
+
+/// Longer than any file op of a test takes.
+const MOST_WAIT: Duration = Duration::from_secs(30);
 
 /// A place to evaluate in more than once, so that state is kept between calls.
 pub struct Evaluation {
@@ -352,11 +355,12 @@ impl Evaluation {
             KernelMaker::Function(compute) => compute(&mut ctx).map_err(place)?,
             KernelMaker::Object(make) => make(&init).and_then(|kernel| kernel.compute(&mut ctx)).map_err(place)?,
             KernelMaker::Async(make) => {
-                let slot: Arc<Mutex<Option<Result<Outcome>>>> = Arc::default();
-                let result = slot.clone();
+                let (sender, receiver) = mpsc::channel::<Result<Outcome>>();
                 let kernel = make(&init).map_err(place)?;
-                kernel.start(&mut ctx, Done::new(move |outcome| *result.lock() = Some(outcome)));
-                let outcome = slot.lock().take().ok_or_else(|| Error::internal("the kernel waits"))?.map_err(place)?;
+                kernel.start(&mut ctx, Done::new(move |outcome| drop(sender.send(outcome))));
+                // File ops finish from a thread of their own; anything else is done by now or waits for ever.
+                let outcome = receiver.recv_timeout(MOST_WAIT).map_err(|_| Error::internal("the kernel waits"))?;
+                let outcome = outcome.map_err(place)?;
                 for (i, tensor) in outcome.outputs.into_iter().enumerate() {
                     outputs[i] = Some(OutputValue::Tensor(tensor));
                 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kolo_device::Device;
+use kolo_graph::{CostModel, PlacementRules, Policy};
 use kolo_ops::CancelToken;
 
 /// How a session is set up. Field names are TensorFlow's where it has them.
@@ -27,6 +28,13 @@ pub struct SessionConfig {
     pub allow_soft_placement: bool,
     /// The most nodes that may fall back under soft placement; more fail the run.
     pub max_fallbacks: Option<usize>,
+    /// Pins by pattern, usually read from a file beside the program; see [`PlacementRules::parse`].
+    pub placement_rules: PlacementRules,
+    /// How nodes without a pin are placed: by the three simple rules, by TensorFlow's heuristics too, or by `costs`.
+    pub placement_policy: Policy,
+    /// Measured times of nodes and links, for [`Policy::Cost`] and for the price of fall-backs. Traces fill it:
+    /// [`crate::StepTrace::add_to`]. Shared by all clones of this configuration.
+    pub costs: Arc<CostModel>,
     /// Logs where every node was placed.
     pub log_device_placement: bool,
     /// The time limit of a run that has none of its own.

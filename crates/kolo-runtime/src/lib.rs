@@ -9,6 +9,8 @@ mod devices;
 mod executor;
 mod host;
 mod inter_pool;
+mod layout;
+mod links;
 mod planner;
 mod rendezvous;
 mod session;

@@ -3,13 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use kolo_core::{DeviceName, DeviceSpec, Result};
+use kolo_core::{DType, DeviceName, DeviceSpec, Result};
 use kolo_graph::{
-    DeviceInfo, KernelSupport, Node, NodeId, Nodes, PartitionOptions, PlaceOptions, Placed, Placement, Request, Rule,
-    moved_bytes, partition, place, prune,
+    DeviceInfo, Endpoint, FallbackCost, KernelSupport, Node, NodeId, Nodes, Origin, PartitionOptions, PlaceOptions,
+    Placed, Placement, Request, Rule, colocated_nodes, holds_state, moved_bytes, partition, place, price_fallbacks,
+    prune, state_stays,
 };
-use kolo_ops::{find_kernel, find_op, registry};
+use kolo_ops::{KernelMaker, find_kernel, find_op, registry};
 
 use crate::config::SessionConfig;
 use crate::devices::Devices;
@@ -23,6 +25,8 @@ pub struct PlacementReport {
     pub rows: Vec<PlacementRow>,
     /// How many nodes are not where they were pinned.
     pub n_fallbacks: usize,
+    /// What those nodes cost in a step that runs all of them.
+    pub fallback_cost: FallbackCost,
 }
 
 /// Where one node was placed, and why.
@@ -36,8 +40,12 @@ pub struct PlacementRow {
     pub wish: DeviceSpec,
     /// The device it got.
     pub device: DeviceName,
+    /// Where it was asked for: a line of the program, of a file of rules or of a graph.
+    pub pinned_at: Option<Origin>,
     /// What decided.
     pub rule: Rule,
+    /// Where it was before its pin changed, if it moved in this session.
+    pub moved_from: Option<DeviceName>,
     /// Bytes that a step moves from it to other devices; `None` where a shape is not known.
     pub n_bytes_moved: Option<usize>,
 }
@@ -51,22 +59,27 @@ impl PlacementRow {
 
 impl fmt::Display for PlacementReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let head = ["node", "op", "wish", "device", "rule", "bytes moved"].map(str::to_owned);
+        let head = ["node", "op", "wish", "device", "rule", "bytes moved", "pinned at"].map(str::to_owned);
         let body = self.rows.iter().map(|row| {
             let wish = if row.wish.is_empty() { "-".to_owned() } else { row.wish.to_string() };
             let moved = row.n_bytes_moved.map_or_else(|| "?".to_owned(), |n| n.to_string());
-            [row.node.clone(), row.op.to_owned(), wish, row.device.to_string(), row.rule.to_string(), moved]
+            let rule = match &row.moved_from {
+                Some(from) => format!("{}, moved from {from}", row.rule),
+                None => row.rule.to_string(),
+            };
+            let pin = row.pinned_at.as_ref().map_or_else(String::new, Origin::to_string);
+            [row.node.clone(), row.op.to_owned(), wish, row.device.to_string(), rule, moved, pin]
         });
-        let table: Vec<[String; 6]> = std::iter::once(head).chain(body).collect();
+        let table: Vec<[String; 7]> = std::iter::once(head).chain(body).collect();
         let width = |column: usize| table.iter().map(|row| row[column].len()).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..6).map(width).collect();
+        let widths: Vec<usize> = (0..7).map(width).collect();
         for row in &table {
             let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
             writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
         }
         match self.n_fallbacks {
             0 => Ok(()),
-            n => writeln!(f, "{n} node(s) are not where they were pinned"),
+            _ => writeln!(f, "{}", self.fallback_cost),
         }
     }
 }
@@ -80,7 +93,8 @@ pub(crate) struct Planner {
     /// Where earlier runs put nodes: rule 1.
     earlier: HashMap<NodeId, usize>,
     placed: BTreeMap<NodeId, (Placed, Option<usize>)>,
-    n_fallbacks: usize,
+    /// Nodes whose pin changed, and where they were.
+    moved_from: HashMap<NodeId, usize>,
     fresh: u64,
 }
 
@@ -96,11 +110,17 @@ impl Planner {
         Planner {
             devices,
             infos,
-            options: PlaceOptions { placement, max_fallbacks: config.max_fallbacks, ..PlaceOptions::default() },
+            options: PlaceOptions {
+                placement,
+                policy: config.placement_policy,
+                max_fallbacks: config.max_fallbacks,
+                costs: config.costs.clone(),
+                ..PlaceOptions::default()
+            },
             log: config.log_device_placement,
             earlier: HashMap::new(),
             placed: BTreeMap::new(),
-            n_fallbacks: 0,
+            moved_from: HashMap::new(),
             fresh: 0,
         }
     }
@@ -130,19 +150,33 @@ impl Planner {
         }
 
         // Only a plan that can run counts as an earlier run.
+        let mut n_new_fallbacks = 0;
         for &id in &pruned.nodes {
             let Some(row) = placed.placed(id) else { continue };
-            if self.earlier.insert(id, row.device).is_none() {
-                if self.log {
-                    let (node, device) = (nodes.node(id), &self.infos[row.device].name);
-                    tracing::info!(target: "kolo::placement", "{}: ({}): {device}", node.name, node.op());
-                }
-                if matches!(row.rule, Rule::SoftMissingKernel | Rule::SoftMissingDevice) {
-                    self.n_fallbacks += 1;
-                }
-                let bytes = moved.get(&id).copied().unwrap_or(Some(0));
-                self.placed.insert(id, (row.clone(), bytes));
+            self.earlier.insert(id, row.device);
+            let bytes = moved.get(&id).copied().unwrap_or(Some(0));
+            if let Some((old, most)) = self.placed.get_mut(&id).filter(|(old, _)| old.device == row.device) {
+                // Runs differ in what they take from a node; the table shows the most.
+                *most = most.zip(bytes).map(|(most, bytes)| most.max(bytes));
+                old.wish = row.wish.clone();
+                continue;
             }
+            n_new_fallbacks += usize::from(row.rule.is_fallback());
+            let (node, device) = (nodes.node(id), &self.infos[row.device].name);
+            if self.log {
+                tracing::info!(target: "kolo::placement", "{}: ({}): {device}", node.name, node.op());
+            }
+            if let Some((old, _)) = self.placed.insert(id, (row.clone(), bytes)) {
+                let from = &self.infos[old.device].name;
+                tracing::info!(
+                    target: "kolo::placement",
+                    "{}: ({}): moved from {from} to {device}{}", node.name, node.op(), node.pinned_at()
+                );
+                self.moved_from.insert(id, old.device);
+            }
+        }
+        if n_new_fallbacks > 0 {
+            tracing::warn!(target: "kolo::placement", "{}", self.fallback_cost(nodes));
         }
         let feeds = wanted
             .feeds
@@ -152,8 +186,9 @@ impl Planner {
                 FeedInfo { name: nodes.endpoint_name(at), dtype: info.dtype, shape: info.shape.clone() }
             })
             .collect();
-        let echo = |(fetch, at): (usize, &kolo_graph::Endpoint)| pruned.feed_of(*at).map(|feed| (fetch, feed));
+        let echo = |(fetch, at): (usize, &Endpoint)| pruned.feed_of(*at).map(|feed| (fetch, feed));
         Ok(RunPlan {
+            is_stale: AtomicBool::new(false),
             is_constant: parts.iter().all(|part| part.roots.is_empty() && part.feeds.is_empty()),
             parts,
             feeds,
@@ -170,11 +205,90 @@ impl Planner {
                 op: node.op(),
                 wish: placed.wish.clone(),
                 device: self.infos[placed.device].name.clone(),
+                pinned_at: node.device_source.clone().filter(|_| !node.device.is_empty()),
                 rule: placed.rule,
+                moved_from: self.moved_from.get(&id).map(|&from| self.infos[from].name.clone()),
                 n_bytes_moved: *bytes,
             }
         };
-        PlacementReport { rows: self.placed.iter().map(row).collect(), n_fallbacks: self.n_fallbacks }
+        let fallback_cost = self.fallback_cost(nodes);
+        PlacementReport {
+            rows: self.placed.iter().map(row).collect(),
+            n_fallbacks: fallback_cost.n_nodes,
+            fallback_cost,
+        }
+    }
+
+    /// What the nodes that fell back so far cost.
+    fn fallback_cost(&self, nodes: &Nodes) -> FallbackCost {
+        let placed = |id: NodeId| self.placed.get(&id).map(|(placed, _)| placed);
+        price_fallbacks(nodes, &self.infos, &placed, &self.options.costs)
+    }
+
+    /// The placed nodes that must move because `nodes` pins them, or what shares their device, elsewhere than earlier
+    /// runs put them. State does not move by itself: that is an error.
+    pub fn moves(&self, nodes: &Nodes) -> Result<Vec<NodeId>> {
+        let mut moves = Vec::new();
+        for (&id, (placed, _)) in &self.placed {
+            let node = nodes.node(id);
+            let at = &self.infos[placed.device].name;
+            if node.device == placed.wish || node.device.matches(at) {
+                continue;
+            }
+            if self.keeps_state(nodes, id) {
+                return Err(state_stays(node, &node.device, &node.pinned_at(), at));
+            }
+            moves.extend(colocated_nodes(nodes, id)?.into_iter().filter(|&other| !self.keeps_state(nodes, other)));
+        }
+        Ok(moves)
+    }
+
+    /// Forgets where these nodes are, so that the next plan places them anew.
+    pub fn forget(&mut self, ids: &[NodeId]) {
+        self.earlier.retain(|id, _| !ids.contains(id));
+    }
+
+    /// Whether a node keeps something between steps itself: a variable, a queue, the place in a random stream. Nodes that
+    /// work on the state of others go where that is.
+    pub fn keeps_state(&self, nodes: &Nodes, id: NodeId) -> bool {
+        let node = nodes.node(id);
+        let borrows = |(i, at): (usize, &Endpoint)| {
+            node.ref_inputs.get(i).copied().unwrap_or(false) || nodes.output(*at).dtype == DType::Resource
+        };
+        if holds_state(node) {
+            return true;
+        }
+        if !node.def.stateful || node.inputs.iter().enumerate().any(borrows) {
+            return false;
+        }
+        // A kernel that is a plain function has nowhere to keep anything.
+        let cpu = DeviceName::local("CPU", 0);
+        !find_kernel(node, &cpu).is_ok_and(|kernel| matches!(kernel.make, KernelMaker::Function(_)))
+    }
+
+    /// Where earlier runs put a node.
+    pub fn device_of(&self, id: NodeId) -> Option<usize> {
+        self.earlier.get(&id).copied()
+    }
+
+    /// Whether a node can run on device number `device`.
+    pub fn runs_on(&self, node: &Node, device: usize) -> bool {
+        Support { devices: &self.devices }.has_kernel(node, &self.infos[device].name)
+    }
+
+    /// Notes that these nodes are on `device` now.
+    pub fn relocate(&mut self, nodes: &Nodes, ids: &[NodeId], device: usize) {
+        for &id in ids {
+            let Some((placed, bytes)) = self.placed.get_mut(&id) else { continue };
+            if placed.device != device {
+                self.moved_from.insert(id, placed.device);
+            }
+            self.earlier.insert(id, device);
+            let wish = nodes.node(id).device.clone();
+            let rule = if wish.is_empty() { Rule::Colocated } else { Rule::Pinned };
+            // The next plan says what it makes move.
+            (*placed, *bytes) = (Placed { device, wish, rule, missed: None }, Some(0));
+        }
     }
 }
 

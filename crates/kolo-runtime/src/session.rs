@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 use kolo_device::{DeviceAttributes, MemoryStats};
-use kolo_graph::{Endpoint, Graph, NodeId, Nodes, Operation, Output};
+use kolo_graph::{CostModel, Endpoint, Graph, NodeId, Nodes, Operation, Output};
 use kolo_ops::CancelToken;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
@@ -16,24 +16,28 @@ use crate::config::{RunOptions, SessionConfig};
 use crate::devices::{Devices, stop_text};
 use crate::executor::plan::{KernelCache, PartPlan};
 use crate::executor::step::Step;
+use crate::layout::Layout;
 use crate::planner::{PlacementReport, Planner};
 use crate::trace::StepTrace;
 
 /// Runs a graph on the devices of this process. Many threads may use one session at once.
 pub struct Session {
-    nodes: RwLock<Nodes>,
-    devices: Arc<Devices>,
-    planner: Mutex<Planner>,
+    /// What the nodes below come from. Taken before any other lock.
+    pub(crate) layout: Mutex<Layout>,
+    /// The nodes under the placement rules and moves.
+    pub(crate) nodes: RwLock<Nodes>,
+    pub(crate) devices: Arc<Devices>,
+    pub(crate) planner: Mutex<Planner>,
     kernels: KernelCache,
-    plans: RwLock<HashMap<Signature, Arc<RunPlan>>>,
+    pub(crate) plans: RwLock<HashMap<Signature, Arc<RunPlan>>>,
     config: SessionConfig,
-    active: Mutex<Vec<(u64, Weak<Step>)>>,
+    pub(crate) active: Mutex<Vec<(u64, Weak<Step>)>>,
     next_step: AtomicU64,
     closed: AtomicBool,
 }
 
 /// Feeds, fetches and targets of a run, packed into numbers.
-type Signature = SmallVec<[u64; 8]>;
+pub(crate) type Signature = SmallVec<[u64; 8]>;
 
 /// A signature, compiled.
 pub(crate) struct RunPlan {
@@ -44,6 +48,8 @@ pub(crate) struct RunPlan {
     pub echoes: Vec<(usize, usize)>,
     /// Nothing needs to run: the fetches are constants and feeds.
     pub is_constant: bool,
+    /// Set when what it would run has moved to another device.
+    pub is_stale: AtomicBool,
 }
 
 /// What a feed must look like.
@@ -97,8 +103,10 @@ impl Session {
 
     pub(crate) fn over(graph: &Graph, devices: Arc<Devices>, config: SessionConfig) -> Result<Session> {
         graph.check()?;
+        let described = graph.snapshot();
         Ok(Session {
-            nodes: RwLock::new(graph.snapshot()),
+            nodes: RwLock::new(config.placement_rules.apply(&described)),
+            layout: Mutex::new(Layout::new(described, config.placement_rules.clone())),
             planner: Mutex::new(Planner::new(devices.clone(), &config)),
             devices,
             kernels: KernelCache::default(),
@@ -111,18 +119,19 @@ impl Session {
     }
 
     /// Takes over the nodes that were added to the graph since the session was made or last extended. Plans that exist
-    /// stay valid: graphs only grow.
+    /// stay valid: graphs only grow. A node without state that new nodes pin elsewhere moves there; see
+    /// [`Session::placement`].
     pub fn extend(&self, graph: &Graph) -> Result<()> {
         graph.check()?;
         self.check_open()?;
         let new = graph.snapshot();
-        let mut nodes = self.nodes.write();
-        let is_same = nodes.iter().zip(new.iter()).all(|((_, old), (_, new))| old.name == new.name);
-        if new.len() < nodes.len() || !is_same {
+        let mut layout = self.layout.lock();
+        let is_same = layout.described.iter().zip(new.iter()).all(|((_, old), (_, new))| old.name == new.name);
+        if new.len() < layout.described.len() || !is_same {
             return Err(Error::invalid_argument("extend takes the session's own graph, grown; this is another one"));
         }
-        *nodes = new;
-        Ok(())
+        let new = Layout { described: new, ..layout.clone() };
+        self.lay_out(&mut layout, new)
     }
 
     /// Computes `fetches` and runs `targets`, with `feeds` in place of what the graph would compute there.
@@ -198,7 +207,7 @@ impl Session {
         targets: &[Operation<'_>],
     ) -> Result<Callable> {
         let wanted = self.wanted(fetches, feeds.iter().copied(), targets)?;
-        Ok(Callable { plan: self.plan(&wanted)?, session: self.clone() })
+        Ok(Callable { plan: self.plan(&wanted)?, session: self.clone(), wanted })
     }
 
     /// Begins a run whose feeds and fetches come in several calls.
@@ -212,7 +221,7 @@ impl Session {
         let wanted = self.wanted(fetches, feeds.iter().copied(), targets)?;
         let plan = self.plan(&wanted)?;
         let step = Step::new(self.step_id(), &plan.parts, CancelToken::new(), false, true);
-        self.active.lock().push((step.id, Arc::downgrade(&step)));
+        self.enter(&plan, &step)?;
         let n_feeds = plan.feeds.len();
         Ok(PartialRun {
             session: self.clone(),
@@ -257,6 +266,12 @@ impl Session {
         self.devices.units.get(device).map(|unit| unit.device.memory_stats())
     }
 
+    /// Measures how fast values go from device to device, for [`SessionConfig::costs`]. Copies some megabytes for each pair
+    /// of device types.
+    pub fn measure_links(&self, costs: &mut CostModel) -> Result<()> {
+        crate::links::measure(&self.devices, costs)
+    }
+
     /// Threads that run nodes beside callers, over all devices.
     pub fn n_inter_op_threads(&self) -> usize {
         self.devices.units.iter().map(|unit| unit.pool.n_threads()).sum()
@@ -276,7 +291,7 @@ impl Session {
         }
     }
 
-    fn check_open(&self) -> Result<()> {
+    pub(crate) fn check_open(&self) -> Result<()> {
         match self.closed.load(Ordering::Acquire) {
             false => Ok(()),
             true => Err(Error::failed_precondition("the session is closed; make a new one")),
@@ -323,8 +338,10 @@ impl Session {
         if let Some(plan) = self.plans.read().get(&signature) {
             return Ok(plan.clone());
         }
+        // Nodes that move do so under this lock: no plan with their old place is kept after it.
+        let mut planner = self.planner.lock();
         let nodes = self.nodes.read().clone();
-        let plan = Arc::new(self.planner.lock().plan(&nodes, wanted, &self.kernels)?);
+        let plan = Arc::new(planner.plan(&nodes, wanted, &self.kernels)?);
         Ok(self.plans.write().entry(signature).or_insert(plan).clone())
     }
 
@@ -337,7 +354,7 @@ impl Session {
             return Ok((plan.constant_fetches(feeds)?, metadata));
         }
         let step = Step::new(metadata.step_id, &plan.parts, CancelToken::new(), options.trace, false);
-        self.active.lock().push((step.id, Arc::downgrade(&step)));
+        self.enter(plan, &step)?;
         let registration = options.cancel.as_ref().map(|token| {
             let weak = Arc::downgrade(&step);
             let stop = Box::new(move |reason: Error| {
@@ -366,6 +383,17 @@ impl Session {
         let missing = |i: usize| Error::internal(format!("fetch {i} was never computed"));
         let values = values.into_iter().enumerate().map(|(i, value)| value.ok_or_else(|| missing(i)));
         Ok((values.collect::<Result<_>>()?, metadata))
+    }
+
+    /// Counts a step among those in flight. A plan that went stale between its look-up and now must not run: its
+    /// variables are elsewhere.
+    fn enter(&self, plan: &RunPlan, step: &Arc<Step>) -> Result<()> {
+        let mut active = self.active.lock();
+        if plan.is_stale.load(Ordering::Relaxed) {
+            return Err(Error::aborted("nodes moved to another device while this run was set up; run it again"));
+        }
+        active.push((step.id, Arc::downgrade(step)));
+        Ok(())
     }
 
     fn forget(&self, step: u64) {
@@ -425,6 +453,7 @@ impl RunPlan {
 pub struct Callable {
     session: Arc<Session>,
     plan: Arc<RunPlan>,
+    wanted: Wanted,
 }
 
 impl Callable {
@@ -442,6 +471,9 @@ impl Callable {
                 self.plan.feeds.len(),
                 feeds.len()
             )));
+        }
+        if self.plan.is_stale.load(Ordering::Relaxed) {
+            return self.session.run_plan(&*self.session.plan(&self.wanted)?, feeds, options);
         }
         self.session.run_plan(&self.plan, feeds, options)
     }

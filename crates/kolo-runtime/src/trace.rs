@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo_graph::Node;
+use kolo_core::DeviceName;
+use kolo_graph::{CostModel, Node};
 use kolo_ops::OutputValue;
 use parking_lot::Mutex;
 
@@ -35,6 +36,17 @@ pub struct StepTrace {
 }
 
 impl StepTrace {
+    /// Adds the times of this step's nodes to a cost model. Nodes that wait for others (transfers, queues) are left out:
+    /// their time says nothing about them.
+    pub fn add_to(&self, costs: &mut CostModel) {
+        let waits = |op: &str| ["Queue", "Take", "Barrier"].iter().any(|part| op.contains(part)) || op.starts_with('_');
+        for node in self.nodes.iter().filter(|node| !waits(node.op)) {
+            let kind = DeviceName::parse(&node.device).map(|name| name.kind);
+            let kind = kind.as_deref().unwrap_or("CPU");
+            costs.record(&node.node, node.op, kind, node.duration.as_secs_f64());
+        }
+    }
+
     /// The trace in Chrome's event format, which Perfetto reads too: one process per device, one row per thread.
     pub fn to_chrome_json(&self) -> String {
         let mut devices: Vec<&str> = self.nodes.iter().map(|node| &*node.device).collect();

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use kolo_core::{Code, DType, DeviceName, DeviceSpec, Tensor};
 use kolo_device::NullDevice;
-use kolo_graph::{Graph, Rule, VariableKind};
+use kolo_graph::{CostModel, Graph, Link, PlacementRules, Policy, Rule, VariableKind};
 use kolo_ops::math::matmul::matmul;
-use kolo_runtime::{DevicePlan, Session, SessionConfig};
+use kolo_runtime::{DevicePlan, RunOptions, Session, SessionConfig};
 
 fn cpus(n: usize) -> SessionConfig {
     SessionConfig { device_count: BTreeMap::from([("CPU".to_owned(), n)]), ..SessionConfig::default() }
@@ -235,4 +235,105 @@ fn the_placement_log_has_one_line_per_node_and_placement() {
     let line = "AddV2: (AddV2): /job:localhost/replica:0/task:0/device:CPU:0";
     assert_eq!(log.matches(line).count(), 1, "{log}");
     assert!(log.contains("a: (Const): /job:localhost"), "{log}");
+}
+
+#[test]
+fn rules_place_nodes_and_show_in_report_and_errors() {
+    let g = kolo_ops::graph();
+    let (a, b) = two_by_two(&g);
+    let c = g.device("/cpu:0", || matmul(a, b));
+    let rules = |text: &str| PlacementRules::parse(text, "pins.txt").unwrap();
+    let config = SessionConfig { placement_rules: rules("# variables\nop=MatMul -> /cpu:1\na -> /cpu:1"), ..cpus(2) };
+    let session = Session::with_config(&g, config).unwrap();
+    session.fetch(c).unwrap();
+    assert_eq!((device_of(&session, "a"), device_of(&session, "MatMul")), ("CPU:1".into(), "CPU:0".into()));
+    let report = session.placement();
+    let row = report.rows.iter().find(|row| row.node == "a").unwrap();
+    assert_eq!(row.pinned_at.as_ref().unwrap().to_string(), "pins.txt:3");
+    assert!(report.to_string().contains("pins.txt:3"), "{report}");
+    // Nodes that come later take the rules too.
+    let d = g.named_constant("a2/weights", 1.0f32) + 1.0;
+    let config = SessionConfig { placement_rules: rules("*/weights -> /cpu:1\n! op=MatMul -> /cpu:1"), ..cpus(2) };
+    let session = Session::with_config(&g, config).unwrap();
+    session.fetch(d).unwrap();
+    session.fetch(c).unwrap();
+    assert_eq!((device_of(&session, "a2/weights"), device_of(&session, "MatMul")), ("CPU:1".into(), "CPU:1".into()));
+    let e = g.named_constant("late/weights", 1.0f32) * 3.0;
+    session.extend(&g).unwrap();
+    session.fetch(e).unwrap();
+    assert_eq!(device_of(&session, "late/weights"), "CPU:1");
+
+    let config = SessionConfig { placement_rules: rules("a -> /gpu:0"), ..cpus(2) };
+    let error = Session::with_config(&g, config).unwrap().fetch(c).unwrap_err();
+    assert!(error.to_string().contains("(pinned at pins.txt:1)"), "{error}");
+}
+
+#[test]
+fn pins_that_cannot_agree_are_named_with_their_lines() {
+    let g = kolo_ops::graph();
+    let a = g.device("/cpu:0", || g.named_constant("a", 1.0f32));
+    let b = g.colocate_with(a.operation(), || g.op("Const").name("b"));
+    let value = kolo_graph::AttrValue::from(Tensor::scalar(1.0f32));
+    let b = g.colocate_with(a.operation(), || {
+        b.device(DeviceSpec::parse("/cpu:1").unwrap()).attr("value", value).attr("dtype", DType::F32).out()
+    });
+    let error = Session::with_config(&g, cpus(2)).unwrap().run(&[a, b], &[], &[]).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("'a' asks for '/device:CPU:0' (pinned at "), "{text}");
+    assert!(text.contains("'b' asks for '/device:CPU:1' (pinned at "), "{text}");
+    assert_eq!(text.matches("placement.rs:").count(), 4, "{text}");
+}
+
+#[test]
+fn fall_backs_are_priced_in_the_report() {
+    let g = kolo_ops::graph();
+    let big = g.device("/gpu:0", || g.op("Fill").input(g.constant([1000i32, 1000])).input(g.constant(1.0f32)).out());
+    let y = g.device("/gpu:0", || matmul(big, big));
+    let z = g.device("/gpu:0", || y + 1.0);
+    let (config, _) = with_null_gpu(&["MatMul"], true);
+    let mut costs = CostModel::default();
+    let link = Link { bytes_per_second: 8e9, latency: 0.0 };
+    costs.set_link("CPU", "GPU", link);
+    costs.set_link("GPU", "CPU", link);
+    let session = Session::with_config(&g, SessionConfig { costs: Arc::new(costs), ..config }).unwrap();
+    session.explain(&[&z.name()]).unwrap();
+    let report = session.placement();
+    // Four million bytes come to the CPU, where MatMul is, and the product goes back: a millisecond.
+    let cost = &report.fallback_cost;
+    assert_eq!((report.n_fallbacks, cost.n_bytes, cost.n_unknown), (1, 8_000_000, 0), "{report}");
+    assert!((cost.seconds - 1e-3).abs() < 1e-9, "{cost:?}");
+    assert!(report.to_string().contains("1 op fell back, +1.0 ms a step: 8000000 bytes more move"), "{report}");
+}
+
+#[test]
+fn traces_make_a_placement_by_cost() {
+    let g = kolo_ops::graph();
+    let x = g.placeholder::<f32>("x", [Some(64), Some(64)]);
+    let tower = |name: &str| g.name_scope(name, || (0..3).fold(x, |y, _| matmul(y, y)));
+    let sum = tower("a") + tower("b");
+    let session = Session::with_config(&g, cpus(2)).unwrap();
+    let options = RunOptions { trace: true, ..RunOptions::default() };
+    let value = Tensor::zeros(DType::F32, [64, 64]).unwrap();
+    let (_, metadata) = session.run_with(&options, &[sum], &[(x, value.clone())], &[]).unwrap();
+    let mut measured = CostModel::default();
+    metadata.trace.add_to(&mut measured);
+    session.measure_links(&mut measured).unwrap();
+    for part in ["node a/MatMul MatMul CPU 1 0.", "node b/MatMul_2 MatMul CPU 1 0.", "link CPU CPU "] {
+        assert!(measured.to_string().contains(part), "'{part}' is missing in:\n{measured}");
+    }
+    // The same with times that do not depend on this machine.
+    let mut costs = CostModel::default();
+    for tower in ["a", "b"] {
+        for node in ["MatMul", "MatMul_1", "MatMul_2"] {
+            costs.record(&format!("{tower}/{node}"), "MatMul", "CPU", 0.01);
+        }
+    }
+    let config = SessionConfig { placement_policy: Policy::Cost, costs: Arc::new(costs), ..cpus(2) };
+    let session = Session::with_config(&g, config).unwrap();
+    session.run(&[sum], &[(x, value)], &[]).unwrap();
+    for (tower, device) in [("a", "CPU:0"), ("b", "CPU:1")] {
+        for node in ["MatMul", "MatMul_1", "MatMul_2"] {
+            assert_eq!(device_of(&session, &format!("{tower}/{node}")), device);
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! `kolo bench`: Kolo's side of each benchmark in `bench/README.md`, which says what each one measures.
 
+mod checkpoint;
 mod dispatch;
 mod latency;
 mod matmul;
@@ -28,6 +29,7 @@ enum Name {
     Mlp,
     Lenet,
     Scaling,
+    Checkpoint,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -39,5 +41,6 @@ pub fn run(args: &Args) -> Result<()> {
         Name::Mlp => networks::mlp(&report),
         Name::Lenet => networks::lenet(&report),
         Name::Scaling => scaling::run(&report),
+        Name::Checkpoint => checkpoint::run(&report),
     }
 }

@@ -41,6 +41,7 @@ describe! {
     GraphDebugInfo => GRAPH_DEBUG_INFO,
     FileLineCol => FILE_LINE_COL,
     StackTrace => STACK_TRACE,
+    CheckpointState => CHECKPOINT_STATE,
 }
 
 const fn field(name: &'static str, number: u32, kind: Kind, label: Label) -> Field {
@@ -346,4 +347,14 @@ static TRACE_ID_ENTRY: Message =
 static TRACE_BY_ID_ENTRY: Message = Message {
     name: "map<fixed64, tensorflow.GraphDebugInfo.StackTrace>",
     fields: &[opt("key", 1, Fixed64), opt("value", 2, Kind::Message(&STACK_TRACE))],
+};
+
+static CHECKPOINT_STATE: Message = Message {
+    name: "tensorflow.CheckpointState",
+    fields: &[
+        one("model_checkpoint_path", 1, String),
+        rep("all_model_checkpoint_paths", 2, String),
+        rep("all_model_checkpoint_timestamps", 3, Double),
+        one("last_preserved_timestamp", 4, Double),
+    ],
 };

@@ -15,6 +15,7 @@ pub mod depthwise_conv2d;
 pub mod dropout;
 pub mod elu;
 pub(crate) mod float;
+pub mod gelu;
 pub mod layer_norm;
 pub(crate) mod layout;
 pub mod lrn;
@@ -55,6 +56,10 @@ pub static OPS: &[&Op] = &[
     &elu::ELU_GRAD,
     &elu::SELU,
     &elu::SELU_GRAD,
+    &gelu::GELU,
+    &gelu::GELU_GRAD,
+    &layer_norm::LAYER_NORM,
+    &layer_norm::LAYER_NORM_GRAD,
     &lrn::LRN,
     &lrn::LRN_GRAD,
     &max_pool::MAX_POOL,

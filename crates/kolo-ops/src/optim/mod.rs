@@ -9,6 +9,7 @@ pub mod adadelta;
 pub mod adagrad;
 pub mod adagrad_da;
 pub mod adam;
+pub mod adam_w;
 pub mod ftrl;
 pub mod gradient_descent;
 pub mod momentum;
@@ -34,6 +35,8 @@ pub static OPS: &[&Op] = &[
     &adam::RESOURCE_APPLY_ADAM_WITH_AMSGRAD,
     &adam::APPLY_ADA_MAX,
     &adam::RESOURCE_APPLY_ADA_MAX,
+    &adam_w::APPLY_ADAM_W,
+    &adam_w::RESOURCE_APPLY_ADAM_W,
     &adagrad::APPLY_ADAGRAD,
     &adagrad::RESOURCE_APPLY_ADAGRAD,
     &adagrad::SPARSE_APPLY_ADAGRAD,

@@ -26,7 +26,7 @@ pub mod make;
 mod source;
 pub mod sparse;
 mod spec;
-mod wait;
+pub(crate) mod wait;
 
 pub use builder::{FifoQueue, QueueHandle, QueueKind};
 pub use core::Queue;

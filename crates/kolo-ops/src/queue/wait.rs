@@ -9,7 +9,7 @@ use crate::{CancelToken, Done, Outcome, Registration};
 use kolo_core::Result;
 
 /// A kernel that waits.
-pub(super) struct Waiter {
+pub(crate) struct Waiter {
     /// Unique in its object.
     pub id: u64,
     done: Done,
@@ -37,7 +37,7 @@ impl Waiter {
 }
 
 /// An object that is waited for.
-pub(super) trait Waits: Send + Sync + 'static {
+pub(crate) trait Waits: Send + Sync + 'static {
     /// Attaches a registration to a waiter; false if it was served meanwhile.
     fn attach(&self, id: u64, token: &Arc<CancelToken>, registration: Registration) -> bool;
     /// Ends the wait of a waiter that is still there, because its step was cancelled.
@@ -45,7 +45,7 @@ pub(super) trait Waits: Send + Sync + 'static {
 }
 
 /// Makes a cancellation of the step end the wait of `id`, which is on the object's list.
-pub(super) fn watch<W: Waits>(object: &Arc<W>, id: u64, token: &Arc<CancelToken>) {
+pub(crate) fn watch<W: Waits>(object: &Arc<W>, id: u64, token: &Arc<CancelToken>) {
     // A weak pointer: a step must not keep alive an object that was removed.
     let weak = Arc::downgrade(object);
     let callback = Box::new(move |_| {

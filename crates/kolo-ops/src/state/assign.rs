@@ -92,15 +92,15 @@ fn assign_variable(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if value.dtype() != cell.dtype() {
         return Err(wrong_dtype("assign", cell.dtype(), value.dtype()));
     }
-    if ctx.attrs().bool("validate_shape")?
-        && let Some(old) = cell.read()
-        && old.shape() != value.shape()
-    {
-        return Err(Error::invalid_argument(format!(
-            "Trying to assign to variable with tensor with wrong shape. Expected {} got {}",
-            old.shape(),
-            value.shape()
-        )));
+    if ctx.attrs().bool("validate_shape")? {
+        let shape = cell.read().map_or_else(|| cell.shape().clone(), |old| old.shape().into());
+        if !shape.admits(value.shape()) {
+            return Err(Error::invalid_argument(format!(
+                "Trying to assign to variable with tensor with wrong shape. Expected {shape} got {} (variable '{}')",
+                value.shape(),
+                cell.name()
+            )));
+        }
     }
     cell.assign(value)
 }

@@ -218,4 +218,16 @@ mod tests {
         let error = run.run(&[wrong], &[]).unwrap_err();
         assert!(error.to_string().contains("exists as float, but is declared as int32"), "{error}");
     }
+
+    #[test]
+    fn variables_called_alike_are_kept_apart() {
+        let g = crate::graph();
+        let (a, b) = (g.variable("w", 1.0f32), g.variable("w", 2.0f32));
+        let init = g.global_variables_initializer();
+        g.check().unwrap();
+        let run = Evaluation::new(g.snapshot());
+        run.run_targets(&[init], &[]).unwrap();
+        assert_eq!((a.name().as_str(), b.name().as_str()), ("w", "w_1"));
+        assert_eq!(run.run(&[a.read(), b.read()], &[]).unwrap(), [Tensor::scalar(1.0f32), Tensor::scalar(2.0f32)]);
+    }
 }

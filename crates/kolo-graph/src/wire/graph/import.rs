@@ -12,12 +12,13 @@ use kolo_core::{DeviceSpec, Error, PartialShape, Result};
 
 use super::CONSUMER_VERSION;
 use super::order::order;
+use super::origins::GraphOrigins;
 use crate::registry::did_you_mean;
 use crate::request::NodeRequest;
 use crate::wire::attr::attr_from_proto;
 use crate::wire::proto::{GraphDef, NodeDef, Value};
 use crate::wire::tensor::MAX_FILLED_BYTES;
-use crate::{AttrValue, Attrs, Endpoint, Flow, Graph, NodeId, OpRegistry, Signature};
+use crate::{AttrValue, Attrs, Endpoint, Flow, Graph, NodeId, OpRegistry, Origin, Signature};
 
 /// How to add a message's nodes.
 #[derive(Clone, Debug)]
@@ -28,11 +29,18 @@ pub struct ImportOptions {
     pub input_map: HashMap<String, Endpoint>,
     /// How many bytes the constants of this message may take that are not in it (see [`crate::wire::tensor`]).
     pub max_filled_bytes: u64,
+    /// Where the nodes stand in their file; see [`super::read_graph_file`].
+    pub origins: GraphOrigins,
 }
 
 impl Default for ImportOptions {
     fn default() -> ImportOptions {
-        ImportOptions { prefix: None, input_map: HashMap::new(), max_filled_bytes: MAX_FILLED_BYTES }
+        ImportOptions {
+            prefix: None,
+            input_map: HashMap::new(),
+            max_filled_bytes: MAX_FILLED_BYTES,
+            origins: GraphOrigins::default(),
+        }
     }
 }
 
@@ -145,6 +153,8 @@ struct PlannedNode<'a> {
     control_inputs: Vec<Source>,
     attrs: Attrs,
     device: DeviceSpec,
+    source: Option<Origin>,
+    device_source: Option<Origin>,
 }
 
 /// Where an input comes from.
@@ -176,8 +186,15 @@ impl<'a> Plan<'a> {
         let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
         let mut reader =
             Reader { graph, names, prefix, options, budget: options.max_filled_bytes, dropped: Vec::new() };
-        let read = |node: &'a NodeDef| reader.node(node).map_err(|error| in_node(error, node));
-        let nodes = def.node.iter().map(read).collect::<Result<Vec<_>>>()?;
+        let read = |(i, node): (usize, &'a NodeDef)| {
+            let (source, device_source) = options.origins.of(i, node, def.debug_info.as_ref());
+            let read = reader.node(node).map_err(|error| match &source {
+                Some(line) => in_node(error, node).and(format_args!(" (at {line})")),
+                None => in_node(error, node),
+            })?;
+            Ok(PlannedNode { source, device_source, ..read })
+        };
+        let nodes = def.node.iter().enumerate().map(read).collect::<Result<Vec<_>>>()?;
         let mut plan = Plan { nodes, order: Vec::new(), dropped_attrs: reader.dropped };
         plan.order = order(&plan.needs()).map_err(|cycle| plan.describe_cycle(&cycle))?;
         Ok(plan)
@@ -309,7 +326,8 @@ impl<'a> Plan<'a> {
             control_inputs: node.control_inputs.iter().map(|source| endpoint(source).node).collect(),
             attrs: node.attrs.clone(),
             device: node.device.clone(),
-            source: None,
+            source: node.source.clone(),
+            device_source: node.device_source.clone(),
         })
     }
 }
@@ -415,6 +433,8 @@ impl<'a> Reader<'a, '_> {
             control_inputs,
             attrs: self.attrs(node, signature)?,
             device: DeviceSpec::parse(&node.device)?,
+            source: None,
+            device_source: None,
         })
     }
 

@@ -12,6 +12,7 @@
 mod export;
 mod import;
 mod order;
+mod origins;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,7 @@ use prost::Message as _;
 
 pub use export::{ExportOptions, export};
 pub use import::{DroppedAttr, ImportOptions, Imported, import};
+pub use origins::GraphOrigins;
 
 use super::proto::GraphDef;
 use super::text;
@@ -40,14 +42,22 @@ const MAX_MESSAGE_BYTES: usize = i32::MAX as usize;
 /// Reads a graph from the bytes of a file, either protobuf's binary form (`.pb`) or its text form (`.pbtxt`). Which of
 /// the two it is shows in the bytes: no text is also a valid message.
 pub fn read_graph(bytes: &[u8]) -> Result<GraphDef> {
+    read_graph_file(bytes, "").map(|(def, _)| def)
+}
+
+/// [`read_graph`], and where each node stands in the file, for [`ImportOptions::origins`]: messages then name `file` and
+/// the line of a pin.
+pub fn read_graph_file(bytes: &[u8], file: &str) -> Result<(GraphDef, GraphOrigins)> {
     let not_binary = match GraphDef::decode(bytes) {
-        Ok(def) => return Ok(def),
+        Ok(def) => return Ok((def, GraphOrigins::of_binary(file))),
         Err(error) => error,
     };
     let is_text_byte = |byte: &u8| *byte >= b' ' && *byte != 0x7f || b"\t\n\r".contains(byte);
     match std::str::from_utf8(bytes) {
         Ok(text) if bytes.iter().all(is_text_byte) => {
-            text::parse(text).map_err(|error| Error::invalid_argument(format!("not the text of a GraphDef: {error}")))
+            let (def, marks) = text::parse_marked(text, Some(("node", "device")))
+                .map_err(|error| Error::invalid_argument(format!("not the text of a GraphDef: {error}")))?;
+            Ok((def, GraphOrigins::of_text(file, text, &marks)))
         }
         _ => Err(Error::invalid_argument(format!("neither a binary GraphDef nor text: {not_binary}"))),
     }

@@ -6,16 +6,23 @@
 //! Fields not listed are skipped when decoding, as protobuf asks.
 
 mod attr;
+mod checkpoint;
 mod debug_info;
 mod function;
 mod graph;
+mod meta_graph;
 mod op_def;
 mod tensor;
 
 pub use attr::{AttrValue, ListValue, NameAttrList, Value};
+pub use checkpoint::{BundleEntryProto, BundleHeaderProto, CheckpointState, Extent, TensorSliceProto};
 pub use debug_info::{FileLineCol, GraphDebugInfo, StackTrace};
 pub use function::{ArgAttrs, FunctionDef, FunctionDefLibrary, GradientDef, RegisteredGradient};
 pub use graph::{ExperimentalDebugInfo, GraphDef, NodeDef, VersionDef};
+pub use meta_graph::{
+    BytesList, CollectionDef, CollectionKind, FloatList, Int64List, MetaGraphDef, MetaInfoDef, NodeList,
+    SaveSliceInfoDef, SaverDef, VariableDef,
+};
 pub use op_def::{ArgDef, AttrDef, FullTypeAttr, FullTypeDef, OpDef, OpDeprecation};
 pub use tensor::{Dim, DtypeAndShape, ResourceHandleProto, TensorProto, TensorShapeProto, VariantTensorDataProto};
 

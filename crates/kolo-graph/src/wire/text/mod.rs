@@ -17,6 +17,7 @@ mod print;
 mod quote;
 
 pub use parse::parse;
+pub(crate) use parse::{Mark, parse_marked};
 pub use print::print;
 
 use std::fmt;

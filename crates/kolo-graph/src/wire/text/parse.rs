@@ -24,14 +24,34 @@ use crate::wire::describe::{Described, Enum, Field, Kind, Label, Message};
 /// assert_eq!(error.to_string(), "1:14: field `name` of tensorflow.NodeDef: expected a string, found `7`");
 /// ```
 pub fn parse<M: Described>(text: &str) -> Result<M, TextError> {
-    let mut parser = Parser { lexer: Lexer::new(text)? };
+    parse_marked(text, None).map(|(message, _)| message)
+}
+
+/// As [`parse`], and where the messages of the outermost message's field `outer` begin, with their field `inner`.
+pub(crate) fn parse_marked<M: Described>(
+    text: &str,
+    marks: Option<(&'static str, &'static str)>,
+) -> Result<(M, Vec<Mark>), TextError> {
+    let mut parser = Parser { lexer: Lexer::new(text)?, wanted: marks, marks: Vec::new() };
     let mut bytes = Vec::new();
     parser.message(M::DESCRIPTION, End::OfText, 0, &mut bytes)?;
-    M::decode(bytes.as_slice()).map_err(|error| TextError::at(text, text.len(), format!("not a message: {error}")))
+    let message = M::decode(bytes.as_slice())
+        .map_err(|error| TextError::at(text, text.len(), format!("not a message: {error}")))?;
+    Ok((message, parser.marks))
+}
+
+/// Where a message begins and where one of its fields stands, as bytes of the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub start: usize,
+    pub field: Option<usize>,
 }
 
 struct Parser<'a> {
     lexer: Lexer<'a>,
+    /// The fields to mark: one of the outermost message, and one of what that holds.
+    wanted: Option<(&'static str, &'static str)>,
+    marks: Vec<Mark>,
 }
 
 /// What ends a message.
@@ -116,6 +136,15 @@ impl<'a> Parser<'a> {
         out: &mut Vec<u8>,
     ) -> Result<(), TextError> {
         let offset = self.lexer.offset();
+        match (depth, self.wanted) {
+            (0, Some((outer, _))) if field.name == outer => self.marks.push(Mark { start: offset, field: None }),
+            (1, Some((_, inner))) if field.name == inner => {
+                if let Some(mark) = self.marks.last_mut() {
+                    mark.field = Some(offset);
+                }
+            }
+            _ => {}
+        }
         let error = |lexer: &Lexer<'_>, expected: &str, found: &dyn fmt::Display| {
             let field = field.name;
             let what = format!("field `{field}` of {}: expected {expected}, found {found}", message.name);

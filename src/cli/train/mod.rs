@@ -1,0 +1,302 @@
+//! `kolo train`: recipes that train a model, from one command.
+
+mod curve;
+mod job;
+mod options;
+mod progress;
+
+use std::path::PathBuf;
+
+use clap::{Subcommand, ValueEnum};
+use kolo::data::{self, Dataset, mnist::Split};
+use kolo::recipes::{self, Placement, train_model};
+use kolo::{Error, PartialShape, Result};
+
+use self::job::Job;
+use self::options::{Common, Kind};
+use super::print;
+
+/// Flags of `kolo train`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    recipe: Recipe,
+}
+
+#[derive(Subcommand)]
+enum Recipe {
+    /// Reads handwritten digits: the real MNIST, which is part of this program
+    #[command(after_help = "Examples:
+  kolo train mnist                                  an MLP, seconds
+  kolo train mnist --model lenet --epochs 5         a convolutional network
+  kolo train mnist --devices cpu=2                  two towers that share every batch
+  kolo train mnist --checkpoint-dir ckpt --resume   saves; goes on where it was
+  kolo train mnist --logdir log                     summaries for TensorBoard, loss.svg")]
+    Mnist(Mnist),
+    /// Tells ten kinds of small colour pictures apart: CIFAR-10, from a folder of yours
+    #[command(after_help = "Example:
+  kolo train cifar --data cifar-10-batches-bin      the binary version of CIFAR-10, unpacked")]
+    Cifar(Cifar),
+    /// Learns to write like Shakespeare, character by character: a small transformer
+    #[command(after_help = "Examples:
+  kolo train lm                                     a minute or so, then a sample
+  kolo train lm --max-steps 5000 --prompt 'ROMEO:'  longer, and asked for Romeo")]
+    Lm(Lm),
+    /// Fits a line to points: the smallest recipe, for reading
+    Linear(Linear),
+}
+
+#[derive(clap::Args)]
+struct Mnist {
+    /// The network
+    #[arg(long, value_enum, default_value_t = Network::Mlp)]
+    model: Network,
+    /// A folder with the four MNIST (or Fashion-MNIST) files, gzipped or not, instead of the built-in ones
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Network {
+    /// One hidden layer
+    Mlp,
+    /// Convolutions and pooling
+    Lenet,
+    /// A recurrent network that reads row by row
+    Lstm,
+}
+
+#[derive(clap::Args)]
+struct Cifar {
+    /// The folder with data_batch_1.bin and the others
+    #[arg(long, value_name = "DIR")]
+    data: PathBuf,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(clap::Args)]
+struct Lm {
+    /// Another text than Shakespeare's
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// How many characters the model sees at once
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    context: usize,
+    /// Numbers per character
+    #[arg(long, default_value_t = 128, value_name = "N")]
+    width: usize,
+    /// Layers
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    layers: usize,
+    /// Attention heads per layer
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    heads: usize,
+    /// What the sample at the end begins with
+    #[arg(long, default_value = "ROMEO:\n", value_name = "TEXT")]
+    prompt: String,
+    /// How many characters to write at the end
+    #[arg(long, default_value_t = 300, value_name = "N")]
+    sample: usize,
+    /// Below 1 the sample is more cautious, above it more daring
+    #[arg(long, default_value_t = 0.8, value_name = "T")]
+    temperature: f32,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(clap::Args)]
+struct Linear {
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Trains.
+pub fn run(args: &Args) -> Result<()> {
+    match &args.recipe {
+        Recipe::Mnist(args) => mnist(args),
+        Recipe::Cifar(args) => cifar(args),
+        Recipe::Lm(args) => lm(args),
+        Recipe::Linear(args) => linear(args),
+    }
+}
+
+/// What differs between recipes that sort pictures.
+struct Pictures<'a> {
+    train: Dataset,
+    test: Dataset,
+    /// How many there are to train on.
+    n_train: usize,
+    shape: &'a [usize],
+    network: recipes::mnist::Network,
+    optimizer: (Kind, f64),
+    batch: usize,
+    epochs: u64,
+}
+
+fn mnist(args: &Mnist) -> Result<()> {
+    let mnist = match &args.data {
+        Some(dir) => data::mnist::from_dir(dir)?,
+        None => data::mnist::embedded()?,
+    };
+    let side = |split: &Split| split.images.shape()[1..].to_vec();
+    if side(&mnist.train) != [28, 28] || side(&mnist.test) != [28, 28] {
+        return Err(Error::invalid_argument("--data: these networks take images of 28 by 28 pixels"));
+    }
+    let (network, optimizer, epochs): (recipes::mnist::Network, _, _) = match args.model {
+        Network::Mlp => (recipes::mnist::mlp, (Kind::Adam, 2e-3), 10),
+        Network::Lenet => (recipes::mnist::lenet, (Kind::Adam, 1e-3), 3),
+        Network::Lstm => (recipes::mnist::lstm, (Kind::Adam, 4e-3), 3),
+    };
+    let pictures = Pictures {
+        train: mnist.train.dataset(),
+        test: mnist.test.dataset(),
+        n_train: mnist.train.len(),
+        shape: &[784],
+        network,
+        optimizer,
+        batch: 100,
+        epochs,
+    };
+    sort_pictures(&args.common, pictures)
+}
+
+fn cifar(args: &Cifar) -> Result<()> {
+    let cifar = data::cifar::from_dir(&args.data)?;
+    let pictures = Pictures {
+        n_train: cifar.train.len(),
+        train: cifar.train.dataset(),
+        test: cifar.test.dataset(),
+        shape: &[32, 32, 3],
+        network: recipes::cifar::cnn,
+        optimizer: (Kind::Adam, 1e-3),
+        batch: 128,
+        epochs: 10,
+    };
+    sort_pictures(&args.common, pictures)
+}
+
+fn sort_pictures(common: &Common, pictures: Pictures<'_>) -> Result<()> {
+    let (batch, epochs, placement) = sizes(common, pictures.batch, pictures.epochs)?;
+    let graph = kolo::graph();
+    graph.set_seed(common.seed as i64);
+    let dims: Vec<Option<usize>> = std::iter::once(None).chain(pictures.shape.iter().map(|n| Some(*n))).collect();
+    let images = graph.placeholder::<f32>("images", PartialShape::new(&dims));
+    let labels = graph.placeholder::<i32>("labels", [None]);
+    let n_steps = (pictures.n_train / batch.max(1)) as u64 * epochs;
+    let optimizer = common.make_optimizer(pictures.optimizer.0, pictures.optimizer.1, n_steps)?;
+    let model = train_model(&graph, &placement, &*optimizer, &[images, labels], |inputs| {
+        Ok(recipes::mnist::parts((pictures.network)(inputs[0])?, inputs[1]))
+    })?;
+    let job = Job {
+        model,
+        train: pictures.train.shuffle(common.seed).batch(batch, true).repeat(epochs).prefetch(2),
+        test: Some(pictures.test.batch(1000, false)),
+        epochs,
+        unit: ("samples", 1),
+    };
+    job::run(&graph, common, job).map(|_| ())
+}
+
+fn lm(args: &Lm) -> Result<()> {
+    let corpus = match &args.data {
+        Some(path) => data::text::Corpus::from_file(path)?,
+        None => data::text::shakespeare()?,
+    };
+    let size = recipes::lm::Size {
+        vocabulary: corpus.vocabulary().len(),
+        context: args.context,
+        width: args.width,
+        layers: args.layers,
+        heads: args.heads,
+    };
+    if size.heads == 0 || size.width % size.heads.max(1) != 0 || size.context == 0 {
+        return Err(Error::invalid_argument(format!(
+            "--width {} must be a multiple of --heads {}, and --context at least 1",
+            size.width, size.heads
+        )));
+    }
+    let common = &args.common;
+    let (batch, epochs, placement) = sizes(common, 32, 1)?;
+    let n_steps = common.max_steps.map_or(400, |steps| steps.unsigned_abs());
+    let (train, test) = corpus.split(0.95)?;
+    let graph = kolo::graph();
+    graph.set_seed(common.seed as i64);
+    let tokens = graph.placeholder::<i32>("tokens", [None, Some(size.context)]);
+    let next = graph.placeholder::<i32>("next", [None, Some(size.context)]);
+    let optimizer = common.make_optimizer(Kind::Adamw, 3e-3, n_steps)?;
+    let model = train_model(&graph, &placement, &*optimizer, &[tokens, next], |inputs| {
+        Ok(recipes::lm::parts(recipes::lm::transformer(inputs[0], &size), inputs[1]))
+    })?;
+    let logits = graph.share_variables("sampling", || recipes::lm::transformer(tokens, &size));
+    let windows = train.windows_every(size.context, (size.context / 4).max(1));
+    let job = Job {
+        model,
+        train: windows.shuffle(common.seed).batch(batch, true).repeat(epochs).prefetch(2),
+        test: Some(test.windows(size.context).batch(64, false)),
+        epochs,
+        unit: ("characters", size.context),
+    };
+    let limited = Common { max_steps: Some(n_steps as i64), ..common.clone() };
+    let trainer = job::run(&graph, &limited, job)?;
+    let sampler = recipes::lm::Sampler { tokens, logits, context: size.context };
+    if args.sample > 0 && !common.json {
+        let vocabulary = corpus.vocabulary();
+        let text = sampler.write_on(
+            trainer.session(),
+            vocabulary,
+            &args.prompt,
+            args.sample,
+            args.temperature,
+            common.seed,
+        )?;
+        print(format_args!("\n{}{text}", args.prompt))?;
+    }
+    Ok(())
+}
+
+fn linear(args: &Linear) -> Result<()> {
+    let common = &args.common;
+    let (batch, epochs, placement) = sizes(common, 20, 20)?;
+    let graph = kolo::graph();
+    graph.set_seed(common.seed as i64);
+    let x = graph.placeholder::<f32>("x", [None, Some(1)]);
+    let y = graph.placeholder::<f32>("y", [None, Some(1)]);
+    let optimizer = common.make_optimizer(Kind::Sgd, 0.2, 1000 / batch as u64 * epochs)?;
+    let model = train_model(&graph, &placement, &*optimizer, &[x, y], |inputs| {
+        Ok(recipes::linear::model(inputs[0], inputs[1]))
+    })?;
+    let train = Dataset::new(recipes::linear::points(1000, common.seed)?);
+    let job = Job {
+        model,
+        train: train.shuffle(common.seed).batch(batch, true).repeat(epochs),
+        test: Some(Dataset::new(recipes::linear::points(100, common.seed + 1)?).batch(100, false)),
+        epochs,
+        unit: ("samples", 1),
+    };
+    let trainer = job::run(&graph, common, job)?;
+    if common.json {
+        return Ok(());
+    }
+    let value = |name: &str| trainer.session().fetch(graph.find_variable(name)?.read())?.data::<f32>().map(|v| v[0]);
+    print(format_args!("y = {:.3} x + {:.3}", value("line/kernel")?, value("line/bias")?))
+}
+
+/// Batch size, epochs and devices, checked.
+fn sizes(common: &Common, usual_batch: usize, usual_epochs: u64) -> Result<(usize, u64, Placement)> {
+    let batch = common.batch_size.unwrap_or(usual_batch);
+    if batch == 0 {
+        return Err(Error::invalid_argument("--batch-size must be at least 1"));
+    }
+    let towers = common.towers()?;
+    if !towers.is_empty() && batch % towers.len() != 0 {
+        return Err(Error::invalid_argument(format!(
+            "--batch-size {batch} cannot be shared equally by {} devices; try {}",
+            towers.len(),
+            batch.next_multiple_of(towers.len())
+        )));
+    }
+    Ok((batch, common.epochs.unwrap_or(usual_epochs), Placement { device: common.device.clone(), towers }))
+}

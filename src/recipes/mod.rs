@@ -1,0 +1,9 @@
+//! Models that `kolo train` trains, and how to put one on several devices. Each is also an example of the library.
+
+pub mod cifar;
+pub mod linear;
+pub mod lm;
+pub mod mnist;
+mod trained;
+
+pub use trained::{Parts, Placement, train_model};

@@ -1,0 +1,66 @@
+//! From a description of a model to something a [`Trainer`](crate::train::Trainer) can train, on one device or on many.
+
+use kolo_core::{Error, Result};
+use kolo_graph::{Graph, Output};
+
+use crate::nn;
+use crate::optim::Optimizer;
+use crate::parallel::{Tower, towers};
+use crate::train::{Model, global_step_or_create};
+
+/// Where a model computes.
+#[derive(Clone, Debug, Default)]
+pub struct Placement {
+    /// The one device, or wherever the placer puts it.
+    pub device: Option<String>,
+    /// Several devices, each with a copy of the model and a share of every batch; empty for one.
+    pub towers: Vec<String>,
+}
+
+/// What a recipe adds to a graph: a loss, and named metrics, all means over the batch.
+pub struct Parts<'g> {
+    /// What to make small.
+    pub loss: Output<'g>,
+    /// What else to report.
+    pub metrics: Vec<(&'static str, Output<'g>)>,
+}
+
+/// Adds the model, its gradients and its updates. With towers, variables live on the first CPU, and evaluation uses a copy of
+/// its own, so that it takes batches of any size.
+pub fn train_model<'g>(
+    graph: &'g Graph,
+    placement: &Placement,
+    optimizer: &dyn Optimizer,
+    inputs: &[Output<'g>],
+    build: impl Fn(&[Output<'g>]) -> Result<Parts<'g>>,
+) -> Result<Model<'g>> {
+    let step = global_step_or_create(graph)?;
+    if placement.towers.is_empty() {
+        let device = placement.device.as_deref().unwrap_or("");
+        return graph.device(device, || {
+            let parts = build(inputs)?;
+            let updates = nn::update_ops(graph);
+            let train_op = graph.control_dependencies(&updates, || optimizer.minimize(parts.loss, Some(step)))?;
+            let model = Model::new(inputs, parts.loss, train_op);
+            Ok(parts.metrics.into_iter().fold(model, |model, (name, value)| model.metric(name, value)))
+        });
+    }
+    let devices: Vec<&str> = placement.towers.iter().map(String::as_str).collect();
+    let trained = towers(graph, &devices, "/cpu:0", inputs, |share| {
+        let parts = build(share)?;
+        Ok(Tower { loss: parts.loss, metrics: parts.metrics.into_iter().map(|(_, value)| value).collect() })
+    })?;
+    let updates = nn::update_ops(graph);
+    let train_op =
+        graph.control_dependencies(&updates, || optimizer.apply_gradients(&trained.gradients, Some(step)))?;
+    let whole = graph.share_variables("evaluation", || build(inputs))?;
+    let mut model = Model::new(inputs, trained.loss, train_op);
+    if whole.metrics.len() != trained.metrics.len() {
+        return Err(Error::internal("copies of one model differ in their metrics"));
+    }
+    let values: Vec<Output<'g>> = whole.metrics.iter().map(|(_, value)| *value).collect();
+    for ((name, _), value) in whole.metrics.iter().zip(&trained.metrics) {
+        model = model.metric(name, *value);
+    }
+    Ok(model.evaluate_with(whole.loss, &values))
+}

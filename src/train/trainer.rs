@@ -1,0 +1,501 @@
+//! A training loop for those who want none of their own: fit, evaluate, predict.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kolo_core::{Error, Result, Shape, Tensor};
+use kolo_graph::{Graph, Operation, Output, Variable};
+use kolo_runtime::{Callable, Session, SessionConfig};
+use smallvec::SmallVec;
+
+use super::callback::{Callback, EpochReport, Flow, StepReport};
+use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
+use crate::data::{Dataset, Position};
+
+/// What a [`Trainer`] trains: where the columns of a batch go, what to make small and how, and what else to watch.
+#[derive(Clone)]
+pub struct Model<'g> {
+    inputs: Vec<Output<'g>>,
+    loss: Output<'g>,
+    train_op: Operation<'g>,
+    metrics: Vec<(String, Output<'g>)>,
+    train_feeds: Vec<(Output<'g>, Tensor)>,
+    evaluation: Option<Vec<Output<'g>>>,
+}
+
+impl<'g> Model<'g> {
+    /// A model whose `inputs` take the columns of the data, in order; whose `loss` is a scalar, the mean over the batch; and
+    /// which `train_op` improves by one step. It should count the global step.
+    pub fn new(inputs: &[Output<'g>], loss: Output<'g>, train_op: Operation<'g>) -> Model<'g> {
+        Model {
+            inputs: inputs.to_vec(),
+            loss,
+            train_op,
+            metrics: Vec::new(),
+            train_feeds: Vec::new(),
+            evaluation: None,
+        }
+    }
+
+    /// A further scalar to report, such as an accuracy; the mean over the batch.
+    pub fn metric(mut self, name: &str, value: Output<'g>) -> Self {
+        self.metrics.push((name.to_owned(), value));
+        self
+    }
+
+    /// Evaluates with another loss and other metrics (as many as there are, in their order): those of a copy of the model
+    /// that takes batches of any size, say.
+    pub fn evaluate_with(mut self, loss: Output<'g>, metrics: &[Output<'g>]) -> Self {
+        self.evaluation = Some(std::iter::once(loss).chain(metrics.iter().copied()).collect());
+        self
+    }
+
+    /// Feeds this while training, and not while evaluating: a flag for dropout, say, that is false by default.
+    pub fn while_training(mut self, output: Output<'g>, value: impl Into<Tensor>) -> Self {
+        self.train_feeds.push((output, value.into()));
+        self
+    }
+}
+
+/// Runs training, evaluation and prediction over data sets.
+///
+/// ```
+/// use kolo::data::Dataset;
+/// use kolo::optim::{Optimizer, Sgd};
+/// use kolo::train::{Model, Trainer, global_step_or_create};
+/// use kolo::{Tensor, ops};
+///
+/// let g = kolo::graph();
+/// let x = g.placeholder::<f32>("x", [None, Some(1)]);
+/// let y = g.placeholder::<f32>("y", [None, Some(1)]);
+/// let w = g.variable("w", [[0.0f32]]);
+/// let loss = ops::mean_all(ops::square(ops::matmul(x, w.read()) - y));
+/// let train_op = Sgd::new(0.1).minimize(loss, Some(global_step_or_create(&g)?))?;
+///
+/// let data = Dataset::new([Tensor::from([[1.0f32], [2.0]]), Tensor::from([[3.0f32], [6.0]])]).batch(2, false);
+/// let mut trainer = Trainer::new(&g, Model::new(&[x, y], loss, train_op)).build()?;
+/// trainer.fit(&data.clone().repeat(50), &mut [])?;
+/// assert!(trainer.evaluate(&data)?.loss < 1e-6); // w is 3 by now
+/// # Ok::<(), kolo::Error>(())
+/// ```
+pub struct Trainer<'g> {
+    graph: &'g Graph,
+    model: Model<'g>,
+    session: Arc<Session>,
+    train: Callable,
+    evaluate: Callable,
+    position: Variable<'g>,
+    set_position: (Output<'g>, Operation<'g>),
+    saver: Saver,
+    checkpoints: Option<Checkpoints>,
+    running: Option<BackgroundSave>,
+    stop: Arc<AtomicBool>,
+    restored: Option<Restored>,
+}
+
+/// Where and how often to save.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    /// The directory, made if it is not there.
+    pub dir: PathBuf,
+    /// How often.
+    pub every: Every,
+    /// How many to keep; 0 keeps all.
+    pub keep: usize,
+}
+
+/// A [`Trainer`] that is about to be made.
+pub struct TrainerBuilder<'g> {
+    graph: &'g Graph,
+    model: Model<'g>,
+    source: Box<dyn SessionSource + 'g>,
+    checkpoints: Option<Checkpoints>,
+    resume: bool,
+    stop: Arc<AtomicBool>,
+}
+
+impl<'g> TrainerBuilder<'g> {
+    /// Where the session comes from: a [`SessionConfig`], a [`kolo_runtime::Host`], or a function.
+    pub fn source(mut self, source: impl SessionSource + 'g) -> Self {
+        self.source = Box::new(source);
+        self
+    }
+
+    /// Saves as training goes on, and when it ends.
+    pub fn checkpoints(mut self, checkpoints: Checkpoints) -> Self {
+        self.checkpoints = Some(checkpoints);
+        self
+    }
+
+    /// Goes on from the newest whole checkpoint of the directory, if there is one: variables, global step, and the place in
+    /// the data, so that the weights come out bit for bit as if training had not been interrupted.
+    pub fn resume(mut self, resume: bool) -> Self {
+        self.resume = resume;
+        self
+    }
+
+    /// Setting this flag ends [`Trainer::fit`] after the current step, with a checkpoint.
+    pub fn stop_flag(mut self, stop: Arc<AtomicBool>) -> Self {
+        self.stop = stop;
+        self
+    }
+
+    /// Adds what is missing to the graph, opens the session and initialises or restores the variables.
+    pub fn build(self) -> Result<Trainer<'g>> {
+        let TrainerBuilder { graph, model, source, checkpoints, resume, stop } = self;
+        global_step_or_create(graph)?;
+        let position = graph.new_variable("input_position", [0i64, 0, 0]).not_trainable().build();
+        let new_position = graph.placeholder::<i64>("input_position/new", [Some(3)]);
+        let set_position = (new_position, position.assign(new_position));
+        let keep = checkpoints.as_ref().map_or(5, |checkpoints| checkpoints.keep);
+        let saver = super::SaverBuilder::new(graph).max_to_keep(keep).build()?;
+        let init = graph.global_variables_initializer();
+        let local_init = graph.local_variables_initializer();
+        let session = source.open(graph)?;
+        session.run_op(init)?;
+        session.run_op(local_init)?;
+        let restored = match (&checkpoints, resume) {
+            (Some(checkpoints), true) => saver.restore_latest(&session, &checkpoints.dir)?,
+            (None, true) => {
+                return Err(Error::invalid_argument("there is nothing to resume from without a checkpoint directory"));
+            }
+            _ => None,
+        };
+        let mut watched = vec![model.loss];
+        watched.extend(model.metrics.iter().map(|(_, output)| *output));
+        let fed: Vec<Output<'g>> =
+            model.inputs.iter().copied().chain(model.train_feeds.iter().map(|(output, _)| *output)).collect();
+        let train = session.make_callable(&fed, &watched, &[model.train_op])?;
+        let evaluated = model.evaluation.as_deref().unwrap_or(&watched);
+        if evaluated.len() != watched.len() {
+            return Err(Error::invalid_argument(format!(
+                "the model has {} metrics, but is evaluated with {}",
+                watched.len() - 1,
+                evaluated.len().saturating_sub(1)
+            )));
+        }
+        let evaluate = session.make_callable(&model.inputs, evaluated, &[])?;
+        Ok(Trainer {
+            graph,
+            model,
+            session,
+            train,
+            evaluate,
+            position,
+            set_position,
+            saver,
+            checkpoints,
+            running: None,
+            stop,
+            restored,
+        })
+    }
+}
+
+/// How a call of [`Trainer::fit`] ended.
+#[derive(Clone, Debug)]
+pub struct FitReport {
+    /// The global step.
+    pub step: i64,
+    /// Steps made by this call.
+    pub n_steps: u64,
+    /// Samples seen by this call.
+    pub n_samples: u64,
+    /// The loss of the last step; NaN if there was none.
+    pub last_loss: f64,
+    /// How long it took.
+    pub took: Duration,
+    /// True if a callback or the stop flag ended it before the data did.
+    pub stopped: bool,
+}
+
+/// What [`Trainer::evaluate`] found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// The mean loss over all samples.
+    pub loss: f64,
+    /// The metrics by name, means over all samples.
+    pub metrics: Vec<(String, f64)>,
+    /// How many samples there were.
+    pub n_samples: usize,
+}
+
+impl<'g> Trainer<'g> {
+    /// A trainer of `model`, local and without checkpoints unless told otherwise.
+    #[allow(clippy::new_ret_no_self)]
+    pub fn new(graph: &'g Graph, model: Model<'g>) -> TrainerBuilder<'g> {
+        TrainerBuilder {
+            graph,
+            model,
+            source: Box::new(SessionConfig::default()),
+            checkpoints: None,
+            resume: false,
+            stop: Arc::default(),
+        }
+    }
+
+    /// The session.
+    pub fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// The checkpoint it went on from, if it did.
+    pub fn restored(&self) -> Option<&Restored> {
+        self.restored.as_ref()
+    }
+
+    /// The global step.
+    pub fn step(&self) -> Result<i64> {
+        Ok(read_global_step(&self.session, self.graph)?.unwrap_or(0))
+    }
+
+    /// The place in the data that the variables' values belong to: the next batch to train on.
+    pub fn position(&self) -> Result<Position> {
+        match self.session.fetch(self.position.read())?.data::<i64>()? {
+            [epoch, sample, seed] => Ok(Position { epoch: *epoch as u64, sample: *sample as u64, seed: *seed as u64 }),
+            _ => Err(Error::internal("the input position has three parts")),
+        }
+    }
+
+    /// Trains on `data` until it ends, or something asks to stop. If the trainer was resumed, the data goes on where it was.
+    pub fn fit(&mut self, data: &Dataset, callbacks: &mut [&mut dyn Callback]) -> Result<FitReport> {
+        let mut batches = data.batches()?;
+        let resumed = self.position()?;
+        if self.restored.is_some() && resumed != Position::default() {
+            batches.restore(resumed)?;
+        }
+        let per_epoch = data.batches_per_epoch();
+        let mut step = self.step()?;
+        let mut report =
+            FitReport { step, n_steps: 0, n_samples: 0, last_loss: f64::NAN, took: Duration::ZERO, stopped: false };
+        let mut timer = self.checkpoints.as_ref().map(|checkpoints| Timer::new(checkpoints.every));
+        if let Some(timer) = &mut timer {
+            timer.acted(step);
+        }
+        callbacks.iter_mut().try_for_each(|callback| callback.on_begin(step))?;
+        let (began, mut last) = (Instant::now(), Instant::now());
+        while !self.stop.load(Ordering::Relaxed) {
+            let Some(batch) = batches.next() else { break };
+            let batch = batch?;
+            let values = self.call(&self.train, &batch.tensors, &self.model.train_feeds)?;
+            step += 1;
+            let now = Instant::now();
+            let loss = values[0];
+            if !loss.is_finite() {
+                return Err(Error::invalid_argument(format!(
+                    "the loss is {loss} at step {step}; try a smaller learning rate, or clip the gradients"
+                )));
+            }
+            let n_samples = batch.len();
+            report = FitReport {
+                step,
+                n_steps: report.n_steps + 1,
+                n_samples: report.n_samples + n_samples as u64,
+                last_loss: loss,
+                took: began.elapsed(),
+                stopped: false,
+            };
+            let seen = StepReport {
+                step,
+                epoch: batch.epoch,
+                batch: batch.index,
+                batches_per_epoch: per_epoch,
+                loss,
+                metrics: &values[1..],
+                names: &self.model.metrics,
+                n_samples,
+                took: now - last,
+            };
+            last = now;
+            let mut flow = Flow::Continue;
+            for callback in callbacks.iter_mut() {
+                flow = flow.and(callback.on_step(&seen)?);
+            }
+            if batch.is_last_of_epoch {
+                let epoch = EpochReport { epoch: batch.epoch, step, loss };
+                for callback in callbacks.iter_mut() {
+                    flow = flow.and(callback.on_epoch_end(&epoch, self)?);
+                }
+            }
+            if let Some(timer) = &mut timer
+                && timer.is_due(step)
+                && self.running.as_ref().is_none_or(BackgroundSave::is_done)
+            {
+                timer.acted(step);
+                self.save_position(batches.save())?;
+                self.begin_save(step);
+            }
+            if flow == Flow::Stop {
+                report.stopped = true;
+                break;
+            }
+        }
+        report.stopped |= self.stop.load(Ordering::Relaxed);
+        self.save_position(batches.save())?;
+        self.finish_save(step)?;
+        for callback in callbacks.iter_mut() {
+            callback.on_end(&report)?;
+        }
+        Ok(report)
+    }
+
+    /// The mean loss and metrics over `data`, without training.
+    pub fn evaluate(&self, data: &Dataset) -> Result<Evaluation> {
+        let mut sums = vec![0.0f64; 1 + self.model.metrics.len()];
+        let mut n_samples = 0;
+        for batch in data.batches()? {
+            let batch = batch?;
+            let values = self.call(&self.evaluate, &batch.tensors, &[])?;
+            sums.iter_mut().zip(&values).for_each(|(sum, value)| *sum += value * batch.len() as f64);
+            n_samples += batch.len();
+        }
+        if n_samples == 0 {
+            return Err(Error::invalid_argument("there is nothing to evaluate on: the data has no samples"));
+        }
+        let mean = |sum: &f64| sum / n_samples as f64;
+        let names = self.model.metrics.iter().map(|(name, _)| name.clone());
+        Ok(Evaluation { loss: mean(&sums[0]), metrics: names.zip(sums[1..].iter().map(mean)).collect(), n_samples })
+    }
+
+    /// `output` for every sample of `data`, batch by batch joined along the first dimension. Only the inputs that the output
+    /// depends on are used; `data` may have fewer columns than the model has inputs.
+    pub fn predict(&self, data: &Dataset, output: Output<'g>) -> Result<Tensor> {
+        let mut parts = Vec::new();
+        for batch in data.batches()? {
+            let batch = batch?;
+            let feeds: Vec<(Output<'g>, Tensor)> =
+                self.model.inputs.iter().copied().zip(batch.tensors.iter().cloned()).collect();
+            let mut values = self.session.run(&[output], &feeds, &[])?;
+            parts.extend(values.pop());
+        }
+        join_rows(&parts)
+    }
+
+    /// Writes a checkpoint now, if there is a directory for them, and waits for it.
+    pub fn save(&mut self) -> Result<Option<String>> {
+        let step = self.step()?;
+        self.finish_save(step)?;
+        Ok(self.saver.last_checkpoints().pop())
+    }
+
+    /// Where checkpoints go.
+    pub fn checkpoint_dir(&self) -> Option<&Path> {
+        self.checkpoints.as_ref().map(|checkpoints| checkpoints.dir.as_path())
+    }
+
+    fn call(&self, callable: &Callable, tensors: &[Tensor], also: &[(Output<'g>, Tensor)]) -> Result<Vec<f64>> {
+        let wanted = self.model.inputs.len();
+        if tensors.len() != wanted {
+            return Err(Error::invalid_argument(format!(
+                "the data has {} columns; the model has {wanted} inputs",
+                tensors.len()
+            )));
+        }
+        let feeds: SmallVec<[&Tensor; 4]> = tensors.iter().chain(also.iter().map(|(_, value)| value)).collect();
+        callable.call(&feeds)?.iter().map(number).collect()
+    }
+
+    fn save_position(&self, position: Position) -> Result<()> {
+        if self.checkpoints.is_none() {
+            return Ok(());
+        }
+        let (new, assign) = self.set_position;
+        let parts = [position.epoch as i64, position.sample as i64, position.seed as i64];
+        self.session.run(&[], &[(new, Tensor::from(parts))], &[assign]).map(|_| ())
+    }
+
+    /// Training is worth more than one checkpoint: a save that cannot begin is reported, and the next one tried in its time.
+    fn begin_save(&mut self, step: i64) {
+        self.collect_save();
+        let Some(checkpoints) = &self.checkpoints else { return };
+        match self.saver.save_in_background(&self.session, checkpoints.dir.join("model.ckpt"), Some(step)) {
+            Ok(save) => self.running = Some(save),
+            Err(error) => not_saved(step, &error),
+        }
+    }
+
+    fn collect_save(&mut self) {
+        if let Some(Err(error)) = self.running.take().map(BackgroundSave::wait) {
+            not_saved(0, &error);
+        }
+    }
+
+    /// The last checkpoint is waited for, and its failure is the caller's to know.
+    fn finish_save(&mut self, step: i64) -> Result<()> {
+        self.collect_save();
+        match &self.checkpoints {
+            Some(checkpoints) => {
+                self.saver.save(&self.session, checkpoints.dir.join("model.ckpt"), Some(step)).map(|_| ())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn not_saved(step: i64, error: &Error) {
+    let when = if step > 0 { format!(" at step {step}") } else { String::new() };
+    tracing::error!(
+        target: "kolo::train",
+        "could not save a checkpoint{when}: {error}; training goes on, earlier checkpoints stay"
+    );
+}
+
+/// A scalar of any number type.
+fn number(value: &Tensor) -> Result<f64> {
+    if let Ok(x) = value.scalar_value::<f32>() {
+        return Ok(f64::from(x));
+    }
+    if let Ok(x) = value.scalar_value::<f64>() {
+        return Ok(x);
+    }
+    if let Ok(x) = value.scalar_value::<half::bf16>() {
+        return Ok(x.to_f64());
+    }
+    if let Ok(x) = value.scalar_value::<half::f16>() {
+        return Ok(x.to_f64());
+    }
+    match value.integers()?.as_slice() {
+        [x] => Ok(*x as f64),
+        _ => Err(Error::invalid_argument(format!(
+            "a loss or metric must be a scalar, this one is {}{}; take its mean",
+            value.dtype(),
+            value.shape()
+        ))),
+    }
+}
+
+/// Tensors of the same type and row shape, one below the other.
+fn join_rows(parts: &[Tensor]) -> Result<Tensor> {
+    let Some(first) = parts.first() else {
+        return Err(Error::invalid_argument("there is nothing to predict for: the data has no samples"));
+    };
+    let row =
+        first.shape().get(1..).map(<[usize]>::to_vec).ok_or_else(|| {
+            Error::invalid_argument("a prediction must have one row per sample, this one is a scalar")
+        })?;
+    let mut n_rows = 0;
+    for part in parts {
+        if part.dtype() != first.dtype() || part.shape().get(1..) != Some(row.as_slice()) {
+            return Err(Error::invalid_argument(format!(
+                "batches predicted {}{} and {}{}, which cannot be joined",
+                first.dtype(),
+                first.shape(),
+                part.dtype(),
+                part.shape()
+            )));
+        }
+        n_rows += part.shape()[0];
+    }
+    let dims: Vec<usize> = std::iter::once(n_rows).chain(row).collect();
+    let mut joined = Tensor::zeros(first.dtype(), Shape::new(&dims)?)?;
+    let bytes = joined.host_bytes_mut()?;
+    let mut at = 0;
+    for part in parts {
+        let from = part.host_bytes()?;
+        bytes[at..at + from.len()].copy_from_slice(from);
+        at += from.len();
+    }
+    Ok(joined)
+}
