@@ -155,7 +155,10 @@ pub static TABLE: &[&[&Op]] = &[
     crate::random::OPS,
     crate::sparse::OPS,
     crate::state::OPS,
+    crate::string::OPS,
     crate::summary::OPS,
+    crate::table::OPS,
+    crate::undone::OPS,
 ];
 
 /// The ops as a graph knows them.

@@ -2,6 +2,7 @@
 
 use crate::Op;
 
+pub mod abort;
 pub mod assert;
 pub mod control_trigger;
 pub mod frame;
@@ -16,6 +17,7 @@ pub mod timestamp;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
+    &abort::ABORT,
     &assert::ASSERT,
     &control_trigger::CONTROL_TRIGGER,
     &frame::ENTER,

@@ -11,9 +11,7 @@ pub mod merge_v2_checkpoints;
 pub mod restore_v2;
 pub mod save_v2;
 pub mod sharded_filename;
-pub mod static_regex_full_match;
-pub mod string_join;
-mod threads;
+pub(crate) mod threads;
 
 pub use files::FileAccess;
 
@@ -28,6 +26,4 @@ pub static OPS: &[&Op] = &[
     &save_v2::SAVE_V2,
     &sharded_filename::SHARDED_FILENAME,
     &sharded_filename::SHARDED_FILESPEC,
-    &static_regex_full_match::STATIC_REGEX_FULL_MATCH,
-    &string_join::STRING_JOIN,
 ];

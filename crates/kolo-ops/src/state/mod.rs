@@ -11,11 +11,13 @@ pub mod assign;
 pub mod count_up_to;
 pub mod gather;
 pub mod handle;
+pub mod mutex;
 pub(crate) mod number;
 pub mod read;
 pub mod reference;
 pub mod scatter;
 pub mod scatter_nd;
+pub mod session_tensor;
 mod source;
 pub mod strided_slice_assign;
 pub mod temporary;
@@ -37,6 +39,9 @@ pub static OPS: &[&Op] = &[
     &handle::VAR_HANDLE,
     &handle::VAR_IS_INITIALIZED,
     &handle::VARIABLE_SHAPE,
+    &mutex::CONSUME_MUTEX_LOCK,
+    &mutex::MUTEX_LOCK,
+    &mutex::MUTEX_V2,
     &read::READ_VARIABLE,
     &read::READ_VARIABLES,
     &reference::IS_VARIABLE_INITIALIZED,
@@ -62,6 +67,10 @@ pub static OPS: &[&Op] = &[
     &scatter_nd::SCATTER_ND_ADD,
     &scatter_nd::SCATTER_ND_SUB,
     &scatter_nd::SCATTER_ND_UPDATE,
+    &session_tensor::DELETE_SESSION_TENSOR,
+    &session_tensor::GET_SESSION_HANDLE,
+    &session_tensor::GET_SESSION_HANDLE_V2,
+    &session_tensor::GET_SESSION_TENSOR,
     &strided_slice_assign::RESOURCE_STRIDED_SLICE_ASSIGN,
     &strided_slice_assign::STRIDED_SLICE_ASSIGN,
     &temporary::DESTROY_TEMPORARY_VARIABLE,
