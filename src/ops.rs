@@ -41,10 +41,14 @@ pub use kolo_ops::flow::{
 };
 pub use kolo_ops::io::{
     background::{await_save_v2, background_save_v2},
+    csv::decode_csv,
+    decode_raw::decode_raw,
     merge_v2_checkpoints::merge_v2_checkpoints,
+    png_image::{decode_png, encode_png},
     restore_v2::restore_v2,
     save_v2::save_v2,
     sharded_filename::{sharded_filename, sharded_filespec},
+    whole_file::{matching_files, read_file, write_file},
 };
 pub use kolo_ops::math::{
     add_n::add_n,
@@ -142,4 +146,8 @@ pub use kolo_ops::string::{
 pub use kolo_ops::summary::{
     histogram::histogram_summary, image::image_summary, merge::merge_summary, scalar::scalar_summary,
     tensor::tensor_summary,
+};
+pub use kolo_ops::table::{
+    access::{lookup_table_find, lookup_table_insert, lookup_table_size},
+    make::{hash_table, mutable_hash_table},
 };

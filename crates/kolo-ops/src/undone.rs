@@ -161,6 +161,10 @@ ops! {
         "(file_pattern:string, tensor_name:string, shape_and_slice:string) -> (tensor:dt) ; dt:type, \
          preferred_shard:int=-1",
         shape_fns::unknown;
+    op TENSOR_SUMMARY = "TensorSummary",
+        "(tensor:T) -> (summary:string) ; T:type, description:string=\"\", labels:list(string)=[], \
+         display_name:string=\"\"",
+        shape_fns::scalars;
     op DECODE_JPEG = "DecodeJpeg",
         "(contents:string) -> (image:uint8) ; channels:int=0, ratio:int=1, fancy_upscaling:bool=true, \
          try_recover_truncated:bool=false, acceptable_fraction:float=1.0, dct_method:string=\"\"",
