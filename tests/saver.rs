@@ -352,3 +352,70 @@ fn a_meta_file_brings_back_graph_variables_and_saver() {
     fs::write(dir.join("bad.meta"), b"nonsense").unwrap();
     assert_eq!(Saver::import_meta_graph(&kolo::graph(), dir.join("bad.meta")).err().unwrap().code(), Code::DataLoss);
 }
+
+#[test]
+fn without_its_ops_a_background_save_is_done_when_it_returns() {
+    let dir = Dir::new();
+    let g = kolo::graph();
+    model(&g);
+    let saver = SaverBuilder::new(&g).background_ops(false).build().unwrap();
+    assert!(g.nodes().iter().all(|(_, node)| !node.op().starts_with("Background")));
+    let save = saver.save_in_background(&started(&g), dir.join("m"), None).unwrap();
+    assert!(save.is_done() && checkpoint_exists(dir.join("m")));
+    assert_eq!(save.wait().unwrap(), dir.text("m"));
+}
+
+fn kolo_command(arguments: &[&str]) -> (bool, String) {
+    let done = std::process::Command::new(env!("CARGO_BIN_EXE_kolo")).args(arguments).output().unwrap();
+    let text = [done.stdout, done.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    (done.status.success(), text)
+}
+
+#[test]
+fn the_command_shows_verifies_and_converts() {
+    let dir = Dir::new();
+    let g = kolo::graph();
+    model(&g);
+    let prefix = Saver::new(&g).unwrap().save(&started(&g), dir.join("m"), Some(1)).unwrap();
+    let (ok, text) = kolo_command(&["checkpoint", "show", &dir.text("")]);
+    assert!(ok && text.contains("w            float[2,2]") && text.ends_with("3 tensors, 40 bytes\n"), "{text}");
+    let (ok, text) = kolo_command(&["checkpoint", "show", &prefix, "--tensor", "b", "--json"]);
+    assert!(ok, "{text}");
+    assert_eq!(text, "{\"b\":{\"dtype\":\"double\",\"shape\":[2],\"values\":[5.0,6.0]}}\n");
+    let (there, back) = (dir.text("x.safetensors"), dir.text("again"));
+    for (from, to) in [(&prefix, &there), (&there, &back)] {
+        let (ok, text) = kolo_command(&["checkpoint", "convert", from, to]);
+        assert!(ok, "{text}");
+    }
+    assert_eq!(fs::read(dir.join("again.index")).unwrap(), fs::read(dir.join("m-1.index")).unwrap());
+    let (ok, text) = kolo_command(&["checkpoint", "verify", &format!("{prefix}.index")]);
+    assert!(ok && text.contains("3 tensors, all whole"), "{text}");
+    fs::write(dir.join("m-1.data-00000-of-00001"), [0; 40]).unwrap();
+    let (ok, text) = kolo_command(&["checkpoint", "verify", &prefix]);
+    assert!(!ok && text.contains("DataLoss") && text.contains("tensor 'w'"), "{text}");
+    let (ok, text) = kolo_command(&["checkpoint", "show", &dir.text("nothing")]);
+    assert!(!ok && text.contains("NotFound") && text.contains("nothing.index"), "{text}");
+}
+
+/// A file that may not grow any more, as on a full disk: the error comes from the system in the middle of a write.
+#[cfg(unix)]
+#[test]
+fn a_write_that_the_system_refuses_leaves_the_old_checkpoint() {
+    let dir = Dir::new();
+    let tensors = |n: usize| std::collections::BTreeMap::from([("big".to_owned(), Tensor::from(vec![1.0f32; n]))]);
+    kolo::train::write_safetensors(&tensors(10), dir.join("small.safetensors")).unwrap();
+    kolo::train::write_safetensors(&tensors(4_000_000), dir.join("large.safetensors")).unwrap();
+    let (ok, text) = kolo_command(&["checkpoint", "convert", &dir.text("small.safetensors"), &dir.text("m")]);
+    assert!(ok, "{text}");
+    let before = dir.names();
+    let script = "trap '' XFSZ; ulimit -f 8000; exec \"$0\" checkpoint convert \"$1\" \"$2\"";
+    let done = std::process::Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_kolo"), &dir.text("large.safetensors"), &dir.text("m")])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(done.stderr).unwrap();
+    assert!(!done.status.success(), "{text}");
+    assert!(text.contains("m.data-00000-of-00001") && text.contains("of 16000000 bytes are missing"), "{text}");
+    assert_eq!(dir.names(), before);
+    assert_eq!(Bundle::open(&dir.text("m")).unwrap().read("big").unwrap(), Tensor::from(vec![1.0f32; 10]));
+}

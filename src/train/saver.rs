@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use kolo_core::{Error, Result, Tensor};
+use kolo_core::{Code, Error, Result, Tensor};
 use kolo_graph::Graph;
 use kolo_graph::wire::proto::SaverDef;
 use kolo_ops::io::files::{remove_unfinished, write_whole};
@@ -65,13 +65,27 @@ pub struct Saver {
 struct Shared {
     def: SaverDef,
     background: Option<BackgroundOps>,
-    relative_paths: bool,
-    write_meta_graph: bool,
+    paths: Paths,
+    meta_files: MetaFiles,
     meta: Mutex<MetaGraph>,
     retention: Mutex<Retention>,
     /// A save is under way.
     busy: Mutex<bool>,
     free: Condvar,
+}
+
+/// How the `checkpoint` file names checkpoints.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Paths {
+    AsGiven,
+    Relative,
+}
+
+/// Whether there is a `.meta` file with each checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MetaFiles {
+    Written,
+    None,
 }
 
 /// Which part of a larger tensor a variable holds, for variables that are saved as one.
@@ -105,31 +119,38 @@ impl Saver {
     fn from_def(
         graph: &Graph,
         def: SaverDef,
-        relative_paths: bool,
-        write_meta_graph: bool,
+        background: Option<BackgroundOps>,
         slices: Vec<(String, SaveSlice)>,
-    ) -> Result<Saver> {
-        let background = Some(add_background(graph, &def)?);
+        paths: Paths,
+        meta_files: MetaFiles,
+    ) -> Saver {
         let max_to_keep = usize::try_from(def.max_to_keep).unwrap_or(0);
         let retention = Retention::new(max_to_keep, f64::from(def.keep_checkpoint_every_n_hours), now());
         let shared = Shared {
             meta: Mutex::new(MetaGraph::of(graph, Some(def.clone()), slices)),
             def,
             background,
-            relative_paths,
-            write_meta_graph,
+            paths,
+            meta_files,
             retention: Mutex::new(retention),
             busy: Mutex::new(false),
             free: Condvar::new(),
         };
-        Ok(Saver { shared: Arc::new(shared) })
+        Saver { shared: Arc::new(shared) }
     }
 
     /// Adds the graph in a `.meta` file to `graph`, with its variables and collections; the saver it was saved with, if the
     /// file names one.
     pub fn import_meta_graph(graph: &Graph, meta: impl AsRef<Path>) -> Result<Option<Saver>> {
         let imported = super::meta_graph::import_meta_graph(graph, meta.as_ref())?;
-        imported.saver.map(|def| Saver::from_def(graph, def, false, true, imported.slices)).transpose()
+        let Some(def) = imported.saver else { return Ok(None) };
+        let background = match add_background(graph, &def) {
+            Ok(ops) => Some(ops),
+            // A saver of another kind, such as one of the first format, still restores.
+            Err(error) if error.code() == Code::Unimplemented => None,
+            Err(error) => return Err(error.context(meta.as_ref().display())),
+        };
+        Ok(Some(Saver::from_def(graph, def, background, imported.slices, Paths::AsGiven, MetaFiles::Written)))
     }
 
     /// The names of its ops and its limits.
@@ -140,14 +161,9 @@ impl Saver {
     /// Writes a checkpoint and returns its prefix: `prefix`, or `prefix-STEP` if there is a step. The directory is made if
     /// it is missing. If it fails, checkpoints that were there before are as they were.
     pub fn save(&self, session: &Session, prefix: impl AsRef<Path>, global_step: Option<i64>) -> Result<String> {
-        let shared = &self.shared;
         let prefix = numbered(prefix.as_ref(), global_step)?;
-        let _turn = shared.turn();
-        let feed = [(shared.def.filename_tensor_name.as_str(), Tensor::string(prefix.clone()))];
-        session
-            .run_named(&[&shared.def.save_tensor_name], &feed, &[])
-            .map_err(|error| error.context(format_args!("saving {prefix}")))?;
-        shared.finish(&prefix)?;
+        let _turn = self.shared.turn();
+        self.shared.save(session, &prefix)?;
         Ok(prefix)
     }
 
@@ -196,7 +212,7 @@ impl Saver {
                 }
                 Err(error) => error,
             };
-            if error.code() != kolo_core::Code::DataLoss && check_whole(prefix).is_ok() {
+            if error.code() != Code::DataLoss && check_whole(prefix).is_ok() {
                 return Err(error);
             }
             tracing::warn!(target: "kolo::checkpoint", "{prefix} is damaged and skipped: {error}");
@@ -256,10 +272,19 @@ impl Shared {
         Turn(self.clone())
     }
 
+    /// Saves and waits for it. The caller holds the turn.
+    fn save(&self, session: &Session, prefix: &str) -> Result<()> {
+        let feed = [(self.def.filename_tensor_name.as_str(), Tensor::string(prefix.to_owned()))];
+        session
+            .run_named(&[&self.def.save_tensor_name], &feed, &[])
+            .map_err(|error| error.context(format_args!("saving {prefix}")))?;
+        self.finish(prefix)
+    }
+
     /// What comes after the data: the graph, the list, and the end of old checkpoints.
     fn finish(&self, prefix: &str) -> Result<()> {
         let written = |error: Error| error.context(format_args!("the variables are in {prefix}, but not all is done"));
-        if self.write_meta_graph {
+        if self.meta_files == MetaFiles::Written {
             let bytes = self.meta.lock().bytes().map_err(written)?;
             write_whole(format!("{prefix}.meta").as_ref(), &bytes).map_err(written)?;
         }
@@ -277,7 +302,7 @@ impl Shared {
             }
         }
         let all: Vec<String> = retention.prefixes().cloned().collect();
-        write_state(prefix, &all, self.relative_paths).map_err(written)?;
+        write_state(prefix, &all, self.paths == Paths::Relative).map_err(written)?;
         for old in gone {
             // The checkpoint is safe; space that is not freed is a matter for the log.
             if let Err(error) = remove_checkpoint(&old) {

@@ -235,6 +235,12 @@ impl Tensor {
         }
     }
 
+    /// True if the elements, at most 16 bytes, are kept in the tensor itself.
+    #[inline]
+    pub fn is_inline(&self) -> bool {
+        matches!(self.data, TensorData::Inline(_))
+    }
+
     /// What holds the elements.
     pub fn storage(&self) -> &TensorData {
         &self.data

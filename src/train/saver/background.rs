@@ -19,8 +19,10 @@ pub struct BackgroundSave {
 impl BackgroundSave {
     pub(super) fn begin(shared: &Arc<Shared>, session: &Arc<Session>, prefix: String) -> Result<BackgroundSave> {
         let turn = shared.turn();
-        let ops = shared.background.clone();
-        let ops = ops.ok_or_else(|| Error::unimplemented("this saver has no ops to save in the background"))?;
+        let Some(ops) = shared.background.clone() else {
+            shared.save(session, &prefix)?;
+            return Ok(BackgroundSave { prefix, thread: None });
+        };
         let saving = |error: Error| error.context(format_args!("saving {prefix}"));
         let filename = &shared.def.filename_tensor_name;
         let feed = [(filename.as_str(), Tensor::string(prefix.clone()))];

@@ -17,7 +17,7 @@ use kolo_graph::wire::proto::SaverDef;
 use kolo_graph::{Graph, NodeId, Operation, Output, Variable, VariableKind};
 use kolo_ops::array::placeholder::placeholder_with_default;
 
-use super::{SaveSlice, Saver};
+use super::{MetaFiles, Paths, SaveSlice, Saver};
 
 /// A saver that is about to be made.
 #[must_use = "a saver is made by build()"]
@@ -29,6 +29,7 @@ pub struct SaverBuilder<'g> {
     hours: f64,
     relative_paths: bool,
     write_meta_graph: bool,
+    background_ops: bool,
     name: String,
 }
 
@@ -50,6 +51,7 @@ impl<'g> SaverBuilder<'g> {
             hours: 10_000.0,
             relative_paths: false,
             write_meta_graph: true,
+            background_ops: true,
             name: "save".to_owned(),
         }
     }
@@ -103,6 +105,13 @@ impl<'g> SaverBuilder<'g> {
         self
     }
 
+    /// Whether to add the ops with which Kolo saves in the background. Without them, for sessions of TensorFlow's servers,
+    /// [`Saver::save_in_background`] saves before it returns. It adds them unless told otherwise.
+    pub fn background_ops(mut self, add: bool) -> Self {
+        self.background_ops = add;
+        self
+    }
+
     /// The scope of its ops; `save` unless said.
     pub fn name(mut self, name: &str) -> Self {
         self.name = name.to_owned();
@@ -125,7 +134,10 @@ impl<'g> SaverBuilder<'g> {
             graph.no_device(|| graph.no_control_dependencies(|| graph.name_scope(&self.name, || self.add_ops(&saved))));
         graph.check()?;
         let slices = saved.into_iter().filter_map(|saved| Some((saved.variable.name(), saved.slice?))).collect();
-        Saver::from_def(graph, def, self.relative_paths, self.write_meta_graph, slices)
+        let background = self.background_ops.then(|| add_background(graph, &def)).transpose()?;
+        let paths = if self.relative_paths { Paths::Relative } else { Paths::AsGiven };
+        let meta = if self.write_meta_graph { MetaFiles::Written } else { MetaFiles::None };
+        Ok(Saver::from_def(graph, def, background, slices, paths, meta))
     }
 
     fn add_ops(&self, saved: &[Saved<'g>]) -> SaverDef {

@@ -49,12 +49,12 @@ impl IoThreads {
     /// Runs `job` on one of the threads, soon. An error if there is no thread and none can be made.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) -> Result<()> {
         let mut handles = self.handles.lock();
-        let n_waiting = {
+        let all_are_taken = {
             let state = self.shared.state.lock();
-            state.jobs.len().saturating_sub(state.n_idle)
+            // A thread that was woken for a job counts as idle until it has it.
+            state.jobs.len() >= state.n_idle
         };
-        let needs_thread = self.shared.state.lock().n_idle == 0 || n_waiting > 0;
-        if needs_thread && handles.len() < MOST_THREADS {
+        if all_are_taken && handles.len() < MOST_THREADS {
             let shared = self.shared.clone();
             match thread::Builder::new().name("kolo-io".into()).spawn(move || shared.work()) {
                 Ok(handle) => handles.push(handle),

@@ -132,6 +132,17 @@ fn pool_forward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()>
         let chunk = pool.images_per_task() * pool.output();
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |task, out| {
             let images = &values[task * pool.images_per_task() * pool.input()..];
+            if pool.is_halving() {
+                let lines = images.chunks_exact(2 * pool.w.input * c).zip(out.chunks_exact_mut(pool.w.output * c));
+                return vectorize(
+                    #[inline(always)]
+                    || {
+                        for (x, y) in lines {
+                            halve(x, y, c);
+                        }
+                    },
+                );
+            }
             vectorize(
                 #[inline(always)]
                 || {
@@ -180,11 +191,30 @@ fn pool_backward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()
             )));
         }
     }
-    let mut out = ctx.allocate_zeroed(T::DTYPE, input.shape().clone())?;
+    let shape = input.shape().clone();
+    let mut out = match pool.is_halving() {
+        true => ctx.allocate(T::DTYPE, shape)?,
+        false => ctx.allocate_zeroed(T::DTYPE, shape)?,
+    };
+    let input = ctx.input(0)?;
     let (x, y, dy) = (input.data::<T>()?, ctx.data::<T>(1)?, ctx.data::<T>(2)?);
     if out.n_elements() > 0 && !dy.is_empty() {
         let (c, step) = (pool.channels, pool.images_per_task());
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, step * pool.input(), |task, dx| {
+            if pool.is_halving() {
+                let (big, small) = (2 * pool.w.input * c, pool.w.output * c);
+                let (x, from) = (&x[task * step * pool.input()..], task * step * pool.output());
+                let lines = dx.chunks_exact_mut(big).zip(x.chunks_exact(big));
+                let outputs = y[from..].chunks_exact(small).zip(dy[from..].chunks_exact(small));
+                return vectorize(
+                    #[inline(always)]
+                    || {
+                        for ((dx, x), (y, dy)) in lines.zip(outputs) {
+                            unhalve(dx, x, y, dy, c);
+                        }
+                    },
+                );
+            }
             // What has not gone anywhere yet: the first match takes it all.
             let mut left = vec![T::ZERO; pool.output()];
             for (i, dx) in dx.chunks_exact_mut(pool.input()).enumerate() {
@@ -211,6 +241,73 @@ fn pool_backward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()
     }
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// One line of windows of two by two: `x` are the two lines of the image below it, pixels of `c` channels.
+#[inline(always)]
+fn halve<T: Number>(x: &[T], y: &mut [T], c: usize) {
+    let (top, bottom) = x.split_at(x.len() / 2);
+    for ((y, top), bottom) in y.chunks_exact_mut(c).zip(top.chunks_exact(2 * c)).zip(bottom.chunks_exact(2 * c)) {
+        let ((a, b), (d, e)) = (top.split_at(c), bottom.split_at(c));
+        for ((((y, &a), &b), &d), &e) in y.iter_mut().zip(a).zip(b).zip(d).zip(e) {
+            *y = T::LOWEST.max(a).max(b).max(d).max(e);
+        }
+    }
+}
+
+/// The gradient of [`halve`], into every element of `dx`.
+#[inline(always)]
+fn unhalve<T: Number>(dx: &mut [T], x: &[T], y: &[T], dy: &[T], c: usize) {
+    let (top, bottom) = x.split_at(x.len() / 2);
+    let (dx_top, dx_bottom) = dx.split_at_mut(x.len() / 2);
+    let images = top.chunks_exact(2 * c).zip(bottom.chunks_exact(2 * c));
+    let gradients = dx_top.chunks_exact_mut(2 * c).zip(dx_bottom.chunks_exact_mut(2 * c));
+    let outputs = y.chunks_exact(c).zip(dy.chunks_exact(c));
+    for (((top, bottom), (dx_top, dx_bottom)), (y, dy)) in images.zip(gradients).zip(outputs) {
+        let ((a, b), (d, e)) = (top.split_at(c), bottom.split_at(c));
+        let ((da, db), (dd, de)) = (dx_top.split_at_mut(c), dx_bottom.split_at_mut(c));
+        // In blocks of a known size, which become vectors, then one by one.
+        let n = c / LANES * LANES;
+        for i in (0..n).step_by(LANES) {
+            let at = i..i + LANES;
+            let x =
+                [load::<T, LANES>(&a[at.clone()]), load(&b[at.clone()]), load(&d[at.clone()]), load(&e[at.clone()])];
+            let [ga, gb, gd, ge] = shares(x, load(&y[at.clone()]), load(&dy[at.clone()]));
+            da[at.clone()].copy_from_slice(&ga);
+            db[at.clone()].copy_from_slice(&gb);
+            dd[at.clone()].copy_from_slice(&gd);
+            de[at].copy_from_slice(&ge);
+        }
+        for i in n..c {
+            let [[ga], [gb], [gd], [ge]] = shares([[a[i]], [b[i]], [d[i]], [e[i]]], [y[i]], [dy[i]]);
+            (da[i], db[i], dd[i], de[i]) = (ga, gb, gd, ge);
+        }
+    }
+}
+
+const LANES: usize = 16;
+
+/// A slice of `N` elements by value, about which the optimiser knows that nothing else touches it.
+#[inline(always)]
+fn load<T: Number, const N: usize>(x: &[T]) -> [T; N] {
+    let mut values = [T::ZERO; N];
+    values.copy_from_slice(x);
+    values
+}
+
+/// What each of four inputs gets of the gradient: the first that equals the output takes it all.
+#[inline(always)]
+fn shares<T: Number, const N: usize>(x: [[T; N]; 4], y: [T; N], dy: [T; N]) -> [[T; N]; 4] {
+    let mut shares = [[T::ZERO; N]; 4];
+    let mut left = dy;
+    for (share, x) in shares.iter_mut().zip(x) {
+        for i in 0..N {
+            let hit = x[i] == y[i];
+            share[i] = if hit { left[i] } else { T::ZERO };
+            left[i] = if hit { T::ZERO } else { left[i] };
+        }
+    }
+    shares
 }
 
 #[cfg(test)]
@@ -457,6 +554,9 @@ mod tests {
     fn gradients() {
         for nchw in [false, true] {
             pool("MaxPool", nchw, [2, 2], [2, 2], "VALID").input(wavy([2, 4, 5, 3], 1)).gradient();
+            pool("MaxPool", nchw, [2, 2], [2, 2], "SAME").input(wavy([2, 4, 6, 2], 1)).gradient();
+            // A block of channels and some more.
+            pool("MaxPool", nchw, [2, 2], [2, 2], "VALID").input(wavy([1, 4, 2, 18], 1)).gradient();
             pool("MaxPool", nchw, [3, 2], [2, 1], "SAME").input(wavy([2, 4, 5, 3], 1)).gradient();
         }
     }

@@ -40,6 +40,14 @@ impl Pool {
         self.h.output * self.w.output * self.channels
     }
 
+    /// Windows of two by two, side by side, that cover the image exactly: the usual case, worth loops of its own.
+    pub fn is_halving(&self) -> bool {
+        let halves = |axis: &Axis| {
+            (axis.kernel, axis.stride, axis.dilation, axis.before) == (2, 2, 1, 0) && axis.input == 2 * axis.output
+        };
+        halves(&self.h) && halves(&self.w)
+    }
+
     /// How many images are worth a task.
     pub fn images_per_task(&self) -> usize {
         let window = self.h.kernel * self.w.kernel;
