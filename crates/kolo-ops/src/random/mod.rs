@@ -8,6 +8,7 @@ use kolo_core::{Error, Result, Shape};
 use crate::{KernelCtx, Op};
 
 pub mod distribution;
+pub mod gamma;
 pub mod multinomial;
 pub mod philox;
 pub mod shuffle;
@@ -16,6 +17,7 @@ pub mod stateless;
 pub mod stream;
 #[cfg(test)]
 mod testing;
+pub mod truncated;
 pub mod uniform_int;
 
 /// The shape that integer vector input 0 holds.
@@ -29,6 +31,7 @@ fn shape_in(ctx: &KernelCtx<'_>) -> Result<Shape> {
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
+    &gamma::RANDOM_GAMMA,
     &multinomial::MULTINOMIAL,
     &shuffle::RANDOM_SHUFFLE,
     &standard::RANDOM_STANDARD_NORMAL,
@@ -37,5 +40,6 @@ pub static OPS: &[&Op] = &[
     &stateless::STATELESS_RANDOM_NORMAL,
     &stateless::STATELESS_RANDOM_UNIFORM,
     &stateless::STATELESS_TRUNCATED_NORMAL,
+    &truncated::PARAMETERIZED_TRUNCATED_NORMAL,
     &uniform_int::RANDOM_UNIFORM_INT,
 ];
