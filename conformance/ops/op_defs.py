@@ -50,6 +50,9 @@ def scalar(kind, v):
         return dtype(v.type)
     if kind == "shape":
         return "<unknown>" if v.shape.unknown_rank else "[" + ",".join(str(d.size) for d in v.shape.dim) + "]"
+    if kind == "tensor":
+        value = tf.make_ndarray(v.tensor)
+        return dtype(v.tensor.dtype) + "[" + ",".join(str(x) for x in value.ravel()) + "]"
     return "{}"
 
 

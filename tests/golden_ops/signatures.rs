@@ -6,7 +6,16 @@ use kolo_graph::{AttrDef, Signature};
 use kolo_ops::TABLE;
 
 /// Ops that TensorFlow does not have.
-const OURS: [&str; 0] = [];
+const OURS: [&str; 8] = [
+    "ApplyKoloAdamW",
+    "AwaitSaveV2",
+    "BackgroundSaveV2",
+    "KoloGelu",
+    "KoloGeluGrad",
+    "KoloLayerNorm",
+    "KoloLayerNormGrad",
+    "ResourceApplyKoloAdamW",
+];
 
 /// Attributes that TensorFlow 1.15, which must be able to read what we write, does not have. The first four only tell
 /// TensorFlow's compiler what a product is for; import reports all that it drops.
