@@ -38,6 +38,6 @@ pub use kolo_graph::{
 };
 pub use kolo_ops::{CancelToken, graph};
 pub use kolo_runtime::{
-    Callable, DevicePlan, Host, NodeTrace, PartialRun, PlacementReport, PlacementRow, RunMetadata, RunOptions, Session,
-    SessionConfig, StepTrace,
+    Callable, DevicePlan, DeviceThreads, Host, NodeTrace, PartialRun, PlacementReport, PlacementRow, RunMetadata,
+    RunOptions, Session, SessionConfig, StepTrace,
 };

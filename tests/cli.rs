@@ -54,6 +54,16 @@ fn explain_refuses_what_cannot_be_and_says_why() {
 }
 
 #[test]
+fn devices_may_keep_to_cores() {
+    let Some(core) = kolo_device::cpu::topology::allowed_cores().and_then(|cores| cores.last().copied()) else {
+        return;
+    };
+    let devices = format!("cpu:0,cpu:1=cores {core}");
+    succeeds(&["explain", "GRAPH", "--fetch", "c", "--devices", &devices], &["/device:CPU:1"]);
+    fails(&["explain", "GRAPH", "--fetch", "c", "--devices", "cpu:1=cores 9999"], &["core 9999", "may use cores"]);
+}
+
+#[test]
 fn explain_takes_pins_from_a_file_and_names_lines() {
     let pins = std::env::temp_dir().join(format!("kolo-pins-{}.txt", std::process::id()));
     let path = pins.to_str().expect("a temporary path is text");

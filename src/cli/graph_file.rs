@@ -9,6 +9,7 @@ use kolo::{
     CostModel, DType, DeviceName, Error, Graph, NullDevice, PlacementRules, Policy, Result, Session, SessionConfig,
     Shape, Tensor, wire,
 };
+use kolo_device::cpu::topology::parse_cores;
 
 /// Flags that say which graph, and over which devices.
 #[derive(Args)]
@@ -18,7 +19,7 @@ pub struct GraphArgs {
     /// A tensor or operation to compute; may be given more than once
     #[arg(long = "fetch", value_name = "NAME", required = true)]
     pub fetches: Vec<String>,
-    /// Devices, such as cpu=4,gpu=1; GPUs here are stand-ins that compute nothing
+    /// Devices, such as cpu=4,gpu=1 or cpu:0=cores 0-1,cpu:1=cores 2-3; GPUs here are stand-ins that compute nothing
     #[arg(long, value_name = "KIND=N,…", default_value = "cpu=1")]
     pub devices: String,
     /// Let nodes that cannot run where they are pinned run elsewhere
@@ -70,7 +71,9 @@ impl GraphArgs {
             costs: Arc::new(self.cost_model()?),
             ..SessionConfig::default()
         };
-        for (kind, n) in parse_devices(&self.devices)? {
+        let list = parse_devices(&self.devices)?;
+        list.bind(&mut config);
+        for (kind, n) in list.counts {
             match kind.as_str() {
                 "CPU" => drop(config.device_count.insert(kind, n)),
                 _ => {
@@ -87,26 +90,90 @@ fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|error| Error::not_found(format!("cannot read {}: {error}", path.display())))
 }
 
-/// `cpu=4,gpu=1`, by kind in capitals.
-pub fn parse_devices(text: &str) -> Result<BTreeMap<String, usize>> {
+/// What `--devices` asks for.
+#[derive(Debug, Default, PartialEq)]
+pub struct DeviceList {
+    /// How many devices of each kind, in capitals.
+    pub counts: BTreeMap<String, usize>,
+    /// The cores of CPU devices that were told theirs.
+    pub cores: BTreeMap<usize, Vec<usize>>,
+}
+
+impl DeviceList {
+    /// Tells the CPU devices their cores.
+    pub fn bind(&self, config: &mut SessionConfig) {
+        for (&id, cores) in &self.cores {
+            config.cpu_devices.entry(id).or_default().cores.clone_from(cores);
+        }
+    }
+}
+
+/// Reads `cpu=4,gpu=1`, single devices such as `cpu:0,cpu:1=cores 2-3,5`, or both.
+pub fn parse_devices(text: &str) -> Result<DeviceList> {
     /// More than this is a slip.
     const MOST: usize = 1024;
-    let mut devices = BTreeMap::new();
-    for part in text.split(',').filter(|part| !part.trim().is_empty()) {
+    let mut list = DeviceList::default();
+    let mut named: BTreeMap<String, usize> = BTreeMap::new();
+    for part in device_parts(text) {
+        let part = part.trim();
         let bad = || {
             Error::invalid_argument(format!(
-                "--devices: '{part}' should look like cpu=4, with a number from 1 to {MOST}"
+                "--devices: '{part}' should look like cpu=4, with a number from 1 to {MOST}, or like cpu:1=cores 2-3"
             ))
         };
-        let (kind, n) = part.split_once('=').ok_or_else(bad)?;
-        let n: usize = n.trim().parse().map_err(|_| bad())?;
+        let (device, value) = part.split_once('=').map_or((part, None), |(device, value)| (device, Some(value.trim())));
+        let (kind, id) = device.split_once(':').map_or((device, None), |(kind, id)| (kind, Some(id.trim())));
         let kind = kind.trim().to_ascii_uppercase();
-        if kind.is_empty() || !kind.chars().all(|c| c.is_ascii_alphabetic()) || !(1..=MOST).contains(&n) {
+        if kind.is_empty() || !kind.chars().all(|c| c.is_ascii_alphabetic()) {
             return Err(bad());
         }
-        devices.insert(kind, n);
+        match (id, value) {
+            (None, Some(n)) => {
+                let n = n.parse().ok().filter(|n| (1..=MOST).contains(n)).ok_or_else(bad)?;
+                list.counts.insert(kind, n);
+            }
+            (Some(id), cores) => {
+                let id: usize = id.parse().ok().filter(|id| *id < MOST).ok_or_else(bad)?;
+                if let Some(cores) = cores {
+                    let cores = cores.strip_prefix("cores").filter(|_| kind == "CPU").ok_or_else(bad)?;
+                    let cores = parse_cores(cores.trim())
+                        .map_err(|error| error.context(format_args!("--devices: '{part}'")))?;
+                    if cores.is_empty() || list.cores.insert(id, cores).is_some() {
+                        return Err(bad());
+                    }
+                }
+                let n = named.entry(kind).or_default();
+                *n = (*n).max(id + 1);
+            }
+            (None, None) => return Err(bad()),
+        }
     }
-    Ok(devices)
+    for (kind, n) in named {
+        match list.counts.get(&kind) {
+            Some(count) if *count < n => {
+                let (kind, last) = (kind.to_ascii_lowercase(), n - 1);
+                return Err(Error::invalid_argument(format!("--devices: {kind}:{last} is named, but {kind}={count}")));
+            }
+            Some(_) => {}
+            None => drop(list.counts.insert(kind, n)),
+        }
+    }
+    Ok(list)
+}
+
+/// The parts between commas; a part that begins with a digit goes on with the list of cores before it.
+fn device_parts(text: &str) -> Vec<String> {
+    let mut parts: Vec<String> = Vec::new();
+    for part in text.split(',').filter(|part| !part.trim().is_empty()) {
+        match parts.last_mut() {
+            Some(last) if part.trim().starts_with(|c: char| c.is_ascii_digit()) => {
+                last.push(',');
+                last.push_str(part);
+            }
+            _ => parts.push(part.to_owned()),
+        }
+    }
+    parts
 }
 
 /// `NAME=DTYPE[2,3]`: a feed of zeros, so that a graph with placeholders can be traced.
@@ -127,9 +194,26 @@ mod tests {
 
     #[test]
     fn device_lists_are_read_or_refused_by_name() {
+        let counts = |list: &[(&str, usize)]| list.iter().map(|(kind, n)| ((*kind).to_owned(), *n)).collect();
         let list = parse_devices("cpu=4, gpu=1").unwrap();
-        assert_eq!(list, BTreeMap::from([("CPU".to_owned(), 4), ("GPU".to_owned(), 1)]));
-        for bad in ["cpu", "cpu=x", "cpu=0", "cpu=99999", "=3"] {
+        assert_eq!(list, DeviceList { counts: counts(&[("CPU", 4), ("GPU", 1)]), cores: BTreeMap::new() });
+        let list = parse_devices("cpu:0, cpu:2=cores 2-3,7, gpu:1,cpu:1 = cores 5").unwrap();
+        let cores = BTreeMap::from([(2, vec![2, 3, 7]), (1, vec![5])]);
+        assert_eq!(list, DeviceList { counts: counts(&[("CPU", 3), ("GPU", 2)]), cores });
+        assert_eq!(parse_devices("cpu=3,cpu:1=cores 0").unwrap().counts, counts(&[("CPU", 3)]));
+        assert!(parse_devices("cpu=2,cpu:5").unwrap_err().message().contains("cpu:5 is named, but cpu=2"));
+        for bad in [
+            "cpu",
+            "cpu=x",
+            "cpu=0",
+            "cpu=99999",
+            "=3",
+            "cpu:x",
+            "cpu:1=2-3",
+            "gpu:0=cores 1",
+            "cpu:1=cores 3-2",
+            "cpu:1=cores",
+        ] {
             assert!(parse_devices(bad).unwrap_err().message().contains(bad), "{bad}");
         }
     }

@@ -88,9 +88,12 @@ pub trait Callback {
     }
 }
 
+/// Tells how good a trainer's model is: the smaller, the better.
+type Watch<'a> = dyn FnMut(&Trainer<'_>) -> Result<f64> + 'a;
+
 /// Stops when a value has not improved for so many epochs.
 pub struct EarlyStopping<'a> {
-    watch: Box<dyn FnMut(&Trainer<'_>) -> Result<f64> + 'a>,
+    watch: Box<Watch<'a>>,
     patience: u64,
     least_change: f64,
     best: f64,

@@ -11,8 +11,16 @@ use crate::{Error, Result};
 pub type Dim = Option<usize>;
 
 /// The sizes of a tensor's dimensions. The number of elements always fits an `isize`.
-#[derive(Clone, PartialEq, Eq, Hash, Default)]
+#[derive(PartialEq, Eq, Hash, Default)]
 pub struct Shape(SmallVec<[usize; 4]>);
+
+/// Sizes are copied as a block; the derived way goes one by one, and tensors are cloned for every consumer.
+impl Clone for Shape {
+    #[inline]
+    fn clone(&self) -> Shape {
+        if self.0.is_empty() { Shape::default() } else { Shape(SmallVec::from_slice(&self.0)) }
+    }
+}
 
 impl Shape {
     /// The shape with these sizes; an error if the number of elements would overflow.

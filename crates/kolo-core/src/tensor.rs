@@ -163,6 +163,11 @@ impl Tensor {
         Tensor { dtype: DType::Resource, shape: Shape::scalar(), data }
     }
 
+    /// A single value of a kind of its own, such as a lock, that moves through a graph as a handle does.
+    pub fn variant(handle: ResourceHandle) -> Tensor {
+        Tensor { dtype: DType::Variant, ..Tensor::handle(handle) }
+    }
+
     /// A tensor over bytes that an allocator handed out. The buffer must be as long as dtype and shape say; an error
     /// otherwise.
     pub fn from_buffer(dtype: DType, shape: Shape, buffer: Arc<dyn Buffer>) -> Result<Tensor> {
@@ -228,6 +233,12 @@ impl Tensor {
             TensorData::Handles(_) => 0,
             TensorData::Inline(_) | TensorData::Buffer { .. } => self.n_elements() * self.dtype.size().unwrap_or(0),
         }
+    }
+
+    /// True if the elements, at most 16 bytes, are kept in the tensor itself.
+    #[inline]
+    pub fn is_inline(&self) -> bool {
+        matches!(self.data, TensorData::Inline(_))
     }
 
     /// What holds the elements.

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use kolo_core::{Buffer, Error, Memory, Result};
 use parking_lot::Mutex;
 
+use crate::cpu::topology::prefer_node;
+
 /// How much memory a device has handed out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
@@ -33,6 +35,8 @@ pub struct MemoryStats {
 pub struct Arena {
     name: String,
     limit: Option<u64>,
+    /// The NUMA node that large blocks are taken from, where the system allows.
+    numa_node: Option<usize>,
     state: Mutex<State>,
 }
 
@@ -61,9 +65,14 @@ const LINE: usize = 64;
 impl Arena {
     /// An empty arena. `name` appears in messages; it is the device's.
     pub fn new(name: impl Into<String>, limit: Option<u64>) -> Arc<Arena> {
+        Arena::on_node(name, limit, None)
+    }
+
+    /// As [`Arena::new`]; large blocks come from the memory of a NUMA node if there is room.
+    pub fn on_node(name: impl Into<String>, limit: Option<u64>, numa_node: Option<usize>) -> Arc<Arena> {
         let stats = MemoryStats { limit, ..MemoryStats::default() };
         let state = State { free: Vec::new(), live: Vec::new(), vacant: Vec::new(), stats };
-        Arc::new(Arena { name: name.into(), limit, state: Mutex::new(state) })
+        Arc::new(Arena { name: name.into(), limit, numa_node, state: Mutex::new(state) })
     }
 
     /// A block of at least `n_bytes`. Beyond the limit it is `ResourceExhausted`, naming the largest living tensors.
@@ -84,9 +93,12 @@ impl Arena {
                     state.stats.reserved -= freed;
                 }
                 // Zeroing is free for large blocks: their pages come zeroed from the system.
-                let Ok(block) = bytemuck::try_zeroed_vec(class.n_bytes() / LINE) else {
+                let Ok(mut block) = bytemuck::try_zeroed_vec::<Line>(class.n_bytes() / LINE) else {
                     return Err(self.exhausted(&state, n_bytes, tag).and(" (the system refused)"));
                 };
+                if let Some(node) = self.numa_node {
+                    prefer_node(bytemuck::cast_slice_mut(&mut block), node);
+                }
                 state.stats.reserved += size;
                 state.stats.n_system_allocations += 1;
                 block

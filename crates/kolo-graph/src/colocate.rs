@@ -58,11 +58,10 @@ pub(crate) fn colocate(nodes: &Nodes, needed: &[NodeId], placement: Placement) -
     Ok(sets)
 }
 
-/// The nodes that share a device with `id`, itself included, whichever run they belong to.
-pub fn colocated_nodes(nodes: &Nodes, id: NodeId) -> Result<Vec<NodeId>> {
+/// For each node, by its number, the first of those that it shares a device with, whichever run they belong to.
+pub fn colocation_leaders(nodes: &Nodes) -> Result<Vec<NodeId>> {
     let sets = colocate(nodes, &[], Placement::Soft)?;
-    let root = sets.root(id);
-    Ok(nodes.iter().map(|(id, _)| id).filter(|&id| sets.root(id) == root).collect())
+    Ok(nodes.iter().map(|(id, _)| sets.root(id)).collect())
 }
 
 impl Sets {

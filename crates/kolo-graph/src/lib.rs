@@ -39,7 +39,7 @@ pub mod wire;
 
 pub use attr::{AttrValue, Attrs};
 pub use client::{ClientEnds, with_client_ends};
-pub use colocate::{colocated_nodes, holds_state, is_variable};
+pub use colocate::{colocation_leaders, holds_state, is_variable};
 pub use control_flow::WhileOptions;
 pub use cost::{CostModel, Link};
 pub use fallback::{FallbackCost, price_fallbacks};

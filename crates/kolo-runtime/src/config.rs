@@ -44,7 +44,8 @@ pub struct SessionConfig {
 /// Details of one CPU device.
 #[derive(Clone, Debug, Default)]
 pub struct DevicePlan {
-    /// The cores it may use; empty means all.
+    /// The cores its threads keep to; empty means all, or, on a machine with several NUMA nodes, a share of one node if no
+    /// device is told its cores. The thread that calls `run` is not bound.
     pub cores: Vec<usize>,
     /// The most bytes its tensors may take.
     pub memory_limit: Option<u64>,

@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 use kolo_core::{DeviceName, Error, Result};
+use kolo_device::cpu::topology::{Topology, allowed_cores, print_cores};
 use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes};
 use kolo_ops::ResourceStore;
 
@@ -35,6 +36,10 @@ impl Devices {
             return Err(Error::invalid_argument(format!("cpu_devices names CPU {id}, but there are {n_cpus}")));
         }
         let share = (n_cores / n_cpus).max(1);
+        let topology = Topology::of_machine();
+        // With several NUMA nodes a device that was not told its cores keeps to one; `/cpu:0` alone still means all.
+        let split = topology.split(n_cpus).filter(|_| config.cpu_devices.values().all(|plan| plan.cores.is_empty()));
+        let allowed = allowed_cores();
         let or_share = |threads: usize, cores: usize| match (threads, cores) {
             (0, 0) => share,
             (0, cores) => cores,
@@ -42,26 +47,38 @@ impl Devices {
         };
         let mut units = Vec::new();
         for id in 0..n_cpus {
-            let plan = config.cpu_devices.get(&id).cloned().unwrap_or_default();
+            let mut plan = config.cpu_devices.get(&id).cloned().unwrap_or_default();
+            if let Some(split) = &split {
+                plan.cores.clone_from(&split[id]);
+            }
+            if let Some(allowed) = &allowed
+                && let Some(core) = plan.cores.iter().find(|core| !allowed.contains(core))
+            {
+                return Err(Error::invalid_argument(format!(
+                    "cpu_devices gives core {core} to CPU {id}; this process may use cores {}",
+                    print_cores(allowed)
+                )));
+            }
             let cpu = CpuConfig {
                 intra_op_threads: or_share(config.intra_op_parallelism_threads, plan.cores.len()),
                 memory_limit: plan.memory_limit,
                 cores: plan.cores.clone(),
                 incarnation: incarnation(),
+                numa_node: topology.node_of(&plan.cores),
             };
             // Kernels spread over the device's cores themselves; a second runner beside them would only take turns.
             let n_inter = match config.inter_op_parallelism_threads {
                 0 => (or_share(0, plan.cores.len()) / cpu.intra_op_threads).max(1),
                 threads => threads,
             };
-            units.push(unit(CpuDevice::new(DeviceName::local("CPU", id as u32), &cpu), n_inter));
+            units.push(unit(CpuDevice::new(DeviceName::local("CPU", id as u32), &cpu), n_inter, &plan.cores));
         }
         for device in &config.extra_devices {
             let name = &device.attributes().name;
             if units.iter().any(|unit: &Arc<DeviceUnit>| unit.device.attributes().name == *name) {
                 return Err(Error::invalid_argument(format!("there are two devices called {name}")));
             }
-            units.push(unit(device.clone(), or_share(config.inter_op_parallelism_threads, 0)));
+            units.push(unit(device.clone(), or_share(config.inter_op_parallelism_threads, 0), &[]));
         }
         Ok(Devices { units })
     }
@@ -71,11 +88,11 @@ impl Devices {
     }
 }
 
-fn unit(device: Arc<dyn Device>, n_inter: usize) -> Arc<DeviceUnit> {
+fn unit(device: Arc<dyn Device>, n_inter: usize, cores: &[usize]) -> Arc<DeviceUnit> {
     let name = &device.attributes().name;
     let text: Arc<str> = name.to_string().into();
     Arc::new(DeviceUnit {
-        pool: InterPool::new(format!("kolo-{}{}", name.kind.to_lowercase(), name.id), n_inter),
+        pool: InterPool::with_cores(format!("kolo-{}{}", name.kind.to_lowercase(), name.id), n_inter, cores),
         resources: ResourceStore::new(text.clone(), &*name.job),
         name: text,
         device,

@@ -1,6 +1,6 @@
 //! Threads that run nodes of one device beside the caller of `Session::run`.
 //!
-//! Never more than the given number, started when first needed. An idle thread watches for work for a moment before it
+//! Never more than the given number, which may change while they work, started when first needed. An idle thread watches for work for a moment before it
 //! parks: waking a parked thread costs more than a small kernel.
 
 use std::collections::VecDeque;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use kolo_device::cpu::topology::bind_to_cores;
 use parking_lot::{Condvar, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -18,8 +19,9 @@ const SPIN: Duration = Duration::from_micros(30);
 /// The pool. Dropping it lets the threads end; work that was handed over still runs.
 pub struct InterPool {
     shared: Arc<Shared>,
-    max_threads: usize,
     name: String,
+    /// The cores its threads keep to; empty means all.
+    cores: Vec<usize>,
 }
 
 struct Shared {
@@ -27,6 +29,8 @@ struct Shared {
     work: Condvar,
     /// The queue's length, readable without the lock while spinning.
     n_queued: AtomicUsize,
+    /// Written under the lock.
+    max_threads: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -34,19 +38,39 @@ struct State {
     jobs: VecDeque<Job>,
     n_threads: usize,
     n_idle: usize,
+    /// How many threads were ever started, for their names.
+    n_started: usize,
     closed: bool,
 }
 
 impl InterPool {
     /// A pool of at most `max_threads` threads called `name-N`.
     pub fn new(name: impl Into<String>, max_threads: usize) -> InterPool {
-        let shared = Shared { state: Mutex::default(), work: Condvar::new(), n_queued: AtomicUsize::new(0) };
-        InterPool { shared: Arc::new(shared), max_threads, name: name.into() }
+        InterPool::with_cores(name, max_threads, &[])
+    }
+
+    /// As [`InterPool::new`]; the threads keep to these cores, to all if there are none.
+    pub fn with_cores(name: impl Into<String>, max_threads: usize, cores: &[usize]) -> InterPool {
+        let shared = Shared {
+            state: Mutex::default(),
+            work: Condvar::new(),
+            n_queued: AtomicUsize::new(0),
+            max_threads: AtomicUsize::new(max_threads),
+        };
+        InterPool { shared: Arc::new(shared), name: name.into(), cores: cores.to_vec() }
     }
 
     /// The most threads it will have.
     pub fn max_threads(&self) -> usize {
-        self.max_threads
+        self.shared.max_threads.load(Ordering::Relaxed)
+    }
+
+    /// Changes the most threads it will have. Idle threads that are too many end at once, busy ones after what they do now.
+    pub fn set_max_threads(&self, max_threads: usize) {
+        let state = self.shared.state.lock();
+        self.shared.max_threads.store(max_threads, Ordering::Relaxed);
+        drop(state);
+        self.shared.work.notify_all();
     }
 
     /// The threads it has now.
@@ -56,17 +80,23 @@ impl InterPool {
 
     /// Runs `job` on one of the threads. False if there can be none: the caller must run it then.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) -> bool {
-        if self.max_threads == 0 {
+        let mut state = self.shared.state.lock();
+        let max_threads = self.max_threads();
+        if max_threads == 0 {
             return false;
         }
-        let mut state = self.shared.state.lock();
         state.jobs.push_back(Box::new(job));
         self.shared.n_queued.store(state.jobs.len(), Ordering::Release);
-        if state.n_idle < state.jobs.len() && state.n_threads < self.max_threads {
-            let shared = self.shared.clone();
-            let name = format!("{}-{}", self.name, state.n_threads);
-            if std::thread::Builder::new().name(name).spawn(move || shared.work()).is_ok() {
+        if state.n_idle < state.jobs.len() && state.n_threads < max_threads {
+            let (shared, cores) = (self.shared.clone(), self.cores.clone());
+            let name = format!("{}-{}", self.name, state.n_started);
+            let work = move || {
+                bind_to_cores(&cores);
+                shared.work();
+            };
+            if std::thread::Builder::new().name(name).spawn(work).is_ok() {
                 state.n_threads += 1;
+                state.n_started += 1;
             } else if state.n_threads == 0 {
                 // The system gives no thread at all: take the job back.
                 state.jobs.pop_back();
@@ -91,6 +121,14 @@ impl Shared {
     fn work(&self) {
         let mut state = self.state.lock();
         loop {
+            // What was handed over must run, so the last thread stays for it.
+            let least = usize::from(!state.jobs.is_empty());
+            if state.n_threads > self.max_threads.load(Ordering::Relaxed).max(least) {
+                state.n_threads -= 1;
+                // The wake-up that ended this thread may have been meant for a job.
+                self.work.notify_one();
+                return;
+            }
             if let Some(job) = state.jobs.pop_front() {
                 self.n_queued.store(state.jobs.len(), Ordering::Release);
                 drop(state);
@@ -140,6 +178,32 @@ mod tests {
         assert!(threads.len() <= 2);
         seen.sort_by_key(|(i, _)| *i);
         assert!(seen.iter().enumerate().all(|(k, (i, _))| k == *i));
+    }
+
+    #[test]
+    fn a_pool_shrinks_and_grows_and_runs_everything() {
+        let pool = InterPool::new("resized", 4);
+        let (sender, receiver) = mpsc::channel();
+        let mut n_jobs = 0;
+        for n in [4, 1, 3, 2, 0, 5] {
+            pool.set_max_threads(n);
+            assert_eq!(pool.max_threads(), n);
+            for _ in 0..20 {
+                let sender = sender.clone();
+                n_jobs += usize::from(pool.spawn(move || sender.send(()).expect("the test listens")));
+            }
+            pool.set_max_threads(n.min(2));
+        }
+        for _ in 0..n_jobs {
+            receiver.recv_timeout(Duration::from_secs(10)).unwrap();
+        }
+        assert_eq!(n_jobs, 100, "a pool of none takes nothing");
+        pool.set_max_threads(1);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while pool.n_threads() > 1 {
+            assert!(Instant::now() < deadline, "{} threads live", pool.n_threads());
+            std::thread::yield_now();
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use kolo_core::{DeviceName, DeviceSpec, Error, Result, Tensor};
 use kolo_device::Device;
-use kolo_graph::{Node, NodeId, Nodes, Origin, PlacementRules, colocated_nodes, holds_state, is_variable};
+use kolo_graph::{Node, NodeId, Nodes, Origin, PlacementRules, colocation_leaders, holds_state, is_variable};
 use kolo_ops::VariableCell;
 
 use crate::planner::Planner;
@@ -20,14 +20,19 @@ use crate::session::Session;
 pub(crate) struct Layout {
     /// The nodes as described.
     pub described: Nodes,
-    pub rules: PlacementRules,
+    rules: PlacementRules,
     /// Where nodes were moved by hand.
-    pub moved: BTreeMap<NodeId, DeviceName>,
+    moved: BTreeMap<NodeId, DeviceName>,
 }
 
 impl Layout {
     pub fn new(described: Nodes, rules: PlacementRules) -> Layout {
         Layout { described, rules, moved: BTreeMap::new() }
+    }
+
+    /// The same for a graph that has grown.
+    pub fn of_grown(&self, described: Nodes) -> Layout {
+        Layout { described, rules: self.rules.clone(), moved: self.moved.clone() }
     }
 
     /// The nodes with what they ask for in the end.
@@ -89,7 +94,10 @@ impl Session {
         let to_name = self.devices.units[to].device.attributes().name.clone();
         let mut layout = self.layout.lock();
         let nodes = layout.nodes();
-        let members = colocated_nodes(&nodes, nodes.require(name)?)?;
+        let id = nodes.require(name)?;
+        let leaders = colocation_leaders(&nodes)?;
+        let shares = |other: &NodeId| leaders[other.index()] == leaders[id.index()];
+        let members: Vec<NodeId> = nodes.iter().map(|(other, _)| other).filter(shares).collect();
         let mut planner = self.planner.lock();
         for &id in &members {
             check_moves(&planner, &nodes, id, to, &to_name)?;

@@ -14,6 +14,7 @@ mod links;
 mod planner;
 mod rendezvous;
 mod session;
+mod threads;
 mod trace;
 
 pub use config::{DevicePlan, RunOptions, SessionConfig};
@@ -22,4 +23,5 @@ pub use inter_pool::InterPool;
 pub use planner::{PlacementReport, PlacementRow};
 pub use rendezvous::LocalRendezvous;
 pub use session::{Callable, PartialRun, RunMetadata, Session};
+pub use threads::DeviceThreads;
 pub use trace::{NodeTrace, StepTrace};

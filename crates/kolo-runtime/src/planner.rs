@@ -1,6 +1,6 @@
 //! From a graph and a signature to compiled parts: prune, place, partition, compile.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use kolo_core::{DType, DeviceName, DeviceSpec, Result};
 use kolo_graph::{
     DeviceInfo, Endpoint, FallbackCost, KernelSupport, Node, NodeId, Nodes, Origin, PartitionOptions, PlaceOptions,
-    Placed, Placement, Request, Rule, colocated_nodes, holds_state, moved_bytes, partition, place, price_fallbacks,
+    Placed, Placement, Request, Rule, colocation_leaders, holds_state, moved_bytes, partition, place, price_fallbacks,
     prune, state_stays,
 };
 use kolo_ops::{KernelMaker, find_kernel, find_op, registry};
@@ -227,8 +227,8 @@ impl Planner {
 
     /// The placed nodes that must move because `nodes` pins them, or what shares their device, elsewhere than earlier
     /// runs put them. State does not move by itself: that is an error.
-    pub fn moves(&self, nodes: &Nodes) -> Result<Vec<NodeId>> {
-        let mut moves = Vec::new();
+    pub fn moves(&self, nodes: &Nodes) -> Result<HashSet<NodeId>> {
+        let mut changed = Vec::new();
         for (&id, (placed, _)) in &self.placed {
             let node = nodes.node(id);
             let at = &self.infos[placed.device].name;
@@ -238,13 +238,19 @@ impl Planner {
             if self.keeps_state(nodes, id) {
                 return Err(state_stays(node, &node.device, &node.pinned_at(), at));
             }
-            moves.extend(colocated_nodes(nodes, id)?.into_iter().filter(|&other| !self.keeps_state(nodes, other)));
+            changed.push(id);
         }
-        Ok(moves)
+        if changed.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let leaders = colocation_leaders(nodes)?;
+        let sets: HashSet<NodeId> = changed.iter().map(|id| leaders[id.index()]).collect();
+        let moves = |id: &NodeId| sets.contains(&leaders[id.index()]) && !self.keeps_state(nodes, *id);
+        Ok(self.placed.keys().copied().filter(moves).collect())
     }
 
     /// Forgets where these nodes are, so that the next plan places them anew.
-    pub fn forget(&mut self, ids: &[NodeId]) {
+    pub fn forget(&mut self, ids: &HashSet<NodeId>) {
         self.earlier.retain(|id, _| !ids.contains(id));
     }
 

@@ -130,7 +130,7 @@ impl Session {
         if new.len() < layout.described.len() || !is_same {
             return Err(Error::invalid_argument("extend takes the session's own graph, grown; this is another one"));
         }
-        let new = Layout { described: new, ..layout.clone() };
+        let new = layout.of_grown(new);
         self.lay_out(&mut layout, new)
     }
 

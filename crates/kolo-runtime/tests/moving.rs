@@ -14,7 +14,7 @@ fn cpus(n: usize) -> SessionConfig {
 }
 
 fn rules(text: &str) -> PlacementRules {
-    PlacementRules::parse(text, "pins.txt").unwrap()
+    PlacementRules::parse(text, "pins.txt").expect("these rules are well-formed")
 }
 
 /// `CPU:1 from CPU:0`, or `CPU:1` for a node that never moved.

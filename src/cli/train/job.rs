@@ -175,7 +175,7 @@ impl Summaries {
 
 impl Callback for Summaries {
     fn on_step(&mut self, report: &StepReport<'_, '_>) -> Result<Flow> {
-        if report.step.unsigned_abs() % self.every == 0 {
+        if report.step.unsigned_abs().is_multiple_of(self.every) {
             self.writer.add_scalar("train/loss", report.loss, report.step);
             if let Some(accuracy) = report.metric("accuracy") {
                 self.writer.add_scalar("train/accuracy", accuracy, report.step);

@@ -212,7 +212,7 @@ fn lm(args: &Lm) -> Result<()> {
         layers: args.layers,
         heads: args.heads,
     };
-    if size.heads == 0 || size.width % size.heads.max(1) != 0 || size.context == 0 {
+    if size.heads == 0 || !size.width.is_multiple_of(size.heads.max(1)) || size.context == 0 {
         return Err(Error::invalid_argument(format!(
             "--width {} must be a multiple of --heads {}, and --context at least 1",
             size.width, size.heads
@@ -291,7 +291,7 @@ fn sizes(common: &Common, usual_batch: usize, usual_epochs: u64) -> Result<(usiz
         return Err(Error::invalid_argument("--batch-size must be at least 1"));
     }
     let towers = common.towers()?;
-    if !towers.is_empty() && batch % towers.len() != 0 {
+    if !towers.is_empty() && !batch.is_multiple_of(towers.len()) {
         return Err(Error::invalid_argument(format!(
             "--batch-size {batch} cannot be shared equally by {} devices; try {}",
             towers.len(),

@@ -18,7 +18,7 @@ pub struct Common {
     #[arg(long, value_enum)]
     pub optimizer: Option<Kind>,
     /// The learning rate, kept constant; without it each recipe has its own, which falls towards the end
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub lr: Option<f64>,
     /// Samples in a step
     #[arg(long, value_name = "N")]
@@ -155,9 +155,9 @@ impl Common {
     pub fn session_config(&self) -> Result<SessionConfig> {
         let mut config = SessionConfig::default();
         if let Some(devices) = &self.devices {
-            for (kind, n) in parse_devices(devices)? {
-                config.device_count.insert(kind, n);
-            }
+            let list = parse_devices(devices)?;
+            list.bind(&mut config);
+            config.device_count.extend(list.counts);
         }
         Ok(config)
     }
@@ -166,7 +166,7 @@ impl Common {
     pub fn towers(&self) -> Result<Vec<String>> {
         let Some(devices) = &self.devices else { return Ok(Vec::new()) };
         let mut names = Vec::new();
-        for (kind, n) in parse_devices(devices)? {
+        for (kind, n) in parse_devices(devices)?.counts {
             names.extend((0..n).map(|i| format!("/device:{kind}:{i}")));
         }
         Ok(if names.len() > 1 { names } else { Vec::new() })

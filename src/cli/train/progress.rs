@@ -152,7 +152,7 @@ impl Callback for Progress {
         let is_due = match self.view {
             // A terminal needs no more than a few pictures a second.
             View::Bar => self.drawn.elapsed() >= Duration::from_millis(100),
-            _ => report.step.unsigned_abs() % self.every == 0,
+            _ => report.step.unsigned_abs().is_multiple_of(self.every),
         };
         if is_due {
             self.drawn = Instant::now();

@@ -5,9 +5,12 @@ use kolo_graph::Output;
 
 use crate::train::{RunArgs, RunContext, SessionHook};
 
+/// Gives what one run is fed.
+type Next<'g> = dyn FnMut() -> Result<Vec<(Output<'g>, Tensor)>> + 'g;
+
 /// Feeds what a function gives. The function's `OutOfRange` ends training as the end of the input.
 pub struct FeedFn<'g> {
-    next: Box<dyn FnMut() -> Result<Vec<(Output<'g>, Tensor)>> + 'g>,
+    next: Box<Next<'g>>,
 }
 
 impl<'g> FeedFn<'g> {

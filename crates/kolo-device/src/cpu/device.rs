@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kolo_core::{Buffer, DeviceName, Error, Memory, Result, Tensor};
 
 use crate::cpu::pool::IntraPool;
+use crate::cpu::topology;
 use crate::{Arena, Device, DeviceAttributes, Event, MemoryStats, StreamRole};
 
 /// How a CPU device is made.
@@ -19,6 +20,8 @@ pub struct CpuConfig {
     pub cores: Vec<usize>,
     /// A number that differs after every start.
     pub incarnation: u64,
+    /// The NUMA node whose memory its tensors should be in, if its cores belong to one of several.
+    pub numa_node: Option<usize>,
 }
 
 /// A CPU, or a share of one.
@@ -34,11 +37,15 @@ impl CpuDevice {
     pub fn new(name: DeviceName, config: &CpuConfig) -> Arc<CpuDevice> {
         let cores = (!config.cores.is_empty()).then_some(config.cores.as_slice());
         let description = match cores {
-            Some(cores) => format!("cores {cores:?}"),
+            Some(cores) => format!("cores {}", topology::print_cores(cores)),
             None => "all cores".to_owned(),
         };
+        let description = match config.numa_node {
+            Some(node) => format!("{description}, NUMA node {node}"),
+            None => description,
+        };
         Arc::new(CpuDevice {
-            arena: Arena::new(name.to_string(), config.memory_limit),
+            arena: Arena::on_node(name.to_string(), config.memory_limit, config.numa_node),
             pool: IntraPool::with_cores(config.intra_op_threads.max(1), cores),
             attributes: DeviceAttributes {
                 name,

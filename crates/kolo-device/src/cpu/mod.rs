@@ -7,6 +7,7 @@
 //! gemm    matrix products: packing, blocking, micro-kernels per instruction set
 //! conv    convolutions, as products that never store their patch matrix
 //! vmath   exp, log, tanh, sigmoid and reductions over slices
+//! topology which cores belong to which memory, and binding threads to cores
 //! isa     runs plain loops compiled for the best instruction set present
 //! ```
 //!
@@ -19,6 +20,7 @@ pub mod gemm;
 mod isa;
 pub mod pool;
 mod scratch;
+pub mod topology;
 pub mod vmath;
 
 pub use isa::{Isa, vectorize, vectorize_on};

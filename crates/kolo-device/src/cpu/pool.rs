@@ -6,27 +6,30 @@
 //!
 //! | field | written by | read by |
 //! | --- | --- | --- |
-//! | `busy` | the caller that owns the pool for one call | other callers, which then work alone |
+//! | `crew` (a lock) | whoever resizes the pool | the caller that owns the pool for one call; others then work alone |
 //! | `job` | the owning caller: set, later null | workers, only after raising `inside` |
 //! | `inside` | workers: up before reading `job`, down after the last use of it | the owning caller, after `job` is null |
 //! | `epoch` | the owning caller, after `job` is set | waiting workers |
-//! | `parked[i]` | worker `i` sets, whoever wakes it clears | the owning caller |
+//! | `parked` of a worker | the worker sets it, whoever wakes it clears it | the owning caller |
 //!
 //! The job lives on the caller's stack. It stays valid because `job` is null before the caller
 //! waits for `inside` to reach zero (both sequentially consistent): a worker that raised `inside`
-//! later than that wait sees null. Dropping the pool sets `stop`, wakes everyone and joins them.
+//! later than that wait sees null. Since a call holds `crew` until then, a resize finds all workers idle; those that must
+//! go have their `stop` set, are woken and joined, as all are when the pool is dropped.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// A fixed set of threads that work on one kernel's tasks together.
+use super::topology::bind_to_cores;
+
+/// A set of threads that work on one kernel's tasks together; [`IntraPool::set_threads`] changes how many.
 ///
 /// ```
 /// use kolo_device::cpu::IntraPool;
@@ -42,17 +45,29 @@ use parking_lot::Mutex;
 /// ```
 pub struct IntraPool {
     shared: Arc<Shared>,
-    threads: Vec<Thread>,
-    handles: Vec<JoinHandle<()>>,
+    crew: Mutex<Vec<Worker>>,
+    /// The length of `crew`, readable without the lock.
+    n_workers: AtomicUsize,
+    /// The cores that workers are bound to in turn; empty if they are not.
+    cores: Vec<usize>,
 }
 
 struct Shared {
-    busy: AtomicBool,
-    stop: AtomicBool,
     epoch: AtomicUsize,
     inside: AtomicUsize,
     job: AtomicPtr<Job<'static>>,
-    parked: Vec<AtomicBool>,
+}
+
+/// A thread of the pool.
+struct Worker {
+    handle: JoinHandle<()>,
+    flags: Arc<Flags>,
+}
+
+#[derive(Default)]
+struct Flags {
+    parked: AtomicBool,
+    stop: AtomicBool,
 }
 
 /// One call of `parallel_for`, on its caller's stack.
@@ -82,39 +97,55 @@ impl IntraPool {
     /// a core the process may not use leaves that worker unbound.
     #[must_use]
     pub fn with_cores(n_threads: usize, cores: Option<&[usize]>) -> Arc<IntraPool> {
+        let pool = IntraPool {
+            shared: Arc::new(Shared {
+                epoch: AtomicUsize::new(0),
+                inside: AtomicUsize::new(0),
+                job: AtomicPtr::new(null_mut()),
+            }),
+            crew: Mutex::new(Vec::new()),
+            n_workers: AtomicUsize::new(0),
+            cores: cores.unwrap_or_default().to_vec(),
+        };
+        pool.set_threads(n_threads);
+        Arc::new(pool)
+    }
+
+    /// Changes how many threads work on a call, the caller included; 0 means 1. Waits for the call that is running, if any;
+    /// threads that are too many have ended when it returns. Must not be called from inside a task. Returns the number
+    /// there is now: fewer than asked for if the system gives no more threads.
+    pub fn set_threads(&self, n_threads: usize) -> usize {
         let n_workers = n_threads.max(1) - 1;
-        let shared = Arc::new(Shared {
-            busy: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            epoch: AtomicUsize::new(0),
-            inside: AtomicUsize::new(0),
-            job: AtomicPtr::new(null_mut()),
-            parked: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
-        });
-        let mut handles = Vec::new();
-        for worker in 0..n_workers {
-            let shared = Arc::clone(&shared);
-            let core = cores.filter(|c| !c.is_empty()).map(|c| c[(worker + 1) % c.len()]);
-            let spawned = std::thread::Builder::new().name(format!("kolo-intra-{}", worker + 1)).spawn(move || {
-                if let Some(core) = core {
-                    bind_to_core(core);
-                }
-                shared.work(worker);
-            });
+        let mut crew = self.crew.lock();
+        let n_staying = n_workers.min(crew.len());
+        dismiss(crew.split_off(n_staying));
+        while crew.len() < n_workers {
             // With fewer threads than asked for the pool is slower, not wrong.
-            match spawned {
-                Ok(handle) => handles.push(handle),
-                Err(_) => break,
-            }
+            let Some(worker) = self.hire(crew.len()) else { break };
+            crew.push(worker);
         }
-        let threads = handles.iter().map(|h| h.thread().clone()).collect();
-        Arc::new(IntraPool { shared, threads, handles })
+        self.n_workers.store(crew.len(), SeqCst);
+        crew.len() + 1
+    }
+
+    /// Starts worker number `worker`.
+    fn hire(&self, worker: usize) -> Option<Worker> {
+        let flags = Arc::new(Flags::default());
+        let (shared, mine) = (self.shared.clone(), flags.clone());
+        let core = self.cores.get((worker + 1) % self.cores.len().max(1)).copied();
+        let spawned = std::thread::Builder::new().name(format!("kolo-intra-{}", worker + 1)).spawn(move || {
+            if let Some(core) = core {
+                bind_to_cores(&[core]);
+            }
+            shared.work(&mine);
+        });
+        spawned.ok().map(|handle| Worker { handle, flags })
     }
 
     /// Threads that work on a call, the caller included.
     #[must_use]
     pub fn n_threads(&self) -> usize {
-        self.threads.len() + 1
+        self.n_workers.load(SeqCst) + 1
     }
 
     /// Runs `task(0)` to `task(n_tasks - 1)`, each once, in any order, and returns when all are
@@ -124,15 +155,18 @@ impl IntraPool {
     /// # Panics
     /// When a task panics, tasks not yet begun are skipped and the first panic goes on in the caller.
     pub fn parallel_for(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        if n_tasks <= 1 || self.threads.is_empty() || self.shared.busy.swap(true, SeqCst) {
+        if n_tasks <= 1 || self.n_workers.load(SeqCst) == 0 {
             return (0..n_tasks).for_each(task);
         }
+        let Some(crew) = self.crew.try_lock() else {
+            return (0..n_tasks).for_each(task);
+        };
         let job = Job { task, n_tasks, next: AtomicUsize::new(0), panic: Mutex::new(None) };
         self.shared.job.store((&raw const job).cast_mut().cast(), SeqCst);
         self.shared.epoch.fetch_add(1, SeqCst);
-        for (thread, parked) in self.threads.iter().zip(&self.shared.parked).take(n_tasks - 1) {
-            if parked.swap(false, SeqCst) {
-                thread.unpark();
+        for worker in crew.iter().take(n_tasks - 1) {
+            if worker.flags.parked.swap(false, SeqCst) {
+                worker.handle.thread().unpark();
             }
         }
         job.run();
@@ -143,7 +177,7 @@ impl IntraPool {
             // The last worker may have lost its core to another process: give ours away then.
             if turns < 20_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
-        self.shared.busy.store(false, SeqCst);
+        drop(crew);
         if let Some(payload) = job.panic.into_inner() {
             resume_unwind(payload);
         }
@@ -216,23 +250,28 @@ pub fn grain(ns_per_element: f64) -> usize {
 
 impl Drop for IntraPool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, SeqCst);
-        for thread in &self.threads {
-            thread.unpark();
-        }
-        for handle in self.handles.drain(..) {
-            // The last owner may be a task on the worker itself; that one ends on its own.
-            if handle.thread().id() != std::thread::current().id() {
-                let _ = handle.join();
-            }
+        dismiss(std::mem::take(self.crew.get_mut()));
+    }
+}
+
+/// Lets idle workers end, and waits for them.
+fn dismiss(workers: Vec<Worker>) {
+    for worker in &workers {
+        worker.flags.stop.store(true, SeqCst);
+        worker.handle.thread().unpark();
+    }
+    for worker in workers {
+        // The last owner may be a task on the worker itself; that one ends on its own.
+        if worker.handle.thread().id() != std::thread::current().id() {
+            let _ = worker.handle.join();
         }
     }
 }
 
 impl Shared {
-    fn work(&self, worker: usize) {
+    fn work(&self, flags: &Flags) {
         let mut seen = 0;
-        while self.wait_for_job(worker, &mut seen) {
+        while self.wait_for_job(flags, &mut seen) {
             self.inside.fetch_add(1, SeqCst);
             let job = self.job.load(SeqCst);
             if !job.is_null() {
@@ -244,8 +283,8 @@ impl Shared {
         }
     }
 
-    /// Waits until the epoch moves past `seen`; false when the pool is going away.
-    fn wait_for_job(&self, worker: usize, seen: &mut usize) -> bool {
+    /// Waits until the epoch moves past `seen`; false when the worker is to end.
+    fn wait_for_job(&self, flags: &Flags, seen: &mut usize) -> bool {
         let start = Instant::now();
         let mut news = || {
             let epoch = self.epoch.load(SeqCst);
@@ -254,26 +293,26 @@ impl Shared {
         loop {
             for _ in 0..64 {
                 if news() {
-                    return !self.stop.load(SeqCst);
+                    return !flags.stop.load(SeqCst);
                 }
                 std::hint::spin_loop();
             }
-            if self.stop.load(SeqCst) {
+            if flags.stop.load(SeqCst) {
                 return false;
             }
             if start.elapsed() < SPIN {
                 continue;
             }
-            self.parked[worker].store(true, SeqCst);
+            flags.parked.store(true, SeqCst);
             // A job published before the flag was up saw nobody to wake.
             while !news() {
-                if self.stop.load(SeqCst) {
+                if flags.stop.load(SeqCst) {
                     return false;
                 }
                 std::thread::park();
             }
-            self.parked[worker].store(false, SeqCst);
-            return !self.stop.load(SeqCst);
+            flags.parked.store(false, SeqCst);
+            return !flags.stop.load(SeqCst);
         }
     }
 }
@@ -330,23 +369,6 @@ impl<T> Parts<T> {
         }
     }
 }
-
-#[cfg(target_os = "linux")]
-fn bind_to_core(core: usize) {
-    if core >= libc::CPU_SETSIZE as usize {
-        return;
-    }
-    // SAFETY: the set is plain bits made by `zeroed`, the core is below its size, and pid 0 means
-    // this thread. A refused core is reported by the return value, which leaves the thread unbound.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(core, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn bind_to_core(_core: usize) {}
 
 #[cfg(test)]
 mod tests {
@@ -433,6 +455,29 @@ mod tests {
             done.fetch_add(1, SeqCst);
         });
         assert_eq!(done.into_inner(), 10);
+    }
+
+    #[test]
+    fn a_pool_changes_size_while_it_works() {
+        let pool = IntraPool::new(1);
+        let total = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..300 {
+                        pool.parallel_for(7, &|_| {
+                            total.fetch_add(1, SeqCst);
+                        });
+                    }
+                });
+            }
+            for n in [3, 1, 5, 2, 0, 4] {
+                assert_eq!(pool.set_threads(n), n.max(1));
+                assert_eq!(pool.n_threads(), n.max(1));
+                assert_eq!(pool.crew.lock().iter().filter(|worker| !worker.handle.is_finished()).count(), n.max(1) - 1);
+            }
+        });
+        assert_eq!(total.into_inner(), 2 * 300 * 7);
     }
 
     #[test]

@@ -2,12 +2,14 @@
 
 use crate::Op;
 
+pub mod abort;
 pub mod assert;
 pub mod control_trigger;
 pub mod frame;
 pub mod merge;
 pub mod no_op;
 pub mod print;
+pub mod ref_select;
 pub mod stack;
 pub mod switch;
 pub mod tensor_array;
@@ -15,6 +17,7 @@ pub mod timestamp;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
+    &abort::ABORT,
     &assert::ASSERT,
     &control_trigger::CONTROL_TRIGGER,
     &frame::ENTER,
@@ -30,6 +33,7 @@ pub static OPS: &[&Op] = &[
     &print::PRINT,
     &print::PRINT_V2,
     &print::STRING_FORMAT,
+    &ref_select::REF_SELECT,
     &stack::STACK_V2,
     &stack::STACK_PUSH_V2,
     &stack::STACK_POP_V2,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kolo_core::{Error, Result, Tensor};
+use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::Device;
 use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes};
 use kolo_ops::{AsyncKernel, Cost, Kernel, KernelCtx, KernelInit, KernelMaker, ResourceStore, find_kernel, find_op};
@@ -87,15 +87,27 @@ pub(crate) struct NodePlan {
     pub is_constant: bool,
     /// References may arrive at its inputs.
     pub has_references: bool,
+    /// So little work, if its inputs are as small as its outputs, that it is done without letting go of the part's lock:
+    /// a function of its inputs alone, with outputs that are known to be tiny.
+    pub is_tiny: bool,
+    /// For a tiny node, the inputs that are constants, as bits.
+    pub constant_inputs: u32,
     /// Inputs that are constants, and which of [`PartPlan::constants`] they are. They are filled in when the node runs.
     pub constants: SmallVec<[(u32, u32); 2]>,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct OutputPlan {
     pub edges: Range<u32>,
     pub fetches: Range<u32>,
+    /// As the node declares it; here too, so that a run need not look at the node.
+    pub dtype: DType,
 }
+
+/// Most elements of an output of a tiny node.
+const TINY: usize = 16;
+/// Most inputs of a tiny node: the bits of [`NodePlan::constant_inputs`].
+const TINY_INPUTS: usize = 32;
 
 /// Where a value goes: to a slot of a node, or, if the slot is [`CONTROL`], only to its count.
 #[derive(Clone, Copy, Debug)]
@@ -205,7 +217,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         let (local, first_slot) = (frame_plan.pending.len() as u32, frame_plan.n_slots);
         frame_plan.n_slots += node.inputs.len() as u32;
         let mut n_data = 0;
-        let mut constants = SmallVec::new();
+        let mut constants: SmallVec<[(u32, u32); 2]> = SmallVec::new();
         for (i, at) in node.inputs.iter().enumerate() {
             let is_constant = !part.fed.contains_key(&(id, i)) && in_place[at.node.index()].is_some();
             match is_constant {
@@ -232,25 +244,35 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         };
         let n_back = node.inputs.iter().enumerate().filter(|(i, at)| is_back(*i, at)).count() as u32;
         let n_inputs = node.inputs.len() as u32;
+        let kernel = if in_place[id.index()].is_some() { PlanKernel::Flow } else { cache.kernel(node, unit)? };
+        let cost = find_op(node.op())?.cost;
+        let has_references =
+            node.inputs.iter().enumerate().any(|(i, at)| !part.fed.contains_key(&(id, i)) && nodes.output(*at).is_ref);
+        let is_tiny = matches!(kernel, PlanKernel::Function(_))
+            && flow == Flow::Plain
+            && !node.def.stateful
+            && !has_references
+            && cost != Cost::Heavy
+            && node.inputs.len() <= TINY_INPUTS
+            && node.outputs.iter().all(|output| output.shape.n_elements().is_some_and(|n| n <= TINY));
+        let outputs = node.outputs.iter().map(|output| OutputPlan { edges: 0..0, fetches: 0..0, dtype: output.dtype });
         plans.push(NodePlan {
             node: node.clone(),
-            kernel: if in_place[id.index()].is_some() { PlanKernel::Flow } else { cache.kernel(node, unit)? },
-            cost: find_op(node.op())?.cost,
+            kernel,
+            cost,
+            is_tiny,
+            constant_inputs: if is_tiny { constants.iter().map(|&(i, _)| 1 << i).sum() } else { 0 },
+            has_references,
             flow,
             enters,
             local,
             first_slot,
             n_inputs,
-            outputs: SmallVec::from_elem(OutputPlan::default(), node.outputs.len()),
+            outputs: outputs.collect(),
             control: 0..0,
             dead_needed: if n_back == 0 { (n_inputs, n_inputs) } else { (n_inputs - n_back, n_back) },
             constants,
             is_constant: flow == Flow::Enter && node.attrs.bool("is_constant")?,
-            has_references: node
-                .inputs
-                .iter()
-                .enumerate()
-                .any(|(i, at)| !part.fed.contains_key(&(id, i)) && nodes.output(*at).is_ref),
         });
     }
 

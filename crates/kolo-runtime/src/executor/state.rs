@@ -163,6 +163,22 @@ impl State {
         }
     }
 
+    /// The inputs of a tiny node where they arrived, constants filled in; `None` if one is not tiny, or not there.
+    pub fn tiny_inputs(&mut self, plan: &PartPlan, token: Token) -> Option<&mut [Input]> {
+        let node = &plan.nodes[token.node as usize];
+        let iteration = self.iteration(token);
+        let first = node.first_slot as usize;
+        let slots = &mut iteration.slots[first..first + node.n_inputs as usize];
+        for &(i, constant) in &node.constants {
+            // Left there by the step before, unless its kernel took it.
+            if matches!(slots[i as usize], Input::Empty) {
+                slots[i as usize] = Input::Tensor(plan.constants[constant as usize].clone());
+            }
+        }
+        let is_tiny = |input: &Input| matches!(input, Input::Tensor(tensor) if tensor.is_inline());
+        slots.iter().all(is_tiny).then_some(slots)
+    }
+
     /// The frame and iteration of a token as one number, for rendezvous keys; 0 outside of loops.
     pub fn frame_iteration(&self, token: Token) -> u64 {
         match token.frame {
@@ -181,7 +197,7 @@ impl State {
             0,
             0,
             &plan.edges[edges.start as usize..edges.end as usize],
-            Some(OutputValue::Tensor(value.clone())),
+            &mut Some(OutputValue::Tensor(value.clone())),
         );
     }
 
@@ -227,9 +243,8 @@ impl State {
         is_dead: bool,
     ) {
         for (output, value) in node.outputs.iter().zip(outputs) {
-            let value = value.take();
             for &fetch in &plan.fetches[output.fetches.start as usize..output.fetches.end as usize] {
-                let fetched = match &value {
+                let fetched = match &*value {
                     Some(OutputValue::Tensor(tensor)) => Ok(tensor.clone()),
                     Some(OutputValue::Reference(cell)) => cell.value(),
                     None => Err(Error::invalid_argument(format!(
@@ -248,15 +263,21 @@ impl State {
         }
     }
 
-    /// Lets a value (`None`: dead) arrive at the ends of these edges.
-    fn activate(&mut self, plan: &PartPlan, frame: u32, number: u32, edges: &[Edge], value: Option<OutputValue>) {
-        let Some((last, others)) = edges.split_last() else { return };
+    /// Lets a value (`None`: dead) arrive at the ends of these edges, and leaves `None`.
+    fn activate(&mut self, plan: &PartPlan, frame: u32, number: u32, edges: &[Edge], value: &mut Option<OutputValue>) {
+        let Some((last, others)) = edges.split_last() else {
+            *value = None;
+            return;
+        };
         let (iteration, mut ready) = self.arrivals(frame, number);
         for edge in others {
-            let value = value.as_ref().map(|value| Arrival::Value(value.clone()));
-            arrive(plan, iteration, &mut ready, *edge, value);
+            let arrival = value.as_ref().map_or(Arrival::Dead, Arrival::Copy);
+            arrive(plan, iteration, &mut ready, *edge, arrival);
         }
-        arrive(plan, iteration, &mut ready, *last, value.map(Arrival::Value));
+        let arrival = if value.is_some() { Arrival::Value(value) } else { Arrival::Dead };
+        arrive(plan, iteration, &mut ready, *last, arrival);
+        // A merge that has a value already leaves this one.
+        *value = None;
     }
 
     /// Lets a control output arrive: only counts move.
@@ -266,7 +287,8 @@ impl State {
         }
         let (iteration, mut ready) = self.arrivals(frame, number);
         for edge in edges {
-            arrive(plan, iteration, &mut ready, *edge, (!is_dead).then_some(Arrival::Nothing));
+            let arrival = if is_dead { Arrival::Dead } else { Arrival::Nothing };
+            arrive(plan, iteration, &mut ready, *edge, arrival);
         }
     }
 
@@ -277,7 +299,7 @@ impl State {
         (iteration, Ready { small: &mut self.small, large: &mut self.large, frame, number })
     }
 
-    fn enter(&mut self, plan: &PartPlan, token: Token, node: &NodePlan, value: Option<OutputValue>) {
+    fn enter(&mut self, plan: &PartPlan, token: Token, node: &NodePlan, mut value: Option<OutputValue>) {
         let child = self.child_frame(plan, token, node.enters);
         let edges = &plan.edges[node.outputs[0].edges.start as usize..node.outputs[0].edges.end as usize];
         let control = &plan.edges[node.control.start as usize..node.control.end as usize];
@@ -287,12 +309,12 @@ impl State {
         if node.is_constant {
             frame.invariants.push((token.node, value.clone()));
             for number in first..last {
-                self.activate(plan, child, number, edges, value.clone());
+                self.activate(plan, child, number, edges, &mut value.clone());
                 self.activate_control(plan, child, number, control, value.is_none());
             }
         } else {
             self.activate_control(plan, child, 0, control, value.is_none());
-            self.activate(plan, child, 0, edges, value);
+            self.activate(plan, child, 0, edges, &mut value);
         }
         self.settle(plan, child);
     }
@@ -343,7 +365,7 @@ impl State {
         let control = &plan.edges[node.control.start as usize..node.control.end as usize];
         self.activate_control(plan, frame, number, control, false);
         let edges = &plan.edges[node.outputs[0].edges.start as usize..node.outputs[0].edges.end as usize];
-        self.activate(plan, frame, number, edges, Some(value));
+        self.activate(plan, frame, number, edges, &mut Some(value));
     }
 
     /// Begins the iteration after the last one; loop invariants arrive in it.
@@ -353,12 +375,12 @@ impl State {
         iteration.reset(plan, frame.plan);
         frame.iterations.push_back(iteration);
         let number = frame.first + frame.iterations.len() as u32 - 1;
-        for (node, value) in frame.invariants.clone() {
+        for (node, mut value) in frame.invariants.clone() {
             let node = &plan.nodes[node as usize];
             let control = &plan.edges[node.control.start as usize..node.control.end as usize];
             self.activate_control(plan, frame_id, number, control, value.is_none());
             let edges = &plan.edges[node.outputs[0].edges.start as usize..node.outputs[0].edges.end as usize];
-            self.activate(plan, frame_id, number, edges, value);
+            self.activate(plan, frame_id, number, edges, &mut value);
         }
     }
 
@@ -494,46 +516,65 @@ pub(crate) fn flow_outputs(
     Ok(())
 }
 
-/// Lets something come along one edge (`None`: dead), and notes the node it makes ready.
+/// Lets something come along one edge, and notes the node it makes ready.
 #[inline]
-fn arrive(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>, edge: Edge, value: Option<Arrival>) {
+fn arrive(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>, edge: Edge, arrival: Arrival<'_>) {
     let node = &plan.nodes[edge.node as usize];
     let local = node.local as usize;
     if node.flow == Flow::Merge {
-        let dead_needed = if ready.number == 0 { node.dead_needed.0 } else { node.dead_needed.1 };
-        let (is_ready, is_dead) = if edge.slot == CONTROL {
-            iteration.pending[local] -= 2;
-            let all_dead = iteration.dead[local] >= dead_needed;
-            let count = iteration.pending[local];
-            (count == 0 || (count == 1 && all_dead), count == 1)
-        } else if let Some(value) = value {
-            let count = iteration.pending[local];
-            // Only the first live input counts.
-            if count & 1 == 0 {
-                return;
-            }
-            iteration.pending[local] = count & !1;
-            if let Arrival::Value(value) = value {
+        return arrive_at_merge(plan, iteration, ready, edge, arrival);
+    }
+    match arrival {
+        Arrival::Value(value) => {
+            if let Some(value) = value.take() {
                 iteration.slots[edge.slot as usize] = into_input(value);
             }
-            (count == 1, false)
-        } else {
-            iteration.dead[local] += 1;
-            (iteration.pending[local] == 1 && iteration.dead[local] == dead_needed, true)
-        };
-        if is_ready {
-            ready.push(plan, iteration, edge.node, is_dead);
         }
-        return;
-    }
-    match value {
-        Some(Arrival::Value(value)) => iteration.slots[edge.slot as usize] = into_input(value),
-        Some(Arrival::Nothing) => {}
-        None => iteration.dead[local] = 1,
+        Arrival::Copy(value) => iteration.slots[edge.slot as usize] = into_input(value.clone()),
+        Arrival::Nothing => {}
+        Arrival::Dead => iteration.dead[local] = 1,
     }
     iteration.pending[local] -= 1;
     if iteration.pending[local] == 0 {
         let is_dead = iteration.dead[local] != 0 && node.flow != Flow::ControlTrigger;
+        ready.push(plan, iteration, edge.node, is_dead);
+    }
+}
+
+fn arrive_at_merge(
+    plan: &PartPlan,
+    iteration: &mut Iteration,
+    ready: &mut Ready<'_>,
+    edge: Edge,
+    arrival: Arrival<'_>,
+) {
+    let node = &plan.nodes[edge.node as usize];
+    let local = node.local as usize;
+    let dead_needed = if ready.number == 0 { node.dead_needed.0 } else { node.dead_needed.1 };
+    let value = match arrival {
+        Arrival::Value(value) => value.take(),
+        Arrival::Copy(value) => Some(value.clone()),
+        Arrival::Nothing | Arrival::Dead => None,
+    };
+    let (is_ready, is_dead) = if edge.slot == CONTROL {
+        iteration.pending[local] -= 2;
+        let all_dead = iteration.dead[local] >= dead_needed;
+        let count = iteration.pending[local];
+        (count == 0 || (count == 1 && all_dead), count == 1)
+    } else if let Some(value) = value {
+        let count = iteration.pending[local];
+        // Only the first live input counts.
+        if count & 1 == 0 {
+            return;
+        }
+        iteration.pending[local] = count & !1;
+        iteration.slots[edge.slot as usize] = into_input(value);
+        (count == 1, false)
+    } else {
+        iteration.dead[local] += 1;
+        (iteration.pending[local] == 1 && iteration.dead[local] == dead_needed, true)
+    };
+    if is_ready {
         ready.push(plan, iteration, edge.node, is_dead);
     }
 }
@@ -592,11 +633,16 @@ fn into_input(value: OutputValue) -> Input {
     }
 }
 
-/// What comes along an edge that is alive.
-enum Arrival {
-    Value(OutputValue),
+/// What comes along an edge. By reference, so that a value is moved once, to its slot.
+enum Arrival<'a> {
+    /// A value, to be taken; there is one.
+    Value(&'a mut Option<OutputValue>),
+    /// A value that goes along other edges too.
+    Copy(&'a OutputValue),
     /// A control edge carries no value.
     Nothing,
+    /// Deadness.
+    Dead,
 }
 
 /// Two numbers mixed into one, alike in every process (SplitMix64's finaliser).

@@ -373,6 +373,28 @@ impl Step {
                 return;
             };
             let node = &plan.nodes[token.node as usize];
+            if node.is_tiny && !token.is_dead {
+                let call = Call { token, node, frame_iteration: state.frame_iteration(token) };
+                if let Some(inputs) = state.tiny_inputs(plan, token) {
+                    let result = self.compute(plan, call, inputs, &mut outputs, &services);
+                    // Constants stay: they are tiny too, and the next step needs them again.
+                    for (i, input) in inputs.iter_mut().enumerate() {
+                        if node.constant_inputs >> i & 1 == 0 {
+                            *input = Input::Empty;
+                        }
+                    }
+                    match result {
+                        Ok(()) => state.propagate(plan, token, &mut outputs),
+                        Err(error) => {
+                            drop(state);
+                            outputs.clear();
+                            self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
+                            state = part.state.lock();
+                        }
+                    }
+                    continue;
+                }
+            }
             state.take_inputs(plan, token, &mut inputs);
             // Control flow and dead nodes are only passed on; that needs no kernel and no unlocking.
             let is_passed_on = token.is_dead && node.flow != Flow::Transfer;
@@ -411,6 +433,7 @@ impl Step {
             // Inputs die before the outputs are passed on, so that consumers may reuse their memory.
             inputs.clear();
             if let Err(error) = result {
+                outputs.clear();
                 self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
                 state = part.state.lock();
                 continue;
@@ -431,8 +454,11 @@ impl Step {
         let node = call.node;
         let start = self.trace.as_ref().map(|_| Instant::now());
         read_references(node, inputs)?;
-        outputs.clear();
-        outputs.resize_with(node.outputs.len(), || None);
+        // Those of the node before have been taken; only their number may differ.
+        debug_assert!(outputs.iter().all(Option::is_none));
+        if outputs.len() != node.outputs.len() {
+            outputs.resize_with(node.outputs.len(), || None);
+        }
         let mut ctx = call.ctx(plan, inputs, outputs, services);
         // A kernel that panics is our bug; it must not take the step's other threads down with it.
         let run = std::panic::AssertUnwindSafe(|| match &node.kernel {
@@ -442,7 +468,7 @@ impl Step {
             PlanKernel::Async(_) | PlanKernel::Flow => Err(Error::internal("not a synchronous kernel")),
         });
         std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)))?;
-        for (i, (output, info)) in outputs.iter().zip(&node.node.outputs).enumerate() {
+        for (i, (output, info)) in outputs.iter().zip(&node.outputs).enumerate() {
             match output {
                 Some(OutputValue::Tensor(tensor)) if tensor.dtype() != info.dtype => {
                     return Err(Error::internal(format!(

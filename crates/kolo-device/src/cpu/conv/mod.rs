@@ -7,6 +7,8 @@
 //! backprop input   dinput[pixel, c]  = patches(dout)[pixel, tap·o] × filter[tap, c, o]ᵀ
 //! ```
 //!
+//! Batches of eight images or more need no patch matrix at all: see `direct`.
+//!
 //! With a stride, backprop input splits the pixels by their remainder: each class sees only the
 //! taps that can reach it, and is a convolution with stride 1.
 
@@ -14,10 +16,12 @@ use super::IntraPool;
 use super::gemm::{Epilogue, Layout, Left, Problem, Real, Shared, product, transpose};
 use super::scratch::Scratch;
 
+mod direct;
 mod patches;
 #[cfg(test)]
 mod tests;
 
+use direct::Direct;
 use patches::{Patches, runs};
 
 /// Sizes of a convolution. Padding on the other sides follows from the output's size.
@@ -118,6 +122,11 @@ pub fn conv2d<T: ConvElement>(
     let patches = shape.patches(input);
     // SAFETY: the lengths were checked above: m rows of n in `out`, k rows of n in `filter`.
     unsafe {
+        let images = Direct::new(&patches, shape.batch, n);
+        if let Some(images) = images.filter(|_| epilogue.row_bias.is_none()) {
+            images.forward(pool, filter.as_ptr(), out.as_mut_ptr(), &epilogue);
+            return Ok(());
+        }
         product(
             pool,
             &Problem {
@@ -155,6 +164,10 @@ pub fn conv2d_backprop_filter<T: ConvElement>(
     let patches = shape.patches(input);
     // SAFETY: the lengths were checked above: m rows of n in the result, k rows of n in `grad_out`.
     unsafe {
+        if let Some(images) = Direct::new(&patches, shape.batch, n).filter(Direct::has_filter_gradient) {
+            images.filter_gradient(pool, grad_out.as_ptr(), grad_filter.as_mut_ptr());
+            return Ok(());
+        }
         product(
             pool,
             &Problem {
@@ -271,6 +284,11 @@ unsafe fn input_class<T: ConvElement>(
     };
     // SAFETY: the turned filter has k rows of c, and `dst` room for the class's pixels.
     unsafe {
+        if let Some(images) = Direct::new(&patches, shape.batch, c) {
+            images.forward(pool, turned.as_ptr(), dst, &Epilogue::default());
+            turned.put_back();
+            return;
+        }
         product(
             pool,
             &Problem {

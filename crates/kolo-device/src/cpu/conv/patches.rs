@@ -23,11 +23,11 @@ pub(super) struct Patches<'a, T> {
 
 /// Taps at `(dy, dx)`, `(dy, dx + 1)`, … from a grid pixel's place in the source.
 pub(super) struct Run {
-    dy: isize,
-    dx: isize,
-    n_taps: usize,
+    pub dy: isize,
+    pub dx: isize,
+    pub n_taps: usize,
     /// Its first column in the matrix.
-    first: usize,
+    pub first: usize,
 }
 
 /// Runs for taps in the given order, which is the order of the matrix's columns.

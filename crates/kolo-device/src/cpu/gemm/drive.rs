@@ -6,7 +6,7 @@
 //!   for each block of C                                 parallel: one task per block
 //!     for each run of kc steps
 //!       pack the block's rows of A                      per thread, stays in L2
-//!       for each panel of B (stays in L1), for each tile of rows: micro-kernel
+//!       for each panel of B (streams from L2), for each tile of rows: micro-kernel
 //!       after the last step: epilogue on the tile       still in L1
 //! ```
 //!
@@ -62,12 +62,13 @@ pub(crate) struct Problem<'a, T> {
 // through A and B and write disjoint blocks of C.
 unsafe impl<T: Sync> Sync for Problem<'_, T> {}
 
-/// A panel of B for one run of k, in bytes: most of L1.
-const B_PANEL_BYTES: usize = 24 << 10;
+/// A panel of B for one run of k, in bytes: a part of L2, from where it streams as fast as it is used. Panels that fit
+/// L1 cost more, in visits to C.
+const B_PANEL_BYTES: usize = 256 << 10;
 /// A whole B this small is read in place.
 const B_IN_PLACE_BYTES: usize = 20 << 10;
 /// Most steps of k between two visits to a tile of C.
-const KC: usize = 256;
+const KC: usize = 2048;
 /// A thread's packed block of A, in bytes: a part of L2.
 const A_BLOCK_BYTES: usize = 256 << 10;
 const A_USED_ONCE_BYTES: usize = 24 << 10;
@@ -80,6 +81,8 @@ const K_CHUNK: usize = 4096;
 /// Work below which a product stays on its caller, and the least work of a task.
 const SERIAL_FLOP: usize = 2_000_000;
 const TASK_FLOP: usize = 1_000_000;
+/// Tiles below each other up to which a product is flat.
+const FLAT_TILES: usize = 8;
 /// Pieces to aim at, so that a few threads finish at about the same time.
 const N_TASKS: usize = 16;
 
@@ -210,11 +213,21 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
     /// # Safety
     /// As for [`run`].
     unsafe fn run(&self, pool: &IntraPool) {
+        if self.is_flat() {
+            // SAFETY: passed on.
+            return unsafe { self.run_columns(pool) };
+        }
         let packed = Scratch::take::<T>(self.packed_b_len());
         let b = Shared(packed.as_ptr::<T>());
         let (row_cuts, col_cuts) = self.task_grid();
         let serial = row_cuts * col_cuts == 1;
-        let n_panel_groups = if serial { 1 } else { self.n.len().div_ceil(4 * self.kernels.nr()) };
+        // Panels are packed four at a time where there are many.
+        let n_panels = self.n.len().div_ceil(self.kernels.nr());
+        let n_panel_groups = match (serial, self.n_runs * n_panels > N_TASKS) {
+            (true, _) => 1,
+            (false, true) => n_panels.div_ceil(4),
+            (false, false) => n_panels,
+        };
         let jobs = self.n_runs * n_panel_groups;
         let group = self.n.len().div_ceil(n_panel_groups).next_multiple_of(self.kernels.nr());
         let pack = |job: usize| {
@@ -243,6 +256,29 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
             pool.parallel_for(row_cuts * col_cuts, &task)
         }
         packed.put_back();
+    }
+
+    /// Few rows and many columns: what is packed of B is used so seldom that it should not leave the core.
+    fn is_flat(&self) -> bool {
+        let (m, n, k) = (self.p.m, self.n.len(), self.k.len());
+        let (mr, nr) = (self.kernels.mr, self.kernels.nr());
+        self.pack_b && m <= FLAT_TILES * mr && n >= N_TASKS * nr && 2 * m * n * k >= SERIAL_FLOP
+    }
+
+    /// Every task packs columns of B for itself and multiplies them with all rows of A.
+    ///
+    /// # Safety
+    /// As for [`run`].
+    unsafe fn run_columns(&self, pool: &IntraPool) {
+        let is_gathered = matches!(self.p.a, Left::Gather(..));
+        let pack_a = is_gathered || (self.pack_a && self.p.lda_bytes(size_of::<T>()).is_multiple_of(2048));
+        pool.parallel_for(N_TASKS, &|t| {
+            let cols = nth_cut(self.n.len(), N_TASKS, self.kernels.nr(), t);
+            let n = self.n.start + cols.start..self.n.start + cols.end;
+            let chunk = Chunk { n, k: self.k.clone(), pack_a, ..*self };
+            // SAFETY: passed on; the columns of C are this task's alone.
+            unsafe { chunk.run_alone() }
+        });
     }
 
     /// # Safety
@@ -286,7 +322,8 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
         }
         let wanted = N_TASKS.min(flop / TASK_FLOP).max(2);
         while rows * cols < wanted {
-            let can_rows = m / (rows * 2) >= mr;
+            // Tiles of somewhat fewer rows than there could be are as fast.
+            let can_rows = m / (rows * 2) >= mr * 3 / 4;
             let can_cols = n / (cols * 2) >= nr;
             match (can_rows, can_cols) {
                 (true, _) if m / rows >= n / cols / 4 || !can_cols => rows *= 2,
@@ -419,6 +456,9 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
                     let c = p.c.add(row * p.ldc + self.n.start + col);
                     width.micro(rows.len(), layout)(&Tile {
                         k: run.len(),
+                        segments: 1,
+                        a_skip: 0,
+                        b_skip: 0,
                         a,
                         a_stride,
                         b,

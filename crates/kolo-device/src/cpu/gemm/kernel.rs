@@ -12,8 +12,14 @@ use crate::cpu::{Isa, vmath};
 
 /// One tile's work: `C = alpha * A * B`, or `C += alpha * A * B` with `accumulate`.
 pub(crate) struct Tile<T> {
-    /// Steps.
+    /// Steps of a segment.
     pub k: usize,
+    /// Segments, one after the other: 1 for a plain product, the rows of a filter or image for a convolution.
+    pub segments: usize,
+    /// Elements of A from the end of a segment to the start of the next.
+    pub a_skip: isize,
+    /// The same for B.
+    pub b_skip: isize,
     /// The tile's first element of A.
     pub a: *const T,
     /// Distance between A's rows (`Layout::Rows`) or its columns (`Layout::Cols`).
@@ -234,23 +240,27 @@ unsafe fn tile<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(t: &
         let mut acc = [[V::zero(); NV]; MR];
         let mut a = Rows::new::<ROWS, MR>(t.a, t.a_stride);
         let mut b = t.b;
-        for _ in 0..t.k / 4 {
-            a.hide::<MR>();
-            unroll!(4, u => {
-                step::<V, MR, NV, ROWS>(&mut acc, &a, u, b);
-                b = b.add(t.b_stride);
-                if !ROWS {
-                    a.advance::<MR>(t.a_stride);
+        for _ in 0..t.segments {
+            for _ in 0..t.k / 4 {
+                a.hide::<MR>();
+                unroll!(4, u => {
+                    step::<V, MR, NV, ROWS>(&mut acc, &a, u, b);
+                    b = b.add(t.b_stride);
+                    if !ROWS {
+                        a.advance::<MR>(t.a_stride);
+                    }
+                });
+                if ROWS {
+                    a.advance::<MR>(4);
                 }
-            });
-            if ROWS {
-                a.advance::<MR>(4);
             }
-        }
-        for _ in 0..t.k % 4 {
-            step::<V, MR, NV, ROWS>(&mut acc, &a, 0, b);
-            b = b.add(t.b_stride);
-            a.advance::<MR>(if ROWS { 1 } else { t.a_stride });
+            for _ in 0..t.k % 4 {
+                step::<V, MR, NV, ROWS>(&mut acc, &a, 0, b);
+                b = b.add(t.b_stride);
+                a.advance::<MR>(if ROWS { 1 } else { t.a_stride });
+            }
+            a.advance::<MR>(t.a_skip as usize);
+            b = b.wrapping_offset(t.b_skip);
         }
         let alpha = V::splat(&raw const t.alpha);
         if t.cols == NV * V::LANES {

@@ -37,11 +37,12 @@ mod pack;
 mod simd;
 
 pub use batch::{Strides, gemm_batch_f32, gemm_batch_f64};
-pub(crate) use drive::{Gather, Left, Problem, Shared};
+pub(crate) use drive::{Gather, Left, Problem, Shared, nth_block};
+pub(crate) use epilogue::apply;
 pub use epilogue::{Activation, Epilogue};
 pub use generic::{gemm_bf16, gemm_f16, gemm_with};
-pub(crate) use kernel::{Layout, Real};
-pub(crate) use pack::transpose;
+pub(crate) use kernel::{Layout, Real, Tile};
+pub(crate) use pack::{pack_b, transpose};
 
 /// Whether an operand is used as stored or transposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

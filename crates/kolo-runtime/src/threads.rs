@@ -1,0 +1,66 @@
+//! Pools that change size while their session lives.
+
+use kolo_core::{DeviceName, DeviceSpec, Error, Result};
+
+use crate::executor::plan::DeviceUnit;
+use crate::session::Session;
+
+/// The threads of one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceThreads {
+    /// The device.
+    pub device: DeviceName,
+    /// The most threads that run its nodes in one step at once, a caller of the session included.
+    pub inter_op: usize,
+    /// The threads that run its nodes and live now; they start when first needed.
+    pub inter_op_alive: usize,
+    /// Threads inside one of its kernels, the one that runs the node included.
+    pub intra_op: usize,
+}
+
+impl Session {
+    /// Sets how many threads may run nodes of these devices at once, callers included. Steps in flight feel it when they next
+    /// look for more threads; threads that are too many end when they are idle.
+    ///
+    /// `device` may be a full name, a partial one such as `/cpu:1`, or empty for all devices.
+    pub fn set_inter_op_threads(&self, device: &str, n_threads: usize) -> Result<()> {
+        self.for_each_device(device, n_threads, |unit| unit.pool.set_max_threads(n_threads))
+    }
+
+    /// Sets how many threads work inside one kernel of these devices, the one that runs the node included. Waits for the
+    /// kernels that are using them now; results do not depend on the number.
+    ///
+    /// `device` may be a full name, a partial one such as `/cpu:1`, or empty for all devices.
+    pub fn set_intra_op_threads(&self, device: &str, n_threads: usize) -> Result<()> {
+        self.for_each_device(device, n_threads, |unit| {
+            unit.device.pool().set_threads(n_threads);
+        })
+    }
+
+    /// The threads of every device.
+    pub fn threads(&self) -> Vec<DeviceThreads> {
+        let of = |unit: &std::sync::Arc<DeviceUnit>| DeviceThreads {
+            device: unit.device.attributes().name.clone(),
+            inter_op: unit.pool.max_threads(),
+            inter_op_alive: unit.pool.n_threads(),
+            intra_op: unit.device.pool().n_threads(),
+        };
+        self.devices.units.iter().map(of).collect()
+    }
+
+    fn for_each_device(&self, device: &str, n_threads: usize, set: impl Fn(&DeviceUnit)) -> Result<()> {
+        /// More threads than this is a slip.
+        const MOST: usize = 4096;
+        if !(1..=MOST).contains(&n_threads) {
+            return Err(Error::invalid_argument(format!("{n_threads} threads: a pool has from 1 to {MOST}")));
+        }
+        let spec = DeviceSpec::parse(device)?;
+        self.device_like(&spec)?;
+        self.devices
+            .units
+            .iter()
+            .filter(|unit| spec.matches(&unit.device.attributes().name))
+            .for_each(|unit| set(unit));
+        Ok(())
+    }
+}

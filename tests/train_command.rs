@@ -1,0 +1,127 @@
+//! `kolo train` as a person or a script uses it.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn kolo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn text(output: &Output) -> (String, String) {
+    (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn folder(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("train-{name}-{}", std::process::id()));
+    std::fs::remove_dir_all(&path).ok();
+    path
+}
+
+#[test]
+fn plain_lines_when_piped() {
+    let output = kolo(&["train", "linear", "--log-every", "200"]).output().unwrap();
+    let (out, err) = text(&output);
+    assert!(output.status.success(), "{err}");
+    let first = out.lines().next().unwrap();
+    assert!(first.starts_with("Step: 200, Epoch: 4, Batch: 50 of 50, Cost: 0.0"), "{out}");
+    assert!(first.contains(", AvgTime: ") && first.ends_with("ms"), "{out}");
+    for word in ["Test-Cost: 0.00", "Total Time: ", "Final Cost: 0.00"] {
+        assert!(out.contains(word), "{word} in\n{out}");
+    }
+    assert_finds_the_line(&out);
+}
+
+/// The points lie around y = 3x + 2.
+fn assert_finds_the_line(out: &str) {
+    let line = out.lines().find_map(|line| line.strip_prefix("y = ")).unwrap_or_else(|| panic!("{out}"));
+    let (slope, offset) = line.split_once(" x + ").unwrap();
+    let (slope, offset): (f64, f64) = (slope.parse().unwrap(), offset.parse().unwrap());
+    assert!((slope - 3.0).abs() < 0.02 && (offset - 2.0).abs() < 0.02, "{line}");
+}
+
+#[test]
+fn json_for_programs_and_a_curve_in_the_log_folder() {
+    let dir = folder("json");
+    let output = kolo(&["train", "linear", "--json", "--epochs", "2", "--logdir"]).arg(&dir).output().unwrap();
+    let (out, err) = text(&output);
+    assert!(output.status.success(), "{err}");
+    let lines: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let end = lines.last().unwrap();
+    assert_eq!(end["event"], "end");
+    assert_eq!(end["step"], 100);
+    assert!(end["final_cost"].as_f64().unwrap() < 0.1, "{end}");
+    assert_eq!(lines.iter().filter(|line| line["event"] == "epoch").count(), 2);
+    let svg = std::fs::read_to_string(dir.join("loss.svg")).unwrap();
+    assert!(svg.starts_with("<svg"));
+    let names: Vec<String> =
+        std::fs::read_dir(&dir).unwrap().map(|f| f.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    assert!(names.iter().any(|name| name.contains("tfevents")), "{names:?}");
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn ctrl_c_saves_and_resume_goes_on() {
+    let dir = folder("interrupt");
+    let flags = ["train", "linear", "--epochs", "1000000", "--log-every", "10", "--checkpoint-dir"];
+    let mut child = kolo(&flags).arg(&dir).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    lines.read_line(&mut first).unwrap();
+    assert!(first.starts_with("Step: 10,"), "{first}");
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    assert!(child.wait().unwrap().success(), "{rest}");
+    let stopped =
+        rest.lines().find_map(|line| line.strip_prefix("Stopped at step ")).unwrap_or_else(|| panic!("{rest}"));
+    let step: i64 = stopped.split(',').next().unwrap().parse().unwrap();
+
+    let last = (step + 5).to_string();
+    let output = kolo(&flags).arg(&dir).args(["--resume", "--max-steps", &last]).output().unwrap();
+    let (out, err) = text(&output);
+    assert!(output.status.success(), "{err}");
+    assert!(out.starts_with(&format!("Resumed from {}", dir.join(format!("model.ckpt-{step}")).display())), "{out}");
+    assert!(dir.join(format!("model.ckpt-{last}.index")).exists());
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn wrong_flags_are_named_with_a_remedy() {
+    let cases: [(&[&str], &str); 7] = [
+        (&["train", "linear", "--resume"], "--checkpoint-dir"),
+        (&["train", "linear", "--lr", "-1"], "--lr"),
+        (&["train", "linear", "--batch-size", "0"], "--batch-size must be at least 1"),
+        (&["train", "linear", "--batch-size", "10", "--devices", "cpu=3"], "try 12"),
+        (&["train", "linear", "--checkpoint-every", "soon"], "nor seconds, such as 30s"),
+        (&["train", "mnist", "--data", "no/such/folder"], "no/such/folder"),
+        (&["train", "lm", "--width", "10", "--heads", "3"], "multiple of --heads"),
+    ];
+    for (arguments, expected) in cases {
+        let output = kolo(arguments).output().unwrap();
+        let (_, err) = text(&output);
+        assert!(!output.status.success() && err.contains(expected), "{arguments:?}: {err}");
+        assert!(!err.contains("panicked"), "{err}");
+    }
+}
+
+#[test]
+fn towers_from_the_command_line() {
+    let output = kolo(&["train", "linear", "--devices", "cpu=2", "--epochs", "3"]).output().unwrap();
+    let (out, err) = text(&output);
+    assert!(output.status.success(), "{err}");
+    assert_finds_the_line(&out);
+}
+
+#[test]
+fn completions_for_each_shell() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = kolo(&["completions", shell]).output().unwrap();
+        let (out, _) = text(&output);
+        assert!(output.status.success() && out.contains("kolo") && out.contains("train"), "{shell}");
+    }
+}
