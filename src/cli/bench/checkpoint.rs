@@ -42,8 +42,8 @@ pub fn run(report: &Report) -> Result<()> {
     let (mut writes, mut of_plain) = (Vec::new(), Vec::new());
     for i in 0..N_SAMPLES + 2 {
         let values = session.run(&reads, &[], &[])?;
-        let mut save = || timed(&mut || saver.save(&session, folder.0.join("m"), None).map(drop));
-        let mut plain = || timed(&mut || write_plainly(&folder.0.join("plain"), &values));
+        let save = || timed(&mut || saver.save(&session, folder.0.join("m"), None).map(drop));
+        let plain = || timed(&mut || write_plainly(&folder.0.join("plain"), &values));
         let (save, plain) = match i % 2 {
             0 => {
                 let plain = plain()?;
