@@ -240,8 +240,10 @@ def checkpoint(o):
                 t1 = time.perf_counter()
                 del values
                 t2 = time.perf_counter()
-                saver.save(s, os.path.join(folder, "m"), global_step=i)
+                saver.save(s, os.path.join(folder, "m"))
                 t3 = time.perf_counter()
+                for name in os.listdir(folder):
+                    os.remove(os.path.join(folder, name))
                 if i > 0:
                     saves.append(t3 - t2)
                     of_plain.append((t1 - t0) / (t3 - t2))
