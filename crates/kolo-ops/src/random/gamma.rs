@@ -124,7 +124,7 @@ fn gamma(alpha: f64, mut draws: Draws) -> f64 {
         // Exponential.
         return -(-draws.uniform()).ln_1p();
     }
-    if !(alpha > 0.0) {
+    if alpha.is_nan() || alpha <= 0.0 {
         return f64::NAN;
     }
     let is_small = alpha < 1.0;

@@ -26,7 +26,7 @@ pub(crate) static AS_STRING: Op = Op {
         gradient: NO_GRADIENT,
         ..OpDef::BASE
     },
-    kernels: &[cpu_made(KernelMaker::Object(|init| make(init)))],
+    kernels: &[cpu_made(KernelMaker::Object(make))],
     cost: Cost::Elements,
 };
 
@@ -146,7 +146,8 @@ mod tests {
     use crate::testing::{OpTest, check_op};
 
     fn floats() -> OpTest {
-        let values = [0.0f32, 1.5, -3.141_592_7, 1e10, 1e-7, 123_456.79, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+        let values =
+            [0.0f32, 1.5, -std::f32::consts::PI, 1e10, 1e-7, 123_456.79, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
         check_op("AsString").input(values.to_vec())
     }
 

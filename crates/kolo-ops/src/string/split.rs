@@ -70,7 +70,7 @@ fn split(ctx: &mut KernelCtx<'_>, cut: impl Fn(&Bytes) -> Vec<Bytes>) -> Result<
     Ok(())
 }
 
-fn delimiter<'a>(ctx: &'a KernelCtx<'_>, what: &str) -> Result<Bytes> {
+fn delimiter(ctx: &KernelCtx<'_>, what: &str) -> Result<Bytes> {
     scalar(ctx, 1, what).cloned().map_err(|_| match ctx.input(1) {
         Ok(input) => Error::invalid_argument(format!("{what} must be a scalar, got shape: {}", input.shape())),
         Err(error) => error,

@@ -327,11 +327,8 @@ fn lay_out<'a, T: Number>(
     if layout.summed.is_empty() {
         return Ok(laid);
     }
-    let n_rows: usize = if n_summed == 0 {
-        layout.batch.iter().chain(&layout.kept).chain(layout.contracted).map(|label| sizes[label]).product()
-    } else {
-        n / n_summed
-    };
+    let kept = layout.batch.iter().chain(&layout.kept).chain(layout.contracted);
+    let n_rows: usize = kept.map(|label| sizes[label]).product();
     let sum = |row: &[T]| T::narrow(row.iter().fold(T::Wide::ZERO, |sum, x| sum.add(x.widen())));
     Ok(Cow::Owned((0..n_rows).map(|row| sum(&laid[row * n_summed..(row + 1) * n_summed])).collect()))
 }
