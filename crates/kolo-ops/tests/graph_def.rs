@@ -119,7 +119,6 @@ fn what_is_no_graph_of_ours_is_refused_by_name() {
         assert!(graph.nodes().is_empty());
     };
     refused("floats", Code::NotFound, &["Nothing 'attrs'", "Op type not registered 'Nothing'"]);
-    refused("functions", Code::Unimplemented, &["PartitionedCall 'PartitionedCall'", "does not run functions"]);
     refused("strings_by_hand", Code::InvalidArgument, &["'ñandú' is not a valid node name"]);
     refused("variants", Code::Unimplemented, &["PartitionedCall 'call'", "needs function 'f'"]);
 }
