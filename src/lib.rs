@@ -25,6 +25,7 @@ pub mod ops;
 pub mod optim;
 pub mod parallel;
 pub mod recipes;
+pub mod saved_model;
 pub mod train;
 
 pub use kolo_core::{

@@ -200,7 +200,7 @@ fn prefix_of(checkpoint: &Path) -> Result<String> {
 
 /// A tensor as JSON: dtype, shape, and its values in one list. Numbers that JSON does not have are strings, and so are
 /// byte strings, with `\xNN` for bytes that are not text.
-fn value(tensor: &Tensor) -> Result<Value> {
+pub(super) fn value(tensor: &Tensor) -> Result<Value> {
     fn numbers<T: Element>(tensor: &Tensor, convert: impl Fn(T) -> Value) -> Result<Value> {
         Ok(Value::Array(tensor.data::<T>()?.iter().map(|&x| convert(x)).collect()))
     }

@@ -8,6 +8,7 @@ mod explain;
 mod graph_file;
 mod machine;
 mod ops;
+mod run;
 mod trace;
 mod train;
 
@@ -27,6 +28,8 @@ struct Cli {
 enum Command {
     /// Trains a model: digits, pictures, text
     Train(train::Args),
+    /// Runs a model that TensorFlow or Kolo wrote: a GraphDef or a SavedModel
+    Run(run::Args),
     /// Shows where every node of a graph would run, and why, without running it
     Explain(explain::Args),
     /// Runs a graph once and writes a trace for Chrome or Perfetto
@@ -50,6 +53,7 @@ pub fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     let result = match Cli::parse().command {
         Command::Train(args) => train::run(&args),
+        Command::Run(args) => run::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Devices(args) => devices::run(&args),

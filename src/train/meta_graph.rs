@@ -120,6 +120,7 @@ impl MetaGraph {
             graph_def: Some(graph_def),
             saver_def: self.saver.clone(),
             collection_def,
+            ..MetaGraphDef::default()
         })
     }
 

@@ -16,6 +16,7 @@ use kolo_core::{DeviceSpec, Error, PartialShape, Result};
 
 use crate::control_flow::FlowScope;
 use crate::request::{NodeRequest, check_name, complete};
+use crate::wire::proto::FunctionDefLibrary;
 use crate::{AttrValue, Endpoint, Flow, Location, Node, NodeId, Nodes, OpRegistry, Operation, Output, VariableRecord};
 
 /// A graph under construction.
@@ -403,6 +404,11 @@ impl Graph {
         state.name_counts.entry(name.clone()).or_insert(0);
         let node = complete(self.registry, &state.nodes, request, name)?;
         Ok(state.nodes.push(node))
+    }
+
+    /// Keeps the functions of a graph that was imported.
+    pub(crate) fn set_library(&self, library: Arc<FunctionDefLibrary>) {
+        self.state.borrow_mut().nodes.set_library(library);
     }
 
     /// Takes back the nodes from number `n_nodes` on, as an import does that fails half way. No other node may use them.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use kolo_core::{DType, DeviceSpec, Error, PartialShape, Result};
 
 use crate::registry::did_you_mean;
+use crate::wire::proto::FunctionDefLibrary;
 use crate::{AttrValue, Attrs, OpDef, Origin};
 
 /// A line of the user's program.
@@ -131,9 +132,20 @@ impl Node {
 pub struct Nodes {
     list: Vec<Arc<Node>>,
     by_name: HashMap<Arc<str>, NodeId>,
+    library: Arc<FunctionDefLibrary>,
 }
 
 impl Nodes {
+    /// The functions that imported graphs brought along. Calls of them are written out as plain nodes on import, so
+    /// nothing here is needed to run; they are kept for whoever the graph is written for.
+    pub fn library(&self) -> &Arc<FunctionDefLibrary> {
+        &self.library
+    }
+
+    pub(crate) fn set_library(&mut self, library: Arc<FunctionDefLibrary>) {
+        self.library = library;
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.list.len()

@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use kolo_core::{Error, Result};
 
+use crate::wire::functions::{CALL_MARK, is_call};
 use crate::{Endpoint, Flow, Node, NodeId, Nodes};
 
 /// What a run asks for.
@@ -102,6 +103,12 @@ pub fn prune(nodes: &Nodes, request: &Request) -> Result<Pruned> {
         wanted.extend(node.control_inputs.iter().filter(|&&control| !feeds.satisfies(nodes, control)));
     }
     let needed: Vec<NodeId> = nodes.iter().map(|(id, _)| id).filter(|id| needed[id.index()]).collect();
+    if let Some(call) = needed.iter().map(|&id| nodes.node(id)).find(|node| is_call(node.op())) {
+        return Err(Error::unimplemented(format!(
+            "{} calls functions and was not written out as plain nodes; import the graph with Calls::Lower",
+            call.describe()
+        )));
+    }
     if let Err(cycle) = topological_order(nodes, &needed, &feeds) {
         return Err(describe_cycle(nodes, &cycle));
     }
@@ -121,6 +128,13 @@ impl Feeds {
         let mut map = HashMap::with_capacity(feeds.len());
         for (i, &at) in feeds.iter().enumerate() {
             check_endpoint(nodes, at, "feed")?;
+            if nodes.node(at.node).attrs.find(CALL_MARK).is_some() {
+                return Err(Error::invalid_argument(format!(
+                    "'{}' cannot be fed: it is an output of a call, and its consumers take it from the function's body; \
+                     feed the inputs of the call, or their consumers",
+                    nodes.endpoint_name(at)
+                )));
+            }
             if map.insert(at, i).is_some() {
                 return Err(Error::invalid_argument(format!(
                     "Endpoint \"{}\" fed more than once.",

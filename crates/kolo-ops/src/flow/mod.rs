@@ -4,6 +4,7 @@ use crate::Op;
 
 pub mod abort;
 pub mod assert;
+pub mod call;
 pub mod control_trigger;
 pub mod frame;
 pub mod merge;
@@ -19,6 +20,17 @@ pub mod timestamp;
 pub static OPS: &[&Op] = &[
     &abort::ABORT,
     &assert::ASSERT,
+    &call::ARG,
+    &call::RETVAL,
+    &call::PARTITIONED_CALL,
+    &call::STATEFUL_PARTITIONED_CALL,
+    &call::IF,
+    &call::STATELESS_IF,
+    &call::WHILE,
+    &call::STATELESS_WHILE,
+    &call::CASE,
+    &call::STATELESS_CASE,
+    &call::SYMBOLIC_GRADIENT,
     &control_trigger::CONTROL_TRIGGER,
     &frame::ENTER,
     &frame::REF_ENTER,

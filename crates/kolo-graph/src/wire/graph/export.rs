@@ -6,7 +6,7 @@ use kolo_core::Result;
 
 use super::{MIN_CONSUMER_VERSION, PRODUCER_VERSION};
 use crate::wire::attr::attr_to_proto;
-use crate::wire::proto::{GraphDef, NodeDef, VersionDef};
+use crate::wire::proto::{FunctionDefLibrary, GraphDef, NodeDef, VersionDef};
 use crate::{Endpoint, Node, Nodes, Signature};
 
 /// What to write differently.
@@ -24,7 +24,7 @@ impl Default for ExportOptions {
     }
 }
 
-/// The nodes as a message, in their own order. Constants are shared with it, not copied. An error names the node whose
+/// The nodes as a message, in their own order, with the functions they came with. Constants are shared with it, not copied. An error names the node whose
 /// attribute cannot be written, such as a constant that is not in the host's memory.
 pub fn export(nodes: &Nodes, options: ExportOptions) -> Result<GraphDef> {
     let mut signatures: HashMap<&str, Signature> = HashMap::new();
@@ -34,6 +34,7 @@ pub fn export(nodes: &Nodes, options: ExportOptions) -> Result<GraphDef> {
             min_consumer: MIN_CONSUMER_VERSION,
             bad_consumers: Vec::new(),
         }),
+        library: (**nodes.library() != FunctionDefLibrary::default()).then(|| (**nodes.library()).clone()),
         ..GraphDef::default()
     };
     for (_, node) in nodes.iter() {

@@ -5,18 +5,19 @@
 //! added as if nothing came round, and the edge is put in at the end. Its shape is then a guess, the shape of what enters
 //! the loop. If what comes round does not bear it out, all nodes are taken back and added again with a weaker guess.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
 use kolo_core::{DeviceSpec, Error, PartialShape, Result};
 
 use super::CONSUMER_VERSION;
-use super::order::order;
+use super::order;
 use super::origins::GraphOrigins;
 use crate::registry::did_you_mean;
 use crate::request::NodeRequest;
 use crate::wire::attr::attr_from_proto;
-use crate::wire::proto::{GraphDef, NodeDef, Value};
+use crate::wire::functions::{Flat, Functions, LowerOptions, join, lower};
+use crate::wire::proto::{GraphDebugInfo, GraphDef, NodeDef};
 use crate::wire::tensor::MAX_FILLED_BYTES;
 use crate::{AttrValue, Attrs, Endpoint, Flow, Graph, NodeId, OpRegistry, Origin, Signature};
 
@@ -31,6 +32,18 @@ pub struct ImportOptions {
     pub max_filled_bytes: u64,
     /// Where the nodes stand in their file; see [`super::read_graph_file`].
     pub origins: GraphOrigins,
+    /// What becomes of calls of functions.
+    pub calls: Calls,
+}
+
+/// What becomes of calls of functions, and of branches and loops that name functions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Calls {
+    /// They are written out as plain nodes, which can run anywhere.
+    #[default]
+    Lower,
+    /// They stay as they are. Such a graph can be looked at and written again, but not run.
+    Keep,
 }
 
 impl Default for ImportOptions {
@@ -40,6 +53,7 @@ impl Default for ImportOptions {
             input_map: HashMap::new(),
             max_filled_bytes: MAX_FILLED_BYTES,
             origins: GraphOrigins::default(),
+            calls: Calls::default(),
         }
     }
 }
@@ -47,7 +61,7 @@ impl Default for ImportOptions {
 /// What was added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Imported {
-    /// The nodes, in the message's order.
+    /// The nodes, in the message's order. A call is the node that keeps its name.
     pub nodes: Vec<NodeId>,
     /// The attributes that the graph does not have now.
     pub dropped_attrs: Vec<DroppedAttr>,
@@ -69,13 +83,46 @@ pub struct DroppedAttr {
 /// Adds the nodes of `def` to `graph`, all of them or, on an error, none.
 ///
 /// Attributes that are missing take their defaults. Attributes that the op does not have are dropped, and so are
-/// annotations (names that begin with `_`) that Kolo has no value for. Functions in the library are ignored unless a node
-/// needs one, which is an `Unimplemented` error.
+/// annotations (names that begin with `_`) that Kolo has no value for. Calls of functions are written out as plain nodes,
+/// named after the call, unless the options say otherwise; the library is kept with the graph. A function that calls
+/// itself is an `Unimplemented` error.
 pub fn import(graph: &Graph, def: &GraphDef, options: ImportOptions) -> Result<Imported> {
     let producer = check_versions(def)?;
-    check_ops(graph.registry(), def)?;
-    let plan = Plan::new(graph, def, &options)?;
-    let nodes = plan.add(graph)?;
+    let library = join(graph.nodes().library(), def.library.as_ref())?;
+    let functions = Functions::new(&library);
+    let prefix = options.prefix.as_deref().map_or("", |prefix| prefix.trim_end_matches('/'));
+    let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
+    let flat = match options.calls {
+        Calls::Lower => {
+            check_ops(graph.registry(), &functions, &functions.reachable(&def.node))?;
+            let options = LowerOptions {
+                registry: graph.registry(),
+                functions: &functions,
+                is_taken: &|name| graph.nodes().find(&format!("{prefix}{name}")).is_some(),
+                is_mapped: &|node, output| {
+                    let map = &options.input_map;
+                    map.contains_key(&format!("{node}:{output}")) || output == 0 && map.contains_key(node)
+                },
+                frame_prefix: &prefix,
+            };
+            lower(&def.node, options)?
+        }
+        Calls::Keep => {
+            check_ops(graph.registry(), &Functions::new(&Default::default()), &def.node.iter().collect::<Vec<_>>())?;
+            None
+        }
+    };
+    let flat = flat.as_ref();
+    let message = Message {
+        nodes: flat.map_or(&def.node, |flat| &flat.nodes),
+        flat,
+        debug_info: def.debug_info.as_ref(),
+        prefix,
+    };
+    let plan = Plan::new(graph, &message, &options)?;
+    let mut nodes = plan.add(graph)?;
+    nodes.truncate(def.node.len());
+    graph.set_library(library.clone());
     Ok(Imported { nodes, dropped_attrs: plan.dropped_attrs, producer })
 }
 
@@ -95,24 +142,11 @@ fn check_versions(def: &GraphDef) -> Result<i32> {
 }
 
 /// Finds every op that is not in the table, so that one look at the message tells how far away the graph is.
-fn check_ops(registry: &OpRegistry, def: &GraphDef) -> Result<()> {
-    let functions: HashSet<&str> = def
-        .library
-        .iter()
-        .flat_map(|library| &library.function)
-        .filter_map(|function| Some(function.signature.as_ref()?.name.as_str()))
-        .collect();
+fn check_ops(registry: &OpRegistry, functions: &Functions<'_>, nodes: &[&NodeDef]) -> Result<()> {
     let mut unknown: BTreeMap<&str, Error> = BTreeMap::new();
     let mut first = None;
-    for node in &def.node {
+    for node in nodes.iter().filter(|node| !functions.is_called_by(node)) {
         let Err(error) = registry.find(&node.op) else { continue };
-        if let Some(function) = needed_function(node, &functions) {
-            return Err(Error::unimplemented(format!(
-                "needs function '{function}', and Kolo does not run functions; write the graph without tf.function and \
-                 with tf.compat.v1.disable_control_flow_v2()"
-            ))
-            .with_node(&node.name, &node.op, &node.device));
-        }
         first.get_or_insert(node.op.as_str());
         unknown.entry(&node.op).or_insert_with(|| error.with_node(&node.name, &node.op, &node.device));
     }
@@ -126,15 +160,14 @@ fn check_ops(registry: &OpRegistry, def: &GraphDef) -> Result<()> {
     }
 }
 
-fn needed_function<'a>(node: &'a NodeDef, functions: &HashSet<&str>) -> Option<&'a str> {
-    if functions.contains(node.op.as_str()) {
-        return Some(&node.op);
-    }
-    node.attr.iter().filter(|(name, _)| !name.starts_with('_')).find_map(|(_, value)| match &value.value {
-        Some(Value::Func(function)) => Some(function.name.as_str()),
-        Some(Value::List(list)) => list.func.first().map(|function| function.name.as_str()),
-        _ => None,
-    })
+/// A message without calls, or with calls that are kept.
+struct Message<'a> {
+    nodes: &'a [NodeDef],
+    /// Set if calls were written out.
+    flat: Option<&'a Flat>,
+    debug_info: Option<&'a GraphDebugInfo>,
+    /// Empty, or with a slash at its end.
+    prefix: String,
 }
 
 /// Everything the message says, read and resolved.
@@ -175,26 +208,26 @@ struct BackEdge {
 }
 
 impl<'a> Plan<'a> {
-    fn new(graph: &Graph, def: &'a GraphDef, options: &ImportOptions) -> Result<Plan<'a>> {
-        let mut names = HashMap::with_capacity(def.node.len());
-        for (i, node) in def.node.iter().enumerate() {
+    fn new(graph: &Graph, message: &Message<'a>, options: &ImportOptions) -> Result<Plan<'a>> {
+        let mut names = HashMap::with_capacity(message.nodes.len());
+        for (i, node) in message.nodes.iter().enumerate() {
             if names.insert(node.name.as_str(), i).is_some() {
                 return Err(Error::invalid_argument(format!("Duplicate node name in graph: '{}'", node.name)));
             }
         }
-        let prefix = options.prefix.as_deref().map_or("", |prefix| prefix.trim_end_matches('/'));
-        let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
+        let prefix = message.prefix.clone();
         let mut reader =
             Reader { graph, names, prefix, options, budget: options.max_filled_bytes, dropped: Vec::new() };
         let read = |(i, node): (usize, &'a NodeDef)| {
-            let (source, device_source) = options.origins.of(i, node, def.debug_info.as_ref());
+            let at = message.flat.map_or(i, |flat| flat.from[i]);
+            let (source, device_source) = options.origins.of(at, node, message.debug_info);
             let read = reader.node(node).map_err(|error| match &source {
                 Some(line) => in_node(error, node).and(format_args!(" (at {line})")),
                 None => in_node(error, node),
             })?;
             Ok(PlannedNode { source, device_source, ..read })
         };
-        let nodes = def.node.iter().enumerate().map(read).collect::<Result<Vec<_>>>()?;
+        let nodes = message.nodes.iter().enumerate().map(read).collect::<Result<Vec<_>>>()?;
         let mut plan = Plan { nodes, order: Vec::new(), dropped_attrs: reader.dropped };
         plan.order = order(&plan.needs()).map_err(|cycle| plan.describe_cycle(&cycle))?;
         Ok(plan)

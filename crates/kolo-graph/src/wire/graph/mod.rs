@@ -6,13 +6,14 @@
 //! ```
 //!
 //! [`import`] takes what TensorFlow programs, files and masters send: nodes in any order, attributes left out that equal
-//! their defaults, annotations nobody has heard of. It adds the whole graph or, on an error, nothing. [`export`] writes
+//! their defaults, annotations nobody has heard of, calls of functions. It adds the whole graph or, on an error, nothing. [`export`] writes
 //! what both TensorFlow 1.15 and 2.x accept. Large constants are shared between graph and message in both directions.
 
 mod export;
 mod import;
 mod order;
 mod origins;
+mod subgraph;
 #[cfg(test)]
 mod tests;
 
@@ -20,8 +21,10 @@ use kolo_core::{Error, Result};
 use prost::Message as _;
 
 pub use export::{ExportOptions, export};
-pub use import::{DroppedAttr, ImportOptions, Imported, import};
+pub use import::{Calls, DroppedAttr, ImportOptions, Imported, import};
+pub(in crate::wire) use order::order;
 pub use origins::GraphOrigins;
+pub use subgraph::subgraph;
 
 use super::proto::GraphDef;
 use super::text;

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 /// Orders `0..needs.len()` so that each comes after everything in its `needs`, and otherwise as they were. If that is
 /// impossible, the error is one way round: each of its entries needs the next, and the last needs the first.
-pub(super) fn order(needs: &[Vec<usize>]) -> Result<Vec<usize>, Vec<usize>> {
+pub(in crate::wire) fn order(needs: &[Vec<usize>]) -> Result<Vec<usize>, Vec<usize>> {
     let mut needed_by: Vec<Vec<usize>> = vec![Vec::new(); needs.len()];
     let mut n_missing = Vec::with_capacity(needs.len());
     for (node, sources) in needs.iter().enumerate() {

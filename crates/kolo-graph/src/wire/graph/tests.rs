@@ -225,13 +225,47 @@ fn what_makes_no_sense_is_refused_by_name() {
 }
 
 #[test]
-fn functions_matter_only_where_they_are_needed() {
-    let library = "library { function { signature { name: 'double' } } }";
+fn calls_are_written_out_under_the_name_of_the_call() {
+    let library = "library { function { signature { name: 'double' input_arg { name: 'a' type_attr: 'T' } \
+                   output_arg { name: 'r' type_attr: 'T' } attr { name: 'T' type: 'type' } } \
+                   node_def { name: 'sum' op: 'Add' input: 'a' input: 'a' attr { key: 'T' value { placeholder: 'T' } } } \
+                   ret { key: 'r' value: 'sum:z:0' } } }";
     imported(&format!("{X}{library}"));
-    let called = |node: &str| refused(&format!("{node}{library}"), Code::Unimplemented, &["'b'", "function 'double'"]);
-    called("node { name: 'b' op: 'double' }");
-    called("node { name: 'b' op: 'PartitionedCall' attr { key: 'f' value { func { name: 'double' } } } }");
-    called("node { name: 'b' op: 'Case' attr { key: 'branches' value { list { func { name: 'double' } } } } }");
+    let t = "attr { key: 'T' value { type: DT_FLOAT } }";
+    for node in [
+        format!("node {{ name: 'b' op: 'double' input: 'x' {t} }}"),
+        format!(
+            "node {{ name: 'b' op: 'PartitionedCall' input: 'x' attr {{ key: 'f' value {{ func {{ name: 'double' {t} }} }} }} }}"
+        ),
+    ] {
+        let graph = imported(&format!("{X}{node}{library}"));
+        let nodes = graph.snapshot();
+        let names: Vec<&str> = nodes.iter().map(|(_, node)| &*node.name).collect();
+        assert_eq!(names, ["x", "b/sum", "b"]);
+        assert_eq!(nodes.output(nodes.endpoint("b").unwrap()).dtype, DType::F32);
+        let written = export(&nodes, ExportOptions::default()).unwrap();
+        assert_eq!(written.library, read_graph(library.as_bytes()).unwrap().library);
+    }
+    let missing = "node { name: 'b' op: 'PartitionedCall' attr { key: 'f' value { func { name: 'doubl' } } } }";
+    refused(&format!("{missing}{library}"), Code::NotFound, &["'b'", "function 'doubl'", "did you mean 'double'?"]);
+    let untyped = "node { name: 'b' op: 'double' input: 'x' }";
+    refused(&format!("{X}{untyped}{library}"), Code::InvalidArgument, &["'sum'", "attribute 'T'", "does not give"]);
+    let alone = format!("node {{ name: 'b' op: 'double' {t} }}");
+    refused(&format!("{alone}{library}"), Code::InvalidArgument, &["'b'", "takes 1 inputs, found 0"]);
+    let again = "library { function { signature { name: 'f' } node_def { name: 'g' op: 'f' } } }";
+    refused(&format!("node {{ name: 'b' op: 'f' }}{again}"), Code::Unimplemented, &["'f' calls itself", "f calls f"]);
+}
+
+#[test]
+fn functions_that_call_others_twice_do_not_fill_the_memory() {
+    // 2^40 calls, even if nothing is in them.
+    let mut text = "node { name: 'b' op: 'f0' } library { ".to_owned();
+    for i in 0..40 {
+        let call = |name: &str| format!("node_def {{ name: '{name}' op: 'f{}' }}", i + 1);
+        text += &format!("function {{ signature {{ name: 'f{i}' }} {} {} }}", call("p"), call("q"));
+    }
+    text += "function { signature { name: 'f40' } } }";
+    refused(&text, Code::ResourceExhausted, &["when its functions are written out"]);
 }
 
 #[test]

@@ -1,10 +1,21 @@
-//! `.meta` files: a graph with what a program needs to go on with it.
+//! `.meta` files and SavedModels: a graph with what a program needs to go on with it.
 
 use std::collections::BTreeMap;
 
-use super::GraphDef;
+use super::{GraphDef, TensorShapeProto};
 
-/// `tensorflow.MetaGraphDef`, without signatures and assets.
+/// `tensorflow.SavedModel`: graphs that share their variables, told apart by tags.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SavedModelDef {
+    /// The version of this message; 1 is the only one.
+    #[prost(int64, tag = "1")]
+    pub saved_model_schema_version: i64,
+    /// The graphs.
+    #[prost(message, repeated, tag = "2")]
+    pub meta_graphs: Vec<MetaGraphDef>,
+}
+
+/// `tensorflow.MetaGraphDef`, without the objects of TensorFlow 2.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct MetaGraphDef {
     /// Who wrote it.
@@ -19,6 +30,51 @@ pub struct MetaGraphDef {
     /// Variables, summaries, and other lists by name.
     #[prost(btree_map = "string, message", tag = "4")]
     pub collection_def: BTreeMap<String, CollectionDef>,
+    /// What the graph can be asked for, by name.
+    #[prost(btree_map = "string, message", tag = "5")]
+    pub signature_def: BTreeMap<String, SignatureDef>,
+    /// Files that come with it.
+    #[prost(message, repeated, tag = "6")]
+    pub asset_file_def: Vec<AssetFileDef>,
+}
+
+/// `tensorflow.SignatureDef`: tensors to feed and to fetch, under names for people.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SignatureDef {
+    /// What to feed.
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub inputs: BTreeMap<String, TensorInfo>,
+    /// What to fetch.
+    #[prost(btree_map = "string, message", tag = "2")]
+    pub outputs: BTreeMap<String, TensorInfo>,
+    /// What it is for, such as `tensorflow/serving/predict`.
+    #[prost(string, tag = "3")]
+    pub method_name: String,
+}
+
+/// `tensorflow.TensorInfo`: a tensor of a graph. Sparse and composite tensors have no name.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TensorInfo {
+    /// `x:0`.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its element type.
+    #[prost(int32, tag = "2")]
+    pub dtype: i32,
+    /// Its shape, as far as it is known.
+    #[prost(message, optional, tag = "3")]
+    pub tensor_shape: Option<TensorShapeProto>,
+}
+
+/// `tensorflow.AssetFileDef`: a file, and the tensor that holds its path.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct AssetFileDef {
+    /// The tensor to feed with the path.
+    #[prost(message, optional, tag = "1")]
+    pub tensor_info: Option<TensorInfo>,
+    /// The name in the folder `assets`.
+    #[prost(string, tag = "2")]
+    pub filename: String,
 }
 
 /// `tensorflow.MetaGraphDef.MetaInfoDef`, without the list of ops.

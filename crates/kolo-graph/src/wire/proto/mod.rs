@@ -20,8 +20,8 @@ pub use debug_info::{FileLineCol, GraphDebugInfo, StackTrace};
 pub use function::{ArgAttrs, FunctionDef, FunctionDefLibrary, GradientDef, RegisteredGradient};
 pub use graph::{ExperimentalDebugInfo, GraphDef, NodeDef, VersionDef};
 pub use meta_graph::{
-    BytesList, CollectionDef, CollectionKind, FloatList, Int64List, MetaGraphDef, MetaInfoDef, NodeList,
-    SaveSliceInfoDef, SaverDef, VariableDef,
+    AssetFileDef, BytesList, CollectionDef, CollectionKind, FloatList, Int64List, MetaGraphDef, MetaInfoDef, NodeList,
+    SaveSliceInfoDef, SavedModelDef, SaverDef, SignatureDef, TensorInfo, VariableDef,
 };
 pub use op_def::{ArgDef, AttrDef, FullTypeAttr, FullTypeDef, OpDef, OpDeprecation};
 pub use tensor::{Dim, DtypeAndShape, ResourceHandleProto, TensorProto, TensorShapeProto, VariantTensorDataProto};
