@@ -1,6 +1,7 @@
 //! Input that is itself a graph, as TensorFlow 1's programs have it, and what several threads share through a session.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use kolo::{AttrValue, Code, DType, Session, Tensor, ops};
 
@@ -54,7 +55,7 @@ fn many_readers_of_one_reader_get_each_line_once() {
     let reader = g.op("TextLineReaderV2").out();
     let line = g.op("ReaderReadV2").inputs([reader, queue]).build().output(1);
     let number = ops::string_to_number(line, DType::I32);
-    let session = Session::new(&g).unwrap();
+    let session = Arc::new(Session::new(&g).unwrap());
     session.run_op(close).unwrap();
     let read = session.make_callable(&[], &[number], &[]).unwrap();
     let mut all: Vec<i32> = std::thread::scope(|scope| {
@@ -89,7 +90,7 @@ fn a_mutex_of_the_graph_keeps_steps_apart() {
     });
     let unlock = g.op("ConsumeMutexLock").input(lock).control_input(assign).build();
     let init = g.global_variables_initializer();
-    let session = Session::new(&g).unwrap();
+    let session = Arc::new(Session::new(&g).unwrap());
     session.run_op(init).unwrap();
     let step = session.make_callable(&[], &[], &[unlock]).unwrap();
     std::thread::scope(|scope| {
@@ -108,7 +109,7 @@ fn one_step_fills_what_another_takes() {
     let stage = g.op("Stage").input(x).attr("shared_name", attr("area")).attr("capacity", 2i64).build();
     let unstage = g.op("Unstage").attr("dtypes", vec![DType::F32]).attr("shared_name", attr("area"));
     let unstage = unstage.attr("capacity", 2i64).out();
-    let session = Session::new(&g).unwrap();
+    let session = Arc::new(Session::new(&g).unwrap());
     let put = session.make_callable(&[x], &[], &[stage]).unwrap();
     let sum: f32 = std::thread::scope(|scope| {
         // More than there is room for: one waits for the other, in turns.
