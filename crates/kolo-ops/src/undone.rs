@@ -1,7 +1,7 @@
 //! Ops that graphs hold and that nothing here runs: they are read, printed and shape-inferred, and the placer says that no
 //! kernel is registered if a step needs one.
 
-use kolo_core::{Error, PartialShape, Result};
+use kolo_core::{PartialShape, Result};
 use kolo_graph::{Gradient, InferCtx, OpDef, ShapeFn, shape_fns};
 
 use crate::{Cost, Op};
@@ -16,16 +16,6 @@ const fn op(name: &'static str, signature: &'static str, shape: ShapeFn) -> Op {
 const fn stateful(name: &'static str, signature: &'static str, shape: ShapeFn) -> Op {
     let op = op(name, signature, shape);
     Op { def: OpDef { stateful: true, ..op.def }, ..op }
-}
-
-/// The shapes in attribute `output_shapes`, where there are any.
-fn from_output_shapes(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
-    let shapes = ctx.attrs().shapes("output_shapes")?;
-    match shapes.len() {
-        0 => shape_fns::unknown(ctx),
-        n if n == ctx.n_outputs() => Ok(shapes.into_iter().cloned().collect()),
-        n => Err(Error::invalid_argument(format!("{n} output_shapes for {} outputs", ctx.n_outputs()))),
-    }
 }
 
 /// The product of two matrices.
@@ -77,27 +67,6 @@ macro_rules! ops {
     };
 }
 
-macro_rules! call {
-    () => {
-        "(args:list(Tin)) -> (output:list(Tout)) ; Tin:list(type)>=0, Tout:list(type)>=0, f:func, config:string=\"\", \
-         config_proto:string=\"\", executor_type:string=\"\""
-    };
-}
-
-macro_rules! branch {
-    () => {
-        "(cond:Tcond, input:list(Tin)) -> (output:list(Tout)) ; Tcond:type, Tin:list(type)>=0, Tout:list(type)>=0, \
-         then_branch:func, else_branch:func, output_shapes:list(shape)=[]"
-    };
-}
-
-macro_rules! repeat {
-    () => {
-        "(input:list(T)) -> (output:list(T)) ; T:list(type)>=0, cond:func, body:func, output_shapes:list(shape)=[], \
-         parallel_iterations:int=10"
-    };
-}
-
 macro_rules! script {
     () => {
         "(input:list(Tin)) -> (output:list(Tout)) ; token:string, Tin:list(type)>=0, Tout:list(type)>=0"
@@ -105,17 +74,6 @@ macro_rules! script {
 }
 
 ops! {
-    // Functions.
-    stateful ARG = "_Arg", "() -> (output:T) ; T:type, index:int>=0", shape_fns::unknown;
-    stateful RETVAL = "_Retval", "(input:T) -> () ; T:type, index:int>=0", shape_fns::unknown;
-    stateful IF = "If", branch!(), from_output_shapes;
-    op STATELESS_IF = "StatelessIf", branch!(), from_output_shapes;
-    stateful WHILE = "While", repeat!(), from_output_shapes;
-    op STATELESS_WHILE = "StatelessWhile", repeat!(), from_output_shapes;
-    op PARTITIONED_CALL = "PartitionedCall", call!(), shape_fns::unknown;
-    stateful STATEFUL_PARTITIONED_CALL = "StatefulPartitionedCall", call!(), shape_fns::unknown;
-    op SYMBOLIC_GRADIENT = "SymbolicGradient",
-        "(input:list(Tin)) -> (output:list(Tout)) ; Tin:list(type)>=1, Tout:list(type)>=1, f:func", shape_fns::unknown;
     // Python.
     stateful PY_FUNC = "PyFunc", script!(), shape_fns::unknown;
     op PY_FUNC_STATELESS = "PyFuncStateless", script!(), shape_fns::unknown;

@@ -233,8 +233,14 @@ impl Lowering<'_> {
         if !call.controls.is_empty() {
             let gate = self.emit(site, "begin", "NoOp", Vec::new(), &call.controls, [])?;
             for (i, input) in inputs.iter_mut().enumerate() {
-                let passed =
-                    self.emit(site, &format!("input_{i}"), "Identity", vec![input.clone()], &[gate.clone()], [])?;
+                let passed = self.emit(
+                    site,
+                    &format!("input_{i}"),
+                    "Identity",
+                    vec![input.clone()],
+                    std::slice::from_ref(&gate),
+                    [],
+                )?;
                 *input = passed;
             }
             inner.pivot = Some(gate);
