@@ -4,6 +4,7 @@ through loops and branches."""
 import numpy as np
 
 from harness import Nodes, array, tf, tf1, values
+from cases_state import handle, ref
 
 F = lambda *shape, seed=0: values("float32", list(shape), seed=seed)
 
@@ -246,7 +247,64 @@ def checks(a):
     a.program("NoOp/runs", n, [{"target": ["c"]}], ops=["NoOp"])
 
 
+def references(a):
+    """Control flow over references to variables."""
+    for value in (True, False):
+        n = Nodes()
+        ref(n, array([1.0, 2.0]))
+        n.op("s", "RefSwitch", ["v", n.const("p", np.array(value))])
+        n.op("t", "AssignAdd", ["s:1", n.const("one", array([1.0, 1.0]))])
+        n.op("f", "AssignAdd", ["s", n.const("ten", array([10.0, 10.0]))])
+        n.op("m", "RefMerge", [["f", "t"]])
+        a.program(f"RefSwitch/{value}", n, [{"target": ["init_v"]}, {"fetch": ["m", "m:1"]}, {"fetch": ["v"]}])
+    n = Nodes()
+    ref(n, array([1.0, 2.0]))
+    frame = {"frame_name": "loop"}
+    n.op("in_i", "Enter", [n.const("zero", array(0))], frame)
+    n.op("in_v", "RefEnter", ["v"], frame)
+    for name, value in (("three", array(3)), ("step", array(1)), ("more", array([1.0, 0.5]))):
+        n.op(f"in_{name}", "Enter", [n.const(name, value)], dict(frame, is_constant=True))
+    n.dtypes["next_i"], n.dtypes["next_v"] = tf.int32, tf.float32
+    n.op("m_i", "Merge", [["in_i", "next_i"]])
+    n.op("m_v", "RefMerge", [["in_v", "next_v"]])
+    n.op("less", "Less", ["m_i", "in_three"])
+    n.op("go", "LoopCond", ["less"])
+    n.op("s_i", "Switch", ["m_i", "go"])
+    n.op("s_v", "RefSwitch", ["m_v", "go"])
+    n.op("i", "Add", ["s_i:1", "in_step"])
+    n.op("next_i", "NextIteration", ["i"])
+    n.op("add", "AssignAdd", ["s_v:1", "in_more"])
+    n.op("next_v", "RefNextIteration", ["add"])
+    n.op("out", "RefExit", ["s_v"])
+    a.program("RefEnter/loop", n, [{"target": ["init_v"]}, {"fetch": ["out"]}, {"fetch": ["v"]}])
+
+
+def more(a):
+    n = Nodes()
+    n.op("op", "PrintV2", [n.const("in/0", np.array(b"kolo", object))], {"output_stream": "stderr"})
+    a.program("PrintV2/prints", n, [{"target": ["op"]}], fed=True, ops=["PrintV2"])
+    n = Nodes()
+    n.op("ta", "TensorArrayV3", [n.const("n", array(2))], {"dtype": "float32"})
+    n.op("w", "TensorArrayWriteV3", ["ta", n.const("i", array(0)), n.const("x", F(2)), "ta:1"])
+    n.op("r", "TensorArrayReadV3", ["ta", "i", "w"], {"dtype": "float32"})
+    n.op("c", "TensorArrayCloseV3", ["ta"], control=["r"])
+    n.op("late", "TensorArrayReadV3", ["ta", "i", "w"], {"dtype": "float32"}, control=["c"])
+    a.program("TensorArrayCloseV3/closes", n, [{"fetch": ["r"], "target": ["c"]}, {"fetch": ["late"], "error": True}])
+    for d in ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+              "uint64", "bool", "string"):
+        for label, shape in (("matrix", [2, 3]), ("scalar", []), ("empty", [0, 2])):
+            n = Nodes()
+            n.const("c", values(d, shape))
+            a.program(f"Const/{d}/{label}", n, [{"fetch": ["c"]}], ops=["Const"])
+    n = Nodes()
+    handle(n, array([1.0, 2.0]))
+    n.op("d", "DisableCopyOnRead", ["v"])
+    a.program("DisableCopyOnRead/runs", n, [{"target": ["init_v"]}, {"target": ["d"]}, {"fetch": ["read_v"]}])
+
+
 def cases(a):
+    references(a)
+    more(a)
     loops(a)
     branches(a)
     arrays(a)

@@ -154,6 +154,8 @@ def convolutions(a):
     for op in ("Conv2D", "DepthwiseConv2dNative"):
         a.each(op, lambda d: [SMALL(d, [1, 4, 4, 2]), SMALL(d, [3, 3, 2, 2], seed=1)], rtol=1e-2 if op else None,
                atol=1e-2, dtypes=FLOATS, **plain)
+        if op == "Conv2D":
+            a.op(op, values("int32", [1, 4, 4, 2]), values("int32", [3, 3, 2, 2]), dtype="int32", **plain)
         # TensorFlow leaves the gradient of a depthwise filter uninitialised here.
         a.op(op, np.zeros([0, 4, 4, 2], np.float32), F(3, 3, 2, 2), label="empty", grad=op == "Conv2D", **plain)
         a.op(op, F(1, 4, 4, 2), F(3, 3, 3, 2), label="channels", error=True, **plain)

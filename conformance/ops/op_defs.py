@@ -7,7 +7,7 @@ Dtypes that Kolo has no name for (float8, int4 …) are left out of the allowed 
 import gzip
 
 import tensorflow as tf
-from tensorflow.core.framework import op_def_pb2, types_pb2
+from tensorflow.core.framework import attr_value_pb2, op_def_pb2, types_pb2
 from tensorflow.python.client import pywrap_tf_session
 
 
@@ -52,7 +52,11 @@ def scalar(kind, v):
         return "<unknown>" if v.shape.unknown_rank else "[" + ",".join(str(d.size) for d in v.shape.dim) + "]"
     if kind == "tensor":
         value = tf.make_ndarray(v.tensor)
+<<<<<<< HEAD
         return dtype(v.tensor.dtype) + "[" + ",".join(str(x) for x in value.ravel()) + "]"
+=======
+        return f"{dtype(v.tensor.dtype)}[{','.join(str(x) for x in value.reshape(-1))}]"
+>>>>>>> oracle
     return "{}"
 
 
@@ -75,7 +79,6 @@ def attr(a):
             items = getattr(v.list, field) if field else []
             wrap = []
             for item in items:
-                from tensorflow.core.framework import attr_value_pb2
                 one = attr_value_pb2.AttrValue()
                 if field == "shape":
                     one.shape.CopyFrom(item)

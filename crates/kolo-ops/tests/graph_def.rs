@@ -120,7 +120,7 @@ fn what_is_no_graph_of_ours_is_refused_by_name() {
     };
     refused("floats", Code::NotFound, &["Nothing 'attrs'", "Op type not registered 'Nothing'"]);
     refused("strings_by_hand", Code::InvalidArgument, &["'ñandú' is not a valid node name"]);
-    refused("variants", Code::Unimplemented, &["Const 'v'", "variants are not supported"]);
+    refused("variants", Code::InvalidArgument, &["PartitionedCall 'call'", "function 'f' takes 1 inputs, found 0"]);
 }
 
 #[test]
