@@ -52,11 +52,7 @@ def scalar(kind, v):
         return "<unknown>" if v.shape.unknown_rank else "[" + ",".join(str(d.size) for d in v.shape.dim) + "]"
     if kind == "tensor":
         value = tf.make_ndarray(v.tensor)
-<<<<<<< HEAD
-        return dtype(v.tensor.dtype) + "[" + ",".join(str(x) for x in value.ravel()) + "]"
-=======
         return f"{dtype(v.tensor.dtype)}[{','.join(str(x) for x in value.reshape(-1))}]"
->>>>>>> oracle
     return "{}"
 
 

@@ -5,22 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use kolo_graph::{AttrDef, Signature};
 use kolo_ops::TABLE;
 
-<<<<<<< HEAD
-/// Ops that TensorFlow does not have.
-const OURS: [&str; 8] = [
-    "ApplyKoloAdamW",
-    "AwaitSaveV2",
-    "BackgroundSaveV2",
-    "KoloGelu",
-    "KoloGeluGrad",
-    "KoloLayerNorm",
-    "KoloLayerNormGrad",
-    "ResourceApplyKoloAdamW",
-];
-=======
 /// Ops that TensorFlow does not have, and whose names do not say so.
 const OURS: [&str; 2] = ["AwaitSaveV2", "BackgroundSaveV2"];
->>>>>>> oracle
 
 /// Attributes that TensorFlow 1.15, which must be able to read what we write, does not have. The first four only tell
 /// TensorFlow's compiler what a product is for; import reports all that it drops.
