@@ -49,10 +49,10 @@ fn assert_close(what: &str, found: &Tensor, expected: &Tensor) {
 
 /// Runs a fixture step by step and compares every fetch.
 #[track_caller]
-fn check_on(name: &str, config: SessionConfig) -> Graph {
+fn check(name: &str) -> Graph {
     let graph = kolo::graph();
     import(&graph, &message(&format!("{name}.pb")), ImportOptions::default()).unwrap();
-    let session = Session::with_config(&graph, config).unwrap();
+    let session = Session::new(&graph).unwrap();
     if graph.operation("init").is_ok() {
         session.run_named(&[], &[], &["init"]).unwrap();
     }
@@ -67,20 +67,14 @@ fn check_on(name: &str, config: SessionConfig) -> Graph {
     graph
 }
 
-#[track_caller]
-fn check(name: &str) -> Graph {
-    check_on(name, SessionConfig::default())
-}
-
 #[test]
 fn calls_give_what_tensorflow_gives() {
     let graph = check("calls");
     // The calls themselves can be fetched, and keep their number of outputs.
     let session = Session::new(&graph).unwrap();
     let x = Tensor::from([[1.0f32, 2.0, 3.0]]);
-    let values = session.run_named(&["PartitionedCall", "StatefulPartitionedCall_1:1"], &[("x", x.clone())], &[]);
-    let values = values.or_else(|_| session.run_named(&["PartitionedCall", "PartitionedCall_1:1"], &[("x", x)], &[]));
-    assert_eq!(values.unwrap(), [Tensor::from([[2.0f32, 4.0, 6.0]]), Tensor::scalar(6.0f32)]);
+    let values = session.run_named(&["PartitionedCall", "PartitionedCall_1:1"], &[("x", x)], &[]).unwrap();
+    assert_eq!(values, [Tensor::from([[2.0f32, 4.0, 6.0]]), Tensor::scalar(6.0f32)]);
     check("nested");
     check("defun");
     check("frozen");
@@ -141,7 +135,7 @@ fn parts_of_functions_run_on_several_devices() {
 }
 
 #[test]
-fn our_gradients_go_through_calls_branches_and_loops() {
+fn our_gradients_go_through_calls() {
     let graph = kolo::graph();
     import(&graph, &message("gradient.pb"), ImportOptions::default()).unwrap();
     let (x, w, loss) = (graph.output("x").unwrap(), graph.output("w").unwrap(), graph.output("loss").unwrap());
@@ -155,6 +149,33 @@ fn our_gradients_go_through_calls_branches_and_loops() {
         let Some(kolo::Grad::Dense(gradient)) = gradient else { panic!("there is a gradient") };
         assert_close(name, &session.run(&[gradient], &feeds, &[]).unwrap()[0], &value(expected, name));
     }
+}
+
+/// The gradient of the sum of `y` for `x`, with these feeds.
+fn gradient_of(file: &str, y: &str, feeds: &[(&str, Tensor)]) -> Tensor {
+    let graph = kolo::graph();
+    import(&graph, &message(file), ImportOptions::default()).unwrap();
+    let x = graph.output("x").unwrap();
+    let gradients = kolo::gradients(&[graph.output(y).unwrap()], &[x]).unwrap();
+    let Some(kolo::Grad::Dense(gradient)) = gradients[0] else { panic!("there is a gradient") };
+    graph.check().unwrap();
+    Session::new(&graph).unwrap().run_named(&[&gradient.name()], feeds, &[]).unwrap().remove(0)
+}
+
+#[test]
+fn our_gradients_go_through_branches_and_loops_of_functions() {
+    let y = Tensor::from([[4.0f32, 5.0, 6.0]]);
+    for (p, x, expected) in [
+        (true, [[1.0f32, 2.0, 3.0]], [[4.0f32, 5.0, 6.0]]),
+        (true, [[-1.0, -2.0, -3.0]], [[1.0, 1.0, 1.0]]),
+        (false, [[1.0, 2.0, 3.0]], [[0.0, 0.0, 0.0]]),
+    ] {
+        let feeds = [("p", Tensor::scalar(p)), ("x", Tensor::from(x)), ("y", y.clone())];
+        assert_eq!(gradient_of("cond.pb", "r", &feeds), Tensor::from(expected));
+    }
+    // x is added j times for each j < i < 5 with an even i + j: once for (3, 1), twice for (4, 2).
+    let feeds = [("n", Tensor::scalar(5i32)), ("x", Tensor::from([1.0f32, 2.0]))];
+    assert_eq!(gradient_of("loops_in_loops.pb", "total", &feeds), Tensor::from([3.0f32, 3.0]));
 }
 
 #[test]
@@ -248,6 +269,53 @@ fn devices_are_merged_and_a_call_begins_and_ends_as_a_whole() {
     assert_eq!(waits("call/output_0"), ["call/side"]);
     assert_eq!(waits("call"), ["call/side"]);
     assert_eq!(waits("after"), ["call"]);
+}
+
+/// `if`, `while` and the ends of bodies, in forms that TensorFlow's Python does not write today.
+const RARE: &str = "
+    node { name: 'p' op: 'Placeholder' attr { key: 'dtype' value { type: DT_BOOL } } }
+    node { name: 'x' op: '_Arg' attr { key: 'T' value { type: DT_FLOAT } } attr { key: 'index' value { i: 0 } } }
+    node { name: 'branch' op: 'If' input: 'x' input: 'x' attr { key: 'Tcond' value { type: DT_FLOAT } }
+           attr { key: 'Tin' value { list { type: DT_FLOAT } } } attr { key: 'Tout' value { list { type: DT_FLOAT } } }
+           attr { key: 'then_branch' value { func { name: 'double' } } }
+           attr { key: 'else_branch' value { func { name: 'same' attr { key: 'T' value { type: DT_FLOAT } } } } } }
+    node { name: 'loop' op: 'While' input: 'p' attr { key: 'T' value { list { type: DT_BOOL } } }
+           attr { key: 'cond' value { func { name: 'same' attr { key: 'T' value { type: DT_BOOL } } } } }
+           attr { key: 'body' value { func { name: 'same' attr { key: 'T' value { type: DT_BOOL } } } } } }
+    node { name: 'y' op: '_Retval' input: 'branch' attr { key: 'T' value { type: DT_FLOAT } }
+           attr { key: 'index' value { i: 0 } } }
+    library {
+      function { signature { name: 'double' input_arg { name: 'a' type: DT_FLOAT } output_arg { name: 'r' type: DT_FLOAT } }
+        node_def { name: 'arg' op: '_Arg' attr { key: 'T' value { type: DT_FLOAT } } attr { key: 'index' value { i: 0 } } }
+        node_def { name: 'sum' op: 'AddN' input: 'arg:output:0' input: 'a' attr { key: 'N' value { i: 2 } } }
+        node_def { name: 'end' op: '_Retval' input: 'sum:sum' attr { key: 'index' value { i: 0 } } }
+        ret { key: 'r' value: 'sum:sum:0' } }
+      function { signature { name: 'same' input_arg { name: 'a' type_attr: 'T' } output_arg { name: 'r' type_attr: 'T' }
+                             attr { name: 'T' type: 'type' } } ret { key: 'r' value: 'a' } } }";
+
+#[test]
+fn rare_forms_run_too() {
+    let graph = kolo::graph();
+    import(&graph, &read_graph(RARE.as_bytes()).unwrap(), ImportOptions::default()).unwrap();
+    let session = Session::new(&graph).unwrap();
+    for (x, y) in [(3.0f32, 6.0f32), (0.0, 0.0), (-0.5, -1.0)] {
+        assert_eq!(session.run_named(&["y"], &[("x", Tensor::scalar(x))], &[]).unwrap(), [Tensor::scalar(y)]);
+    }
+    let never = [("p", Tensor::scalar(false))];
+    assert_eq!(session.run_named(&["loop"], &never, &[]).unwrap(), [Tensor::scalar(false)]);
+}
+
+#[test]
+fn a_gradient_that_is_not_in_the_library_is_refused() {
+    let call = "node { name: 'g' op: 'SymbolicGradient' input: 'x' input: 'x' \
+                attr { key: 'f' value { func { name: 'double' } } } \
+                attr { key: 'Tin' value { list { type: DT_FLOAT type: DT_FLOAT } } } \
+                attr { key: 'Tout' value { list { type: DT_FLOAT } } } }";
+    let error =
+        import(&kolo::graph(), &read_graph(format!("{call}{RARE}").as_bytes()).unwrap(), ImportOptions::default());
+    let error = error.unwrap_err();
+    assert_eq!(error.code(), Code::Unimplemented);
+    assert!(error.message().contains("the gradient of function 'double'"), "{error}");
 }
 
 #[test]

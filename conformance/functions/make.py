@@ -133,7 +133,7 @@ def loops_in_loops():
         total = tf.zeros_like(x)
         for i in tf.range(n):
             for j in tf.range(i):
-                if (i + j) % 2 == 0:
+                if tf.equal((i + j) % 2, 0):
                     total += x * tf.cast(j, tf.float32)
                 else:
                     total -= 1.0

@@ -119,6 +119,8 @@ ops! {
         "(file_pattern:string, tensor_name:string, shape_and_slice:string) -> (tensor:dt) ; dt:type, \
          preferred_shard:int=-1",
         shape_fns::unknown;
+    op AUDIO_SUMMARY_V2 = "AudioSummaryV2",
+        "(tag:string, tensor:float, sample_rate:float) -> (summary:string) ; max_outputs:int>=1=3", shape_fns::scalars;
     op TENSOR_SUMMARY = "TensorSummary",
         "(tensor:T) -> (summary:string) ; T:type, description:string=\"\", labels:list(string)=[], \
          display_name:string=\"\"",

@@ -62,7 +62,11 @@ impl Lowering<'_> {
         self.stack.push(called.name.clone());
         let written = self.write_body(called, signature, function, inputs, site);
         self.stack.pop();
-        written.map_err(|error| error.and(format_args!(" (in function '{}')", called.name)))
+        // The innermost function is where the mistake is; those around it would only bury it.
+        written.map_err(|error| match error.message().contains(" (in function '") {
+            true => error,
+            false => error.and(format_args!(" (in function '{}')", called.name)),
+        })
     }
 
     fn write_body(

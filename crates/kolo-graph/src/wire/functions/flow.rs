@@ -23,7 +23,7 @@ impl Lowering<'_> {
         let branches = [function_attr(call.node, "else_branch")?, function_attr(call.node, "then_branch")?];
         let (cond, inputs) = split_first(call)?;
         let is_bool = attr_type(call.node, "Tcond").is_none_or(|dtype| dtype == DType::Bool as i32);
-        let cond = if is_bool { cond } else { self.as_condition(site, cond)? };
+        let cond = if is_bool { cond } else { self.truth(site, cond)? };
         let cond = self.gated(site, "cond", cond, &call.controls)?;
         let pivot = self.emit(site, "pivot", "Switch", vec![cond.clone(), cond.clone()], &[], [])?;
         let mut switches = Vec::with_capacity(inputs.len());
@@ -123,7 +123,7 @@ impl Lowering<'_> {
             .first()
             .and_then(|arg| dtype_number(arg, &with_defaults(&cond.attr, signature)))
             .unwrap_or(DType::Bool as i32);
-        let pred = if pred_type == DType::Bool as i32 { pred } else { self.as_condition(&cond_site, pred)? };
+        let pred = if pred_type == DType::Bool as i32 { pred } else { self.truth(&cond_site, pred)? };
         let loop_cond = self.emit(site, "loop_cond", "LoopCond", vec![pred], &cond_effects, [])?;
 
         let mut switches = vec![String::new(); inputs.len()];
@@ -257,9 +257,9 @@ impl Lowering<'_> {
         self.emit(site, name, "Identity", vec![tensor], controls, [])
     }
 
-    fn as_condition(&mut self, site: &Site, tensor: String) -> Result<String> {
+    fn truth(&mut self, site: &Site, tensor: String) -> Result<String> {
         let to = AttrValue { value: Some(Value::Type(DType::Bool as i32)) };
-        self.emit(site, "as_condition", "Cast", vec![tensor], &[], [("DstT", to)])
+        self.emit(site, "truth", "Cast", vec![tensor], &[], [("DstT", to)])
     }
 
     fn compare(&mut self, site: &Site, op: &str, index: &str, with: usize) -> Result<String> {

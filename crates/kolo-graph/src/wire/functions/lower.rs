@@ -20,6 +20,8 @@ pub(crate) struct LowerOptions<'o> {
     pub is_taken: &'o dyn Fn(&str) -> bool,
     /// Whether this output of a node of the message is replaced by one of the graph.
     pub is_mapped: &'o dyn Fn(&str, usize) -> bool,
+    /// The most nodes and calls to write out.
+    pub max_nodes: usize,
     /// Comes before the names of loops, which must be unique in the graph.
     pub frame_prefix: &'o str,
 }
@@ -293,17 +295,16 @@ impl Lowering<'_> {
 
     /// Counts a node or a call against the limits.
     pub fn count(&mut self, n_bytes: usize) -> Result<()> {
-        /// A few functions that call each other twice could otherwise ask for more nodes than there is memory.
-        const MOST_NODES: usize = 1 << 19;
         /// Constants are copied with each call. Protobuf's limit for a graph.
         const MOST_BYTES: usize = i32::MAX as usize;
         self.n_written += 1;
         self.n_bytes = self.n_bytes.saturating_add(n_bytes);
-        if self.n_written <= MOST_NODES && self.n_bytes <= MOST_BYTES {
+        let most_nodes = self.options.max_nodes;
+        if self.n_written <= most_nodes && self.n_bytes <= MOST_BYTES {
             return Ok(());
         }
         Err(Error::resource_exhausted(format!(
-            "the graph has more than {MOST_NODES} nodes or {MOST_BYTES} bytes when its functions are written out"
+            "the graph has more than {most_nodes} nodes or {MOST_BYTES} bytes when its functions are written out"
         )))
     }
 

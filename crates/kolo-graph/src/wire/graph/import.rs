@@ -34,6 +34,9 @@ pub struct ImportOptions {
     pub origins: GraphOrigins,
     /// What becomes of calls of functions.
     pub calls: Calls,
+    /// How many nodes calls may be written out as: a few functions that call each other twice could ask for more than
+    /// there is memory for.
+    pub max_function_nodes: usize,
 }
 
 /// What becomes of calls of functions, and of branches and loops that name functions.
@@ -54,6 +57,7 @@ impl Default for ImportOptions {
             max_filled_bytes: MAX_FILLED_BYTES,
             origins: GraphOrigins::default(),
             calls: Calls::default(),
+            max_function_nodes: 1 << 20,
         }
     }
 }
@@ -103,6 +107,7 @@ pub fn import(graph: &Graph, def: &GraphDef, options: ImportOptions) -> Result<I
                     let map = &options.input_map;
                     map.contains_key(&format!("{node}:{output}")) || output == 0 && map.contains_key(node)
                 },
+                max_nodes: options.max_function_nodes,
                 frame_prefix: &prefix,
             };
             lower(&def.node, options)?

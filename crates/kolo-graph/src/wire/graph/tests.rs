@@ -265,7 +265,10 @@ fn functions_that_call_others_twice_do_not_fill_the_memory() {
         text += &format!("function {{ signature {{ name: 'f{i}' }} {} {} }}", call("p"), call("q"));
     }
     text += "function { signature { name: 'f40' } } }";
-    refused(&text, Code::ResourceExhausted, &["when its functions are written out"]);
+    let options = ImportOptions { max_function_nodes: 1000, ..ImportOptions::default() };
+    let error = import(&graph(), &parse(&text), options).unwrap_err();
+    assert_eq!(error.code(), Code::ResourceExhausted);
+    assert!(error.message().contains("more than 1000 nodes"), "{error}");
 }
 
 #[test]
