@@ -4,6 +4,8 @@
 //!
 //! `KOLO_GOLDEN` names another folder to check, and `KOLO_GOLDEN_ONLY` keeps the cases whose name contains it.
 
+#![allow(clippy::unwrap_used)]
+
 mod case;
 mod compare;
 mod coverage;
