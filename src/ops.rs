@@ -6,6 +6,7 @@ pub use kolo_ops::array::strided_slice::At;
 pub use kolo_ops::array::{
     bitcast::bitcast,
     broadcast::{broadcast_dynamic_shape, broadcast_to, tile},
+    bucketize::bucketize,
     cast::cast,
     check_numerics::check_numerics,
     concat::{concat, stack},
@@ -30,7 +31,7 @@ pub use kolo_ops::array::{
     split::{split, split_sizes, unstack},
     strided_slice::slice_at,
     transpose::{invert_permutation, transpose},
-    unique::{list_diff, unique, unique_with_counts},
+    unique::{list_diff, unique, unique_slices, unique_with_counts},
 };
 pub use kolo_ops::flow::tensor_array::TensorArray;
 pub use kolo_ops::flow::{
@@ -40,12 +41,14 @@ pub use kolo_ops::flow::{
 };
 pub use kolo_ops::io::{
     background::{await_save_v2, background_save_v2},
+    csv::decode_csv,
+    decode_raw::decode_raw,
     merge_v2_checkpoints::merge_v2_checkpoints,
+    png_image::{decode_png, encode_png},
     restore_v2::restore_v2,
     save_v2::save_v2,
     sharded_filename::{sharded_filename, sharded_filespec},
-    static_regex_full_match::static_regex_full_match,
-    string_join::string_join,
+    whole_file::{matching_files, read_file, write_file},
 };
 pub use kolo_ops::math::{
     add_n::add_n,
@@ -58,6 +61,8 @@ pub use kolo_ops::math::{
     compare::{equal, greater, greater_equal, less, less_equal, not_equal},
     cross::cross,
     cumulate::{cumprod, cumsum},
+    einsum::einsum,
+    histogram::histogram_fixed_width,
     logical::{logical_and, logical_not, logical_or},
     matmul::{matmul, matmul_with},
     reduce::extreme::{max, max_all, min, min_all},
@@ -79,6 +84,7 @@ pub use kolo_ops::nn::{
     batch_norm::{batch_norm_inference, batch_norm_training},
     bias_add::{bias_add, bias_add_nchw},
     conv2d::conv2d,
+    conv3d::conv3d,
     cross_entropy::softmax_cross_entropy,
     depthwise_conv2d::depthwise_conv2d,
     dropout::dropout,
@@ -88,6 +94,7 @@ pub use kolo_ops::nn::{
     lrn::lrn,
     max_pool::max_pool,
     relu::{leaky_relu, relu, relu6},
+    resize::{resize_bilinear, resize_nearest},
     softmax::{log_softmax, softmax},
     softplus::{softplus, softsign},
     sparse_cross_entropy::sparse_softmax_cross_entropy,
@@ -103,11 +110,17 @@ pub use kolo_ops::optim::{
 };
 pub use kolo_ops::queue::{ConditionalAccumulator, FifoQueue, QueueHandle, QueueKind, SparseConditionalAccumulator};
 pub use kolo_ops::random::{
+    gamma::random_gamma,
     multinomial::multinomial,
     shuffle::random_shuffle,
     standard::{random_normal, random_uniform, truncated_normal},
     stateless::{stateless_random_normal, stateless_random_uniform, stateless_truncated_normal},
+    truncated::parameterized_truncated_normal,
     uniform_int::random_uniform_int,
+};
+pub use kolo_ops::sparse::{
+    fill_empty_rows::sparse_fill_empty_rows, matmul::sparse_dense_matmul, reorder::sparse_reorder,
+    to_dense::sparse_to_dense,
 };
 pub use kolo_ops::state::{
     count_up_to::count_up_to,
@@ -116,8 +129,25 @@ pub use kolo_ops::state::{
     read::read_variable,
     reference::is_variable_initialized,
     scatter::{scatter_add, scatter_sub, scatter_update},
+    scatter_nd::{scatter_nd_add, scatter_nd_sub, scatter_nd_update},
+};
+pub use kolo_ops::string::{
+    as_string::as_string,
+    hash_bucket::string_to_hash_bucket_fast,
+    join::string_join,
+    length::string_length,
+    reduce_join::reduce_join,
+    regex::{static_regex_full_match, static_regex_replace},
+    split::string_split,
+    strip::{string_lower, string_strip, string_upper},
+    substr::substr,
+    to_number::string_to_number,
 };
 pub use kolo_ops::summary::{
     histogram::histogram_summary, image::image_summary, merge::merge_summary, scalar::scalar_summary,
     tensor::tensor_summary,
+};
+pub use kolo_ops::table::{
+    access::{lookup_table_find, lookup_table_insert, lookup_table_size},
+    make::{hash_table, mutable_hash_table},
 };

@@ -1,4 +1,5 @@
 //! Graphs with functions that TensorFlow made (`conformance/functions/make.py`), run here; and what must be refused.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

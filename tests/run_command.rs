@@ -1,4 +1,5 @@
 //! `kolo run`, as a person meets it.
+#![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -4,10 +4,14 @@ usage: tf.py BENCH [--case CASE]... [--threads N] [--callable] [--check]
 """
 
 import argparse
+import gzip
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -20,6 +24,7 @@ tf = tf_all.compat.v1
 tf.logging.set_verbosity(tf.logging.ERROR)
 tf.disable_v2_behavior()
 
+DATA = Path(__file__).resolve().parents[2] / "data" / "mnist"
 VERSIONS = {
     "tensorflow": tf_all.__version__,
     "numpy": np.__version__,
@@ -160,19 +165,22 @@ def mlp(o):
         yield case, "steps/s", "higher", rates
 
 
+def lenet_logits(x):
+    h = x
+    for filters in (32, 64):
+        w, b = weights(5, 5, int(h.shape[3]), filters)
+        h = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(h, w, strides=[1, 1, 1, 1], padding="SAME"), b))
+        h = tf.nn.max_pool(h, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="SAME")
+    return dense(tf.nn.relu(dense(tf.reshape(h, [-1, 7 * 7 * 64]), 512)), 10)
+
+
 def lenet(o):
     for case in measure.only(["train"], o.case):
         graph = tf.Graph()
         with graph.as_default():
             x = tf.placeholder(tf.float32, [None, 28, 28, 1])
             y = tf.placeholder(tf.float32, [None, 10])
-            h = x
-            for filters in (32, 64):
-                w, b = weights(5, 5, int(h.shape[3]), filters)
-                h = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(h, w, strides=[1, 1, 1, 1], padding="SAME"), b))
-                h = tf.nn.max_pool(h, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="SAME")
-            h = tf.nn.relu(dense(tf.reshape(h, [-1, 7 * 7 * 64]), 512))
-            rates = train(graph, x, y, dense(h, 10), 64, o)
+            rates = train(graph, x, y, lenet_logits(x), 64, o)
         yield case, "steps/s", "higher", rates
 
 
@@ -232,8 +240,10 @@ def checkpoint(o):
                 t1 = time.perf_counter()
                 del values
                 t2 = time.perf_counter()
-                saver.save(s, os.path.join(folder, "m"), global_step=i)
+                saver.save(s, os.path.join(folder, "m"))
                 t3 = time.perf_counter()
+                for name in os.listdir(folder):
+                    os.remove(os.path.join(folder, name))
                 if i > 0:
                     saves.append(t3 - t2)
                     of_plain.append((t1 - t0) / (t3 - t2))
@@ -249,7 +259,71 @@ def checkpoint(o):
         yield case, *cases[case]
 
 
+def mnist_batches(size, shape):
+    """Shuffled batches of the real MNIST for ever, as the tutorials' next_batch gives them: floats from 0 to 1."""
+    with gzip.open(DATA / "train-images-idx3-ubyte.gz") as f:
+        images = np.frombuffer(f.read(), np.uint8, offset=16).reshape(-1, *shape)
+    with gzip.open(DATA / "train-labels-idx1-ubyte.gz") as f:
+        labels = np.frombuffer(f.read(), np.uint8, offset=8).astype(np.int32)
+    rng = np.random.default_rng(0)
+    while True:
+        order = rng.permutation(len(images))
+        for start in range(0, len(images) - size + 1, size):
+            rows = order[start : start + size]
+            yield images[rows].astype(np.float32) * np.float32(1 / 255), labels[rows]
+
+
+def mnist_steps(graph, x, logits, y, data, o):
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+    step = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
+    with session(graph, config(o.threads)) as s:
+
+        def one_step():
+            images, labels = next(data)
+            s.run([step, loss], {x: images, y: labels})
+
+        return [1 / t for t in measure.seconds_per_call(one_step)]
+
+
+def train_mnist(o):
+    graph = tf.Graph()
+    with graph.as_default():
+        x, y = tf.placeholder(tf.float32, [None, 784]), tf.placeholder(tf.int32, [None])
+        logits = dense(tf.sigmoid(dense(x, 100)), 10)
+        yield "train", "steps/s", "higher", mnist_steps(graph, x, logits, y, mnist_batches(100, (784,)), o)
+
+
+def train_lenet(o):
+    graph = tf.Graph()
+    with graph.as_default():
+        x, y = tf.placeholder(tf.float32, [None, 28, 28, 1]), tf.placeholder(tf.int32, [None])
+        yield "train", "steps/s", "higher", mnist_steps(graph, x, lenet_logits(x), y, mnist_batches(64, (28, 28, 1)), o)
+
+
+def first_step(o):
+    graph = tf.Graph()
+    with graph.as_default():
+        x, y = tf.placeholder(tf.float32, [None, 784]), tf.placeholder(tf.int32, [None])
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=dense(tf.sigmoid(dense(x, 100)), 10)))
+        step = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
+    images, labels = next(mnist_batches(100, (784,)))
+    with session(graph, config(o.threads)) as s:
+        s.run([step, loss], {x: images, y: labels})
+
+
+def startup(o):
+    samples = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, __file__, "--first-step"], check=True)
+        samples.append(1e3 * (time.perf_counter() - start))
+    yield "first-step", "ms", "lower", samples
+
+
 BENCHES = {
+    "train-mnist": train_mnist,
+    "train-lenet": train_lenet,
+    "startup": startup,
     "run-latency": run_latency,
     "dispatch": dispatch,
     "matmul": matmul,
@@ -267,7 +341,10 @@ def main():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--callable", action="store_true", help="mlp, lenet: call through make_callable")
     parser.add_argument("--check", action="store_true", help="run one session and stop")
+    parser.add_argument("--first-step", action="store_true", help=argparse.SUPPRESS)
     o = parser.parse_args()
+    if o.first_step:
+        return first_step(o)
     if o.check:
         with tf.Session() as s:
             assert s.run(tf.constant(1.0) + 1.0) == 2.0

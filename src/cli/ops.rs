@@ -1,6 +1,9 @@
-//! `kolo ops`: the op table, for people.
+//! `kolo ops`: the op table, for people, and what of it is covered by conformance cases.
 
-use kolo::{Error, Result};
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use kolo::{DType, Error, Result};
 use kolo_graph::Gradient;
 use kolo_ops::{KernelDef, Op, TABLE};
 
@@ -11,15 +14,22 @@ use super::print;
 pub struct Args {
     /// Only ops whose name contains this, in any case
     filter: Option<String>,
+    /// Print a table of what each op has, in Markdown: docs/ops.md
+    #[arg(long)]
+    coverage: bool,
 }
+
+/// How many cases each op has, as `conformance/ops/generate.py` counted them.
+const COUNTS: &str = include_str!("../../tests/golden/counts.txt");
 
 pub fn run(args: &Args) -> Result<()> {
     let filter = args.filter.as_deref().unwrap_or_default().to_lowercase();
-    let mut ops: Vec<&Op> = TABLE.iter().copied().flatten().copied().collect();
-    ops.retain(|op| op.def.name.to_lowercase().contains(&filter));
-    ops.sort_by_key(|op| op.def.name);
+    let ops = ops_named(&filter);
     if ops.is_empty() {
         return Err(Error::not_found(format!("no op's name contains '{filter}'")));
+    }
+    if args.coverage {
+        return print(coverage(&filter).trim_end());
     }
     for op in &ops {
         print(format_args!("{} {}", op.def.name, op.def.signature))?;
@@ -37,4 +47,65 @@ pub fn run(args: &Args) -> Result<()> {
         })?;
     }
     print(format_args!("{} ops", ops.len()))
+}
+
+/// The ops whose name contains `filter`, in small letters, by name.
+fn ops_named(filter: &str) -> Vec<&'static Op> {
+    let mut ops: Vec<&Op> = TABLE.iter().copied().flatten().copied().collect();
+    ops.retain(|op| op.def.name.to_lowercase().contains(filter));
+    ops.sort_by_key(|op| op.def.name);
+    ops
+}
+
+/// The coverage table.
+fn coverage(filter: &str) -> String {
+    let counts: HashMap<&str, (usize, usize)> = COUNTS
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| {
+            let mut parts = line.split(' ');
+            Some((parts.next()?, (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?)))
+        })
+        .collect();
+    let (ops, mut rows) = (ops_named(filter), String::new());
+    let (mut n_kernels, mut n_gradients, mut n_covered, mut n_cases) = (0, 0, 0, 0);
+    for op in &ops {
+        let (cases, grads) = counts.get(op.def.name).copied().unwrap_or_default();
+        let kernels = cpu_dtypes(op);
+        n_kernels += usize::from(!op.kernels.is_empty());
+        n_gradients += usize::from(matches!(op.def.gradient, Gradient::Rule(_) | Gradient::Same | Gradient::Flow));
+        n_covered += usize::from(cases > 0);
+        n_cases += cases;
+        let gradient = match op.def.gradient {
+            Gradient::Rule(_) | Gradient::Same | Gradient::Flow => "yes",
+            Gradient::None(_) => "none",
+            Gradient::Refused(_) => "refused",
+            Gradient::Unstated => "not stated",
+        };
+        let _ = writeln!(rows, "| {} | {kernels} | {gradient} | {cases} | {grads} |", op.def.name);
+    }
+    format!(
+        "# Ops\n\n\
+         Made by `kolo ops --coverage`; `cargo test` fails when it is out of date. Every op has TensorFlow's signature and\n\
+         infers its outputs' shapes. *Gradient* is whether there is one (`none`: nothing to differentiate), *cases* how\n\
+         many conformance cases there are (`conformance/ops`) and how many of them compare gradients with TensorFlow's.\n\n\
+         {} ops, {n_kernels} with a CPU kernel, {n_gradients} with a gradient, {n_covered} with cases; {n_cases} times an op\n\
+         is in a case.\n\n\
+         | op | CPU kernels | gradient | cases | with gradients |\n| --- | --- | --- | --- | --- |\n{rows}",
+        ops.len()
+    )
+}
+
+/// The dtypes of the attribute that chooses the CPU kernel; `all` if none does.
+fn cpu_dtypes(op: &Op) -> String {
+    let kernels: Vec<&KernelDef> = op.kernels.iter().filter(|kernel| kernel.device == "CPU").collect();
+    if kernels.is_empty() {
+        return "none".to_owned();
+    }
+    if kernels.iter().any(|kernel| kernel.attr.is_empty()) {
+        return "all".to_owned();
+    }
+    let is_there = |dtype: &DType| kernels.iter().any(|kernel| kernel.dtypes.contains(*dtype));
+    let names: Vec<&str> = DType::ALL.iter().filter(|dtype| is_there(dtype)).map(|dtype| dtype.name()).collect();
+    names.join(" ")
 }

@@ -5,6 +5,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, Result, Shape, Tensor};
+use kolo_device::cpu::vectorize;
 
 /// What happens to a column's elements when a batch is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -157,10 +158,15 @@ fn scale<T: Number>(
     let from = source.data::<T>()?;
     let to = tensor.data_mut::<f32>()?;
     rows.each(|i, id| {
-        let to = &mut to[i * layout.length..][..layout.length];
-        for (to, from) in to.iter_mut().zip(layout.of(from, id)) {
-            *to = from.to_f32() * factor + offset;
-        }
+        let (from, to) = (layout.of(from, id), &mut to[i * layout.length..][..layout.length]);
+        vectorize(
+            #[inline(always)]
+            || {
+                for (to, from) in to.iter_mut().zip(from) {
+                    *to = from.to_f32() * factor + offset;
+                }
+            },
+        );
     });
     Ok(tensor)
 }
@@ -276,7 +282,7 @@ pub(crate) trait Number: Element {
 macro_rules! integers {
     ($($ty:ty),*) => {$(
         impl Number for $ty {
-            #[inline]
+            #[inline(always)]
             fn to_f32(self) -> f32 {
                 self as f32
             }
@@ -293,7 +299,7 @@ macro_rules! integers {
 macro_rules! floats {
     ($($ty:ty: $to_f32:expr, $to_f64:expr;)*) => {$(
         impl Number for $ty {
-            #[inline]
+            #[inline(always)]
             fn to_f32(self) -> f32 {
                 $to_f32(self)
             }

@@ -163,6 +163,11 @@ impl Tensor {
         Tensor { dtype: DType::Resource, shape: Shape::scalar(), data }
     }
 
+    /// A single value of a kind of its own, such as a lock, that moves through a graph as a handle does.
+    pub fn variant(handle: ResourceHandle) -> Tensor {
+        Tensor { dtype: DType::Variant, ..Tensor::handle(handle) }
+    }
+
     /// A tensor over bytes that an allocator handed out. The buffer must be as long as dtype and shape say; an error
     /// otherwise.
     pub fn from_buffer(dtype: DType, shape: Shape, buffer: Arc<dyn Buffer>) -> Result<Tensor> {

@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kolo_core::{DType, DeviceName, DeviceSpec, Error, Result};
+use kolo_core::{Code, DType, DeviceName, DeviceSpec, Error, Result};
 
 use crate::colocate::{Sets, Wish, colocate, holds_state, is_variable};
 use crate::placed::{Placed, PlacedGraph, Rule};
@@ -114,7 +114,7 @@ pub struct PlaceOptions {
 }
 
 /// Gives each node of `needed` (sorted) one of `devices`. `earlier` says where earlier runs of the session put nodes.
-/// `InvalidArgument` if a pin cannot be kept, if nodes that must share a device cannot, or if no device has a kernel;
+/// `Unimplemented` if an op has no kernels at all; `InvalidArgument` if a pin cannot be kept, if nodes that must share a device cannot, or if no device has a kernel;
 /// the message names the node, what was asked for and where, and what is possible.
 pub fn place<'a>(
     nodes: &'a Nodes,
@@ -481,7 +481,9 @@ impl<'a> Placer<'a, '_> {
 
     fn cannot_assign(&self, id: NodeId, why: &str) -> Error {
         let node = self.nodes.node(id);
-        Error::invalid_argument(format!("Cannot assign a device to node '{}': {why}", node.name)).with_node(
+        // What no device anywhere can run is ours to add; anything else is the graph's to change.
+        let code = if self.support.kernels(node).is_empty() { Code::Unimplemented } else { Code::InvalidArgument };
+        Error::new(code, format!("Cannot assign a device to node '{}': {why}", node.name)).with_node(
             &node.name,
             node.op(),
             &node.device.to_string(),

@@ -62,6 +62,10 @@ pub fn from_handle(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
 /// Input 0 reduced over the axes in integer input 1, which stay as size 1 if attribute `keep_dims` is set.
 pub fn reduction(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
     let keep = ctx.attrs().bool("keep_dims")?;
+    if ctx.input(1).rank().is_some_and(|rank| rank > 1) {
+        let found = ctx.input(1);
+        return Err(Error::invalid_argument(format!("reduction axes must be a scalar or a vector, found {found}")));
+    }
     let Some(dims) = ctx.input(0).dims() else { return unknown(ctx) };
     let Some(axes) = ctx.constant_integers(1) else {
         return Ok(vec![if keep { PartialShape::of_rank(dims.len()) } else { PartialShape::unknown() }]);

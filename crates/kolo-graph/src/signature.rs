@@ -216,12 +216,14 @@ fn parse_attr(text: &str) -> Result<AttrDef, String> {
     }
 }
 
-/// `num` stands for all numbers, `real` for those that have an order.
+/// `num` stands for all numbers, `real` for those that have an order, `quantized` for integers that stand for reals.
 fn dtypes_named(name: &str) -> Result<Vec<DType>, String> {
     use DType::*;
+    const QUANTIZED: [DType; 5] = [QI8, QU8, QI32, QI16, QU16];
     const REAL: [DType; 12] = [F32, F64, I32, U8, I16, I8, I64, BF16, U16, F16, U32, U64];
     match name {
-        "num" => Ok(REAL.into_iter().chain([Complex64, Complex128, QI8, QU8, QI32]).collect()),
+        "num" => Ok(REAL.into_iter().chain([Complex64, Complex128]).chain(QUANTIZED).collect()),
+        "quantized" => Ok(QUANTIZED.to_vec()),
         "real" => Ok(REAL.to_vec()),
         _ => Ok(vec![DType::from_name(name).map_err(|error| error.to_string())?]),
     }

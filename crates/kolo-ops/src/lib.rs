@@ -21,8 +21,12 @@ pub mod nn;
 pub mod optim;
 pub mod queue;
 pub mod random;
+pub mod sparse;
 pub mod state;
+pub mod string;
 pub mod summary;
+pub mod table;
+pub mod undone;
 
 pub use cancel::{CancelToken, Registration};
 pub use kernel::{AsyncKernel, Done, Input, Kernel, KernelCtx, KernelInit, Outcome, OutputValue};

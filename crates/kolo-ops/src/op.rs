@@ -153,8 +153,12 @@ pub static TABLE: &[&[&Op]] = &[
     crate::optim::OPS,
     crate::queue::OPS,
     crate::random::OPS,
+    crate::sparse::OPS,
     crate::state::OPS,
+    crate::string::OPS,
     crate::summary::OPS,
+    crate::table::OPS,
+    crate::undone::OPS,
 ];
 
 /// The ops as a graph knows them.

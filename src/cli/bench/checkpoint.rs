@@ -15,7 +15,7 @@ const N_VARIABLES: usize = 16;
 /// 64 MB of floats each.
 const N_ELEMENTS: usize = 16_000_000;
 const N_BYTES: f64 = (N_VARIABLES * N_ELEMENTS * 4) as f64;
-const N_SAMPLES: usize = 5;
+const N_SAMPLES: usize = 6;
 
 pub fn run(report: &Report) -> Result<()> {
     let folder = Folder::new()?;
@@ -36,15 +36,23 @@ pub fn run(report: &Report) -> Result<()> {
         Ok(start.elapsed().as_secs_f64())
     };
 
-    // Plain writes and saves in turn, so that the disk is in the same mood for both. The first of each warms up.
+    // Plain writes and saves in turn, each to new files and either first, so that the disk and the system's cache are in
+    // the same mood for both. The first two warm up.
     let reads: Vec<_> = variables.iter().map(|w| w.read()).collect();
     let (mut writes, mut of_plain) = (Vec::new(), Vec::new());
-    for i in 0..=N_SAMPLES {
+    for i in 0..N_SAMPLES + 2 {
         let values = session.run(&reads, &[], &[])?;
-        let plain = timed(&mut || write_plainly(&folder.0.join("plain"), &values))?;
-        drop(values);
-        let save = timed(&mut || saver.save(&session, folder.0.join("m"), Some(i as i64)).map(drop))?;
-        if i > 0 {
+        let save = || timed(&mut || saver.save(&session, folder.0.join("m"), None).map(drop));
+        let plain = || timed(&mut || write_plainly(&folder.0.join("plain"), &values));
+        let (save, plain) = match i % 2 {
+            0 => {
+                let plain = plain()?;
+                (save()?, plain)
+            }
+            _ => (save()?, plain()?),
+        };
+        folder.clear();
+        if i > 1 {
             writes.push(N_BYTES / save / 1e6);
             of_plain.push(plain / save);
         }
@@ -57,7 +65,7 @@ pub fn run(report: &Report) -> Result<()> {
     let (mut pauses, mut costs) = (Vec::new(), Vec::new());
     for i in 0..=N_SAMPLES {
         let start = Instant::now();
-        let save = saver.save_in_background(&session, folder.0.join("m"), Some((100 + i) as i64))?;
+        let save = saver.save_in_background(&session, folder.0.join("m"), None)?;
         let pause = start.elapsed().as_secs_f64();
         // What training loses until the save has ended: the pause, and what the steps meanwhile take longer.
         let (mut n_steps, begun) = (0, Instant::now());
@@ -67,6 +75,7 @@ pub fn run(report: &Report) -> Result<()> {
         }
         let cost = pause + begun.elapsed().as_secs_f64() - f64::from(n_steps) * alone;
         save.wait()?;
+        folder.clear();
         if i > 0 {
             pauses.push(pause * 1e3);
             costs.push(cost * 1e3);
@@ -97,6 +106,15 @@ impl Folder {
         fs::create_dir_all(&path)
             .map_err(|error| Error::failed_precondition(format!("cannot make {}: {error}", path.display())))?;
         Ok(Folder(path))
+    }
+}
+
+impl Folder {
+    /// Removes the files.
+    fn clear(&self) {
+        for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 

@@ -7,6 +7,7 @@ mod matmul;
 mod measure;
 mod networks;
 mod scaling;
+mod training;
 
 use kolo::Result;
 
@@ -30,6 +31,10 @@ enum Name {
     Lenet,
     Scaling,
     Checkpoint,
+    TrainMnist,
+    TrainLenet,
+    TrainLm,
+    Startup,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -42,5 +47,9 @@ pub fn run(args: &Args) -> Result<()> {
         Name::Lenet => networks::lenet(&report),
         Name::Scaling => scaling::run(&report),
         Name::Checkpoint => checkpoint::run(&report),
+        Name::TrainMnist => training::train_mnist(&report),
+        Name::TrainLenet => training::train_lenet(&report),
+        Name::TrainLm => training::train_lm(&report),
+        Name::Startup => training::startup(&report),
     }
 }

@@ -70,7 +70,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>) -> Result<Traine
     let accuracy = tested.as_ref().and_then(|t| t.metrics.iter().find(|(name, _)| name == "accuracy").map(|m| m.1));
     let step = trainer.step()?;
     let took = began.elapsed().as_secs_f64();
-    let cost = report.as_ref().map(|report| report.last_loss);
+    let cost = report.as_ref().filter(|report| report.n_steps > 0).map(|report| report.last_loss);
     if let (Some(summaries), Some(accuracy)) = (&summaries, accuracy) {
         summaries.writer.add_scalar("test/accuracy", accuracy, step);
         summaries.writer.flush()?;

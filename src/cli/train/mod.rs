@@ -186,7 +186,7 @@ fn sort_pictures(common: &Common, pictures: Pictures<'_>) -> Result<()> {
     let images = graph.placeholder::<f32>("images", PartialShape::new(&dims));
     let labels = graph.placeholder::<i32>("labels", [None]);
     let n_steps = (pictures.n_train / batch.max(1)) as u64 * epochs;
-    let optimizer = common.make_optimizer(pictures.optimizer.0, pictures.optimizer.1, n_steps)?;
+    let optimizer = common.make_optimizer(pictures.optimizer.0, pictures.optimizer.1, n_steps, 0)?;
     let model = train_model(&graph, &placement, &*optimizer, &[images, labels], |inputs| {
         Ok(recipes::mnist::parts((pictures.network)(inputs[0])?, inputs[1]))
     })?;
@@ -220,13 +220,13 @@ fn lm(args: &Lm) -> Result<()> {
     }
     let common = &args.common;
     let (batch, epochs, placement) = sizes(common, 32, 1)?;
-    let n_steps = common.max_steps.map_or(400, |steps| steps.unsigned_abs());
+    let n_steps = common.max_steps.map_or(800, |steps| steps.unsigned_abs());
     let (train, test) = corpus.split(0.95)?;
     let graph = kolo::graph();
     graph.set_seed(common.seed as i64);
     let tokens = graph.placeholder::<i32>("tokens", [None, Some(size.context)]);
     let next = graph.placeholder::<i32>("next", [None, Some(size.context)]);
-    let optimizer = common.make_optimizer(Kind::Adamw, 3e-3, n_steps)?;
+    let optimizer = common.make_optimizer(Kind::Adamw, 4e-3, n_steps, n_steps / 10)?;
     let model = train_model(&graph, &placement, &*optimizer, &[tokens, next], |inputs| {
         Ok(recipes::lm::parts(recipes::lm::transformer(inputs[0], &size), inputs[1]))
     })?;
@@ -264,7 +264,7 @@ fn linear(args: &Linear) -> Result<()> {
     graph.set_seed(common.seed as i64);
     let x = graph.placeholder::<f32>("x", [None, Some(1)]);
     let y = graph.placeholder::<f32>("y", [None, Some(1)]);
-    let optimizer = common.make_optimizer(Kind::Sgd, 0.2, 1000 / batch as u64 * epochs)?;
+    let optimizer = common.make_optimizer(Kind::Sgd, 0.2, 1000 / batch as u64 * epochs, 0)?;
     let model = train_model(&graph, &placement, &*optimizer, &[x, y], |inputs| {
         Ok(recipes::linear::model(inputs[0], inputs[1]))
     })?;

@@ -138,14 +138,21 @@ impl Kind {
 
 impl Common {
     /// The optimizer: what the flags say, else the recipe's choice, its rate falling to nothing over `n_steps`.
-    pub fn make_optimizer(&self, usual: Kind, usual_rate: f64, n_steps: u64) -> Result<Box<dyn Optimizer>> {
+    /// Without `--lr` the rate grows over the first `warm_up` steps.
+    pub fn make_optimizer(
+        &self,
+        usual: Kind,
+        usual_rate: f64,
+        n_steps: u64,
+        warm_up: u64,
+    ) -> Result<Box<dyn Optimizer>> {
         let kind = self.optimizer.unwrap_or(usual);
         let rate = match self.lr {
             Some(rate) if rate > 0.0 && rate.is_finite() => LearningRate::from(rate),
             Some(rate) => return Err(Error::invalid_argument(format!("--lr {rate} is not a positive number"))),
             None => {
                 let initial = if kind == usual { usual_rate } else { kind.usual_rate() };
-                LearningRate::from(Schedule::cosine(initial, n_steps))
+                LearningRate::from(Schedule::cosine(initial, n_steps).warm_up(warm_up))
             }
         };
         Ok(kind.make(rate))

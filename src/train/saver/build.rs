@@ -281,7 +281,7 @@ fn sharded_ops<'g>(filename: Output<'g>, saved: &[Saved<'g>]) -> (Output<'g>, Op
     }
     let host = DeviceSpec { kind: Some("CPU".into()), ..DeviceSpec::default() };
     let directory = graph.device(&host.to_string(), || {
-        kolo_ops::io::string_join::string_join(&[filename, graph.constant("_temp/part")], "")
+        kolo_ops::string::join::string_join(&[filename, graph.constant("_temp/part")], "")
     });
     let n_shards = graph.named_constant("num_shards", i32::try_from(by_device.len()).unwrap_or(i32::MAX));
     let (mut prefixes, mut written, mut restored) = (Vec::new(), Vec::new(), Vec::new());

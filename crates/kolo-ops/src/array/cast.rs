@@ -1,4 +1,4 @@
-//! `Cast`: every element as the nearest one of another dtype.
+//! `Cast`: every element as the nearest one of another dtype. `_HostCast`: the same, of values in host memory.
 //!
 //! Floats become integers by cutting off the fraction; values out of range become the nearest end, and NaN becomes 0
 //! (C++ leaves both undefined). Integers wrap. Anything but zero is true. Halves are reached through `float`, as in
@@ -34,6 +34,12 @@ pub(crate) static CAST: Op = Op {
         }),
         ..OpDef::BASE
     },
+    kernels: &[cpu_any(forward)],
+    cost: Cost::Elements,
+};
+
+pub(crate) static HOST_CAST: Op = Op {
+    def: OpDef { name: "_HostCast", gradient: Gradient::Refused("differentiate Cast instead"), ..CAST.def },
     kernels: &[cpu_any(forward)],
     cost: Cost::Elements,
 };
@@ -264,6 +270,7 @@ mod tests {
     #[test]
     fn floats_lose_their_fraction_and_stop_at_the_ends() {
         check([1.9f32, -1.9, 0.0], [1i32, -1, 0]);
+        check_op("_HostCast").attr("DstT", DType::I32).input([1.9f32]).gives([1i32]);
         check([1e10f32, -1e10, f32::NAN, f32::INFINITY], [i32::MAX, i32::MIN, 0, i32::MAX]);
         check([-1.0f64, 300.0, 255.9], [0u8, 255, 255]);
         check([2.5f64, f64::MAX], [2.5f32, f32::INFINITY]);

@@ -54,7 +54,8 @@ pub(crate) static GATHER_V2: Op = Op {
         gradient: Gradient::Rule(|op, dy| {
             let (dy, axis) = (first(dy)?, constant_axis(op)?);
             let batch_dims = op.attrs(|attrs| attrs.int("batch_dims"))?;
-            let grad = if axis == 0 && batch_dims == 0 { slices(op, dy) } else { dense(op, dy, axis, batch_dims)? };
+            let grad =
+                if axis == Some(0) && batch_dims == 0 { slices(op, dy) } else { dense(op, dy, axis, batch_dims)? };
             Ok(vec![Some(grad), None, None])
         }),
         ..OpDef::BASE
@@ -115,25 +116,34 @@ fn slices<'g>(op: Operation<'g>, dy: Output<'g>) -> Grad<'g> {
 
 /// Sums `dy` into zeros of the shape of params. Seen as [batch, outer, gathered, inner], the gathered dimension is moved
 /// to the front, next to the batch, so that segments can be summed; then everything is moved back.
-fn dense<'g>(op: Operation<'g>, dy: Output<'g>, axis: i64, batch_dims: i64) -> Result<Grad<'g>> {
+fn dense<'g>(op: Operation<'g>, dy: Output<'g>, axis: Option<i64>, batch_dims: i64) -> Result<Grad<'g>> {
     let graph = op.graph();
     let (params, indices) = (op.input(0), op.input(1));
-    let (Some(rank), Some(indices_rank)) = (params.shape().rank(), indices.shape().rank()) else {
-        return Err(Error::unimplemented("the gradient of GatherV2 along an axis needs inputs of known rank"));
-    };
-    let axis = resolve_axis(axis, rank)? as i64;
-    let batch_dims = resolve_batch(batch_dims, indices_rank)? as i64;
     let shape = graph.op("Shape").input(params).out();
-    let size = |from: i64, to: Option<i64>| {
-        let dims = slice_at(shape, &[At::Range(Some(from), to)]);
+    let batch_dims = match (batch_dims, indices.shape().rank()) {
+        (batch_dims, Some(rank)) => resolve_batch(batch_dims, rank)? as i32,
+        (batch_dims @ 0.., None) => i32::try_from(batch_dims).unwrap_or(i32::MAX),
+        _ => return Err(Error::unimplemented("the gradient of GatherV2 with negative batch_dims needs a known rank")),
+    };
+    // Positions in `shape`, each a vector of one; those that are not known now are worked out in the run.
+    let axis = match (axis, params.shape().rank()) {
+        (Some(axis), Some(rank)) => graph.constant([resolve_axis(axis, rank)? as i32]),
+        _ => {
+            let rank = graph.op("Rank").input(params).out();
+            let axis = reshape(cast(op.input(2), DType::I32), &[1]);
+            graph.op("FloorMod").input(axis).input(rank).out()
+        }
+    };
+    let [start, batch_end, end, one] = [0, batch_dims, i32::MAX, 1].map(|i| graph.constant([i]));
+    let cut = |from: Output<'g>, to: Output<'g>, of: Output<'g>| {
+        let dims = graph.op("StridedSlice").inputs([of, from, to, one]).out();
         graph.op("Prod").inputs([dims, graph.constant([0i32])]).out()
     };
-    let batch = size(0, Some(batch_dims));
-    let outer = size(batch_dims, Some(axis));
-    let gathered = size(axis, Some(axis + 1));
-    let inner = size(axis + 1, None);
-    let index_dims = slice_at(graph.op("Shape").input(indices).out(), &[At::Range(Some(batch_dims), None)]);
-    let n = graph.op("Prod").inputs([index_dims, graph.constant([0i32])]).out();
+    let batch = cut(start, batch_end, shape);
+    let outer = cut(batch_end, axis, shape);
+    let gathered = cut(axis, axis + 1, shape);
+    let inner = cut(axis + 1, end, shape);
+    let n = cut(batch_end, end, graph.op("Shape").input(indices).out());
     let pack = |dims: &[Output<'g>]| graph.op("Pack").inputs(dims.iter().copied()).out();
 
     let dy = transpose(reshape(dy, pack(&[batch, outer, n, inner])), &[0, 2, 1, 3]);
@@ -146,12 +156,11 @@ fn dense<'g>(op: Operation<'g>, dy: Output<'g>, axis: i64, batch_dims: i64) -> R
     Ok(reshape(sum, shape).into())
 }
 
-fn constant_axis(op: Operation<'_>) -> Result<i64> {
+/// The axis, if it is a constant.
+fn constant_axis(op: Operation<'_>) -> Result<Option<i64>> {
     let node = op.input(2).operation().node();
-    match node.as_ref().filter(|node| node.op() == "Const") {
-        Some(node) => integer(node.attrs.tensor("value")?),
-        None => Err(Error::unimplemented("the gradient of GatherV2 needs a constant axis")),
-    }
+    let node = node.as_ref().filter(|node| node.op() == "Const");
+    node.map(|node| integer(node.attrs.tensor("value")?)).transpose()
 }
 
 fn forward(ctx: &mut KernelCtx<'_>, axis: i64, batch_dims: i64) -> Result<()> {

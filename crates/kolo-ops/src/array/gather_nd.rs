@@ -30,14 +30,8 @@ pub(crate) static GATHER_ND: Op = Op {
         signature: "(params:Tparams, indices:Tindices) -> (output:Tparams) ; Tparams:type, \
                     Tindices:type{int16,int32,int64}",
         shape: |ctx| {
-            let (params, indices) = (ctx.input(0), ctx.input_of_rank_at_least(1, 1)?);
-            let (Some(dims), Some(picked)) = (params.dims(), indices.dims()) else {
-                return Ok(vec![PartialShape::unknown()]);
-            };
-            let Some(depth) = picked[picked.len() - 1] else { return Ok(vec![PartialShape::unknown()]) };
-            check_depth(depth, dims.len())?;
-            let out: Vec<Dim> = picked[..picked.len() - 1].iter().chain(&dims[depth..]).copied().collect();
-            Ok(vec![PartialShape::new(&out)])
+            let indices = ctx.input_of_rank_at_least(1, 1)?;
+            Ok(vec![slices_shape(ctx.input(0), indices)?])
         },
         gradient: Gradient::Rule(|op, dy| {
             let graph = op.graph();
@@ -75,6 +69,16 @@ fn check_depth(depth: usize, rank: usize) -> Result<()> {
     )))
 }
 
+/// The shape of slices of `params`, or of updates to it, at the coordinates in `indices`, which are at least a vector.
+pub(crate) fn slices_shape(params: &PartialShape, indices: &PartialShape) -> Result<PartialShape> {
+    let (Some(dims), Some([picked @ .., Some(depth)])) = (params.dims(), indices.dims()) else {
+        return Ok(PartialShape::unknown());
+    };
+    check_depth(*depth, dims.len())?;
+    let out: Vec<Dim> = picked.iter().chain(&dims[*depth..]).copied().collect();
+    Ok(PartialShape::new(&out))
+}
+
 fn infer_scatter(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
     ctx.input_of_rank(2, 1)?;
     let indices = ctx.input_of_rank_at_least(0, 1)?;
@@ -82,18 +86,12 @@ fn infer_scatter(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
         Some(shape) => Shape::from_signed(&integers(shape)?)?.into(),
         None => ctx.constant_as_shape(2),
     };
-    if let (Some(dims), Some(picked)) = (shape.dims(), indices.dims())
-        && let Some(depth) = picked[picked.len() - 1]
-    {
-        check_depth(depth, dims.len())?;
-        let expected: Vec<Dim> = picked[..picked.len() - 1].iter().chain(&dims[depth..]).copied().collect();
-        ctx.input(1).merge(&PartialShape::new(&expected))?;
-    }
+    ctx.input(1).merge(&slices_shape(&shape, indices)?)?;
     Ok(vec![shape])
 }
 
 /// The rows of a tensor of `shape` that coordinates name, as numbers counted over the first `depth` dimensions.
-fn rows(indices: &Tensor, shape: &Shape, what: &str) -> Result<(usize, Vec<usize>)> {
+pub(crate) fn rows(indices: &Tensor, shape: &Shape, what: &str) -> Result<(usize, Vec<usize>)> {
     let Some((&depth, outer)) = indices.shape().split_last() else {
         return Err(Error::invalid_argument("indices must be at least a vector"));
     };
@@ -120,7 +118,13 @@ fn rows(indices: &Tensor, shape: &Shape, what: &str) -> Result<(usize, Vec<usize
 }
 
 fn forward_gather(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let (params, indices) = (ctx.input(0)?, ctx.input(1)?);
+    let out = take_slices(ctx, ctx.input(0)?, ctx.input(1)?)?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+/// The slices of `params` at coordinates.
+pub(crate) fn take_slices(ctx: &KernelCtx<'_>, params: &Tensor, indices: &Tensor) -> Result<Tensor> {
     let shape = params.shape();
     let (depth, rows) = rows(indices, shape, "param shape")?;
     let picked = &indices.shape()[..indices.shape().rank() - 1];
@@ -128,9 +132,7 @@ fn forward_gather(ctx: &mut KernelCtx<'_>) -> Result<()> {
     // The first `depth` dimensions count as one.
     let flat = [&[product(&shape[..depth])], &shape[depth..]].concat();
     let flat = params.clone().reshaped(Shape::new(&flat)?)?;
-    let out = pick_rows(ctx, &flat, rows, Shape::new(&dims)?)?;
-    ctx.set_output(0, out);
-    Ok(())
+    pick_rows(ctx, &flat, rows, Shape::new(&dims)?)
 }
 
 fn forward_scatter<T: Plus>(ctx: &mut KernelCtx<'_>) -> Result<()> {

@@ -1,4 +1,4 @@
-//! `Identity` and `IdentityN`: the same value under another name; reads a reference. `StopGradient`: the same, but no
+//! `Identity` and `IdentityN`: the same value under another name; reads a reference. `RefIdentity`: the same reference. `StopGradient`: the same, but no
 //! gradient passes. `PreventGradient`: the same, but asking for a gradient is an error.
 
 use kolo_core::{Error, Result};
@@ -44,6 +44,19 @@ pub(crate) static IDENTITY_N: Op = Op {
         signature: "(input:list(T)) -> (output:list(T)) ; T:list(type)>=1",
         shape: shape_fns::each_as_its_input,
         gradient: Gradient::Rule(|_, dy| Ok(dy.iter().map(|grad| grad.map(Into::into)).collect())),
+        ..OpDef::BASE
+    },
+    kernels: KERNELS,
+    cost: Cost::Inline,
+};
+
+pub(crate) static REF_IDENTITY: Op = Op {
+    def: OpDef {
+        name: "RefIdentity",
+        signature: "(input:Ref(T)) -> (output:Ref(T)) ; T:type",
+        shape: shape_fns::same_as_input_0,
+        gradient: Gradient::Same,
+        allows_uninitialized_input: true,
         ..OpDef::BASE
     },
     kernels: KERNELS,
@@ -96,6 +109,18 @@ mod tests {
         check_op("Identity").input([1.0f32, 2.0]).gives([1.0f32, 2.0]);
         check_op("Identity").input(wavy([3], 1)).gradient();
         check_op("StopGradient").input("text").gives("text");
+    }
+
+    #[test]
+    fn a_reference_stays_one() {
+        let g = crate::graph();
+        let v = g.new_variable("v", [1.0f32]).kind(kolo_graph::VariableKind::Reference).build();
+        let same = g.op("RefIdentity").input(v.handle()).out();
+        assert!(same.is_ref());
+        let assign = g.op("Assign").input(same).input(g.constant([5.0f32])).out();
+        let run = crate::testing::Evaluation::new(g.snapshot());
+        run.run(&[assign], &[]).unwrap();
+        assert_eq!(run.run(&[v.read()], &[]).unwrap(), [Tensor::from([5.0f32])]);
     }
 
     #[test]

@@ -4,13 +4,14 @@ use crate::Op;
 
 pub mod bitcast;
 pub mod broadcast;
+pub mod bucketize;
 pub mod cast;
 pub mod check_numerics;
 pub mod concat;
 pub mod constant;
 pub mod diag;
 pub mod dynamic;
-mod elements;
+pub(crate) mod elements;
 pub mod expand_dims;
 pub mod fill;
 pub mod gather;
@@ -31,7 +32,7 @@ pub mod split;
 pub mod strided_slice;
 pub mod transpose;
 pub mod unique;
-mod view;
+pub(crate) mod view;
 
 pub use elements::IntoInts;
 
@@ -41,7 +42,9 @@ pub static OPS: &[&Op] = &[
     &broadcast::BROADCAST_ARGS,
     &broadcast::BROADCAST_TO,
     &broadcast::TILE,
+    &bucketize::BUCKETIZE,
     &cast::CAST,
+    &cast::HOST_CAST,
     &check_numerics::CHECK_NUMERICS,
     &concat::CONCAT,
     &concat::CONCAT_OFFSET,
@@ -68,6 +71,7 @@ pub static OPS: &[&Op] = &[
     &identity::IDENTITY,
     &identity::IDENTITY_N,
     &identity::PREVENT_GRADIENT,
+    &identity::REF_IDENTITY,
     &identity::STOP_GRADIENT,
     &mirror_pad::MIRROR_PAD,
     &mirror_pad::MIRROR_PAD_GRAD,
@@ -75,6 +79,7 @@ pub static OPS: &[&Op] = &[
     &pad::PAD,
     &pad::PAD_V2,
     &placeholder::PLACEHOLDER,
+    &placeholder::PLACEHOLDER_V2,
     &placeholder::PLACEHOLDER_WITH_DEFAULT,
     &range::LIN_SPACE,
     &range::RANGE,
@@ -100,5 +105,7 @@ pub static OPS: &[&Op] = &[
     &transpose::TRANSPOSE,
     &unique::LIST_DIFF,
     &unique::UNIQUE,
+    &unique::UNIQUE_V2,
     &unique::UNIQUE_WITH_COUNTS,
+    &unique::UNIQUE_WITH_COUNTS_V2,
 ];

@@ -1,4 +1,4 @@
-//! `Placeholder`: a value that must be fed. `PlaceholderWithDefault`: one that may be.
+//! `Placeholder` and `PlaceholderV2`: a value that must be fed. `PlaceholderWithDefault`: one that may be.
 
 use kolo_core::{Error, Result};
 use kolo_graph::{Gradient, OpDef, Output, shape_fns};
@@ -19,6 +19,16 @@ pub(crate) static PLACEHOLDER: Op = Op {
         shape: shape_fns::from_shape_attr,
         gradient: Gradient::None("a placeholder has no inputs"),
         ..OpDef::BASE
+    },
+    kernels: &[cpu_any(not_fed)],
+    cost: Cost::Inline,
+};
+
+pub(crate) static PLACEHOLDER_V2: Op = Op {
+    def: OpDef {
+        name: "PlaceholderV2",
+        signature: "() -> (output:dtype) ; dtype:type, shape:shape",
+        ..PLACEHOLDER.def
     },
     kernels: &[cpu_any(not_fed)],
     cost: Cost::Inline,
@@ -57,6 +67,11 @@ mod tests {
             .attr("dtype", DType::F32)
             .attr("shape", PartialShape::new(&[None, Some(2)]))
             .fails("You must feed a value for placeholder tensor 'Placeholder' with dtype float and shape [?,2]");
+        check_op("PlaceholderV2").attr("dtype", DType::F32).fails("shape");
+        check_op("PlaceholderV2")
+            .attr("dtype", DType::I64)
+            .attr("shape", PartialShape::scalar())
+            .fails("placeholder tensor 'PlaceholderV2' with dtype int64");
     }
 
     #[test]

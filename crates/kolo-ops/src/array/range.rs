@@ -34,7 +34,7 @@ pub(crate) static RANGE: Op = Op {
     def: OpDef {
         name: "Range",
         signature: "(start:Tidx, limit:Tidx, delta:Tidx) -> (output:Tidx) ; \
-                    Tidx:type{bfloat16,half,float,double,int8,int16,int32,int64,uint16,uint32}=int32",
+                    Tidx:type{bfloat16,half,float,double,int8,int16,int32,int64,uint16,uint32,uint64}=int32",
         shape: infer_range,
         gradient: Gradient::None("the number of elements depends on the ends"),
         ..OpDef::BASE

@@ -37,8 +37,8 @@ fn infer(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
     ctx.input_of_rank(1, 1)?;
     let n_elements = ctx.input(0).n_elements();
     if let Some(dims) = ctx.constant_integers(1) {
-        if let Some(n) = n_elements {
-            return Ok(vec![resolve(&dims, n)?.into()]);
+        if let Some(input) = ctx.input(0).known() {
+            return Ok(vec![resolve(&dims, &input)?.into()]);
         }
         check(&dims)?;
     }
@@ -63,7 +63,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if sizes.shape().rank() != 1 {
         return Err(Error::invalid_argument(format!("sizes input must be 1-D, not {}", sizes.shape())));
     }
-    let shape = resolve(&integers(sizes)?, ctx.input(0)?.n_elements())?;
+    let shape = resolve(&integers(sizes)?, ctx.input(0)?.shape())?;
     let output = ctx.take_input(0)?.reshaped(shape)?;
     ctx.set_output(0, output);
     Ok(())
@@ -90,24 +90,22 @@ fn check(dims: &[i64]) -> Result<Option<usize>> {
     Ok(unknown)
 }
 
-/// The shape that `dims` means for `n` elements.
-fn resolve(dims: &[i64], n: usize) -> Result<Shape> {
-    let unknown = check(dims)?;
-    let mut sizes: Vec<i64> = dims.iter().map(|&dim| if dim == -1 { 1 } else { dim }).collect();
-    let rest = Shape::from_signed(&sizes)?.n_elements();
+/// The shape that `dims` means for what has shape `input`. Beside a size of 0, the missing one is what the sizes of
+/// `input` other than 0 leave over, as in TensorFlow.
+fn resolve(dims: &[i64], input: &Shape) -> Result<Shape> {
+    let (unknown, n) = (check(dims)?, input.n_elements());
+    let mut sizes = dims.to_vec();
     if let Some(unknown) = unknown {
-        if rest == 0 {
-            return Err(Error::invalid_argument(
-                "reshape cannot infer the missing input size for an empty tensor unless all specified input sizes are \
-                 non-zero",
-            ));
-        }
-        if !n.is_multiple_of(rest) {
+        let has_zero = dims.contains(&0);
+        let rest: Vec<i64> = dims.iter().copied().filter(|&dim| dim > 0).collect();
+        let rest = Shape::from_signed(&rest)?.n_elements();
+        let counted: usize = input.iter().filter(|&&dim| dim > 0 || !has_zero).product();
+        if !(counted.is_multiple_of(rest) || has_zero && n == 0) {
             return Err(Error::invalid_argument(format!(
                 "Input to reshape is a tensor with {n} values, but the requested shape requires a multiple of {rest}"
             )));
         }
-        sizes[unknown] = (n / rest) as i64;
+        sizes[unknown] = (counted / rest) as i64;
     }
     let shape = Shape::from_signed(&sizes)?;
     if shape.n_elements() != n {
@@ -145,7 +143,7 @@ mod tests {
         case(&[4, -1]).fails("requires a multiple of 4");
         case(&[-1, -1]).fails("Only one input size may be -1, not both 0 and 1");
         case(&[-2, 3]).fails("Size 0 must be non-negative, not -2");
-        case(&[-1, 0]).fails("cannot infer the missing input size");
+        case(&[-1, 0]).fails("the requested shape has 0");
         case(&[1 << 62, 1 << 62]).fails("too many elements");
         check_op("Reshape").input([1.0f32]).input(1i32).fails("rank 1");
     }

@@ -262,7 +262,7 @@ fn infer(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
 }
 
 /// The part of a tensor of `shape` that inputs `at..at + 3` show, as a view and as a shape.
-fn resolve(ctx: &KernelCtx<'_>, shape: &Shape, at: usize) -> Result<(View, Shape)> {
+pub(crate) fn resolve(ctx: &KernelCtx<'_>, shape: &Shape, at: usize) -> Result<(View, Shape)> {
     let masks = masks(ctx.attrs())?;
     let (begin, end, step) = (ctx.input(at)?, ctx.input(at + 1)?, ctx.input(at + 2)?);
     let n = begin.n_elements();

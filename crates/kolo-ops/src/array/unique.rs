@@ -1,5 +1,6 @@
-//! `Unique` and `UniqueWithCounts`: the different elements of a vector, in the order in which they first occur.
-//! `ListDiff`: those that another vector does not have.
+//! `Unique` and `UniqueWithCounts`: the different elements of a vector, in the order in which they first occur;
+//! `UniqueV2` and `UniqueWithCountsV2`: the different slices along an axis. `ListDiff`: the elements that another vector
+//! does not have.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,9 +8,10 @@ use std::hash::Hash;
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
+use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Gradient, InferCtx, OpDef, Output};
 
-use super::elements::integer_tensor;
+use super::elements::{Item, Job, build, integer_tensor, integers, product};
 use super::gather::pick_rows;
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -26,6 +28,14 @@ pub fn unique(x: Output<'_>) -> (Output<'_>, Output<'_>) {
 pub fn unique_with_counts(x: Output<'_>) -> (Output<'_>, Output<'_>, Output<'_>) {
     let op = x.graph().op("UniqueWithCounts").input(x).build();
     (op.output(0), op.output(1), op.output(2))
+}
+
+/// The different slices of `x` along dimension `axis`, and for each slice of `x` which of them it is.
+#[track_caller]
+pub fn unique_slices(x: Output<'_>, axis: i64) -> (Output<'_>, Output<'_>) {
+    let graph = x.graph();
+    let op = graph.op("UniqueV2").input(x).input(graph.constant([axis])).build();
+    (op.output(0), op.output(1))
 }
 
 /// The elements of the vector `x` that are not in `y`, and where in `x` they are.
@@ -59,6 +69,32 @@ pub(crate) static UNIQUE_WITH_COUNTS: Op = Op {
     cost: Cost::Elements,
 };
 
+pub(crate) static UNIQUE_V2: Op = Op {
+    def: OpDef {
+        name: "UniqueV2",
+        signature: "(x:T, axis:Taxis) -> (y:T, idx:out_idx) ; T:type, Taxis:type{int32,int64}=int64, \
+                    out_idx:type{int32,int64}=int32",
+        shape: infer_slices,
+        gradient: Gradient::None("which elements are different does not change smoothly"),
+        ..OpDef::BASE
+    },
+    kernels: &[cpu_any(forward_slices)],
+    cost: Cost::Elements,
+};
+
+pub(crate) static UNIQUE_WITH_COUNTS_V2: Op = Op {
+    def: OpDef {
+        name: "UniqueWithCountsV2",
+        signature: "(x:T, axis:Taxis) -> (y:T, idx:out_idx, count:out_idx) ; T:type, Taxis:type{int32,int64}=int64, \
+                    out_idx:type{int32,int64}=int32",
+        shape: infer_slices,
+        gradient: Gradient::None("which elements are different does not change smoothly"),
+        ..OpDef::BASE
+    },
+    kernels: &[cpu_any(forward_slices)],
+    cost: Cost::Elements,
+};
+
 pub(crate) static LIST_DIFF: Op = Op {
     def: OpDef {
         name: "ListDiff",
@@ -79,6 +115,29 @@ fn infer_unique(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
     let indices = ctx.input_of_rank(0, 1)?;
     let mut shapes = vec![PartialShape::of_rank(1); ctx.n_outputs()];
     shapes[1] = indices;
+    Ok(shapes)
+}
+
+/// Along a known axis all sizes but that one stay; without an axis, `x` is a vector.
+fn infer_slices(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
+    ctx.input_of_rank(1, 1)?;
+    let mut shapes = vec![PartialShape::of_rank(1); ctx.n_outputs()];
+    let axis = ctx.constant(1).and_then(|axis| integers(axis).ok());
+    shapes[0] = match (ctx.input(0).dims(), axis.as_deref()) {
+        (Some(dims), Some(&[axis])) => {
+            let axis = resolve_axis(axis, dims.len())?;
+            let mut out = dims.to_vec();
+            shapes[1] = PartialShape::new(&[dims[axis]]);
+            out[axis] = None;
+            PartialShape::new(&out)
+        }
+        (_, Some([])) => {
+            shapes[1] = ctx.input_of_rank(0, 1)?;
+            PartialShape::of_rank(1)
+        }
+        (Some(dims), _) => PartialShape::of_rank(dims.len()),
+        (None, _) => PartialShape::unknown(),
+    };
     Ok(shapes)
 }
 
@@ -162,6 +221,59 @@ fn forward_unique(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
+fn forward_slices(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let axes = integers(ctx.input(1)?)?;
+    let input = ctx.input(0)?;
+    let dims = input.shape().dims();
+    let axis = match axes.as_slice() {
+        [] if dims.len() == 1 => 0,
+        [] => return Err(Error::invalid_argument("unique expects a 1D vector.")),
+        [axis] => resolve_axis(*axis, dims.len())
+            .map_err(|_| Error::invalid_argument(format!("axis has to be between [0, {})", dims.len())))?,
+        _ => {
+            return Err(Error::invalid_argument("axis does not support input tensors larger than 1 elements"));
+        }
+    };
+    let (n_outer, n, inner) = (product(&dims[..axis]), dims[axis], product(&dims[axis + 1..]));
+    let all = keys(input)?;
+    let slice = |at: usize| -> Vec<&Key<'_>> {
+        (0..n_outer).flat_map(|outer| &all[(outer * n + at) * inner..(outer * n + at + 1) * inner]).collect()
+    };
+    let (firsts, ids) = first_places((0..n).map(slice));
+    let mut counts = vec![0; firsts.len()];
+    ids.iter().for_each(|&id| counts[id] += 1);
+    let mut shape = dims.to_vec();
+    shape[axis] = firsts.len();
+    let job = PickSlices { slices: &firsts, n, inner };
+    let picked = build(ctx, input.dtype(), Shape::new(&shape)?, &[input], job)?;
+    let outputs = [picked, numbers(ctx, ids)?, numbers(ctx, counts)?];
+    for (i, output) in outputs.into_iter().enumerate().take(ctx.outputs.len()) {
+        ctx.set_output(i, output);
+    }
+    Ok(())
+}
+
+/// Some slices of [outer, n, inner], in order.
+struct PickSlices<'a> {
+    slices: &'a [usize],
+    n: usize,
+    inner: usize,
+}
+
+impl Job for PickSlices<'_> {
+    fn run<E: Item>(self, out: &mut [E], inputs: &[&[E]]) -> Result<()> {
+        if self.inner == 0 || self.slices.is_empty() {
+            return Ok(());
+        }
+        for (i, out) in out.chunks_exact_mut(self.inner).enumerate() {
+            let (outer, at) = (i / self.slices.len(), self.slices[i % self.slices.len()]);
+            let from = (outer * self.n + at) * self.inner;
+            out.clone_from_slice(&inputs[0][from..from + self.inner]);
+        }
+        Ok(())
+    }
+}
+
 fn forward_list_diff(ctx: &mut KernelCtx<'_>) -> Result<()> {
     vector(ctx, 0)?;
     vector(ctx, 1)?;
@@ -204,6 +316,37 @@ mod tests {
             .input(tensor::<i8, 1>([0], []))
             .gives_all([tensor::<i8, 1>([0], []), tensor::<i32, 1>([0], [])]);
         check_op("Unique").input(1i32).fails("rank 1");
+    }
+
+    #[test]
+    fn slices_along_an_axis() {
+        // TensorFlow's own examples.
+        let x = [[1i32, 0, 0], [1, 0, 0], [2, 0, 0]];
+        check_op("UniqueV2")
+            .input(x)
+            .input([0i64])
+            .gives_all([Tensor::from([[1i32, 0, 0], [2, 0, 0]]), Tensor::from([0i32, 0, 1])]);
+        check_op("UniqueV2")
+            .input(x)
+            .input([-1i32])
+            .gives_all([Tensor::from([[1i32, 0], [1, 0], [2, 0]]), Tensor::from([0i32, 1, 1])]);
+        check_op("UniqueWithCountsV2").attr("out_idx", DType::I64).input(x).input([1i64]).gives_all([
+            Tensor::from([[1i32, 0], [1, 0], [2, 0]]),
+            Tensor::from([0i64, 1, 1]),
+            Tensor::from([1i64, 2]),
+        ]);
+        let none = || tensor::<i64, 1>([0], []);
+        check_op("UniqueV2")
+            .input([3.0f32, 3.0, 1.0])
+            .input(none())
+            .gives_all([Tensor::from([3.0f32, 1.0]), Tensor::from([0i32, 0, 1])]);
+        check_op("UniqueV2").input(x).input(none()).fails("1");
+        check_op("UniqueV2").input(x).input([2i64]).fails("2");
+        check_op("UniqueV2").input(x).input([0i64, 1]).fails("larger than 1 elements");
+        check_op("UniqueV2")
+            .input(tensor::<f32, 2>([3, 0], []))
+            .input([0i64])
+            .gives_all([tensor::<f32, 2>([1, 0], []), Tensor::from([0i32, 0, 0])]);
     }
 
     #[test]

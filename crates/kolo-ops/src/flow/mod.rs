@@ -2,6 +2,7 @@
 
 use crate::Op;
 
+pub mod abort;
 pub mod assert;
 pub mod call;
 pub mod control_trigger;
@@ -9,6 +10,7 @@ pub mod frame;
 pub mod merge;
 pub mod no_op;
 pub mod print;
+pub mod ref_select;
 pub mod stack;
 pub mod switch;
 pub mod tensor_array;
@@ -16,6 +18,7 @@ pub mod timestamp;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
+    &abort::ABORT,
     &assert::ASSERT,
     &call::ARG,
     &call::RETVAL,
@@ -42,6 +45,7 @@ pub static OPS: &[&Op] = &[
     &print::PRINT,
     &print::PRINT_V2,
     &print::STRING_FORMAT,
+    &ref_select::REF_SELECT,
     &stack::STACK_V2,
     &stack::STACK_PUSH_V2,
     &stack::STACK_POP_V2,

@@ -23,7 +23,7 @@ pub fn add_n<'g>(xs: &[Output<'g>]) -> Result<Output<'g>> {
 pub(crate) static ADD_N: Op = Op {
     def: OpDef {
         name: "AddN",
-        signature: "(inputs:N*T) -> (sum:T) ; N:int>=1, T:type{num}",
+        signature: "(inputs:N*T) -> (sum:T) ; N:int>=1, T:type{num,variant}",
         shape: shape_fns::all_same,
         gradient: Gradient::Rule(gradient),
         ..OpDef::BASE

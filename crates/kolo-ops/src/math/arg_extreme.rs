@@ -1,7 +1,7 @@
 //! `ArgMax`, `ArgMin`: where along an axis the largest or smallest element is; the first of equals.
 
 use half::{bf16, f16};
-use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape};
+use kolo_core::{DType, Dim, Element, Error, PartialShape, Result, Shape};
 use kolo_device::cpu::pool;
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Gradient, InferCtx, OpDef, Output};
@@ -9,7 +9,7 @@ use kolo_graph::{Gradient, InferCtx, OpDef, Output};
 use crate::math::elementwise::collect;
 use crate::math::number::Number;
 use crate::math::segment::unsorted::segment_ids;
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{KernelDef, Op, cpu};
 use crate::{Cost, KernelCtx};
 
 /// The position of the largest element along `axis`, as int64.
@@ -27,13 +27,13 @@ pub fn argmin(x: Output<'_>, axis: i32) -> Output<'_> {
 pub(crate) static ARG_MAX: Op = arg_extreme(
     "ArgMax",
     "(input:T, dimension:Tidx) -> (output:output_type) ; \
-     T:type{num}, Tidx:type{int16,int32,int64}=int32, output_type:type{int16,uint16,int32,int64}=int64",
+     T:type{real,quantized,bool}, Tidx:type{int16,int32,int64}=int32, output_type:type{int16,uint16,int32,int64}=int64",
     MAX_KERNELS,
 );
 pub(crate) static ARG_MIN: Op = arg_extreme(
     "ArgMin",
     "(input:T, dimension:Tidx) -> (output:output_type) ; \
-     T:type{num}, Tidx:type{int32,int64}=int32, output_type:type{int32,int64}=int64",
+     T:type{real,quantized,bool}, Tidx:type{int32,int64}=int32, output_type:type{int32,int64}=int64",
     MIN_KERNELS,
 );
 
@@ -66,8 +66,9 @@ fn shape(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
     Ok(vec![PartialShape::new(&left)])
 }
 
-/// `better(new, best)` says whether a later element replaces the best so far.
-fn find<T: Number>(ctx: &mut KernelCtx<'_>, better: impl Fn(T, T) -> bool + Sync) -> Result<()> {
+/// `better(new, best)` says whether a later element replaces the best so far, which is `worst` at first: NaN is never
+/// better, so it is found only if nothing else is.
+fn find<T: Element>(ctx: &mut KernelCtx<'_>, worst: T, better: impl Fn(T, T) -> bool + Sync) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let axis = match segment_ids(ctx, 1)?.as_slice() {
         [axis] => *axis,
@@ -89,7 +90,7 @@ fn find<T: Number>(ctx: &mut KernelCtx<'_>, better: impl Fn(T, T) -> bool + Sync
         for (i, position) in positions.iter_mut().enumerate() {
             let at = task * per_task + i;
             let first = at / inner * n * inner + at % inner;
-            let (mut best, mut found) = (values[first], 0);
+            let (mut best, mut found) = (worst, 0);
             for (j, &x) in values[first..].iter().step_by(inner).take(n).enumerate() {
                 if better(x, best) {
                     (best, found) = (x, j);
@@ -111,6 +112,7 @@ fn find<T: Number>(ctx: &mut KernelCtx<'_>, better: impl Fn(T, T) -> bool + Sync
 fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     find::<T>(
         ctx,
+        T::LEAST_FINITE,
         #[inline(always)]
         |new, best| new > best,
     )
@@ -119,13 +121,42 @@ fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn min_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     find::<T>(
         ctx,
+        T::GREATEST_FINITE,
         #[inline(always)]
         |new, best| new < best,
     )
 }
 
-const MAX_KERNELS: &[KernelDef] = cpu_kernels!(max_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-const MIN_KERNELS: &[KernelDef] = cpu_kernels!(min_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+fn max_bool(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    find(ctx, false, |new: bool, best| new & !best)
+}
+
+fn min_bool(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    find(ctx, true, |new: bool, best| !new & best)
+}
+
+macro_rules! kernels {
+    ($function:ident, $bool:ident) => {
+        &[
+            cpu(DType::F32, $function::<f32>),
+            cpu(DType::F64, $function::<f64>),
+            cpu(DType::F16, $function::<f16>),
+            cpu(DType::BF16, $function::<bf16>),
+            cpu(DType::I8, $function::<i8>),
+            cpu(DType::I16, $function::<i16>),
+            cpu(DType::I32, $function::<i32>),
+            cpu(DType::I64, $function::<i64>),
+            cpu(DType::U8, $function::<u8>),
+            cpu(DType::U16, $function::<u16>),
+            cpu(DType::U32, $function::<u32>),
+            cpu(DType::U64, $function::<u64>),
+            cpu(DType::Bool, $bool),
+        ]
+    };
+}
+
+const MAX_KERNELS: &[KernelDef] = kernels!(max_kernel, max_bool);
+const MIN_KERNELS: &[KernelDef] = kernels!(min_kernel, min_bool);
 
 #[cfg(test)]
 mod tests {

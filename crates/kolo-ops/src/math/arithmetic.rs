@@ -6,7 +6,7 @@ use kolo_core::{DType, Element, Error, Result};
 use kolo_graph::{Gradient, IntoOutput, OpDef, Output, shape_fns};
 use num_traits::{Float, PrimInt};
 
-use crate::math::binary::{first, reduced};
+use crate::math::binary::{NUMBERS, ORDERED, first, reduced, refuse_division_by_zero};
 use crate::math::elementwise::zip;
 use crate::math::number::{Floating, Number};
 use crate::op::{KernelDef, Op, cpu};
@@ -32,6 +32,7 @@ builders! {
 
 pub(crate) static POW: Op = binary(
     "Pow",
+    "(x:T, y:T) -> (z:T) ; T:type{bfloat16,float,half,double,int8,int16,int32,int64,complex64,complex128}",
     POW_KERNELS,
     Gradient::Rule(|op, dz| {
         let (graph, x, y, dz) = (op.graph(), op.input(0), op.input(1), first(dz)?);
@@ -46,6 +47,7 @@ pub(crate) static POW: Op = binary(
 );
 pub(crate) static DIV_NO_NAN: Op = binary(
     "DivNoNan",
+    "(x:T, y:T) -> (z:T) ; T:type{half,float,bfloat16,double,complex64,complex128}",
     DIV_NO_NAN_KERNELS,
     Gradient::Rule(|op, dz| {
         let (y, dz) = (op.input(1), first(dz)?);
@@ -53,11 +55,16 @@ pub(crate) static DIV_NO_NAN: Op = binary(
     }),
 );
 pub(crate) static FLOOR_DIV: Op =
-    binary("FloorDiv", FLOOR_DIV_KERNELS, Gradient::None("a quotient rounded down is piecewise constant"));
-pub(crate) static TRUNCATE_DIV: Op =
-    binary("TruncateDiv", TRUNCATE_DIV_KERNELS, Gradient::None("a quotient cut to an integer is piecewise constant"));
+    binary("FloorDiv", NUMBERS, FLOOR_DIV_KERNELS, Gradient::None("a quotient rounded down is piecewise constant"));
+pub(crate) static TRUNCATE_DIV: Op = binary(
+    "TruncateDiv",
+    NUMBERS,
+    TRUNCATE_DIV_KERNELS,
+    Gradient::None("a quotient cut to an integer is piecewise constant"),
+);
 pub(crate) static FLOOR_MOD: Op = binary(
     "FloorMod",
+    ORDERED,
     FLOOR_MOD_KERNELS,
     Gradient::Rule(|op, dz| {
         let dz = first(dz)?;
@@ -66,6 +73,7 @@ pub(crate) static FLOOR_MOD: Op = binary(
 );
 pub(crate) static MOD: Op = binary(
     "Mod",
+    "(x:T, y:T) -> (z:T) ; T:type{int32,int64,half,bfloat16,float,double}",
     MOD_KERNELS,
     Gradient::Rule(|op, dz| {
         let (graph, dz) = (op.graph(), first(dz)?);
@@ -92,15 +100,9 @@ pub(crate) static ATAN2: Op = Op {
     cost: Cost::Elements,
 };
 
-const fn binary(name: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
+const fn binary(name: &'static str, signature: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
     Op {
-        def: OpDef {
-            name,
-            signature: "(x:T, y:T) -> (z:T) ; T:type{num}",
-            shape: shape_fns::broadcast,
-            gradient,
-            ..OpDef::BASE
-        },
+        def: OpDef { name, signature, shape: shape_fns::broadcast, gradient, ..OpDef::BASE },
         kernels,
         cost: Cost::Elements,
     }
@@ -122,6 +124,7 @@ float_kernels! {
     pow_float, 20.0, |a, b| Float::powf(a, b);
     div_no_nan_float, 0.5, |a, b| if b == T::Wide::ZERO { T::Wide::ZERO } else { a / b };
     floor_div_float, 1.0, |a, b| Float::floor(a / b);
+    truncate_div_float, 1.0, |a, b| Float::trunc(a / b);
     floor_mod_float, 10.0, |a, b| {
         let rest = a % b;
         if rest != T::Wide::ZERO && (rest < T::Wide::ZERO) != (b < T::Wide::ZERO) { rest + b } else { rest }
@@ -132,9 +135,7 @@ float_kernels! {
 
 /// An integer kernel that divides, so that no divisor may be 0.
 fn divide<T: Element + PrimInt>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> T + Sync + Copy) -> Result<()> {
-    if ctx.data::<T>(1)?.iter().any(|divisor| divisor.is_zero()) {
-        return Err(Error::invalid_argument("Integer division by zero"));
-    }
+    refuse_division_by_zero::<T>(ctx)?;
     zip::<T, T>(ctx, 3.0, f)
 }
 
@@ -199,42 +200,29 @@ macro_rules! floats {
     };
 }
 
-/// The kernels of all floats by one function and of all integers by another.
+/// The kernels of all floats by one function and of some integers by another.
 macro_rules! numbers {
-    ($float:ident, $integer:ident) => {
+    ($float:ident, $integer:ident: $($ty:ty),*) => {
         &[
             cpu(DType::F32, $float::<f32>),
             cpu(DType::F64, $float::<f64>),
             cpu(DType::F16, $float::<f16>),
             cpu(DType::BF16, $float::<bf16>),
-            cpu(DType::I8, $integer::<i8>),
-            cpu(DType::I16, $integer::<i16>),
-            cpu(DType::I32, $integer::<i32>),
-            cpu(DType::I64, $integer::<i64>),
-            cpu(DType::U8, $integer::<u8>),
-            cpu(DType::U16, $integer::<u16>),
-            cpu(DType::U32, $integer::<u32>),
-            cpu(DType::U64, $integer::<u64>),
+            $(cpu(<$ty as Element>::DTYPE, $integer::<$ty>),)*
         ]
     };
 }
 
-const POW_KERNELS: &[KernelDef] = numbers!(pow_float, pow_integer);
+const POW_KERNELS: &[KernelDef] = numbers!(pow_float, pow_integer: i8, i16, i32, i64);
 const DIV_NO_NAN_KERNELS: &[KernelDef] = &floats!(div_no_nan_float);
-const FLOOR_DIV_KERNELS: &[KernelDef] = numbers!(floor_div_float, floor_div_integer);
-const FLOOR_MOD_KERNELS: &[KernelDef] = numbers!(floor_mod_float, floor_mod_integer);
-const MOD_KERNELS: &[KernelDef] = numbers!(mod_float, mod_integer);
+const FLOOR_DIV_KERNELS: &[KernelDef] =
+    numbers!(floor_div_float, floor_div_integer: i8, i16, i32, i64, u8, u16, u32, u64);
+const FLOOR_MOD_KERNELS: &[KernelDef] =
+    numbers!(floor_mod_float, floor_mod_integer: i8, i16, i32, i64, u8, u16, u32, u64);
+const MOD_KERNELS: &[KernelDef] = numbers!(mod_float, mod_integer: i32, i64);
 const ATAN2_KERNELS: &[KernelDef] = &floats!(atan2_float);
-const TRUNCATE_DIV_KERNELS: &[KernelDef] = &[
-    cpu(DType::I8, truncate_div_integer::<i8>),
-    cpu(DType::I16, truncate_div_integer::<i16>),
-    cpu(DType::I32, truncate_div_integer::<i32>),
-    cpu(DType::I64, truncate_div_integer::<i64>),
-    cpu(DType::U8, truncate_div_integer::<u8>),
-    cpu(DType::U16, truncate_div_integer::<u16>),
-    cpu(DType::U32, truncate_div_integer::<u32>),
-    cpu(DType::U64, truncate_div_integer::<u64>),
-];
+const TRUNCATE_DIV_KERNELS: &[KernelDef] =
+    numbers!(truncate_div_float, truncate_div_integer: i8, i16, i32, i64, u8, u16, u32, u64);
 
 #[cfg(test)]
 mod tests {
@@ -247,7 +235,7 @@ mod tests {
         check_op("Pow").input([2.0f32, 9.0, -2.0, 0.0]).input([3.0f32, 0.5, 2.0, 0.0]).gives([8.0f32, 3.0, 4.0, 1.0]);
         check_op("Pow").input([2i32, -3, 5, 0]).input([10i32, 3, 0, 0]).gives([1024i32, -27, 1, 1]);
         check_op("Pow").input([[2i64], [3]]).input([1i64, 2]).gives([[2i64, 4], [3, 9]]);
-        check_op("Pow").input([2u8]).input([9u8]).gives([0u8]);
+        check_op("Pow").input([2i8]).input([9i8]).gives([0i8]);
         check_op("Pow").input([2i32]).input([-1i32]).fails("negative integer powers are not allowed");
         check_op("Pow").input(f16::from_f32(3.0)).input(f16::from_f32(2.0)).gives(f16::from_f32(9.0));
         check_op("Pow").input(tensor::<i32, 1>([0], [])).input(2i32).gives(tensor::<i32, 1>([0], []));
@@ -258,6 +246,7 @@ mod tests {
         check_op("DivNoNan").input([1.0f32, 0.0, 6.0]).input([0.0f32, 0.0, 3.0]).gives([0.0f32, 0.0, 2.0]);
         for op in ["FloorDiv", "TruncateDiv", "FloorMod", "Mod"] {
             check_op(op).input([1i32]).input([0i32]).fails("Integer division by zero");
+            check_op(op).input(tensor::<i32, 1>([0], [])).input(0i32).gives(tensor::<i32, 1>([0], []));
         }
     }
 
@@ -273,6 +262,7 @@ mod tests {
         check_op("FloorDiv").input(a).input(b).gives([2.0f32, -3.0, -3.0, 2.0]);
         check_op("FloorMod").input(a).input(b).gives([1.5f32, 1.5, -1.5, -1.5]);
         check_op("Mod").input(a).input(b).gives([1.5f32, -1.5, 1.5, -1.5]);
+        check_op("TruncateDiv").input(a).input(b).gives([2.0f32, -2.0, -2.0, 2.0]);
         check_op("FloorMod").input([6.0f32, -6.0]).input(3.0f32).gives([0.0f32, 0.0]);
     }
 

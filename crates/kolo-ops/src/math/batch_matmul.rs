@@ -28,19 +28,23 @@ fn product_of<'g>(op: &str, x: Output<'g>, y: Output<'g>, adj_x: bool, adj_y: bo
     x.graph().op(op).input(x).input(y).attr("adj_x", adj_x).attr("adj_y", adj_y).out()
 }
 
-pub(crate) static BATCH_MATMUL: Op = batched("BatchMatMul");
-pub(crate) static BATCH_MATMUL_V2: Op = batched("BatchMatMulV2");
+pub(crate) static BATCH_MATMUL: Op = batched(
+    "BatchMatMul",
+    "(x:T, y:T) -> (output:T) ; T:type{bfloat16,half,float,double,int32,int64,complex64,complex128}, \
+     adj_x:bool=false, adj_y:bool=false",
+    cpu_kernels!(forward: f32, f64, f16, bf16, i32, i64),
+);
+pub(crate) static BATCH_MATMUL_V2: Op = batched(
+    "BatchMatMulV2",
+    "(x:T, y:T) -> (output:T) ; T:type{bfloat16,half,float,double,int16,int32,int64,uint8,uint16,uint32,uint64,\
+     complex64,complex128}, adj_x:bool=false, adj_y:bool=false",
+    cpu_kernels!(forward: f32, f64, f16, bf16, i16, i32, i64, u8, u16, u32, u64),
+);
 
-const fn batched(name: &'static str) -> Op {
+const fn batched(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
-        def: OpDef {
-            name,
-            signature: "(x:T, y:T) -> (output:T) ; T:type{num}, adj_x:bool=false, adj_y:bool=false",
-            shape,
-            gradient: Gradient::Rule(gradient),
-            ..OpDef::BASE
-        },
-        kernels: KERNELS,
+        def: OpDef { name, signature, shape, gradient: Gradient::Rule(gradient), ..OpDef::BASE },
+        kernels,
         cost: Cost::Heavy,
     }
 }
@@ -159,8 +163,6 @@ fn forward<T: MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     ctx.set_output(0, out);
     Ok(())
 }
-
-const KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
 
 #[cfg(test)]
 mod tests {

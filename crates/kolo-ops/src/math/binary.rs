@@ -1,11 +1,12 @@
 //! Elementwise ops of two numbers, with NumPy's broadcasting: Add, AddV2, Sub, Mul, RealDiv, Div, Maximum, Minimum,
 //! SquaredDifference.
 
+use bytes::Bytes;
 use half::{bf16, f16};
-use kolo_core::{DType, Element, Error, Result};
+use kolo_core::{DType, Element, Error, Result, Tensor};
 use kolo_graph::{Grad, Gradient, GradientFn, OpDef, Operation, Output, shape_fns};
 
-use crate::math::elementwise::zip;
+use crate::math::elementwise::{Walk, broadcast_shape, zip};
 use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu, cpu_kernels};
 use crate::{Cost, KernelCtx};
@@ -34,29 +35,39 @@ pub fn squared_difference<'g>(a: Output<'g>, b: Output<'g>) -> Output<'g> {
     a.graph().op("SquaredDifference").input(a).input(b).out()
 }
 
-pub(crate) static ADD: Op = binary("Add", ADD_KERNELS, |op, dy| reduced(op, first(dy)?, first(dy)?));
-pub(crate) static ADD_V2: Op = binary("AddV2", ADD_KERNELS, |op, dy| reduced(op, first(dy)?, first(dy)?));
-pub(crate) static SUB: Op = binary("Sub", SUB_KERNELS, |op, dy| reduced(op, first(dy)?, -first(dy)?));
+pub(crate) static ADD: Op = binary("Add", TERMS, ADD_KERNELS, |op, dy| reduced(op, first(dy)?, first(dy)?));
+pub(crate) static ADD_V2: Op = binary("AddV2", NUMBERS, ADD_V2_KERNELS, |op, dy| reduced(op, first(dy)?, first(dy)?));
+pub(crate) static SUB: Op = binary("Sub", NUMBERS, SUB_KERNELS, |op, dy| reduced(op, first(dy)?, -first(dy)?));
 pub(crate) static MUL: Op =
-    binary("Mul", MUL_KERNELS, |op, dy| reduced(op, first(dy)? * op.input(1), first(dy)? * op.input(0)));
-pub(crate) static REAL_DIV: Op = binary("RealDiv", DIV_KERNELS, div_gradient);
-pub(crate) static DIV: Op = binary("Div", DIV_KERNELS, div_gradient);
-pub(crate) static MAXIMUM: Op = binary("Maximum", MAXIMUM_KERNELS, |op, dy| selected(op, first(dy)?, "GreaterEqual"));
-pub(crate) static MINIMUM: Op = binary("Minimum", MINIMUM_KERNELS, |op, dy| selected(op, first(dy)?, "LessEqual"));
-pub(crate) static SQUARED_DIFFERENCE: Op = binary("SquaredDifference", SQUARED_DIFFERENCE_KERNELS, |op, dy| {
-    let dx = first(dy)? * (op.input(0) - op.input(1)) * 2.0;
-    reduced(op, dx, -dx)
-});
+    binary("Mul", NUMBERS, MUL_KERNELS, |op, dy| reduced(op, first(dy)? * op.input(1), first(dy)? * op.input(0)));
+pub(crate) static REAL_DIV: Op = binary("RealDiv", NUMBERS, DIV_KERNELS, div_gradient);
+pub(crate) static DIV: Op = binary("Div", NUMBERS, DIV_KERNELS, div_gradient);
+pub(crate) static MAXIMUM: Op =
+    binary("Maximum", ORDERED, MAXIMUM_KERNELS, |op, dy| selected(op, first(dy)?, "GreaterEqual"));
+pub(crate) static MINIMUM: Op =
+    binary("Minimum", ORDERED, MINIMUM_KERNELS, |op, dy| selected(op, first(dy)?, "LessEqual"));
+pub(crate) static SQUARED_DIFFERENCE: Op =
+    binary("SquaredDifference", SQUARED, SQUARED_DIFFERENCE_KERNELS, |op, dy| {
+        let dx = first(dy)? * (op.input(0) - op.input(1)) * 2.0;
+        reduced(op, dx, -dx)
+    });
 
-const fn binary(name: &'static str, kernels: &'static [KernelDef], gradient: GradientFn) -> Op {
+pub(crate) const NUMBERS: &str = "(x:T, y:T) -> (z:T) ; T:type{bfloat16,half,float,double,uint8,int8,uint16,int16,\
+                                  int32,uint32,uint64,int64,complex64,complex128}";
+pub(crate) const ORDERED: &str = "(x:T, y:T) -> (z:T) ; T:type{real}";
+/// `Add` is older than some integers, and joins strings.
+const TERMS: &str =
+    "(x:T, y:T) -> (z:T) ; T:type{bfloat16,half,float,double,uint8,int8,int16,int32,int64,complex64,complex128,string}";
+const SQUARED: &str = "(x:T, y:T) -> (z:T) ; T:type{bfloat16,half,float,double,int32,int64,complex64,complex128}";
+
+const fn binary(
+    name: &'static str,
+    signature: &'static str,
+    kernels: &'static [KernelDef],
+    gradient: GradientFn,
+) -> Op {
     Op {
-        def: OpDef {
-            name,
-            signature: "(x:T, y:T) -> (z:T) ; T:type{num}",
-            shape: shape_fns::broadcast,
-            gradient: Gradient::Rule(gradient),
-            ..OpDef::BASE
-        },
+        def: OpDef { name, signature, shape: shape_fns::broadcast, gradient: Gradient::Rule(gradient), ..OpDef::BASE },
         kernels,
         cost: Cost::Elements,
     }
@@ -90,6 +101,13 @@ pub(crate) fn reduced<'g>(op: Operation<'g>, dx: Output<'g>, dy: Output<'g>) -> 
         return Ok(vec![Some(dx.into()), Some(dy.into())]);
     }
     let graph = op.graph();
+    if is_scalar(y) && !is_scalar(x) {
+        // What a number is joined with keeps its shape; only the number's own gradient is a sum.
+        return Ok(vec![Some(dx.into()), Some(sum_of_all(dy).into())]);
+    }
+    if is_scalar(x) && !is_scalar(y) {
+        return Ok(vec![Some(sum_of_all(dx).into()), Some(dy.into())]);
+    }
     let shapes = [x, y].map(|input| graph.op("Shape").input(input).out());
     let axes = graph.op("BroadcastGradientArgs").inputs(shapes).build();
     let sum = |grad: Output<'g>, i: usize| {
@@ -99,26 +117,73 @@ pub(crate) fn reduced<'g>(op: Operation<'g>, dx: Output<'g>, dy: Output<'g>) -> 
     Ok(vec![Some(sum(dx, 0).into()), Some(sum(dy, 1).into())])
 }
 
+fn is_scalar(x: Output<'_>) -> bool {
+    x.shape().rank() == Some(0)
+}
+
+/// The sum over all dimensions, how many there may be.
+fn sum_of_all(x: Output<'_>) -> Output<'_> {
+    let graph = x.graph();
+    let axes = match x.shape().rank() {
+        Some(rank) => graph.constant((0..rank as i32).collect::<Vec<i32>>()),
+        None => {
+            let (zero, one) = (graph.constant(0i32), graph.constant(1i32));
+            let rank = graph.op("Rank").input(x).out();
+            graph.op("Range").inputs([zero, rank, one]).out()
+        }
+    };
+    graph.op("Sum").input(x).input(axes).out()
+}
+
 /// About what one element costs; memory-bound loops.
 const NS: f64 = 0.3;
 
 macro_rules! kernels {
-    ($($table:ident, $function:ident, |$a:ident, $b:ident| $body:expr;)*) => {
+    ($($table:ident, $function:ident, |$a:ident, $b:ident| $body:expr, $($ty:ty),*;)*) => {
         $(fn $function<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             zip::<T, T>(ctx, NS, #[inline(always)] |$a, $b| $body)
         }
         const $table: &[KernelDef] =
-            cpu_kernels!($function: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);)*
+            cpu_kernels!($function: f32, f64, f16, bf16, i32, i64 $(, $ty)*);)*
     };
 }
 
 kernels! {
-    ADD_KERNELS, add_kernel, |a, b| a.add(b);
-    SUB_KERNELS, sub_kernel, |a, b| a.sub(b);
-    MUL_KERNELS, mul_kernel, |a, b| a.mul(b);
-    MAXIMUM_KERNELS, maximum_kernel, |a, b| a.max(b);
-    MINIMUM_KERNELS, minimum_kernel, |a, b| a.min(b);
-    SQUARED_DIFFERENCE_KERNELS, squared_difference_kernel, |a, b| a.sub(b).mul(a.sub(b));
+    ADD_V2_KERNELS, add_kernel, |a, b| a.add(b), i8, i16, u8, u16, u32, u64;
+    SUB_KERNELS, sub_kernel, |a, b| a.sub(b), i8, i16, u8, u16, u32, u64;
+    MUL_KERNELS, mul_kernel, |a, b| a.mul(b), i8, i16, u8, u16, u32, u64;
+    MAXIMUM_KERNELS, maximum_kernel, |a, b| a.max(b), i8, i16, u8, u16, u32, u64;
+    MINIMUM_KERNELS, minimum_kernel, |a, b| a.min(b), i8, i16, u8, u16, u32, u64;
+    SQUARED_DIFFERENCE_KERNELS, squared_difference_kernel, |a, b| a.sub(b).mul(a.sub(b)),;
+}
+
+const ADD_KERNELS: &[KernelDef] = &[
+    cpu(DType::F32, add_kernel::<f32>),
+    cpu(DType::F64, add_kernel::<f64>),
+    cpu(DType::F16, add_kernel::<f16>),
+    cpu(DType::BF16, add_kernel::<bf16>),
+    cpu(DType::I32, add_kernel::<i32>),
+    cpu(DType::I64, add_kernel::<i64>),
+    cpu(DType::I8, add_kernel::<i8>),
+    cpu(DType::I16, add_kernel::<i16>),
+    cpu(DType::U8, add_kernel::<u8>),
+    cpu(DType::Str, join_strings),
+];
+
+/// Each pair of strings, one after the other.
+fn join_strings(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (a, b) = (ctx.input(0)?, ctx.input(1)?);
+    let shape = broadcast_shape(a.shape(), b.shape())?;
+    let walk = Walk::new(&shape, a.shape(), b.shape());
+    let (left, right) = (a.strings()?, b.strings()?);
+    let joined = (0..shape.n_elements()).map(|i| {
+        let (at_a, at_b) = walk.offsets(i / walk.run);
+        let within = |moves: bool| if moves { i % walk.run } else { 0 };
+        Bytes::from([&left[at_a + within(walk.inner.0)][..], &right[at_b + within(walk.inner.1)]].concat())
+    });
+    let out = Tensor::from_strings(shape.clone(), joined.collect())?;
+    ctx.set_output(0, out);
+    Ok(())
 }
 
 fn float_div<T: Element + num_traits::Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -130,10 +195,17 @@ fn float_div<T: Element + num_traits::Float>(ctx: &mut KernelCtx<'_>) -> Result<
     )
 }
 
-fn integer_div<T: Element + num_traits::PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    if ctx.data::<T>(1)?.iter().any(|divisor| divisor.is_zero()) {
-        return Err(Error::invalid_argument("Integer division by zero"));
+/// An error if an integer divides by 0. Where there is nothing to divide, any divisor will do.
+pub(crate) fn refuse_division_by_zero<T: Element + num_traits::PrimInt>(ctx: &KernelCtx<'_>) -> Result<()> {
+    let divides = ctx.input(0)?.n_elements() > 0;
+    match divides && ctx.data::<T>(1)?.iter().any(|divisor| divisor.is_zero()) {
+        true => Err(Error::invalid_argument("Integer division by zero")),
+        false => Ok(()),
     }
+}
+
+fn integer_div<T: Element + num_traits::PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    refuse_division_by_zero::<T>(ctx)?;
     // The only overflow, MIN / −1, wraps.
     zip::<T, T>(
         ctx,
@@ -190,6 +262,16 @@ mod tests {
         let a: Vec<f32> = (0..n).map(|i| i as f32).collect();
         let expected: Vec<f32> = a.iter().map(|x| x * 2.0).collect();
         check_op("AddV2").input(a.clone()).input(a).gives(Tensor::from(expected));
+    }
+
+    #[test]
+    fn strings_are_joined() {
+        let words = |list: &[&'static str]| {
+            let list: Vec<_> = list.iter().map(|word| bytes::Bytes::from_static(word.as_bytes())).collect();
+            Tensor::from_strings([list.len()], list).unwrap()
+        };
+        check_op("Add").input(words(&["a", "bc"])).input(Tensor::from("!")).gives(words(&["a!", "bc!"]));
+        check_op("Add").input(words(&["a", ""])).input(words(&["x", "y"])).gives(words(&["ax", "y"]));
     }
 
     #[test]

@@ -120,10 +120,16 @@ pub fn zip<T: Element, U: Element>(
         // Whole runs of the innermost dimension per task, so that a run is never cut.
         let rows_per_chunk = chunk.div_ceil(walk.run).max(1);
         pool.for_each_chunk(out.data_mut::<U>()?, rows_per_chunk * walk.run, |i, out| {
-            for (row, out) in out.chunks_mut(walk.run).enumerate() {
-                let (at_a, at_b) = walk.offsets(i * rows_per_chunk + row);
-                run(out, &left[at_a..], walk.inner.0, &right[at_b..], walk.inner.1, f);
-            }
+            // One choice of instructions for all rows: they are often short.
+            lanes::<T, _>(
+                #[inline(always)]
+                || {
+                    for (row, out) in out.chunks_mut(walk.run).enumerate() {
+                        let (at_a, at_b) = walk.offsets(i * rows_per_chunk + row);
+                        run(out, &left[at_a..], walk.inner.0, &right[at_b..], walk.inner.1, f);
+                    }
+                },
+            );
         });
     }
     ctx.set_output(0, out);
@@ -141,15 +147,18 @@ fn run<T: Element, U: Element>(
     f: impl Fn(T, T) -> U + Copy,
 ) {
     let n = out.len();
-    lanes::<T, _>(
-        #[inline(always)]
-        || match (a_moves, b_moves) {
-            (true, true) => out.iter_mut().zip(&a[..n]).zip(&b[..n]).for_each(|((y, &a), &b)| *y = f(a, b)),
-            (true, false) => out.iter_mut().zip(&a[..n]).for_each(|(y, &a)| *y = f(a, b[0])),
-            (false, true) => out.iter_mut().zip(&b[..n]).for_each(|(y, &b)| *y = f(a[0], b)),
-            (false, false) => out.fill(f(a[0], b[0])),
-        },
-    );
+    match (a_moves, b_moves) {
+        (true, true) => out.iter_mut().zip(&a[..n]).zip(&b[..n]).for_each(|((y, &a), &b)| *y = f(a, b)),
+        (true, false) => {
+            let b = b[0];
+            out.iter_mut().zip(&a[..n]).for_each(|(y, &a)| *y = f(a, b));
+        }
+        (false, true) => {
+            let a = a[0];
+            out.iter_mut().zip(&b[..n]).for_each(|(y, &b)| *y = f(a, b));
+        }
+        (false, false) => out.fill(f(a[0], b[0])),
+    }
 }
 
 fn zip_same<T: Element, U: Element>(

@@ -13,12 +13,15 @@ pub mod clip;
 pub mod compare;
 pub mod cross;
 pub mod cumulate;
+pub mod einsum;
 pub mod elementwise;
+pub mod histogram;
 pub mod logical;
 pub mod matmul;
 pub mod number;
 pub mod reduce;
 pub mod segment;
+pub mod sparse_matmul;
 pub mod special;
 pub mod top_k;
 pub mod transcendental;
@@ -61,6 +64,8 @@ pub static OPS: &[&Op] = &[
     &cross::CROSS,
     &cumulate::CUMSUM,
     &cumulate::CUMPROD,
+    &einsum::EINSUM,
+    &histogram::HISTOGRAM_FIXED_WIDTH,
     &logical::LOGICAL_AND,
     &logical::LOGICAL_OR,
     &logical::LOGICAL_NOT,
@@ -82,6 +87,10 @@ pub static OPS: &[&Op] = &[
     &segment::sorted::SPARSE_SEGMENT_SUM,
     &segment::sorted::SPARSE_SEGMENT_MEAN,
     &segment::sorted::SPARSE_SEGMENT_SQRT_N,
+    &segment::sparse_grad::SPARSE_SEGMENT_MEAN_GRAD,
+    &segment::sparse_grad::SPARSE_SEGMENT_SQRT_N_GRAD,
+    &segment::sparse_grad::SPARSE_SEGMENT_SUM_GRAD,
+    &sparse_matmul::SPARSE_MATMUL,
     &segment::unsorted::UNSORTED_SEGMENT_SUM,
     &segment::unsorted::UNSORTED_SEGMENT_MAX,
     &segment::unsorted::UNSORTED_SEGMENT_MIN,

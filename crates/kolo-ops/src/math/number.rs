@@ -6,7 +6,8 @@ use kolo_core::Element;
 
 /// A float or an integer.
 pub trait Number: Element + PartialOrd {
-    /// What sums and products of many values are kept in: `f32` for halves, the type itself otherwise.
+    /// What sums and products of many values are kept in: `f32` for halves, 64 bits for integers of 8 and 16, the type
+    /// itself otherwise.
     type Wide: Number;
     /// 0.
     const ZERO: Self;
@@ -45,9 +46,9 @@ pub trait Number: Element + PartialOrd {
 }
 
 macro_rules! integers {
-    ($($ty:ty),*) => {
+    ($($ty:ty => $wide:ty),*) => {
         $(impl Number for $ty {
-            type Wide = $ty;
+            type Wide = $wide;
             const ZERO: $ty = 0;
             const ONE: $ty = 1;
             const LOWEST: $ty = <$ty>::MIN;
@@ -67,9 +68,9 @@ macro_rules! integers {
             #[inline(always)]
             fn min(self, other: $ty) -> $ty { Ord::min(self, other) }
             #[inline(always)]
-            fn widen(self) -> $ty { self }
+            fn widen(self) -> $wide { self.into() }
             #[inline(always)]
-            fn narrow(wide: $ty) -> $ty { wide }
+            fn narrow(wide: $wide) -> $ty { wide as $ty }
             #[inline(always)]
             fn from_count(n: usize) -> $ty { n as $ty }
             #[inline(always)]
@@ -127,7 +128,7 @@ fn to_f32(x: f64) -> f32 {
     x as f32
 }
 
-integers!(i8, i16, i32, i64, u8, u16, u32, u64);
+integers!(i8 => i64, i16 => i64, i32 => i32, i64 => i64, u8 => u64, u16 => u64, u32 => u32, u64 => u64);
 floats! {
     f32, f32, 1.0, same, same, f64::from, to_f32;
     f64, f64, 1.0, same, same, same, same;

@@ -53,7 +53,9 @@ pub(crate) static ABS: Op = unary(
     |op, dy| only(first(dy)? * sign(op.input(0))),
 );
 pub(crate) static SQUARE: Op =
-    unary("Square", "(x:T) -> (y:T) ; T:type{num}", SQUARE_KERNELS, |op, dy| only(first(dy)? * (op.input(0) * 2.0)));
+    unary("Square", "(x:T) -> (y:T) ; T:type{real,complex64,complex128}", SQUARE_KERNELS, |op, dy| {
+        only(first(dy)? * (op.input(0) * 2.0))
+    });
 pub(crate) static RECIPROCAL: Op = unary("Reciprocal", SIGNED, RECIPROCAL_KERNELS, |op, dy| {
     only(op.graph().op("ReciprocalGrad").input(op.output(0)).input(first(dy)?).out())
 });

@@ -31,10 +31,11 @@ pub(crate) static BIAS_ADD: Op = Op {
         name: "BiasAdd",
         signature: "(value:T, bias:T) -> (output:T) ; T:type{num}, data_format:string{NHWC|NCHW}=\"NHWC\"",
         shape: |ctx| {
-            let (value, bias) = (ctx.input_of_rank_at_least(0, 2)?, ctx.input_of_rank(1, 1)?);
+            let nchw = is_nchw(ctx.attrs())?;
+            let (value, bias) = (ctx.input_of_rank_at_least(0, if nchw { 3 } else { 2 })?, ctx.input_of_rank(1, 1)?);
             let Some(rank) = value.rank() else { return Ok(vec![PartialShape::unknown()]) };
             // The channels are as many as the biases, if either is known.
-            let axis = channel_axis(rank, is_nchw(ctx.attrs())?);
+            let axis = channel_axis(rank, nchw);
             let mut known = vec![None; rank];
             known[axis] = bias.dim(0);
             value.merge(&PartialShape::new(&known)).map(|shape| vec![shape]).map_err(|_| mismatch(&bias, value))

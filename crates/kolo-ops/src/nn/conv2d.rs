@@ -1,7 +1,12 @@
 //! `Conv2D`: a filter slid over images, and its gradients `Conv2DBackpropInput` and `Conv2DBackpropFilter`.
+//!
+//! A filter with fewer channels than the images is a grouped convolution: the channels are cut into groups, each of which
+//! makes its part of the output.
+
+mod integer;
 
 use half::{bf16, f16};
-use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
+use kolo_core::{DType, Element, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::conv::{self, ConvElement, ConvShape};
 use kolo_device::cpu::gemm::Epilogue;
 use kolo_graph::{Gradient, InferCtx, OpBuilder, OpDef, Operation, Output};
@@ -10,7 +15,7 @@ use crate::math::binary::first;
 use crate::nn::float::Float;
 use crate::nn::layout::{to_nchw, to_nhwc};
 use crate::nn::window::{Images, Window};
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Op, cpu, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `filter` (`[height, width, channels before, channels after]`) slid over NHWC images. Padding is `SAME` or `VALID`.
@@ -44,7 +49,13 @@ pub(crate) static CONV2D: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64, f16, bf16),
+    kernels: &[
+        cpu(DType::F32, forward::<f32>),
+        cpu(DType::F64, forward::<f64>),
+        cpu(DType::F16, forward::<f16>),
+        cpu(DType::BF16, forward::<bf16>),
+        cpu(DType::I32, integer::forward),
+    ],
     cost: Cost::Heavy,
 };
 
@@ -68,7 +79,13 @@ pub(crate) static CONV2D_BACKPROP_INPUT: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backprop_input: f32, f64, f16, bf16),
+    kernels: &[
+        cpu(DType::F32, backprop_input::<f32>),
+        cpu(DType::F64, backprop_input::<f64>),
+        cpu(DType::F16, backprop_input::<f16>),
+        cpu(DType::BF16, backprop_input::<bf16>),
+        cpu(DType::I32, integer::backprop_input),
+    ],
     cost: Cost::Heavy,
 };
 
@@ -100,23 +117,31 @@ fn infer(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
     let window = Window::from_attrs(ctx.attrs())?;
     let (input, filter) = (ctx.input_of_rank(0, 4)?, ctx.input_of_rank(1, 4)?);
     let images = window.partial_images(&input);
-    if let (Some(depth), Some(filter)) = (images.channels, filter.dim(2))
-        && depth != filter
-    {
-        return Err(depths_differ(depth, filter));
+    if let (Some(depth), Some(inputs)) = (images.channels, filter.dim(2)) {
+        groups(depth, inputs, filter.dim(3))?;
     }
     let spatial = window.output_dims(images.spatial, [filter.dim(0), filter.dim(1)])?;
     let output = Images { batch: images.batch, spatial, channels: filter.dim(3) };
     Ok(vec![PartialShape::new(&window.dims(output))])
 }
 
-fn depths_differ(input: usize, filter: usize) -> Error {
-    if filter > 0 && input.is_multiple_of(filter) {
-        return Error::unimplemented(format!(
-            "grouped convolutions are not supported: {input} input channels, {filter} in the filter"
-        ));
+/// How many groups of channels there are; an error unless input and output can be cut into as many.
+fn groups(input: usize, filter: usize, output: Option<usize>) -> Result<usize> {
+    if input == filter {
+        return Ok(1);
     }
-    Error::invalid_argument(format!("input depth must be evenly divisible by filter depth: {input} vs {filter}"))
+    if filter == 0 || !input.is_multiple_of(filter) {
+        return Err(Error::invalid_argument(format!(
+            "input depth must be evenly divisible by filter depth: {input} vs {filter}"
+        )));
+    }
+    let groups = input / filter;
+    match output {
+        Some(output) if groups == 0 || !output.is_multiple_of(groups) => Err(Error::invalid_argument(format!(
+            "output depth must be evenly divisible by number of groups: {output} vs {groups}"
+        ))),
+        _ => Ok(groups),
+    }
 }
 
 /// Begins an op with the same window as `op`.
@@ -131,16 +156,15 @@ pub(super) fn shape(x: Output<'_>) -> Output<'_> {
     x.graph().op("Shape").input(x).out()
 }
 
-/// The window, the convolution and the shape of its output, for an input and a filter of these shapes.
-fn plan(ctx: &KernelCtx<'_>, input: &Shape, filter: &Shape) -> Result<(Window, ConvShape, Shape)> {
+/// The window, the convolution of one group, the number of groups and the shape of the output, for an input and a filter of
+/// these shapes.
+fn plan(ctx: &KernelCtx<'_>, input: &Shape, filter: &Shape) -> Result<(Window, ConvShape, usize, Shape)> {
     let window = Window::from_attrs(ctx.attrs())?;
     let images = window.images(input)?;
     let &[height, width, inputs, outputs] = filter.dims() else {
         return Err(Error::invalid_argument(format!("filter must be 4-dimensional: {filter}")));
     };
-    if images.channels != inputs {
-        return Err(depths_differ(images.channels, inputs));
-    }
+    let groups = groups(images.channels, inputs, Some(outputs))?;
     let axes = window.axes(images.spatial, [height, width])?;
     let output = Images { batch: images.batch, spatial: axes.map(|axis| axis.output), channels: outputs };
     let shape = Shape::new(&window.dims(output))?;
@@ -149,13 +173,13 @@ fn plan(ctx: &KernelCtx<'_>, input: &Shape, filter: &Shape) -> Result<(Window, C
         batch: images.batch,
         input: [h.input, w.input, inputs],
         filter: [h.kernel, w.kernel],
-        output: [h.output, w.output, outputs],
+        output: [h.output, w.output, outputs / groups.max(1)],
         stride: [h.stride, w.stride],
         dilation: [h.dilation, w.dilation],
         pad_top: h.before,
         pad_left: w.before,
     };
-    Ok((window, convolution, shape))
+    Ok((window, convolution, groups, shape))
 }
 
 fn check_grad(found: &Shape, expected: &Shape) -> Result<()> {
@@ -172,7 +196,7 @@ where
     T::Real: ConvElement,
 {
     let (input, filter) = (ctx.input(0)?, ctx.input(1)?);
-    let (window, convolution, shape) = plan(ctx, input.shape(), filter.shape())?;
+    let (window, convolution, groups, shape) = plan(ctx, input.shape(), filter.shape())?;
     let out = images_out::<T>(ctx, &window, shape, |out| {
         if filter.n_elements() == 0 {
             out.fill(T::real(0.0));
@@ -180,8 +204,22 @@ where
         }
         let input = images_in::<T>(&window, input)?;
         let filter = Wide::<T>::of(filter)?;
-        conv::conv2d(ctx.pool(), &convolution, input.get()?, filter.get()?, out, Epilogue::default())
-            .map_err(Error::internal)
+        let run = |input: &[T::Real], filter: &[T::Real], out: &mut [T::Real]| {
+            conv::conv2d(ctx.pool(), &convolution, input, filter, out, Epilogue::default()).map_err(Error::internal)
+        };
+        if groups == 1 {
+            return run(input.get()?, filter.get()?, out);
+        }
+        for group in 0..groups {
+            let mut part = vec![T::real(0.0); out.len() / groups];
+            run(
+                &cut(input.get()?, groups, &convolution.input, group),
+                &cut(filter.get()?, groups, &convolution.output, group),
+                &mut part,
+            )?;
+            put(&part, groups, convolution.output[2], group, out);
+        }
+        Ok(())
     })?;
     ctx.set_output(0, out);
     Ok(())
@@ -193,7 +231,7 @@ where
 {
     let sizes = Shape::from_signed(&ctx.integers(0)?)?;
     let (filter, grad) = (ctx.input(1)?, ctx.input(2)?);
-    let (window, convolution, output) = plan(ctx, &sizes, filter.shape())?;
+    let (window, convolution, groups, output) = plan(ctx, &sizes, filter.shape())?;
     check_grad(grad.shape(), &output)?;
     let out = images_out::<T>(ctx, &window, sizes, |out| {
         if filter.n_elements() == 0 || grad.n_elements() == 0 {
@@ -202,7 +240,22 @@ where
         }
         let grad = images_in::<T>(&window, grad)?;
         let filter = Wide::<T>::of(filter)?;
-        conv::conv2d_backprop_input(ctx.pool(), &convolution, filter.get()?, grad.get()?, out).map_err(Error::internal)
+        let run = |filter: &[T::Real], grad: &[T::Real], out: &mut [T::Real]| {
+            conv::conv2d_backprop_input(ctx.pool(), &convolution, filter, grad, out).map_err(Error::internal)
+        };
+        if groups == 1 {
+            return run(filter.get()?, grad.get()?, out);
+        }
+        for group in 0..groups {
+            let mut part = vec![T::real(0.0); out.len() / groups];
+            run(
+                &cut(filter.get()?, groups, &convolution.output, group),
+                &cut(grad.get()?, groups, &convolution.output, group),
+                &mut part,
+            )?;
+            put(&part, groups, convolution.input[2], group, out);
+        }
+        Ok(())
     })?;
     ctx.set_output(0, out);
     Ok(())
@@ -214,17 +267,46 @@ where
 {
     let sizes = Shape::from_signed(&ctx.integers(1)?)?;
     let (input, grad) = (ctx.input(0)?, ctx.input(2)?);
-    let (window, convolution, output) = plan(ctx, input.shape(), &sizes)?;
+    let (window, convolution, groups, output) = plan(ctx, input.shape(), &sizes)?;
     check_grad(grad.shape(), &output)?;
     let (input, grad) = (images_in::<T>(&window, input)?, images_in::<T>(&window, grad)?);
     let out = narrowed::<T>(ctx, sizes, |out| {
         if out.is_empty() {
             return Ok(());
         }
-        conv::conv2d_backprop_filter(ctx.pool(), &convolution, input.get()?, grad.get()?, out).map_err(Error::internal)
+        let run = |input: &[T::Real], grad: &[T::Real], out: &mut [T::Real]| {
+            conv::conv2d_backprop_filter(ctx.pool(), &convolution, input, grad, out).map_err(Error::internal)
+        };
+        if groups == 1 {
+            return run(input.get()?, grad.get()?, out);
+        }
+        for group in 0..groups {
+            let mut part = vec![T::real(0.0); out.len() / groups];
+            run(
+                &cut(input.get()?, groups, &convolution.input, group),
+                &cut(grad.get()?, groups, &convolution.output, group),
+                &mut part,
+            )?;
+            put(&part, groups, convolution.output[2], group, out);
+        }
+        Ok(())
     })?;
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// The channels of one group, out of rows of all groups' channels. `sizes` ends with the channels of one group.
+fn cut<E: Element>(values: &[E], groups: usize, sizes: &[usize; 3], group: usize) -> Vec<E> {
+    let n = sizes[2];
+    let rows = values.chunks_exact((n * groups).max(1));
+    rows.flat_map(|row| &row[group * n..(group + 1) * n]).copied().collect()
+}
+
+/// Puts the channels of one group, `n` in a row, where they belong.
+fn put<E: Element>(part: &[E], groups: usize, n: usize, group: usize, out: &mut [E]) {
+    for (part, row) in part.chunks_exact(n.max(1)).zip(out.chunks_exact_mut((n * groups).max(1))) {
+        row[group * n..(group + 1) * n].copy_from_slice(part);
+    }
 }
 
 /// Elements as they are computed with: the tensor's own, or converted ones.

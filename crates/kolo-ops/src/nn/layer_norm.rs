@@ -155,18 +155,28 @@ fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                             let (mean, inverse) = moments(x, epsilon);
                             let zero = T::real(0.0);
                             let (mut mean_g, mut mean_gx) = ([zero; 16], [zero; 16]);
-                            for (i, ((dy, x), s)) in dy.iter().zip(x).zip(scale).enumerate() {
-                                let (normal, g) = ((x.widen() - mean) * inverse, dy.widen() * s.widen());
-                                mean_g[i % 16] += g;
-                                mean_gx[i % 16] += g * normal;
+                            let (dy_blocks, x_blocks, s_blocks) = (dy.chunks(16), x.chunks(16), scale.chunks(16));
+                            for ((dy, x), s) in dy_blocks.zip(x_blocks).zip(s_blocks) {
+                                let sums = mean_g.iter_mut().zip(mean_gx.iter_mut());
+                                for (((dy, x), s), (sum_g, sum_gx)) in dy.iter().zip(x).zip(s).zip(sums) {
+                                    let (normal, g) = ((x.widen() - mean) * inverse, dy.widen() * s.widen());
+                                    *sum_g += g;
+                                    *sum_gx += g * normal;
+                                }
                             }
                             let mean_g = mean_g.into_iter().sum::<T::Real>() / count;
                             let mean_gx = mean_gx.into_iter().sum::<T::Real>() / count;
-                            for (i, (((dx, dy), x), s)) in dx.iter_mut().zip(dy).zip(x).zip(scale).enumerate() {
-                                let (normal, dy) = ((x.widen() - mean) * inverse, dy.widen());
-                                *dx = T::narrow((dy * s.widen() - mean_g - normal * mean_gx) * inverse);
-                                scale_sums[i] += dy * normal;
-                                offset_sums[i] += dy;
+                            // A loop for each thing that is written: with more, the compiler would have to ask
+                            // too often whether they overlap, and uses no vectors.
+                            for (((dx, dy), x), s) in dx.iter_mut().zip(dy).zip(x).zip(scale) {
+                                let normal = (x.widen() - mean) * inverse;
+                                *dx = T::narrow((dy.widen() * s.widen() - mean_g - normal * mean_gx) * inverse);
+                            }
+                            for ((sum, dy), x) in scale_sums.iter_mut().zip(dy).zip(x) {
+                                *sum += dy.widen() * ((x.widen() - mean) * inverse);
+                            }
+                            for (sum, dy) in offset_sums.iter_mut().zip(dy) {
+                                *sum += dy.widen();
                             }
                         }
                     }

@@ -84,7 +84,7 @@ impl Normalisation {
 fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let normalisation = Normalisation::from_attrs(ctx.attrs())?;
     let input = ctx.input(0)?;
-    let &[.., n] = input.shape().dims() else {
+    let &[_, _, _, n] = input.shape().dims() else {
         return Err(Error::invalid_argument(format!("in must be 4-dimensional, found {}", input.shape())));
     };
     let mut out = ctx.allocate(T::DTYPE, input.shape().clone())?;

@@ -1,15 +1,15 @@
 //! `MaxPool`: the largest value under a window, for each channel. `MaxPoolGrad`: its gradient, which goes to the first
-//! value that is the largest.
+//! value that is the largest. `MaxPoolV2` and `MaxPoolGradV2`: the same, with the window's size and strides as inputs.
 
 use half::{bf16, f16};
-use kolo_core::{Error, Result};
+use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::vectorize;
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Attrs, Gradient, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::number::Number;
 use crate::nn::conv2d::like;
-use crate::nn::pool::{Pool, infer};
+use crate::nn::pool::{Pool, depth_group, infer, infer_with};
 use crate::nn::window::for_taps;
 use crate::op::{Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
@@ -55,9 +55,77 @@ pub(crate) static MAX_POOL_GRAD: Op = Op {
     cost: Cost::Elements,
 };
 
+pub(crate) static MAX_POOL_V2: Op = Op {
+    def: OpDef {
+        name: "MaxPoolV2",
+        signature: "(input:T, ksize:int32, strides:int32) -> (output:T) ; \
+                    T:type{half,bfloat16,float,double,int32,int64,uint8,int16,int8,uint16,qint8}=float, \
+                    padding:string{SAME|VALID}, data_format:string{NHWC|NCHW|NCHW_VECT_C}=\"NHWC\"",
+        shape: |ctx| match (ctx.constant(1), ctx.constant(2)) {
+            (Some(size), Some(strides)) => infer_with(ctx, &with_window(ctx.attrs(), size, strides)?),
+            _ => Ok(vec![PartialShape::of_rank(4)]),
+        },
+        gradient: Gradient::Rule(|op, dy| {
+            let window = [op.input(1), op.input(2)];
+            let builder = like(op, "MaxPoolGradV2").inputs([op.input(0), op.output(0), first(dy)?]).inputs(window);
+            Ok(vec![Some(builder.out().into()), None, None])
+        }),
+        ..OpDef::BASE
+    },
+    kernels: cpu_kernels!(forward_v2: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16),
+    cost: Cost::Elements,
+};
+
+pub(crate) static MAX_POOL_GRAD_V2: Op = Op {
+    def: OpDef {
+        name: "MaxPoolGradV2",
+        signature: "(orig_input:T, orig_output:T, grad:T, ksize:int32, strides:int32) -> (output:T) ; \
+                    padding:string{SAME|VALID}, data_format:string{NHWC|NCHW}=\"NHWC\", \
+                    T:type{float,double,int32,uint8,int16,int8,int64,bfloat16,uint16,half,uint32,uint64}=float",
+        shape: shape_fns::same_as_input_0,
+        gradient: Gradient::Refused("MaxPoolGradGradV2 is not implemented"),
+        ..OpDef::BASE
+    },
+    kernels: cpu_kernels!(backward_v2: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64),
+    cost: Cost::Elements,
+};
+
+/// The attributes with the window's size and strides that came as inputs.
+fn with_window(attrs: &Attrs, size: &Tensor, strides: &Tensor) -> Result<Attrs> {
+    let mut attrs = attrs.clone();
+    for (name, list) in [("ksize", size), ("strides", strides)] {
+        if list.shape().dims() != [4] {
+            return Err(Error::invalid_argument(format!("{name} must have 4 elements, found shape {}", list.shape())));
+        }
+        attrs.set(name, list.integers()?);
+    }
+    Ok(attrs)
+}
+
 fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    pool_forward::<T>(ctx, ctx.attrs())
+}
+
+fn forward_v2<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let attrs = with_window(ctx.attrs(), ctx.input(1)?, ctx.input(2)?)?;
+    pool_forward::<T>(ctx, &attrs)
+}
+
+fn backward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    pool_backward::<T>(ctx, ctx.attrs())
+}
+
+fn backward_v2<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let attrs = with_window(ctx.attrs(), ctx.input(3)?, ctx.input(4)?)?;
+    pool_backward::<T>(ctx, &attrs)
+}
+
+fn pool_forward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()> {
     let input = ctx.input(0)?;
-    let pool = Pool::new(ctx.attrs(), input.shape())?;
+    if let Some(group) = depth_group(attrs, input.shape())? {
+        return forward_depth::<T>(ctx, group);
+    }
+    let pool = Pool::new(attrs, input.shape())?;
     let mut out = ctx.allocate(T::DTYPE, pool.shape.clone())?;
     let (values, c) = (input.data::<T>()?, pool.channels);
     if out.n_elements() > 0 {
@@ -95,9 +163,25 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn backward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+/// The largest of each group of neighbouring channels.
+fn forward_depth<T: Number>(ctx: &mut KernelCtx<'_>, group: usize) -> Result<()> {
     let input = ctx.input(0)?;
-    let pool = Pool::new(ctx.attrs(), input.shape())?;
+    let mut shape = input.shape().dims().to_vec();
+    shape[3] /= group;
+    let mut out = ctx.allocate(T::DTYPE, Shape::new(&shape)?)?;
+    for (y, group) in out.data_mut::<T>()?.iter_mut().zip(input.data::<T>()?.chunks_exact(group)) {
+        *y = group.iter().fold(T::LOWEST, |y, &x| y.max(x));
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn pool_backward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()> {
+    let input = ctx.input(0)?;
+    if depth_group(attrs, input.shape())?.is_some() {
+        return Err(Error::unimplemented("MaxPoolingGrad is not yet supported on the depth dimension."));
+    }
+    let pool = Pool::new(attrs, input.shape())?;
     for (i, name) in [(1, "orig_output"), (2, "grad")] {
         let found = ctx.input(i)?.shape();
         if *found != pool.shape {
@@ -239,6 +323,38 @@ mod tests {
             .attr("strides", order(strides))
             .attr("padding", padding)
             .attr("data_format", if nchw { "NCHW" } else { "NHWC" })
+    }
+
+    #[test]
+    fn the_window_as_inputs() {
+        let x = || tensor([1, 2, 4, 1], [1.0f32, 5.0, 2.0, 3.0, 4.0, 0.0, 9.0, 8.0]);
+        let test = |op: &str| check_op(op).attr("padding", "VALID");
+        let (size, strides) = ([1i32, 2, 2, 1], [1i32, 2, 2, 1]);
+        test("MaxPoolV2").input(x()).input(size).input(strides).gives(tensor([1, 1, 2, 1], [5.0f32, 9.0]));
+        test("MaxPoolV2").input(wavy([1, 4, 4, 2], 0)).input(size).input(strides).gradient();
+        test("MaxPoolGradV2")
+            .input(x())
+            .input(tensor([1, 1, 2, 1], [5.0f32, 9.0]))
+            .input(tensor([1, 1, 2, 1], [1.0f32, 2.0]))
+            .input(size)
+            .input(strides)
+            .gives(tensor([1, 2, 4, 1], [0.0f32, 1.0, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0]));
+        test("MaxPoolV2").input(x()).input([1i32, 2, 2]).input(strides).fails("ksize must have 4 elements");
+    }
+
+    #[test]
+    fn groups_of_channels() {
+        let test = |size: i64, stride: i64| {
+            check_op("MaxPool")
+                .attr("ksize", vec![1, 1, 1, size])
+                .attr("strides", vec![1, 1, 1, stride])
+                .attr("padding", "SAME")
+                .input(tensor([1, 1, 2, 4], [1.0f32, 5.0, 2.0, 3.0, 4.0, 0.0, -9.0, -8.0]))
+        };
+        test(2, 2).gives(tensor([1, 1, 2, 2], [5.0f32, 3.0, 4.0, -8.0]));
+        test(4, 4).gives(tensor([1, 1, 2, 1], [5.0f32, 4.0]));
+        test(3, 3).fails("evenly divide");
+        test(2, 1).fails("equal");
     }
 
     #[test]
@@ -439,6 +555,8 @@ mod tests {
         for nchw in [false, true] {
             pool("MaxPool", nchw, [2, 2], [2, 2], "VALID").input(wavy([2, 4, 5, 3], 1)).gradient();
             pool("MaxPool", nchw, [2, 2], [2, 2], "SAME").input(wavy([2, 4, 6, 2], 1)).gradient();
+            // A block of channels and some more.
+            pool("MaxPool", nchw, [2, 2], [2, 2], "VALID").input(wavy([1, 4, 2, 18], 1)).gradient();
             pool("MaxPool", nchw, [3, 2], [2, 1], "SAME").input(wavy([2, 4, 5, 3], 1)).gradient();
         }
     }
@@ -455,7 +573,7 @@ mod tests {
             .attr("strides", vec![1i64, 1, 1, 1])
             .attr("padding", "SAME")
             .input(wavy([1, 3, 3, 2], 1))
-            .fails("does not yet support ksize in the batch and depth dimensions");
+            .fails("requires the depth window to equal the depth stride");
         pool("MaxPoolGrad", false, [2, 2], [2, 2], "VALID")
             .input(wavy([1, 4, 4, 1], 1))
             .input(wavy([1, 2, 2, 1], 1))

@@ -9,6 +9,7 @@ pub mod batch_norm;
 pub mod bias_add;
 pub(crate) mod channels;
 pub mod conv2d;
+pub mod conv3d;
 pub mod cross_entropy;
 pub mod depthwise_conv2d;
 pub mod dropout;
@@ -21,6 +22,7 @@ pub mod lrn;
 pub mod max_pool;
 pub(crate) mod pool;
 pub mod relu;
+pub mod resize;
 pub(crate) mod rows;
 pub mod softmax;
 pub mod softplus;
@@ -41,6 +43,9 @@ pub static OPS: &[&Op] = &[
     &bias_add::BIAS_ADD_GRAD,
     &bias_add::BIAS_ADD_V1,
     &conv2d::CONV2D,
+    &conv3d::CONV3D,
+    &conv3d::CONV3D_BACKPROP_FILTER_V2,
+    &conv3d::CONV3D_BACKPROP_INPUT_V2,
     &conv2d::CONV2D_BACKPROP_FILTER,
     &conv2d::CONV2D_BACKPROP_INPUT,
     &cross_entropy::SOFTMAX_CROSS_ENTROPY_WITH_LOGITS,
@@ -59,12 +64,18 @@ pub static OPS: &[&Op] = &[
     &lrn::LRN_GRAD,
     &max_pool::MAX_POOL,
     &max_pool::MAX_POOL_GRAD,
+    &max_pool::MAX_POOL_GRAD_V2,
+    &max_pool::MAX_POOL_V2,
     &relu::LEAKY_RELU,
     &relu::LEAKY_RELU_GRAD,
     &relu::RELU,
     &relu::RELU6,
     &relu::RELU6_GRAD,
     &relu::RELU_GRAD,
+    &resize::RESIZE_BILINEAR,
+    &resize::RESIZE_BILINEAR_GRAD,
+    &resize::RESIZE_NEAREST_NEIGHBOR,
+    &resize::RESIZE_NEAREST_NEIGHBOR_GRAD,
     &softmax::LOG_SOFTMAX,
     &softmax::SOFTMAX,
     &softplus::SOFTPLUS,

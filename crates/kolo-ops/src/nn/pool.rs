@@ -57,12 +57,63 @@ impl Pool {
 
 /// The shape function of a pool.
 pub fn infer(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
+    infer_with(ctx, ctx.attrs())
+}
+
+/// As [`infer`], with attributes that are not all the node's own.
+pub fn infer_with(ctx: &InferCtx<'_>, attrs: &Attrs) -> Result<Vec<PartialShape>> {
     let input = ctx.input_of_rank(0, 4)?;
-    if ctx.attrs().str("data_format")? == "NCHW_VECT_C" {
+    if attrs.str("data_format")? == "NCHW_VECT_C" {
         return Err(Error::unimplemented("data format NCHW_VECT_C is not supported"));
     }
-    let window = Window::from_attrs(ctx.attrs())?;
+    if pools_depth(attrs)? {
+        let mut dims = [input.dim(0), input.dim(1), input.dim(2), None];
+        if let Some(channels) = input.dim(3) {
+            let group = group_of(attrs, channels)?;
+            dims[3] = Some(channels / group);
+        }
+        return Ok(vec![PartialShape::new(&dims)]);
+    }
+    let window = Window::from_attrs(attrs)?;
     let images = window.partial_images(&input);
-    let spatial = window.output_dims(images.spatial, window.pool_size(ctx.attrs())?.map(Some))?;
+    let spatial = window.output_dims(images.spatial, window.pool_size(attrs)?.map(Some))?;
     Ok(vec![PartialShape::new(&window.dims(Images { spatial, ..images }))])
+}
+
+/// True if the window spans channels.
+fn pools_depth(attrs: &Attrs) -> Result<bool> {
+    let size = attrs.ints("ksize")?;
+    Ok(attrs.str("data_format")? == "NHWC" && size.len() == 4 && size[3] > 1)
+}
+
+/// How many of `channels` channels go together; an error if that is not a whole number of groups, or other dimensions are
+/// pooled too.
+fn group_of(attrs: &Attrs, channels: usize) -> Result<usize> {
+    let (size, strides) = (attrs.ints("ksize")?, attrs.ints("strides")?);
+    let is_alone = |list: &[i64]| list.len() == 4 && list[..3] == [1, 1, 1];
+    if size[1] != 1 || size[2] != 1 || !is_alone(&strides) {
+        return Err(Error::unimplemented(
+            "MaxPooling supports exactly one of pooling across depth or pooling across width/height.",
+        ));
+    }
+    match usize::try_from(size[3]) {
+        Ok(group) if size[3] == strides[3] && channels.is_multiple_of(group) => Ok(group),
+        _ if size[3] != strides[3] => {
+            Err(Error::unimplemented("Depthwise max pooling requires the depth window to equal the depth stride."))
+        }
+        _ => Err(Error::unimplemented(
+            "Depthwise max pooling requires the depth window to evenly divide the input depth",
+        )),
+    }
+}
+
+/// How many neighbouring channels of images of this shape are pooled together; none if the window is over space.
+pub fn depth_group(attrs: &Attrs, input: &Shape) -> Result<Option<usize>> {
+    if !pools_depth(attrs)? {
+        return Ok(None);
+    }
+    match input.dims() {
+        &[_, _, _, channels] => group_of(attrs, channels).map(Some),
+        _ => Err(Error::invalid_argument(format!("input must be 4-dimensional, found {input}"))),
+    }
 }

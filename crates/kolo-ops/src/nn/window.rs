@@ -14,7 +14,7 @@ pub struct Window {
 
 /// What lies around an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Padding {
+pub(super) enum Padding {
     /// As much as makes the output the input's size over the stride.
     Same,
     /// Nothing.
@@ -146,7 +146,13 @@ impl Window {
     /// The output's sizes, as far as they are known; an error if the window does not fit.
     pub fn output_dims(&self, input: [Dim; 2], kernel: [Dim; 2]) -> Result<[Dim; 2]> {
         let size = |d: usize| match (input[d], kernel[d], self.padding[d]) {
-            (Some(input), Some(kernel), _) => self.axis(d, input, kernel).map(|axis| Some(axis.output)),
+            (Some(input), Some(kernel), padding) => match self.axis(d, input, kernel)?.output {
+                // A window that fits nowhere is a mistake, if the sizes are known before the run.
+                0 if input > 0 && padding != Padding::Same => {
+                    Err(Error::invalid_argument(format!("a window of {kernel} does not fit into an image of {input}")))
+                }
+                output => Ok(Some(output)),
+            },
             (Some(input), None, Padding::Same) => Ok(Some(input.div_ceil(self.strides[d]))),
             _ => Ok(None),
         };
@@ -154,40 +160,44 @@ impl Window {
     }
 
     fn axis(&self, d: usize, input: usize, kernel: usize) -> Result<Axis> {
-        let (stride, dilation) = (self.strides[d], self.dilations[d]);
-        if kernel == 0 {
-            return Err(Error::invalid_argument("the window must not be empty"));
-        }
-        let too_large = || Error::invalid_argument("the window is too large");
-        let reach = (kernel - 1)
-            .checked_mul(dilation)
-            .and_then(|reach| reach.checked_add(1))
-            .filter(|&reach| reach <= isize::MAX as usize)
-            .ok_or_else(too_large)?;
-        let (before, padded) = match self.padding[d] {
-            Padding::Valid => (0, input),
-            Padding::Explicit(before, after) => {
-                let padded = input.checked_add(before).and_then(|n| n.checked_add(after)).ok_or_else(too_large)?;
-                (before, padded)
-            }
-            Padding::Same => {
-                let output = input.div_ceil(stride);
-                let needed = output.saturating_sub(1) * stride + if output > 0 { reach } else { 0 };
-                let before = needed.saturating_sub(input) / 2;
-                return Ok(Axis { input, output, kernel, stride, dilation, before });
-            }
-        };
-        if padded + stride < reach {
-            let size = padded as i64 - reach as i64;
-            return Err(Error::invalid_argument(format!(
-                "Computed output size would be negative: {} [input_size: {input}, effective_filter_size: {reach}, \
-                 stride: {stride}]",
-                (size + stride as i64).div_euclid(stride as i64)
-            )));
-        }
-        let output = (padded + stride - reach) / stride;
-        Ok(Axis { input, output, kernel, stride, dilation, before })
+        axis(input, kernel, self.strides[d], self.dilations[d], self.padding[d])
     }
+}
+
+/// A window of `kernel` taps along a dimension of size `input`; an error if it does not fit.
+pub(super) fn axis(input: usize, kernel: usize, stride: usize, dilation: usize, padding: Padding) -> Result<Axis> {
+    if kernel == 0 {
+        return Err(Error::invalid_argument("the window must not be empty"));
+    }
+    let too_large = || Error::invalid_argument("the window is too large");
+    let reach = (kernel - 1)
+        .checked_mul(dilation)
+        .and_then(|reach| reach.checked_add(1))
+        .filter(|&reach| reach <= isize::MAX as usize)
+        .ok_or_else(too_large)?;
+    let (before, padded) = match padding {
+        Padding::Valid => (0, input),
+        Padding::Explicit(before, after) => {
+            let padded = input.checked_add(before).and_then(|n| n.checked_add(after)).ok_or_else(too_large)?;
+            (before, padded)
+        }
+        Padding::Same => {
+            let output = input.div_ceil(stride);
+            let needed = output.saturating_sub(1) * stride + if output > 0 { reach } else { 0 };
+            let before = needed.saturating_sub(input) / 2;
+            return Ok(Axis { input, output, kernel, stride, dilation, before });
+        }
+    };
+    if padded + stride < reach {
+        let size = padded as i64 - reach as i64;
+        return Err(Error::invalid_argument(format!(
+            "Computed output size would be negative: {} [input_size: {input}, effective_filter_size: {reach}, \
+             stride: {stride}]",
+            (size + stride as i64).div_euclid(stride as i64)
+        )));
+    }
+    let output = (padded + stride - reach) / stride;
+    Ok(Axis { input, output, kernel, stride, dilation, before })
 }
 
 /// The entries for height and width of a list of four, which must be 1 for batch and channels.
@@ -198,7 +208,7 @@ fn spatial(list: &[i64], nchw: bool, what: &str) -> Result<[usize; 2]> {
         nchw,
     );
     if batch != 1 || channels != 1 {
-        return Err(Error::invalid_argument(format!(
+        return Err(Error::unimplemented(format!(
             "Current implementation does not yet support {what} in the batch and depth dimensions."
         )));
     }
@@ -241,8 +251,7 @@ mod tests {
     use super::*;
 
     fn axis(input: usize, kernel: usize, stride: usize, dilation: usize, padding: Padding) -> Result<Axis> {
-        Window { nchw: false, strides: [stride; 2], dilations: [dilation; 2], padding: [padding; 2] }
-            .axis(0, input, kernel)
+        super::axis(input, kernel, stride, dilation, padding)
     }
 
     #[test]

@@ -337,10 +337,12 @@ const SET_GLOBAL_STEP: &[KernelDef] = &[cpu_any(|ctx| {
 
 /// The kernel of ops that take: waits until there is enough.
 pub(super) const TAKE: &[KernelDef] = &[cpu_made(KernelMaker::Async(|init| {
-    Ok(Box::new(TakeGradient { dtype: init.attrs().dtype("dtype")? }) as Box<dyn AsyncKernel>)
+    let form = if init.node.outputs.len() == 1 { Form::Dense } else { Form::Sparse };
+    Ok(Box::new(TakeGradient { form, dtype: init.attrs().dtype("dtype")? }) as Box<dyn AsyncKernel>)
 }))];
 
 struct TakeGradient {
+    form: Form,
     dtype: DType,
 }
 
@@ -348,8 +350,7 @@ impl AsyncKernel for TakeGradient {
     fn start(&self, ctx: &mut KernelCtx<'_>, done: Done) {
         let arguments = || {
             let accumulator = object::<Accumulator>(ctx, 0)?;
-            let form = if ctx.outputs.len() == 1 { Form::Dense } else { Form::Sparse };
-            accumulator.check(form, self.dtype)?;
+            accumulator.check(self.form, self.dtype)?;
             Ok((accumulator, ctx.scalar::<i32>(1)?))
         };
         match arguments() {

@@ -8,6 +8,8 @@ use bytes::Bytes;
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use smallvec::SmallVec;
 
+use crate::random::philox::{Philox, Words};
+
 /// One entry of a queue: a tensor per component.
 pub(super) type Element = SmallVec<[Tensor; 2]>;
 
@@ -44,7 +46,7 @@ impl Order {
 /// The elements that are in a queue.
 pub(super) enum Elements {
     Line(VecDeque<Element>),
-    Bag { elements: Vec<Element>, random: SplitMix },
+    Bag { elements: Vec<Element>, random: Chance },
     Heap { elements: BinaryHeap<Reverse<Ranked>>, arrived: u64 },
 }
 
@@ -52,7 +54,7 @@ impl Elements {
     pub fn new(order: &Order) -> Elements {
         match order {
             Order::Fifo | Order::PaddingFifo => Elements::Line(VecDeque::new()),
-            Order::Shuffle { seeds, .. } => Elements::Bag { elements: Vec::new(), random: SplitMix::new(*seeds) },
+            Order::Shuffle { seeds, .. } => Elements::Bag { elements: Vec::new(), random: Chance::new(*seeds) },
             Order::Priority => Elements::Heap { elements: BinaryHeap::new(), arrived: 0 },
         }
     }
@@ -124,26 +126,21 @@ impl Ord for Ranked {
     }
 }
 
-/// A small random number generator (Steele, Lea and Flood, 2014): enough to shuffle with.
-pub(super) struct SplitMix(u64);
+/// Which element comes next: the same as TensorFlow's choice for the same seeds.
+pub(super) struct Chance(Words);
 
-impl SplitMix {
-    fn new((seed, seed2): (i64, i64)) -> SplitMix {
-        match (seed, seed2) {
-            (0, 0) => SplitMix(RandomState::new().hash_one(0)),
-            (seed, seed2) => SplitMix((seed as u64).rotate_left(32) ^ seed2 as u64),
-        }
+impl Chance {
+    fn new((seed, seed2): (i64, i64)) -> Chance {
+        let (seed, seed2) = match (seed, seed2) {
+            (0, 0) => (RandomState::new().hash_one(0), RandomState::new().hash_one(1)),
+            (seed, seed2) => (seed as u64, seed2 as u64),
+        };
+        Chance(Words::new(Philox::from_seeds(seed, seed2)))
     }
 
     /// A number below `n`, which is not 0.
     fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        // The high half of the product: no division, and a bias too small to see.
-        ((u128::from(z) * n as u128) >> 64) as usize
+        self.0.draw() as usize % n
     }
 }
 

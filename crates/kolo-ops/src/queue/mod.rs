@@ -11,6 +11,7 @@
 //! make.rs      FIFOQueue, RandomShuffleQueue, PaddingFIFOQueue, PriorityQueue
 //! access.rs    QueueEnqueue, QueueDequeue, … in both handle kinds
 //! builder.rs   what users call
+//! stage.rs     Stage, Unstage: a store between steps
 //! accumulator.rs  dense.rs  sparse.rs   gradients that are summed up until there are enough
 //! ```
 
@@ -22,10 +23,12 @@ mod builder;
 mod core;
 pub mod dense;
 mod elements;
+pub mod fake;
 pub mod make;
-mod source;
+pub(crate) mod source;
 pub mod sparse;
 mod spec;
+pub mod stage;
 pub(crate) mod wait;
 
 pub use builder::{FifoQueue, QueueHandle, QueueKind};
@@ -63,6 +66,7 @@ pub static OPS: &[&Op] = &[
     &dense::RESOURCE_ACCUMULATOR_APPLY_GRADIENT,
     &dense::RESOURCE_ACCUMULATOR_TAKE_GRADIENT,
     &dense::RESOURCE_CONDITIONAL_ACCUMULATOR,
+    &fake::FAKE_QUEUE,
     &make::FIFO_QUEUE,
     &make::FIFO_QUEUE_V2,
     &make::PADDING_FIFO_QUEUE,
@@ -74,4 +78,8 @@ pub static OPS: &[&Op] = &[
     &sparse::SPARSE_ACCUMULATOR_APPLY_GRADIENT,
     &sparse::SPARSE_ACCUMULATOR_TAKE_GRADIENT,
     &sparse::SPARSE_CONDITIONAL_ACCUMULATOR,
+    &stage::STAGE,
+    &stage::STAGE_CLEAR,
+    &stage::STAGE_SIZE,
+    &stage::UNSTAGE,
 ];

@@ -1,7 +1,7 @@
 //! Kernels that give out handles to queues and accumulators, and how their consumers find the object again.
 //!
 //! With a `shared_name` the object is the device's: every session that names it uses the same one, and it stays until its
-//! container is cleared. Without, it belongs to the kernel, and goes with it.
+//! container is cleared; so with `use_node_name_sharing`. Without, it belongs to the kernel, and goes with it.
 //!
 //! A handle is a resource scalar, or, for the older ops, a reference to a string vector `[container, name]`.
 
@@ -15,7 +15,7 @@ use crate::kernel::KernelInit;
 use crate::{Input, Kernel, KernelCtx, OutputValue, Resource, ResourceStore, VariableCell};
 
 /// Gives out a handle to one object.
-pub(super) struct Source<R: Described> {
+pub(crate) struct Source<R: Described> {
     container: String,
     name: Arc<str>,
     is_private: bool,
@@ -27,7 +27,7 @@ pub(super) struct Source<R: Described> {
 }
 
 /// An object that is made from a description, on which all who share it must agree.
-pub(super) trait Described: Resource {
+pub(crate) trait Described: Resource {
     /// The description.
     type Spec: Clone + Send + Sync;
     /// A new one.
@@ -44,6 +44,9 @@ impl<R: Described> Source<R> {
         let container = attrs.str("container")?.to_owned();
         check_container(&container)?;
         let (name, is_private): (Arc<str>, bool) = match attrs.str("shared_name")? {
+            "" if attrs.find("use_node_name_sharing").is_some() && attrs.bool("use_node_name_sharing")? => {
+                (init.node.name.clone(), false)
+            }
             "" => (format!("_{}_{}", NEXT.fetch_add(1, Ordering::Relaxed), init.node.name).into(), true),
             shared if shared.starts_with('_') => {
                 return Err(Error::invalid_argument(format!("shared_name cannot start with '_':{shared}")));
@@ -105,7 +108,7 @@ fn check_container(container: &str) -> Result<()> {
 }
 
 /// The object that handle input `i` names, of either handle kind.
-pub(super) fn object<R: Resource>(ctx: &KernelCtx<'_>, i: usize) -> Result<Arc<R>> {
+pub(crate) fn object<R: Resource>(ctx: &KernelCtx<'_>, i: usize) -> Result<Arc<R>> {
     let by_name = |pair: &Tensor| -> Result<Arc<R>> {
         let [container, name] = pair.strings()? else {
             return Err(Error::invalid_argument(format!("a handle is [container, name], found {pair:?}")));

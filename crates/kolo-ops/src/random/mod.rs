@@ -3,9 +3,12 @@
 //! A stateful op owns a [`stream::Stream`] of [`philox::Philox`] words, which goes on from run to run; each call takes its
 //! part of it and [`distribution::fill`]s a tensor from there.
 
-use crate::Op;
+use kolo_core::{Error, Result, Shape};
+
+use crate::{KernelCtx, Op};
 
 pub mod distribution;
+pub mod gamma;
 pub mod multinomial;
 pub mod philox;
 pub mod shuffle;
@@ -14,10 +17,21 @@ pub mod stateless;
 pub mod stream;
 #[cfg(test)]
 mod testing;
+pub mod truncated;
 pub mod uniform_int;
+
+/// The shape that integer vector input 0 holds.
+fn shape_in(ctx: &KernelCtx<'_>) -> Result<Shape> {
+    let found = ctx.input(0)?.shape();
+    match found.rank() {
+        1 => Shape::from_signed(&ctx.integers(0)?),
+        _ => Err(Error::invalid_argument(format!("shape must be a vector of int32 or int64, found {found}"))),
+    }
+}
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
+    &gamma::RANDOM_GAMMA,
     &multinomial::MULTINOMIAL,
     &shuffle::RANDOM_SHUFFLE,
     &standard::RANDOM_STANDARD_NORMAL,
@@ -26,5 +40,6 @@ pub static OPS: &[&Op] = &[
     &stateless::STATELESS_RANDOM_NORMAL,
     &stateless::STATELESS_RANDOM_UNIFORM,
     &stateless::STATELESS_TRUNCATED_NORMAL,
+    &truncated::PARAMETERIZED_TRUNCATED_NORMAL,
     &uniform_int::RANDOM_UNIFORM_INT,
 ];

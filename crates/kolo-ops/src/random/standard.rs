@@ -4,11 +4,12 @@
 use std::marker::PhantomData;
 
 use half::{bf16, f16};
-use kolo_core::{DType, Element, Result, Shape};
+use kolo_core::{DType, Element, Result};
 use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 
 use crate::op::{KernelDef, Op, cpu_on};
 use crate::random::distribution::{Distribution, Normal, Standard, Truncated, Uniform, fill};
+use crate::random::shape_in;
 use crate::random::stream::Stream;
 use crate::{Cost, Kernel, KernelCtx, KernelInit, KernelMaker};
 
@@ -90,7 +91,7 @@ struct Random<D> {
 
 impl<D: Distribution + Send> Kernel for Random<D> {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
-        let shape = Shape::from_signed(&ctx.integers(0)?)?;
+        let shape = shape_in(ctx)?;
         let mut out = ctx.allocate(D::Output::DTYPE, shape)?;
         let start = self.stream.reserve_outputs(out.n_elements());
         fill(ctx.pool(), &self.distribution, start, out.data_mut()?);

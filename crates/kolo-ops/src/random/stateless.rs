@@ -4,12 +4,13 @@
 use std::marker::PhantomData;
 
 use half::{bf16, f16};
-use kolo_core::{DType, Element, Error, Result, Shape};
+use kolo_core::{DType, Element, Error, Result};
 use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::random::distribution::{Distribution, Normal, Standard, Truncated, Uniform, fill};
 use crate::random::philox::Philox;
+use crate::random::shape_in;
 use crate::{Cost, KernelCtx};
 
 /// Numbers drawn evenly from [0, 1); `seed` is a vector of two integers.
@@ -72,7 +73,7 @@ fn truncated<T: Standard>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 }
 
 fn draw<D: Distribution>(ctx: &mut KernelCtx<'_>, distribution: D) -> Result<()> {
-    let shape = Shape::from_signed(&ctx.integers(0)?)?;
+    let shape = shape_in(ctx)?;
     let seeds = ctx.integers(1)?;
     let &[first, second] = seeds.as_slice() else {
         let found = ctx.input(1)?.shape();

@@ -1,11 +1,12 @@
 //! `RandomUniformInt`: integers drawn evenly from [minval, maxval).
 
-use kolo_core::{DType, Element, Error, Result, Shape};
+use kolo_core::{DType, Element, Error, Result};
 use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 
 use crate::op::{Op, cpu_on};
 use crate::random::distribution::{Distribution, fill};
 use crate::random::philox::Philox;
+use crate::random::shape_in;
 use crate::random::stream::Stream;
 use crate::{Cost, Kernel, KernelCtx, KernelInit, KernelMaker};
 
@@ -81,7 +82,7 @@ where
     Between<T>: Distribution<Output = T>,
 {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
-        let shape = Shape::from_signed(&ctx.integers(0)?)?;
+        let shape = shape_in(ctx)?;
         let (low, high) = (ctx.scalar::<T>(1)?, ctx.scalar::<T>(2)?);
         let mut out = ctx.allocate(T::DTYPE, shape)?;
         let n = out.n_elements();

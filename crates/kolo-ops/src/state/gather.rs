@@ -1,4 +1,4 @@
-//! `ResourceGather`: rows of a variable, without reading the whole of it.
+//! `ResourceGather`: rows of a variable, without reading the whole of it. `ResourceGatherNd`: slices by coordinates.
 
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::pool;
@@ -7,6 +7,7 @@ use kolo_graph::{Grad, Gradient, IndexedSlices, InferCtx, OpDef, Operation, Outp
 use super::handle::read_resource;
 use super::read::{value_shape, wrong_dtype};
 use super::scatter::checked_indices;
+use crate::array::gather_nd::{slices_shape, take_slices};
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
@@ -30,6 +31,39 @@ pub(crate) static RESOURCE_GATHER: Op = Op {
     kernels: &[cpu_any(gather)],
     cost: Cost::Elements,
 };
+
+pub(crate) static RESOURCE_GATHER_ND: Op = Op {
+    def: OpDef {
+        name: "ResourceGatherNd",
+        signature: "(resource:resource, indices:Tindices) -> (output:dtype) ; dtype:type, Tindices:type{int32,int64}",
+        shape: |ctx| {
+            let params = value_shape(ctx, 0, ctx.attrs().dtype("dtype")?)?;
+            let indices = ctx.input_of_rank_at_least(1, 1)?;
+            Ok(vec![slices_shape(&params, indices)?])
+        },
+        gradient: Gradient::Rule(|op, dy| {
+            let (graph, indices) = (op.graph(), op.input(1));
+            let shape = graph.op("VariableShape").input(op.input(0)).attr("out_type", indices.dtype()).out();
+            let sum = graph.op("ScatterNd").inputs([indices, crate::math::binary::first(dy)?, shape]).out();
+            Ok(vec![Some(sum.into()), None])
+        }),
+        stateful: true,
+        ..OpDef::BASE
+    },
+    kernels: &[cpu_any(gather_nd)],
+    cost: Cost::Elements,
+};
+
+fn gather_nd(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let params = read_resource(ctx, 0)?;
+    let dtype = ctx.attrs().dtype("dtype")?;
+    if params.dtype() != dtype {
+        return Err(wrong_dtype("read", dtype, params.dtype()));
+    }
+    let out = take_slices(ctx, &params, ctx.input(1)?)?;
+    ctx.set_output(0, out);
+    Ok(())
+}
 
 /// `params[:batch] + indices[batch:] + params[batch + 1:]`.
 fn output_shape(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
@@ -162,6 +196,21 @@ mod tests {
         let back: Vec<i64> = (0..5000).rev().collect();
         let expected: Vec<f64> = many.iter().rev().copied().collect();
         assert_eq!(take(many.into(), back.into(), 0), Ok(expected.into()));
+    }
+
+    #[test]
+    fn slices_are_taken_by_coordinates() {
+        let g = crate::graph();
+        let v = g.variable("v", tensor([2, 2], [1.0f32, 2.0, 3.0, 4.0]));
+        let indices = g.constant([[1i32, 0], [0, 1], [1, 0]]);
+        let y = g.op("ResourceGatherNd").input(v.handle()).input(indices).attr("dtype", DType::F32).out();
+        assert_eq!(y.shape().known(), Some(Shape::from([3])));
+        let grads = kolo_graph::gradients(&[y * 2.0], &[v.handle()]).unwrap();
+        let dv = grads[0].unwrap().dense().unwrap();
+        let run = Evaluation::new(g.snapshot());
+        run.run_targets(&[v.initializer()], &[]).unwrap();
+        let found = run.run(&[y, dv], &[]).unwrap();
+        assert_eq!(found, [Tensor::from([3.0f32, 2.0, 3.0]), tensor([2, 2], [0.0f32, 2.0, 4.0, 0.0])]);
     }
 
     #[test]

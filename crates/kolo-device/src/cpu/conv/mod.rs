@@ -7,6 +7,8 @@
 //! backprop input   dinput[pixel, c]  = patches(dout)[pixel, tap·o] × filter[tap, c, o]ᵀ
 //! ```
 //!
+//! Batches of eight images or more need no patch matrix at all: see `direct`.
+//!
 //! With a stride, backprop input splits the pixels by their remainder: each class sees only the
 //! taps that can reach it, and is a convolution with stride 1.
 

@@ -123,6 +123,33 @@ fn valid_padding_strides_and_dilations_match_the_loops() {
     }
 }
 
+/// Batches that the tiles of [`Direct`] are made of, full and not, with taps outside of the image on every side.
+#[test]
+fn larger_batches_match_the_loops() {
+    check(&shape(9, [6, 7, 8], [5, 5], 40));
+    check(&shape(15, [5, 4, 3], [3, 3], 10));
+    check(&shape(29, [4, 4, 17], [3, 2], 8));
+    check(&shape(8, [28, 28, 1], [5, 5], 32));
+    check(&shape(8, [3, 2, 9], [5, 7], 16));
+    check(&shape(8, [4, 4, 3], [1, 3], 0));
+    check(&ConvShape { output: [0, 8, 4], ..shape(8, [8, 8, 9], [3, 3], 8) });
+}
+
+#[test]
+fn larger_batches_with_strides_and_dilations_match_the_loops() {
+    for stride in [[1, 1], [2, 2], [3, 1], [2, 4]] {
+        for dilation in [[1, 1], [2, 1], [2, 2], [1, 3]] {
+            for (pad_top, pad_left) in [(0, 0), (1, 2), (4, 4)] {
+                let s = shape(10, [9, 8, 11], [3, 2], 24);
+                let extent = |d: usize| dilation[d] * (s.filter[d] - 1) + 1;
+                let size = |d: usize| (s.input[d] + 2 - extent(d)) / stride[d] + 1;
+                let output = [size(0), size(1), 24];
+                check(&ConvShape { stride, dilation, pad_top, pad_left, output, ..s });
+            }
+        }
+    }
+}
+
 #[test]
 fn empty_batches_and_channels_do_nothing_or_clear() {
     check(&shape(0, [8, 8, 3], [3, 3], 4));

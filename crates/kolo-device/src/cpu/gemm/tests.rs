@@ -162,6 +162,18 @@ fn blocked_products_match_the_triple_loop() {
         }
         check(&plain((128, 512, 512), ops, 0));
         check(&plain((13, 21, 20_000), ops, 0));
+        // Longer than a run of k.
+        check(&plain((150, 70, 2100), ops, 3));
+    }
+}
+
+#[test]
+fn few_rows_and_many_columns_match_the_triple_loop() {
+    for ops in OPS {
+        for (sizes, pad) in [((64, 530, 300), 5), ((64, 512, 512), 0), ((20, 600, 2100), 1), ((100, 545, 64), 0)] {
+            check(&plain(sizes, ops, pad));
+            check(&Case { beta: 1.0, biased: true, activation: Activation::Relu, ..plain(sizes, ops, pad) });
+        }
     }
 }
 

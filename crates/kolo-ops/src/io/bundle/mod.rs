@@ -11,7 +11,7 @@
 //! under temporary names, brought to the disk, and renamed, the index last: a bundle that has an index is whole. What is
 //! read is checked against its checksum, and a file's claims against its length before memory is made for them.
 
-mod checksum;
+pub(crate) mod checksum;
 mod merge;
 mod reader;
 mod slice;

@@ -36,8 +36,11 @@ pub fn min_all(x: Output<'_>) -> Output<'_> {
     over_all(x, "Min")
 }
 
-pub(crate) static MAX: Op = reduction("Max", MAX_KERNELS, Gradient::Rule(gradient));
-pub(crate) static MIN: Op = reduction("Min", MIN_KERNELS, Gradient::Rule(gradient));
+const ORDERED: &str = "(input:T, reduction_indices:Tidx) -> (output:T) ; \
+    keep_dims:bool=false, T:type{real,quantized}, Tidx:type{int32,int64}=int32";
+
+pub(crate) static MAX: Op = reduction("Max", ORDERED, MAX_KERNELS, Gradient::Rule(gradient));
+pub(crate) static MIN: Op = reduction("Min", ORDERED, MIN_KERNELS, Gradient::Rule(gradient));
 
 /// Elements that are equally extreme share the gradient.
 fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {

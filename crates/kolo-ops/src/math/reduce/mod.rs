@@ -18,6 +18,10 @@ pub(crate) mod walk;
 /// Output 0 is input 0 reduced over the axes in input 1.
 pub(crate) fn reduce<T: Element, R: Reducer<T>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
+    if ctx.input(1)?.shape().rank() > 1 {
+        let found = ctx.input(1)?.shape();
+        return Err(Error::invalid_argument(format!("reduction axes must be a scalar or a vector, found {found}")));
+    }
     let axes = ctx.integers(1)?;
     let mut is_reduced: SmallVec<[bool; 4]> = SmallVec::from_elem(false, shape.rank());
     for axis in axes {
@@ -34,6 +38,13 @@ pub(crate) fn reduce<T: Element, R: Reducer<T>>(ctx: &mut KernelCtx<'_>) -> Resu
         .zip(&is_reduced)
         .filter_map(|(&n, &reduced)| if !reduced { Some(n) } else { keep.then_some(1) })
         .collect();
+    let reduces = shape.iter().zip(&is_reduced).any(|(&n, &reduced)| reduced && n != 1);
+    if R::KEEPS_ONE && !reduces {
+        // Gradients of broadcasts often turn out to sum over nothing: the value goes through as it is.
+        let out = ctx.take_input(0)?.reshaped(Shape::new(&kept)?)?;
+        ctx.set_output(0, out);
+        return Ok(());
+    }
     let mut out = ctx.allocate(T::DTYPE, Shape::new(&kept)?)?;
     if shape.n_elements() == 0 {
         out.data_mut::<T>()?.fill(R::finish(R::START, 0));

@@ -6,7 +6,7 @@ use kolo_graph::{Grad, Gradient, OpDef, Operation, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::number::{Floating, Number};
-use crate::math::reduce::sum::reduction;
+use crate::math::reduce::sum::{NUMBERS, reduction};
 use crate::math::reduce::walk::{Reducer, Reduction};
 use crate::math::reduce::{reduce, spread};
 use crate::op::{KernelDef, Op, cpu_kernels};
@@ -24,7 +24,7 @@ pub fn l2_loss(x: Output<'_>) -> Output<'_> {
     x.graph().op("L2Loss").input(x).out()
 }
 
-pub(crate) static EUCLIDEAN_NORM: Op = reduction("EuclideanNorm", NORM_KERNELS, Gradient::Rule(norm_gradient));
+pub(crate) static EUCLIDEAN_NORM: Op = reduction("EuclideanNorm", NUMBERS, NORM_KERNELS, Gradient::Rule(norm_gradient));
 
 pub(crate) static L2_LOSS: Op = Op {
     def: OpDef {
@@ -48,6 +48,7 @@ fn norm_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec
 struct Norm;
 
 impl<T: Number> Reducer<T> for Norm {
+    const KEEPS_ONE: bool = false;
     type Acc = T::Wide;
     const START: T::Wide = T::Wide::ZERO;
     #[inline(always)]
@@ -68,6 +69,7 @@ impl<T: Number> Reducer<T> for Norm {
 struct HalfSquares;
 
 impl<T: Floating> Reducer<T> for HalfSquares {
+    const KEEPS_ONE: bool = false;
     type Acc = T::Wide;
     const START: T::Wide = T::Wide::ZERO;
     #[inline(always)]

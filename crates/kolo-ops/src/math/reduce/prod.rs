@@ -1,14 +1,14 @@
 //! `Prod` over axes.
 
 use half::{bf16, f16};
-use kolo_core::{Error, Result};
+use kolo_core::{DType, Result};
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Grad, Gradient, Operation, Output};
 
 use crate::KernelCtx;
 use crate::math::binary::first;
 use crate::math::number::Number;
-use crate::math::reduce::sum::reduction;
+use crate::math::reduce::sum::{NUMBERS, reduction};
 use crate::math::reduce::walk::Reducer;
 use crate::math::reduce::{constant_axes, reduce, spread};
 use crate::op::{KernelDef, Op, cpu_kernels};
@@ -19,39 +19,67 @@ pub fn prod<'g>(x: Output<'g>, axes: &[i32]) -> Output<'g> {
     x.graph().op("Prod").input(x).input(x.graph().constant(axes)).out()
 }
 
-pub(crate) static PROD: Op = reduction("Prod", KERNELS, Gradient::Rule(gradient));
+pub(crate) static PROD: Op = reduction("Prod", NUMBERS, KERNELS, Gradient::Rule(gradient));
 
 /// Each element's gradient is the product of all others. Not `y / x`: that has no value where an element is 0. Instead
 /// the product of those before it times the product of those after it.
 fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
     let (graph, x, dy) = (op.graph(), op.input(0), first(dy)?);
-    let (Some(rank), Some(axes)) = (x.shape().rank(), constant_axes(op)) else {
-        return Err(Error::unimplemented("the gradient of Prod needs a known rank and constant axes"));
-    };
-    let axes = axes.into_iter().map(|axis| resolve_axis(axis, rank)).collect::<Result<Vec<usize>>>()?;
-    if axes.is_empty() {
-        return Ok(vec![Some(dy.into()), None]);
-    }
-    // Reduced dimensions to the front, so that they can be seen as one.
-    let order: Vec<usize> = axes.iter().copied().chain((0..rank).filter(|axis| !axes.contains(axis))).collect();
-    let mut back = vec![0i32; rank];
-    order.iter().enumerate().for_each(|(to, &from)| back[from] = to as i32);
-    let integers = |values: &[usize]| graph.constant(values.iter().map(|&x| x as i32).collect::<Vec<_>>());
-    let moved = graph.op("Transpose").input(x).input(integers(&order)).out();
-    let shape = graph.op("Shape").input(moved).out();
-    let size = |of: std::ops::Range<usize>| {
-        let sizes = graph.op("GatherV2").inputs([shape, integers(&of.collect::<Vec<_>>()), graph.constant(0i32)]).out();
+    let Some(order) = Order::of(op)? else { return Ok(vec![Some(dy.into()), None]) };
+    let moved = graph.op("Transpose").input(x).input(order.forth).out();
+    let shape = graph.op("Shape").input(x).out();
+    let size = |axes: Output<'g>| {
+        let sizes = graph.op("GatherV2").inputs([shape, axes, graph.constant(0i32)]).out();
         graph.op("Prod").input(sizes).input(graph.constant([0i32])).out()
     };
-    let sizes = graph.op("Pack").inputs([size(0..axes.len()), size(axes.len()..rank)]).out();
+    let sizes = graph.op("Pack").inputs([size(order.reduced), size(order.kept)]).out();
     let flat = graph.op("Reshape").input(moved).input(sizes).out();
     let others = [false, true].map(|reverse| {
         let builder = graph.op("Cumprod").input(flat).input(graph.constant(0i32));
         builder.attr("exclusive", true).attr("reverse", reverse).out()
     });
-    let others = graph.op("Reshape").input(others[0] * others[1]).input(shape).out();
-    let others = graph.op("Transpose").input(others).input(graph.constant(back)).out();
+    let moved_shape = graph.op("Shape").input(moved).out();
+    let others = graph.op("Reshape").input(others[0] * others[1]).input(moved_shape).out();
+    let others = graph.op("Transpose").input(others).input(order.back).out();
     Ok(vec![Some((others * spread(op, dy)).into()), None])
+}
+
+/// How dimensions are moved so that the reduced ones come first and can be seen as one.
+struct Order<'g> {
+    reduced: Output<'g>,
+    kept: Output<'g>,
+    /// The permutation that does it, and the one that undoes it.
+    forth: Output<'g>,
+    back: Output<'g>,
+}
+
+impl<'g> Order<'g> {
+    /// Worked out now if rank and axes are known, else in the run. `None` if nothing is reduced.
+    fn of(op: Operation<'g>) -> Result<Option<Order<'g>>> {
+        let (graph, x) = (op.graph(), op.input(0));
+        let (Some(rank), Some(axes)) = (x.shape().rank(), constant_axes(op)) else {
+            let rank = graph.op("Rank").input(x).out();
+            let axes = graph.op("Cast").input(op.input(1)).attr("DstT", DType::I32).out();
+            let axes = graph.op("Reshape").input(axes).input(graph.constant([-1i32])).out();
+            let reduced = graph.op("FloorMod").input(axes + rank).input(rank).out();
+            let all = graph.op("Range").inputs([graph.constant(0i32), rank, graph.constant(1i32)]).out();
+            let kept = graph.op("ListDiff").input(all).input(reduced).out();
+            let forth = graph.op("ConcatV2").inputs([reduced, kept, graph.constant(0i32)]).attr("N", 2i64).out();
+            let back = graph.op("InvertPermutation").input(forth).out();
+            return Ok(Some(Order { reduced, kept, forth, back }));
+        };
+        let reduced = axes.into_iter().map(|axis| resolve_axis(axis, rank)).collect::<Result<Vec<usize>>>()?;
+        if reduced.is_empty() {
+            return Ok(None);
+        }
+        let kept: Vec<usize> = (0..rank).filter(|axis| !reduced.contains(axis)).collect();
+        let forth = [&reduced[..], &kept].concat();
+        let mut back = vec![0; rank];
+        forth.iter().enumerate().for_each(|(to, &from)| back[from] = to);
+        let integers = |values: &[usize]| graph.constant(values.iter().map(|&x| x as i32).collect::<Vec<_>>());
+        let [reduced, kept, forth, back] = [&reduced, &kept, &forth, &back].map(|list| integers(list));
+        Ok(Some(Order { reduced, kept, forth, back }))
+    }
 }
 
 #[derive(Clone, Copy)]

@@ -49,19 +49,20 @@ pub(crate) fn over_all<'g>(x: Output<'g>, op: &str) -> Output<'g> {
     graph.op(op).input(x).input(axes).out()
 }
 
-pub(crate) static SUM: Op = reduction("Sum", SUM_KERNELS, Gradient::Rule(sum_gradient));
-pub(crate) static MEAN: Op = reduction("Mean", MEAN_KERNELS, Gradient::Rule(mean_gradient));
+pub(crate) static SUM: Op = reduction("Sum", NUMBERS, SUM_KERNELS, Gradient::Rule(sum_gradient));
+pub(crate) static MEAN: Op = reduction("Mean", NUMBERS, MEAN_KERNELS, Gradient::Rule(mean_gradient));
 
-pub(crate) const fn reduction(name: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
+pub(crate) const NUMBERS: &str = "(input:T, reduction_indices:Tidx) -> (output:T) ; \
+    keep_dims:bool=false, T:type{num}, Tidx:type{int32,int64}=int32";
+
+pub(crate) const fn reduction(
+    name: &'static str,
+    signature: &'static str,
+    kernels: &'static [KernelDef],
+    gradient: Gradient,
+) -> Op {
     Op {
-        def: OpDef {
-            name,
-            signature: "(input:T, reduction_indices:Tidx) -> (output:T) ; \
-                        keep_dims:bool=false, T:type{num}, Tidx:type{int32,int64}=int32",
-            shape: shape_fns::reduction,
-            gradient,
-            ..OpDef::BASE
-        },
+        def: OpDef { name, signature, shape: shape_fns::reduction, gradient, ..OpDef::BASE },
         kernels,
         cost: Cost::Elements,
     }

@@ -21,6 +21,8 @@ use crate::math::elementwise::lanes;
 pub(crate) trait Reducer<T: Element>: Copy + Sync {
     /// What is carried along.
     type Acc: Copy + Send + Sync;
+    /// Whether the reduction of a single value is that value.
+    const KEEPS_ONE: bool = true;
     /// The value of nothing.
     const START: Self::Acc;
     /// Takes one value in.

@@ -45,21 +45,28 @@ pub fn sparse_segment_mean<'g>(data: Output<'g>, indices: Output<'g>, segment_id
     data.graph().op("SparseSegmentMean").inputs([data, indices, segment_ids]).out()
 }
 
-pub(crate) static SEGMENT_SUM: Op = sorted("SegmentSum", SUM_KERNELS, Gradient::Rule(segment_gradient));
-pub(crate) static SEGMENT_MEAN: Op = sorted("SegmentMean", MEAN_KERNELS, Gradient::Rule(segment_gradient));
-pub(crate) static SEGMENT_MAX: Op = sorted("SegmentMax", MAX_KERNELS, Gradient::Rule(extreme_gradient));
-pub(crate) static SEGMENT_MIN: Op = sorted("SegmentMin", MIN_KERNELS, Gradient::Rule(extreme_gradient));
-pub(crate) static SEGMENT_PROD: Op =
-    sorted("SegmentProd", PROD_KERNELS, Gradient::Refused("SegmentProd has no gradient; UnsortedSegmentProd does"));
-pub(crate) static SPARSE_SEGMENT_SUM: Op = sparse("SparseSegmentSum", SPARSE_SUM_KERNELS);
-pub(crate) static SPARSE_SEGMENT_MEAN: Op = sparse("SparseSegmentMean", SPARSE_MEAN_KERNELS);
-pub(crate) static SPARSE_SEGMENT_SQRT_N: Op = sparse("SparseSegmentSqrtN", SPARSE_SQRT_N_KERNELS);
+pub(crate) static SEGMENT_SUM: Op = sorted("SegmentSum", NUMBERS, SUM_KERNELS, Gradient::Rule(segment_gradient));
+pub(crate) static SEGMENT_MEAN: Op = sorted("SegmentMean", NUMBERS, MEAN_KERNELS, Gradient::Rule(segment_gradient));
+pub(crate) static SEGMENT_MAX: Op = sorted("SegmentMax", ORDERED, MAX_KERNELS, Gradient::Rule(extreme_gradient));
+pub(crate) static SEGMENT_MIN: Op = sorted("SegmentMin", ORDERED, MIN_KERNELS, Gradient::Rule(extreme_gradient));
+pub(crate) static SEGMENT_PROD: Op = sorted("SegmentProd", NUMBERS, PROD_KERNELS, Gradient::Rule(prod_gradient));
+pub(crate) static SPARSE_SEGMENT_SUM: Op = sparse("SparseSegmentSum", ORDERED_ROWS, SPARSE_SUM_KERNELS);
+pub(crate) static SPARSE_SEGMENT_MEAN: Op = sparse("SparseSegmentMean", FLOAT_ROWS, SPARSE_MEAN_KERNELS);
+pub(crate) static SPARSE_SEGMENT_SQRT_N: Op = sparse("SparseSegmentSqrtN", FLOAT_ROWS, SPARSE_SQRT_N_KERNELS);
 
-const fn sorted(name: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
+const NUMBERS: &str = "(data:T, segment_ids:Tindices) -> (output:T) ; T:type{num}, Tindices:type{int32,int64}";
+const ORDERED: &str = "(data:T, segment_ids:Tindices) -> (output:T) ; T:type{real}, Tindices:type{int32,int64}";
+const ORDERED_ROWS: &str = "(data:T, indices:Tidx, segment_ids:Tsegmentids) -> (output:T) ; T:type{real}, \
+    Tidx:type{int32,int64}=int32, Tsegmentids:type{int32,int64}=int32, sparse_gradient:bool=false";
+const FLOAT_ROWS: &str = "(data:T, indices:Tidx, segment_ids:Tsegmentids) -> (output:T) ; \
+    T:type{bfloat16,half,float,double}, Tidx:type{int32,int64}=int32, Tsegmentids:type{int32,int64}=int32, \
+    sparse_gradient:bool=false";
+
+const fn sorted(name: &'static str, signature: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
     Op {
         def: OpDef {
             name,
-            signature: "(data:T, segment_ids:Tindices) -> (output:T) ; T:type{num}, Tindices:type{int32,int64}",
+            signature,
             shape: |ctx| {
                 let ids = ctx.input_of_rank(1, 1)?;
                 let front = ctx.input_of_rank_at_least(0, 1)?.dim(0);
@@ -74,12 +81,11 @@ const fn sorted(name: &'static str, kernels: &'static [KernelDef], gradient: Gra
     }
 }
 
-const fn sparse(name: &'static str, kernels: &'static [KernelDef]) -> Op {
+const fn sparse(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
         def: OpDef {
             name,
-            signature: "(data:T, indices:Tidx, segment_ids:Tsegmentids) -> (output:T) ; T:type{num}, \
-                        Tidx:type{int32,int64}=int32, Tsegmentids:type{int32,int64}=int32, sparse_gradient:bool=false",
+            signature,
             shape: |ctx| {
                 ctx.input_of_rank_at_least(0, 1)?;
                 let (indices, ids) = (ctx.input_of_rank(1, 1)?, ctx.input_of_rank(2, 1)?);
@@ -151,6 +157,23 @@ fn extreme_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<
     Ok(vec![Some((is_chosen * rows(share, ids)).into())])
 }
 
+/// Each element's gradient is the product of the others of its segment: the product of all divided by it, or, if it is the
+/// only 0, the product of those that are not 0.
+fn prod_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    let (graph, x, ids, dy) = (op.graph(), op.input(0), op.input(1), first(dy)?);
+    let [zero, one] = [0.0, 1.0].map(|value: f64| value.into_output(graph, dy.dtype()));
+    let select = |mask: Output<'g>, a: Output<'g>, b: Output<'g>| graph.op("SelectV2").inputs([mask, a, b]).out();
+    let is_zero = graph.op("Equal").input(x).input(zero).out();
+    let n_zeros = graph.op("Cast").input(is_zero).attr("DstT", dy.dtype()).out();
+    let n_zeros = rows(segment_sum(n_zeros, ids), ids);
+    let divisor = select(is_zero, one, x);
+    let without_zeros = rows(segment_prod(divisor, ids), ids);
+    let is_only_zero = graph.op("Equal").input(n_zeros).input(one).out();
+    let beside_zero = select(is_only_zero, without_zeros, zero);
+    let others = select(is_zero, beside_zero, rows(op.output(0), ids) / divisor);
+    Ok(vec![Some((rows(dy, ids) * others).into())])
+}
+
 fn sparse_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
     let (graph, indices, ids, dy) = (op.graph(), op.input(1), op.input(2), first(dy)?);
     let each = match op.op() {
@@ -169,6 +192,7 @@ fn sparse_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<V
 struct SqrtN;
 
 impl<T: Floating> Reducer<T> for SqrtN {
+    const KEEPS_ONE: bool = false;
     type Acc = T::Wide;
     const START: T::Wide = T::Wide::ZERO;
     #[inline(always)]
@@ -265,7 +289,7 @@ kernels! {
     MAX_KERNELS, max_kernel, Number, Max, ZERO, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
     MIN_KERNELS, min_kernel, Number, Min, ZERO, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
     PROD_KERNELS, prod_kernel, Number, Prod, ONE, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-    SPARSE_SUM_KERNELS, sparse_sum_kernel, Number, Sum, ZERO, (f32, f64, f16, bf16, i32, i64);
+    SPARSE_SUM_KERNELS, sparse_sum_kernel, Number, Sum, ZERO, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
     SPARSE_MEAN_KERNELS, sparse_mean_kernel, Floating, Mean, ZERO, (f32, f64, f16, bf16);
     SPARSE_SQRT_N_KERNELS, sparse_sqrt_n_kernel, Floating, SqrtN, ZERO, (f32, f64, f16, bf16);
 }
@@ -332,7 +356,7 @@ mod tests {
 
     #[test]
     fn gradients() {
-        for op in ["SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin"] {
+        for op in ["SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd"] {
             check_op(op).input(wavy([4, 2], 1)).input([0i32, 0, 2, 2]).gradient();
             check_op(op).input(wavy([3], 1)).input([0i64, 1, 1]).gradient();
         }

@@ -35,27 +35,29 @@ pub fn unsorted_segment_prod<'g>(data: Output<'g>, segment_ids: Output<'g>, num_
     data.graph().op("UnsortedSegmentProd").inputs([data, segment_ids, num_segments]).out()
 }
 
-pub(crate) static UNSORTED_SEGMENT_SUM: Op = unsorted("UnsortedSegmentSum", SUM_KERNELS, Gradient::Rule(sum_gradient));
+pub(crate) static UNSORTED_SEGMENT_SUM: Op =
+    unsorted("UnsortedSegmentSum", SUM_TYPES, SUM_KERNELS, Gradient::Rule(sum_gradient));
 pub(crate) static UNSORTED_SEGMENT_MAX: Op =
-    unsorted("UnsortedSegmentMax", MAX_KERNELS, Gradient::Rule(extreme_gradient));
+    unsorted("UnsortedSegmentMax", ORDERED, MAX_KERNELS, Gradient::Rule(extreme_gradient));
 pub(crate) static UNSORTED_SEGMENT_MIN: Op =
-    unsorted("UnsortedSegmentMin", MIN_KERNELS, Gradient::Rule(extreme_gradient));
+    unsorted("UnsortedSegmentMin", ORDERED, MIN_KERNELS, Gradient::Rule(extreme_gradient));
 pub(crate) static UNSORTED_SEGMENT_PROD: Op =
-    unsorted("UnsortedSegmentProd", PROD_KERNELS, Gradient::Rule(prod_gradient));
+    unsorted("UnsortedSegmentProd", NUMBERS, PROD_KERNELS, Gradient::Rule(prod_gradient));
 
-const fn unsorted(name: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
-    Op {
-        def: OpDef {
-            name,
-            signature: "(data:T, segment_ids:Tindices, num_segments:Tnumsegments) -> (output:T) ; \
-                        T:type{num}, Tindices:type{int16,int32,int64}, Tnumsegments:type{int32,int64}=int32",
-            shape: unsorted_shape,
-            gradient,
-            ..OpDef::BASE
-        },
-        kernels,
-        cost: Cost::Elements,
-    }
+const SUM_TYPES: &str = "(data:T, segment_ids:Tindices, num_segments:Tnumsegments) -> (output:T) ; \
+    T:type{num}, Tindices:type{int16,int32,int64}, Tnumsegments:type{int32,int64}=int32";
+const NUMBERS: &str = "(data:T, segment_ids:Tindices, num_segments:Tnumsegments) -> (output:T) ; \
+    T:type{num}, Tindices:type{int32,int64}, Tnumsegments:type{int32,int64}=int32";
+const ORDERED: &str = "(data:T, segment_ids:Tindices, num_segments:Tnumsegments) -> (output:T) ; \
+    T:type{real}, Tindices:type{int32,int64}, Tnumsegments:type{int32,int64}=int32";
+
+const fn unsorted(
+    name: &'static str,
+    signature: &'static str,
+    kernels: &'static [KernelDef],
+    gradient: Gradient,
+) -> Op {
+    Op { def: OpDef { name, signature, shape: unsorted_shape, gradient, ..OpDef::BASE }, kernels, cost: Cost::Elements }
 }
 
 fn unsorted_shape(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {

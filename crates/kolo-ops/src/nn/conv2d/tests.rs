@@ -331,7 +331,8 @@ fn bad_input() {
     let check = |x: Tensor, f: Tensor| with_window("Conv2D", 0, false).input(x).input(f);
     check(wavy([1, 3, 3, 2], 1), wavy([2, 2, 3, 1], 1))
         .fails("input depth must be evenly divisible by filter depth: 2 vs 3");
-    check(wavy([1, 3, 3, 4], 1), wavy([2, 2, 2, 2], 1)).fails("grouped convolutions");
+    check(wavy([1, 3, 3, 4], 1), wavy([2, 2, 2, 3], 1))
+        .fails("output depth must be evenly divisible by number of groups: 3 vs 2");
     check(wavy([1, 2, 3, 2], 1), wavy([4, 2, 2, 1], 1))
         .fails("Computed output size would be negative: -1 [input_size: 2, effective_filter_size: 4, stride: 1]");
     check(wavy([2, 3, 2], 1), wavy([2, 2, 2, 1], 1)).fails("should have rank 4");
@@ -354,4 +355,112 @@ fn bad_input() {
         .input(wavy([2, 2, 1, 1], 1))
         .input(wavy([1, 2, 2, 1], 2))
         .fails("out_backprop has shape [1,2,2,1], but the convolution's output has shape [1,3,3,1]");
+}
+
+#[test]
+fn groups_of_channels() {
+    let check = |op: &str| check_op(op).attr("strides", vec![1i64, 1, 1, 1]).attr("padding", "VALID");
+    let (x, f, dy) = (wavy([1, 3, 3, 4], 1), wavy([2, 2, 2, 4], 2), wavy([1, 2, 2, 4], 3));
+    check("Conv2D").input(x.clone()).input(f.clone()).gives(tensor(
+        [1, 2, 2, 4],
+        [
+            5.07616f32, 0.88202155, 4.268878, 0.743589, 3.8534915, 3.5730479, 3.280163, 3.470709, -0.85535, 5.7016735,
+            -0.9286015, 5.7932744, -3.1115563, 4.5832505, -3.0492995, 4.7820473,
+        ],
+    ));
+    check("Conv2DBackpropInput").input([1i32, 3, 3, 4]).input(f.clone()).input(dy.clone()).gives(tensor(
+        [1, 3, 3, 4],
+        [
+            1.8824214f32,
+            1.4622898,
+            1.5913888,
+            1.1112059,
+            2.3967142,
+            1.447151,
+            1.694324,
+            0.79091007,
+            1.3089225,
+            0.5596827,
+            0.9497434,
+            0.2895633,
+            -0.027829543,
+            -0.1454603,
+            -0.5316555,
+            -0.5179488,
+            -0.25291026,
+            -0.22212268,
+            -0.91160935,
+            -0.60342634,
+            -0.014126959,
+            0.08332717,
+            -0.20348299,
+            -0.00065968226,
+            0.6225943,
+            -0.17590587,
+            0.48592034,
+            -0.21659073,
+            0.5072322,
+            -0.58647823,
+            0.42198908,
+            -0.59257746,
+            -0.020145355,
+            -0.80054915,
+            -0.021699248,
+            -0.80276,
+        ],
+    ));
+    check("Conv2DBackpropFilter").input(x.clone()).input([2i32, 2, 2, 4]).input(dy).gives(tensor(
+        [2, 2, 2, 4],
+        [
+            2.6575646f32,
+            2.525614,
+            2.583725,
+            1.8584731,
+            -1.15237,
+            3.1573434,
+            -1.4853227,
+            2.231254,
+            1.8741453,
+            3.841206,
+            1.7182417,
+            2.9150696,
+            -2.1994886,
+            1.4281255,
+            -2.5574636,
+            0.76106656,
+            -0.7745339,
+            3.5297167,
+            -1.0923487,
+            2.5538216,
+            -2.3924606,
+            -2.4513748,
+            -2.6686132,
+            -2.452798,
+            -1.9479411,
+            1.9839956,
+            -2.303319,
+            1.2303357,
+            -1.4879036,
+            -3.5883193,
+            -1.6785812,
+            -3.356995,
+        ],
+    ));
+    check("Conv2D").input(x).input(f).gradient();
+}
+
+#[test]
+fn integers() {
+    let check = |op: &str, padding: &str| check_op(op).attr("strides", vec![1i64, 1, 1, 1]).attr("padding", padding);
+    let x = tensor([1, 3, 3, 2], (0..18).collect::<Vec<i32>>());
+    let f = tensor([2, 2, 2, 2], (-7..9).collect::<Vec<i32>>());
+    check("Conv2D", "SAME").input(x.clone()).input(f.clone()).gives(tensor(
+        [1, 3, 3, 2],
+        [116i32, 152, 116, 168, -10, 20, 116, 200, 116, 216, -58, -4, -206, -152, -238, -176, -197, -164],
+    ));
+    let one = tensor([2, 2, 1, 2], [-7i32, -6, -3, -2, 1, 2, 5, 6]);
+    check("Conv2D", "VALID").input(x).input(one).gives(tensor([1, 2, 2, 2], [40i32, 56, 32, 56, 16, 56, 8, 56]));
+    check("Conv2DBackpropInput", "SAME").input([1i32, 3, 3, 2]).input(f).input(tensor([1, 3, 3, 2], [1i32; 18])).gives(
+        tensor([1, 3, 3, 2], [-13i32, -9, -18, -10, -18, -10, -10, -2, -4, 12, -4, 12, -10, -2, -4, 12, -4, 12]),
+    );
 }
