@@ -13,7 +13,8 @@ use kolo::train::summary::{self, FileWriter, SessionStatus};
 use kolo::{Error, Grad, Initializer, Result, RunOptions, Session, Tensor, gradients, ops};
 
 fn main() -> Result<()> {
-    let dir = std::env::args().nth(1).ok_or_else(|| Error::invalid_argument("say where: tensorboard_events DIR"))?;
+    // The folder that is named, else one among the system's temporary files.
+    let dir = std::env::args().nth(1).map_or_else(|| std::env::temp_dir().join("kolo-events"), Into::into);
 
     // y = 2 a - 3 b + 4 c, from four points.
     let g = kolo::graph();
