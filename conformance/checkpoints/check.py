@@ -226,7 +226,7 @@ def safetensors_both_ways(prefix, folder):
         return
     folder.mkdir()
     plain = {n: v for n, (_, v) in TABLE.items() if n not in ("text", "bf16")}
-    save_file({n: np.ascontiguousarray(v) for n, v in plain.items()}, folder / "py.safetensors")
+    save_file({n: np.array(v, order="C") for n, v in plain.items()}, folder / "py.safetensors")
     kolo("checkpoint", "convert", folder / "py.safetensors", folder / "m")
     kolo("checkpoint", "convert", folder / "m", folder / "kolo.safetensors")
     found = load_file(folder / "kolo.safetensors")
