@@ -1,19 +1,27 @@
-//! Kolo's side of `conformance/run checkpoints`: saves what TensorFlow restores, and restores what TensorFlow saved. The
-//! tests need files that the script makes, and are ignored elsewhere. `conformance/checkpoints/check.py` has the same table
-//! of variables.
+//! Kolo's side of `conformance/run checkpoints`: saves what TensorFlow restores, and restores what TensorFlow saved. A
+//! program, not a test: without TensorFlow's files beside it, it would prove nothing. `check.py` has the same table of
+//! variables and calls it as `checkpoint_peer save|restore FOLDER`; what disagrees is a panic.
 
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use half::{bf16, f16};
 use kolo::train::{SaveSlice, Saver, SaverBuilder, create_global_step, latest_checkpoint};
 use kolo::{DType, Graph, Initializer, Session, SessionConfig, Shape, Tensor, VariableKind};
 
-fn dir() -> PathBuf {
-    PathBuf::from(std::env::var_os("KOLO_CONFORMANCE_DIR").expect("conformance/run sets it"))
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["save", folder] => save(Path::new(folder)),
+        ["restore", folder] => restore(Path::new(folder)),
+        _ => {
+            eprintln!("usage: checkpoint_peer save|restore FOLDER");
+            std::process::exit(2);
+        }
+    }
 }
 
 /// All variables but the parts of `part` and the global step.
@@ -88,9 +96,7 @@ fn check(g: &Graph, session: &Session) {
     assert_eq!(value("part/part_1"), part().rows(3, 2).unwrap());
 }
 
-#[test]
-#[ignore = "run by conformance/run checkpoints"]
-fn kolo_saves() {
+fn save(dir: &Path) {
     for (folder, sharded) in [("kolo", false), ("kolo_sharded", true)] {
         let g = kolo::graph();
         let saver = saver(&g, true, sharded);
@@ -98,19 +104,17 @@ fn kolo_saves() {
         session.run_named(&[], &[], &["init"]).unwrap();
         session.run_named(&[], &[], &["AssignVariableOp"]).unwrap();
         for step in [40, 41, 42] {
-            saver.save(&session, dir().join(folder).join("m"), Some(step)).unwrap();
+            saver.save(&session, dir.join(folder).join("m"), Some(step)).unwrap();
         }
-        let background = dir().join(format!("{folder}_background")).join("m");
+        let background = dir.join(format!("{folder}_background")).join("m");
         saver.save_in_background(&session, background, Some(42)).unwrap().wait().unwrap();
     }
 }
 
-#[test]
-#[ignore = "run by conformance/run checkpoints"]
-fn kolo_restores() {
+fn restore(dir: &Path) {
     for folder in ["tf", "tf_sharded"] {
-        let newest = latest_checkpoint(dir().join(folder)).unwrap().unwrap();
-        assert_eq!(Path::new(&newest), dir().join(folder).join("m-42"));
+        let newest = latest_checkpoint(dir.join(folder)).unwrap().unwrap();
+        assert_eq!(Path::new(&newest), dir.join(folder).join("m-42"));
         let g = kolo::graph();
         let saver = saver(&g, false, false);
         let first = session(&g);
@@ -124,7 +128,7 @@ fn kolo_restores() {
         saver.restore(&second, &newest).unwrap();
         check(&g, &second);
         // TensorFlow's own save ops, run by Kolo, write what TensorFlow wrote.
-        let again = dir().join(format!("{folder}_by_kolo")).join("m");
+        let again = dir.join(format!("{folder}_by_kolo")).join("m");
         saver.save(&second, &again, Some(42)).unwrap();
         saver.save_in_background(&second, &again, Some(43)).unwrap().wait().unwrap();
     }
