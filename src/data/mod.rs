@@ -47,4 +47,5 @@ pub(crate) use file::io_error;
 pub use batches::{Batch, Batches, Span, SpanOrder};
 pub use dataset::Dataset;
 pub use ledger::{EpochCount, Ledger};
+pub(crate) use order::Random;
 pub use order::{Position, Shard};

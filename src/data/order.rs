@@ -118,6 +118,11 @@ impl Random {
         z ^ (z >> 31)
     }
 
+    /// A number from 0 up to, not including, 1.
+    pub(crate) fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 24) as f32
+    }
+
     /// A number below `bound`, all equally likely (Lemire's method: the few that would favour some are drawn again).
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         loop {

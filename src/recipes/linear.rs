@@ -4,18 +4,14 @@ use kolo_core::{Result, Tensor};
 use kolo_graph::Output;
 
 use super::Parts;
+use crate::data::Random;
 use crate::{nn, ops};
 
 /// Points near y = 3x + 2, the noise following from `seed`.
 pub fn points(n: usize, seed: u64) -> Result<[Tensor; 2]> {
-    let mut state = seed;
-    let mut random = || {
-        // A linear congruential generator will do for noise.
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 40) as f32 / (1u64 << 24) as f32
-    };
-    let x: Vec<f32> = (0..n).map(|_| random() * 2.0 - 1.0).collect();
-    let y: Vec<f32> = x.iter().map(|x| 3.0 * x + 2.0 + 0.1 * (random() - 0.5)).collect();
+    let mut random = Random::new(seed, 0);
+    let x: Vec<f32> = (0..n).map(|_| random.unit() * 2.0 - 1.0).collect();
+    let y: Vec<f32> = x.iter().map(|x| 3.0 * x + 2.0 + 0.1 * (random.unit() - 0.5)).collect();
     Ok([Tensor::from_vec([n, 1], x)?, Tensor::from_vec([n, 1], y)?])
 }
 

@@ -5,6 +5,7 @@ use kolo_graph::{Initializer, Output};
 use kolo_runtime::Session;
 
 use super::Parts;
+use crate::data::Random;
 use crate::data::text::Vocabulary;
 use crate::nn::{self, AttentionMask, MultiHeadAttention, Reduction};
 
@@ -80,7 +81,7 @@ impl Sampler<'_> {
             return Err(Error::invalid_argument("a prompt needs at least one character"));
         }
         let prompted = text.len();
-        let mut state = seed | 1;
+        let mut random = Random::new(seed, 0);
         for _ in 0..n {
             let start = text.len().saturating_sub(self.context);
             let seen = &text[start..];
@@ -92,8 +93,7 @@ impl Sampler<'_> {
             let values = session.run(&[self.logits], &[(self.tokens, feed)], &[])?;
             let logits = values.first().ok_or_else(|| Error::internal("a fetch gave nothing"))?.data::<f32>()?;
             let row = &logits[last * vocabulary.len()..(last + 1) * vocabulary.len()];
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            text.push(draw(row, temperature, (state >> 40) as f32 / (1u64 << 24) as f32));
+            text.push(draw(row, temperature, random.unit()));
         }
         Ok(vocabulary.decode(&text[prompted..]))
     }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::summary::FileWriter;
 use super::{
     CheckpointSource, Coordinator, FinalScaffold, Saver, Scaffold, SessionManager, SessionSource, global_step,
-    start_queue_runners,
+    read_global_step, start_queue_runners,
 };
 
 /// Prepares a session (the chief) or waits for one (the others), and saves checkpoints and summaries every so many seconds
@@ -302,8 +302,7 @@ impl<'g> Supervisor<'g> {
         let Some(session) = self.session.lock().take() else { return joined };
         let mut saved = Ok(());
         if let (true, Ok(()), Some(dir), Some(saver)) = (self.is_chief, &joined, &self.logdir, &self.scaffold.saver) {
-            let step = global_step(self.graph).map(|step| step.read().name());
-            saved = step_by_name(&session, step.as_deref())
+            saved = read_global_step(&session, self.graph)
                 .and_then(|step| saver.save(&session, dir.join(&self.options.checkpoint_basename), step))
                 .map(|_| ());
         }

@@ -90,7 +90,9 @@ pub struct Trainer<'g> {
     set_position: (Output<'g>, Operation<'g>),
     saver: Saver,
     checkpoints: Option<Checkpoints>,
-    running: Option<BackgroundSave>,
+    running: Option<(i64, BackgroundSave)>,
+    /// The step of the newest whole checkpoint, so that it is not written twice.
+    saved: Option<i64>,
     stop: Arc<AtomicBool>,
     restored: Option<Restored>,
 }
@@ -163,6 +165,10 @@ impl<'g> TrainerBuilder<'g> {
             }
             _ => None,
         };
+        let saved = match &restored {
+            Some(_) => read_global_step(&session, graph)?,
+            None => None,
+        };
         let mut watched = vec![model.loss];
         watched.extend(model.metrics.iter().map(|(_, output)| *output));
         let fed: Vec<Output<'g>> =
@@ -188,6 +194,7 @@ impl<'g> TrainerBuilder<'g> {
             saver,
             checkpoints,
             running: None,
+            saved,
             stop,
             restored,
         })
@@ -321,7 +328,7 @@ impl<'g> Trainer<'g> {
             }
             if let Some(timer) = &mut timer
                 && timer.is_due(step)
-                && self.running.as_ref().is_none_or(BackgroundSave::is_done)
+                && self.running.as_ref().is_none_or(|(_, save)| save.is_done())
             {
                 timer.acted(step);
                 self.save_position(batches.save())?;
@@ -376,6 +383,9 @@ impl<'g> Trainer<'g> {
     /// Writes a checkpoint now, if there is a directory for them, and waits for it.
     pub fn save(&mut self) -> Result<Option<String>> {
         let step = self.step()?;
+        // The caller may have changed variables since the step was saved.
+        self.collect_save();
+        self.saved = None;
         self.finish_save(step)?;
         Ok(self.saver.last_checkpoints().pop())
     }
@@ -411,34 +421,35 @@ impl<'g> Trainer<'g> {
         self.collect_save();
         let Some(checkpoints) = &self.checkpoints else { return };
         match self.saver.save_in_background(&self.session, checkpoints.dir.join("model.ckpt"), Some(step)) {
-            Ok(save) => self.running = Some(save),
+            Ok(save) => self.running = Some((step, save)),
             Err(error) => not_saved(step, &error),
         }
     }
 
     fn collect_save(&mut self) {
-        if let Some(Err(error)) = self.running.take().map(BackgroundSave::wait) {
-            not_saved(0, &error);
+        let Some((step, save)) = self.running.take() else { return };
+        match save.wait() {
+            Ok(_) => self.saved = Some(step),
+            Err(error) => not_saved(step, &error),
         }
     }
 
     /// The last checkpoint is waited for, and its failure is the caller's to know.
     fn finish_save(&mut self, step: i64) -> Result<()> {
         self.collect_save();
-        match &self.checkpoints {
-            Some(checkpoints) => {
-                self.saver.save(&self.session, checkpoints.dir.join("model.ckpt"), Some(step)).map(|_| ())
-            }
-            None => Ok(()),
+        let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
+        if self.saved != Some(step) {
+            self.saver.save(&self.session, checkpoints.dir.join("model.ckpt"), Some(step))?;
+            self.saved = Some(step);
         }
+        Ok(())
     }
 }
 
 fn not_saved(step: i64, error: &Error) {
-    let when = if step > 0 { format!(" at step {step}") } else { String::new() };
     tracing::error!(
         target: "kolo::train",
-        "could not save a checkpoint{when}: {error}; training goes on, earlier checkpoints stay"
+        "could not save a checkpoint at step {step}: {error}; training goes on, earlier checkpoints stay"
     );
 }
 

@@ -56,7 +56,7 @@ impl<'g> Logging<'g> {
 }
 
 /// A scalar as a plain number, anything else as it prints.
-pub(crate) fn show(value: &Tensor) -> String {
+fn show(value: &Tensor) -> String {
     match (value.scalar_value::<f32>(), value.scalar_value::<f64>(), value.scalar_value::<i64>()) {
         (Ok(x), _, _) => x.to_string(),
         (_, Ok(x), _) => x.to_string(),
