@@ -14,14 +14,17 @@ mod links;
 mod planner;
 mod rendezvous;
 mod session;
+mod task;
 mod threads;
 mod trace;
 
 pub use config::{DevicePlan, RunOptions, SessionConfig};
+pub use executor::frame_id::FrameIds;
 pub use host::Host;
 pub use inter_pool::InterPool;
 pub use planner::{PlacementReport, PlacementRow};
-pub use rendezvous::LocalRendezvous;
+pub use rendezvous::{LocalRendezvous, StepRendezvous};
 pub use session::{Callable, PartialRun, RunMetadata, Session};
+pub use task::{TaskGraph, TaskSession, TaskStep};
 pub use threads::DeviceThreads;
 pub use trace::{NodeTrace, StepTrace};
