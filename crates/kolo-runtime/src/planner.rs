@@ -17,7 +17,8 @@ use crate::config::SessionConfig;
 use crate::devices::Devices;
 use crate::executor::frame_id::FrameIds;
 use crate::executor::plan::{KernelCache, Part, compile};
-use crate::session::{FeedInfo, RunPlan, Wanted};
+use crate::local::RunPlan;
+use crate::wanted::Wanted;
 
 /// Where nodes were placed, as data. Printing it gives a table.
 #[derive(Clone, Debug, Default)]
@@ -179,14 +180,7 @@ impl Planner {
         if n_new_fallbacks > 0 {
             tracing::warn!(target: "kolo::placement", "{}", self.fallback_cost(nodes));
         }
-        let feeds = wanted
-            .feeds
-            .iter()
-            .map(|&at| {
-                let info = nodes.output(at);
-                FeedInfo { name: nodes.endpoint_name(at), dtype: info.dtype, shape: info.shape.clone() }
-            })
-            .collect();
+        let feeds = wanted.feed_infos(nodes);
         let echo = |(fetch, at): (usize, &Endpoint)| pruned.feed_of(*at).map(|feed| (fetch, feed));
         Ok(RunPlan {
             is_stale: AtomicBool::new(false),
