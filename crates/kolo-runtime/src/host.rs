@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kolo_core::{DeviceName, Result};
+use kolo_core::{DType, DeviceName, Result, Shape, Tensor};
 use kolo_device::DeviceAttributes;
 use kolo_graph::Graph;
 use kolo_ops::io::FileAccess;
@@ -47,6 +47,14 @@ impl Host {
     /// The devices.
     pub fn list_devices(&self) -> Vec<DeviceAttributes> {
         self.devices.attributes()
+    }
+
+    /// Takes memory for a tensor that comes from outside, from the first device.
+    pub fn allocate(&self, dtype: DType, shape: Shape, tag: &Arc<str>) -> Result<Tensor> {
+        match self.devices.units.first() {
+            Some(unit) => unit.device.allocate_tensor(dtype, shape, tag),
+            None => Tensor::zeros(dtype, shape),
+        }
     }
 
     /// Limits the files that ops may touch, once.
