@@ -4,7 +4,9 @@
 //! process or, through a connection, of another one; whoever calls it need not know.
 
 pub mod cluster;
+pub mod grpc;
 pub mod limits;
 pub mod proto;
 pub mod services;
 pub mod tensor_wire;
+pub mod tls;
