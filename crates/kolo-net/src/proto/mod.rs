@@ -24,3 +24,6 @@ pub use run::*;
 pub use shared::*;
 pub use step_stats::*;
 pub use worker::*;
+
+#[cfg(test)]
+mod tests;
