@@ -270,9 +270,8 @@ fn reading_a_reference_gives_the_value_of_the_moment_it_is_used() {
     let v = g.op("VariableV2").name("v").attr("dtype", DType::F32).attr("shape", PartialShape::scalar()).out();
     let init = g.op("Assign").input(v).input(g.constant(1.0f32)).out();
     let read = g.op("Identity").name("v/read").input(v).out();
-    let more = g.control_dependencies(&[read.operation()], || {
-        g.op("AssignAdd").input(v).input(g.constant(10.0f32)).out()
-    });
+    let more =
+        g.control_dependencies(&[read.operation()], || g.op("AssignAdd").input(v).input(g.constant(10.0f32)).out());
     let used = g.control_dependencies(&[more.operation()], || g.op("Neg").input(read).out());
     let session = Session::new(&g).unwrap();
     assert_eq!(session.fetch(read).unwrap_err().code(), Code::FailedPrecondition);

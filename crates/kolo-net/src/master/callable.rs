@@ -24,11 +24,14 @@ impl Session {
         if !options.feed_devices.is_empty() || !options.fetch_devices.is_empty() {
             return Err(Error::unimplemented("feed_devices and fetch_devices mean nothing to a remote session"));
         }
-        if !options.tensor_connection.is_empty() {
-            return Err(Error::unimplemented("tensor_connection is not supported by remote sessions"));
-        }
         let run_options = options.run_options.unwrap_or_default();
-        let wanted = Wanted { feeds: options.feed, fetches: options.fetch, targets: options.target };
+        let connections = options.tensor_connection.into_iter().map(|join| (join.from_tensor, join.to_tensor));
+        let wanted = Wanted {
+            feeds: options.feed,
+            fetches: options.fetch,
+            targets: options.target,
+            connections: connections.collect(),
+        };
         let callable = Callable {
             plan: self.plan(wanted).await?,
             timeout: self.timeout(&run_options),

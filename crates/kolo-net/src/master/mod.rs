@@ -258,6 +258,7 @@ impl Session {
             feeds: feeds.iter().map(|feed| feed.name.clone()).collect(),
             fetches: request.fetch,
             targets: request.target,
+            ..Wanted::default()
         };
         let plan = self.plan(wanted.sorted()).await?;
         let send = |(key, named): (&Option<String>, proto::NamedTensorProto)| {
@@ -277,7 +278,12 @@ impl Session {
             }
             tensor.push(proto::NamedTensorProto { name: name.clone(), tensor: output.values.get(key).cloned() });
         }
-        let metadata = proto::RunMetadata { step_stats: output.step_stats, ..proto::RunMetadata::default() };
+        let partition_graphs = match options.output_partition_graphs {
+            true => plan.parts.iter().map(|part| part.graph_def.clone()).collect(),
+            false => Vec::new(),
+        };
+        let step_stats = output.step_stats;
+        let metadata = proto::RunMetadata { step_stats, partition_graphs, ..proto::RunMetadata::default() };
         Ok(proto::RunStepResponse { tensor, metadata: Some(metadata), ..proto::RunStepResponse::default() })
     }
 }
@@ -334,7 +340,8 @@ impl MasterService for LocalMaster {
         let session = self.0.session(&request.session_handle);
         Box::pin(async move {
             seen?;
-            let wanted = Wanted { feeds: request.feed, fetches: request.fetch, targets: request.target };
+            let wanted =
+                Wanted { feeds: request.feed, fetches: request.fetch, targets: request.target, ..Wanted::default() };
             let partial_run_handle = session?.begin_partial(wanted).await?;
             Ok(proto::PartialRunSetupResponse { partial_run_handle })
         })

@@ -21,6 +21,8 @@ pub(super) struct Wanted {
     pub feeds: Vec<String>,
     pub fetches: Vec<String>,
     pub targets: Vec<String>,
+    /// Tensors that stand in for others: `(from, to)`.
+    pub connections: Vec<(String, String)>,
 }
 
 /// A part before it is registered.
@@ -49,6 +51,23 @@ impl Wanted {
         self
     }
 
+    /// The nodes with all users of a connection's second tensor reading the first.
+    fn connect(&self, nodes: &Nodes) -> Result<Nodes> {
+        let mut joined = nodes.clone();
+        for (from, to) in &self.connections {
+            let (from_at, to_at) = (nodes.endpoint(from)?, nodes.endpoint(to)?);
+            if nodes.output(from_at).dtype != nodes.output(to_at).dtype {
+                return Err(Error::invalid_argument(format!(
+                    "tensor_connection joins {from} and {to}, which are {} and {}",
+                    nodes.output(from_at).dtype,
+                    nodes.output(to_at).dtype
+                )));
+            }
+            joined.redirect(to_at, from_at);
+        }
+        Ok(joined)
+    }
+
     fn request(&self, nodes: &Nodes) -> Result<Request> {
         if self.fetches.is_empty() && self.targets.is_empty() {
             return Err(Error::invalid_argument("Must specify at least one target to fetch or execute."));
@@ -75,7 +94,8 @@ pub(super) fn cut(
     fresh: &mut dyn FnMut() -> u64,
 ) -> Result<Cut> {
     let request = wanted.request(&graph.nodes)?;
-    let ends = with_client_ends(&graph.nodes, &request, registry(), devices.client())?;
+    let nodes = wanted.connect(&graph.nodes)?;
+    let ends = with_client_ends(&nodes, &request, registry(), devices.client())?;
     let pruned = prune(&ends.nodes, &ends.request)?;
     let support = Support(devices);
     let options = place_options(config);
@@ -93,7 +113,7 @@ pub(super) fn cut(
         parts: parts.collect(),
         feed_keys: feed_keys.collect::<Result<_>>()?,
         fetch_keys: ends.fetches.iter().map(|&id| key(id)).collect::<Result<_>>()?,
-        fetch_needs: request.fetches.iter().map(|&at| needs(&graph.nodes, &request.feeds, at)).collect(),
+        fetch_needs: request.fetches.iter().map(|&at| needs(&nodes, &request.feeds, at)).collect(),
     })
 }
 
@@ -135,6 +155,8 @@ pub(super) struct StepPlan {
 
 /// A part where it runs.
 pub(super) struct RegisteredPart {
+    /// As the task was given it, for clients that want to see it.
+    pub graph_def: kolo_graph::wire::proto::GraphDef,
     pub task: TaskName,
     pub worker: Arc<dyn crate::services::WorkerService>,
     pub graph_handle: String,

@@ -116,6 +116,7 @@ impl Session {
         for (i, (part, def)) in cut.parts.into_iter().zip(defs).enumerate() {
             let worker = self.peers.task(&part.task)?;
             let is_own = part.task == self.peers.own;
+            let graph_def = def.clone();
             let request = proto::RegisterGraphRequest {
                 session_handle: self.handle.clone(),
                 graph_def: Some(def),
@@ -127,10 +128,8 @@ impl Session {
             registering.spawn(async move {
                 let response =
                     worker.register_graph(request).await.map_err(|error| from_task(error, &part.task, is_own))?;
-                Ok::<_, Error>((
-                    i,
-                    RegisteredPart { task: part.task, worker, graph_handle: response.graph_handle, is_own },
-                ))
+                let graph_handle = response.graph_handle;
+                Ok::<_, Error>((i, RegisteredPart { graph_def, task: part.task, worker, graph_handle, is_own }))
             });
         }
         let mut parts = Vec::new();

@@ -29,7 +29,9 @@ pub(crate) fn step_stats(nodes: &[NodeTrace], started: SystemTime) -> proto::Ste
     let start = started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut threads: BTreeMap<&str, u32> = BTreeMap::new();
     let mut devices: BTreeMap<&str, proto::DeviceStepStats> = BTreeMap::new();
-    for node in nodes {
+    // As in TensorFlow's traces, a receive shows under the name of the call, and a send, which takes no time, not at all.
+    for node in nodes.iter().filter(|node| !["_Send", "_HostSend"].contains(&node.op)) {
+        let is_receive = ["_Recv", "_HostRecv"].contains(&node.op);
         let n_threads = threads.len() as u32;
         let thread_id = *threads.entry(&node.thread).or_insert(n_threads);
         let device = devices.entry(&node.device).or_insert_with(|| proto::DeviceStepStats {
@@ -39,7 +41,7 @@ pub(crate) fn step_stats(nodes: &[NodeTrace], started: SystemTime) -> proto::Ste
         device.thread_names.insert(thread_id, node.thread.clone());
         let begin = start + node.start;
         device.node_stats.push(proto::NodeExecStats {
-            node_name: node.node.to_string(),
+            node_name: if is_receive { "RecvTensor".to_owned() } else { node.node.to_string() },
             all_start_micros: begin.as_micros() as i64,
             all_start_nanos: begin.as_nanos() as i64,
             op_end_rel_micros: node.duration.as_micros() as i64,
@@ -48,7 +50,10 @@ pub(crate) fn step_stats(nodes: &[NodeTrace], started: SystemTime) -> proto::Ste
             all_end_rel_nanos: node.duration.as_nanos() as i64,
             scheduled_micros: begin.as_micros() as i64,
             scheduled_nanos: begin.as_nanos() as i64,
-            timeline_label: format!("{} = {}()", node.node, node.op),
+            timeline_label: match is_receive {
+                true => format!("[{}B] {}", node.n_bytes, node.node),
+                false => format!("{} = {}()", node.node, node.op),
+            },
             thread_id,
             output: vec![proto::NodeOutput {
                 slot: 0,

@@ -133,6 +133,9 @@ impl SparseGradient<'_> {
             whole = whole.merge(&PartialShape::new(&dims))?;
         }
         let mismatch = |_| Error::invalid_argument(format!("Shape mismatch: expected {declared}, got {whole}"));
+        // A scalar has no rows; `SyncReplicasOptimizer` says so when it means that it does not know.
+        let unknown = PartialShape::unknown();
+        let declared = if declared.rank() == Some(0) { &unknown } else { declared };
         let n_all = declared.merge(&whole).map_err(mismatch)?.dim(0);
         for (i, &index) in self.indices.iter().enumerate() {
             let fits = usize::try_from(index).is_ok_and(|index| n_all.is_none_or(|n| index < n));

@@ -530,7 +530,9 @@ impl Step {
             PlanKernel::Function(compute) => compute(&mut ctx),
             PlanKernel::Object(kernel) => kernel.compute(&mut ctx),
             PlanKernel::Null => null_outputs(&mut ctx),
-            PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Lend => Err(Error::internal("not a synchronous kernel")),
+            PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Lend => {
+                Err(Error::internal("not a synchronous kernel"))
+            }
         });
         std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)))?;
         for (i, (output, info)) in outputs.iter().zip(&node.outputs).enumerate() {
