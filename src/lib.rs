@@ -19,6 +19,7 @@
 //! A [`Graph`] is described once; a [`Session`] prunes, places, partitions and compiles it for its devices and runs it.
 //! [`gradients`] adds what training needs. `ARCHITECTURE.md` tells the story of a step.
 
+pub mod cluster;
 pub mod data;
 pub mod nn;
 pub mod ops;
