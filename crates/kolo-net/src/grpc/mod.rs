@@ -17,12 +17,13 @@ mod frame;
 mod link;
 mod options;
 mod peer;
+mod place;
 mod server;
 pub mod status;
 
 #[cfg(test)]
 mod tests;
 
-pub use options::{LinkOptions, ServerOptions};
+pub use options::{LinkOptions, ReceiveMemory, ServerOptions};
 pub use peer::{GrpcMaster, GrpcPeer};
 pub use server::serve;
