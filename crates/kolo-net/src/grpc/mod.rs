@@ -27,3 +27,4 @@ mod tests;
 pub use options::{LinkOptions, ReceiveMemory, ServerOptions};
 pub use peer::{GrpcMaster, GrpcPeer};
 pub use server::serve;
+pub(crate) use server::{OtherProtocol, serve_with};

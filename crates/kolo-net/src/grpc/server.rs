@@ -53,9 +53,29 @@ pub async fn serve(
     options: ServerOptions,
     shutdown: impl Future<Output = ()>,
 ) {
+    serve_with(listener, worker, master, options, None, shutdown).await;
+}
+
+/// Takes connections that begin with other bytes than HTTP/2's.
+pub(crate) struct OtherProtocol {
+    /// The bytes.
+    pub hello: &'static [u8],
+    /// Serves such a connection; the bytes have not been read yet.
+    pub serve: Box<dyn Fn(TcpStream) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>,
+}
+
+/// [`serve`] with a second protocol on the same port.
+pub(crate) async fn serve_with(
+    listener: TcpListener,
+    worker: Arc<dyn WorkerService>,
+    master: Arc<dyn MasterService>,
+    options: ServerOptions,
+    other: Option<OtherProtocol>,
+    shutdown: impl Future<Output = ()>,
+) {
     let grace = options.grace;
     let (phase, phases) = watch::channel(Phase::Serving);
-    let shared = Arc::new(Shared { worker, master, options, phases });
+    let shared = Arc::new(Shared { worker, master, options, other, phases });
     let mut connections = JoinSet::new();
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
@@ -99,6 +119,7 @@ struct Shared {
     worker: Arc<dyn WorkerService>,
     master: Arc<dyn MasterService>,
     options: ServerOptions,
+    other: Option<OtherProtocol>,
     phases: watch::Receiver<Phase>,
 }
 
@@ -107,12 +128,41 @@ async fn connection(stream: TcpStream, shared: Arc<Shared>) {
     if let Err(error) = set_up(&stream) {
         tracing::debug!("a connection from {from:?} is not as it should be: {error}");
     }
+    if let Some(other) = &shared.other
+        && begins_with(&stream, other.hello).await
+    {
+        let mut phases = shared.phases.clone();
+        let stopped = phases.wait_for(|phase| *phase == Phase::Stopped);
+        tokio::select! {
+            () = (other.serve)(stream) => {}
+            _ = stopped => {}
+        }
+        return;
+    }
     let Some(tls) = shared.options.tls.clone() else { return http(stream, shared).await };
     match tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream)).await {
         Ok(Ok(stream)) => http(stream, shared).await,
         Ok(Err(error)) => tracing::warn!("refused a connection from {from:?}: {error}"),
         Err(_) => tracing::warn!("refused a connection from {from:?}: no TLS handshake in {HANDSHAKE:?}"),
     }
+}
+
+/// Whether a connection begins with these bytes. They are not read.
+async fn begins_with(stream: &TcpStream, hello: &[u8]) -> bool {
+    let mut first = vec![0; hello.len()];
+    let peeked = async {
+        loop {
+            match stream.peek(&mut first).await {
+                Ok(n) if n > 0 && n < hello.len() && first[..n] == hello[..n] => {
+                    // A greeting comes in one piece, so this hardly ever happens, and not for long.
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                Ok(n) => return n == hello.len() && first == hello,
+                Err(_) => return false,
+            }
+        }
+    };
+    tokio::time::timeout(HANDSHAKE, peeked).await.unwrap_or(false)
 }
 
 async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: Arc<Shared>) {

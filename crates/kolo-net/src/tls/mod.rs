@@ -220,6 +220,12 @@ impl Token {
         Ok(Token(header))
     }
 
+    /// The token itself, for protocols without headers.
+    pub(crate) fn text(&self) -> String {
+        let bytes = self.0.as_bytes();
+        String::from_utf8_lossy(bytes.strip_prefix(SCHEME.as_bytes()).unwrap_or(bytes)).into_owned()
+    }
+
     /// What to send as `authorization`.
     pub(crate) fn header(&self) -> HeaderValue {
         self.0.clone()
