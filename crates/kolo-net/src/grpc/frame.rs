@@ -421,6 +421,20 @@ mod tests {
         check(&RecvTensorResponse { transport_options: Some(other), ..response(floats(20_000)) }, false);
     }
 
+    #[test]
+    fn a_field_after_the_elements_is_read_in_the_ordinary_way() {
+        let tensor = Tensor::from(vec![3i32; 20_000]);
+        let mut fields = WireTensor::from(tensor.clone()).encode_to_vec();
+        fields.extend([0x18, 7]);
+        let mut message = Vec::new();
+        prost::encoding::bytes::encode(1, &fields, &mut message);
+        let mut whole = vec![0];
+        whole.extend((message.len() as u32).to_be_bytes());
+        whole.extend(message);
+        let read = receive(vec![whole.into()]).unwrap().decode::<RecvTensorResponse>().unwrap();
+        assert_eq!(read.tensor.unwrap().into_tensor(), Ok(tensor));
+    }
+
     proptest! {
         /// A damaged head is refused, or read as the ordinary way reads it.
         #[test]

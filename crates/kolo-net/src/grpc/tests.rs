@@ -310,6 +310,7 @@ async fn a_connection_that_breaks_in_the_middle_is_unavailable() {
     let error = peer.run_graph(RunGraphRequest::default()).await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     assert!(error.message().contains("the connection was lost"), "{error}");
+    assert!(peer.trouble().is_some());
     task.await.unwrap();
 }
 
