@@ -98,7 +98,8 @@ impl ClientSession {
 
     fn run_request(&self, run: &RemoteRun<'_>, partial: &str) -> Result<proto::RunStepRequest> {
         let feed = |&(name, value): &(&str, &Tensor)| {
-            let tensor = WireTensor::new(value.clone()).map_err(|error| error.context(format_args!("feed '{name}'")))?;
+            let tensor =
+                WireTensor::new(value.clone()).map_err(|error| error.context(format_args!("feed '{name}'")))?;
             Ok(proto::NamedTensorProto { name: name.to_owned(), tensor: Some(tensor) })
         };
         Ok(proto::RunStepRequest {

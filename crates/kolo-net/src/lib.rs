@@ -7,6 +7,7 @@
 mod client;
 pub mod cluster;
 mod connect;
+pub mod doctor;
 mod framed;
 pub mod grpc;
 pub mod limits;

@@ -12,8 +12,8 @@ use crate::cluster::ClusterSpec;
 use crate::proto::RecvTensorRequest;
 use crate::random::random_id;
 use crate::services::WorkerService;
-use crate::worker::{LocalWorker, Worker};
 use crate::worker::transfers::{Fetch, Waiter};
+use crate::worker::{LocalWorker, Worker};
 
 /// A task of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,14 +62,7 @@ pub(crate) struct Peers {
 
 impl Peers {
     pub fn new(own: TaskName, cluster: ClusterSpec, runtime: Handle, connect: Connect) -> Arc<Peers> {
-        Arc::new(Peers {
-            own,
-            cluster,
-            runtime,
-            connect,
-            connections: Mutex::default(),
-            own_worker: OnceLock::new(),
-        })
+        Arc::new(Peers { own, cluster, runtime, connect, connections: Mutex::default(), own_worker: OnceLock::new() })
     }
 
     /// Says who this task's worker is; calls to it stay in the process.

@@ -105,7 +105,9 @@ impl Server {
             .thread_name("kolo-net")
             .enable_all()
             .build()
-            .map_err(|error| Error::resource_exhausted(format!("the server's threads could not be started: {error}")))?;
+            .map_err(|error| {
+                Error::resource_exhausted(format!("the server's threads could not be started: {error}"))
+            })?;
         let registered = || {
             let _inside = runtime.enter();
             listener.set_nonblocking(true)?;
@@ -117,7 +119,11 @@ impl Server {
 
         let host = Host::of_task(job, task, session_config(&config.session))?;
         host.limit_file_access(&config.files);
-        let identity = Identity { own: own.clone(), cluster: cluster.clone(), token: config.security.token.as_ref().map(Token::text) };
+        let identity = Identity {
+            own: own.clone(),
+            cluster: cluster.clone(),
+            token: config.security.token.as_ref().map(Token::text),
+        };
         let allocate = allocate(&host);
         let connect = {
             let (identity, allocate, config) = (identity.clone(), allocate.clone(), config.clone());
@@ -155,7 +161,8 @@ impl Server {
         };
         let (stop, stopped) = watch::channel(false);
         let (ended_sender, ended) = watch::channel(false);
-        let services = Services { worker: worker.clone(), master: master.clone(), identity, limits: config.limits, allocate };
+        let services =
+            Services { worker: worker.clone(), master: master.clone(), identity, limits: config.limits, allocate };
         runtime.spawn(async move {
             services.serve(listener, options, stopped).await;
             ended_sender.send_replace(true);

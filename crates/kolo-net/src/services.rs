@@ -87,6 +87,8 @@ macro_rules! worker_methods {
             get_step_sequence GetStepSequence GetStepSequenceRequest GetStepSequenceResponse Other Repeat;
             /// Acknowledges a tensor.
             mark_recv_finished MarkRecvFinished MarkRecvFinishedRequest MarkRecvFinishedResponse Other Repeat;
+            /// Asks what the task is doing. Kolo's own.
+            report KoloReport KoloReportRequest KoloReportResponse Graphs Repeat;
         }
     };
 }

@@ -110,9 +110,9 @@ pub(super) async fn introduce(stream: &mut TcpStream, identity: &Identity) -> Re
             .map_err(|error| Error::unavailable(format!("the connection broke in the greeting: {error}")))?;
         receive(stream).await
     };
-    let answer = tokio::time::timeout(DEADLINE, exchange)
-        .await
-        .map_err(|_| Error::deadline_exceeded(format!("it accepted the connection and said nothing for {DEADLINE:?}")))?;
+    let answer = tokio::time::timeout(DEADLINE, exchange).await.map_err(|_| {
+        Error::deadline_exceeded(format!("it accepted the connection and said nothing for {DEADLINE:?}"))
+    })?;
     let Some(theirs) = answer? else { return Ok(false) };
     if let Some(refusal) = theirs.refusal {
         return Err(refusal.into_error());
@@ -128,9 +128,10 @@ pub(super) async fn welcome(stream: &mut TcpStream, identity: &Identity) -> Resu
         .map_err(|_| Error::deadline_exceeded(format!("no greeting in {DEADLINE:?}")))??
         .ok_or_else(|| Error::data_loss("not a greeting"))?;
     let checked = match &identity.token {
-        Some(token) if !same(token, &theirs.token) => {
-            Err(Error::new(kolo_core::Code::Unauthenticated, format!("{} wants a token, and this is not it", identity.own)))
-        }
+        Some(token) if !same(token, &theirs.token) => Err(Error::new(
+            kolo_core::Code::Unauthenticated,
+            format!("{} wants a token, and this is not it", identity.own),
+        )),
         _ => identity.check(&theirs),
     };
     let refusal = checked.as_ref().err().map(Failure::of);

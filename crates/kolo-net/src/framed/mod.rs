@@ -103,11 +103,7 @@ struct Failure {
 
 impl Failure {
     fn of(error: &Error) -> Failure {
-        Failure {
-            code: error.code() as i32,
-            message: crate::wire_error::text(error),
-            is_derived: error.is_derived(),
-        }
+        Failure { code: error.code() as i32, message: crate::wire_error::text(error), is_derived: error.is_derived() }
     }
 
     fn into_error(self) -> Error {
@@ -135,7 +131,8 @@ mod tests {
 
     #[test]
     fn headers_are_read_as_they_are_written() {
-        let header = Header { kind: Kind::Failure, method: 7, n_head: 0x1234_5678, call: u64::MAX - 3, n_body: 1 << 40 };
+        let header =
+            Header { kind: Kind::Failure, method: 7, n_head: 0x1234_5678, call: u64::MAX - 3, n_body: 1 << 40 };
         let mut bytes = Vec::new();
         header.write(&mut bytes);
         let bytes: [u8; HEADER] = bytes.try_into().unwrap();

@@ -160,7 +160,8 @@ fn recv_response(reply: Reply) -> Result<RecvTensorResponse> {
             send_start_micros: head.send_start_micros,
             ..RecvTensorResponse::default()
         }),
-        None => RecvTensorResponse::decode(reply.head)
-            .map_err(|error| Error::data_loss(format!("RecvTensor: {error}"))),
+        None => {
+            RecvTensorResponse::decode(reply.head).map_err(|error| Error::data_loss(format!("RecvTensor: {error}")))
+        }
     }
 }

@@ -43,7 +43,9 @@ pub(crate) async fn serve_connection(
                         call.abort();
                     }
                 }
-                Kind::Response | Kind::Failure => break Err(Error::data_loss(format!("{peer} answers what nobody asked"))),
+                Kind::Response | Kind::Failure => {
+                    break Err(Error::data_loss(format!("{peer} answers what nobody asked")));
+                }
             },
             Ok(None) => break Ok(()),
             Err(error) => break Err(error.context(peer)),
@@ -112,7 +114,8 @@ worker_methods!(dispatch);
 /// A tensor's answer: its elements are the frame's body, if they lie in memory as they travel.
 pub(super) fn tensor_frame(method: u8, call: u64, response: RecvTensorResponse) -> Frame {
     let tensor = response.tensor.as_ref().and_then(WireTensor::as_tensor);
-    let body = tensor.filter(|tensor| tensor.dtype().size().is_some() && tensor.host_bytes().is_ok_and(|b| !b.is_empty()));
+    let body =
+        tensor.filter(|tensor| tensor.dtype().size().is_some() && tensor.host_bytes().is_ok_and(|b| !b.is_empty()));
     let Some(tensor) = body.cloned() else { return frame(Kind::Response, method, call, &response) };
     let head = TensorHead {
         dtype: tensor.dtype() as i32,

@@ -39,13 +39,13 @@ impl Session {
         Ok(handle)
     }
 
-    pub async fn run_callable(self: &Arc<Self>, request: proto::RunCallableRequest) -> Result<proto::RunCallableResponse> {
+    pub async fn run_callable(
+        self: &Arc<Self>,
+        request: proto::RunCallableRequest,
+    ) -> Result<proto::RunCallableResponse> {
         self.check_open()?;
         let callable = self.callables.lock().get(&request.handle).cloned().ok_or_else(|| {
-            Error::invalid_argument(format!(
-                "Attempted to run callable after handle was released: {}",
-                request.handle
-            ))
+            Error::invalid_argument(format!("Attempted to run callable after handle was released: {}", request.handle))
         })?;
         let plan = &*callable.plan;
         if request.feed.len() != plan.feed_keys.len() {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use kolo_core::{Code, DeviceName, Error, Result};
-use kolo_graph::wire::proto::GraphDef;
 use kolo_graph::wire::graph::{ImportOptions, import};
+use kolo_graph::wire::proto::GraphDef;
 use kolo_graph::{
     DeviceInfo, Graph, KernelSupport, Node, NodeId, Nodes, PlaceOptions, Placement, Policy, holds_state, place,
 };

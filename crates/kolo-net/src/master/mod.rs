@@ -77,7 +77,8 @@ impl Master {
             )));
         }
         let filters = filters(&config.device_filters)?;
-        let tasks: Vec<TaskName> = self.peers.tasks().into_iter().filter(|task| self.is_wanted(task, &filters)).collect();
+        let tasks: Vec<TaskName> =
+            self.peers.tasks().into_iter().filter(|task| self.is_wanted(task, &filters)).collect();
         let deadline = match u64::try_from(config.operation_timeout_in_ms) {
             Ok(millis) if millis > 0 => Duration::from_millis(millis),
             _ => self.ready_deadline,
@@ -118,7 +119,12 @@ impl Master {
     }
 
     fn is_wanted(&self, task: &TaskName, filters: &[DeviceSpec]) -> bool {
-        let spec = DeviceSpec { job: Some(task.job.clone()), replica: Some(0), task: Some(task.task), ..DeviceSpec::default() };
+        let spec = DeviceSpec {
+            job: Some(task.job.clone()),
+            replica: Some(0),
+            task: Some(task.task),
+            ..DeviceSpec::default()
+        };
         *task == self.peers.own || filters.is_empty() || filters.iter().any(|filter| filter.compatible(&spec))
     }
 
@@ -151,7 +157,9 @@ impl Master {
         for (task, devices) in found {
             for device in devices {
                 let spec = DeviceSpec::parse(&device.name)?;
-                let keeps = task == self.peers.own || filters.is_empty() || filters.iter().any(|filter| filter.compatible(&spec));
+                let keeps = task == self.peers.own
+                    || filters.is_empty()
+                    || filters.iter().any(|filter| filter.compatible(&spec));
                 // Types such as XLA_CPU have no kernels of ours.
                 if keeps && ["CPU", "GPU"].contains(&device.device_type.as_str()) {
                     all.push(device);
@@ -193,9 +201,9 @@ impl Master {
 
     async fn list(self: Arc<Self>, request: proto::ListDevicesRequest) -> Result<proto::ListDevicesResponse> {
         if !request.session_handle.is_empty() {
-            let session = self.session(&request.session_handle).map_err(|_| {
-                Error::invalid_argument(format!("Session {} is not found.", request.session_handle))
-            })?;
+            let session = self
+                .session(&request.session_handle)
+                .map_err(|_| Error::invalid_argument(format!("Session {} is not found.", request.session_handle)))?;
             // TensorFlow's masters list all of them here, and clients put both lists together.
             let local_device = session.attributes.clone();
             return Ok(proto::ListDevicesResponse { local_device, remote_device: Vec::new() });
@@ -214,7 +222,8 @@ impl Master {
         }
         let mut resetting = JoinSet::new();
         for task in self.peers.tasks().into_iter().filter(|task| self.is_wanted(task, &filters)) {
-            let call = self.peers.task(&task)?.cleanup_all(proto::CleanupAllRequest { container: request.container.clone() });
+            let call =
+                self.peers.task(&task)?.cleanup_all(proto::CleanupAllRequest { container: request.container.clone() });
             resetting.spawn(async move { call.await.map(drop).map_err(|error| from_task(error, &task, false)) });
         }
         while let Some(answer) = resetting.join_next().await {
@@ -235,7 +244,8 @@ impl Master {
 impl Session {
     /// The time limit of a run.
     fn timeout(&self, options: &proto::RunOptions) -> Option<Duration> {
-        let millis = if options.timeout_in_ms > 0 { options.timeout_in_ms } else { self.config.operation_timeout_in_ms };
+        let millis =
+            if options.timeout_in_ms > 0 { options.timeout_in_ms } else { self.config.operation_timeout_in_ms };
         u64::try_from(millis).ok().filter(|&millis| millis > 0).map(Duration::from_millis)
     }
 

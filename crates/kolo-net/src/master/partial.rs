@@ -34,9 +34,12 @@ impl Session {
     /// One call of a partial run. An error ends all of it.
     pub async fn run_partial(self: &Arc<Self>, request: proto::RunStepRequest) -> Result<proto::RunStepResponse> {
         self.check_open()?;
-        let step = self.partial.lock().get(&request.partial_run_handle).cloned().ok_or_else(|| {
-            Error::invalid_argument("Must run PartialRunSetup before performing partial runs")
-        })?;
+        let step = self
+            .partial
+            .lock()
+            .get(&request.partial_run_handle)
+            .cloned()
+            .ok_or_else(|| Error::invalid_argument("Must run PartialRunSetup before performing partial runs"))?;
         let handle = request.partial_run_handle.clone();
         let result = self.run_part_of_partial(&step, request).await;
         let is_over = match &result {

@@ -9,12 +9,16 @@ use tokio::time::Instant;
 
 use super::plan::{RegisteredPart, StepPlan};
 use super::session::{Session, from_task};
+use crate::doctor::{TaskReport, diagnose};
 use crate::proto;
 use crate::random::{random_id, random_step_id};
 use crate::tensor_wire::WireTensor;
 
 /// After an error that only echoes another one, how long the step waits for the other one.
 const CAUSE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How long a task has to say what it is doing.
+const REPORT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// What a step takes and gives.
 #[derive(Default)]
@@ -42,20 +46,40 @@ impl Session {
         let step = CleanUp { session: self, plan, step_id: random_step_id() };
         let run = self.run_parts(plan, step.step_id, io);
         let timed = async {
-            match timeout {
-                None => run.await,
-                Some(timeout) => tokio::time::timeout(timeout, run).await.unwrap_or_else(|_| {
-                    Err(Error::deadline_exceeded(format!(
-                        "the step did not end in {timeout:?}; `kolo doctor` says what it waits for"
-                    )))
-                }),
+            let Some(timeout) = timeout else { return run.await };
+            let mut run = std::pin::pin!(run);
+            if let Ok(ended) = tokio::time::timeout(timeout, &mut run).await {
+                return ended;
             }
+            // The step still waits while its tasks are asked what for.
+            let why = self.ask_why(plan, step.step_id).await;
+            Err(Error::deadline_exceeded(format!("the step did not end in {timeout:?}: {why}")))
         };
         tokio::select! {
             biased;
             result = timed => result,
             reason = self.closed() => Err(reason),
         }
+    }
+
+    /// What a step waits for, in a sentence.
+    async fn ask_why(&self, plan: &StepPlan, step_id: u64) -> String {
+        let mut asking = JoinSet::new();
+        for part in &plan.parts {
+            let call = part.worker.report(proto::KoloReportRequest { step_id: step_id as i64 });
+            let task = part.task.clone();
+            asking.spawn(async move {
+                let answer = tokio::time::timeout(REPORT_DEADLINE, call).await;
+                let silent = |_| Err(Error::deadline_exceeded(format!("no answer in {REPORT_DEADLINE:?}")));
+                TaskReport { task, report: answer.unwrap_or_else(silent) }
+            });
+        }
+        let mut reports = Vec::with_capacity(plan.parts.len());
+        while let Some(report) = asking.join_next().await {
+            reports.extend(report.ok());
+        }
+        let findings = diagnose(&reports, Duration::ZERO);
+        findings.first().map_or_else(|| "its tasks have ended it".to_owned(), |finding| finding.text.clone())
     }
 
     /// Has every task run its part; the first error that is nobody's echo wins.

@@ -125,8 +125,12 @@ impl Session {
                 ..proto::RegisterGraphRequest::default()
             };
             registering.spawn(async move {
-                let response = worker.register_graph(request).await.map_err(|error| from_task(error, &part.task, is_own))?;
-                Ok::<_, Error>((i, RegisteredPart { task: part.task, worker, graph_handle: response.graph_handle, is_own }))
+                let response =
+                    worker.register_graph(request).await.map_err(|error| from_task(error, &part.task, is_own))?;
+                Ok::<_, Error>((
+                    i,
+                    RegisteredPart { task: part.task, worker, graph_handle: response.graph_handle, is_own },
+                ))
             });
         }
         let mut parts = Vec::new();

@@ -3,6 +3,7 @@
 //! A session of a master is announced, gives its parts of graphs, and runs them step by step. Whatever a step leaves for
 //! others is kept in its [`Transfers`] until the master says that the step is over. No thread waits for anything.
 
+mod report;
 mod session;
 mod stats;
 mod step;
@@ -10,7 +11,7 @@ pub(crate) mod transfers;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use kolo_core::{DeviceSpec, Error, Result};
 use kolo_device::DeviceAttributes;
@@ -42,6 +43,7 @@ pub struct Worker {
     legacy: Arc<Session>,
     steps: Steps,
     requests: RequestIds,
+    started: Instant,
 }
 
 impl Worker {
@@ -55,6 +57,7 @@ impl Worker {
             legacy: Arc::new(Session::new(&host, false)),
             steps: Steps::new(prefix, Arc::new(PeerFetch(peers.clone()))),
             requests: RequestIds::new(N_REQUESTS),
+            started: Instant::now(),
             host,
             peers: peers.clone(),
         });
@@ -65,10 +68,6 @@ impl Worker {
     /// The task's devices.
     pub fn devices(&self) -> Vec<DeviceAttributes> {
         self.host.list_devices()
-    }
-
-    pub(crate) fn steps(&self) -> &Steps {
-        &self.steps
     }
 
     fn session(&self, handle: &str, was_announced: bool) -> Result<Arc<Session>> {
@@ -97,9 +96,8 @@ impl Worker {
         }
         let options = request.exec_opts.unwrap_or_default();
         let transfers = StepTransfers(step.transfers.clone());
-        let deposit = || {
-            sends.into_iter().try_for_each(|(key, tensor)| transfers.send(key, Received { tensor, is_dead: false }))
-        };
+        let deposit =
+            || sends.into_iter().try_for_each(|(key, tensor)| transfers.send(key, Received { tensor, is_dead: false }));
         let response = |recv| proto::RunGraphResponse { recv, ..proto::RunGraphResponse::default() };
         if request.is_partial {
             if !step.is_begun() {
@@ -219,7 +217,8 @@ impl WorkerService for LocalWorker {
             // Large graphs take a while; other calls should not wait for them.
             let compile = move || session.register(request);
             let compiled = worker.peers.runtime.spawn_blocking(compile).await;
-            let graph_handle = compiled.map_err(|error| Error::internal(format!("RegisterGraph failed: {error}")))??;
+            let graph_handle =
+                compiled.map_err(|error| Error::internal(format!("RegisterGraph failed: {error}")))??;
             Ok(proto::RegisterGraphResponse { graph_handle })
         })
     }
@@ -254,6 +253,10 @@ impl WorkerService for LocalWorker {
 
     fn mark_recv_finished(&self, _: proto::MarkRecvFinishedRequest) -> Answer<proto::MarkRecvFinishedResponse> {
         now(Ok(proto::MarkRecvFinishedResponse {}))
+    }
+
+    fn report(&self, request: proto::KoloReportRequest) -> Answer<proto::KoloReportResponse> {
+        now(Ok(report::report(&self.0, request.step_id as u64)))
     }
 
     fn logging(&self, _: proto::LoggingRequest) -> Answer<proto::LoggingResponse> {

@@ -3,11 +3,11 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use kolo_core::{Error, Result};
 use kolo_ops::{Received, RendezvousKey};
-use kolo_runtime::{NodeTrace, StepRendezvous, TaskGraph, TaskStep};
+use kolo_runtime::{NodeTrace, NodeWait, StepRendezvous, TaskGraph, TaskStep};
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
@@ -33,6 +33,8 @@ struct State {
     over_order: VecDeque<u64>,
     /// When there are so many steps, those that were only asked about are looked through.
     sweep_at: usize,
+    n_ended: u64,
+    last_ended: Option<Instant>,
 }
 
 /// One step on this task.
@@ -89,11 +91,22 @@ impl Steps {
                     state.over.remove(&oldest);
                 }
             }
-            state.steps.remove(&id)
+            let step = state.steps.remove(&id);
+            if step.as_ref().is_some_and(|step| step.is_begun()) {
+                state.n_ended += 1;
+                state.last_ended = Some(Instant::now());
+            }
+            step
         };
         if let Some(step) = step {
             step.stop(Error::aborted(format!("step {id} was ended by its master")).into_derived());
         }
+    }
+
+    /// How many steps have ended, and how long ago the last of them.
+    pub fn progress(&self) -> (u64, Option<Duration>) {
+        let state = self.state.lock();
+        (state.n_ended, state.last_ended.map(|at| at.elapsed()))
     }
 
     /// Steps that were heard of and are not over.
@@ -110,7 +123,8 @@ impl Step {
         }
         let end = self.end.clone();
         let transfers = Arc::new(StepTransfers(self.transfers.clone()));
-        let running = graph.start(self.id, transfers, traced, Box::new(move |error| drop(end.send_replace(Some(error)))));
+        let running =
+            graph.start(self.id, transfers, traced, Box::new(move |error| drop(end.send_replace(Some(error)))));
         *self.running.lock() = Some(running);
         Ok(())
     }
@@ -128,9 +142,14 @@ impl Step {
         self.started
     }
 
-    /// What its nodes wait for, for people.
-    pub fn describe_waits(&self) -> Option<String> {
-        self.running.lock().as_ref().map(TaskStep::describe_waits)
+    /// The nodes that wait.
+    pub fn waits(&self) -> Vec<NodeWait> {
+        self.running.lock().as_ref().map(TaskStep::waits).unwrap_or_default()
+    }
+
+    /// How many threads run its kernels now.
+    pub fn n_runners(&self) -> usize {
+        self.running.lock().as_ref().map_or(0, TaskStep::n_runners)
     }
 
     pub fn take_trace(&self) -> Vec<NodeTrace> {
@@ -174,7 +193,7 @@ impl Step {
     }
 }
 
-pub(super) struct StopOnDrop(Option<Arc<Step>>);
+pub(crate) struct StopOnDrop(Option<Arc<Step>>);
 
 impl StopOnDrop {
     pub fn disarm(mut self) {
