@@ -1,6 +1,6 @@
 //! A message in the body of an HTTP/2 request or response: one byte (compressed or not), four of length, the message.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io::Read;
@@ -13,6 +13,8 @@ use http_body::{Body, Frame, SizeHint};
 use kolo_core::{Error, Result, Tensor};
 use prost::Message;
 
+use super::options::ReceiveMemory;
+use super::place::{HEAD_BYTES, MIN_PLACED_BYTES, Placing};
 use crate::proto::RecvTensorResponse;
 
 const HEADER_BYTES: usize = 5;
@@ -115,25 +117,39 @@ pub(crate) enum ReadError<E> {
     Message(Error),
 }
 
+/// A message that has arrived.
+pub(crate) enum Received {
+    /// In pieces.
+    Chunks(Chunks),
+    /// As what it stands for.
+    Tensor(RecvTensorResponse),
+}
+
+/// How to take a message that is long.
+#[derive(Clone, Copy)]
+pub(crate) enum Intake<'a> {
+    /// As it is.
+    Whole,
+    /// As a `RecvTensorResponse`, whose elements are put into their tensor as they come: into this memory, if there is one.
+    Tensor(Option<&'a ReceiveMemory>),
+}
+
 /// Reads a body with at most one message, which is at most `limit` bytes long, compressed or not, and its trailers.
 pub(crate) async fn read<B: Body<Data = Bytes> + Unpin>(
     mut body: B,
     limit: usize,
     encoding: Option<&HeaderValue>,
-) -> std::result::Result<(Option<Chunks>, HeaderMap), ReadError<B::Error>> {
+    intake: Intake<'_>,
+) -> std::result::Result<(Option<Received>, HeaderMap), ReadError<B::Error>> {
     let mut chunks = Chunks::default();
     let mut header: Option<(u8, usize)> = None;
     let mut trailers = HeaderMap::new();
+    let mut placing = None;
+    let mut may_place = true;
     while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
-        let frame = match frame.map_err(ReadError::Connection)?.into_data() {
-            Ok(data) => {
-                chunks.push(data);
-                None
-            }
-            Err(frame) => frame.into_trailers().ok(),
-        };
-        if let Some(found) = frame {
-            trailers = found;
+        match frame.map_err(ReadError::Connection)?.into_data() {
+            Ok(data) => chunks.push(data),
+            Err(frame) => trailers = frame.into_trailers().unwrap_or_default(),
         }
         if header.is_none() && chunks.remaining() >= HEADER_BYTES {
             let (flag, n_bytes) = (chunks.get_u8(), chunks.get_u32() as usize);
@@ -142,19 +158,59 @@ pub(crate) async fn read<B: Body<Data = Bytes> + Unpin>(
             }
             header = Some((flag, n_bytes));
         }
-        if header.is_some_and(|(_, n_bytes)| chunks.remaining() > n_bytes) {
+        let Some((flag, n_bytes)) = header else { continue };
+        match (&mut placing, intake) {
+            (Some(placing), _) => Placing::take(placing, &mut chunks),
+            (None, Intake::Tensor(memory))
+                if may_place && n_bytes >= MIN_PLACED_BYTES && chunks.remaining() >= HEAD_BYTES =>
+            {
+                may_place = false;
+                placing = (flag == 0).then(|| Placing::begin(&mut chunks, n_bytes, memory)).flatten();
+            }
+            (None, Intake::Tensor(_) | Intake::Whole) => {}
+        }
+        let expected = if placing.is_some() { 0 } else { n_bytes };
+        if chunks.remaining() > expected {
             return Err(ReadError::Message(Error::invalid_argument("more than one message in a call")));
         }
     }
+    let cut_off = || ReadError::Message(Error::internal("a message is cut off"));
+    if let Some(placing) = placing {
+        return Ok((Some(Received::Tensor(placing.end().ok_or_else(cut_off)?)), trailers));
+    }
     match header {
-        Some((0, n_bytes)) if chunks.remaining() == n_bytes => Ok((Some(chunks), trailers)),
+        Some((0, n_bytes)) if chunks.remaining() == n_bytes => Ok((Some(Received::Chunks(chunks)), trailers)),
         Some((1, n_bytes)) if chunks.remaining() == n_bytes => {
-            Ok((Some(decompress(chunks, limit, encoding).map_err(ReadError::Message)?), trailers))
+            let chunks = decompress(chunks, limit, encoding).map_err(ReadError::Message)?;
+            Ok((Some(Received::Chunks(chunks)), trailers))
         }
         None if chunks.remaining() == 0 => Ok((None, trailers)),
-        Some((0 | 1, _)) | None => Err(ReadError::Message(Error::internal("a message is cut off"))),
+        Some((0 | 1, _)) | None => Err(cut_off()),
         Some((flag, _)) => {
             Err(ReadError::Message(Error::internal(format!("a message that begins with {flag} is not gRPC"))))
+        }
+    }
+}
+
+impl Received {
+    /// The message.
+    pub(crate) fn decode<M: Message + Default + 'static>(self) -> std::result::Result<M, String> {
+        match self {
+            Received::Chunks(chunks) => M::decode(chunks).map_err(|error| error.to_string()),
+            Received::Tensor(response) => (Box::new(response) as Box<dyn Any>)
+                .downcast()
+                .map(|message| *message)
+                .map_err(|_| "a tensor where another message was expected".to_owned()),
+        }
+    }
+}
+
+impl<'a> Intake<'a> {
+    /// The best for messages of this type.
+    pub(crate) fn of<M: 'static>(memory: Option<&'a ReceiveMemory>) -> Intake<'a> {
+        match TypeId::of::<M>() == TypeId::of::<RecvTensorResponse>() {
+            true => Intake::Tensor(memory),
+            false => Intake::Whole,
         }
     }
 }
@@ -199,6 +255,16 @@ impl Chunks {
             self.n_bytes += chunk.len();
             self.chunks.push_back(chunk);
         }
+    }
+
+    /// A copy of the first bytes, or of all if there are fewer.
+    pub(super) fn peek(&self, n_bytes: usize) -> Vec<u8> {
+        let mut head = Vec::with_capacity(n_bytes);
+        for chunk in &self.chunks {
+            let missing = n_bytes - head.len();
+            head.extend_from_slice(&chunk[..missing.min(chunk.len())]);
+        }
+        head
     }
 }
 
@@ -254,8 +320,10 @@ mod tests {
 
     fn read_all(pieces: Vec<Bytes>, limit: usize, encoding: Option<&'static str>) -> Result<Option<Vec<u8>>> {
         let encoding = encoding.map(HeaderValue::from_static);
-        match block_on(read(Outgoing::request(pieces.into()), limit, encoding.as_ref())) {
-            Ok((chunks, _)) => Ok(chunks.map(|mut chunks| chunks.copy_to_bytes(chunks.remaining()).to_vec())),
+        match block_on(read(Outgoing::request(pieces.into()), limit, encoding.as_ref(), Intake::Whole)) {
+            Ok((None, _)) => Ok(None),
+            Ok((Some(Received::Chunks(mut chunks)), _)) => Ok(Some(chunks.copy_to_bytes(chunks.remaining()).to_vec())),
+            Ok((Some(Received::Tensor(_)), _)) => panic!("nobody asked for a tensor"),
             Err(ReadError::Message(error)) => Err(error),
             Err(ReadError::Connection(never)) => match never {},
         }
@@ -317,7 +385,71 @@ mod tests {
         assert!(read_all(body(b"\x07\0\0\0\x01a"), 10, None).is_err());
     }
 
+    fn receive(pieces: Vec<Bytes>) -> Option<Received> {
+        block_on(read(Outgoing::request(pieces.into()), usize::MAX, None, Intake::Tensor(None))).ok()?.0
+    }
+
+    fn response(tensor: Tensor) -> RecvTensorResponse {
+        let tensor = Some(WireTensor::from(tensor));
+        RecvTensorResponse { tensor, send_start_micros: 99, require_ack: true, ..RecvTensorResponse::default() }
+    }
+
+    #[test]
+    fn large_tensors_are_placed_as_they_come_and_others_are_not() {
+        let check = |message: &RecvTensorResponse, placed: bool| {
+            let mut whole = BytesMut::new();
+            write(message, usize::MAX).unwrap().iter().for_each(|piece| whole.extend_from_slice(piece));
+            let whole = whole.freeze();
+            for cut in [whole.len(), 1, 7, 40, 5000] {
+                let pieces = (0..whole.len()).step_by(cut).map(|at| whole.slice(at..whole.len().min(at + cut)));
+                let read = receive(pieces.collect()).unwrap();
+                assert_eq!(matches!(read, Received::Tensor(_)), placed);
+                assert_eq!(&read.decode::<RecvTensorResponse>().unwrap(), message);
+            }
+            // A byte too few, or too many.
+            assert!(receive(vec![whole.slice(..whole.len() - 1)]).is_none());
+            assert!(receive(vec![whole.clone(), Bytes::from_static(b"x")]).is_none());
+        };
+        let floats = |n: usize| Tensor::from((0..n).map(|i| i as f32).collect::<Vec<_>>());
+        check(&response(floats(20_000)), true);
+        check(&RecvTensorResponse { is_dead: true, ..response(floats(20_000)) }, true);
+        check(&response(floats(20_000).reshaped([10, 1, 2000].into()).unwrap()), true);
+        check(&response(floats(10)), false);
+        check(&response(Tensor::from(vec![true; 100_000])), false);
+        check(&response(Tensor::from("x".repeat(100_000).as_str())), false);
+        let other = crate::proto::Any { type_url: "x".into(), ..crate::proto::Any::default() };
+        check(&RecvTensorResponse { transport_options: Some(other), ..response(floats(20_000)) }, false);
+    }
+
+    #[test]
+    fn a_field_after_the_elements_is_read_in_the_ordinary_way() {
+        let tensor = Tensor::from(vec![3i32; 20_000]);
+        let mut fields = WireTensor::from(tensor.clone()).encode_to_vec();
+        fields.extend([0x18, 7]);
+        let mut message = Vec::new();
+        prost::encoding::bytes::encode(1, &fields, &mut message);
+        let mut whole = vec![0];
+        whole.extend((message.len() as u32).to_be_bytes());
+        whole.extend(message);
+        let read = receive(vec![whole.into()]).unwrap().decode::<RecvTensorResponse>().unwrap();
+        assert_eq!(read.tensor.unwrap().into_tensor(), Ok(tensor));
+    }
+
     proptest! {
+        /// A damaged head is refused, or read as the ordinary way reads it.
+        #[test]
+        fn placing_reads_what_decoding_reads(at in 5usize..45, byte: u8, cut in 1usize..3000) {
+            let mut whole = BytesMut::new();
+            let message = response(Tensor::from(vec![1i32; 17_000]).reshaped([17, 1000].into()).unwrap());
+            write(&message, usize::MAX).unwrap().iter().for_each(|piece| whole.extend_from_slice(piece));
+            whole[at] = byte;
+            let whole = whole.freeze();
+            let expected = RecvTensorResponse::decode(&whole[5..]).ok();
+            let pieces = (0..whole.len()).step_by(cut).map(|at| whole.slice(at..whole.len().min(at + cut)));
+            let found = receive(pieces.collect()).unwrap().decode::<RecvTensorResponse>();
+            prop_assert!(found.ok() == expected);
+        }
+
         /// However a body is cut, the message is the same.
         #[test]
         fn pieces_do_not_matter(n in 0usize..400, cuts in proptest::collection::vec(1usize..50, 0..20)) {
@@ -330,11 +462,10 @@ mod tests {
                 pieces.push(rest.split_to(cut.min(rest.len())));
             }
             pieces.push(rest);
-            let chunks = match block_on(read(Outgoing::request(pieces.into()), usize::MAX, None)) {
-                Ok((Some(chunks), _)) => chunks,
-                _ => panic!("a whole message"),
+            let Ok((Some(read), _)) = block_on(read(Outgoing::request(pieces.into()), usize::MAX, None, Intake::Whole)) else {
+                panic!("a whole message");
             };
-            prop_assert_eq!(RunStepResponse::decode(chunks).unwrap(), message);
+            prop_assert_eq!(read.decode::<RunStepResponse>().unwrap(), message);
         }
     }
 }

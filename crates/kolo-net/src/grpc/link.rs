@@ -22,14 +22,18 @@ use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use super::frame::{self, Outgoing, ReadError};
-use super::options::{CONNECTION_WINDOW, FRAME_BYTES, LinkOptions, STREAM_WINDOW, tcp_keepalive};
+use super::frame::{self, Intake, Outgoing, ReadError};
+use super::options::{CONNECTION_WINDOW, FRAME_BYTES, LinkOptions, STREAM_WINDOW, set_up};
 use super::status;
 use crate::services::{Attempts, Size};
 
 /// Between two attempts to connect: soon at first, so that a task that starts a moment later is found a moment later.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// When a call that waits for its task says so in the log: soon, and then now and again.
+const FIRST_REPORT: Duration = Duration::from_secs(1);
+const REPORT_EVERY: Duration = Duration::from_secs(10);
 
 /// A call that may be repeated is sent this often if its connection is lost.
 const REPEATS: usize = 2;
@@ -48,10 +52,20 @@ pub(super) struct Link {
 #[derive(Default)]
 struct State {
     sender: Option<SendRequest<Outgoing>>,
+    /// Counts connections, so that the end of an old one is not taken for the end of its successor.
+    generation: u64,
     /// Since when the task cannot be reached.
     down_since: Option<Instant>,
+    /// Whether anything has ever come back over this connection.
+    has_answered: bool,
     /// Why it cannot, by the last attempt.
     why_not: Option<String>,
+}
+
+/// A way to send, and the connection that it belongs to.
+struct Sender {
+    requests: SendRequest<Outgoing>,
+    generation: u64,
 }
 
 /// One method.
@@ -85,6 +99,12 @@ impl Link {
         &self.address
     }
 
+    /// Since when and why the task cannot be reached, if the last attempt failed.
+    pub(super) fn trouble(&self) -> Option<(Instant, String)> {
+        let state = self.state.lock();
+        Some((state.down_since?, state.why_not.clone()?))
+    }
+
     /// Calls a method; within `limit`, if there is one.
     pub(super) async fn call<Q, R>(&self, method: &Method, request: &Q, limit: Option<Duration>) -> Result<R>
     where
@@ -110,6 +130,7 @@ impl Link {
         let max_bytes = method.size.limit(&self.options.limits);
         let pieces = frame::write(request, max_bytes).map_err(|error| error.context(self.call_name(method)))?;
         let patience = Instant::now() + self.options.wait_for_peer;
+        let mut next_report = Instant::now() + FIRST_REPORT;
         let mut pause = FIRST_PAUSE;
         let mut sent = 0;
         loop {
@@ -134,15 +155,17 @@ impl Link {
             if !again {
                 return Err(self.unreachable(method, lost, &why));
             }
-            tracing::debug!("{} at {} cannot be reached, trying again: {why}", self.name, self.address);
-            self.state.lock().why_not = Some(why);
+            if Instant::now() >= next_report {
+                tracing::warn!("{} still waits: {why}{}", self.call_name(method), self.since());
+                next_report = Instant::now() + REPORT_EVERY;
+            }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
     /// The connection, made now if there is none.
-    async fn connection(&self) -> std::result::Result<SendRequest<Outgoing>, Failure> {
+    async fn connection(&self) -> std::result::Result<Sender, Failure> {
         if let Some(sender) = self.state.lock().sender() {
             return Ok(sender);
         }
@@ -157,13 +180,13 @@ impl Link {
         };
         let mut state = self.state.lock();
         match connected {
-            Ok(sender) => {
-                *state = State { sender: Some(sender.clone()), ..State::default() };
-                Ok(sender)
+            Ok(requests) => {
+                let generation = state.generation + 1;
+                *state = State { sender: Some(requests.clone()), generation, ..State::default() };
+                Ok(Sender { requests, generation })
             }
             Err(why) => {
-                state.sender = None;
-                state.down_since.get_or_insert_with(Instant::now);
+                state.down(&why);
                 Err(Failure::Unreachable(why))
             }
         }
@@ -171,11 +194,7 @@ impl Link {
 
     async fn connect(&self) -> std::result::Result<SendRequest<Outgoing>, String> {
         let stream = TcpStream::connect(&self.address).await.map_err(|error| explain(&error))?;
-        let socket = socket2::SockRef::from(&stream);
-        stream
-            .set_nodelay(true)
-            .and_then(|()| socket.set_tcp_keepalive(&tcp_keepalive()))
-            .map_err(|error| explain(&error))?;
+        set_up(&stream).map_err(|error| explain(&error))?;
         let Some(tls) = &self.options.tls else { return self.http(stream).await };
         let name = tls.server_name(&self.address).map_err(|error| error.message().to_owned())?;
         let stream = tls.connector().connect(name, stream).await.map_err(|error| {
@@ -212,18 +231,19 @@ impl Link {
         Ok(sender)
     }
 
-    async fn send<R: Message + Default>(
+    async fn send<R: Message + Default + 'static>(
         &self,
-        mut sender: SendRequest<Outgoing>,
+        mut sender: Sender,
         method: &Method,
         body: Outgoing,
         max_bytes: usize,
         deadline: Option<Instant>,
     ) -> std::result::Result<R, Failure> {
         let request = self.request(method, body, deadline).map_err(Failure::Refused)?;
-        sender.ready().await.map_err(|error| self.failed(&error))?;
-        let response = sender.send_request(request).await.map_err(|error| self.failed(&error))?;
-        self.read(response, max_bytes).await.map_err(|failure| match failure {
+        let failed = |error| self.failed(&error, sender.generation);
+        sender.requests.ready().await.map_err(failed)?;
+        let response = sender.requests.send_request(request).await.map_err(failed)?;
+        self.read(response, max_bytes, sender.generation).await.map_err(|failure| match failure {
             Failure::Refused(error) if error.code() == Code::Unimplemented && error.message().is_empty() => {
                 Failure::Refused(Error::unimplemented(format!("{} does not do it", self.call_name(method))))
             }
@@ -252,11 +272,13 @@ impl Link {
         Ok(request)
     }
 
-    async fn read<R: Message + Default>(
+    async fn read<R: Message + Default + 'static>(
         &self,
         response: Response<Incoming>,
         max_bytes: usize,
+        generation: u64,
     ) -> std::result::Result<R, Failure> {
+        self.state.lock().has_answered = true;
         let (parts, body) = response.into_parts();
         if parts.status != StatusCode::OK {
             let why = format!("it is an HTTP server, and not gRPC's: it answered {}", parts.status);
@@ -265,15 +287,22 @@ impl Link {
         if let Some(Err(error)) = status::outcome(&parts.headers) {
             return Err(Failure::Refused(error));
         }
-        let read = frame::read(body, max_bytes, parts.headers.get("grpc-encoding")).await;
+        let read = frame::read(
+            body,
+            max_bytes,
+            parts.headers.get("grpc-encoding"),
+            Intake::of::<R>(self.options.memory.as_ref()),
+        )
+        .await;
         let (message, trailers) = match read {
             Ok(read) => read,
-            Err(ReadError::Connection(error)) => return Err(self.failed(&error)),
+            Err(ReadError::Connection(error)) => return Err(self.failed(&error, generation)),
             Err(ReadError::Message(error)) => return Err(Failure::Refused(error.context(self.who()))),
         };
         match (status::outcome(&trailers), message) {
             (Some(Err(error)), _) => Err(Failure::Refused(error)),
-            (Some(Ok(())), Some(message)) => R::decode(message)
+            (Some(Ok(())), Some(message)) => message
+                .decode()
                 .map_err(|error| Failure::Refused(self.wrong_protocol(format!("its answer cannot be read: {error}")))),
             (Some(Ok(())), None) => Err(Failure::Refused(self.wrong_protocol("an answer without a message".into()))),
             (None, _) => Err(Failure::Lost("the answer broke off".into())),
@@ -281,7 +310,7 @@ impl Link {
     }
 
     /// What an error of the connection means.
-    fn failed(&self, error: &hyper::Error) -> Failure {
+    fn failed(&self, error: &hyper::Error, generation: u64) -> Failure {
         let h2 = source::<h2::Error>(error);
         if let Some(h2) = h2.filter(|h2| h2.is_reset() && h2.is_remote()) {
             let reason = h2.reason().unwrap_or(h2::Reason::INTERNAL_ERROR);
@@ -294,13 +323,20 @@ impl Link {
             });
         }
         let library = h2.filter(|h2| h2.is_library() && !h2.is_io());
-        let mut state = self.state.lock();
-        state.sender = None;
-        state.down_since.get_or_insert_with(Instant::now);
-        Failure::Lost(match library {
-            Some(h2) => format!("it does not speak HTTP/2 as it should: {h2} (does it want TLS?)"),
+        let why = match library {
+            Some(h2) => format!("it does not speak HTTP/2 as it should: {h2}"),
             None => whole(error),
-        })
+        };
+        let mut state = self.state.lock();
+        let why = match (state.has_answered, &self.options.tls) {
+            (true, _) => why,
+            (false, None) => format!("{why} (it has never answered anything: does it want TLS?)"),
+            (false, Some(_)) => format!("{why} (it has never answered anything: is our certificate of its CA?)"),
+        };
+        if state.generation == generation {
+            state.down(&why);
+        }
+        Failure::Lost(why)
     }
 
     fn wrong_protocol(&self, why: String) -> Error {
@@ -338,8 +374,15 @@ impl Link {
 }
 
 impl State {
-    fn sender(&mut self) -> Option<SendRequest<Outgoing>> {
-        self.sender.as_ref().filter(|sender| !sender.is_closed()).cloned()
+    fn sender(&self) -> Option<Sender> {
+        let requests = self.sender.clone().filter(|sender| !sender.is_closed())?;
+        Some(Sender { requests, generation: self.generation })
+    }
+
+    fn down(&mut self, why: &str) {
+        self.sender = None;
+        self.down_since.get_or_insert_with(Instant::now);
+        self.why_not = Some(why.to_owned());
     }
 }
 

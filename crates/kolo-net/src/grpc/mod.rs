@@ -17,13 +17,14 @@ mod frame;
 mod link;
 mod options;
 mod peer;
+mod place;
 mod server;
 pub mod status;
 
 #[cfg(test)]
 mod tests;
 
-pub use options::{LinkOptions, ServerOptions};
+pub use options::{LinkOptions, ReceiveMemory, ServerOptions};
 pub use peer::{GrpcMaster, GrpcPeer};
 pub use server::serve;
 pub(crate) use server::{OtherProtocol, serve_with};

@@ -1,6 +1,12 @@
 //! How connections are made and kept.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
+
+use kolo_core::{DType, Shape, Tensor};
+use kolo_device::Device;
+use tokio::net::TcpStream;
 
 use crate::limits::MessageLimits;
 use crate::tls::{ClientTls, ServerTls, Token};
@@ -12,10 +18,19 @@ pub(super) const CONNECTION_WINDOW: u32 = 64 << 20;
 /// The largest piece of a body, and so how often a long message is cut.
 pub(super) const FRAME_BYTES: u32 = 256 << 10;
 
-/// A machine that vanished is noticed by the kernel after about `5 + 3 × 2` seconds, whatever the program at the other end
-/// does or is.
-pub(super) fn tcp_keepalive() -> socket2::TcpKeepalive {
-    socket2::TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2)).with_retries(3)
+/// No waiting for more to send with; and a machine that vanished is noticed by the kernel, after about `5 + 3 × 2` seconds if
+/// nothing was under way and 30 if something was, whatever the program at the other end does or is.
+pub(super) fn set_up(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = socket2::SockRef::from(stream);
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(Duration::from_secs(5))
+        .with_interval(Duration::from_secs(2))
+        .with_retries(3);
+    socket.set_tcp_keepalive(&keepalive)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))?;
+    Ok(())
 }
 
 /// How a server treats its connections.
@@ -65,6 +80,8 @@ pub struct LinkOptions {
     /// How often the peer is asked for a sign of life, and how long it has to answer. TensorFlow's servers hang up on
     /// clients that ask often, so this is for Kolo's own.
     pub ping: Option<(Duration, Duration)>,
+    /// Where large tensors that arrive are put; `None` is new memory for each.
+    pub memory: Option<ReceiveMemory>,
 }
 
 impl Default for LinkOptions {
@@ -77,6 +94,36 @@ impl Default for LinkOptions {
             wait_for_peer: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(5),
             ping: None,
+            memory: None,
         }
+    }
+}
+
+/// The memory of a device, for tensors that arrive.
+///
+/// New memory costs more than the transfer itself: the system hands it out page by page, on first use. A device keeps what
+/// it has used.
+#[derive(Clone)]
+pub struct ReceiveMemory {
+    device: Arc<dyn Device>,
+    tag: Arc<str>,
+}
+
+impl ReceiveMemory {
+    /// The memory of this device, which should be a CPU.
+    pub fn of(device: Arc<dyn Device>) -> ReceiveMemory {
+        ReceiveMemory { device, tag: "received".into() }
+    }
+
+    /// A tensor that the host can write, if there is room for it.
+    pub(super) fn allocate(&self, dtype: DType, shape: &Shape) -> Option<Tensor> {
+        let mut tensor = self.device.allocate_tensor(dtype, shape.clone(), &self.tag).ok()?;
+        tensor.host_bytes_mut().is_ok().then_some(tensor)
+    }
+}
+
+impl fmt::Debug for ReceiveMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "of {}", self.device.attributes().name)
     }
 }

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo_core::Result;
 use prost::Message;
@@ -59,6 +59,11 @@ macro_rules! constructors {
             /// Where the task is.
             pub fn address(&self) -> &str {
                 self.0.link.address()
+            }
+
+            /// Since when and why the task cannot be reached, if the last attempt failed.
+            pub fn trouble(&self) -> Option<(Instant, String)> {
+                self.0.link.trouble()
             }
 
             /// How it is reached.

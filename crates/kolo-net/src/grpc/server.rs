@@ -6,8 +6,10 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,8 +23,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::frame::{self, Outgoing, ReadError};
-use super::options::{CONNECTION_WINDOW, FRAME_BYTES, STREAM_WINDOW, ServerOptions, tcp_keepalive};
+use super::frame::{self, Intake, Outgoing, ReadError};
+use super::options::{CONNECTION_WINDOW, FRAME_BYTES, STREAM_WINDOW, ServerOptions, set_up};
 use super::status;
 use crate::proto::*;
 use crate::services::{Answer, MasterService, Size, WorkerService, master_methods, worker_methods};
@@ -123,8 +125,7 @@ struct Shared {
 
 async fn connection(stream: TcpStream, shared: Arc<Shared>) {
     let from = stream.peer_addr();
-    let socket = socket2::SockRef::from(&stream);
-    if let Err(error) = stream.set_nodelay(true).and_then(|()| socket.set_tcp_keepalive(&tcp_keepalive())) {
+    if let Err(error) = set_up(&stream) {
         tracing::debug!("a connection from {from:?} is not as it should be: {error}");
     }
     if let Some(other) = &shared.other
@@ -337,23 +338,39 @@ impl Call {
     {
         Box::pin(async move {
             let (parts, body) = self.request.into_parts();
-            let read = frame::read(body, self.limit, parts.headers.get("grpc-encoding")).await;
-            let chunks = match read {
-                Ok((Some(chunks), _)) => chunks,
+            let read = frame::read(body, self.limit, parts.headers.get("grpc-encoding"), Intake::Whole).await;
+            let message = match read {
+                Ok((Some(message), _)) => message,
                 Ok((None, _)) => return Err(Error::invalid_argument("a call without a message")),
                 Err(ReadError::Message(error)) => return Err(error),
                 Err(ReadError::Connection(error)) => return Err(Error::cancelled(format!("the caller left: {error}"))),
             };
-            let request = Q::decode(chunks)
+            let request: Q = message
+                .decode()
                 .map_err(|error| Error::invalid_argument(format!("{} cannot be read: {error}", parts.uri.path())))?;
             let in_body = error_in_body(&request);
-            match handler(request).await {
+            match Unwound(handler(request)).await {
                 Ok(response) => frame::write(&response, self.limit),
                 Err(error) => match in_body {
                     Some(respond) => respond(&error),
                     None => Err(error),
                 },
             }
+        })
+    }
+}
+
+/// A handler whose panic is an error of its own call alone, and is told to the caller.
+struct Unwound<T>(Answer<T>);
+
+impl<T> Future for Unwound<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
+        // What the handler shares with others is behind locks that a panic does not poison.
+        let poll = AssertUnwindSafe(|| self.0.as_mut().poll(cx));
+        std::panic::catch_unwind(poll).unwrap_or_else(|_| {
+            Poll::Ready(Err(Error::internal("the server made a mistake of its own; its log says more")))
         })
     }
 }

@@ -69,6 +69,10 @@ impl WorkerService for Fake {
         })
     }
 
+    fn cleanup_all(&self, _: CleanupAllRequest) -> Answer<CleanupAllResponse> {
+        Box::pin(async { panic!("a test's own") })
+    }
+
     fn register_graph(&self, request: RegisterGraphRequest) -> Answer<RegisterGraphResponse> {
         Box::pin(async move { Err(Error::not_found(request.session_handle)) })
     }
@@ -135,6 +139,18 @@ async fn calls_are_answered() {
         let tensor = peer.recv_tensor(request).await.unwrap().tensor.unwrap().into_tensor().unwrap();
         assert_eq!(tensor, Tensor::from((0..n).map(|i| i as f32).collect::<Vec<_>>()));
     }
+    // The same into memory that is used again.
+    let device =
+        kolo_device::CpuDevice::new(kolo_core::DeviceName::local("CPU", 0), &kolo_device::CpuConfig::default());
+    let memory = Some(ReceiveMemory::of(device.clone()));
+    let peer = server.peer(LinkOptions { memory, ..quick() });
+    for _ in 0..3 {
+        let request = RecvTensorRequest { step_id: 300_000, ..RecvTensorRequest::default() };
+        let tensor = peer.recv_tensor(request).await.unwrap().tensor.unwrap().into_tensor().unwrap();
+        assert_eq!(tensor, Tensor::from((0..300_000).map(|i| i as f32).collect::<Vec<_>>()));
+        assert!(kolo_device::Device::memory_stats(&*device).in_use >= 1_200_000);
+    }
+    assert_eq!(kolo_device::Device::memory_stats(&*device).n_system_allocations, 1);
     let master = GrpcMaster::new("master", server.address.to_string(), quick(), Handle::current());
     let feed = |n: usize| NamedTensorProto {
         name: format!("x{n}:0"),
@@ -161,6 +177,8 @@ async fn errors_keep_code_text_and_origin() {
     let error = peer.register_graph(request).await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
     assert!(error.message().ends_with("x ... [truncated]") && error.message().len() < 3100);
+    let error = peer.cleanup_all(CleanupAllRequest::default()).await.unwrap_err();
+    assert_eq!(error.code(), Code::Internal);
     let error = peer.tracing(TracingRequest::default()).await.unwrap_err();
     assert_eq!(error.code(), Code::Unimplemented);
     assert!(error.message().contains("tensorflow.WorkerService/Tracing"), "{error}");
@@ -221,6 +239,7 @@ async fn an_absent_task_is_named_with_the_reason() {
     {
         assert!(error.message().contains(part), "{error}");
     }
+    assert!(peer.trouble().unwrap().1.contains("connection refused"));
     let patient = peer.with_deadline(Some(Duration::from_millis(100)));
     let error = patient.get_status(GetStatusRequest {}).await.unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded);
@@ -291,7 +310,26 @@ async fn a_connection_that_breaks_in_the_middle_is_unavailable() {
     let error = peer.run_graph(RunGraphRequest::default()).await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     assert!(error.message().contains("the connection was lost"), "{error}");
+    assert!(peer.trouble().is_some());
     task.await.unwrap();
+}
+
+/// What is not HTTP/2, or not gRPC, costs the server nothing but the connection.
+#[tokio::test]
+async fn noise_does_not_disturb_a_server() {
+    let server = Served::new(ServerOptions::default()).await;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let frames: [&[u8]; 4] =
+        [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00", b"\xff\xff\xff\x00\x00\x00\x00\x00\x01", b""];
+    for noise in frames.iter().flat_map(|frame| [frame.to_vec(), [preface, *frame].concat()]) {
+        let mut stream = tokio::net::TcpStream::connect(server.address).await.unwrap();
+        let _ = stream.write_all(&noise).await;
+        let _ = stream.shutdown().await;
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(LONG, stream.read_to_end(&mut answer)).await.unwrap();
+    }
+    server.peer(quick()).get_status(GetStatusRequest {}).await.unwrap();
+    server.end().await;
 }
 
 #[tokio::test]
@@ -384,8 +422,8 @@ async fn tls_lets_in_who_has_a_certificate_of_the_same_authority() {
     let stranger = certificates(&Authority::new(1).unwrap());
     check(with(stranger.clone()).register_graph(request()).await, "TLS handshake failed");
     let ca = authority.certificate().as_bytes().to_vec();
-    check(with(TlsFiles { ca, ..stranger }).register_graph(request()).await, "");
-    check(server.peer(quick()).register_graph(request()).await, "");
+    check(with(TlsFiles { ca, ..stranger }).register_graph(request()).await, "is our certificate of its CA?");
+    check(server.peer(quick()).register_graph(request()).await, "does it want TLS?");
     server.end().await;
 
     let elsewhere = authority.issue("task", &["elsewhere.example".into()], 1).unwrap();
