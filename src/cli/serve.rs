@@ -42,6 +42,9 @@ pub struct Args {
     /// Logs where sessions place their nodes
     #[arg(long)]
     log_device_placement: bool,
+    /// Ends when standard input ends: whoever started this process is gone
+    #[arg(long, hide = true)]
+    with_parent: bool,
     /// Talks to other tasks by gRPC even if they are Kolo's
     #[arg(long)]
     grpc_only: bool,
@@ -70,8 +73,25 @@ pub fn run(args: &Args) -> Result<()> {
         }
     };
     ctrlc::set_handler(stop).map_err(|error| Error::internal(format!("signals cannot be handled: {error}")))?;
+    if args.with_parent {
+        end_with_parent(&server)?;
+    }
     print(format_args!("serving {} as /job:{job}/task:{task}", server.target()))?;
     server.join()
+}
+
+/// Stops the server when standard input ends.
+fn end_with_parent(server: &Arc<Server>) -> Result<()> {
+    let server = Arc::downgrade(server);
+    let watch = move || {
+        // Nothing is ever written there; it ends with the process that holds the other end.
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        if let Some(server) = server.upgrade() {
+            server.stop();
+        }
+    };
+    let started = std::thread::Builder::new().name("kolo-parent".to_owned()).spawn(watch);
+    started.map(drop).map_err(|error| Error::resource_exhausted(format!("no thread: {error}")))
 }
 
 /// The cluster and this task's place in it, from flags or from `TF_CONFIG`.

@@ -70,8 +70,13 @@ struct Names {
 impl SyncReplicas {
     /// Applies `inner` to the mean of `replicas_to_aggregate` gradients, of as many workers.
     pub fn new(inner: impl Optimizer + 'static, replicas_to_aggregate: usize) -> SyncReplicas {
+        SyncReplicas::boxed(Box::new(inner), replicas_to_aggregate)
+    }
+
+    /// The same for an optimizer that is chosen at run time.
+    pub fn boxed(inner: Box<dyn Optimizer>, replicas_to_aggregate: usize) -> SyncReplicas {
         SyncReplicas {
-            inner: Box::new(inner),
+            inner,
             replicas_to_aggregate,
             total_num_replicas: replicas_to_aggregate,
             made: RefCell::default(),
