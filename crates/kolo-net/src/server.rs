@@ -133,6 +133,7 @@ impl Server {
                 tls: config.security.client_tls()?,
                 token: config.security.token.clone(),
                 wait_for_peer: config.ready_deadline,
+                memory: Some(grpc::ReceiveMemory::of(host.first_device())),
                 ..grpc::LinkOptions::default()
             };
             Box::new(move |task: &TaskName, address: &str| -> Arc<dyn crate::services::WorkerService> {
@@ -231,8 +232,8 @@ fn session_config(config: &SessionConfig) -> SessionConfig {
 
 /// Tensors that arrive go into the memory of the first device, which keeps and reuses it.
 fn allocate(host: &Host) -> Allocate {
-    let host = host.clone();
-    Arc::new(move |dtype, shape| host.allocate(dtype, shape, &"received".into()))
+    let (device, tag) = (host.first_device(), "received".into());
+    Arc::new(move |dtype, shape| device.allocate_tensor(dtype, shape, &tag))
 }
 
 struct Services {
