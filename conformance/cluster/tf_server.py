@@ -1,0 +1,37 @@
+"""A TensorFlow server process with the flags and the ready line of `kolo serve`.
+
+usage: tf_server.py --cluster 'ps=HOST:PORT;worker=HOST:PORT,HOST:PORT' --job JOB --task N [--device-count CPU=N] [--plain]
+"""
+
+import argparse
+import os
+import signal
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow.compat.v1 as tf
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cluster", required=True)
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--task", type=int, required=True)
+    parser.add_argument("--device-count", default="CPU=1")
+    parser.add_argument("--plain", action="store_true", help="no graph rewriting: Kolo tasks get what was described")
+    o = parser.parse_args()
+    # TensorFlow's server has no orderly end.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    cluster = {job: hosts.split(",") for job, _, hosts in (part.partition("=") for part in o.cluster.split(";"))}
+    kind, _, count = o.device_count.partition("=")
+    config = tf.ConfigProto(device_count={kind: int(count)})
+    if o.plain:
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+    server = tf.train.Server(cluster, job_name=o.job, task_index=o.task, config=config)
+    print(f"serving {server.target} as /job:{o.job}/task:{o.task}", flush=True)
+    signal.pause()
+    del server
+
+
+if __name__ == "__main__":
+    main()
