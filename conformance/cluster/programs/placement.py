@@ -9,7 +9,8 @@ from harness import case, check, equal, raises, same
 def holds(context, variable, job, task):
     """Whether a task holds a variable's value. Asks that task alone."""
     with tf.Graph().as_default() as g, g.container(variable.op.get_attr("container").decode()):
-        with tf.device(f"/job:{job}/task:{task}"):
+        # Each device of a task has state of its own.
+        with tf.device(f"/job:{job}/task:{task}/device:CPU:{variable.device[-1] if 'CPU:' in variable.device else 0}"):
             mine = tf.get_variable(variable.op.name, variable.shape, variable.dtype.base_dtype, use_resource=variable.op.type != "VariableV2")
             known = tf.is_variable_initialized(mine)
         with context.session(context.target(job, task), device_filters=[f"/job:{job}/task:{task}"]) as s:
