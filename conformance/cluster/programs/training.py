@@ -104,7 +104,8 @@ def sparse_lookup(context):
 @case("clipping-decay-and-averages")
 def extras(context):
     """Clipping by the global norm, a learning rate that decays, and moving averages of the variables."""
-    with tf.device(tf.train.replica_device_setter(cluster=context.spec, worker_device="/job:worker/task:1")):
+    with tf.device(tf.train.replica_device_setter(cluster=context.spec, worker_device="/job:worker/task:1")), \
+            tf.variable_scope("", use_resource=True):
         loss, feeds = dense(context)
         step = tf.train.get_or_create_global_step()
         rate = tf.train.exponential_decay(0.5, step, 2, 0.7, staircase=True)
