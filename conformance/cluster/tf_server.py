@@ -6,6 +6,7 @@ usage: tf_server.py --cluster 'ps=HOST:PORT;worker=HOST:PORT,HOST:PORT' --job JO
 import argparse
 import os
 import signal
+import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -29,8 +30,9 @@ def main():
         config.graph_options.rewrite_options.disable_meta_optimizer = True
     server = tf.train.Server(cluster, job_name=o.job, task_index=o.task, config=config)
     print(f"serving {server.target} as /job:{o.job}/task:{o.task}", flush=True)
-    signal.pause()
-    del server
+    # In short sleeps: a signal that comes just before a long one would be handled only after it.
+    while True:
+        time.sleep(0.5)
 
 
 if __name__ == "__main__":
