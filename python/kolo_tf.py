@@ -30,7 +30,7 @@ from tensorflow.python.training import server_lib as _server_lib
 __all__ = ["install", "remove", "binary"]
 
 # Seconds until a server must have said that it serves, and until it must have ended when asked to.
-READY, GRACE = 30.0, 5.0
+READY, GRACE = 120.0, 5.0
 _PR_SET_PDEATHSIG = 1
 
 

@@ -64,14 +64,17 @@ class Programs:
 
     def output(self, label):
         with open(self.context.path(f"{label}.out"), errors="replace") as f:
-            return f.read()
+            return "".join(l for l in f if not l.startswith(("I0000 ", "WARNING: All log", "WARNING:tensorflow")))
 
     def wait(self, label, seconds=90.0):
-        """Waits for a process to end well."""
-        try:
-            code = self.all[label].wait(seconds)
-        except subprocess.TimeoutExpired:
-            check(False, label, "did not end:", self.output(label)[-1500:])
+        """Waits for a process to end well. It is told at once when another has failed."""
+        deadline = time.monotonic() + seconds
+        while self.all[label].poll() is None:
+            check(time.monotonic() < deadline, label, "did not end in", seconds, "s:", *(f"\n{k}: {self.output(k)[-800:]}" for k in self.all))
+            for other, p in self.all.items():
+                check(p.poll() in (None, 0), other, "ended with status", p.returncode, ":", self.output(other)[-1500:])
+            time.sleep(0.05)
+        code = self.all[label].returncode
         check(code == 0, label, "ended with status", code, ":", self.output(label)[-1500:])
         return self.output(label)
 
