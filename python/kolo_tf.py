@@ -13,6 +13,7 @@ has more flags for `kolo serve`, such as those for TLS. Works with TensorFlow 1.
 import atexit
 import ctypes
 import functools
+import json
 import os
 import queue
 import shlex
@@ -98,13 +99,22 @@ _KEEPER = _Keeper()
 _PROCESSES = []
 
 
+def _flags(config):
+    """What of a ConfigProto is fixed when a server starts, as flags of `kolo serve`."""
+    flags = []
+    if config.device_count:
+        flags += ["--device-count", ",".join("%s=%d" % kv for kv in sorted(config.device_count.items()))]
+    for name, threads in (("--inter-op-threads", config.inter_op_parallelism_threads), ("--intra-op-threads", config.intra_op_parallelism_threads)):
+        if threads > 0:
+            flags += [name, str(threads)]
+    return flags
+
+
 class _Process(object):
     """A `kolo serve` process that is ready."""
 
-    def __init__(self, cluster, job, task, device_count):
-        command = [binary(), "serve", "--cluster", cluster, "--job", job, "--task", str(task)]
-        if device_count:
-            command += ["--device-count", ",".join("%s=%d" % kv for kv in sorted(device_count.items()))]
+    def __init__(self, cluster, job, task, config):
+        command = [binary(), "serve", "--cluster", cluster, "--job", job, "--task", str(task)] + _flags(config)
         command += shlex.split(os.environ.get("KOLO_SERVE_FLAGS", ""))
         self.owner, self.target = os.getpid(), None
         self.ready = threading.Event()
@@ -153,16 +163,11 @@ def _stop_all():
 # --- tf.train.Server --------------------------------------------------------------------------------------------------
 
 def _cluster_text(cluster_def):
-    """A ClusterDef as `kolo serve` reads it: ps=host:port,host:port;worker=host:port."""
-    jobs = []
-    for job in cluster_def.job:
-        tasks = dict(job.tasks)
-        if sorted(tasks) != list(range(len(tasks))):
-            raise _errors.InvalidArgumentError(
-                None, None, "kolo_tf: job '%s' names only the tasks %s. Name all tasks from 0 on; those that are not needed may have "
-                "any address." % (job.name, ", ".join(str(t) for t in sorted(tasks))))
-        jobs.append("%s=%s" % (job.name, ",".join(tasks[i] for i in range(len(tasks)))))
-    return ";".join(jobs)
+    """A ClusterDef as `kolo serve` reads it: ps=host:port,host:port;worker=host:port, or JSON where tasks are left out."""
+    jobs = [(job.name, dict(job.tasks)) for job in cluster_def.job]
+    if any(sorted(tasks) != list(range(len(tasks))) for _, tasks in jobs):
+        return json.dumps({name: {str(i): tasks[i] for i in sorted(tasks)} for name, tasks in jobs})
+    return ";".join("%s=%s" % (name, ",".join(tasks[i] for i in range(len(tasks)))) for name, tasks in jobs)
 
 
 def _server_init(self, server_or_cluster_def, job_name=None, task_index=None, protocol=None, config=None, start=True):
@@ -181,7 +186,7 @@ def _server_init(self, server_or_cluster_def, job_name=None, task_index=None, pr
 def _server_start(self):
     if self._kolo is None:
         d = self._server_def
-        self._kolo = _Process(_cluster_text(d.cluster), d.job_name, d.task_index, dict(d.default_session_config.device_count))
+        self._kolo = _Process(_cluster_text(d.cluster), d.job_name, d.task_index, d.default_session_config)
         _DEFAULTS[self._kolo.target] = d.default_session_config
 
 
@@ -210,13 +215,13 @@ _DEFAULTS = {}
 _LOCAL, _LOCAL_LOCK = {}, threading.Lock()
 
 
-def _local_target(device_count):
-    """A server for sessions without a target, one for each set of devices."""
-    key = (os.getpid(), tuple(sorted(device_count.items())))
+def _local_target(config):
+    """A server for sessions without a target, one for each set of devices and threads."""
+    key = (os.getpid(), tuple(_flags(config)))
     with _LOCAL_LOCK:
         known = _LOCAL.get(key)
         if known is None or known.process.poll() is not None:
-            _LOCAL[key] = _Process("localhost=127.0.0.1:0", "localhost", 0, device_count)
+            _LOCAL[key] = _Process("localhost=127.0.0.1:0", "localhost", 0, config)
         return _LOCAL[key].target
 
 
@@ -227,7 +232,7 @@ def _session_init(original):
             own = config_pb2.ConfigProto()
             if config is not None:
                 own.CopyFrom(config)
-            target = _local_target(dict(own.device_count))
+            target = _local_target(own)
             # A local session's variables are its own.
             own.isolate_session_state = True
             config = own

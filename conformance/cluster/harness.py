@@ -166,30 +166,35 @@ class Context:
             self.wait_for(f"{name}.{rank}", seconds)
 
 
-def same(context, fetches, feeds=None, steps=1, before=None, rtol=2e-5, atol=2e-6, exact=False, **config):
+def same(context, fetches, feeds=None, steps=1, before=None, after=None, rtol=2e-5, atol=2e-6, exact=False, **config):
     """Runs the default graph on the cluster and in a plain local session: `before` once, then `fetches` `steps` times, and
-    compares what both gave. `feeds` is a dictionary, or a function of the step."""
+    compares what both gave. `after` is fetched by a run of its own after each step. `feeds` is a dictionary, or a function
+    of the step."""
     feed = feeds if callable(feeds) else lambda step: feeds
+
+    def step(session, i):
+        return [session.run(fetches, feed(i)), session.run(after) if after is not None else []]
+
     with LocalSession() as local:
         if before is not None:
             local.run(before)
-        wanted = [local.run(fetches, feed(i)) for i in range(steps)]
+        wanted = [step(local, i) for i in range(steps)]
     with context.session(**config) as s:
         if before is not None:
             s.run(before)
-        got = [s.run(fetches, feed(i)) for i in range(steps)]
-    for step, (g, w) in enumerate(zip(got, wanted)):
-        flat_g, flat_w, names = tf.nest.flatten(g), tf.nest.flatten(w), tf.nest.flatten(fetches)
+        got = [step(s, i) for i in range(steps)]
+    for at, (g, w) in enumerate(zip(got, wanted)):
+        flat_g, flat_w, names = tf.nest.flatten(g), tf.nest.flatten(w), tf.nest.flatten([fetches, after or []])
         check(len(flat_g) == len(flat_w), "a run gave", len(flat_g), "values instead of", len(flat_w))
         for a, b, n in zip(flat_g, flat_w, names):
-            what = f"{getattr(n, 'name', n)} of step {step}"
+            what = f"{getattr(n, 'name', n)} of step {at}"
             if b is None:
                 check(a is None, what, "is", a)
             elif exact:
                 equal(a, b, what)
             else:
                 close(a, b, what, rtol, atol)
-    return got
+    return [fetched if after is None else [fetched, later] for fetched, later in got]
 
 
 def matches(name, patterns):

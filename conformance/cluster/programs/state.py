@@ -104,6 +104,43 @@ def initialised_value(context):
     same(context, [a, b], before=tf.global_variables_initializer(), exact=True)
 
 
+def _read_after_update(label, job, task, resource):
+    @case(f"read-after-update-{label}")
+    def run(context):
+        """A read that waits for an update, on the variable's task or another, sees it."""
+        with on("ps", 0):
+            v = tf.get_variable("v", initializer=[0.0, 0.0], use_resource=resource)
+            up = v.assign_add([1.0, 2.0]).op
+        with on(job, task), tf.control_dependencies([up]):
+            y = tf.identity(v.read_value())
+        with context.session() as s:
+            s.run(v.initializer)
+            for i in range(1, 6):
+                equal(s.run(y), np.array([i, 2 * i], np.float32), f"after {i} updates")
+
+
+for _resource in (False, True):
+    for _where, (_job, _task) in {"here": ("ps", 0), "on-the-master": ("worker", 0), "there": ("worker", 1)}.items():
+        _read_after_update(f"{'resource' if _resource else 'ref'}-{_where}", _job, _task, _resource)
+
+
+@case("ref-read-is-live")
+def ref_alias(context):
+    """The value that was read from a ref variable is its memory: what uses it after an update on the same device sees the
+    update. SyncReplicasOptimizer makes its tokens this way from the global step."""
+    fetches = []
+    with on("ps", 0):
+        for dtype in (tf.int64, tf.int32, tf.float32):
+            v = tf.get_variable(f"step_{dtype.name}", [], dtype, tf.zeros_initializer(), use_resource=False)
+            with tf.control_dependencies([v.assign_add(tf.cast(1, dtype)).op]):
+                fetches.append(tf.fill([3], v))
+    with context.session() as s:
+        s.run(tf.global_variables_initializer())
+        for i in range(1, 6):
+            for got in s.run(fetches):
+                check(got.tolist() == [i, i, i], "after", i, "updates it is", got.tolist())
+
+
 @case("local-variables")
 def local(context):
     with on("worker", 1):

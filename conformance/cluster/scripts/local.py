@@ -56,4 +56,12 @@ with tf.device("/cpu:1"):
 with tf.Session(server.target) as session:
     assert session.run(a * 2.0) == 6.0
     assert sum(d.device_type == "CPU" for d in session.list_devices()) == 2
+
+# A cluster of which only this task is known.
+tf.reset_default_graph()
+alone = tf.train.Server({"worker": {3: "localhost:0"}}, job_name="worker", task_index=3, config=tf.ConfigProto(intra_op_parallelism_threads=1))
+with tf.device("/job:worker/task:3"):
+    b = tf.constant(4.0)
+with tf.Session(alone.target) as session:
+    assert session.run(b + 1.0) == 5.0
 print("local: done", flush=True)
