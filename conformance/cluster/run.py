@@ -163,6 +163,13 @@ class Run:
         return not reasons, "; ".join(reasons)
 
 
+def build():
+    """Builds the repository's kolo as its tests do. The path."""
+    if subprocess.run(["cargo", "build", "--quiet", "--bin", "kolo"], cwd=servers.ROOT).returncode != 0:
+        sys.exit("conformance/cluster: 'cargo build --bin kolo' failed")
+    return str(servers.ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "debug" / "kolo")
+
+
 def read_known(path):
     """[(pattern, reason)] of known.txt."""
     known = []
@@ -180,7 +187,7 @@ def main():
     themes = sorted(p.stem for p in (HERE / "programs").glob("*.py") if not p.stem.startswith("_"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", choices=["kolo", "tensorflow", "mixed"], default="kolo")
-    parser.add_argument("--kolo", help="the kolo binary; without it $KOLO_BIN or the newer of the repository's builds")
+    parser.add_argument("--kolo", help="the kolo binary; without it and $KOLO_BIN one is built")
     parser.add_argument("--python", default=sys.executable, help="a Python that has tensorflow")
     parser.add_argument("--master", metavar="JOB:TASK", help="the task that all clients talk to")
     parser.add_argument("--list", action="store_true", help="print the cases and do nothing")
@@ -190,10 +197,9 @@ def main():
     if o.servers == "tensorflow":
         o.kolo = o.kolo or os.environ.get("KOLO_BIN") or ""
     else:
-        o.kolo = o.kolo or servers.kolo_binary()
-        if not o.kolo or not os.access(o.kolo, os.X_OK):
-            sys.exit("conformance/cluster: there is no kolo binary. Build one ('cargo build --release'), or name it with --kolo.")
-        o.kolo = os.path.abspath(o.kolo)
+        o.kolo = os.path.abspath(o.kolo or os.environ.get("KOLO_BIN") or build())
+        if not os.access(o.kolo, os.X_OK):
+            sys.exit(f"conformance/cluster: '{o.kolo}' cannot be run; name the kolo binary with --kolo")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = tempfile.mkdtemp(prefix="kolo-conformance-cluster-")
     run, failed = Run(o, folder), True
