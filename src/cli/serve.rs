@@ -45,6 +45,9 @@ pub struct Args {
     /// Ends when standard input ends: whoever started this process is gone
     #[arg(long, hide = true)]
     with_parent: bool,
+    /// Sends tensors over TCP even to tasks of this machine
+    #[arg(long)]
+    no_shared_memory: bool,
     /// Talks to other tasks by gRPC even if they are Kolo's
     #[arg(long)]
     grpc_only: bool,
@@ -62,6 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
         ready_deadline: Duration::try_from_secs_f64(args.ready_deadline)
             .map_err(|_| Error::invalid_argument("--ready-deadline is not a number of seconds"))?,
         grpc_only: args.grpc_only,
+        shared_memory: !args.no_shared_memory,
         ..ServerConfig::default()
     };
     config.defaults.log_device_placement = args.log_device_placement;

@@ -42,6 +42,8 @@ pub struct ServerConfig {
     pub n_io_threads: usize,
     /// Who is let in.
     pub security: Security,
+    /// Send large tensors to tasks of the same machine through shared memory.
+    pub shared_memory: bool,
     /// Talk to all tasks by gRPC, as TensorFlow would.
     pub grpc_only: bool,
 }
@@ -57,6 +59,7 @@ impl Default for ServerConfig {
             files: FileAccess::default(),
             n_io_threads: 2,
             security: Security::default(),
+            shared_memory: true,
             grpc_only: false,
         }
     }
@@ -123,6 +126,7 @@ impl Server {
             own: own.clone(),
             cluster: cluster.clone(),
             token: config.security.token.as_ref().map(Token::text),
+            shares_memory: config.shared_memory,
         };
         let allocate = allocate(&host);
         let connect = {
