@@ -38,6 +38,7 @@ pub use kolo_graph::{
     Operation, Origin, Output, PlacementRules, Policy, Rule, RuleRow, RuleTable, Variable, VariableKind, WhileOptions,
     gradients, gradients_with, wire,
 };
+pub use kolo_net::{ClusterSpec, Connect, Server, ServerConfig, TaskName, TfConfig, tls};
 pub use kolo_ops::{CancelToken, graph};
 pub use kolo_runtime::{
     Callable, DevicePlan, DeviceThreads, Host, NodeTrace, PartialRun, PlacementReport, PlacementRow, RemoteRun,

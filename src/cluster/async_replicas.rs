@@ -82,7 +82,8 @@ impl AsyncReplicas {
         AsyncReplicas::boxed(Box::new(inner), worker, n_workers)
     }
 
-    pub(super) fn boxed(inner: Box<dyn Optimizer>, worker: usize, n_workers: usize) -> AsyncReplicas {
+    /// The same for an optimizer that is chosen at run time.
+    pub fn boxed(inner: Box<dyn Optimizer>, worker: usize, n_workers: usize) -> AsyncReplicas {
         AsyncReplicas {
             inner,
             worker,

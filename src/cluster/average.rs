@@ -56,7 +56,8 @@ impl ParameterAveraging {
         ParameterAveraging::boxed(Box::new(inner), every, worker, n_workers)
     }
 
-    pub(super) fn boxed(inner: Box<dyn Optimizer>, every: u64, worker: usize, n_workers: usize) -> ParameterAveraging {
+    /// The same for an optimizer that is chosen at run time.
+    pub fn boxed(inner: Box<dyn Optimizer>, every: u64, worker: usize, n_workers: usize) -> ParameterAveraging {
         let timeout = Duration::from_secs(30);
         ParameterAveraging { inner, every, worker, n_workers, timeout, servers: None, made: RefCell::default() }
     }

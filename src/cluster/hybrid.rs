@@ -84,7 +84,8 @@ impl HybridReplicas {
         HybridReplicas::boxed(Box::new(inner), worker, n_workers)
     }
 
-    pub(super) fn boxed(inner: Box<dyn Optimizer>, worker: usize, n_workers: usize) -> HybridReplicas {
+    /// The same for an optimizer that is chosen at run time.
+    pub fn boxed(inner: Box<dyn Optimizer>, worker: usize, n_workers: usize) -> HybridReplicas {
         HybridReplicas {
             inner,
             worker,

@@ -73,7 +73,8 @@ impl SyncReplicas {
         SyncReplicas::boxed(Box::new(inner), replicas_to_aggregate)
     }
 
-    pub(super) fn boxed(inner: Box<dyn Optimizer>, replicas_to_aggregate: usize) -> SyncReplicas {
+    /// The same for an optimizer that is chosen at run time.
+    pub fn boxed(inner: Box<dyn Optimizer>, replicas_to_aggregate: usize) -> SyncReplicas {
         SyncReplicas {
             inner,
             replicas_to_aggregate,

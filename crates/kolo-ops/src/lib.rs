@@ -32,4 +32,4 @@ pub use cancel::{CancelToken, Registration};
 pub use kernel::{AsyncKernel, Done, Input, Kernel, KernelCtx, KernelInit, Outcome, OutputValue};
 pub use op::{Cost, DTypeSet, KernelDef, KernelMaker, Op, TABLE, find_kernel, find_op, graph, registry};
 pub use resource::{Resource, ResourceStore, VariableCell};
-pub use step::{Received, Rendezvous, RendezvousKey, StepServices};
+pub use step::{FrameIteration, Received, Rendezvous, RendezvousKey, StepServices};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use kolo_core::{DeviceName, Error, Result};
 use kolo_device::cpu::topology::{Topology, allowed_cores, print_cores};
 use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes};
+use kolo_graph::DeviceInfo;
 use kolo_ops::ResourceStore;
 
 use crate::config::SessionConfig;
@@ -19,7 +20,13 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
+    /// The devices of a session of this process.
     pub fn new(config: &SessionConfig) -> Result<Devices> {
+        Devices::of_task(config, &DeviceName::local("CPU", 0))
+    }
+
+    /// The devices of the task that `like` is a device of.
+    pub fn of_task(config: &SessionConfig, like: &DeviceName) -> Result<Devices> {
         /// More CPU devices than this is a slip.
         const MOST: usize = 1024;
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -71,7 +78,11 @@ impl Devices {
                 0 => (or_share(0, plan.cores.len()) / cpu.intra_op_threads).max(1),
                 threads => threads,
             };
-            units.push(unit(CpuDevice::new(DeviceName::local("CPU", id as u32), &cpu), n_inter, &plan.cores));
+            units.push(unit(
+                CpuDevice::new(DeviceName { kind: "CPU".into(), id: id as u32, ..like.clone() }, &cpu),
+                n_inter,
+                &plan.cores,
+            ));
         }
         for device in &config.extra_devices {
             let name = &device.attributes().name;
@@ -83,6 +94,26 @@ impl Devices {
         Ok(Devices { units })
     }
 
+    /// The same devices and threads with nothing stored on them.
+    pub fn with_own_state(&self) -> Devices {
+        let units = self.units.iter().map(|unit| {
+            let resources = ResourceStore::new(unit.name.clone(), &*unit.device.attributes().name.job);
+            resources.limit_file_access(unit.resources.file_access());
+            let (device, pool) = (unit.device.clone(), unit.pool.clone());
+            Arc::new(DeviceUnit { device, name: unit.name.clone(), pool, resources })
+        });
+        Devices { units: units.collect() }
+    }
+
+    /// What placing must know of them.
+    pub fn infos(&self) -> Vec<DeviceInfo> {
+        let info = |unit: &Arc<DeviceUnit>| {
+            let attributes = unit.device.attributes();
+            DeviceInfo { name: attributes.name.clone(), incarnation: attributes.incarnation }
+        };
+        self.units.iter().map(info).collect()
+    }
+
     pub fn attributes(&self) -> Vec<DeviceAttributes> {
         self.units.iter().map(|unit| unit.device.attributes().clone()).collect()
     }
@@ -92,7 +123,7 @@ fn unit(device: Arc<dyn Device>, n_inter: usize, cores: &[usize]) -> Arc<DeviceU
     let name = &device.attributes().name;
     let text: Arc<str> = name.to_string().into();
     Arc::new(DeviceUnit {
-        pool: InterPool::with_cores(format!("kolo-{}{}", name.kind.to_lowercase(), name.id), n_inter, cores),
+        pool: Arc::new(InterPool::with_cores(format!("kolo-{}{}", name.kind.to_lowercase(), name.id), n_inter, cores)),
         resources: ResourceStore::new(text.clone(), &*name.job),
         name: text,
         device,

@@ -15,6 +15,7 @@ use kolo_ops::{KernelMaker, find_kernel, find_op, registry};
 
 use crate::config::SessionConfig;
 use crate::devices::Devices;
+use crate::executor::frame_id::FrameIds;
 use crate::executor::plan::{KernelCache, Part, compile};
 use crate::local::RunPlan;
 use crate::wanted::Wanted;
@@ -101,12 +102,7 @@ pub(crate) struct Planner {
 
 impl Planner {
     pub fn new(devices: Arc<Devices>, config: &SessionConfig) -> Planner {
-        let infos = devices
-            .units
-            .iter()
-            .map(|unit| unit.device.attributes())
-            .map(|attributes| DeviceInfo { name: attributes.name.clone(), incarnation: attributes.incarnation })
-            .collect();
+        let infos = devices.infos();
         let placement = if config.allow_soft_placement { Placement::Soft } else { Placement::Strict };
         Planner {
             devices,
@@ -146,7 +142,12 @@ impl Planner {
         let mut parts = Vec::with_capacity(partitions.len());
         for partition in &partitions {
             let fed = partition.feeds.iter().flat_map(|(feed, inputs)| inputs.iter().map(move |input| (*input, *feed)));
-            let part = Part { nodes: &partition.nodes, fed: fed.collect(), fetches: partition.fetches.clone() };
+            let part = Part {
+                nodes: &partition.nodes,
+                fed: fed.collect(),
+                fetches: partition.fetches.clone(),
+                frame_ids: FrameIds::default(),
+            };
             parts.push(Arc::new(compile(&part, &self.devices.units[partition.device], kernels)?));
         }
 
@@ -293,8 +294,8 @@ impl Planner {
 }
 
 /// The op table's answer to what can run where; null devices answer for themselves.
-struct Support<'a> {
-    devices: &'a Devices,
+pub(crate) struct Support<'a> {
+    pub devices: &'a Devices,
 }
 
 impl KernelSupport for Support<'_> {

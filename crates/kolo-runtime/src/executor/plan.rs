@@ -11,6 +11,7 @@ use kolo_ops::{AsyncKernel, Cost, Kernel, KernelCtx, KernelInit, KernelMaker, Re
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::frame_id::FrameIds;
 use super::frames::{FrameShape, frames};
 use super::state::State;
 use crate::inter_pool::InterPool;
@@ -19,7 +20,7 @@ use crate::inter_pool::InterPool;
 pub(crate) struct DeviceUnit {
     pub device: Arc<dyn Device>,
     pub name: Arc<str>,
-    pub pool: InterPool,
+    pub pool: Arc<InterPool>,
     pub resources: Arc<ResourceStore>,
 }
 
@@ -31,6 +32,8 @@ pub(crate) struct Part<'a> {
     pub fed: HashMap<(NodeId, usize), usize>,
     /// Outputs that are fetched, by number of the fetch.
     pub fetches: Vec<(usize, Endpoint)>,
+    /// How instances of loops are numbered.
+    pub frame_ids: FrameIds,
 }
 
 /// A part after compilation. Immutable, shared by all steps.
@@ -49,6 +52,8 @@ pub(crate) struct PartPlan {
     pub fetched_constants: Vec<(u32, Tensor)>,
     /// For each feed, by number, the edges it goes along.
     pub feeds: Vec<(u32, Range<u32>)>,
+    /// How instances of loops are numbered.
+    pub frame_ids: FrameIds,
     /// States of finished steps, to be used again.
     pub spare: Mutex<Vec<State>>,
 }
@@ -60,8 +65,7 @@ pub(crate) struct FramePlan {
     /// The initial pending count of each of its nodes; see [`State`] for the encoding.
     pub pending: Vec<u32>,
     pub n_slots: u32,
-    /// A number that is the same in every process for the same nesting of frame names.
-    pub hash: u64,
+    pub name: String,
 }
 
 /// One node, laid out.
@@ -126,6 +130,10 @@ pub(crate) enum PlanKernel {
     Async(Arc<dyn AsyncKernel>),
     /// Control flow: done while outputs are passed on.
     Flow,
+    /// An `Identity` of a reference. In TensorFlow its output shares the variable's memory, so whoever uses it sees the value
+    /// of that moment, and programs (`SyncReplicasOptimizer` among them) count on it. Here the reference itself is passed on,
+    /// and read when its user starts.
+    Lend,
     /// On a null device: recorded, not computed.
     Null,
 }
@@ -206,9 +214,10 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             n_enters: shape.n_enters,
             pending: Vec::new(),
             n_slots: 0,
-            hash: frame_hash(&shapes.list, shape),
+            name: shape.name.clone(),
         });
     }
+    let lends = lenders(part);
     let mut plans: Vec<NodePlan> = Vec::with_capacity(n);
     let mut roots = Vec::new();
     for (id, node) in nodes.iter() {
@@ -244,10 +253,15 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         };
         let n_back = node.inputs.iter().enumerate().filter(|(i, at)| is_back(*i, at)).count() as u32;
         let n_inputs = node.inputs.len() as u32;
-        let kernel = if in_place[id.index()].is_some() { PlanKernel::Flow } else { cache.kernel(node, unit)? };
+        let kernel = match in_place[id.index()] {
+            Some(_) => PlanKernel::Flow,
+            None if lends[id.index()] => PlanKernel::Lend,
+            None => cache.kernel(node, unit)?,
+        };
         let cost = find_op(node.op())?.cost;
+        let is_reference = |at: &Endpoint| nodes.output(*at).is_ref || lends[at.node.index()];
         let has_references =
-            node.inputs.iter().enumerate().any(|(i, at)| !part.fed.contains_key(&(id, i)) && nodes.output(*at).is_ref);
+            node.inputs.iter().enumerate().any(|(i, at)| !part.fed.contains_key(&(id, i)) && is_reference(at));
         let is_tiny = matches!(kernel, PlanKernel::Function(_))
             && flow == Flow::Plain
             && !node.def.stateful
@@ -316,8 +330,23 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         fetches: fetched.into_iter().map(|(_, fetch)| fetch).collect(),
         fetched_constants,
         feeds,
+        frame_ids: part.frame_ids,
         spare: Mutex::default(),
     })
+}
+
+/// The nodes that pass a reference on as if it were a value; see [`PlanKernel::Lend`].
+fn lenders(part: &Part<'_>) -> Vec<bool> {
+    let nodes = part.nodes;
+    let mut lends = vec![false; nodes.len()];
+    for (id, node) in nodes.iter() {
+        if let ("Identity", [at]) = (node.op(), &node.inputs[..])
+            && !part.fed.contains_key(&(id, 0))
+        {
+            lends[id.index()] = nodes.output(*at).is_ref || lends[at.node.index()];
+        }
+    }
+    lends
 }
 
 /// Lays out the edges of every output, one after the other.
@@ -354,17 +383,4 @@ fn lay_edges(part: &Part<'_>, plans: &mut [NodePlan], in_place: &[Option<Tensor>
 fn child_frame(list: &[FrameShape], parent: u32, name: &str) -> Result<u32> {
     let child = list.iter().enumerate().skip(1).find(|(_, shape)| shape.name == name && shape.parent == parent);
     child.map(|(i, _)| i as u32).ok_or_else(|| Error::internal(format!("frame '{name}' was not found")))
-}
-
-/// FNV-1a over the names of the frame and those around it: the same in every process.
-fn frame_hash(list: &[FrameShape], shape: &FrameShape) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    let mut at = shape;
-    while !at.name.is_empty() {
-        for byte in at.name.bytes().chain([0]) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-        at = &list[at.parent as usize];
-    }
-    hash
 }

@@ -6,13 +6,15 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Result, Tensor};
-use kolo_graph::Flow;
-use kolo_ops::{CancelToken, Done, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices};
+use kolo_graph::{Flow, Node};
+use kolo_ops::{
+    CancelToken, Done, FrameIteration, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices,
+};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::plan::{NodePlan, PartPlan, PlanKernel};
 use super::state::{State, Token, flow_outputs, read_references};
-use crate::rendezvous::LocalRendezvous;
+use crate::rendezvous::{LocalRendezvous, StepRendezvous};
 use crate::trace::{NodeTrace, TraceSink};
 
 /// How long the caller watches for work before it parks.
@@ -29,6 +31,8 @@ pub(crate) struct Step {
     error: Mutex<Option<Error>>,
     n_unfinished: AtomicUsize,
     caller: Caller,
+    /// Called once when a step that nobody waits in is over.
+    on_end: Mutex<Option<OnEnd>>,
     trace: Option<TraceSink>,
     start: Instant,
 }
@@ -40,6 +44,26 @@ struct StepPart {
     for_caller: bool,
 }
 
+/// A node that waits.
+#[derive(Clone)]
+pub struct NodeWait {
+    /// The node.
+    pub node: Arc<Node>,
+    /// Its device.
+    pub device: Arc<str>,
+    /// For how long it has waited.
+    pub lasts: Duration,
+}
+
+impl std::fmt::Display for NodeWait {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} '{}' on {} for {:.1?}", self.node.op(), self.node.name, self.device, self.lasts)
+    }
+}
+
+/// Hears how a step ended: with its first error, or without one.
+pub(crate) type OnEnd = Box<dyn FnOnce(Option<Error>) + Send>;
+
 /// The thread in `Session::run`, which runs nodes and waits.
 struct Caller {
     thread: Mutex<Thread>,
@@ -49,7 +73,7 @@ struct Caller {
 /// What kernels see of the step, apart from their own device.
 struct Services {
     step_resources: Arc<ResourceStore>,
-    local_rendezvous: Arc<LocalRendezvous>,
+    transfers: Arc<dyn StepRendezvous>,
     rendezvous: Arc<dyn Rendezvous>,
     cancel: Arc<CancelToken>,
 }
@@ -59,7 +83,7 @@ struct Services {
 struct Call<'a> {
     token: Token,
     node: &'a NodePlan,
-    frame_iteration: u64,
+    frame_iteration: FrameIteration,
 }
 
 impl Call<'_> {
@@ -116,7 +140,31 @@ impl Step {
         feeds_come_later: bool,
     ) -> Arc<Step> {
         // The caller runs the part with most nodes; the others have threads of their own.
-        let for_caller = (0..plans.len()).max_by_key(|&i| plans[i].nodes.len()).unwrap_or(0);
+        let for_caller = (0..plans.len()).max_by_key(|&i| plans[i].nodes.len());
+        let transfers = Arc::new(LocalRendezvous::default());
+        Step::make(id, plans, transfers, cancel, traced, (for_caller, feeds_come_later), None)
+    }
+
+    /// A step that no thread waits in: [`Step::start`] begins it, `on_end` hears of its end.
+    pub fn detached(
+        id: u64,
+        plans: &[Arc<PartPlan>],
+        transfers: Arc<dyn StepRendezvous>,
+        traced: bool,
+        on_end: OnEnd,
+    ) -> Arc<Step> {
+        Step::make(id, plans, transfers, CancelToken::new(), traced, (None, false), Some(on_end))
+    }
+
+    fn make(
+        id: u64,
+        plans: &[Arc<PartPlan>],
+        transfers: Arc<dyn StepRendezvous>,
+        cancel: Arc<CancelToken>,
+        traced: bool,
+        (for_caller, feeds_come_later): (Option<usize>, bool),
+        on_end: Option<OnEnd>,
+    ) -> Arc<Step> {
         let parts = plans
             .iter()
             .enumerate()
@@ -126,14 +174,13 @@ impl Step {
                 if feeds_come_later {
                     state.n_waiting = plan.feeds.len();
                 }
-                StepPart { plan: plan.clone(), state: Mutex::new(state), for_caller: i == for_caller }
+                StepPart { plan: plan.clone(), state: Mutex::new(state), for_caller: Some(i) == for_caller }
             })
             .collect();
-        let local_rendezvous = Arc::new(LocalRendezvous::default());
         let services = Services {
             step_resources: ResourceStore::new("step", "step"),
-            rendezvous: local_rendezvous.clone(),
-            local_rendezvous,
+            rendezvous: transfers.clone(),
+            transfers,
             cancel,
         };
         let start = Instant::now();
@@ -144,6 +191,7 @@ impl Step {
             error: Mutex::new(None),
             n_unfinished: AtomicUsize::new(plans.len()),
             caller: Caller { thread: Mutex::new(std::thread::current()), notified: AtomicBool::new(false) },
+            on_end: Mutex::new(on_end),
             trace: traced.then(|| TraceSink::new(start)),
             start,
         })
@@ -161,6 +209,16 @@ impl Step {
                     }
                 }
             }
+        }
+    }
+
+    /// Begins a detached step. Nothing of it runs on this thread unless devices have no threads at all.
+    pub fn start(self: &Arc<Self>) {
+        if self.parts.is_empty() {
+            return self.ended();
+        }
+        for index in 0..self.parts.len() {
+            self.spawn_runner(index);
         }
     }
 
@@ -266,35 +324,43 @@ impl Step {
             state.drop_ready();
         }
         let echo = Error::cancelled(format!("the step was stopped: {error}")).into_derived();
-        self.services.local_rendezvous.abort(echo.clone());
+        self.services.transfers.abort(echo.clone());
         self.services.cancel.cancel(echo);
         for part in &self.parts {
-            let mut state = part.state.lock();
-            self.finish_part_if_idle(part, &mut state);
+            self.finish_part_if_idle(part, part.state.lock());
         }
     }
 
     /// What the step waits for now, for people.
     pub fn describe_waits(&self) -> String {
-        let mut waits = Vec::new();
+        let mut waits: Vec<String> = self.waits().iter().map(NodeWait::to_string).collect();
         for part in &self.parts {
-            let state = part.state.lock();
-            for (node, since) in state.waiting.values() {
-                let node = &part.plan.nodes[*node as usize].node;
-                waits.push(format!(
-                    "{} '{}' on {} for {:.1?}",
-                    node.op(),
-                    node.name,
-                    part.plan.unit.name,
-                    since.elapsed()
-                ));
-            }
-            if state.n_runners > 0 {
-                waits.push(format!("{} kernel(s) running on {}", state.n_runners, part.plan.unit.name));
+            let n_runners = part.state.lock().n_runners;
+            if n_runners > 0 {
+                waits.push(format!("{n_runners} kernel(s) running on {}", part.plan.unit.name));
             }
         }
         waits.sort();
         if waits.is_empty() { "nothing that has a name".to_owned() } else { waits.join(", ") }
+    }
+
+    /// The nodes that have given up their threads and wait.
+    pub fn waits(&self) -> Vec<NodeWait> {
+        let mut waits = Vec::new();
+        for part in &self.parts {
+            let state = part.state.lock();
+            waits.extend(state.waiting.values().map(|(node, since)| NodeWait {
+                node: part.plan.nodes[*node as usize].node.clone(),
+                device: part.plan.unit.name.clone(),
+                lasts: since.elapsed(),
+            }));
+        }
+        waits
+    }
+
+    /// How many threads run its kernels now.
+    pub fn n_runners(&self) -> usize {
+        self.parts.iter().map(|part| part.state.lock().n_runners).sum()
     }
 
     /// Parks the caller until there is something to do. False at the deadline.
@@ -355,7 +421,7 @@ impl Step {
             let part = &self.parts[index];
             let mut state = part.state.lock();
             state.n_runners -= 1;
-            self.finish_part_if_idle(part, &mut state);
+            self.finish_part_if_idle(part, state);
         }
     }
 
@@ -369,8 +435,7 @@ impl Step {
         loop {
             let Some(token) = (if state.aborted { None } else { state.pop() }) else {
                 state.n_runners -= 1;
-                self.finish_part_if_idle(part, &mut state);
-                return;
+                return self.finish_part_if_idle(part, state);
             };
             let node = &plan.nodes[token.node as usize];
             if node.is_tiny && !token.is_dead {
@@ -398,13 +463,13 @@ impl Step {
             state.take_inputs(plan, token, &mut inputs);
             // Control flow and dead nodes are only passed on; that needs no kernel and no unlocking.
             let is_passed_on = token.is_dead && node.flow != Flow::Transfer;
-            if is_passed_on || matches!(node.kernel, PlanKernel::Flow) {
+            if is_passed_on || matches!(node.kernel, PlanKernel::Flow | PlanKernel::Lend) {
                 let passed = if is_passed_on {
                     outputs.clear();
                     outputs.resize_with(node.outputs.len(), || None);
                     Ok(())
                 } else {
-                    flow_outputs(node, &mut inputs, &mut outputs)
+                    read_references(node, &mut inputs).and_then(|()| flow_outputs(node, &mut inputs, &mut outputs))
                 };
                 match passed {
                     Ok(()) => state.propagate(plan, token, &mut outputs),
@@ -465,7 +530,9 @@ impl Step {
             PlanKernel::Function(compute) => compute(&mut ctx),
             PlanKernel::Object(kernel) => kernel.compute(&mut ctx),
             PlanKernel::Null => null_outputs(&mut ctx),
-            PlanKernel::Async(_) | PlanKernel::Flow => Err(Error::internal("not a synchronous kernel")),
+            PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Lend => {
+                Err(Error::internal("not a synchronous kernel"))
+            }
         });
         std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)))?;
         for (i, (output, info)) in outputs.iter().zip(&node.outputs).enumerate() {
@@ -557,9 +624,9 @@ impl Step {
     /// Sees to it that somebody runs what has become ready, and that the end is noticed.
     fn kick(self: &Arc<Self>, index: usize) {
         let part = &self.parts[index];
-        let mut state = part.state.lock();
+        let state = part.state.lock();
         if !state.has_ready() {
-            return self.finish_part_if_idle(part, &mut state);
+            return self.finish_part_if_idle(part, state);
         }
         let nobody = state.n_runners == 0;
         let room = state.n_large() > 0 && state.n_runners < part.plan.unit.pool.max_threads();
@@ -571,13 +638,26 @@ impl Step {
         }
     }
 
-    fn finish_part_if_idle(&self, part: &StepPart, state: &mut State) {
+    fn finish_part_if_idle(&self, part: &StepPart, mut state: MutexGuard<'_, State>) {
         if state.finished || state.n_runners > 0 || state.n_waiting > 0 || state.has_ready() {
             return;
         }
         state.finished = true;
-        if self.n_unfinished.fetch_sub(1, Ordering::AcqRel) == 1 || part.for_caller {
+        drop(state);
+        let is_last = self.n_unfinished.fetch_sub(1, Ordering::AcqRel) == 1;
+        if is_last || part.for_caller {
             self.notify_caller();
+        }
+        if is_last {
+            self.ended();
+        }
+    }
+
+    /// Tells whoever wants to hear of the end of a detached step.
+    fn ended(&self) {
+        let on_end = self.on_end.lock().take();
+        if let Some(on_end) = on_end {
+            on_end(self.error());
         }
     }
 }
