@@ -1,4 +1,5 @@
-//! `KoloBarrier` and its ops: where workers meet at the end of a step, with a limit to how long they wait for each other.
+//! The object behind `KoloBarrier` and its ops ([`super::barrier_ops`]): where workers meet at the end of a step, with a limit
+//! to how long they wait for each other.
 //!
 //! ```text
 //! worker   push gradients ── KoloBarrierArrive(worker, step) ───────────────────────────> next step
@@ -18,25 +19,21 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
-use kolo_graph::{Gradient, InferCtx, OpDef, ShapeFn, shape_fns};
+use kolo_core::{Error, Result, Shape, Tensor};
 use parking_lot::Mutex;
 
 use super::alarm::{Alarm, Rings};
-use crate::op::{KernelDef, KernelMaker, Op, cpu_any, cpu_made};
-use crate::queue::source::{Described, Source, object};
+use super::barrier_ops::check_worker;
+use crate::queue::source::Described;
 use crate::queue::wait::{Waiter, Waits, watch};
-use crate::{AsyncKernel, CancelToken, Cost, Done, KernelCtx, Registration, Resource};
-
-/// The most workers that one object counts.
-pub(super) const MOST_WORKERS: usize = 1 << 16;
+use crate::{CancelToken, Done, Registration, Resource};
 
 /// How many late gradients the log remembers.
 const LOG: usize = 1024;
 
 /// What becomes of a gradient whose round is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Late {
+pub(super) enum Late {
     Drop,
     Scale,
     Queue,
@@ -44,13 +41,13 @@ enum Late {
 
 /// What all who name a barrier must agree on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct BarrierSpec {
-    n_workers: usize,
-    late: Late,
+pub(super) struct BarrierSpec {
+    pub n_workers: usize,
+    pub late: Late,
 }
 
 /// Where workers meet.
-struct Barrier {
+pub(super) struct Barrier {
     name: Arc<str>,
     spec: BarrierSpec,
     state: Mutex<State>,
@@ -120,7 +117,7 @@ impl Barrier {
     }
 
     /// A worker has pushed its gradients of `step`; `done` hears of the step to go on with.
-    fn arrive(self: &Arc<Self>, worker: i64, step: i64, cancel: &Arc<CancelToken>, done: Done) {
+    pub fn arrive(self: &Arc<Self>, worker: i64, step: i64, cancel: &Arc<CancelToken>, done: Done) {
         let worker = match check_worker(worker, self.spec.n_workers) {
             Ok(worker) => worker,
             Err(error) => return done.finish(Err(error)),
@@ -172,7 +169,7 @@ impl Barrier {
     }
 
     /// The chief waits for the end of the round; `done` hears which gradients belong to it.
-    fn wait(self: &Arc<Self>, share: f32, timeout_ms: i64, cancel: &Arc<CancelToken>, done: Done) {
+    pub fn wait(self: &Arc<Self>, share: f32, timeout_ms: i64, cancel: &Arc<CancelToken>, done: Done) {
         if !(0.0..=1.0).contains(&share) || timeout_ms < 0 {
             let text =
                 format!("a barrier waits for a share from 0 to 1 and 0 ms or more, not {share} and {timeout_ms}");
@@ -202,7 +199,7 @@ impl Barrier {
 
     /// The update is made, or training begins: a new round, and everybody goes on. A round that is on already stays as it is,
     /// so that a chief that begins after its workers takes nothing from them.
-    fn release(self: &Arc<Self>, step: i64) {
+    pub fn release(self: &Arc<Self>, step: i64) {
         let mut told = Told::default();
         {
             let mut state = self.state.lock();
@@ -214,7 +211,7 @@ impl Barrier {
     }
 
     /// A worker does not come any more, until it does: the others need not wait for it.
-    fn leave(self: &Arc<Self>, worker: i64) -> Result<()> {
+    pub fn leave(self: &Arc<Self>, worker: i64) -> Result<()> {
         let worker = check_worker(worker, self.spec.n_workers)?;
         let mut told = Told::default();
         {
@@ -227,7 +224,7 @@ impl Barrier {
     }
 
     /// Training has ended: nobody waits here any more, until a chief begins anew.
-    fn close(self: &Arc<Self>) {
+    pub fn close(self: &Arc<Self>) {
         let mut told = Told::default();
         {
             let mut state = self.state.lock();
@@ -244,7 +241,7 @@ impl Barrier {
         Error::out_of_range(format!("barrier '{}' is closed: training has ended", self.name))
     }
 
-    fn report(&self) -> Result<Vec<Tensor>> {
+    pub fn report(&self) -> Result<Vec<Tensor>> {
         let state = self.state.lock();
         let now = Instant::now();
         let workers = &state.workers;
@@ -415,135 +412,6 @@ impl Described for Barrier {
                 "barrier '{name}' is {:?}, but requested was {spec:?}; all workers must agree",
                 self.spec
             ))),
-        }
-    }
-}
-
-/// A worker's number, which must be one of `n`.
-pub(super) fn check_worker(worker: i64, n: usize) -> Result<usize> {
-    usize::try_from(worker)
-        .ok()
-        .filter(|&worker| worker < n)
-        .ok_or_else(|| Error::invalid_argument(format!("there is no worker {worker}: there are {n}, from 0 on")))
-}
-
-/// The number of workers that an op names.
-pub(super) fn n_workers(init: &crate::kernel::KernelInit<'_>) -> Result<usize> {
-    let n = init.attrs().int("n_workers")?;
-    usize::try_from(n)
-        .ok()
-        .filter(|n| (1..=MOST_WORKERS).contains(n))
-        .ok_or_else(|| Error::invalid_argument(format!("n_workers is {n}, not from 1 to {MOST_WORKERS}")))
-}
-
-/// An op on an object of this folder.
-pub(super) const fn stateful(
-    name: &'static str,
-    signature: &'static str,
-    shape: ShapeFn,
-    kernels: &'static [KernelDef],
-) -> Op {
-    let gradient = Gradient::None("what workers agree on does not depend on a graph");
-    Op { def: OpDef { name, signature, shape, gradient, stateful: true, ..OpDef::BASE }, kernels, cost: Cost::Inline }
-}
-
-pub(crate) static KOLO_BARRIER: Op = stateful(
-    "KoloBarrier",
-    "() -> (handle:resource) ; n_workers:int>=1, late:string{\"drop\",\"scale\",\"queue\"}=\"drop\", container:string=\"\", \
-     shared_name:string=\"\"",
-    shape_fns::scalars,
-    &[cpu_made(KernelMaker::Object(|init| {
-        let late = match init.attrs().str("late")? {
-            "scale" => Late::Scale,
-            "queue" => Late::Queue,
-            _ => Late::Drop,
-        };
-        Source::<Barrier>::make(init, BarrierSpec { n_workers: n_workers(init)?, late })
-    }))],
-);
-
-pub(crate) static KOLO_BARRIER_ARRIVE: Op = stateful(
-    "KoloBarrierArrive",
-    "(handle:resource, worker:int64, step:int64) -> (next_step:int64)",
-    shape_fns::scalars,
-    &[cpu_made(KernelMaker::Async(|_| Ok(Box::new(Arrive))))],
-);
-
-pub(crate) static KOLO_BARRIER_WAIT: Op = stateful(
-    "KoloBarrierWait",
-    "(handle:resource, share:float, timeout_ms:int64) -> (members:int64, weights:float, step:int64)",
-    |_| Ok(vec![PartialShape::new(&[None, Some(2)]), PartialShape::of_rank(1), PartialShape::scalar()]),
-    &[cpu_made(KernelMaker::Async(|_| Ok(Box::new(Wait))))],
-);
-
-pub(crate) static KOLO_BARRIER_RELEASE: Op = stateful(
-    "KoloBarrierRelease",
-    "(handle:resource, step:int64) -> ()",
-    shape_fns::unknown,
-    &[cpu_any(|ctx| {
-        let step = ctx.scalar::<i64>(1)?;
-        object::<Barrier>(ctx, 0)?.release(step);
-        Ok(())
-    })],
-);
-
-pub(crate) static KOLO_BARRIER_LEAVE: Op = stateful(
-    "KoloBarrierLeave",
-    "(handle:resource, worker:int64) -> ()",
-    shape_fns::unknown,
-    &[cpu_any(|ctx| {
-        let worker = ctx.scalar::<i64>(1)?;
-        object::<Barrier>(ctx, 0)?.leave(worker)
-    })],
-);
-
-pub(crate) static KOLO_BARRIER_CLOSE: Op = stateful(
-    "KoloBarrierClose",
-    "(handle:resource) -> ()",
-    shape_fns::unknown,
-    &[cpu_any(|ctx| {
-        object::<Barrier>(ctx, 0)?.close();
-        Ok(())
-    })],
-);
-
-pub(crate) static KOLO_BARRIER_STATE: Op = stateful(
-    "KoloBarrierState",
-    "(handle:resource) -> (step:int64, has_arrived:bool, last_step:int64, seconds_ago:float, counts:int64, late:int64)",
-    report_shapes,
-    &[cpu_any(|ctx| {
-        let report = object::<Barrier>(ctx, 0)?.report()?;
-        report.into_iter().enumerate().for_each(|(i, tensor)| ctx.set_output(i, tensor));
-        Ok(())
-    })],
-);
-
-fn report_shapes(_: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
-    let per_worker = || PartialShape::of_rank(1);
-    let four = || PartialShape::new(&[None, Some(4)]);
-    Ok(vec![PartialShape::scalar(), per_worker(), per_worker(), per_worker(), four(), four()])
-}
-
-struct Arrive;
-
-impl AsyncKernel for Arrive {
-    fn start(&self, ctx: &mut KernelCtx<'_>, done: Done) {
-        let arguments = || Ok((object::<Barrier>(ctx, 0)?, ctx.scalar::<i64>(1)?, ctx.scalar::<i64>(2)?));
-        match arguments() {
-            Ok((barrier, worker, step)) => barrier.arrive(worker, step, ctx.step.cancel(), done),
-            Err(error) => done.finish(Err(error)),
-        }
-    }
-}
-
-struct Wait;
-
-impl AsyncKernel for Wait {
-    fn start(&self, ctx: &mut KernelCtx<'_>, done: Done) {
-        let arguments = || Ok((object::<Barrier>(ctx, 0)?, ctx.scalar::<f32>(1)?, ctx.scalar::<i64>(2)?));
-        match arguments() {
-            Ok((barrier, share, timeout)) => barrier.wait(share, timeout, ctx.step.cancel(), done),
-            Err(error) => done.finish(Err(error)),
         }
     }
 }

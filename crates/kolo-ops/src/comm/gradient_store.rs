@@ -13,7 +13,7 @@ use kolo_device::cpu::IntraPool;
 use kolo_graph::{InferCtx, shape_fns};
 use parking_lot::Mutex;
 
-use super::barrier::{check_worker, n_workers, stateful};
+use super::barrier_ops::{check_worker, n_workers, stateful};
 use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::source::{Described, Source, object};
 use crate::state::number::{Number, combine};

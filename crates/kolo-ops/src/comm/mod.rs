@@ -3,20 +3,21 @@
 use crate::Op;
 
 mod alarm;
-pub mod barrier;
-pub mod gradient_store;
-pub mod staleness;
+mod barrier;
+mod barrier_ops;
+mod gradient_store;
+mod staleness;
 pub mod transfer;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
-    &barrier::KOLO_BARRIER,
-    &barrier::KOLO_BARRIER_ARRIVE,
-    &barrier::KOLO_BARRIER_CLOSE,
-    &barrier::KOLO_BARRIER_LEAVE,
-    &barrier::KOLO_BARRIER_RELEASE,
-    &barrier::KOLO_BARRIER_STATE,
-    &barrier::KOLO_BARRIER_WAIT,
+    &barrier_ops::KOLO_BARRIER,
+    &barrier_ops::KOLO_BARRIER_ARRIVE,
+    &barrier_ops::KOLO_BARRIER_CLOSE,
+    &barrier_ops::KOLO_BARRIER_LEAVE,
+    &barrier_ops::KOLO_BARRIER_RELEASE,
+    &barrier_ops::KOLO_BARRIER_STATE,
+    &barrier_ops::KOLO_BARRIER_WAIT,
     &gradient_store::KOLO_GRADIENT_PUSH,
     &gradient_store::KOLO_GRADIENT_PUSH_ROWS,
     &gradient_store::KOLO_GRADIENT_STORE,
