@@ -62,6 +62,9 @@ pub struct Args {
     /// Ends when standard input ends: whoever started this process is gone
     #[arg(long, hide = true)]
     with_parent: bool,
+    /// Sends tensors over TCP even to tasks of this machine
+    #[arg(long)]
+    no_shared_memory: bool,
     /// Talks to other tasks by gRPC even if they are Kolo's
     #[arg(long)]
     grpc_only: bool,
@@ -88,6 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
         files: file_access(&args.allow_dir, &cluster, &job, task)?,
         security: args.security.read()?,
         grpc_only: args.grpc_only,
+        shared_memory: !args.no_shared_memory,
         ..ServerConfig::default()
     };
     config.defaults.log_device_placement = args.log_device_placement;

@@ -236,7 +236,7 @@ fn part_of(graph: &Graph, whole: &Initializer, first: usize, rows: usize, rank: 
 }
 
 /// Which part of which whole a variable is in checkpoints, if it is a part or a slot of one.
-pub(crate) fn save_slice(graph: &Graph, variable: Variable<'_>) -> Option<SaveSlice> {
+pub(super) fn save_slice(graph: &Graph, variable: Variable<'_>) -> Option<SaveSlice> {
     let name = variable.name();
     let shape = variable.shape().known()?;
     for line in graph.collection(COLLECTION) {

@@ -397,7 +397,7 @@ mod tests {
     use kolo_runtime::{Host, Session, SessionConfig};
 
     use super::*;
-    use crate::cluster::testing::{Problem, on_workers};
+    use crate::cluster::testing::{Problem, alone, on_workers};
     use crate::optim::{Adam, Momentum, Sgd};
     use crate::train::hooks::StopAtStep;
     use crate::train::{MonitoredTrainingSession, global_step_or_create};
@@ -430,20 +430,6 @@ mod tests {
             values
         });
         values.into_iter().next().unwrap()
-    }
-
-    /// The same by one worker with all batches together.
-    fn alone(n: usize, n_steps: i64, optimizer: &dyn Optimizer) -> Vec<Tensor> {
-        let g = kolo_ops::graph();
-        let problem = Problem::new(&g, "");
-        let train = optimizer.minimize(problem.loss, None).unwrap();
-        let init = g.global_variables_initializer();
-        let session = Session::new(&g).unwrap();
-        session.run_op(init).unwrap();
-        for i in 0..n_steps {
-            session.run(&[], &problem.joined(n, i as usize), &[train]).unwrap();
-        }
-        problem.values(&session)
     }
 
     #[test]

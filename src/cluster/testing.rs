@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use kolo_core::{Shape, Tensor};
-use kolo_graph::{Graph, Initializer, Output};
+use kolo_core::{Code, Shape, Tensor};
+use kolo_graph::{Graph, Initializer, Output, Variable};
 use kolo_runtime::{Host, Session, SessionConfig};
 
 use crate::ops;
+use crate::optim::Optimizer;
+use crate::train::hooks::StopAtStep;
+use crate::train::{MonitoredTrainingSession, SessionHook, global_step_or_create};
 
 /// Rows of each worker's batch.
 const ROWS: usize = 4;
@@ -69,6 +72,62 @@ impl<'g> Problem<'g> {
             }
         }
     }
+}
+
+/// The values after training by one worker with all batches together.
+pub(super) fn alone(n: usize, n_steps: usize, optimizer: &dyn Optimizer) -> Vec<Tensor> {
+    let g = kolo_ops::graph();
+    let problem = Problem::new(&g, "");
+    let train = optimizer.minimize(problem.loss, None).expect("a sound graph");
+    let init = g.global_variables_initializer();
+    let session = Session::new(&g).expect("a sound graph");
+    session.run_op(init).expect("initial values");
+    for i in 0..n_steps {
+        session.run(&[], &problem.joined(n, i), &[train]).expect("a step");
+    }
+    problem.values(&session)
+}
+
+/// Trains one worker to this global step, on a device of its own, with variables there or on `/cpu:0`. Gives the values
+/// after each step, and what `make` made.
+pub(super) fn train_on<'g, O>(
+    g: &'g Graph,
+    worker: usize,
+    host: &Host,
+    last_step: i64,
+    has_own_variables: bool,
+    make: impl Fn(&'g Graph, &Problem<'g>, Variable<'g>) -> (O, String),
+    hook: impl Fn(&O, &'g Graph, bool) -> Box<dyn SessionHook<'g> + 'g>,
+) -> (Vec<Vec<Tensor>>, O) {
+    let device = format!("/cpu:{}", worker + 1);
+    let (problem, optimizer, train) = g.device(&device, || {
+        let problem = Problem::new(g, if has_own_variables { &device } else { "/cpu:0" });
+        let step = g.device("/cpu:0", || global_step_or_create(g)).expect("one step");
+        let (optimizer, train) = make(g, &problem, step);
+        (problem, optimizer, train)
+    });
+    let is_chief = worker == 0;
+    let train = g.operation(&train).expect("it was just made");
+    let mut session = MonitoredTrainingSession::new(g)
+        .source(host.clone())
+        .is_chief(is_chief)
+        .boxed_hook(hook(&optimizer, g, is_chief))
+        .hook(StopAtStep::last(last_step))
+        .build()
+        .expect("a session");
+    let mut i = 0;
+    let mut values = Vec::new();
+    while !session.should_stop() {
+        match session.run(&[], &problem.batch(worker, i), &[train]) {
+            Ok(_) => values.push(problem.values(session.session().expect("it is open"))),
+            // The chief has ended before this one saw the last step.
+            Err(error) if error.code() == Code::OutOfRange => break,
+            Err(error) => panic!("worker {worker}: {error}"),
+        }
+        i += 1;
+    }
+    session.close().expect("a clean end");
+    (values, optimizer)
 }
 
 /// Runs `work` in `n` threads, which share a host with a device for variables and one for each.

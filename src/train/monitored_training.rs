@@ -92,6 +92,12 @@ impl<'g> MonitoredTrainingSession<'g> {
         self
     }
 
+    /// A hook for every process that was chosen while the program runs.
+    pub fn boxed_hook(mut self, hook: Box<dyn SessionHook<'g> + 'g>) -> Self {
+        self.hooks.push(hook);
+        self
+    }
+
     /// A hook for the chief only.
     pub fn chief_only_hook(mut self, hook: impl SessionHook<'g> + 'g) -> Self {
         self.chief_hooks.push(Box::new(hook));

@@ -323,6 +323,11 @@ impl Graph {
         self.state.borrow_mut().nodes.node_mut(node).attrs.set(attr, value);
     }
 
+    pub(crate) fn mark_local(&self, variable: &str) {
+        let variables = &mut self.state.borrow_mut().variables;
+        variables.iter_mut().filter(|record| record.name == variable).for_each(|record| record.local = true);
+    }
+
     pub(crate) fn add_control_input(&self, node: NodeId, input: NodeId) {
         let mut state = self.state.borrow_mut();
         let inputs = &mut state.nodes.node_mut(node).control_inputs;

@@ -447,6 +447,12 @@ impl Graph {
         .ok_or_else(|| Error::not_found(format!("there is no variable '{name}'")))
     }
 
+    /// Makes a variable belong to this process alone, as [`VariableBuilder::local`] does; it is trained if it was before.
+    /// For strategies that give each worker a copy of its own.
+    pub fn make_local(&self, variable: Variable<'_>) {
+        self.mark_local(&variable.name());
+    }
+
     /// All variables that optimizers train.
     pub fn trainable_variables(&self) -> Vec<Variable<'_>> {
         self.variables(|all| all.iter().filter(|v| v.trainable).map(|v| Variable::from_record(self, v)).collect())

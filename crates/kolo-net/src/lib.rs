@@ -21,7 +21,6 @@ mod server;
 pub mod services;
 pub mod tensor_wire;
 pub mod tls;
-mod wire_error;
 mod worker;
 
 pub use cluster::{ClusterSpec, TfConfig};

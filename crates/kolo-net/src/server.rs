@@ -45,6 +45,8 @@ pub struct ServerConfig {
     pub n_io_threads: usize,
     /// Who is let in.
     pub security: Security,
+    /// Send large tensors to tasks of the same machine through shared memory.
+    pub shared_memory: bool,
     /// Talk to all tasks by gRPC, as TensorFlow would.
     pub grpc_only: bool,
 }
@@ -61,6 +63,7 @@ impl Default for ServerConfig {
             files: FileAccess::default(),
             n_io_threads: 2,
             security: Security::default(),
+            shared_memory: true,
             grpc_only: false,
         }
     }
@@ -127,6 +130,7 @@ impl Server {
             own: own.clone(),
             cluster: cluster.clone(),
             token: config.security.token.as_ref().map(Token::text),
+            shares_memory: config.shared_memory,
         };
         let allocate = allocate(&host);
         let connect = {
@@ -137,6 +141,7 @@ impl Server {
                 tls: config.security.client_tls()?,
                 token: config.security.token.clone(),
                 wait_for_peer: config.ready_deadline,
+                memory: Some(grpc::ReceiveMemory::of(host.first_device())),
                 ..grpc::LinkOptions::default()
             };
             Box::new(move |task: &TaskName, address: &str| -> Arc<dyn crate::services::WorkerService> {
@@ -238,8 +243,8 @@ fn session_config(config: &SessionConfig) -> SessionConfig {
 
 /// Tensors that arrive go into the memory of the first device, which keeps and reuses it.
 fn allocate(host: &Host) -> Allocate {
-    let host = host.clone();
-    Arc::new(move |dtype, shape| host.allocate(dtype, shape, &"received".into()))
+    let (device, tag) = (host.first_device(), "received".into());
+    Arc::new(move |dtype, shape| device.allocate_tensor(dtype, shape, &tag))
 }
 
 struct Services {

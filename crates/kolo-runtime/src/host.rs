@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use kolo_core::{DType, DeviceName, Result, Shape, Tensor};
-use kolo_device::DeviceAttributes;
+use kolo_core::{DeviceName, Result};
+use kolo_device::{Device, DeviceAttributes};
 use kolo_graph::Graph;
 use kolo_ops::io::FileAccess;
 
@@ -49,12 +49,9 @@ impl Host {
         self.devices.attributes()
     }
 
-    /// Takes memory for a tensor that comes from outside, from the first device.
-    pub fn allocate(&self, dtype: DType, shape: Shape, tag: &Arc<str>) -> Result<Tensor> {
-        match self.devices.units.first() {
-            Some(unit) => unit.device.allocate_tensor(dtype, shape, tag),
-            None => Tensor::zeros(dtype, shape),
-        }
+    /// The first device, which is a CPU: what comes from outside goes into its memory.
+    pub fn first_device(&self) -> Arc<dyn Device> {
+        self.devices.units[0].device.clone()
     }
 
     /// Limits the files that ops may touch, once.

@@ -30,6 +30,16 @@ impl Report {
         Report { json, budget: seconds("KOLO_BENCH_BUDGET", 3.0), warm_up: seconds("KOLO_BENCH_WARMUP", 0.5) }
     }
 
+    /// How long to measure.
+    pub fn budget(&self) -> Duration {
+        self.budget
+    }
+
+    /// How long to run before that.
+    pub fn warm_up(&self) -> Duration {
+        self.warm_up
+    }
+
     /// Calls `call` until the budget is used up and returns seconds per call, one figure for each of about thirty samples.
     pub fn sample(&self, mut call: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
         let start = Instant::now();

@@ -1,6 +1,7 @@
 //! `kolo bench`: Kolo's side of each benchmark in `bench/README.md`, which says what each one measures.
 
 mod checkpoint;
+mod cluster;
 mod dispatch;
 mod latency;
 mod matmul;
@@ -20,6 +21,8 @@ pub struct Args {
     /// One JSON object per case
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    worker: cluster::WorkerFlags,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -35,6 +38,11 @@ enum Name {
     TrainLenet,
     TrainLm,
     Startup,
+    RemoteLatency,
+    Transfer,
+    PsAsync,
+    PsSync,
+    PsLarge,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -51,5 +59,10 @@ pub fn run(args: &Args) -> Result<()> {
         Name::TrainLenet => training::train_lenet(&report),
         Name::TrainLm => training::train_lm(&report),
         Name::Startup => training::startup(&report),
+        Name::RemoteLatency => cluster::remote_latency(&report),
+        Name::Transfer => cluster::transfer(&report),
+        Name::PsAsync => cluster::train(&report, false, &args.worker),
+        Name::PsSync => cluster::train(&report, true, &args.worker),
+        Name::PsLarge => cluster::ps_large(&report),
     }
 }

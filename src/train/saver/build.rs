@@ -124,12 +124,8 @@ impl<'g> SaverBuilder<'g> {
         let graph = self.graph;
         graph.check()?;
         let own = |variable: Variable<'g>| {
-            let slice = crate::cluster::save_slice(graph, variable);
-            Saved {
-                name: slice.as_ref().map_or_else(|| variable.name(), |slice| slice.full_name.clone()),
-                variable,
-                slice,
-            }
+            let (name, slice) = crate::cluster::saved_as(graph, variable);
+            Saved { name, variable, slice }
         };
         let variables = self.variables.take();
         let mut saved = variables.unwrap_or_else(|| graph.global_variables().into_iter().map(own).collect());

@@ -8,6 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::Failure;
+use super::shared::{Probe, sees};
 use crate::cluster::ClusterSpec;
 use crate::peers::TaskName;
 use crate::proto::ClusterDef;
@@ -38,6 +39,14 @@ struct Greeting {
     /// Why the sender refuses, if it does.
     #[prost(message, optional, tag = "5")]
     refusal: Option<Failure>,
+    /// A file in memory, and what it holds: whoever can read it shares memory with the sender.
+    #[prost(string, tag = "6")]
+    shared_path: String,
+    #[prost(fixed64, tag = "7")]
+    shared_nonce: u64,
+    /// The answer: large tensors go through shared memory.
+    #[prost(bool, tag = "8")]
+    is_shared: bool,
 }
 
 /// Who a task is, for greetings.
@@ -46,6 +55,8 @@ pub(crate) struct Identity {
     pub own: TaskName,
     pub cluster: ClusterSpec,
     pub token: Option<String>,
+    /// Whether large tensors may go through shared memory to tasks of the same machine.
+    pub shares_memory: bool,
 }
 
 impl Identity {
@@ -55,7 +66,7 @@ impl Identity {
             task: self.own.task,
             cluster: Some(self.cluster.to_def()),
             token: self.token.clone().unwrap_or_default(),
-            refusal: None,
+            ..Greeting::default()
         }
     }
 
@@ -123,8 +134,13 @@ pub(super) enum Introduced {
 
 /// The caller's side.
 pub(super) async fn introduce(stream: &mut TcpStream, identity: &Identity) -> Result<Introduced> {
+    let probe = identity.shares_memory.then(Probe::new).flatten();
+    let mut greeting = identity.greeting();
+    if let Some(probe) = &probe {
+        (greeting.shared_path, greeting.shared_nonce) = (probe.path(), probe.nonce);
+    }
     let exchange = async {
-        send(stream, &identity.greeting())
+        send(stream, &greeting)
             .await
             .map_err(|error| Error::unavailable(format!("the connection broke in the greeting: {error}")))?;
         receive(stream).await
@@ -146,8 +162,8 @@ pub(super) async fn introduce(stream: &mut TcpStream, identity: &Identity) -> Re
     Ok(Introduced::Kolo)
 }
 
-/// The server's side.
-pub(super) async fn welcome(stream: &mut TcpStream, identity: &Identity) -> Result<TaskName> {
+/// The server's side: who calls, and whether large tensors go through shared memory.
+pub(super) async fn welcome(stream: &mut TcpStream, identity: &Identity) -> Result<(TaskName, bool)> {
     let came = tokio::time::timeout(DEADLINE, receive(stream))
         .await
         .map_err(|_| Error::deadline_exceeded(format!("no greeting in {DEADLINE:?}")))??;
@@ -161,12 +177,13 @@ pub(super) async fn welcome(stream: &mut TcpStream, identity: &Identity) -> Resu
     };
     let refusal = checked.as_ref().err().map(Failure::of);
     // Who is not let in learns nothing but that.
+    let is_shared = identity.shares_memory && checked.is_ok() && sees(&theirs.shared_path, theirs.shared_nonce);
     let answer = match refusal {
         Some(refusal) => Greeting { refusal: Some(refusal), ..Greeting::default() },
-        None => Greeting { token: String::new(), ..identity.greeting() },
+        None => Greeting { token: String::new(), is_shared, ..identity.greeting() },
     };
     send(stream, &answer).await.map_err(|error| Error::unavailable(format!("the greeting failed: {error}")))?;
-    checked
+    checked.map(|peer| (peer, is_shared))
 }
 
 /// Compares without telling by the time it takes how much was right.

@@ -88,20 +88,24 @@ struct GiveUp<'a> {
 impl Drop for GiveUp<'_> {
     fn drop(&mut self) {
         if self.link.calls.lock().waiting.remove(&self.call).is_some() {
-            let header = Header { kind: Kind::Cancel, method: 0, n_head: 0, call: self.call, n_body: 0 };
-            let mut head = Vec::with_capacity(super::HEADER);
-            header.write(&mut head);
             // A connection that is gone has nothing left to cancel.
-            let _ = self.link.outbox.push(Frame { head, body: None });
+            let _ = self.link.outbox.push(bare(Kind::Cancel, self.call));
         }
     }
+}
+
+/// A frame that is only a header.
+fn bare(kind: Kind, call: u64) -> Frame {
+    let mut head = Vec::with_capacity(super::HEADER);
+    Header { kind, method: 0, is_shared: false, n_head: 0, call, n_body: 0 }.write(&mut head);
+    Frame { head, body: None }
 }
 
 /// A frame whose head is a message.
 pub(super) fn frame(kind: Kind, method: u8, call: u64, message: &impl prost::Message) -> Frame {
     let n_head = message.encoded_len();
     let mut head = Vec::with_capacity(super::HEADER + n_head);
-    Header { kind, method, n_head, call, n_body: 0 }.write(&mut head);
+    Header { kind, method, is_shared: false, n_head, call, n_body: 0 }.write(&mut head);
     message.encode_raw(&mut head);
     Frame { head, body: None }
 }
@@ -117,7 +121,13 @@ async fn read(
     let mut reader = Reader::new(&stream, limits, allocate);
     let over = loop {
         match reader.next().await {
-            Ok(Some(arrived)) => deliver(&calls, arrived),
+            Ok(Some(arrived)) => {
+                if let Some((head, _)) = arrived.tensor.as_ref().filter(|_| arrived.header.is_shared) {
+                    // A connection that is gone has no files either.
+                    let _ = outbox.push(bare(Kind::Release, u64::from(head.shared_id)));
+                }
+                deliver(&calls, arrived);
+            }
             Ok(None) => break Error::unavailable(format!("{peer} has closed the connection; it may have ended")),
             Err(error) => break error.context(peer),
         }
@@ -143,7 +153,7 @@ fn deliver(calls: &Mutex<Calls>, arrived: Arrived) {
             |error| Error::data_loss(format!("an error that cannot be read: {error}")),
             Failure::into_error,
         )),
-        Kind::Request | Kind::Cancel => Err(Error::data_loss("a call where an answer was expected")),
+        Kind::Request | Kind::Cancel | Kind::Release => Err(Error::data_loss("a call where an answer was expected")),
     };
     // A caller that has given up does not mind.
     let _ = sender.send(answer);

@@ -5,7 +5,7 @@
 //! which tasks notice that they do not belong to the same cluster. Then come frames:
 //!
 //! ```text
-//!   kind u8 | method u8 | flags u16 | head length u32 | call u64 | body length u64     24 bytes, little-endian
+//!   kind u8 | method u8 | shared u8 | 0 u8 | head length u32 | call u64 | body length u64     24 bytes, little-endian
 //!   head: a protobuf message                                                         head length bytes
 //!   body: the elements of the tensor that the head describes                         body length bytes
 //! ```
@@ -18,6 +18,7 @@ mod outbox;
 mod peer;
 mod read;
 mod server;
+mod shared;
 
 use std::sync::Arc;
 
@@ -44,11 +45,13 @@ enum Kind {
     Failure = 3,
     /// The caller has given up.
     Cancel = 4,
+    /// The caller has read a tensor from shared memory; `call` is the file's number.
+    Release = 5,
 }
 
 impl Kind {
     fn from_number(number: u8) -> Result<Kind> {
-        [Kind::Request, Kind::Response, Kind::Failure, Kind::Cancel]
+        [Kind::Request, Kind::Response, Kind::Failure, Kind::Cancel, Kind::Release]
             .into_iter()
             .find(|kind| *kind as u8 == number)
             .ok_or_else(|| Error::data_loss(format!("a frame of kind {number}, which does not exist")))
@@ -60,6 +63,8 @@ impl Kind {
 struct Header {
     kind: Kind,
     method: u8,
+    /// The body is not in the frame but in shared memory.
+    is_shared: bool,
     n_head: usize,
     call: u64,
     n_body: usize,
@@ -67,7 +72,7 @@ struct Header {
 
 impl Header {
     fn write(&self, bytes: &mut Vec<u8>) {
-        bytes.extend([self.kind as u8, self.method, 0, 0]);
+        bytes.extend([self.kind as u8, self.method, u8::from(self.is_shared), 0]);
         bytes.extend((self.n_head as u32).to_le_bytes());
         bytes.extend(self.call.to_le_bytes());
         bytes.extend((self.n_body as u64).to_le_bytes());
@@ -83,6 +88,7 @@ impl Header {
         Ok(Header {
             kind: Kind::from_number(bytes[0])?,
             method: bytes[1],
+            is_shared: bytes[2] != 0,
             n_head: (number(0) >> 32) as usize,
             call: number(8),
             n_body: usize::try_from(number(16)).map_err(too_long)?,
@@ -103,7 +109,10 @@ struct Failure {
 
 impl Failure {
     fn of(error: &Error) -> Failure {
-        Failure { code: error.code() as i32, message: crate::wire_error::text(error), is_derived: error.is_derived() }
+        let text = crate::grpc::status::wire_text(error);
+        // Here the mark has a field of its own.
+        let message = text.strip_prefix(crate::grpc::status::DERIVED).unwrap_or(&text).to_owned();
+        Failure { code: error.code() as i32, message, is_derived: error.is_derived() }
     }
 
     fn into_error(self) -> Error {
@@ -123,6 +132,11 @@ struct TensorHead {
     is_dead: bool,
     #[prost(int64, tag = "4")]
     send_start_micros: i64,
+    /// The elements are in shared memory: the file's number, and its path if it is new.
+    #[prost(uint32, tag = "5")]
+    shared_id: u32,
+    #[prost(string, tag = "6")]
+    shared_path: String,
 }
 
 #[cfg(test)]
@@ -131,8 +145,14 @@ mod tests {
 
     #[test]
     fn headers_are_read_as_they_are_written() {
-        let header =
-            Header { kind: Kind::Failure, method: 7, n_head: 0x1234_5678, call: u64::MAX - 3, n_body: 1 << 40 };
+        let header = Header {
+            kind: Kind::Failure,
+            method: 7,
+            is_shared: true,
+            n_head: 0x1234_5678,
+            call: u64::MAX - 3,
+            n_body: 1 << 40,
+        };
         let mut bytes = Vec::new();
         header.write(&mut bytes);
         let bytes: [u8; HEADER] = bytes.try_into().unwrap();

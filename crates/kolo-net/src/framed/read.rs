@@ -7,6 +7,7 @@ use kolo_core::{DType, Error, Result, Shape, Tensor};
 use prost::Message as _;
 use tokio::net::TcpStream;
 
+use super::shared::Incoming;
 use super::{Allocate, HEADER, Header, TensorHead};
 use crate::limits::MessageLimits;
 
@@ -26,11 +27,12 @@ pub(super) struct Reader<'a> {
     buffer: BytesMut,
     limits: MessageLimits,
     allocate: Allocate,
+    shared: Incoming,
 }
 
 impl<'a> Reader<'a> {
     pub fn new(stream: &'a TcpStream, limits: MessageLimits, allocate: Allocate) -> Reader<'a> {
-        Reader { stream, buffer: BytesMut::with_capacity(CHUNK), limits, allocate }
+        Reader { stream, buffer: BytesMut::with_capacity(CHUNK), limits, allocate, shared: Incoming::default() }
     }
 
     /// The next frame; `None` when the other side has closed the connection between two frames.
@@ -54,7 +56,7 @@ impl<'a> Reader<'a> {
         let head = self.buffer.split_to(header.n_head).freeze();
         let tensor = match header.n_body {
             0 => None,
-            n_body => Some(self.tensor(&head, n_body).await?),
+            n_body => Some(self.tensor(&head, n_body, header.is_shared).await?),
         };
         Ok(Some(Arrived { header, head, tensor }))
     }
@@ -76,7 +78,7 @@ impl<'a> Reader<'a> {
         Ok(true)
     }
 
-    async fn tensor(&mut self, head: &Bytes, n_body: usize) -> Result<(TensorHead, Tensor)> {
+    async fn tensor(&mut self, head: &Bytes, n_body: usize, is_shared: bool) -> Result<(TensorHead, Tensor)> {
         let invalid = |why: String| Error::data_loss(format!("a frame with a tensor: {why}"));
         let head = TensorHead::decode(head.clone()).map_err(|error| invalid(error.to_string()))?;
         let dtype = DType::from_number(head.dtype)?;
@@ -88,6 +90,10 @@ impl<'a> Reader<'a> {
         }
         let mut tensor = (self.allocate)(dtype, shape)?;
         let bytes = tensor.host_bytes_mut()?;
+        if is_shared {
+            self.shared.get(head.shared_id, &head.shared_path, bytes)?;
+            return Ok((head, tensor));
+        }
         let n_buffered = self.buffer.len().min(n_body);
         self.buffer.copy_to_slice(&mut bytes[..n_buffered]);
         let mut at = n_buffered;

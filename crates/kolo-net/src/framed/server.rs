@@ -14,6 +14,7 @@ use super::greeting::{Identity, welcome};
 use super::link::frame;
 use super::outbox::{Frame, Outbox};
 use super::read::Reader;
+use super::shared::{LEAST, Outgoing};
 use super::{Allocate, Failure, HEADER, Header, Kind, TensorHead};
 use crate::limits::MessageLimits;
 use crate::proto::*;
@@ -28,7 +29,8 @@ pub(crate) async fn serve_connection(
     limits: MessageLimits,
     allocate: Allocate,
 ) -> Result<()> {
-    let peer = welcome(&mut stream, identity).await?;
+    let (peer, is_shared) = welcome(&mut stream, identity).await?;
+    let shared = is_shared.then(|| Arc::new(Outgoing::default()));
     let stream = Arc::new(stream);
     let outbox = Arc::new(Outbox::new(stream.clone()));
     let writing = tokio::spawn(outbox.clone().drain());
@@ -37,10 +39,15 @@ pub(crate) async fn serve_connection(
     let result = loop {
         match reader.next().await {
             Ok(Some(arrived)) => match arrived.header.kind {
-                Kind::Request => start(&worker, arrived.header, arrived.head, &outbox, &running),
+                Kind::Request => start(&worker, arrived.header, arrived.head, &outbox, &running, shared.as_ref()),
                 Kind::Cancel => {
                     if let Some(call) = running.lock().remove(&arrived.header.call) {
                         call.abort();
+                    }
+                }
+                Kind::Release => {
+                    if let (Some(shared), Ok(id)) = (&shared, u32::try_from(arrived.header.call)) {
+                        shared.release(id);
                     }
                 }
                 Kind::Response | Kind::Failure => {
@@ -65,13 +72,15 @@ fn start(
     head: Bytes,
     outbox: &Arc<Outbox>,
     running: &Arc<Mutex<HashMap<u64, AbortHandle>>>,
+    shared: Option<&Arc<Outgoing>>,
 ) {
+    let shared = shared.cloned();
     let Header { method, call, .. } = header;
     let (worker, outbox, ended) = (worker.clone(), outbox.clone(), running.clone());
     // Held until the call is noted, so that it cannot end before.
     let mut running = running.lock();
     let task = tokio::spawn(async move {
-        let answer = dispatch(&*worker, method, call, head).await;
+        let answer = dispatch(&*worker, method, call, head, shared.as_deref()).await;
         let answer = answer.unwrap_or_else(|error| frame(Kind::Failure, method, call, &Failure::of(&error)));
         ended.lock().remove(&call);
         // If the connection is gone, so is whoever asked.
@@ -81,10 +90,10 @@ fn start(
 }
 
 macro_rules! dispatch {
-    (@frame RecvTensor $method:ident $call:ident $response:ident) => {
-        tensor_frame($method, $call, $response)
+    (@frame RecvTensor $method:ident $call:ident $response:ident $shared:ident) => {
+        tensor_frame($method, $call, $response, $shared)
     };
-    (@frame $name:ident $method:ident $call:ident $response:ident) => {
+    (@frame $name:ident $method:ident $call:ident $response:ident $shared:ident) => {
         frame(Kind::Response, $method, $call, &$response)
     };
     ($trait:ident $service:literal; $(
@@ -97,12 +106,12 @@ macro_rules! dispatch {
             $($name),*
         }
 
-        async fn dispatch(worker: &dyn $trait, method: u8, call: u64, head: Bytes) -> Result<Frame> {
+        async fn dispatch(worker: &dyn $trait, method: u8, call: u64, head: Bytes, shared: Option<&Outgoing>) -> Result<Frame> {
             $(if method == Method::$name as u8 {
                 let request = $request::decode(head)
                     .map_err(|error| Error::invalid_argument(format!("{}: {error}", stringify!($name))))?;
                 let response = worker.$method(request).await?;
-                return Ok(dispatch!(@frame $name method call response));
+                return Ok(dispatch!(@frame $name method call response shared));
             })*
             Err(Error::unimplemented(format!("this task has no method {method}")))
         }
@@ -112,12 +121,21 @@ macro_rules! dispatch {
 worker_methods!(dispatch);
 
 /// A tensor's answer: its elements are the frame's body, if they lie in memory as they travel.
-pub(super) fn tensor_frame(method: u8, call: u64, response: RecvTensorResponse) -> Frame {
+pub(super) fn tensor_frame(method: u8, call: u64, response: RecvTensorResponse, shared: Option<&Outgoing>) -> Frame {
     let tensor = response.tensor.as_ref().and_then(WireTensor::as_tensor);
     let body =
         tensor.filter(|tensor| tensor.dtype().size().is_some() && tensor.host_bytes().is_ok_and(|b| !b.is_empty()));
     let Some(tensor) = body.cloned() else { return frame(Kind::Response, method, call, &response) };
+    let n_body = tensor.n_bytes();
+    let put = match shared.filter(|_| n_body >= LEAST) {
+        Some(shared) => tensor.host_bytes().ok().and_then(|bytes| shared.put(bytes)),
+        None => None,
+    };
+    let is_shared = put.is_some();
+    let (shared_id, shared_path) = put.map_or((0, String::new()), |put| (put.id, put.path));
     let head = TensorHead {
+        shared_id,
+        shared_path,
         dtype: tensor.dtype() as i32,
         dims: tensor.shape().dims().iter().map(|&dim| dim as u64).collect(),
         is_dead: response.is_dead,
@@ -125,7 +143,7 @@ pub(super) fn tensor_frame(method: u8, call: u64, response: RecvTensorResponse) 
     };
     let n_head = head.encoded_len();
     let mut bytes = Vec::with_capacity(HEADER + n_head);
-    Header { kind: Kind::Response, method, n_head, call, n_body: tensor.n_bytes() }.write(&mut bytes);
+    Header { kind: Kind::Response, method, is_shared, n_head, call, n_body }.write(&mut bytes);
     head.encode_raw(&mut bytes);
-    Frame { head: bytes, body: Some(tensor) }
+    Frame { head: bytes, body: (!is_shared).then_some(tensor) }
 }

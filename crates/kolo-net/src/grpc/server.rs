@@ -61,8 +61,11 @@ pub(crate) struct OtherProtocol {
     /// The bytes.
     pub hello: &'static [u8],
     /// Serves such a connection; the bytes have not been read yet.
-    pub serve: Box<dyn Fn(TcpStream) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>,
+    pub serve: Box<dyn Fn(TcpStream) -> Serving + Send + Sync>,
 }
+
+/// A connection that is being served.
+pub(crate) type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// [`serve`] with a second protocol on the same port.
 pub(crate) async fn serve_with(

@@ -8,7 +8,7 @@ use kolo_core::{Code, Error};
 use tonic::Status;
 
 /// What goes before the text of an error that only echoes another one.
-const DERIVED: &str = "[_Derived_]";
+pub(crate) const DERIVED: &str = "[_Derived_]";
 
 /// Trailers are small; longer texts are cut, as TensorFlow cuts them.
 const MAX_STATUS_TEXT: usize = 3072;

@@ -1,8 +1,35 @@
-//! Moving tensors between devices and tasks.
+//! Moving tensors between devices and tasks, and where the workers of a cluster meet.
 
 use crate::Op;
 
+mod alarm;
+mod barrier;
+mod barrier_ops;
+mod gradient_store;
+mod staleness;
 pub mod transfer;
 
 /// The ops of this area.
-pub static OPS: &[&Op] = &[&transfer::HOST_RECV, &transfer::HOST_SEND, &transfer::RECV, &transfer::SEND];
+pub static OPS: &[&Op] = &[
+    &barrier_ops::KOLO_BARRIER,
+    &barrier_ops::KOLO_BARRIER_ARRIVE,
+    &barrier_ops::KOLO_BARRIER_CLOSE,
+    &barrier_ops::KOLO_BARRIER_LEAVE,
+    &barrier_ops::KOLO_BARRIER_RELEASE,
+    &barrier_ops::KOLO_BARRIER_STATE,
+    &barrier_ops::KOLO_BARRIER_WAIT,
+    &gradient_store::KOLO_GRADIENT_PUSH,
+    &gradient_store::KOLO_GRADIENT_PUSH_ROWS,
+    &gradient_store::KOLO_GRADIENT_STORE,
+    &gradient_store::KOLO_GRADIENT_TAKE,
+    &gradient_store::KOLO_GRADIENT_TAKE_ROWS,
+    &staleness::KOLO_STALENESS,
+    &staleness::KOLO_STALENESS_LEAVE,
+    &staleness::KOLO_STALENESS_RECORD,
+    &staleness::KOLO_STALENESS_STATE,
+    &staleness::KOLO_STALENESS_WAIT,
+    &transfer::HOST_RECV,
+    &transfer::HOST_SEND,
+    &transfer::RECV,
+    &transfer::SEND,
+];

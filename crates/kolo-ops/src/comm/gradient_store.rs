@@ -1,0 +1,408 @@
+//! `KoloGradientStore` and its ops: the gradients of one variable, kept apart by worker and step until a chief says which of
+//! them make an update.
+//!
+//! [`super::barrier`] decides once for all variables; so an update is made of the same workers' gradients everywhere. A store
+//! keeps the last two gradients of each worker: the one of this round, and one that is late.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::IntraPool;
+use kolo_graph::{InferCtx, shape_fns};
+use parking_lot::Mutex;
+
+use super::barrier_ops::{check_worker, n_workers, stateful};
+use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
+use crate::queue::source::{Described, Source, object};
+use crate::state::number::{Number, combine};
+use crate::{KernelCtx, Resource};
+
+/// How many gradients of a worker are kept.
+const KEPT: usize = 2;
+
+/// What all who name a store must agree on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct StoreSpec {
+    n_workers: usize,
+    dtype: DType,
+    shape: PartialShape,
+}
+
+struct Store {
+    name: Arc<str>,
+    spec: StoreSpec,
+    /// In the order in which they came.
+    entries: Mutex<Vec<Entry>>,
+}
+
+struct Entry {
+    worker: usize,
+    step: i64,
+    gradient: Gradient,
+}
+
+enum Gradient {
+    Dense(Tensor),
+    Rows { indices: Tensor, values: Tensor },
+}
+
+impl Store {
+    fn push(&self, worker: i64, step: i64, gradient: Gradient) -> Result<()> {
+        let worker = check_worker(worker, self.spec.n_workers)?;
+        let dtype = match &gradient {
+            Gradient::Dense(values) => {
+                if !self.spec.shape.admits(values.shape()) {
+                    return Err(self.mismatch(values.shape()));
+                }
+                values.dtype()
+            }
+            Gradient::Rows { indices, values } => {
+                self.check_rows(indices, values)?;
+                values.dtype()
+            }
+        };
+        if dtype != self.spec.dtype {
+            let text = format!("gradients of '{}' are {}, found {dtype}", self.name, self.spec.dtype);
+            return Err(Error::invalid_argument(text));
+        }
+        let mut entries = self.entries.lock();
+        // A step that is pushed again replaces what was there.
+        entries.retain(|entry| entry.worker != worker || entry.step != step);
+        let n = entries.iter().filter(|entry| entry.worker == worker).count();
+        if n >= KEPT
+            && let Some(at) = entries.iter().position(|entry| entry.worker == worker)
+        {
+            entries.remove(at);
+        }
+        entries.push(Entry { worker, step, gradient });
+        Ok(())
+    }
+
+    fn check_rows(&self, indices: &Tensor, values: &Tensor) -> Result<()> {
+        let (&[n], Some((&n_rows, row))) = (indices.shape().dims(), values.shape().dims().split_first()) else {
+            return Err(Error::invalid_argument(
+                "rows of a gradient are a vector of indices and values of rank 1 or more",
+            ));
+        };
+        let whole = PartialShape::of_rank(1).concat(&PartialShape::from(&Shape::new(row)?));
+        if n != n_rows || self.spec.shape.merge(&whole).is_err() {
+            return Err(self.mismatch(values.shape()));
+        }
+        let limit = self.spec.shape.dim(0).map_or(i64::MAX, |rows| rows as i64);
+        match indices.data::<i64>()?.iter().find(|&&index| index < 0 || index >= limit) {
+            Some(index) => Err(Error::invalid_argument(format!("row {index} is not in [0, {limit})"))),
+            None => Ok(()),
+        }
+    }
+
+    fn mismatch(&self, found: &Shape) -> Error {
+        let text = format!("gradients of '{}' have shape {}, found {found}", self.name, self.spec.shape);
+        Error::invalid_argument(text)
+    }
+
+    /// The gradients of these workers and steps, which the store then does not have any more, with their weights: shares of
+    /// one.
+    fn take(&self, members: &Tensor, weights: &Tensor) -> Result<Vec<(Gradient, f64)>> {
+        let (members, weights) = (members.data::<i64>()?, weights.data::<f32>()?);
+        let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
+        let is_sound = weights.iter().all(|weight| weight.is_finite() && *weight >= 0.0) && total > 0.0;
+        if members.len() != weights.len().saturating_mul(2) || !is_sound {
+            return Err(Error::invalid_argument(format!(
+                "members are pairs of worker and step with a weight each, found {} numbers and weights {weights:?}",
+                members.len()
+            )));
+        }
+        let mut entries = self.entries.lock();
+        let mut taken = Vec::with_capacity(weights.len());
+        for (member, &weight) in members.chunks_exact(2).zip(weights) {
+            let is_it = |entry: &Entry| entry.worker as i64 == member[0] && entry.step == member[1];
+            let Some(at) = entries.iter().position(is_it) else {
+                return Err(Error::aborted(format!(
+                    "the gradient of '{}' by worker {} for step {} is gone: its server was restarted, or the worker began again",
+                    self.name, member[0], member[1]
+                )));
+            };
+            taken.push((entries.remove(at).gradient, f64::from(weight) / total));
+        }
+        Ok(taken)
+    }
+}
+
+impl Resource for Store {
+    fn kind(&self) -> &'static str {
+        "gradient store"
+    }
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+impl Described for Store {
+    type Spec = StoreSpec;
+
+    fn make(name: &Arc<str>, spec: &StoreSpec) -> Arc<Store> {
+        Arc::new(Store { name: name.clone(), spec: spec.clone(), entries: Mutex::default() })
+    }
+
+    fn agree(&self, name: &str, spec: &StoreSpec) -> Result<()> {
+        match self.spec == *spec {
+            true => Ok(()),
+            false => Err(Error::invalid_argument(format!(
+                "gradient store '{name}' is {:?}, but requested was {spec:?}",
+                self.spec
+            ))),
+        }
+    }
+}
+
+/// Numbers that can be weighted.
+trait Real: Number {
+    fn of(value: f64) -> Self;
+}
+
+macro_rules! real {
+    ($($ty:ty => $of:expr),*) => { $(impl Real for $ty { fn of(value: f64) -> Self { $of(value) } })* };
+}
+real!(f32 => |v| v as f32, f64 => |v| v, f16 => f16::from_f64, bf16 => bf16::from_f64);
+
+/// Calls `$body` with the type behind `$dtype` as `$ty`.
+macro_rules! with_real {
+    ($dtype:expr, $ty:ident, $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $ty = f32;
+                $body
+            }
+            DType::F64 => {
+                type $ty = f64;
+                $body
+            }
+            DType::F16 => {
+                type $ty = f16;
+                $body
+            }
+            DType::BF16 => {
+                type $ty = bf16;
+                $body
+            }
+            dtype => Err(Error::unimplemented(format!("gradients of {dtype} cannot be averaged"))),
+        }
+    };
+}
+
+/// The weighted mean of whole gradients.
+fn mean<T: Real>(taken: Vec<(Gradient, f64)>, spec: &StoreSpec, pool: &IntraPool) -> Result<Tensor> {
+    let mut sum: Option<Tensor> = None;
+    for (gradient, share) in taken {
+        let Gradient::Dense(values) = gradient else {
+            return Err(Error::invalid_argument(
+                "some workers pushed rows, some whole gradients; take what they pushed",
+            ));
+        };
+        let share = T::of(share);
+        let mut sum_now = match sum.take() {
+            Some(sum) if sum.shape() != values.shape() => {
+                let text = format!("gradients of shapes {} and {} meet", sum.shape(), values.shape());
+                return Err(Error::invalid_argument(text));
+            }
+            Some(sum) => sum,
+            None => Tensor::zeros(spec.dtype, values.shape().clone())?,
+        };
+        combine(pool, sum_now.data_mut::<T>()?, values.data::<T>()?, |x, y| x.plus(y.times(share)));
+        sum = Some(sum_now);
+    }
+    sum.ok_or_else(|| Error::internal("there is no gradient to take"))
+}
+
+/// All rows, weighted: rows that occur more than once count as their sum.
+fn weighted_rows<T: Real>(taken: Vec<(Gradient, f64)>) -> Result<[Tensor; 2]> {
+    let mut all_indices = Vec::new();
+    let mut all_values: Vec<T> = Vec::new();
+    let mut row: Option<Vec<usize>> = None;
+    for (gradient, share) in taken {
+        let Gradient::Rows { indices, values } = gradient else {
+            return Err(Error::invalid_argument(
+                "some workers pushed rows, some whole gradients; take what they pushed",
+            ));
+        };
+        let share = T::of(share);
+        let own = values.shape().dims().get(1..).unwrap_or_default();
+        if row.get_or_insert_with(|| own.to_vec()) != own {
+            return Err(Error::invalid_argument(format!("rows of different shapes meet: {} is one", values.shape())));
+        }
+        all_indices.extend_from_slice(indices.data::<i64>()?);
+        all_values.extend(values.data::<T>()?.iter().map(|value| value.times(share)));
+    }
+    let dims: Vec<usize> = [&[all_indices.len()], row.unwrap_or_default().as_slice()].concat();
+    Ok([Tensor::vector(all_indices), Tensor::from_vec(Shape::new(&dims)?, all_values)?])
+}
+
+pub(crate) static KOLO_GRADIENT_STORE: Op = stateful(
+    "KoloGradientStore",
+    "() -> (handle:resource) ; dtype:type{float,double,bfloat16,half}, shape:shape, n_workers:int>=1, container:string=\"\", \
+     shared_name:string=\"\"",
+    shape_fns::scalars,
+    &[cpu_made(KernelMaker::Object(|init| {
+        let attrs = init.attrs();
+        let (dtype, shape) = (attrs.dtype("dtype")?, attrs.shape("shape")?.clone());
+        Source::<Store>::make(init, StoreSpec { n_workers: n_workers(init)?, dtype, shape })
+    }))],
+);
+
+pub(crate) static KOLO_GRADIENT_PUSH: Op = stateful(
+    "KoloGradientPush",
+    "(handle:resource, worker:int64, step:int64, gradient:dtype) -> () ; dtype:type{float,double,bfloat16,half}",
+    shape_fns::unknown,
+    &[cpu_any(|ctx| {
+        let store = object::<Store>(ctx, 0)?;
+        let (worker, step) = (ctx.scalar::<i64>(1)?, ctx.scalar::<i64>(2)?);
+        store.push(worker, step, Gradient::Dense(ctx.take_input(3)?))
+    })],
+);
+
+pub(crate) static KOLO_GRADIENT_PUSH_ROWS: Op = stateful(
+    "KoloGradientPushRows",
+    "(handle:resource, worker:int64, step:int64, indices:int64, values:dtype) -> () ; \
+     dtype:type{float,double,bfloat16,half}",
+    shape_fns::unknown,
+    &[cpu_any(|ctx| {
+        let store = object::<Store>(ctx, 0)?;
+        let (worker, step) = (ctx.scalar::<i64>(1)?, ctx.scalar::<i64>(2)?);
+        let (indices, values) = (ctx.take_input(3)?, ctx.take_input(4)?);
+        store.push(worker, step, Gradient::Rows { indices, values })
+    })],
+);
+
+pub(crate) static KOLO_GRADIENT_TAKE: Op = stateful(
+    "KoloGradientTake",
+    "(handle:resource, members:int64, weights:float) -> (average:dtype) ; dtype:type{float,double,bfloat16,half}",
+    |ctx| Ok(vec![declared(ctx)]),
+    &[cpu_any(take)],
+);
+
+pub(crate) static KOLO_GRADIENT_TAKE_ROWS: Op = stateful(
+    "KoloGradientTakeRows",
+    "(handle:resource, members:int64, weights:float) -> (indices:int64, values:dtype) ; \
+     dtype:type{float,double,bfloat16,half}",
+    |ctx| {
+        let rows = match declared(ctx).dims() {
+            Some([_, row @ ..]) => PartialShape::of_rank(1).concat(&PartialShape::new(row)),
+            Some([]) | None => PartialShape::unknown(),
+        };
+        Ok(vec![PartialShape::of_rank(1), rows])
+    },
+    &[cpu_any(take_rows)],
+);
+
+/// The declared shape, if the store's op is in sight.
+fn declared(ctx: &InferCtx<'_>) -> PartialShape {
+    ctx.source(0).attrs.shape("shape").cloned().unwrap_or_default()
+}
+
+fn take(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let store = object::<Store>(ctx, 0)?;
+    let taken = store.take(ctx.input(1)?, ctx.input(2)?)?;
+    let average = with_real!(store.spec.dtype, T, mean::<T>(taken, &store.spec, ctx.pool()))?;
+    ctx.set_output(0, average);
+    Ok(())
+}
+
+fn take_rows(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let store = object::<Store>(ctx, 0)?;
+    let taken = store.take(ctx.input(1)?, ctx.input(2)?)?;
+    let [indices, values] = with_real!(store.spec.dtype, T, weighted_rows::<T>(taken))?;
+    ctx.set_output(0, indices);
+    ctx.set_output(1, values);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_core::Code;
+
+    use super::*;
+    use crate::testing::Evaluation;
+
+    #[test]
+    fn the_mean_is_of_those_who_were_named() {
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+            let g = crate::graph();
+            let store = g.op("KoloGradientStore").attr("dtype", dtype).attr("shape", PartialShape::from([2usize]));
+            let store = store.attr("n_workers", 3usize).attr("shared_name", "s").out();
+            let push = |worker: i64, step: i64, value: f64| {
+                let gradient = g
+                    .op("Fill")
+                    .inputs([g.constant([2i32]), kolo_graph::IntoOutput::into_output(value, &g, dtype)])
+                    .out();
+                g.op("KoloGradientPush").inputs([store, g.constant(worker), g.constant(step), gradient]).build()
+            };
+            let pushes = [push(0, 4, 1.0), push(1, 4, 100.0), push(2, 3, 4.0), push(2, 4, 2.0)];
+            let members = g.constant([[0i64, 4], [2, 3], [2, 4]]);
+            let take = |weights: [f32; 3]| {
+                let inputs = [store, members, g.constant(weights)];
+                let average = g.op("KoloGradientTake").inputs(inputs).attr("dtype", dtype).out();
+                assert_eq!(average.shape(), [2usize].into());
+                g.op("Cast").input(average).attr("DstT", DType::F32).out()
+            };
+            let (weighted, bad) = (take([1.0, 0.5, 0.5]), take([0.0, 0.0, 0.0]));
+            g.check().unwrap();
+            let run = Evaluation::new(g.snapshot());
+            for push in pushes {
+                run.run_targets(&[push], &[]).unwrap();
+            }
+            assert_eq!(run.run(&[bad], &[]).unwrap_err().code(), Code::InvalidArgument);
+            assert_eq!(run.run(&[weighted], &[]).unwrap(), [Tensor::from([2.0f32, 2.0])]);
+            let gone = run.run(&[weighted], &[]).unwrap_err();
+            assert_eq!(gone.code(), Code::Aborted);
+            assert!(gone.message().contains("worker 0 for step 4 is gone"), "{gone}");
+        }
+    }
+
+    fn spec(shape: &[Option<usize>]) -> StoreSpec {
+        StoreSpec { n_workers: 2, dtype: DType::F32, shape: PartialShape::new(shape) }
+    }
+
+    #[test]
+    fn two_are_kept_of_each_worker_and_the_same_step_replaces() {
+        let store = Store::make(&"s".into(), &spec(&[]));
+        let push = |worker, step, value: f32| store.push(worker, step, Gradient::Dense(Tensor::scalar(value)));
+        for (worker, step) in [(0, 1), (1, 1), (0, 2), (0, 2), (0, 3)] {
+            push(worker, step, 1.0).unwrap();
+        }
+        let left: Vec<_> = store.entries.lock().iter().map(|entry| (entry.worker, entry.step)).collect();
+        assert_eq!(left, [(1, 1), (0, 2), (0, 3)]);
+        assert_eq!(push(2, 1, 1.0).unwrap_err().code(), Code::InvalidArgument);
+        let wrong = store.push(0, 1, Gradient::Dense(Tensor::from([1.0f32])));
+        assert!(wrong.unwrap_err().message().contains("have shape [], found [1]"));
+        assert!(store.push(0, 1, Gradient::Dense(Tensor::scalar(1.0f64))).is_err());
+    }
+
+    #[test]
+    fn rows_come_together_with_their_weights() {
+        let store = Store::make(&"s".into(), &spec(&[Some(4), Some(1)]));
+        let rows = |indices: &[i64], values: &[f32]| Gradient::Rows {
+            indices: Tensor::vector(indices.to_vec()),
+            values: Tensor::from_vec(Shape::new(&[values.len(), 1]).unwrap(), values.to_vec()).unwrap(),
+        };
+        store.push(0, 0, rows(&[3, 1], &[4.0, 8.0])).unwrap();
+        store.push(1, 0, rows(&[1], &[2.0])).unwrap();
+        let taken = store.take(&Tensor::from([[0i64, 0], [1, 0]]), &Tensor::from([1.0f32, 3.0])).unwrap();
+        let [indices, values] = weighted_rows::<f32>(taken).unwrap();
+        assert_eq!(indices, Tensor::from([3i64, 1, 1]));
+        assert_eq!(values, Tensor::from([[1.0f32], [2.0], [1.5]]));
+        for (bad, text) in [
+            (rows(&[4], &[1.0]), "row 4 is not in [0, 4)"),
+            (rows(&[-1], &[1.0]), "row -1"),
+            (rows(&[1, 2], &[1.0]), "found [1,1]"),
+        ] {
+            let error = store.push(0, 1, bad).unwrap_err();
+            assert!(error.message().contains(text), "{error}");
+        }
+        // Nothing at all is a gradient, too.
+        store.push(0, 2, rows(&[], &[])).unwrap();
+        let taken = store.take(&Tensor::from([[0i64, 2]]), &Tensor::from([1.0f32])).unwrap();
+        assert_eq!(weighted_rows::<f32>(taken).unwrap()[1].shape().dims(), [0, 1]);
+    }
+}

@@ -1,0 +1,107 @@
+//! Server processes for benches, ended with them.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use kolo::{Error, Result};
+
+/// Processes `kolo serve` on this machine.
+pub struct Servers {
+    children: Vec<Child>,
+    /// As `--cluster` takes it.
+    pub cluster: String,
+    workers: Vec<String>,
+}
+
+impl Servers {
+    /// So many parameter servers and workers.
+    pub fn start(n_ps: usize, n_workers: usize) -> Result<Servers> {
+        Servers::start_with(n_ps, n_workers, &[])
+    }
+
+    /// The same with further flags.
+    pub fn start_with(n_ps: usize, n_workers: usize, flags: &[&str]) -> Result<Servers> {
+        let mut servers = Servers::addresses(n_ps, n_workers)?;
+        for (job, n) in [("ps", n_ps), ("worker", n_workers)] {
+            for task in 0..n {
+                servers.serve(job, task, flags)?;
+            }
+        }
+        Ok(servers)
+    }
+
+    /// Addresses that are free, and nobody there yet.
+    pub fn addresses(n_ps: usize, n_workers: usize) -> Result<Servers> {
+        let wrong = |error: std::io::Error| Error::unavailable(format!("no free port: {error}"));
+        let bound =
+            (0..n_ps + n_workers).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<std::io::Result<Vec<_>>>();
+        let addresses: Vec<String> = bound
+            .and_then(|all| all.iter().map(|one| one.local_addr().map(|at| at.to_string())).collect())
+            .map_err(wrong)?;
+        let (ps, workers) = addresses.split_at(n_ps);
+        let jobs = [("ps", ps), ("worker", workers)].into_iter().filter(|(_, list)| !list.is_empty());
+        let cluster = jobs.map(|(job, list)| format!("{job}={}", list.join(","))).collect::<Vec<_>>().join(";");
+        Ok(Servers { children: Vec::new(), cluster, workers: workers.to_vec() })
+    }
+
+    /// Starts one task and waits until it serves.
+    pub fn serve(&mut self, job: &str, task: usize, flags: &[&str]) -> Result<()> {
+        let program = std::env::current_exe().map_err(|error| Error::internal(error.to_string()))?;
+        let mut command = Command::new(program);
+        command.args(["serve", "--with-parent", "--cluster", &self.cluster, "--job", job, "--task", &task.to_string()]);
+        let spawned = command.args(flags).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = spawned.map_err(|error| Error::unavailable(format!("no server: {error}")))?;
+        let mut line = String::new();
+        let out = child.stdout.take();
+        self.children.push(child);
+        let read = out.map(|out| BufReader::new(out).read_line(&mut line)).transpose();
+        match read {
+            Ok(Some(n)) if n > 0 => Ok(()),
+            _ => Err(Error::unavailable(format!("/job:{job}/task:{task} did not start"))),
+        }
+    }
+
+    /// The target of a worker.
+    pub fn target(&self, worker: usize) -> String {
+        format!("grpc://{}", self.workers[worker])
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Bytes per second through a plain socket of this machine, into memory that is used again: the median of the best.
+pub fn raw_loopback(size: usize) -> Result<f64> {
+    let wrong = |error: std::io::Error| Error::unavailable(format!("loopback: {error}"));
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(wrong)?;
+    let address = listener.local_addr().map_err(wrong)?;
+    let receive = move || -> std::io::Result<()> {
+        let mut stream = TcpStream::connect(address)?;
+        let mut buffer = vec![0; size];
+        for _ in 0..7 {
+            stream.read_exact(&mut buffer)?;
+            stream.write_all(b"x")?;
+        }
+        Ok(())
+    };
+    let receiver = std::thread::Builder::new().name("loopback".to_owned()).spawn(receive).map_err(wrong)?;
+    let (mut stream, _) = listener.accept().map_err(wrong)?;
+    let data = vec![1u8; size];
+    let mut rates = Vec::new();
+    for _ in 0..7 {
+        let start = Instant::now();
+        stream.write_all(&data).and_then(|()| stream.read_exact(&mut [0])).map_err(wrong)?;
+        rates.push(size as f64 / start.elapsed().as_secs_f64());
+    }
+    receiver.join().map_err(|_| Error::internal("loopback"))?.map_err(wrong)?;
+    rates.sort_by(f64::total_cmp);
+    Ok(rates[4])
+}
