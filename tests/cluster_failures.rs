@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kolo::{Code, Connect as _, Graph, Result, RunOptions, Session, SessionConfig};
+use kolo::{Code, Connect as _, Graph, Result, RunOptions, Session, SessionConfig, Tensor};
 use support::{Folder, PATIENCE, Process, Spec, kolo, one_at_a_time, write_pictures};
 
 /// Opens a session over an empty graph.
@@ -388,4 +388,74 @@ fn a_cluster_that_one_command_started_ends_with_it() {
     launcher.signal("TERM");
     assert!(launcher.wait().success(), "{}", launcher.text());
     assert!(folder.0.join("ckpt/checkpoint").is_file(), "{}", launcher.text());
+}
+
+#[test]
+fn a_parameter_server_with_a_journal_loses_no_step() {
+    let _turn = one_at_a_time();
+    let training = Training::new("journal", 2);
+    let journal = training.folder.path("journal");
+    let flags = ["--durability", "logged", "--journal", &journal];
+    let mut ps = training.spec.serve("ps", 0, &flags);
+    let chief = training.worker(0, &["--checkpoint-every", "1000000"]);
+    let worker = training.worker(1, &[]);
+    worker.wait_for_step(0, |_| true);
+    chief.wait_for_step(0, |step| step > 30);
+    ps.kill();
+    chief.wait_for("lost the session");
+    let n_chief = chief.lines().len();
+    let _ps = training.spec.serve("ps", 0, &flags);
+    let restarted = Instant::now();
+    let announced = chief.wait_until("steps lost", n_chief, |line| line.text.contains("steps lost: "));
+    assert!(announced.text.contains("Attached") && announced.text.contains("steps lost: 0"), "{}", announced.text);
+    let (_, next) = chief.wait_for_step(n_chief, |_| true);
+    println!("the chief trained {:?} after the restart; {}", next.at - restarted, announced.text);
+    worker.wait_for_step(worker.lines().len(), |_| true);
+    for process in [&chief, &worker] {
+        assert!(process.steps().is_sorted(), "{:?}", process.steps());
+    }
+}
+
+#[test]
+fn updates_that_were_acknowledged_outlive_any_number_of_kills() {
+    const N_KILLS: u64 = 8;
+    let _turn = one_at_a_time();
+    let folder = Folder::new("acknowledged");
+    let journal = folder.path("journal");
+    let flags = ["--durability", "logged", "--journal", &journal];
+    let spec = Spec::new(&[("ps", 1), ("worker", 1)]);
+    let _worker = spec.serve("worker", 0, &[]);
+    let acknowledged = AtomicU64::new(0);
+    for round in 0..=N_KILLS {
+        let mut ps = spec.serve("ps", 0, &flags);
+        let g = kolo::graph();
+        let v = g.device("/job:ps/task:0", || g.variable("v", Tensor::scalar(0i64)));
+        let more = g.device("/job:ps/task:0", || v.assign_add(g.constant(1i64))).name();
+        let init = g.global_variables_initializer();
+        let session = Session::connect(&spec.target("worker", 0), &g).unwrap();
+        if round == 0 {
+            session.run_op(init).unwrap();
+        }
+        let value = session.fetch(v.read()).unwrap().scalar_value::<i64>().unwrap() as u64;
+        let n = acknowledged.load(Ordering::Relaxed);
+        // A kill may hit an update that was made and logged, and not yet acknowledged.
+        assert!((n..=n + round).contains(&value), "{value} after {n} acknowledged updates and {round} kills");
+        if round == N_KILLS {
+            break;
+        }
+        let enough = n + 10 + 7 * round;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while session.run_named(&[], &[], &[&more]).is_ok() {
+                    acknowledged.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let began = Instant::now();
+            while acknowledged.load(Ordering::Relaxed) < enough {
+                assert!(began.elapsed() < PATIENCE, "updates do not go on");
+                std::thread::yield_now();
+            }
+            ps.kill();
+        });
+    }
 }

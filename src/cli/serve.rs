@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kolo::{ClusterSpec, Error, FileAccess, MessageLimits, Result, Server, ServerConfig, SessionConfig};
+use clap::ValueEnum;
+use kolo::{ClusterSpec, Durability, Error, FileAccess, MessageLimits, Result, Server, ServerConfig, SessionConfig};
 
 use super::print;
 use super::security::SecurityFlags;
@@ -32,6 +33,12 @@ pub struct Args {
     /// if only this machine can reach the task, and nowhere if others can
     #[arg(long, value_name = "DIR", help_heading = "Security")]
     allow_dir: Vec<PathBuf>,
+    /// What lasts if this process is killed and started again
+    #[arg(long, value_enum, default_value_t = Lasts::Checkpoints, requires_ifs = [("logged", "journal"), ("synced", "journal")])]
+    durability: Lasts,
+    /// Where --durability keeps the variables: a folder in this folder, named after the task
+    #[arg(long, value_name = "DIR")]
+    journal: Option<PathBuf>,
     /// The most sessions at once
     #[arg(long, default_value_t = 10_000, value_name = "N", help_heading = "Limits")]
     max_sessions: usize,
@@ -70,6 +77,17 @@ pub struct Args {
     grpc_only: bool,
 }
 
+/// What lasts if a process is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Lasts {
+    /// Only what the chief saves
+    Checkpoints,
+    /// Every step that was acknowledged, as long as the machine stays up
+    Logged,
+    /// Every step that was acknowledged, even if the machine goes down; waits for the disk
+    Synced,
+}
+
 pub fn run(args: &Args) -> Result<()> {
     let (cluster, job, task) = args.task.read()?;
     let report_after = seconds("--report-after", args.report_after)?;
@@ -89,6 +107,12 @@ pub fn run(args: &Args) -> Result<()> {
             ..MessageLimits::default()
         },
         files: file_access(&args.allow_dir, &cluster, &job, task)?,
+        durability: match (args.durability, &args.journal) {
+            (Lasts::Logged | Lasts::Synced, Some(dir)) => {
+                Durability::Logged { dir: dir.join(format!("{job}-{task}")), sync: args.durability == Lasts::Synced }
+            }
+            _ => Durability::Checkpoints,
+        },
         security: args.security.read()?,
         grpc_only: args.grpc_only,
         shared_memory: !args.no_shared_memory,

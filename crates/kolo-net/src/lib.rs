@@ -10,6 +10,7 @@ mod connect;
 pub mod doctor;
 mod framed;
 pub mod grpc;
+mod journal;
 pub mod limits;
 mod master;
 mod overdue;
@@ -25,5 +26,6 @@ mod worker;
 
 pub use cluster::{ClusterSpec, TfConfig};
 pub use connect::Connect;
+pub use journal::Durability;
 pub use peers::TaskName;
 pub use server::{Server, ServerConfig};

@@ -16,6 +16,7 @@ use crate::cluster::ClusterSpec;
 use crate::connect::announce;
 use crate::framed::{Allocate, HELLO, Identity, KoloPeer, serve_connection};
 use crate::grpc;
+use crate::journal::{Durability, Journal};
 use crate::limits::MessageLimits;
 use crate::master::{LocalMaster, Master};
 use crate::overdue;
@@ -41,6 +42,8 @@ pub struct ServerConfig {
     pub limits: MessageLimits,
     /// The files that ops may touch.
     pub files: FileAccess,
+    /// What lasts when the task does not.
+    pub durability: Durability,
     /// Threads that carry messages.
     pub n_io_threads: usize,
     /// Who is let in.
@@ -61,6 +64,7 @@ impl Default for ServerConfig {
             max_sessions: 10_000,
             limits: MessageLimits::default(),
             files: FileAccess::default(),
+            durability: Durability::default(),
             n_io_threads: 2,
             security: Security::default(),
             shared_memory: true,
@@ -158,7 +162,11 @@ impl Server {
             })
         };
         let peers = Peers::new(own.clone(), cluster.clone(), runtime.handle().clone(), connect);
-        let worker = Worker::new(host, peers.clone());
+        let journal = match &config.durability {
+            Durability::Checkpoints => None,
+            Durability::Logged { dir, sync } => Some(Arc::new(Journal::open(dir, *sync, &host)?)),
+        };
+        let worker = Worker::new(host, peers.clone(), journal);
         if let Some(report_after) = config.report_after {
             runtime.spawn(overdue::watch(peers.clone(), report_after));
         }

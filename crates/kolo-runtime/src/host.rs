@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kolo_core::{DeviceName, Result};
 use kolo_device::{Device, DeviceAttributes};
 use kolo_graph::Graph;
+use kolo_ops::ResourceStore;
 use kolo_ops::io::FileAccess;
 
 use crate::config::SessionConfig;
@@ -52,6 +53,11 @@ impl Host {
     /// The first device, which is a CPU: what comes from outside goes into its memory.
     pub fn first_device(&self) -> Arc<dyn Device> {
         self.devices.units[0].device.clone()
+    }
+
+    /// What lives on each device, in the order of the devices.
+    pub fn resources(&self) -> Vec<Arc<ResourceStore>> {
+        self.devices.units.iter().map(|unit| unit.resources.clone()).collect()
     }
 
     /// Limits the files that ops may touch, once.

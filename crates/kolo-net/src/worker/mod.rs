@@ -19,13 +19,14 @@ use kolo_ops::{Received, Rendezvous, RendezvousKey};
 use kolo_runtime::Host;
 use parking_lot::Mutex;
 
+use crate::journal::Journal;
 use crate::peers::{PeerFetch, Peers};
 use crate::proto;
 use crate::request_ids::RequestIds;
 use crate::services::{Answer, WorkerService};
 use crate::tensor_wire::WireTensor;
 
-use session::Session;
+use session::{Registered, Session};
 use step::Steps;
 use transfers::StepTransfers;
 
@@ -44,10 +45,12 @@ pub struct Worker {
     steps: Steps,
     requests: RequestIds,
     started: Instant,
+    /// Where variables are kept beyond the life of this process.
+    journal: Option<Arc<Journal>>,
 }
 
 impl Worker {
-    pub(crate) fn new(host: Host, peers: Arc<Peers>) -> Arc<Worker> {
+    pub(crate) fn new(host: Host, peers: Arc<Peers>, journal: Option<Arc<Journal>>) -> Arc<Worker> {
         let incarnations =
             host.list_devices().iter().map(|device| (device.name.to_string(), device.incarnation)).collect();
         let prefix: Arc<str> = format!("{}/", peers.own).into();
@@ -58,6 +61,7 @@ impl Worker {
             steps: Steps::new(prefix, Arc::new(PeerFetch(peers.clone()))),
             requests: RequestIds::new(N_REQUESTS),
             started: Instant::now(),
+            journal,
             host,
             peers: peers.clone(),
         });
@@ -82,10 +86,18 @@ impl Worker {
         })
     }
 
+    /// Makes what a part has written last, before anybody is told that it ran.
+    async fn log(&self, part: &Arc<Registered>) -> Result<()> {
+        let Some(journal) = self.journal.clone().filter(|_| !part.written.is_empty()) else { return Ok(()) };
+        let part = part.clone();
+        let logged = self.peers.runtime.spawn_blocking(move || journal.commit(&part.written)).await;
+        logged.map_err(|error| Error::internal(format!("the journal failed: {error}")))?
+    }
+
     async fn run(self: Arc<Self>, request: proto::RunGraphRequest) -> Result<proto::RunGraphResponse> {
         self.requests.check(request.request_id, "RunGraph (Worker)")?;
         let session = self.session(&request.session_handle, request.create_worker_session_called)?;
-        let graph = session.graph(&request.graph_handle)?;
+        let registered = session.graph(&request.graph_handle)?;
         let step = self.steps.find_or_create(request.step_id as u64)?;
         let keys: Vec<RendezvousKey> =
             request.recv_key.iter().map(|key| RendezvousKey::parse(key)).collect::<Result<_>>()?;
@@ -101,7 +113,7 @@ impl Worker {
         let response = |recv| proto::RunGraphResponse { recv, ..proto::RunGraphResponse::default() };
         if request.is_partial {
             if !step.is_begun() {
-                step.begin(&graph, options.record_timeline)?;
+                step.begin(&registered.graph, options.record_timeline)?;
             }
             let stop = step.stop_on_drop();
             deposit()?;
@@ -113,15 +125,17 @@ impl Worker {
             if request.is_last_partial_run {
                 step.end().await?;
             }
+            self.log(&registered).await?;
             stop.disarm();
             return Ok(response(recv));
         }
         deposit()?;
-        step.begin(&graph, options.record_timeline)?;
+        step.begin(&registered.graph, options.record_timeline)?;
         let stop = step.stop_on_drop();
         let ended = step.end().await;
         stop.disarm();
         ended?;
+        self.log(&registered).await?;
         let mut recv = Vec::with_capacity(keys.len());
         for key in keys {
             let value = step.transfers.take(&key);
@@ -244,7 +258,8 @@ impl WorkerService for LocalWorker {
             false => request.container,
         };
         self.0.host.reset(&containers);
-        now(Ok(proto::CleanupAllResponse {}))
+        let logged = self.0.journal.as_ref().map_or(Ok(()), |journal| journal.commit_removals());
+        now(logged.map(|()| proto::CleanupAllResponse {}))
     }
 
     fn recv_tensor(&self, request: proto::RecvTensorRequest) -> Answer<proto::RecvTensorResponse> {

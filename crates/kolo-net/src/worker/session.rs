@@ -1,6 +1,6 @@
 //! The graphs of one session of a master on this task.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,15 +11,23 @@ use kolo_ops::registry;
 use kolo_runtime::{FrameIds, Host, TaskGraph, TaskSession};
 use parking_lot::Mutex;
 
+use crate::journal::{Key, written};
 use crate::proto::RegisterGraphRequest;
 use crate::random::random_u64;
 
 /// The version of graphs that TensorFlow 1.15 writes, the last with its way of numbering loops.
 const LAST_WITH_PATHS: i32 = 134;
 
+/// A part of a graph, ready to run.
+pub(super) struct Registered {
+    pub graph: TaskGraph,
+    /// The variables that it may write.
+    pub written: BTreeSet<Key>,
+}
+
 pub(super) struct Session {
     task: TaskSession,
-    graphs: Mutex<HashMap<String, Arc<TaskGraph>>>,
+    graphs: Mutex<HashMap<String, Arc<Registered>>>,
     /// Begins anywhere, so that a master that has not noticed a restart does not run somebody else's graph.
     next_handle: AtomicU64,
 }
@@ -39,13 +47,14 @@ impl Session {
         let frame_ids = if is_new { FrameIds::Mixed } else { FrameIds::Path };
         let graph = Graph::new(registry());
         import(&graph, &def, ImportOptions::default())?;
-        let compiled = self.task.compile(&graph.snapshot(), frame_ids)?;
+        let nodes = graph.snapshot();
+        let registered = Registered { written: written(&nodes), graph: self.task.compile(&nodes, frame_ids)? };
         let handle = format!("{:016x}", self.next_handle.fetch_add(1, Ordering::Relaxed));
-        self.graphs.lock().insert(handle.clone(), Arc::new(compiled));
+        self.graphs.lock().insert(handle.clone(), Arc::new(registered));
         Ok(handle)
     }
 
-    pub fn graph(&self, handle: &str) -> Result<Arc<TaskGraph>> {
+    pub fn graph(&self, handle: &str) -> Result<Arc<Registered>> {
         self.graphs.lock().get(handle).cloned().ok_or_else(|| not_found(handle))
     }
 
