@@ -38,7 +38,9 @@ pub use kolo_graph::{
     Operation, Origin, Output, PlacementRules, Policy, Rule, RuleRow, RuleTable, Variable, VariableKind, WhileOptions,
     gradients, gradients_with, wire,
 };
-pub use kolo_net::{ClusterSpec, Connect, Server, ServerConfig, TaskName, TfConfig, tls};
+pub use kolo_net::limits::MessageLimits;
+pub use kolo_net::{ClusterSpec, Connect, Server, ServerConfig, TaskName, TfConfig, doctor, tls};
+pub use kolo_ops::io::FileAccess;
 pub use kolo_ops::{CancelToken, graph};
 pub use kolo_runtime::{
     Callable, DevicePlan, DeviceThreads, Host, NodeTrace, PartialRun, PlacementReport, PlacementRow, RemoteRun,

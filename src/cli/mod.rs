@@ -1,15 +1,20 @@
 //! Commands and flags. Each command is a file; flags and environment variables are read here and nowhere else.
 
 mod bench;
+mod cert;
 mod checkpoint;
 mod completions;
+mod config;
 mod devices;
+mod doctor;
 mod explain;
 mod graph_file;
 mod machine;
 mod ops;
 mod run;
+mod security;
 mod serve;
+mod task;
 mod trace;
 mod train;
 
@@ -33,6 +38,12 @@ enum Command {
     Run(run::Args),
     /// Serves one task of a cluster: a parameter server, a worker
     Serve(serve::Args),
+    /// Asks all tasks of a cluster how they do, and says who waits for whom
+    Doctor(doctor::Args),
+    /// Makes certificates for a cluster
+    Cert(cert::Args),
+    /// Explains TF_CONFIG and other descriptions of clusters
+    Config(config::Args),
     /// Shows where every node of a graph would run, and why, without running it
     Explain(explain::Args),
     /// Runs a graph once and writes a trace for Chrome or Perfetto
@@ -58,6 +69,9 @@ pub fn main() -> ExitCode {
         Command::Train(args) => train::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Cert(args) => cert::run(&args),
+        Command::Config(args) => config::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Devices(args) => devices::run(&args),

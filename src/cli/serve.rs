@@ -1,12 +1,15 @@
 //! `kolo serve`: one task of a cluster.
 
-use std::path::Path;
+use std::net::ToSocketAddrs as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kolo::{ClusterSpec, Error, Result, Server, ServerConfig, SessionConfig, TfConfig};
+use kolo::{ClusterSpec, Error, FileAccess, MessageLimits, Result, Server, ServerConfig, SessionConfig};
 
 use super::print;
+use super::security::SecurityFlags;
+use super::task::TaskFlags;
 
 /// Flags of `kolo serve`.
 #[derive(clap::Args)]
@@ -16,17 +19,28 @@ use super::print;
   kolo serve                         from TF_CONFIG alone
 
 Clients connect to grpc://HOST:PORT of any task: TensorFlow's tf.Session(\"grpc://127.0.0.1:2223\"), Kolo's
-Session::connect, kolo train --target. The server ends on Ctrl-C or SIGTERM.")]
+Session::connect, kolo train --target. The server ends on Ctrl-C or SIGTERM.
+
+A task that other machines can reach needs certificates (kolo cert init), a token, or the word --insecure; and graphs may
+touch files there only below --allow-dir. docs/clusters.md leads through a cluster of three machines.")]
 pub struct Args {
-    /// All tasks: JOB=HOST:PORT,HOST:PORT;JOB=... or a JSON file; $TF_CONFIG if absent
-    #[arg(long, value_name = "TASKS")]
-    cluster: Option<String>,
-    /// The job this task is of
-    #[arg(long, value_name = "NAME")]
-    job: Option<String>,
-    /// Its number in the job
-    #[arg(long, value_name = "N")]
-    task: Option<String>,
+    #[command(flatten)]
+    task: TaskFlags,
+    #[command(flatten)]
+    security: SecurityFlags,
+    /// Graphs may read and write files below this directory, and nowhere else. Several may be given. Without it: anywhere
+    /// if only this machine can reach the task, and nowhere if others can
+    #[arg(long, value_name = "DIR", help_heading = "Security")]
+    allow_dir: Vec<PathBuf>,
+    /// The most sessions at once
+    #[arg(long, default_value_t = 10_000, value_name = "N", help_heading = "Limits")]
+    max_sessions: usize,
+    /// The largest message with tensors, such as 512M
+    #[arg(long, default_value = "2G", value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
+    max_tensor_message: usize,
+    /// The largest message with a graph
+    #[arg(long, default_value = "1G", value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
+    max_graph_message: usize,
     /// Devices, such as CPU=2
     #[arg(long, value_name = "KIND=N")]
     device_count: Vec<String>,
@@ -39,6 +53,9 @@ pub struct Args {
     /// Seconds a new session waits for tasks that are not there
     #[arg(long, default_value_t = 60.0, value_name = "SECONDS")]
     ready_deadline: f64,
+    /// Logs what a step waits for when it has run so many seconds; 0 never does
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
+    report_after: f64,
     /// Logs where sessions place their nodes
     #[arg(long)]
     log_device_placement: bool,
@@ -54,7 +71,8 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let (cluster, job, task) = task(args)?;
+    let (cluster, job, task) = args.task.read()?;
+    let report_after = seconds("--report-after", args.report_after)?;
     let mut config = ServerConfig {
         session: SessionConfig {
             device_count: device_count(&args.device_count)?,
@@ -62,8 +80,16 @@ pub fn run(args: &Args) -> Result<()> {
             intra_op_parallelism_threads: args.intra_op_threads,
             ..SessionConfig::default()
         },
-        ready_deadline: Duration::try_from_secs_f64(args.ready_deadline)
-            .map_err(|_| Error::invalid_argument("--ready-deadline is not a number of seconds"))?,
+        ready_deadline: seconds("--ready-deadline", args.ready_deadline)?,
+        report_after: (!report_after.is_zero()).then_some(report_after),
+        max_sessions: args.max_sessions,
+        limits: MessageLimits {
+            tensors: args.max_tensor_message,
+            graphs: args.max_graph_message,
+            ..MessageLimits::default()
+        },
+        files: file_access(&args.allow_dir, &cluster, &job, task)?,
+        security: args.security.read()?,
         grpc_only: args.grpc_only,
         shared_memory: !args.no_shared_memory,
         ..ServerConfig::default()
@@ -98,42 +124,38 @@ fn end_with_parent(server: &Arc<Server>) -> Result<()> {
     started.map(drop).map_err(|error| Error::resource_exhausted(format!("no thread: {error}")))
 }
 
-/// The cluster and this task's place in it, from flags or from `TF_CONFIG`.
-fn task(args: &Args) -> Result<(ClusterSpec, String, u32)> {
-    let environment = match std::env::var("TF_CONFIG") {
-        Ok(text) if !text.trim().is_empty() => Some(TfConfig::parse(&text)?),
-        _ => None,
-    };
-    let of_environment = environment.as_ref().and_then(|config| config.cluster.clone());
-    let cluster = match (&args.cluster, of_environment) {
-        (Some(text), _) if Path::new(text).is_file() => ClusterSpec::read(Path::new(text))?,
-        (Some(text), _) => ClusterSpec::parse(text)?,
-        (None, Some(cluster)) => cluster,
-        (None, None) => {
-            return Err(Error::invalid_argument(
-                "no cluster: say --cluster 'ps=HOST:PORT;worker=HOST:PORT' --job NAME --task N, or set TF_CONFIG",
-            ));
-        }
-    };
-    let from_environment = environment.and_then(|config| config.task);
-    let job = args.job.clone().or_else(|| from_environment.as_ref().map(|task| task.job.clone()));
-    let job = job.ok_or_else(|| {
-        Error::invalid_argument(format!("which job is this task of? --job is one of {}", jobs(&cluster)))
-    })?;
-    let task = match (&args.task, from_environment) {
-        (Some(text), _) => cluster.task_index(&job, text)?,
-        (None, Some(task)) if args.job.is_none() => task.index,
-        (None, _) => match cluster.tasks(&job).map(|(task, _)| task).collect::<Vec<_>>()[..] {
-            [only] => only,
-            // An index that is no number makes the message that names the valid ones.
-            _ => cluster.task_index(&job, "")?,
-        },
-    };
-    Ok((cluster, job, task))
+/// The files that graphs may touch on a task: those below `allowed`. If nothing is said, all of them where only programs of
+/// this machine can ask for them, and none where others can.
+pub fn file_access(allowed: &[PathBuf], cluster: &ClusterSpec, job: &str, task: u32) -> Result<FileAccess> {
+    match allowed.is_empty() && is_local(cluster.address(job, task)?) {
+        true => Ok(FileAccess::everything()),
+        false => FileAccess::under(allowed).map_err(|error| error.context("--allow-dir")),
+    }
 }
 
-fn jobs(cluster: &ClusterSpec) -> String {
-    cluster.jobs().collect::<Vec<_>>().join(", ")
+/// True if only this machine can reach the address.
+fn is_local(address: &str) -> bool {
+    let Ok(mut addresses) = address.to_socket_addrs() else { return false };
+    addresses.all(|address| address.ip().is_loopback())
+}
+
+/// `512M`, or a number of bytes.
+fn parse_bytes(text: &str) -> std::result::Result<usize, String> {
+    let (digits, shift) = match text.trim_end_matches(['B', 'b']).to_ascii_uppercase() {
+        text if text.ends_with('K') => (text.trim_end_matches('K').to_owned(), 10),
+        text if text.ends_with('M') => (text.trim_end_matches('M').to_owned(), 20),
+        text if text.ends_with('G') => (text.trim_end_matches('G').to_owned(), 30),
+        text => (text, 0),
+    };
+    // Lengths of messages are 32-bit numbers with a sign in TensorFlow.
+    let most = i32::MAX as usize;
+    let bytes = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(1 << shift)).filter(|bytes| *bytes > 0);
+    bytes.map(|bytes| bytes.min(most)).ok_or_else(|| format!("'{text}' is not a size such as 512M"))
+}
+
+fn seconds(flag: &str, seconds: f64) -> Result<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| Error::invalid_argument(format!("{flag} {seconds} is not a number of seconds")))
 }
 
 fn device_count(texts: &[String]) -> Result<std::collections::BTreeMap<String, usize>> {
@@ -143,4 +165,32 @@ fn device_count(texts: &[String]) -> Result<std::collections::BTreeMap<String, u
         Ok((kind.to_uppercase(), n.parse().map_err(|_| wrong())?))
     };
     texts.iter().flat_map(|text| text.split(',')).map(|text| one(&text.to_owned())).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_bytes("512M"), Ok(512 << 20));
+        assert_eq!(parse_bytes("64kb"), Ok(64 << 10));
+        assert_eq!(parse_bytes("1000"), Ok(1000));
+        assert_eq!(parse_bytes("2G"), Ok(i32::MAX as usize));
+        for wrong in ["", "M", "0", "-1", "1.5G", "99999999999999999999", "18446744073709551615G"] {
+            assert!(parse_bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn files_are_closed_where_other_machines_can_ask() {
+        let cluster = ClusterSpec::parse("ps=127.0.0.1:1,192.0.2.1:1").unwrap();
+        let path = std::env::temp_dir();
+        assert!(file_access(&[], &cluster, "ps", 0).unwrap().check(&path).is_ok());
+        assert!(file_access(&[], &cluster, "ps", 1).unwrap().check(&path).is_err());
+        assert!(file_access(std::slice::from_ref(&path), &cluster, "ps", 1).unwrap().check(&path).is_ok());
+        let error = file_access(&["/nonexistent".into()], &cluster, "ps", 0).unwrap_err();
+        assert!(error.message().contains("--allow-dir") && error.message().contains("/nonexistent"), "{error}");
+    }
 }

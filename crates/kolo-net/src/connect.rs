@@ -13,6 +13,7 @@ use crate::client::ClientSession;
 use crate::grpc;
 use crate::master::{LocalMaster, Master};
 use crate::services::MasterService;
+use crate::tls::Security;
 
 /// Opens sessions on servers. In scope, it gives [`Session`] the function `connect`.
 ///
@@ -34,11 +35,16 @@ pub trait Connect: Sized {
     }
 
     /// The same, with options. Those about devices and threads are the servers' own.
-    fn connect_with(target: &str, graph: &Graph, config: SessionConfig) -> Result<Self>;
+    fn connect_with(target: &str, graph: &Graph, config: SessionConfig) -> Result<Self> {
+        Self::connect_secured(target, graph, config, &Security::default())
+    }
+
+    /// The same on a server that wants a token or a certificate to be shown.
+    fn connect_secured(target: &str, graph: &Graph, config: SessionConfig, security: &Security) -> Result<Self>;
 }
 
 impl Connect for Session {
-    fn connect_with(target: &str, graph: &Graph, config: SessionConfig) -> Result<Session> {
+    fn connect_secured(target: &str, graph: &Graph, config: SessionConfig, security: &Security) -> Result<Session> {
         let address = target.strip_prefix("grpc://").ok_or_else(|| {
             Error::invalid_argument(format!("'{target}' is not a target; it looks like grpc://host:port"))
         })?;
@@ -46,7 +52,11 @@ impl Connect for Session {
             Some((master, runtime)) => (Arc::new(LocalMaster(master)) as Arc<dyn MasterService>, runtime),
             None => {
                 let runtime = client_runtime()?;
-                let options = grpc::LinkOptions::default();
+                let options = grpc::LinkOptions {
+                    tls: security.client_tls()?,
+                    token: security.token.clone(),
+                    ..grpc::LinkOptions::default()
+                };
                 let master = grpc::GrpcMaster::new(target, address, options, runtime.clone());
                 (Arc::new(master) as Arc<dyn MasterService>, runtime)
             }
@@ -56,7 +66,7 @@ impl Connect for Session {
 }
 
 /// The threads that carry messages of clients.
-fn client_runtime() -> Result<Handle> {
+pub(crate) fn client_runtime() -> Result<Handle> {
     static RUNTIME: OnceLock<std::result::Result<Runtime, String>> = OnceLock::new();
     let make = || {
         tokio::runtime::Builder::new_multi_thread()

@@ -3,10 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use kolo_core::{Error, Result};
+use kolo_core::{Code, Error, Result};
+use tokio::task::JoinSet;
 
+use crate::cluster::ClusterSpec;
+use crate::connect::client_runtime;
+use crate::grpc;
 use crate::peers::TaskName;
-use crate::proto::{KoloReportResponse, StepReport, WaitReport};
+use crate::proto::{KoloReportRequest, KoloReportResponse, MasteredStep, StepReport, WaitReport};
+use crate::services::WorkerService as _;
+use crate::tls::Security;
 
 /// What one task answered.
 pub struct TaskReport {
@@ -14,6 +20,13 @@ pub struct TaskReport {
     pub task: TaskName,
     /// Its answer, or why there is none.
     pub report: Result<KoloReportResponse>,
+}
+
+impl TaskReport {
+    /// `worker:1`
+    pub fn short_name(&self) -> String {
+        self.task.short()
+    }
 }
 
 /// What is wrong with one step.
@@ -27,23 +40,135 @@ pub struct Finding {
     pub root: String,
     /// The tasks that wait for it, directly or not.
     pub waiting: Vec<String>,
+    /// A tensor of the root's that another task waits for; empty if there is none.
+    pub tensor: String,
+    /// True if the step only waits for something to do: its root is at a queue, and no other task needs a tensor of it.
+    pub is_idle: bool,
     /// In words.
     pub text: String,
 }
 
+/// How to examine a cluster.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What to show to the tasks.
+    pub security: Security,
+    /// Younger steps than this are left alone.
+    pub overdue: Duration,
+    /// How long a task has to answer.
+    pub deadline: Duration,
+}
+
+/// How a cluster does.
+pub struct Examination {
+    /// What each task answered, in the cluster's order.
+    pub tasks: Vec<TaskReport>,
+    /// Steps that are overdue, and why.
+    pub findings: Vec<Finding>,
+    /// Tasks that were started with another cluster, and where it differs.
+    pub differences: Vec<String>,
+}
+
+impl Examination {
+    /// How many tasks do not answer or are of another cluster, and how many steps are stuck.
+    pub fn n_problems(&self) -> usize {
+        let silent = self.tasks.iter().filter(|task| task.report.is_err()).count();
+        let stuck = self.findings.iter().filter(|finding| !finding.is_idle).count();
+        silent + stuck + self.differences.len()
+    }
+}
+
+/// Asks all tasks of a cluster how they do. Takes hardly longer than the deadline for one answer.
+pub fn examine(cluster: &ClusterSpec, options: &Options) -> Result<Examination> {
+    let runtime = client_runtime()?;
+    let links = grpc::LinkOptions {
+        tls: options.security.client_tls()?,
+        token: options.security.token.clone(),
+        deadline: Some(options.deadline),
+        wait_for_peer: Duration::ZERO,
+        ..grpc::LinkOptions::default()
+    };
+    let mut asking = JoinSet::new();
+    for (place, (job, task, address)) in cluster.all_tasks().enumerate() {
+        let task = TaskName::new(job, task);
+        let peer = grpc::GrpcPeer::new(task.to_string(), address, links.clone(), runtime.clone());
+        let deadline = options.deadline;
+        let ask = async move {
+            let report = match peer.report(KoloReportRequest { step_id: 0 }).await {
+                Err(error) if error.code() == Code::DeadlineExceeded => Err(match peer.trouble() {
+                    Some((_, why)) => Error::unavailable(format!("cannot be reached: {why}")),
+                    None => silent(deadline),
+                }),
+                Err(error) if error.code() == Code::Unimplemented => {
+                    Err(Error::unimplemented("alive, but TensorFlow's: it cannot say what it is doing"))
+                }
+                Err(error) if error.code() == Code::Unavailable => Err(Error::unavailable(match peer.trouble() {
+                    Some((_, why)) => format!("cannot be reached: {why}"),
+                    None => error.message().to_owned(),
+                })),
+                other => other,
+            };
+            (place, TaskReport { task, report })
+        };
+        asking.spawn_on(ask, &runtime);
+    }
+    let mut tasks = runtime.block_on(async move {
+        let mut tasks = Vec::with_capacity(asking.len());
+        while let Some(task) = asking.join_next().await {
+            tasks.extend(task.ok());
+        }
+        tasks
+    });
+    tasks.sort_by_key(|(place, _)| *place);
+    let tasks: Vec<TaskReport> = tasks.into_iter().map(|(_, task)| task).collect();
+    let differences = tasks.iter().filter_map(|task| difference(cluster, task)).collect();
+    Ok(Examination { findings: diagnose(&tasks, options.overdue), tasks, differences })
+}
+
+/// What it means that a task took a connection and does not answer.
+pub(crate) fn silent(deadline: Duration) -> Error {
+    Error::deadline_exceeded(format!("does not answer (stopped or overloaded): nothing came in {deadline:?}"))
+}
+
+/// Where the cluster that a task was told differs from ours.
+fn difference(cluster: &ClusterSpec, task: &TaskReport) -> Option<String> {
+    let theirs = task.report.as_ref().ok()?;
+    let name = task.short_name();
+    if !theirs.task.is_empty() && theirs.task != task.task.to_string() {
+        return Some(format!("at the address of {name} there is {}", short(&theirs.task)));
+    }
+    let theirs = ClusterSpec::from_def(theirs.cluster.as_ref()?).ok()?;
+    let difference = cluster.first_difference(&theirs)?;
+    Some(format!("{name} was started with another cluster: {difference}"))
+}
+
+/// What all tasks together know of a step.
+#[derive(Default)]
+struct Known<'a> {
+    /// The tasks that run a part of it.
+    parts: BTreeMap<String, &'a StepReport>,
+    /// Its master.
+    master: Option<(String, &'a MasteredStep)>,
+}
+
 /// The steps that have waited for at least `overdue`, the oldest first.
 pub fn diagnose(reports: &[TaskReport], overdue: Duration) -> Vec<Finding> {
-    let mut steps: BTreeMap<i64, BTreeMap<String, &StepReport>> = BTreeMap::new();
+    let mut steps: BTreeMap<i64, Known<'_>> = BTreeMap::new();
     for TaskReport { task, report } in reports {
-        for step in report.iter().flat_map(|report| &report.step) {
-            steps.entry(step.step_id).or_default().insert(task.to_string(), step);
+        let Ok(report) = report else { continue };
+        for step in &report.step {
+            steps.entry(step.step_id).or_default().parts.insert(task.to_string(), step);
+        }
+        for step in &report.mastered {
+            steps.entry(step.step_id).or_default().master = Some((task.to_string(), step));
         }
     }
     let mut findings: Vec<Finding> = steps
         .iter()
-        .filter_map(|(&step_id, tasks)| {
-            let age = tasks.values().map(|step| step.age_ms).max().map(Duration::from_millis)?;
-            (age >= overdue).then(|| explain(step_id, age, tasks, reports))
+        .filter_map(|(&step_id, known)| {
+            let ages = known.parts.values().map(|step| step.age_ms);
+            let age = ages.chain(known.master.iter().map(|(_, step)| step.age_ms)).max().map(Duration::from_millis)?;
+            (age >= overdue).then(|| explain(step_id, age, known, reports))
         })
         .collect();
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.age));
@@ -51,46 +176,109 @@ pub fn diagnose(reports: &[TaskReport], overdue: Duration) -> Vec<Finding> {
 }
 
 /// Follows the waits of one step to the task that waits for nobody.
-fn explain(step_id: i64, age: Duration, tasks: &BTreeMap<String, &StepReport>, reports: &[TaskReport]) -> Finding {
-    // Who waits for whom. A task that says nothing may still be waited for.
-    let mut edges: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (task, step) in tasks {
-        for wait in &step.wait {
-            let (from, to) = match wait.for_task.is_empty() {
-                true => (task.as_str(), wait.from_task.as_str()),
-                false => (wait.for_task.as_str(), task.as_str()),
-            };
-            if !to.is_empty() && from != to {
-                edges.entry(from).or_default().insert(to);
-            }
-        }
-    }
-    let roots = roots(&edges, tasks);
-    let root =
-        roots.first().map_or_else(|| tasks.keys().next().cloned().unwrap_or_default(), |root| (*root).to_owned());
+fn explain(step_id: i64, age: Duration, known: &Known<'_>, reports: &[TaskReport]) -> Finding {
+    let is_silent = |task: &str| reports.iter().any(|report| report.report.is_err() && report.task.to_string() == task);
+    let edges = edges(known, reports, &is_silent);
+    let root = root(&edges, known, &is_silent);
     let waiting: Vec<String> = edges.keys().filter(|task| ***task != root).map(|task| (*task).to_owned()).collect();
-    let n_tasks = tasks.len().max(waiting.len() + 1);
-    let why = tasks.get(root.as_str()).map_or_else(
+    let mut all: BTreeSet<&str> = edges.keys().copied().chain(edges.values().flatten().copied()).collect();
+    all.extend(known.parts.keys().map(String::as_str));
+    let needed = needed(&root, known);
+    let part = known.parts.get(root.as_str());
+    let why = part.map_or_else(
         || absent(&root, reports),
         |step| describe(step, reports.iter().find(|report| report.task.to_string() == root)),
     );
-    let text = match waiting.len() {
-        0 => format!("step {step_id} on {root} ({:.1} s): {why}", age.as_secs_f64()),
-        n => format!("step {step_id}: {n} of {n_tasks} tasks wait for {root} ({why})"),
+    let name = short(&root);
+    let mut text = match waiting.len() {
+        0 => format!("step {step_id} on {name} ({:.1} s): {why}", age.as_secs_f64()),
+        n => format!("step {step_id}: {n} of {} tasks wait for {name} ({why})", all.len()),
     };
-    Finding { step_id, age, root, waiting, text }
+    if let Some((tensor, by, lasts)) = &needed {
+        text += &format!("; {by} needs its tensor {tensor}, for {:.1} s", lasts.as_secs_f64());
+    }
+    let own = part.and_then(|step| step.wait.iter().find(|wait| wait.from_task.is_empty()));
+    let is_idle = needed.is_none() && own.is_some_and(|wait| wait.op.contains("Queue"));
+    let tensor = needed.map(|(tensor, ..)| tensor).unwrap_or_default();
+    Finding { step_id, age, root, waiting, tensor, is_idle, text }
 }
 
-/// The tasks that others wait for and that wait for no other task; those that wait for something of their own first.
-fn roots<'a>(edges: &BTreeMap<&'a str, BTreeSet<&'a str>>, tasks: &'a BTreeMap<String, &StepReport>) -> Vec<&'a str> {
-    let all: BTreeSet<&str> = edges.values().flatten().copied().chain(tasks.keys().map(String::as_str)).collect();
-    let mut roots: Vec<&str> = all.into_iter().filter(|task| !edges.contains_key(task)).collect();
-    let n_waiting = |task: &str| edges.values().filter(|to| to.contains(task)).count();
-    let has_own_wait = |task: &str| {
-        tasks.get(task).is_none_or(|step| step.wait.iter().any(|wait| wait.from_task.is_empty()) || !step.has_begun)
+/// Who waits for whom. A task that says nothing may still be waited for; what it waits for itself is not the point.
+fn edges<'a>(
+    known: &'a Known<'_>,
+    reports: &[TaskReport],
+    is_silent: &impl Fn(&str) -> bool,
+) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
+    let mut edges: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let mut add = |from: &'a str, to: &'a str| {
+        if !to.is_empty() && from != to && !is_silent(from) {
+            edges.entry(from).or_default().insert(to);
+        }
     };
-    roots.sort_by_key(|task| (std::cmp::Reverse(n_waiting(task)), !has_own_wait(task)));
-    roots
+    for (task, step) in &known.parts {
+        for wait in &step.wait {
+            match wait.for_task.is_empty() {
+                true => add(task, &wait.from_task),
+                false => add(&wait.for_task, task),
+            }
+        }
+    }
+    // A master waits for all tasks that have not ended their parts.
+    let Some((master, step)) = &known.master else { return edges };
+    for task in &step.task {
+        let answer = reports.iter().find(|report| report.task.to_string() == *task).map(|report| &report.report);
+        let waits = match (known.parts.get(task), answer) {
+            (Some(part), _) => !has_ended(part),
+            (None, Some(Err(_))) => true,
+            // It has come up since the step began, so it cannot know it.
+            (None, Some(Ok(report))) => report.up_ms < step.age_ms,
+            (None, None) => false,
+        };
+        if waits {
+            add(master, task);
+        }
+    }
+    edges
+}
+
+fn has_ended(part: &StepReport) -> bool {
+    part.has_begun && part.wait.is_empty() && part.n_running == 0
+}
+
+/// The task that others wait for and that waits for no other one, or, if they wait in a circle, one that has something to do
+/// of its own.
+fn root(edges: &BTreeMap<&str, BTreeSet<&str>>, known: &Known<'_>, is_silent: &impl Fn(&str) -> bool) -> String {
+    let all: BTreeSet<&str> = edges.values().flatten().copied().chain(known.parts.keys().map(String::as_str)).collect();
+    let n_waiting = |task: &str| edges.values().filter(|to| to.contains(task)).count();
+    let has_own = |task: &str| {
+        known.parts.get(task).is_none_or(|step| {
+            step.n_running > 0 || !step.has_begun || step.wait.iter().any(|wait| wait.from_task.is_empty())
+        })
+    };
+    let best = all.into_iter().min_by_key(|task| {
+        let is_awaited = n_waiting(task) > 0;
+        let is_culprit = is_awaited && is_silent(task);
+        (!is_culprit, edges.contains_key(task), std::cmp::Reverse(n_waiting(task)), !has_own(task))
+    });
+    let master = || known.master.as_ref().map(|(master, _)| master.clone()).unwrap_or_default();
+    best.map_or_else(master, str::to_owned)
+}
+
+/// The tensor of a task that another one has waited for longest: its name, by whom, for how long.
+fn needed(root: &str, known: &Known<'_>) -> Option<(String, String, Duration)> {
+    let waits = known.parts.iter().flat_map(|(task, step)| step.wait.iter().map(move |wait| (task, wait)));
+    let of_root = waits.filter_map(|(task, wait)| match (wait.from_task == root, wait.for_task.is_empty()) {
+        (true, true) if task != root => Some((task.as_str(), wait)),
+        (true, false) if wait.for_task != root => Some((wait.for_task.as_str(), wait)),
+        _ => None,
+    });
+    let (by, wait) = of_root.filter(|(_, wait)| !wait.tensor.is_empty()).max_by_key(|(_, wait)| wait.lasts_ms)?;
+    Some((wait.tensor.clone(), short(by), Duration::from_millis(wait.lasts_ms)))
+}
+
+/// `/job:worker/replica:0/task:1` is `worker:1` to people.
+fn short(task: &str) -> String {
+    TaskName::of_device(task).map_or_else(|_| task.to_owned(), |task| task.short())
 }
 
 /// What a task does about a step, in words.
@@ -108,8 +296,8 @@ fn describe(step: &StepReport, report: Option<&TaskReport>) -> String {
         }
         None if !step.has_begun => "its master has not told it to run the step".to_owned(),
         None if step.n_running > 0 => format!("{} kernel(s) running", step.n_running),
-        None => match step.wait.first() {
-            Some(wait) => format!("waits for {} of {}", wait.tensor, wait.from_task),
+        None => match step.wait.iter().find(|wait| wait.for_task.is_empty()) {
+            Some(wait) => format!("waits for {} of {}", wait.tensor, short(&wait.from_task)),
             None => "has run its part".to_owned(),
         },
     };
@@ -119,7 +307,7 @@ fn describe(step: &StepReport, report: Option<&TaskReport>) -> String {
 /// What is known of a task that did not report the step.
 fn absent(root: &str, reports: &[TaskReport]) -> String {
     match reports.iter().find(|report| report.task.to_string() == root) {
-        Some(TaskReport { report: Err(error), .. }) => format!("does not answer: {}", first_line(error)),
+        Some(TaskReport { report: Err(error), .. }) => first_line(error),
         Some(_) => "alive, but does not know the step: it may have restarted".to_owned(),
         None => "not asked".to_owned(),
     }
@@ -146,32 +334,73 @@ mod tests {
             op: "_Recv".into(),
             from_task,
             tensor: "edge_1_g".into(),
+            lasts_ms: 3000 + u64::from(from),
             ..Default::default()
         }
     }
 
+    fn dequeue() -> WaitReport {
+        WaitReport { node: "input/read".into(), op: "QueueDequeueV2".into(), lasts_ms: 3100, ..Default::default() }
+    }
+
+    fn unheard(task: u32) -> TaskReport {
+        TaskReport { task: TaskName::new("worker", task), report: Err(silent(Duration::from_secs(1))) }
+    }
+
     #[test]
     fn the_root_of_a_chain_is_named_with_what_it_does() {
-        let read =
-            WaitReport { node: "input/read".into(), op: "QueueDequeueV2".into(), lasts_ms: 3100, ..Default::default() };
-        let reports = [report(0, vec![recv(1)]), report(1, vec![read]), report(2, vec![recv(0)])];
+        let reports = [report(0, vec![recv(1)]), report(1, vec![dequeue()]), report(2, vec![recv(0)])];
         let findings = diagnose(&reports, Duration::from_secs(1));
         assert_eq!(findings.len(), 1);
         assert_eq!(
             findings[0].text,
-            "step 4711: 2 of 3 tasks wait for /job:worker/replica:0/task:1 (alive, last progress 3.1 s ago, in op \
-             input/read (QueueDequeueV2) for 3.1 s)"
+            "step 4711: 2 of 3 tasks wait for worker:1 (alive, last progress 3.1 s ago, in op input/read \
+             (QueueDequeueV2) for 3.1 s); worker:0 needs its tensor edge_1_g, for 3.0 s"
         );
+        assert!(!findings[0].is_idle);
         assert!(diagnose(&reports, Duration::from_secs(10)).is_empty());
     }
 
     #[test]
     fn a_task_that_does_not_answer_is_the_root_if_others_wait_for_it() {
-        let silent = TaskReport { task: TaskName::new("worker", 1), report: Err(Error::unavailable("refused")) };
-        let findings = diagnose(&[report(0, vec![recv(1)]), silent], Duration::ZERO);
+        let findings = diagnose(&[report(0, vec![recv(1)]), unheard(1)], Duration::ZERO);
         assert_eq!(
             findings[0].text,
-            "step 4711: 1 of 2 tasks wait for /job:worker/replica:0/task:1 (does not answer: refused)"
+            "step 4711: 1 of 2 tasks wait for worker:1 (does not answer (stopped or overloaded): nothing came in 1s); \
+             worker:0 needs its tensor edge_1_g, for 3.0 s"
         );
+        assert_eq!(findings[0].tensor, "edge_1_g");
+    }
+
+    #[test]
+    fn a_silent_task_is_the_root_even_if_it_waits_too() {
+        // Worker 1 was stopped after it had asked worker 0 for a tensor, and worker 0 needs one of its.
+        let asked = WaitReport {
+            from_task: TaskName::new("worker", 0).to_string(),
+            for_task: TaskName::new("worker", 1).to_string(),
+            tensor: "edge_2_w".into(),
+            ..Default::default()
+        };
+        let findings = diagnose(&[report(0, vec![recv(1), asked]), unheard(1)], Duration::ZERO);
+        assert_eq!(findings[0].root, TaskName::new("worker", 1).to_string());
+        assert_eq!(findings[0].waiting, [TaskName::new("worker", 0).to_string()]);
+    }
+
+    #[test]
+    fn a_master_waits_for_tasks_that_send_no_tensor() {
+        let task = TaskName::new("worker", 1).to_string();
+        let mastered = MasteredStep { step_id: 9, age_ms: 5000, task: vec![task.clone()] };
+        let mastered = KoloReportResponse { mastered: vec![mastered], ..KoloReportResponse::default() };
+        let master = TaskReport { task: TaskName::new("worker", 0), report: Ok(mastered) };
+        let findings = diagnose(&[master, unheard(1)], Duration::from_secs(1));
+        assert_eq!((findings.len(), findings[0].root.as_str()), (1, task.as_str()));
+        assert!(findings[0].text.starts_with("step 9: 1 of 2 tasks wait for worker:1 (does not answer"));
+    }
+
+    #[test]
+    fn waiting_at_a_queue_for_work_is_no_trouble() {
+        let findings = diagnose(&[report(0, vec![dequeue()])], Duration::ZERO);
+        assert!(findings[0].is_idle);
+        assert!(findings[0].text.starts_with("step 4711 on worker:0 (3.2 s): alive"), "{}", findings[0].text);
     }
 }

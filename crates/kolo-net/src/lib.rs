@@ -12,6 +12,7 @@ mod framed;
 pub mod grpc;
 pub mod limits;
 mod master;
+mod overdue;
 mod peers;
 pub mod proto;
 mod random;

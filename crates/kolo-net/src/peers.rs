@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::cluster::ClusterSpec;
+use crate::overdue::Mastered;
 use crate::proto::RecvTensorRequest;
 use crate::random::random_id;
 use crate::services::WorkerService;
@@ -40,6 +41,13 @@ impl TaskName {
     }
 }
 
+impl TaskName {
+    /// `ps:0`, for people.
+    pub fn short(&self) -> String {
+        format!("{}:{}", self.job, self.task)
+    }
+}
+
 /// `/job:ps/replica:0/task:0`
 impl std::fmt::Display for TaskName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -55,6 +63,8 @@ pub(crate) struct Peers {
     pub own: TaskName,
     pub cluster: ClusterSpec,
     pub runtime: Handle,
+    /// The steps that this task is the master of.
+    pub mastered: Arc<Mastered>,
     connect: Connect,
     connections: Mutex<HashMap<TaskName, Arc<dyn WorkerService>>>,
     own_worker: OnceLock<Weak<Worker>>,
@@ -62,7 +72,8 @@ pub(crate) struct Peers {
 
 impl Peers {
     pub fn new(own: TaskName, cluster: ClusterSpec, runtime: Handle, connect: Connect) -> Arc<Peers> {
-        Arc::new(Peers { own, cluster, runtime, connect, connections: Mutex::default(), own_worker: OnceLock::new() })
+        let (mastered, connections, own_worker) = (Arc::default(), Mutex::default(), OnceLock::new());
+        Arc::new(Peers { own, cluster, runtime, mastered, connect, connections, own_worker })
     }
 
     /// Says who this task's worker is; calls to it stay in the process.

@@ -18,6 +18,7 @@ use crate::framed::{Allocate, HELLO, Identity, KoloPeer, serve_connection};
 use crate::grpc;
 use crate::limits::MessageLimits;
 use crate::master::{LocalMaster, Master};
+use crate::overdue;
 use crate::peers::{Peers, TaskName};
 use crate::proto;
 use crate::tls::{Security, Token};
@@ -32,6 +33,8 @@ pub struct ServerConfig {
     pub defaults: proto::ConfigProto,
     /// How long a new session waits for tasks that are not there yet.
     pub ready_deadline: Duration,
+    /// When a step has run for so long, what it waits for is logged; `None` never.
+    pub report_after: Option<Duration>,
     /// The most sessions at once.
     pub max_sessions: usize,
     /// The largest messages.
@@ -54,6 +57,7 @@ impl Default for ServerConfig {
             session: SessionConfig::default(),
             defaults: proto::ConfigProto::default(),
             ready_deadline: Duration::from_secs(60),
+            report_after: Some(Duration::from_secs(10)),
             max_sessions: 10_000,
             limits: MessageLimits::default(),
             files: FileAccess::default(),
@@ -155,6 +159,9 @@ impl Server {
         };
         let peers = Peers::new(own.clone(), cluster.clone(), runtime.handle().clone(), connect);
         let worker = Worker::new(host, peers.clone());
+        if let Some(report_after) = config.report_after {
+            runtime.spawn(overdue::watch(peers.clone(), report_after));
+        }
         let master = Master::new(peers, config.defaults.clone(), config.ready_deadline, config.max_sessions);
 
         announce(&address.to_string(), &master, runtime.handle());

@@ -130,6 +130,11 @@ macro_rules! service {
     )*) => {
         #[doc = concat!("`", $service, "`.")]
         pub trait $trait: Send + Sync + 'static {
+            /// Why the task cannot be reached, if it is of another process and the last attempt failed.
+            fn trouble(&self) -> Option<String> {
+                None
+            }
+
             $($(#[$doc])*
             fn $method(&self, request: $request) -> Answer<$response> {
                 let _ = request;

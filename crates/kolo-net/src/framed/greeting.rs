@@ -92,16 +92,25 @@ async fn send(stream: &mut TcpStream, greeting: &Greeting) -> std::io::Result<()
     stream.write_all(&bytes).await
 }
 
-async fn receive(stream: &mut TcpStream) -> Result<Option<Greeting>> {
+/// What came where a greeting was expected.
+enum Came {
+    Greeting(Greeting),
+    /// Bytes of another protocol.
+    Other,
+    /// Nothing: the connection was closed.
+    Nothing,
+}
+
+async fn receive(stream: &mut TcpStream) -> Result<Came> {
     let broken = |error: std::io::Error| Error::unavailable(format!("the connection broke in the greeting: {error}"));
     let mut hello = [0; HELLO.len()];
     match stream.read_exact(&mut hello).await {
         Ok(_) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(Came::Nothing),
         Err(error) => return Err(broken(error)),
     }
     if hello != *HELLO {
-        return Ok(None);
+        return Ok(Came::Other);
     }
     let n = stream.read_u32_le().await.map_err(broken)? as usize;
     if n > MOST {
@@ -110,11 +119,21 @@ async fn receive(stream: &mut TcpStream) -> Result<Option<Greeting>> {
     let mut bytes = vec![0; n];
     stream.read_exact(&mut bytes).await.map_err(broken)?;
     let greeting = Greeting::decode(&bytes[..]).map_err(|error| Error::data_loss(format!("a greeting: {error}")))?;
-    Ok(Some(greeting))
+    Ok(Came::Greeting(greeting))
 }
 
-/// The caller's side. `Ok(false)` if the other side does not speak this: it is TensorFlow's, then, or TLS.
-pub(super) async fn introduce(stream: &mut TcpStream, identity: &Identity) -> Result<bool> {
+/// What a caller has learnt of the other side.
+pub(super) enum Introduced {
+    /// It is Kolo's, and of the same cluster.
+    Kolo,
+    /// It speaks something else: it is TensorFlow's, then.
+    Other,
+    /// It hung up, as TensorFlow's does on bytes that it does not know, and as any task does that ends.
+    HungUp,
+}
+
+/// The caller's side.
+pub(super) async fn introduce(stream: &mut TcpStream, identity: &Identity) -> Result<Introduced> {
     let probe = identity.shares_memory.then(Probe::new).flatten();
     let mut greeting = identity.greeting();
     if let Some(probe) = &probe {
@@ -127,22 +146,28 @@ pub(super) async fn introduce(stream: &mut TcpStream, identity: &Identity) -> Re
         receive(stream).await
     };
     let answer = tokio::time::timeout(DEADLINE, exchange).await.map_err(|_| {
-        Error::deadline_exceeded(format!("it accepted the connection and said nothing for {DEADLINE:?}"))
+        Error::deadline_exceeded(format!(
+            "it accepted the connection and said nothing for {DEADLINE:?} (stopped, overloaded, or another program)"
+        ))
     })?;
-    let Some(theirs) = answer? else { return Ok(false) };
+    let theirs = match answer? {
+        Came::Greeting(theirs) => theirs,
+        Came::Other => return Ok(Introduced::Other),
+        Came::Nothing => return Ok(Introduced::HungUp),
+    };
     if let Some(refusal) = theirs.refusal {
         return Err(refusal.into_error());
     }
     identity.check(&theirs)?;
-    Ok(true)
+    Ok(Introduced::Kolo)
 }
 
 /// The server's side: who calls, and whether large tensors go through shared memory.
 pub(super) async fn welcome(stream: &mut TcpStream, identity: &Identity) -> Result<(TaskName, bool)> {
-    let theirs = tokio::time::timeout(DEADLINE, receive(stream))
+    let came = tokio::time::timeout(DEADLINE, receive(stream))
         .await
-        .map_err(|_| Error::deadline_exceeded(format!("no greeting in {DEADLINE:?}")))??
-        .ok_or_else(|| Error::data_loss("not a greeting"))?;
+        .map_err(|_| Error::deadline_exceeded(format!("no greeting in {DEADLINE:?}")))??;
+    let Came::Greeting(theirs) = came else { return Err(Error::data_loss("not a greeting")) };
     let checked = match &identity.token {
         Some(token) if !same(token, &theirs.token) => Err(Error::new(
             kolo_core::Code::Unauthenticated,

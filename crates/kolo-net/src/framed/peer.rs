@@ -9,9 +9,10 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
 use super::Allocate;
-use super::greeting::{Identity, introduce};
+use super::greeting::{Identity, Introduced, introduce};
 use super::link::{Link, Reply};
 use super::server::Method;
+use crate::grpc;
 use crate::limits::MessageLimits;
 use crate::peers::TaskName;
 use crate::proto::*;
@@ -24,8 +25,9 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// How long to wait between attempts, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
-/// How often to say who is missing.
-const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// When to say who is missing: soon, and then now and again.
+const FIRST_REPORT: Duration = Duration::from_millis(500);
+const REPORT_EVERY: Duration = Duration::from_secs(10);
 
 /// Another task.
 pub(crate) struct KoloPeer {
@@ -41,6 +43,8 @@ struct Inner {
     /// For a task that is TensorFlow's.
     grpc: Arc<dyn WorkerService>,
     state: Mutex<State>,
+    /// Why the last attempt to connect failed.
+    trouble: parking_lot::Mutex<Option<String>>,
 }
 
 #[derive(Clone, Default)]
@@ -67,8 +71,8 @@ impl KoloPeer {
         allocate: Allocate,
         grpc: Arc<dyn WorkerService>,
     ) -> KoloPeer {
-        let state = Mutex::default();
-        KoloPeer { inner: Arc::new(Inner { task, address, identity, limits, allocate, grpc, state }) }
+        let (state, trouble) = (Mutex::default(), Default::default());
+        KoloPeer { inner: Arc::new(Inner { task, address, identity, limits, allocate, grpc, state, trouble }) }
     }
 }
 
@@ -81,15 +85,18 @@ impl Inner {
             State::Grpc => return Ok(Way::Grpc),
             State::Kolo(_) | State::NotConnected => {}
         }
-        let place = |error: Error| error.context(format_args!("{} at {}", self.task, self.address));
-        let connected = tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect(&self.address)).await;
-        let mut stream = connected
-            .map_err(|_| place(Error::unavailable(format!("no answer to the connection in {CONNECT_DEADLINE:?}"))))?
-            .map_err(|error| place(Error::unavailable(error.to_string())))?;
-        stream.set_nodelay(true).map_err(|error| place(Error::unavailable(error.to_string())))?;
-        if !introduce(&mut stream, &self.identity).await.map_err(place)? {
-            *state = State::Grpc;
-            return Ok(Way::Grpc);
+        let connected = self.connect().await;
+        *self.trouble.lock() = connected.as_ref().err().map(|error| error.message().to_owned());
+        let (stream, introduced) =
+            connected.map_err(|error| error.context(format_args!("{} at {}", self.task, self.address)))?;
+        match introduced {
+            Introduced::Kolo => {}
+            Introduced::Other => {
+                *state = State::Grpc;
+                return Ok(Way::Grpc);
+            }
+            // Who knows what it will be when it comes back: this call alone goes by gRPC.
+            Introduced::HungUp => return Ok(Way::Grpc),
         }
         let peer = format!("{} at {}", self.task, self.address);
         let link = Link::new(stream, peer, self.limits, self.allocate.clone());
@@ -97,19 +104,29 @@ impl Inner {
         Ok(Way::Kolo(link))
     }
 
+    async fn connect(&self) -> Result<(TcpStream, Introduced)> {
+        let connected = tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect(&self.address)).await;
+        let mut stream = connected
+            .map_err(|_| Error::unavailable(format!("no answer to the connection in {CONNECT_DEADLINE:?}")))?
+            .map_err(|error| Error::unavailable(grpc::explain(&error)))?;
+        grpc::set_up(&stream).map_err(|error| Error::unavailable(error.to_string()))?;
+        let introduced = introduce(&mut stream, &self.identity).await?;
+        Ok((stream, introduced))
+    }
+
     /// The same, however long it takes the task to come up. Says every second who is missing and why.
     async fn wait_until_up(&self) -> Result<Way> {
         let start = Instant::now();
-        let (mut pause, mut reported) = (PAUSES.0, start);
+        let (mut pause, mut next_report) = (PAUSES.0, start + FIRST_REPORT);
         loop {
             let error = match self.way().await {
                 Ok(way) => return Ok(way),
                 Err(error) if error.code() != Code::Unavailable => return Err(error),
                 Err(error) => error,
             };
-            if reported.elapsed() >= REPORT_EVERY {
-                reported = Instant::now();
-                tracing::warn!("still waiting for {error} (for {:.0?})", start.elapsed());
+            if Instant::now() >= next_report {
+                next_report = Instant::now() + REPORT_EVERY;
+                tracing::warn!("still waiting for {error} (for {:.1} s)", start.elapsed().as_secs_f64());
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
@@ -134,6 +151,10 @@ macro_rules! peer {
         $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $repeat:ident;
     )*) => {
         impl $trait for KoloPeer {
+            fn trouble(&self) -> Option<String> {
+                self.inner.trouble.lock().clone().or_else(|| self.inner.grpc.trouble())
+            }
+
             $(fn $method(&self, request: $request) -> Answer<$response> {
                 let inner = self.inner.clone();
                 Box::pin(async move {

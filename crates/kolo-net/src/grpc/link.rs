@@ -32,7 +32,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// When a call that waits for its task says so in the log: soon, and then now and again.
-const FIRST_REPORT: Duration = Duration::from_secs(1);
+const FIRST_REPORT: Duration = Duration::from_millis(500);
 const REPORT_EVERY: Duration = Duration::from_secs(10);
 
 /// A call that may be repeated is sent this often if its connection is lost.
@@ -399,7 +399,7 @@ fn timeout_header(deadline: Instant) -> HeaderValue {
 }
 
 /// An error of connecting, in words that say what to do.
-fn explain(error: &std::io::Error) -> String {
+pub(crate) fn explain(error: &std::io::Error) -> String {
     use std::io::ErrorKind::*;
     match error.kind() {
         ConnectionRefused => "connection refused (no server listens there, or not yet)".into(),

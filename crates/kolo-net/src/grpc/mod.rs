@@ -24,6 +24,8 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use link::explain;
+pub(crate) use options::set_up;
 pub use options::{LinkOptions, ReceiveMemory, ServerOptions};
 pub use peer::{GrpcMaster, GrpcPeer};
 pub use server::serve;

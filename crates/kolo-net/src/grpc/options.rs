@@ -20,7 +20,7 @@ pub(super) const FRAME_BYTES: u32 = 256 << 10;
 
 /// No waiting for more to send with; and a machine that vanished is noticed by the kernel, after about `5 + 3 × 2` seconds if
 /// nothing was under way and 30 if something was, whatever the program at the other end does or is.
-pub(super) fn set_up(stream: &TcpStream) -> std::io::Result<()> {
+pub(crate) fn set_up(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = socket2::SockRef::from(stream);
     let keepalive = socket2::TcpKeepalive::new()

@@ -110,6 +110,10 @@ macro_rules! remote {
         $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $attempts:ident;
     )*) => {
         impl $trait for $type {
+            fn trouble(&self) -> Option<String> {
+                self.0.link.trouble().map(|(_, why)| why)
+            }
+
             $(fn $method(&self, mut request: $request) -> Answer<$response> {
                 let method = Method {
                     path: concat!("/", $service, "/", stringify!($name)),

@@ -89,7 +89,8 @@ impl Master {
         let devices = Devices { own: self.peers.own.clone(), infos };
         let session = Session::new(handle.clone(), config, devices, attributes, tasks, self.peers.clone());
         let session = Arc::new(session);
-        let announced = match self.announce(&session).await {
+        let announcing = within(deadline, "announcing the session to all tasks", self.announce(&session));
+        let announced = match announcing.await {
             Ok(()) => session.extend(request.graph_def.unwrap_or_default(), None).await,
             Err(error) => Err(error),
         };
@@ -141,16 +142,28 @@ impl Master {
             let is_own = task == self.peers.own;
             asking.spawn(async move {
                 let answer = tokio::time::timeout(deadline, worker.get_status(proto::GetStatusRequest {})).await;
-                let answer = answer.unwrap_or_else(|_| {
-                    Err(Error::deadline_exceeded(format!("{task} did not say which devices it has in {deadline:?}")))
-                });
-                (answer.map_err(|error| from_task(error, &task, is_own)), task)
+                let answer = answer.map_err(|_| worker.trouble().unwrap_or_else(|| "no answer".to_owned()));
+                (answer.map(|answer| answer.map_err(|error| from_task(error, &task, is_own))), task)
             });
         }
         let mut found: Vec<(TaskName, Vec<proto::DeviceAttributes>)> = Vec::new();
+        let mut missing: Vec<String> = Vec::new();
         while let Some(answer) = asking.join_next().await {
             let (answer, task) = answer.map_err(|error| Error::internal(format!("GetStatus failed: {error}")))?;
-            found.push((task, answer?.device_attributes));
+            match answer {
+                Ok(answer) => found.push((task, answer?.device_attributes)),
+                Err(why) => {
+                    let address = self.peers.cluster.address(&task.job, task.task)?;
+                    missing.push(format!("{task} at {address}: {why}"));
+                }
+            }
+        }
+        if !missing.is_empty() {
+            missing.sort();
+            return Err(Error::deadline_exceeded(format!(
+                "these tasks did not say in {deadline:?} which devices they have: {}",
+                missing.join("; ")
+            )));
         }
         found.sort_by_key(|(task, _)| (*task != self.peers.own, task.clone()));
         let mut all = Vec::new();
@@ -224,6 +237,7 @@ impl Master {
         for task in self.peers.tasks().into_iter().filter(|task| self.is_wanted(task, &filters)) {
             let call =
                 self.peers.task(&task)?.cleanup_all(proto::CleanupAllRequest { container: request.container.clone() });
+            let call = within(self.ready_deadline, "Reset", call);
             resetting.spawn(async move { call.await.map(drop).map_err(|error| from_task(error, &task, false)) });
         }
         while let Some(answer) = resetting.join_next().await {
@@ -260,7 +274,10 @@ impl Session {
             targets: request.target,
             ..Wanted::default()
         };
-        let plan = self.plan(wanted.sorted()).await?;
+        let plan = match self.timeout(&options) {
+            Some(timeout) => within(timeout, "handing the graph to its tasks", self.plan(wanted.sorted())).await?,
+            None => self.plan(wanted.sorted()).await?,
+        };
         let send = |(key, named): (&Option<String>, proto::NamedTensorProto)| {
             key.as_ref().map(|key| proto::NamedTensorProto { name: key.clone(), tensor: named.tensor })
         };
@@ -296,6 +313,12 @@ impl StepPlan {
         keys.dedup();
         keys
     }
+}
+
+/// Gives up on a call after a while.
+async fn within<T>(deadline: Duration, what: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = |_| Err(Error::deadline_exceeded(format!("{what} did not end in {deadline:?}")));
+    tokio::time::timeout(deadline, call).await.unwrap_or_else(late)
 }
 
 fn exec_opts(options: &proto::RunOptions) -> proto::ExecutorOpts {

@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use super::plan::{RegisteredPart, StepPlan};
 use super::session::{Session, from_task};
-use crate::doctor::{TaskReport, diagnose};
+use crate::doctor::diagnose;
+use crate::overdue::ask;
 use crate::proto;
 use crate::random::{random_id, random_step_id};
 use crate::tensor_wire::WireTensor;
@@ -17,8 +18,8 @@ use crate::tensor_wire::WireTensor;
 /// After an error that only echoes another one, how long the step waits for the other one.
 const CAUSE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a task has to say what it is doing.
-const REPORT_DEADLINE: Duration = Duration::from_secs(1);
+/// How long a task is asked to clean up after a step; a task that hangs longer has been noticed otherwise.
+const CLEAN_UP_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What a step takes and gives.
 #[derive(Default)]
@@ -44,6 +45,7 @@ impl Session {
     /// Runs one step of a plan to its end, and tells all tasks that it is over.
     pub async fn run_step(&self, plan: &StepPlan, io: StepIo, timeout: Option<Duration>) -> Result<StepOutput> {
         let step = CleanUp { session: self, plan, step_id: random_step_id() };
+        let _listed = self.peers.mastered.begin(step.step_id, plan.parts.iter().map(|part| part.task.clone()));
         let run = self.run_parts(plan, step.step_id, io);
         let timed = async {
             let Some(timeout) = timeout else { return run.await };
@@ -64,20 +66,7 @@ impl Session {
 
     /// What a step waits for, in a sentence.
     async fn ask_why(&self, plan: &StepPlan, step_id: u64) -> String {
-        let mut asking = JoinSet::new();
-        for part in &plan.parts {
-            let call = part.worker.report(proto::KoloReportRequest { step_id: step_id as i64 });
-            let task = part.task.clone();
-            asking.spawn(async move {
-                let answer = tokio::time::timeout(REPORT_DEADLINE, call).await;
-                let silent = |_| Err(Error::deadline_exceeded(format!("no answer in {REPORT_DEADLINE:?}")));
-                TaskReport { task, report: answer.unwrap_or_else(silent) }
-            });
-        }
-        let mut reports = Vec::with_capacity(plan.parts.len());
-        while let Some(report) = asking.join_next().await {
-            reports.extend(report.ok());
-        }
+        let reports = ask(&self.peers, plan.parts.iter().map(|part| part.task.clone()), step_id).await;
         let findings = diagnose(&reports, Duration::ZERO);
         findings.first().map_or_else(|| "its tasks have ended it".to_owned(), |finding| finding.text.clone())
     }
@@ -185,8 +174,10 @@ pub(super) fn clean_up(session: &Session, plan: &StepPlan, step_id: u64) {
         let call = part.worker.cleanup_graph(proto::CleanupGraphRequest { step_id: step_id as i64 });
         let task = part.task.clone();
         session.peers.runtime.spawn(async move {
-            if let Err(error) = call.await {
-                tracing::debug!("{task} could not clean up after step {step_id}: {error}");
+            match tokio::time::timeout(CLEAN_UP_DEADLINE, call).await {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => tracing::debug!("{task} could not clean up after step {step_id}: {error}"),
+                Err(_) => tracing::debug!("{task} did not clean up after step {step_id} in {CLEAN_UP_DEADLINE:?}"),
             }
         });
     }

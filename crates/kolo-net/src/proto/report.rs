@@ -29,6 +29,26 @@ pub struct KoloReportResponse {
     /// How long the process has run, in milliseconds.
     #[prost(uint64, tag = "6")]
     pub up_ms: u64,
+    /// The steps that it is the master of.
+    #[prost(message, repeated, tag = "7")]
+    pub mastered: Vec<MasteredStep>,
+    /// The cluster as it was told it.
+    #[prost(message, optional, tag = "8")]
+    pub cluster: Option<super::ClusterDef>,
+}
+
+/// A step as its master knows it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct MasteredStep {
+    /// The step.
+    #[prost(int64, tag = "1")]
+    pub step_id: i64,
+    /// How long it has run, in milliseconds.
+    #[prost(uint64, tag = "2")]
+    pub age_ms: u64,
+    /// The tasks that run parts of it.
+    #[prost(string, repeated, tag = "3")]
+    pub task: Vec<String>,
 }
 
 /// One step on one task.

@@ -26,6 +26,8 @@ pub(super) fn report(worker: &Worker, step_id: u64) -> proto::KoloReportResponse
         last_ended_ms: last_ended.map_or(-1, |ago| millis(ago) as i64),
         n_sessions: worker.sessions.lock().len() as u64,
         up_ms: millis(worker.started.elapsed()),
+        mastered: worker.peers.mastered.report(step_id),
+        cluster: Some(worker.peers.cluster.to_def()),
     }
 }
 

@@ -12,6 +12,7 @@ use kolo_runtime::{FrameIds, Host, TaskGraph, TaskSession};
 use parking_lot::Mutex;
 
 use crate::proto::RegisterGraphRequest;
+use crate::random::random_u64;
 
 /// The version of graphs that TensorFlow 1.15 writes, the last with its way of numbering loops.
 const LAST_WITH_PATHS: i32 = 134;
@@ -19,13 +20,14 @@ const LAST_WITH_PATHS: i32 = 134;
 pub(super) struct Session {
     task: TaskSession,
     graphs: Mutex<HashMap<String, Arc<TaskGraph>>>,
-    n_graphs: AtomicU64,
+    /// Begins anywhere, so that a master that has not noticed a restart does not run somebody else's graph.
+    next_handle: AtomicU64,
 }
 
 impl Session {
     pub fn new(host: &Host, is_isolated: bool) -> Session {
         let task = if is_isolated { TaskSession::isolated(host) } else { TaskSession::new(host) };
-        Session { task, graphs: Mutex::default(), n_graphs: AtomicU64::new(0) }
+        Session { task, graphs: Mutex::default(), next_handle: AtomicU64::new(random_u64()) }
     }
 
     /// Compiles a part of a graph and gives it a handle.
@@ -38,7 +40,7 @@ impl Session {
         let graph = Graph::new(registry());
         import(&graph, &def, ImportOptions::default())?;
         let compiled = self.task.compile(&graph.snapshot(), frame_ids)?;
-        let handle = format!("{:016x}", self.n_graphs.fetch_add(1, Ordering::Relaxed) + 1);
+        let handle = format!("{:016x}", self.next_handle.fetch_add(1, Ordering::Relaxed));
         self.graphs.lock().insert(handle.clone(), Arc::new(compiled));
         Ok(handle)
     }

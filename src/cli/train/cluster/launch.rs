@@ -60,6 +60,7 @@ pub fn launch(flags: &ClusterFlags, json: bool) -> Result<()> {
     for task in 0..n_ps {
         let mut command = Command::new(&program);
         command.args(["serve", "--with-parent", "--cluster", &cluster, "--job", "ps", "--task", &task.to_string()]);
+        command.args(flags.security.args());
         processes.push(start(command, format!("ps {task}"), processes.len(), &sender)?);
     }
     for task in 0..n_workers {

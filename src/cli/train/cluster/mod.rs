@@ -10,6 +10,8 @@ use kolo::cluster::{ReplicaDeviceSetter, SyncReplicas};
 use kolo::optim::Optimizer;
 use kolo::{ClusterSpec, Error, Result};
 
+use crate::cli::security::SecurityFlags;
+
 pub use launch::launch;
 pub use worker::run;
 
@@ -37,6 +39,8 @@ pub struct ClusterFlags {
     /// Ends when standard input ends: whoever started this process is gone
     #[arg(long, hide = true)]
     pub with_parent: bool,
+    #[command(flatten)]
+    pub security: SecurityFlags,
 }
 
 /// A worker's place in its cluster.

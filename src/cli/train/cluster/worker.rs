@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::{Role, Updates};
 use crate::cli::print;
+use crate::cli::serve::file_access;
 use crate::cli::train::job::{Job, stop_on_ctrl_c};
 use crate::cli::train::options::Common;
 use crate::cli::train::progress::View;
@@ -29,7 +30,7 @@ pub fn run<'g>(
     if common.cluster.with_parent {
         end_with_parent(stop.clone());
     }
-    let server = Server::new(&role.cluster, "worker", role.task, ServerConfig::default())?;
+    let server = Server::new(&role.cluster, "worker", role.task, server_config(common, role)?)?;
     let target = server.target();
     let own = format!("/job:worker/task:{}", role.task);
     let config = SessionConfig { device_filters: vec!["/job:ps".to_owned(), own], ..SessionConfig::default() };
@@ -109,6 +110,18 @@ pub fn run<'g>(
         }))?;
     }
     Ok(())
+}
+
+/// Who may use this task, and which files it touches for them.
+fn server_config(common: &Common, role: &Role) -> Result<ServerConfig> {
+    if let Some(dir) = &common.checkpoint_dir {
+        std::fs::create_dir_all(dir).map_err(|error| {
+            Error::failed_precondition(format!("the folder '{}' cannot be made: {error}", dir.display()))
+        })?;
+    }
+    let dirs: Vec<_> = common.checkpoint_dir.iter().cloned().collect();
+    let files = file_access(&dirs, &role.cluster, "worker", role.task)?;
+    Ok(ServerConfig { files, security: common.cluster.security.read()?, ..ServerConfig::default() })
 }
 
 /// Sets the flag when standard input ends.

@@ -1,0 +1,142 @@
+//! `kolo doctor`: asks every task of a cluster how it does, and says what it waits for.
+
+use std::time::{Duration, Instant};
+
+use kolo::doctor::{Examination, Options, TaskReport, examine};
+use kolo::{ClusterSpec, Error, Result};
+use serde_json::{Value, json};
+
+use super::security::SecurityFlags;
+use super::{print, task};
+
+/// Between two looks of `--watch`.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Flags of `kolo doctor`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  kolo doctor --cluster cluster.json                asks once; the exit code is 1 if something is stuck
+  kolo doctor --cluster cluster.json --watch        asks every second
+  kolo doctor                                       the cluster of TF_CONFIG")]
+pub struct Args {
+    /// All tasks: JOB=HOST:PORT,HOST:PORT;JOB=... or a JSON file; $TF_CONFIG if absent
+    #[arg(long, value_name = "TASKS")]
+    cluster: Option<String>,
+    #[command(flatten)]
+    security: SecurityFlags,
+    /// Steps that are older than this are looked into
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    overdue: f64,
+    /// How long a task has to answer
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    deadline: f64,
+    /// One JSON object per look
+    #[arg(long)]
+    json: bool,
+    /// Asks every second, until Ctrl-C
+    #[arg(long)]
+    watch: bool,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let environment = task::environment()?;
+    let cluster = task::cluster(args.cluster.as_deref(), environment.as_ref())?;
+    let seconds = |flag: &str, seconds: f64| {
+        let wrong = |_| Error::invalid_argument(format!("{flag} {seconds} is not a number of seconds"));
+        Duration::try_from_secs_f64(seconds).map_err(wrong)
+    };
+    let options = Options {
+        security: args.security.read()?,
+        overdue: seconds("--overdue", args.overdue)?,
+        deadline: seconds("--deadline", args.deadline)?.max(Duration::from_millis(10)),
+    };
+    let began = Instant::now();
+    loop {
+        let looked = Instant::now();
+        let examination = examine(&cluster, &options)?;
+        match args.json {
+            true => print(as_json(&cluster, &examination))?,
+            false => {
+                if args.watch {
+                    print(format_args!("after {:.0} s", began.elapsed().as_secs_f64()))?;
+                }
+                show(&cluster, &examination)?;
+            }
+        }
+        if !args.watch {
+            return match examination.n_problems() {
+                0 => Ok(()),
+                n => {
+                    Err(Error::unavailable(format!("{n} of the above {} help", if n == 1 { "needs" } else { "need" })))
+                }
+            };
+        }
+        std::thread::sleep(PERIOD.saturating_sub(looked.elapsed()));
+    }
+}
+
+fn show(cluster: &ClusterSpec, examination: &Examination) -> Result<()> {
+    let width = examination.tasks.iter().map(|task| task.short_name().len()).max().unwrap_or(0);
+    for task in &examination.tasks {
+        let address = cluster.address(&task.task.job, task.task.task)?;
+        print(format_args!("{:width$}  {address}  {}", task.short_name(), state(task)))?;
+    }
+    for text in examination.differences.iter().chain(examination.findings.iter().map(|finding| &finding.text)) {
+        print(text)?;
+    }
+    if examination.n_problems() == 0 && examination.findings.is_empty() {
+        print("Nothing is stuck.")?;
+    }
+    Ok(())
+}
+
+/// How a task does, in words.
+fn state(task: &TaskReport) -> String {
+    let report = match &task.report {
+        Ok(report) => report,
+        Err(error) => return error.message().lines().next().unwrap_or_default().to_owned(),
+    };
+    let progress = match u64::try_from(report.last_ended_ms) {
+        Ok(ms) => format!("last progress {:.1} s ago", ms as f64 / 1e3),
+        Err(_) => "has run no step yet".to_owned(),
+    };
+    format!(
+        "alive for {:.0} s, {} steps done, {} under way, {} sessions, {progress}",
+        report.up_ms as f64 / 1e3,
+        report.n_ended,
+        report.step.len(),
+        report.n_sessions
+    )
+}
+
+fn as_json(cluster: &ClusterSpec, examination: &Examination) -> Value {
+    let task = |task: &TaskReport| {
+        let address = cluster.address(&task.task.job, task.task.task).unwrap_or_default();
+        match &task.report {
+            Ok(report) => json!({
+                "task": task.short_name(), "address": address, "alive": true, "up_s": report.up_ms as f64 / 1e3,
+                "steps_done": report.n_ended, "steps_under_way": report.step.len(), "sessions": report.n_sessions,
+                "last_progress_s": u64::try_from(report.last_ended_ms).ok().map(|ms| ms as f64 / 1e3),
+            }),
+            Err(error) => json!({
+                "task": task.short_name(), "address": address, "alive": false, "why": error.message(),
+            }),
+        }
+    };
+    let findings: Vec<Value> = examination
+        .findings
+        .iter()
+        .map(|finding| {
+            json!({
+                "step": finding.step_id, "age_s": finding.age.as_secs_f64(), "root": finding.root,
+                "waiting": finding.waiting, "tensor": finding.tensor, "idle": finding.is_idle, "text": finding.text,
+            })
+        })
+        .collect();
+    json!({
+        "tasks": examination.tasks.iter().map(task).collect::<Vec<_>>(),
+        "findings": findings,
+        "differences": examination.differences,
+        "healthy": examination.n_problems() == 0,
+    })
+}

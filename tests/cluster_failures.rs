@@ -1,0 +1,391 @@
+//! What happens to a cluster of real processes when one is late, wrong, killed, stopped, or silent.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::io::Read as _;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kolo::{Code, Connect as _, Graph, Result, RunOptions, Session, SessionConfig};
+use support::{Folder, PATIENCE, Process, Spec, kolo, one_at_a_time, write_pictures};
+
+/// Opens a session over an empty graph.
+fn connect(target: &str) -> Result<Session> {
+    Session::connect(target, &kolo::graph())
+}
+
+#[test]
+fn a_task_that_is_missing_is_named_at_once_and_found_when_it_comes() {
+    let _turn = one_at_a_time();
+    let spec = Spec::new(&[("ps", 1), ("worker", 1)]);
+    let worker = spec.serve("worker", 0, &["--ready-deadline", "2"]);
+    let error = connect(&spec.target("worker", 0)).err().unwrap();
+    assert!([Code::DeadlineExceeded, Code::Unavailable].contains(&error.code()), "{error:?}");
+    for part in ["/job:ps/replica:0/task:0", spec.address("ps", 0), "connection refused"] {
+        assert!(error.message().contains(part), "{part} is missing in {error}");
+    }
+    let warning = worker.wait_for("still waiting for /job:ps/replica:0/task:0");
+    assert!(warning.text.contains("connection refused"), "{}", warning.text);
+    drop(worker);
+
+    let _worker = spec.serve("worker", 0, &[]);
+    let target = spec.target("worker", 0);
+    let waiting = std::thread::spawn(move || connect(&target).map(|session| session.list_devices().len()));
+    let _ps = spec.serve("ps", 0, &[]);
+    assert_eq!(waiting.join().unwrap().unwrap(), 2);
+}
+
+#[test]
+fn a_task_of_another_cluster_and_a_wrong_token_are_named() {
+    let _turn = one_at_a_time();
+    let spec = Spec::new(&[("ps", 1), ("worker", 1)]);
+    let _worker = spec.serve("worker", 0, &["--ready-deadline", "5"]);
+    let other = spec.with("worker", 0, "127.0.0.1:9");
+    let ps = other.serve("ps", 0, &[]);
+    let error = connect(&spec.target("worker", 0)).err().unwrap();
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    for part in ["/job:ps/replica:0/task:0", "/job:worker/replica:0/task:0", "different clusters", "127.0.0.1:9"] {
+        assert!(error.message().contains(part), "{part} is missing in {error}");
+    }
+    let (is_well, text) = kolo(&["doctor", "--cluster", &spec.text]);
+    assert!(!is_well && text.contains("ps:0 was started with another cluster"), "{text}");
+    drop(ps);
+
+    let _ps = spec.serve("ps", 0, &["--token", "a-token-of-the-ps"]);
+    let error = connect(&spec.target("worker", 0)).err().unwrap();
+    assert_eq!(error.code(), Code::Unauthenticated, "{error}");
+    assert!(error.message().contains("/job:ps/replica:0/task:0 wants a token"), "{error}");
+    let error = connect(&spec.target("ps", 0)).err().unwrap();
+    assert_eq!(error.code(), Code::Unauthenticated, "{error}");
+}
+
+/// A cluster that trains: `ps:0`, and workers as they are started.
+struct Training {
+    spec: Spec,
+    folder: Folder,
+}
+
+impl Training {
+    fn new(name: &str, n_workers: usize) -> Training {
+        let folder = Folder::new(name);
+        write_pictures(&folder.0.join("data"));
+        Training { spec: Spec::new(&[("ps", 1), ("worker", n_workers)]), folder }
+    }
+
+    /// A worker that reports every step. The first one is the chief, and saves every 20 steps.
+    fn worker(&self, task: usize, flags: &[&str]) -> Process {
+        let (data, checkpoints, task_text) = (self.folder.path("data"), self.folder.path("ckpt"), task.to_string());
+        let mut args =
+            vec!["train", "mnist", "--json", "--log-every", "1", "--batch-size", "20", "--epochs", "1000000"];
+        args.extend(["--with-parent", "--data", &data, "--cluster", &self.spec.text, "--task", &task_text]);
+        args.extend(["--optimizer", "sgd", "--lr", "0.001"]);
+        if task == 0 {
+            args.extend(["--checkpoint-dir", &checkpoints]);
+            if !flags.contains(&"--checkpoint-every") {
+                args.extend(["--checkpoint-every", "20"]);
+            }
+        }
+        args.extend(flags);
+        Process::start(&format!("worker {task}"), &args)
+    }
+}
+
+#[test]
+fn a_worker_trains_as_soon_as_its_chief_is_ready() {
+    let _turn = one_at_a_time();
+    let training = Training::new("late-chief", 2);
+    let _ps = training.spec.serve("ps", 0, &[]);
+    let worker = training.worker(1, &[]);
+    worker.wait_for("the chief has given no value yet");
+    assert!(worker.steps().is_empty());
+    let chief = training.worker(0, &[]);
+    let (_, ready) = chief.wait_for_step(0, |_| true);
+    let (_, first) = worker.wait_for_step(0, |_| true);
+    println!("the worker trained {:?} after the chief", first.at.saturating_duration_since(ready.at));
+}
+
+#[test]
+fn a_worker_that_is_killed_is_not_missed_and_can_be_replaced() {
+    let _turn = one_at_a_time();
+    let training = Training::new("killed-worker", 2);
+    let _ps = training.spec.serve("ps", 0, &[]);
+    let chief = training.worker(0, &[]);
+    let mut worker = training.worker(1, &[]);
+    worker.wait_for_step(0, |_| true);
+    worker.kill();
+    let (killed_at, n_lines) = (Instant::now(), chief.lines().len());
+    let before = chief.steps().into_iter().max().unwrap();
+    let (_, next) = chief.wait_for_step(n_lines, |step| step > before);
+    println!("the chief's next step came {:?} after the kill", next.at.saturating_duration_since(killed_at));
+
+    let replacement = training.worker(1, &[]);
+    let (step, first) = replacement.wait_for_step(0, |_| true);
+    println!("the replacement trained {:?} after its start", first.at - replacement.started);
+    assert!(step >= before, "step {step} after {before}");
+    let steps = chief.steps();
+    assert!(steps.is_sorted(), "no acknowledged update is lost: {steps:?}");
+    assert!(!chief.text().contains("lost the session"), "{}", chief.text());
+}
+
+#[test]
+fn a_parameter_server_that_is_killed_costs_the_steps_since_the_checkpoint_and_says_so() {
+    let _turn = one_at_a_time();
+    let training = Training::new("killed-ps", 2);
+    let mut ps = training.spec.serve("ps", 0, &[]);
+    let chief = training.worker(0, &[]);
+    let worker = training.worker(1, &[]);
+    worker.wait_for_step(0, |_| true);
+    chief.wait_for_step(0, |step| step > 45);
+    ps.kill();
+    chief.wait_for("lost the session");
+    let (n_chief, n_worker) = (chief.lines().len(), worker.lines().len());
+    let before = chief.steps().into_iter().max().unwrap();
+    let _ps = training.spec.serve("ps", 0, &[]);
+    let restarted = Instant::now();
+    let announced = chief.wait_until("steps lost", n_chief, |line| line.text.contains("steps lost: "));
+    assert!(announced.text.contains("Restored"), "{}", announced.text);
+    let (step, next) = chief.wait_for_step(n_chief, |_| true);
+    println!("the chief trained {:?} after the restart; {}", next.at - restarted, announced.text);
+    let lost: i64 = announced.text.rsplit("steps lost: ").next().unwrap().trim().parse().unwrap();
+    assert!(step > 20 && step <= before + 50, "it went on at {step} after {before}");
+    assert!((0..=before).contains(&lost), "{lost} of {before}");
+    worker.wait_for_step(n_worker, |_| true);
+}
+
+#[test]
+fn a_chief_that_returns_attaches_and_the_global_step_never_decreases() {
+    let _turn = one_at_a_time();
+    let training = Training::new("killed-chief", 2);
+    let _ps = training.spec.serve("ps", 0, &[]);
+    let mut chief = training.worker(0, &["--checkpoint-every", "1000000"]);
+    let worker = training.worker(1, &[]);
+    worker.wait_for_step(0, |_| true);
+    chief.wait_for_step(0, |step| step > 30);
+    chief.kill();
+    let before = chief.steps().into_iter().max().unwrap();
+    let n_lines = worker.lines().len();
+    worker.wait_for_step(n_lines, |step| step > before);
+    let chief = training.worker(0, &[]);
+    let (step, first) = chief.wait_for_step(0, |_| true);
+    println!("the chief trained {:?} after its start", first.at - chief.started);
+    assert!(step > before, "step {step} after {before}");
+    let steps = worker.steps();
+    assert!(steps.is_sorted(), "{steps:?}");
+}
+
+/// A graph whose value comes from the parameter server to the worker.
+fn across(g: &Graph) -> (kolo::Operation<'_>, kolo::Output<'_>) {
+    let v = g.device("/job:ps/task:0", || g.variable("v", [3.0f32, 4.0]));
+    let y = g.device("/job:worker/task:0", || v.read() * 2.0);
+    (g.global_variables_initializer(), y)
+}
+
+#[test]
+fn a_stopped_task_is_named_with_the_step_and_the_tensor_that_wait_for_it() {
+    let _turn = one_at_a_time();
+    for transport in [&["--report-after", "1"][..], &["--report-after", "1", "--grpc-only"]] {
+        let spec = Spec::new(&[("ps", 1), ("worker", 1)]);
+        let ps = spec.serve("ps", 0, transport);
+        let worker = spec.serve("worker", 0, transport);
+        let (is_well, text) = kolo(&["doctor", "--cluster", &spec.text]);
+        assert!(is_well && text.contains("Nothing is stuck"), "{text}");
+
+        let (stop, n_runs, target) =
+            (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)), spec.target("worker", 0));
+        let runs = {
+            let (stop, n_runs) = (stop.clone(), n_runs.clone());
+            std::thread::spawn(move || -> Result<()> {
+                let g = kolo::graph();
+                let (init, y) = across(&g);
+                let session = Session::connect(&target, &g)?;
+                session.run_op(init)?;
+                let options = RunOptions { timeout: Some(PATIENCE), ..RunOptions::default() };
+                while !stop.load(Ordering::Relaxed) {
+                    session.run_with(&options, &[y], &[], &[])?;
+                    n_runs.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(())
+            })
+        };
+        let wait_for_runs = |more: u64| {
+            let (began, from) = (Instant::now(), n_runs.load(Ordering::Relaxed));
+            while n_runs.load(Ordering::Relaxed) < from + more {
+                assert!(began.elapsed() < PATIENCE && !runs.is_finished(), "the runs do not go on");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        wait_for_runs(5);
+        ps.signal("STOP");
+        let stopped = Instant::now();
+        let named = loop {
+            let (is_well, text) = kolo(&["doctor", "--cluster", &spec.text, "--overdue", "0.3", "--deadline", "0.5"]);
+            if text.contains("needs its tensor") {
+                assert!(!is_well);
+                break text;
+            }
+            assert!(stopped.elapsed() < PATIENCE, "{text}");
+        };
+        println!("named after {:?}:\n{named}", stopped.elapsed());
+        for part in
+            ["ps:0 (does not answer (stopped or overloaded)", "tasks wait for ps:0", "worker:0 needs its tensor edge_"]
+        {
+            assert!(named.contains(part), "'{part}' is missing in:\n{named}");
+        }
+        // The master says so by itself, too.
+        let own = worker.wait_for("tasks wait for ps:0");
+        assert!(own.text.contains("needs its tensor edge_"), "{}", own.text);
+        ps.signal("CONT");
+        wait_for_runs(5);
+        stop.store(true, Ordering::Relaxed);
+        runs.join().unwrap().unwrap();
+    }
+}
+
+/// Accepts connections and reads what comes; answers with `answer` once, and then never.
+fn silent_peer(address: &str, answer: &'static [u8]) {
+    use std::io::Write as _;
+    let listener = TcpListener::bind(address).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            std::thread::spawn(move || {
+                let _ = stream.write_all(answer);
+                let mut sink = [0; 4096];
+                while matches!(stream.read(&mut sink), Ok(n) if n > 0) {}
+            });
+        }
+    });
+}
+
+#[test]
+fn a_peer_that_accepts_and_never_answers_holds_nobody_longer_than_the_deadline() {
+    let _turn = one_at_a_time();
+    // Nothing at all; and the settings of HTTP/2, as of a server that hangs after its first words.
+    for answer in [&b""[..], b"\0\0\0\x04\0\0\0\0\0"] {
+        for transport in [&["--ready-deadline", "1"][..], &["--ready-deadline", "1", "--grpc-only"]] {
+            let spec = Spec::new(&[("ps", 1), ("worker", 1)]);
+            silent_peer(spec.address("ps", 0), answer);
+            let _worker = spec.serve("worker", 0, transport);
+            let began = Instant::now();
+            let error = connect(&spec.target("worker", 0)).err().unwrap();
+            assert!([Code::DeadlineExceeded, Code::Unavailable].contains(&error.code()), "{error:?}");
+            assert!(error.message().contains("/job:ps/replica:0/task:0"), "{error}");
+            let (is_well, text) = kolo(&["doctor", "--cluster", &spec.text]);
+            assert!(!is_well && text.contains("does not answer (stopped or overloaded)"), "{text}");
+            assert!(began.elapsed() < PATIENCE);
+            // As a client's server, it is given up too.
+            let config = SessionConfig { operation_timeout: Some(Duration::from_secs(1)), ..SessionConfig::default() };
+            let error = Session::connect_with(&spec.target("ps", 0), &kolo::graph(), config).err().unwrap();
+            assert!([Code::DeadlineExceeded, Code::Unavailable].contains(&error.code()), "{error:?}");
+            assert!(began.elapsed() < PATIENCE);
+        }
+    }
+}
+
+#[test]
+fn sessions_and_connections_that_end_leave_nothing_behind() {
+    const N_SESSIONS: usize = 1000;
+    const N_AT_ONCE: usize = 50;
+    const N_CONNECTIONS: usize = 10_000;
+    let _turn = one_at_a_time();
+    let spec = Spec::new(&[("worker", 1)]);
+    let worker = spec.serve("worker", 0, &[]);
+    let target = spec.target("worker", 0);
+    let round = |n: usize| {
+        let sessions: Vec<Session> = (0..n)
+            .map(|i| {
+                let g = kolo::graph();
+                let y = g.constant(i as f32) + 1.0;
+                let session = Session::connect(&target, &g).unwrap();
+                assert_eq!(session.fetch(y).unwrap().scalar_value::<f32>().unwrap(), i as f32 + 1.0);
+                session
+            })
+            .collect();
+        drop(sessions);
+    };
+    // Once before measuring: the first ones fill caches.
+    round(2 * N_AT_ONCE);
+    let at_rest = |limit: usize| {
+        let began = Instant::now();
+        while worker.n_descriptors() > limit {
+            assert!(began.elapsed() < PATIENCE, "{} descriptors, {limit} at first", worker.n_descriptors());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    at_rest(20);
+    let (descriptors, memory) = (worker.n_descriptors(), worker.resident_kb());
+    for _ in 0..N_SESSIONS / N_AT_ONCE {
+        round(N_AT_ONCE);
+    }
+    at_rest(descriptors + 2);
+    let after_sessions = worker.resident_kb();
+    let address = spec.address("worker", 0);
+    for i in 0..N_CONNECTIONS {
+        use std::io::Write as _;
+        let mut stream = TcpStream::connect(address).unwrap();
+        // Some say nothing, some begin to speak one of the protocols.
+        let words: &[u8] = [&b""[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"KOLO/1\r\n\0\0"][i % 3];
+        let _ = stream.write_all(words);
+    }
+    at_rest(descriptors + 2);
+    let after = worker.resident_kb();
+    println!(
+        "{memory} kB, {after_sessions} kB after {N_SESSIONS} sessions, {after} kB after {N_CONNECTIONS} connections"
+    );
+    assert!(after < memory + 30_000, "{memory} kB grew to {after} kB");
+    round(1);
+}
+
+#[test]
+fn a_request_to_end_is_obeyed_with_a_last_checkpoint() {
+    let _turn = one_at_a_time();
+    let training = Training::new("sigterm", 1);
+    let mut ps = training.spec.serve("ps", 0, &[]);
+    let mut chief = training.worker(0, &["--checkpoint-every", "1000000"]);
+    chief.wait_for_step(0, |step| step > 10);
+    chief.signal("TERM");
+    assert!(chief.wait().success(), "{}", chief.text());
+    let state = std::fs::read_to_string(training.folder.0.join("ckpt/checkpoint")).unwrap();
+    let last = chief.steps().into_iter().max().unwrap();
+    let saved: i64 = state.split("model.ckpt-").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
+    assert!(saved >= last, "step {saved} was saved, {last} was reported\n{state}");
+    ps.signal("TERM");
+    assert!(ps.wait().success(), "{}", ps.text());
+}
+
+#[test]
+fn a_cluster_that_one_command_started_ends_with_it() {
+    let _turn = one_at_a_time();
+    let folder = Folder::new("launcher-sigterm");
+    write_pictures(&folder.0.join("data"));
+    let (data, checkpoints) = (folder.path("data"), folder.path("ckpt"));
+    let args = [
+        "train",
+        "mnist",
+        "--ps",
+        "1",
+        "--workers",
+        "2",
+        "--json",
+        "--log-every",
+        "1",
+        "--batch-size",
+        "20",
+        "--epochs",
+        "1000000",
+        "--data",
+        &data,
+        "--checkpoint-dir",
+        &checkpoints,
+        "--checkpoint-every",
+        "1000000",
+    ];
+    let mut launcher = Process::start("launcher", &args);
+    launcher.wait_for_step(0, |step| step > 10);
+    launcher.signal("TERM");
+    assert!(launcher.wait().success(), "{}", launcher.text());
+    assert!(folder.0.join("ckpt/checkpoint").is_file(), "{}", launcher.text());
+}
