@@ -3,17 +3,19 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 
-use kolo_core::{Error, Result};
+use kolo_core::{Error, Result, Tensor};
 use kolo_graph::Graph;
 use kolo_runtime::{Session, SessionConfig};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Runtime};
 
 use crate::client::ClientSession;
+use crate::framed::{Allocate, Identity, KoloMaster};
 use crate::grpc;
 use crate::master::{LocalMaster, Master};
+use crate::peers::TaskName;
 use crate::services::MasterService;
-use crate::tls::Security;
+use crate::tls::{Security, Token};
 
 /// Opens sessions on servers. In scope, it gives [`Session`] the function `connect`.
 ///
@@ -57,8 +59,19 @@ impl Connect for Session {
                     token: security.token.clone(),
                     ..grpc::LinkOptions::default()
                 };
-                let master = grpc::GrpcMaster::new(target, address, options, runtime.clone());
-                (Arc::new(master) as Arc<dyn MasterService>, runtime)
+                let (limits, has_tls) = (options.limits, options.tls.is_some());
+                let token = security.token.as_ref().map(Token::text);
+                let grpc = Arc::new(grpc::GrpcMaster::new(target, address, options, runtime.clone()));
+                let master: Arc<dyn MasterService> = match has_tls {
+                    true => grpc,
+                    false => {
+                        let own = TaskName::new("", 0);
+                        let identity = Identity { own, cluster: None, token, shares_memory: false };
+                        let allocate: Allocate = Arc::new(Tensor::zeros);
+                        Arc::new(KoloMaster::new(address.to_owned(), identity, limits, allocate, grpc))
+                    }
+                };
+                (master, runtime)
             }
         };
         Session::remote(graph, ClientSession::new(master, runtime, target, &config), config)

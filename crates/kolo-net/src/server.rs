@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::cluster::ClusterSpec;
 use crate::connect::announce;
-use crate::framed::{Allocate, HELLO, Identity, KoloPeer, serve_connection};
+use crate::framed::{self, Allocate, HELLO, Identity, KoloPeer, serve_connection};
 use crate::grpc;
 use crate::journal::{Durability, Journal};
 use crate::limits::MessageLimits;
@@ -132,7 +132,7 @@ impl Server {
         host.limit_file_access(&config.files);
         let identity = Identity {
             own: own.clone(),
-            cluster: cluster.clone(),
+            cluster: Some(cluster.clone()),
             token: config.security.token.as_ref().map(Token::text),
             shares_memory: config.shared_memory,
         };
@@ -286,7 +286,9 @@ impl Services {
 
     async fn serve_framed(self: Arc<Self>, stream: TcpStream) {
         let worker = Arc::new(LocalWorker(self.worker.clone()));
-        let served = serve_connection(stream, worker, &self.identity, self.limits, self.allocate.clone()).await;
+        let master = Arc::new(LocalMaster(self.master.clone()));
+        let services = framed::Services { worker, master };
+        let served = serve_connection(stream, services, &self.identity, self.limits, self.allocate.clone()).await;
         if let Err(error) = served {
             tracing::warn!("a connection ended: {error}");
         }

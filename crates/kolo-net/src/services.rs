@@ -52,9 +52,9 @@ pub(crate) enum Attempts {
 
 /// Calls a macro with all methods of `WorkerService`: name in Rust, name on the wire, request, response, size, attempts.
 macro_rules! worker_methods {
-    ($use:ident $($more:ident)?) => {
+    ($use:ident $($more:tt)*) => {
         $use! {
-            $($more)? WorkerService "tensorflow.WorkerService";
+            $($more)* WorkerService "tensorflow.WorkerService";
             /// Asks for the task's devices; the first call to any task.
             get_status GetStatus GetStatusRequest GetStatusResponse Other Probe;
             /// Announces a session.
@@ -95,9 +95,9 @@ macro_rules! worker_methods {
 
 /// The same for `MasterService`.
 macro_rules! master_methods {
-    ($use:ident $($more:ident)?) => {
+    ($use:ident $($more:tt)*) => {
         $use! {
-            $($more)? MasterService "tensorflow.MasterService";
+            $($more)* MasterService "tensorflow.MasterService";
             /// Opens a session.
             create_session CreateSession CreateSessionRequest CreateSessionResponse Graphs Open;
             /// Adds nodes to a session's graph.

@@ -53,7 +53,8 @@ struct Greeting {
 #[derive(Clone)]
 pub(crate) struct Identity {
     pub own: TaskName,
-    pub cluster: ClusterSpec,
+    /// `None` for a client, which is in no cluster.
+    pub cluster: Option<ClusterSpec>,
     pub token: Option<String>,
     /// Whether large tensors may go through shared memory to tasks of the same machine.
     pub shares_memory: bool,
@@ -64,7 +65,7 @@ impl Identity {
         Greeting {
             job: self.own.job.to_string(),
             task: self.own.task,
-            cluster: Some(self.cluster.to_def()),
+            cluster: self.cluster.as_ref().map(ClusterSpec::to_def),
             token: self.token.clone().unwrap_or_default(),
             ..Greeting::default()
         }
@@ -73,8 +74,8 @@ impl Identity {
     /// Refuses a peer of another cluster.
     fn check(&self, theirs: &Greeting) -> Result<TaskName> {
         let peer = TaskName::new(&theirs.job, theirs.task);
-        let cluster = ClusterSpec::from_def(&theirs.cluster.clone().unwrap_or_default())?;
-        match self.cluster.first_difference(&cluster) {
+        let (Some(own), Some(theirs)) = (&self.cluster, &theirs.cluster) else { return Ok(peer) };
+        match own.first_difference(&ClusterSpec::from_def(theirs)?) {
             None => Ok(peer),
             Some(difference) => Err(Error::failed_precondition(format!(
                 "{} and {peer} were started with different clusters: {difference}",

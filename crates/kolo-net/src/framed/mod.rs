@@ -25,8 +25,8 @@ use std::sync::Arc;
 use kolo_core::{Code, DType, Error, Result, Shape, Tensor};
 
 pub(crate) use greeting::{HELLO, Identity};
-pub(crate) use peer::KoloPeer;
-pub(crate) use server::serve_connection;
+pub(crate) use peer::{KoloMaster, KoloPeer};
+pub(crate) use server::{Services, serve_connection};
 
 /// Takes memory for a tensor that arrives.
 pub(crate) type Allocate = Arc<dyn Fn(DType, Shape) -> Result<Tensor> + Send + Sync>;

@@ -1,4 +1,4 @@
-//! A task of another process: reached by Kolo's own transport if it speaks it, and by gRPC if not.
+//! A task of another process, as worker or as master: reached by Kolo's own transport if it speaks it, and by gRPC if not.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use tokio::sync::Mutex;
 use super::Allocate;
 use super::greeting::{Identity, Introduced, introduce};
 use super::link::{Link, Reply};
-use super::server::Method;
+use super::server::{MasterMethod, WorkerMethod};
 use crate::grpc;
 use crate::limits::MessageLimits;
 use crate::peers::TaskName;
 use crate::proto::*;
-use crate::services::{Answer, WorkerService, worker_methods};
+use crate::services::{Answer, MasterService, WorkerService, master_methods, worker_methods};
 use crate::tensor_wire::WireTensor;
 
 /// How long one attempt to connect may take.
@@ -29,19 +29,27 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 const FIRST_REPORT: Duration = Duration::from_millis(500);
 const REPORT_EVERY: Duration = Duration::from_secs(10);
 
-/// Another task.
+/// Another task as a worker.
 pub(crate) struct KoloPeer {
     inner: Arc<Inner>,
+    /// For a task that is TensorFlow's.
+    grpc: Arc<dyn WorkerService>,
+}
+
+/// Another task as a master.
+pub(crate) struct KoloMaster {
+    inner: Arc<Inner>,
+    /// For a task that is TensorFlow's.
+    grpc: Arc<dyn MasterService>,
 }
 
 struct Inner {
-    task: TaskName,
+    /// What messages call it.
+    name: String,
     address: String,
     identity: Identity,
     limits: MessageLimits,
     allocate: Allocate,
-    /// For a task that is TensorFlow's.
-    grpc: Arc<dyn WorkerService>,
     state: Mutex<State>,
     /// Why the last attempt to connect failed.
     trouble: parking_lot::Mutex<Option<String>>,
@@ -71,12 +79,28 @@ impl KoloPeer {
         allocate: Allocate,
         grpc: Arc<dyn WorkerService>,
     ) -> KoloPeer {
-        let (state, trouble) = (Mutex::default(), Default::default());
-        KoloPeer { inner: Arc::new(Inner { task, address, identity, limits, allocate, grpc, state, trouble }) }
+        KoloPeer { inner: Inner::new(task.to_string(), address, identity, limits, allocate), grpc }
+    }
+}
+
+impl KoloMaster {
+    pub fn new(
+        address: String,
+        identity: Identity,
+        limits: MessageLimits,
+        allocate: Allocate,
+        grpc: Arc<dyn MasterService>,
+    ) -> KoloMaster {
+        KoloMaster { inner: Inner::new("the server".to_owned(), address, identity, limits, allocate), grpc }
     }
 }
 
 impl Inner {
+    fn new(name: String, address: String, identity: Identity, limits: MessageLimits, allocate: Allocate) -> Arc<Inner> {
+        let (state, trouble) = (Mutex::default(), Default::default());
+        Arc::new(Inner { name, address, identity, limits, allocate, state, trouble })
+    }
+
     /// The connection, made if there is none. One attempt at a time; the others wait for it.
     async fn way(&self) -> Result<Way> {
         let mut state = self.state.lock().await;
@@ -88,7 +112,7 @@ impl Inner {
         let connected = self.connect().await;
         *self.trouble.lock() = connected.as_ref().err().map(|error| error.message().to_owned());
         let (stream, introduced) =
-            connected.map_err(|error| error.context(format_args!("{} at {}", self.task, self.address)))?;
+            connected.map_err(|error| error.context(format_args!("{} at {}", self.name, self.address)))?;
         match introduced {
             Introduced::Kolo => {}
             Introduced::Other => {
@@ -98,7 +122,7 @@ impl Inner {
             // Who knows what it will be when it comes back: this call alone goes by gRPC.
             Introduced::HungUp => return Ok(Way::Grpc),
         }
-        let peer = format!("{} at {}", self.task, self.address);
+        let peer = format!("{} at {}", self.name, self.address);
         let link = Link::new(stream, peer, self.limits, self.allocate.clone());
         *state = State::Kolo(link.clone());
         Ok(Way::Kolo(link))
@@ -141,29 +165,32 @@ macro_rules! peer {
     (@response $name:ident $response:ident $reply:ident) => {
         $response::decode($reply.head).map_err(|error| Error::data_loss(format!("{}: {error}", stringify!($name))))
     };
-    (@way GetStatus $inner:ident) => {
+    (@way Probe $inner:ident) => {
         $inner.wait_until_up()
     };
-    (@way $name:ident $inner:ident) => {
+    (@way Open $inner:ident) => {
+        $inner.wait_until_up()
+    };
+    (@way $attempts:ident $inner:ident) => {
         $inner.way()
     };
-    ($trait:ident $service:literal; $(
-        $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $repeat:ident;
+    ($type:ident $methods:ident $trait:ident $service:literal; $(
+        $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $attempts:ident;
     )*) => {
-        impl $trait for KoloPeer {
+        impl $trait for $type {
             fn trouble(&self) -> Option<String> {
-                self.inner.trouble.lock().clone().or_else(|| self.inner.grpc.trouble())
+                self.inner.trouble.lock().clone().or_else(|| self.grpc.trouble())
             }
 
             $(fn $method(&self, request: $request) -> Answer<$response> {
-                let inner = self.inner.clone();
+                let (inner, grpc) = (self.inner.clone(), self.grpc.clone());
                 Box::pin(async move {
-                    match peer!(@way $name inner).await? {
+                    match peer!(@way $attempts inner).await? {
                         Way::Kolo(link) => {
-                            let reply = link.call(Method::$name as u8, &request).await?;
+                            let reply = link.call($methods::$name.number(), &request).await?;
                             peer!(@response $name $response reply)
                         }
-                        Way::Grpc => inner.grpc.$method(request).await,
+                        Way::Grpc => grpc.$method(request).await,
                     }
                 })
             })*
@@ -171,7 +198,8 @@ macro_rules! peer {
     };
 }
 
-worker_methods!(peer);
+worker_methods!(peer KoloPeer WorkerMethod);
+master_methods!(peer KoloMaster MasterMethod);
 
 fn recv_response(reply: Reply) -> Result<RecvTensorResponse> {
     match reply.tensor {

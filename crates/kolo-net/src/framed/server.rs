@@ -18,13 +18,23 @@ use super::shared::{LEAST, Outgoing};
 use super::{Allocate, Failure, HEADER, Header, Kind, TensorHead};
 use crate::limits::MessageLimits;
 use crate::proto::*;
-use crate::services::{WorkerService, worker_methods};
+use crate::services::{MasterService, WorkerService, master_methods, worker_methods};
 use crate::tensor_wire::WireTensor;
+
+/// The first number of the master's methods; those below are the worker's.
+const FIRST_OF_MASTER: u8 = 128;
+
+/// What a connection may call.
+#[derive(Clone)]
+pub(crate) struct Services {
+    pub worker: Arc<dyn WorkerService>,
+    pub master: Arc<dyn MasterService>,
+}
 
 /// Serves one connection until the other side closes it. The calls that run then are given up.
 pub(crate) async fn serve_connection(
     mut stream: TcpStream,
-    worker: Arc<dyn WorkerService>,
+    services: Services,
     identity: &Identity,
     limits: MessageLimits,
     allocate: Allocate,
@@ -39,7 +49,7 @@ pub(crate) async fn serve_connection(
     let result = loop {
         match reader.next().await {
             Ok(Some(arrived)) => match arrived.header.kind {
-                Kind::Request => start(&worker, arrived.header, arrived.head, &outbox, &running, shared.as_ref()),
+                Kind::Request => start(&services, arrived.header, arrived.head, &outbox, &running, shared.as_ref()),
                 Kind::Cancel => {
                     if let Some(call) = running.lock().remove(&arrived.header.call) {
                         call.abort();
@@ -67,7 +77,7 @@ pub(crate) async fn serve_connection(
 
 /// Starts a call.
 fn start(
-    worker: &Arc<dyn WorkerService>,
+    services: &Services,
     header: Header,
     head: Bytes,
     outbox: &Arc<Outbox>,
@@ -76,11 +86,14 @@ fn start(
 ) {
     let shared = shared.cloned();
     let Header { method, call, .. } = header;
-    let (worker, outbox, ended) = (worker.clone(), outbox.clone(), running.clone());
+    let (services, outbox, ended) = (services.clone(), outbox.clone(), running.clone());
     // Held until the call is noted, so that it cannot end before.
     let mut running = running.lock();
     let task = tokio::spawn(async move {
-        let answer = dispatch(&*worker, method, call, head, shared.as_deref()).await;
+        let answer = match method < FIRST_OF_MASTER {
+            true => worker_call(&*services.worker, method, call, head, shared.as_deref()).await,
+            false => master_call(&*services.master, method, call, head, shared.as_deref()).await,
+        };
         let answer = answer.unwrap_or_else(|error| frame(Kind::Failure, method, call, &Failure::of(&error)));
         ended.lock().remove(&call);
         // If the connection is gone, so is whoever asked.
@@ -96,21 +109,35 @@ macro_rules! dispatch {
     (@frame $name:ident $method:ident $call:ident $response:ident $shared:ident) => {
         frame(Kind::Response, $method, $call, &$response)
     };
-    ($trait:ident $service:literal; $(
-        $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $repeat:ident;
+    ($function:ident $methods:ident $first:literal $trait:ident $service:literal; $(
+        $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $attempts:ident;
     )*) => {
-        /// The numbers of methods on the wire: their places in the list.
+        /// The methods by their places in the list.
         #[derive(Clone, Copy)]
         #[allow(clippy::enum_variant_names)]
-        pub(super) enum Method {
+        pub(super) enum $methods {
             $($name),*
         }
 
-        async fn dispatch(worker: &dyn $trait, method: u8, call: u64, head: Bytes, shared: Option<&Outgoing>) -> Result<Frame> {
-            $(if method == Method::$name as u8 {
+        impl $methods {
+            /// Its number on the wire.
+            pub(super) const fn number(self) -> u8 {
+                $first + self as u8
+            }
+        }
+
+        async fn $function(
+            service: &dyn $trait,
+            method: u8,
+            call: u64,
+            head: Bytes,
+            shared: Option<&Outgoing>,
+        ) -> Result<Frame> {
+            let _ = shared;
+            $(if method == $methods::$name.number() {
                 let request = $request::decode(head)
                     .map_err(|error| Error::invalid_argument(format!("{}: {error}", stringify!($name))))?;
-                let response = worker.$method(request).await?;
+                let response = service.$method(request).await?;
                 return Ok(dispatch!(@frame $name method call response shared));
             })*
             Err(Error::unimplemented(format!("this task has no method {method}")))
@@ -118,7 +145,8 @@ macro_rules! dispatch {
     };
 }
 
-worker_methods!(dispatch);
+worker_methods!(dispatch worker_call WorkerMethod 0);
+master_methods!(dispatch master_call MasterMethod 128);
 
 /// A tensor's answer: its elements are the frame's body, if they lie in memory as they travel.
 pub(super) fn tensor_frame(method: u8, call: u64, response: RecvTensorResponse, shared: Option<&Outgoing>) -> Frame {

@@ -122,6 +122,11 @@ impl State {
         self.small.pop().or_else(|| self.large.pop_front())
     }
 
+    /// A node that costs less than handing it to another thread.
+    pub fn pop_small(&mut self) -> Option<Token> {
+        self.small.pop()
+    }
+
     /// Notes that a kernel gives up its thread; the ticket ends it.
     pub fn begin_wait(&mut self, node: u32) -> u64 {
         self.n_waiting += 1;

@@ -1,5 +1,6 @@
 //! One run of a signature: the parts' states, who waits for them, and the first error.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::Thread;
@@ -23,6 +24,18 @@ const SPIN: Duration = Duration::from_micros(40);
 /// How long a cancelled step may take to unwind before the caller stops waiting for it.
 const UNWIND: Duration = Duration::from_secs(10);
 
+/// How many steps may run within each other on one thread's stack.
+const MAX_DEPTH: usize = 4;
+
+/// What a runner takes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Share {
+    /// Every node.
+    All,
+    /// Nodes that cost less than a hand-off.
+    Small,
+}
+
 /// A step in flight.
 pub(crate) struct Step {
     pub id: u64,
@@ -30,6 +43,8 @@ pub(crate) struct Step {
     services: Services,
     error: Mutex<Option<Error>>,
     n_unfinished: AtomicUsize,
+    /// No thread waits in it.
+    is_detached: bool,
     caller: Caller,
     /// Called once when a step that nobody waits in is over.
     on_end: Mutex<Option<OnEnd>>,
@@ -190,6 +205,7 @@ impl Step {
             services,
             error: Mutex::new(None),
             n_unfinished: AtomicUsize::new(plans.len()),
+            is_detached: on_end.is_some(),
             caller: Caller { thread: Mutex::new(std::thread::current()), notified: AtomicBool::new(false) },
             on_end: Mutex::new(on_end),
             trace: traced.then(|| TraceSink::new(start)),
@@ -212,14 +228,29 @@ impl Step {
         }
     }
 
-    /// Begins a detached step. Nothing of it runs on this thread unless devices have no threads at all.
+    /// Begins a detached step. What costs less than a hand-off runs on this thread, all else on the devices' threads.
     pub fn start(self: &Arc<Self>) {
         if self.parts.is_empty() {
             return self.ended();
         }
         for index in 0..self.parts.len() {
-            self.spawn_runner(index);
+            self.run_small(index);
         }
+    }
+
+    /// Runs what costs less than a hand-off here, and hands the rest over.
+    fn run_small(self: &Arc<Self>, index: usize) {
+        thread_local! {
+            /// Steps within steps on this thread: what one sends may wake another.
+            static DEPTH: Cell<usize> = const { Cell::new(0) };
+        }
+        let depth = DEPTH.get();
+        if depth >= MAX_DEPTH {
+            return self.spawn_runner(index);
+        }
+        DEPTH.set(depth + 1);
+        self.run_part(index, self.join(index), Share::Small);
+        DEPTH.set(depth);
     }
 
     /// Runs until the step is over, or until `enough` says so, or until `deadline`. The calling thread works too.
@@ -233,7 +264,7 @@ impl Step {
         loop {
             for index in 0..self.parts.len() {
                 if self.parts[index].for_caller {
-                    self.run_part(index, self.join(index));
+                    self.run_part(index, self.join(index), Share::All);
                 }
             }
             if self.is_over() || enough(self) {
@@ -404,18 +435,18 @@ impl Step {
         let step = self.clone();
         let spawned = part.plan.unit.pool.spawn(move || {
             let state = step.parts[index].state.lock();
-            step.run_part(index, state);
+            step.run_part(index, state, Share::All);
         });
         if !spawned {
             let state = part.state.lock();
-            self.run_part(index, state);
+            self.run_part(index, state, Share::All);
         }
     }
 
     /// Runs a part's nodes; the runner has been counted already. A panic of the executor itself is our bug: the step fails
     /// and says so, instead of waiting for a runner that is gone.
-    fn run_part(self: &Arc<Self>, index: usize, state: MutexGuard<'_, State>) {
-        let run = std::panic::AssertUnwindSafe(|| self.run_nodes(index, state));
+    fn run_part(self: &Arc<Self>, index: usize, state: MutexGuard<'_, State>, share: Share) {
+        let run = std::panic::AssertUnwindSafe(|| self.run_nodes(index, state, share));
         if let Err(panic) = std::panic::catch_unwind(run) {
             self.fail(panicked("the executor", &*panic));
             let part = &self.parts[index];
@@ -426,15 +457,24 @@ impl Step {
     }
 
     /// The runner's loop.
-    fn run_nodes(self: &Arc<Self>, index: usize, state: MutexGuard<'_, State>) {
+    fn run_nodes(self: &Arc<Self>, index: usize, state: MutexGuard<'_, State>, share: Share) {
         let part = &self.parts[index];
         let plan = &*part.plan;
         let services = DeviceServices { step: self, resources: &plan.unit.resources };
         let (mut inputs, mut outputs): (Vec<Input>, Vec<Option<OutputValue>>) = (Vec::new(), Vec::new());
         let mut state = state;
         loop {
-            let Some(token) = (if state.aborted { None } else { state.pop() }) else {
+            let next = match share {
+                _ if state.aborted => None,
+                Share::All => state.pop(),
+                Share::Small => state.pop_small(),
+            };
+            let Some(token) = next else {
                 state.n_runners -= 1;
+                if share == Share::Small && state.n_runners == 0 && !state.aborted && state.n_large() > 0 {
+                    drop(state);
+                    return self.spawn_runner(index);
+                }
                 return self.finish_part_if_idle(part, state);
             };
             let node = &plan.nodes[token.node as usize];
@@ -633,6 +673,8 @@ impl Step {
         drop(state);
         if nobody && part.for_caller {
             self.notify_caller();
+        } else if nobody && self.is_detached {
+            self.run_small(index);
         } else if nobody || room {
             self.spawn_runner(index);
         }
