@@ -114,6 +114,7 @@ fn a_worker_that_is_killed_is_not_missed_and_can_be_replaced() {
     let _ps = training.spec.serve("ps", 0, &[]);
     let chief = training.worker(0, &[]);
     let mut worker = training.worker(1, &[]);
+    chief.wait_for_step(0, |_| true);
     worker.wait_for_step(0, |_| true);
     worker.kill();
     let (killed_at, n_lines) = (Instant::now(), chief.lines().len());
@@ -276,11 +277,12 @@ fn a_peer_that_accepts_and_never_answers_holds_nobody_longer_than_the_deadline()
             let (is_well, text) = kolo(&["doctor", "--cluster", &spec.text]);
             assert!(!is_well && text.contains("does not answer (stopped or overloaded)"), "{text}");
             assert!(began.elapsed() < PATIENCE);
-            // As a client's server, it is given up too.
+            // As a client's server, it is given up too, long before it could be at the limits that hold without a wish.
+            let began = Instant::now();
             let config = SessionConfig { operation_timeout: Some(Duration::from_secs(1)), ..SessionConfig::default() };
             let error = Session::connect_with(&spec.target("ps", 0), &kolo::graph(), config).err().unwrap();
             assert!([Code::DeadlineExceeded, Code::Unavailable].contains(&error.code()), "{error:?}");
-            assert!(began.elapsed() < PATIENCE);
+            assert!(began.elapsed() < Duration::from_secs(9), "{:?}: {error}", began.elapsed());
         }
     }
 }

@@ -60,6 +60,15 @@ impl ClientSession {
         Ok(known.handle.clone())
     }
 
+    /// How long to wait for a call that opens the session: what the session's own limit leaves, and a little more, since the
+    /// server knows better what is missing.
+    fn deadline(&self) -> Duration {
+        match u64::try_from(self.config.operation_timeout_in_ms).map(Duration::from_millis) {
+            Ok(limit) if !limit.is_zero() => CALL_DEADLINE.min(limit + grace(limit)),
+            _ => CALL_DEADLINE,
+        }
+    }
+
     /// Waits for an answer, for so long.
     fn wait<T>(&self, what: &str, deadline: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
         let timed = async {
@@ -150,7 +159,7 @@ impl RemoteSession for ClientSession {
                     config: Some(self.config.clone()),
                     target: self.target.clone(),
                 };
-                let made = self.wait("CreateSession", CALL_DEADLINE, self.master.create_session(request))?;
+                let made = self.wait("CreateSession", self.deadline(), self.master.create_session(request))?;
                 Known { handle: made.session_handle, version: made.graph_version }
             }
             Some(known) => {

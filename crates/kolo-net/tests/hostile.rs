@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests may fail as tests do.
 
+use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::OnceLock;
@@ -34,7 +35,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Cases of each test; more if the environment asks for them.
 fn cases(usual: u32) -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok());
-    ProptestConfig { cases: asked.unwrap_or(usual), max_shrink_iters: 50, ..ProptestConfig::default() }
+    ProptestConfig {
+        cases: asked.unwrap_or(usual),
+        max_shrink_iters: 50,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
 }
 
 /// Panics anywhere in this process: a server's tasks catch theirs, and nobody would see them otherwise.
@@ -96,6 +102,32 @@ fn send(bytes: &[u8]) {
     }
 }
 
+/// Sends a greeting and frames, and reads until so many were answered, or the server hung up, or was silent for a moment.
+/// Gives the kinds of answers by call.
+fn ask(frames: &[u8], n_answers: usize) -> BTreeMap<u64, u8> {
+    let mut stream = TcpStream::connect(victim().server.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let _ = stream.write_all(&[&greeting(), frames].concat());
+    let mut answers = BTreeMap::new();
+    let mut read = |n: usize| {
+        let mut bytes = vec![0; n];
+        stream.read_exact(&mut bytes).ok().map(|()| bytes)
+    };
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |number, &byte| number << 8 | u64::from(byte));
+    let Some(hello) = read(HELLO.len() + 4) else { return answers };
+    if read(number(&hello[HELLO.len()..]) as usize).is_none() {
+        return answers;
+    }
+    while answers.len() < n_answers {
+        let Some(header) = read(24) else { break };
+        answers.insert(number(&header[8..16]), header[0]);
+        if read((number(&header[4..8]) + number(&header[16..24])) as usize).is_none() {
+            break;
+        }
+    }
+    answers
+}
+
 /// A greeting as a task of the same cluster sends it.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Greeting {
@@ -133,10 +165,14 @@ fn graph_def() -> GraphDef {
     let _ = g.op("Reshape").name("r").input(y).input(g.constant([-1i32])).out();
     let _ = g.op("Concat").name("c").input(g.constant(0i32)).inputs([y, y]).out();
     let _ = g.constant(Tensor::from_strings([2], vec!["a".into(), "b".into()]).unwrap());
-    export(&g.snapshot(), ExportOptions::default()).unwrap()
+    let mut def = export(&g.snapshot(), ExportOptions::default()).unwrap();
+    for node in &mut def.node {
+        node.device = "/job:ps/replica:0/task:0/device:CPU:0".to_owned();
+    }
+    def
 }
 
-/// Requests that a worker would take, encoded: method number and head.
+/// Requests that a task would take, encoded: method number and head. The last one ends the step that others wait in.
 fn requests() -> &'static Vec<(u8, Vec<u8>)> {
     static REQUESTS: OnceLock<Vec<(u8, Vec<u8>)>> = OnceLock::new();
     REQUESTS.get_or_init(|| {
@@ -163,6 +199,9 @@ fn requests() -> &'static Vec<(u8, Vec<u8>)> {
             (5, run.encode_to_vec()),
             (8, recv.encode_to_vec()),
             (16, KoloReportRequest { step_id: 0 }.encode_to_vec()),
+            (128, create_request(graph_def()).encode_to_vec()),
+            (131, run_step().encode_to_vec()),
+            (6, CleanupGraphRequest { step_id: 7 }.encode_to_vec()),
         ]
     })
 }
@@ -223,6 +262,11 @@ fn create_and_run(def: GraphDef, run: RunStepRequest) -> Result<()> {
     ran
 }
 
+fn create_request(def: GraphDef) -> CreateSessionRequest {
+    let config = ConfigProto { operation_timeout_in_ms: 500, ..ConfigProto::default() };
+    CreateSessionRequest { graph_def: Some(def), config: Some(config), ..CreateSessionRequest::default() }
+}
+
 fn run_step() -> RunStepRequest {
     let tensor = WireTensor::new(Tensor::from([[1.0f32, 2.0]])).unwrap();
     RunStepRequest {
@@ -238,6 +282,12 @@ fn run_step() -> RunStepRequest {
 #[test]
 fn without_changes_it_works() {
     create_and_run(graph_def(), run_step()).unwrap();
+    let frames: Vec<Vec<u8>> =
+        requests().iter().enumerate().map(|(call, (method, head))| frame(1, *method, call as u64, head, 0)).collect();
+    let answers = ask(&frames.concat(), requests().len());
+    // A graph that was never registered cannot run, a session that was never made neither, and a step that ended sends
+    // nothing; all else is answered.
+    assert_eq!(answers.into_values().collect::<Vec<_>>(), [2, 2, 2, 3, 3, 2, 2, 3, 2]);
 }
 
 proptest! {
@@ -258,15 +308,16 @@ proptest! {
 
     #[test]
     fn frames_with_changes(which in any::<usize>(), changes in changes(), of_frame in changes(), n_body in any::<u64>()) {
-        let mut bytes = greeting();
+        let mut bytes = Vec::new();
         for (call, (method, head)) in requests().iter().enumerate() {
             let head = if call == which % requests().len() { changed(head.clone(), &changes) } else { head.clone() };
             bytes.extend(frame(1, *method, call as u64, &head, 0));
         }
+        ask(&bytes, requests().len());
         // Then frames that are wrong in themselves.
         bytes.extend(changed(frame(1, 8, 99, &requests()[4].1, 0), &of_frame));
         bytes.extend(frame(1, 8, 100, &[], n_body));
-        send(&bytes);
+        send(&[greeting(), bytes].concat());
         still_works();
     }
 
