@@ -54,13 +54,15 @@ fn with_certificates_only_their_owners_get_in() {
     let flags = ["--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key];
     let _ps = spec.serve("ps", 0, &flags);
     let _worker = spec.serve("worker", 0, &flags);
-    let read = |ca: &str, cert: &str, key: &str| TlsFiles::read(Path::new(ca), Path::new(cert), Path::new(key)).unwrap();
+    let read =
+        |ca: &str, cert: &str, key: &str| TlsFiles::read(Path::new(ca), Path::new(cert), Path::new(key)).unwrap();
     let client = Security { tls: Some(read(&ca, &file("client"), &file("client-key"))), ..Security::default() };
     let session = connect(&spec.target("worker", 0), &client).unwrap();
     assert_eq!(session.list_devices().len(), 2);
 
     // Without a certificate, and with one of another authority.
-    let config = SessionConfig { operation_timeout: Some(std::time::Duration::from_secs(2)), ..SessionConfig::default() };
+    let config =
+        SessionConfig { operation_timeout: Some(std::time::Duration::from_secs(2)), ..SessionConfig::default() };
     let strangers = folder.path("strangers");
     assert!(kolo(&["cert", "init", &strangers, "--hosts", &host]).0);
     let other = |name: &str| folder.path(&format!("strangers/{name}.pem"));
@@ -132,7 +134,8 @@ fn a_cluster_is_explained_in_words() {
         let output = command.args(["config", "check"]).args(args).env("TF_CONFIG", value).output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
     };
-    let good = r#"{"cluster": {"ps": ["a:1"], "worker": ["b:1", "localhost:1"]}, "task": {"type": "worker", "index": "1"}}"#;
+    let good =
+        r#"{"cluster": {"ps": ["a:1"], "worker": ["b:1", "localhost:1"]}, "task": {"type": "worker", "index": "1"}}"#;
     let text = config(good, &[]);
     for part in [
         "TF_CONFIG is well formed: 3 tasks in 2 jobs",
