@@ -11,7 +11,6 @@ has more flags for `kolo serve`, such as those for TLS. Works with TensorFlow 1.
 """
 
 import atexit
-import ctypes
 import functools
 import json
 import os
@@ -22,6 +21,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import session as _session
@@ -39,7 +39,10 @@ def binary():
     """The kolo binary, or an error that says where it was looked for."""
     named = os.environ.get("KOLO_BIN")
     if named:
-        return named
+        found = shutil.which(named)
+        if found is None:
+            raise _errors.NotFoundError(None, None, "kolo_tf: KOLO_BIN is '%s', which cannot be run." % named)
+        return found
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     target = os.path.join(root, os.environ.get("CARGO_TARGET_DIR", "target"))
     places = [os.path.join(target, "release", "kolo"), os.path.join(target, "debug", "kolo")]
@@ -52,16 +55,16 @@ def binary():
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
-try:
-    _prctl = ctypes.CDLL(None).prctl
-except (AttributeError, OSError):
-    _prctl = None
-
-
-def _end_with_parent():
-    """In the child: the kernel ends it when the thread that started it ends, even by SIGKILL."""
-    if _prctl is not None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+# Linux ends a server when this process ends. It must not be ended earlier: what TensorFlow takes down last, such as a session
+# that was never closed, still calls it, and such a call waits for ever for a server that is not there.
+_TIED = sys.platform.startswith("linux") and bool(sys.executable)
+# Ties itself to its parent and becomes the server. Not done between fork and exec, where other threads' locks may be held.
+_LAUNCHER = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(%d, %d, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+""" % (_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class _Keeper(object):
@@ -87,9 +90,10 @@ class _Keeper(object):
         while True:
             command, answer = self.wishes.get()
             try:
+                if _TIED:
+                    command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())] + command
                 # A session of its own: Ctrl-C is this program's affair, which may still want to save.
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, universal_newlines=True,
-                                           preexec_fn=_end_with_parent, start_new_session=True)
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, universal_newlines=True, start_new_session=True)
                 answer.put((process, None))
             except OSError as e:
                 answer.put((None, e))
@@ -149,15 +153,22 @@ class _Process(object):
                 self.process.kill()
 
 
+# Sessions of this program on servers that it started.
+_SESSIONS = weakref.WeakSet()
+
+
 @atexit.register
 def _stop_all():
-    for p in _PROCESSES:
-        # A forked copy of this program does not own them.
-        if p.owner == os.getpid() and p.process.poll() is None:
-            p.process.terminate()
-    for p in _PROCESSES:
-        if p.owner == os.getpid():
-            p.stop()
+    """Where the kernel does not end the servers: closes what still calls them, then ends them."""
+    mine = [p for p in _PROCESSES if p.owner == os.getpid()]  # A forked copy of this program owns none.
+    if _TIED or not mine:
+        return
+    closer = threading.Thread(target=lambda: [s.close() for s in list(_SESSIONS)], name="kolo_tf closer")
+    closer.daemon = True
+    closer.start()
+    closer.join(GRACE)
+    for p in mine:
+        p.stop()
 
 
 # --- tf.train.Server --------------------------------------------------------------------------------------------------
@@ -244,6 +255,8 @@ def _session_init(original):
                 own.MergeFrom(config)
                 config = own
         original(self, target, graph, config)
+        if any(p.target == (target.decode() if isinstance(target, bytes) else target) for p in _PROCESSES):
+            _SESSIONS.add(self)
 
     return init
 

@@ -71,7 +71,7 @@ def raw_loopback(size):
                "n = int(sys.argv[2])\nb = bytearray(n)\n"
                "for _ in range(5):\n  m, at = memoryview(b), 0\n  while at < n:\n    at += s.recv_into(m[at:], n - at)\n  s.sendall(b'x')\n")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        child = subprocess.Popen([sys.executable, "-c", program, str(listener.getsockname()[1]), str(size)], preexec_fn=servers.die_with_parent)
+        child = subprocess.Popen(servers.tied([sys.executable, "-c", program, str(listener.getsockname()[1]), str(size)]))
         listener.settimeout(30)
         data, rates = bytes(size), []
         with listener.accept()[0] as s:

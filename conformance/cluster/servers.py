@@ -23,9 +23,19 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent():
-    """In a child, before its program starts: the kernel kills it when the thread that started it ends."""
+    """In a child, before its program starts: the kernel kills it when the thread that started it ends. Only for parents without
+    TensorFlow, whose threads may hold locks at the fork."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def tied(command):
+    """A command that ends with the process that starts it, for one that has threads: nothing runs between fork and exec."""
+    if sys.platform != "linux":
+        return command
+    program = ("import ctypes, os, sys\nctypes.CDLL(None).prctl(%d, %d, 0, 0, 0)\n"
+               "if os.getppid() == int(sys.argv[1]):\n    os.execvp(sys.argv[2], sys.argv[2:])\n" % (_PR_SET_PDEATHSIG, signal.SIGKILL))
+    return [sys.executable, "-I", "-S", "-c", program, str(os.getpid()), *command]
 
 
 def environment(**more):

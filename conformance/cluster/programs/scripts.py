@@ -57,8 +57,8 @@ class Programs:
 
     def start(self, label, command, env):
         log = open(self.context.path(f"{label}.out"), "wb")
-        self.all[label] = subprocess.Popen([sys.executable, *command], stdout=log, stderr=subprocess.STDOUT, env=env,
-                                           cwd=self.context.folder, preexec_fn=servers.die_with_parent)
+        self.all[label] = subprocess.Popen(servers.tied([sys.executable, *command]), stdout=log, stderr=subprocess.STDOUT, env=env,
+                                           cwd=self.context.folder)
         log.close()
         return self.all[label]
 
@@ -220,3 +220,35 @@ _ending("error", None, (1,))
 _ending("sigkill", signal.SIGKILL, (-9,))
 _ending("sigterm", signal.SIGTERM, (-15,))
 _ending("ctrl-c", signal.SIGINT, (1, 130, -2))
+
+
+OPEN = """
+import sys
+import threading
+import tensorflow.compat.v1 as tf
+import kolo_tf
+tf.disable_v2_behavior()
+kolo_tf._TIED = kolo_tf._TIED and sys.argv[2] == "tied"
+session = tf.Session(tf.train.Server.create_local_server().target) if sys.argv[1] == "server" else tf.InteractiveSession()
+take = tf.FIFOQueue(1, [tf.float32], [[]]).dequeue()
+if sys.argv[1] == "blocked":
+    threading.Thread(target=lambda: session.run(take), daemon=True).start()
+print("got", session.run(tf.constant(1)), flush=True)
+"""
+
+
+def _left_open(what, how):
+    @case(f"kolo-tf-exit-{what}{'' if how == 'tied' else '-without-pdeathsig'}", seconds=90)
+    def run(context):
+        """A program ends though it never closed its session."""
+        with Programs(context) as programs:
+            _, env = prepare(context, "local.py", True)
+            with open(context.path("program.py"), "w") as f:
+                f.write(OPEN)
+            programs.start("program", [context.path("program.py"), what, how], env)
+            check("got 1" in programs.wait("program", 60))
+
+
+for _what in ("server", "local", "blocked"):
+    _left_open(_what, "tied")
+_left_open("server", "untied")

@@ -118,7 +118,7 @@ impl Peers {
             None if response.is_dead => Tensor::zeros(kolo_core::DType::F32, [0])?,
             None => return Err(Error::internal(format!("{task} answered without a tensor for {key}"))),
         };
-        Ok(Received { tensor, is_dead: response.is_dead })
+        Ok(Received { is_dead: response.is_dead, ..Received::value(tensor) })
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kolo_core::{Error, Result, Tensor};
 
 use crate::cancel::CancelToken;
-use crate::resource::ResourceStore;
+use crate::resource::{ResourceStore, VariableCell};
 
 /// The step a kernel runs in.
 pub trait StepServices: Send + Sync {
@@ -29,6 +29,24 @@ pub struct Received {
     pub tensor: Tensor,
     /// It comes from a branch that was not taken.
     pub is_dead: bool,
+    /// The variable that was sent by reference. In TensorFlow such a tensor shares the variable's memory until it is picked
+    /// up, and programs that order the picking up after an update count on it.
+    pub live: Option<Arc<VariableCell>>,
+}
+
+impl Received {
+    /// A value.
+    pub fn value(tensor: Tensor) -> Received {
+        Received { tensor, is_dead: false, live: None }
+    }
+
+    /// What is picked up now.
+    pub fn picked_up(self) -> Result<Received> {
+        match &self.live {
+            None => Ok(self),
+            Some(cell) => Ok(Received::value(cell.value()?)),
+        }
+    }
 }
 
 /// Names one transfer of one step.

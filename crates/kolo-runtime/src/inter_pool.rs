@@ -80,8 +80,16 @@ impl InterPool {
 
     /// Runs `job` on one of the threads. False if there can be none: the caller must run it then.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) -> bool {
+        self.spawn_beside(0, job)
+    }
+
+    /// The same for one who has `n` threads of its own at work that count too.
+    pub fn spawn_beside(&self, n: usize, job: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.shared.state.lock();
-        let max_threads = self.max_threads();
+        let max_threads = match self.max_threads() {
+            0 => 0,
+            threads => threads.saturating_sub(n).max(1),
+        };
         if max_threads == 0 {
             return false;
         }

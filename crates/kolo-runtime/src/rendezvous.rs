@@ -94,7 +94,7 @@ impl Rendezvous for LocalRendezvous {
                 Entry::Occupied(occupied) => match occupied.get() {
                     Place::Value(_) => {
                         let Place::Value(value) = occupied.remove() else { unreachable!("it was a value") };
-                        Ok(value)
+                        value.picked_up()
                     }
                     Place::Waiter(_) => Err(Error::aborted(format!("{} is received twice", occupied.key().edge))),
                 },
@@ -118,7 +118,7 @@ mod tests {
     }
 
     fn value(x: f32) -> Received {
-        Received { tensor: Tensor::scalar(x), is_dead: false }
+        Received::value(Tensor::scalar(x))
     }
 
     fn recv(rendezvous: &LocalRendezvous, edge: &str) -> mpsc::Receiver<Result<f32>> {

@@ -210,7 +210,7 @@ fn sort_pictures(common: &Common, pictures: Pictures<'_>) -> Result<()> {
     let test = Some(pictures.test.batch(1000, false));
     if let Some(role) = role {
         let updates = role.optimizer(optimizer);
-        let model = role.setter().apply(&graph, || build(updates.optimizer()))??;
+        let model = role.setter().apply(&graph, || build(&updates))??;
         let train = train.shard(role.task as usize, role.n_workers).repeat_forever().prefetch(2);
         let job = Job { model, train, test, epochs, unit: ("samples", 1) };
         return cluster::run(&graph, common, job, &role, &updates, n_steps);

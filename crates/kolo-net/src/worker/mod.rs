@@ -108,8 +108,7 @@ impl Worker {
         }
         let options = request.exec_opts.unwrap_or_default();
         let transfers = StepTransfers(step.transfers.clone());
-        let deposit =
-            || sends.into_iter().try_for_each(|(key, tensor)| transfers.send(key, Received { tensor, is_dead: false }));
+        let deposit = || sends.into_iter().try_for_each(|(key, tensor)| transfers.send(key, Received::value(tensor)));
         let response = |recv| proto::RunGraphResponse { recv, ..proto::RunGraphResponse::default() };
         if request.is_partial {
             if !step.is_begun() {
@@ -140,7 +139,7 @@ impl Worker {
         for key in keys {
             let value = step.transfers.take(&key);
             let value = value.ok_or_else(|| Error::internal(format!("the step did not send {key}")))?;
-            recv.push(named(&key, value)?);
+            recv.push(named(&key, value.picked_up()?)?);
         }
         let step_stats = options.record_timeline.then(|| stats::step_stats(&step.take_trace(), step.started()));
         Ok(proto::RunGraphResponse { step_stats, ..response(recv) })

@@ -99,7 +99,7 @@ impl Transfers {
         let number = state.next;
         let result = match (state.aborted.clone(), state.take(&key)) {
             (Some(reason), _) => Err(reason.into_derived()),
-            (None, Some(value)) => Ok(value),
+            (None, Some(value)) => value.picked_up(),
             (None, None) => {
                 state.waiters.entry(key).or_default().push(Waiting { number, since: Instant::now(), done });
                 return Ticket(number);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     fn value(x: f32) -> Received {
-        Received { tensor: Tensor::scalar(x), is_dead: false }
+        Received::value(Tensor::scalar(x))
     }
 
     fn recv(table: &Arc<Transfers>, key: RendezvousKey) -> mpsc::Receiver<Result<f32>> {

@@ -11,7 +11,7 @@ use kolo_graph::{Attrs, Flow, Gradient, OpDef};
 
 use crate::kernel::KernelInit;
 use crate::op::{KernelDef, Op, cpu_made};
-use crate::{AsyncKernel, Cost, Done, Kernel, KernelCtx, KernelMaker, Outcome, Received, RendezvousKey};
+use crate::{AsyncKernel, Cost, Done, Input, Kernel, KernelCtx, KernelMaker, Outcome, Received, RendezvousKey};
 
 pub(crate) static SEND: Op = send("_Send");
 pub(crate) static HOST_SEND: Op = send("_HostSend");
@@ -80,10 +80,16 @@ impl Send {
 
 impl Kernel for Send {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
-        // TensorFlow stands an empty float vector in for a dead tensor of any dtype.
-        let tensor = if ctx.is_dead { Tensor::zeros(DType::F32, [0])? } else { ctx.take_input(0)? };
+        let value = match ctx.is_dead {
+            // TensorFlow stands an empty float vector in for a dead tensor of any dtype.
+            true => Received { is_dead: true, ..Received::value(Tensor::zeros(DType::F32, [0])?) },
+            false => match &ctx.inputs[0] {
+                Input::Reference(cell) => Received { live: Some(cell.clone()), ..Received::value(cell.value()?) },
+                _ => Received::value(ctx.take_input(0)?),
+            },
+        };
         let key = RendezvousKey { edge: self.edge.clone(), frame_iteration: ctx.frame_iteration };
-        ctx.step.rendezvous().send(key, Received { tensor, is_dead: ctx.is_dead })
+        ctx.step.rendezvous().send(key, value)
     }
 }
 
@@ -106,7 +112,7 @@ impl AsyncKernel for Recv {
         ctx.step.rendezvous().recv(
             key,
             Box::new(move |received| {
-                done.finish(received.and_then(|Received { tensor, is_dead }| {
+                done.finish(received.and_then(|Received { tensor, is_dead, .. }| {
                     // A dead tensor's dtype means nothing.
                     if !is_dead && tensor.dtype() != dtype {
                         let found = tensor.dtype();
@@ -130,7 +136,7 @@ mod tests {
 
     use super::*;
     use crate::testing::TestStep;
-    use crate::{CancelToken, FrameIteration, Input, Rendezvous, ResourceStore, StepServices};
+    use crate::{CancelToken, FrameIteration, Rendezvous, ResourceStore, StepServices};
 
     type Waiting = Box<dyn FnOnce(Result<Received>) + std::marker::Send>;
 

@@ -660,7 +660,8 @@ pub(crate) fn read_references(node: &NodePlan, inputs: &mut [Input]) -> Result<(
     if !node.has_references {
         return Ok(());
     }
-    let lends = matches!(node.kernel, PlanKernel::Lend);
+    // A transfer passes a reference on too; it is read when it is picked up.
+    let lends = matches!(node.kernel, PlanKernel::Lend) || node.flow == Flow::Transfer;
     for (input, &by_reference) in inputs.iter_mut().zip(&node.node.ref_inputs) {
         if let Input::Reference(cell) = input {
             if !by_reference && !lends {

@@ -433,7 +433,7 @@ impl Step {
         let part = &self.parts[index];
         part.state.lock().n_runners += 1;
         let step = self.clone();
-        let spawned = part.plan.unit.pool.spawn(move || {
+        let spawned = part.plan.unit.pool.spawn_beside(usize::from(part.for_caller), move || {
             let state = step.parts[index].state.lock();
             step.run_part(index, state, Share::All);
         });

@@ -6,7 +6,7 @@ mod worker;
 
 use std::path::Path;
 
-use kolo::cluster::{ReplicaDeviceSetter, SyncReplicas};
+use kolo::cluster::{ReplicaDeviceSetter, Replicas, UpdateMode};
 use kolo::optim::Optimizer;
 use kolo::{ClusterSpec, Error, Result};
 
@@ -24,12 +24,15 @@ pub struct ClusterFlags {
     /// Starts so many workers on this machine, each with a share of the data
     #[arg(long, value_name = "N", help_heading = "Cluster")]
     pub workers: Option<usize>,
-    /// Workers wait for each other: an update is the mean of all their gradients
-    #[arg(long, conflicts_with = "asynchronous", help_heading = "Cluster")]
-    pub sync: bool,
-    /// Workers do not wait for each other (the default)
-    #[arg(long = "async", help_heading = "Cluster")]
-    pub asynchronous: bool,
+    /// Workers wait for each other: an update is the mean of all their gradients; replicas=N makes the slowest backup
+    #[arg(long, value_name = "SETTINGS", num_args = 0..=1, default_missing_value = "", group = "mode", help_heading = "Cluster")]
+    pub sync: Option<String>,
+    /// Workers do not wait for each other (the default); bound=N stops one that is N updates ahead
+    #[arg(long = "async", value_name = "SETTINGS", num_args = 0..=1, default_missing_value = "", group = "mode", help_heading = "Cluster")]
+    pub asynchronous: Option<String>,
+    /// Workers wait for each other for a while: timeout=200ms,min=0.75,late=drop|scale|queue
+    #[arg(long, value_name = "SETTINGS", num_args = 0..=1, default_missing_value = "", group = "mode", help_heading = "Cluster")]
+    pub hybrid: Option<String>,
     /// All tasks, for processes that are started by hand: ps=HOST:PORT;worker=HOST:PORT,HOST:PORT or a JSON file
     #[arg(long, value_name = "TASKS", requires = "task", help_heading = "Cluster")]
     pub cluster: Option<String>,
@@ -50,7 +53,7 @@ pub struct Role {
     pub task: u32,
     pub n_ps: usize,
     pub n_workers: usize,
-    pub is_sync: bool,
+    pub mode: UpdateMode,
 }
 
 impl ClusterFlags {
@@ -71,7 +74,16 @@ impl ClusterFlags {
         if n_ps == 0 {
             return Err(Error::invalid_argument("--cluster has no job 'ps' to keep the variables"));
         }
-        Ok(Some(Role { cluster, task, n_ps, n_workers, is_sync: self.sync }))
+        Ok(Some(Role { cluster, task, n_ps, n_workers, mode: self.mode()? }))
+    }
+
+    /// How updates of several workers meet.
+    pub fn mode(&self) -> Result<UpdateMode> {
+        let flags = [("--sync", &self.sync), ("--async", &self.asynchronous), ("--hybrid", &self.hybrid)];
+        match flags.iter().find_map(|(flag, value)| value.as_ref().map(|value| (flag, value))) {
+            Some((flag, value)) => UpdateMode::from_flag(flag, Some(value)),
+            None => Ok(UpdateMode::default()),
+        }
     }
 }
 
@@ -87,33 +99,15 @@ impl Role {
     }
 
     /// The optimizer that the workers share.
-    pub fn optimizer(&self, inner: Box<dyn Optimizer>) -> Updates {
-        match self.is_sync {
-            true => Updates::Sync(SyncReplicas::boxed(inner, self.n_workers)),
-            false => Updates::Async(inner),
-        }
+    pub fn optimizer(&self, inner: Box<dyn Optimizer>) -> Replicas {
+        self.mode.wrap(inner, self.task as usize, self.n_workers)
     }
 
     /// How many global steps go through the data as often as one process would in `n_steps`.
     pub fn global_steps(&self, n_steps: u64) -> u64 {
-        match self.is_sync {
-            true => n_steps.div_ceil(self.n_workers as u64),
-            false => n_steps,
-        }
-    }
-}
-
-/// How updates of several workers meet.
-pub enum Updates {
-    Async(Box<dyn Optimizer>),
-    Sync(SyncReplicas),
-}
-
-impl Updates {
-    pub fn optimizer(&self) -> &dyn Optimizer {
-        match self {
-            Updates::Async(inner) => &**inner,
-            Updates::Sync(sync) => sync,
+        match self.mode {
+            UpdateMode::Async { .. } => n_steps,
+            _ => n_steps.div_ceil(self.n_workers as u64),
         }
     }
 }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use kolo::cluster::Replicas;
 use kolo::train::hooks::{CheckpointSaver, StopAtStep};
 use kolo::train::{MonitoredTrainingSession, global_step};
 use kolo::{Connect as _, Error, Graph, Result, Server, ServerConfig, Session, SessionConfig};
 use serde_json::json;
 
-use super::{Role, Updates};
+use super::Role;
 use crate::cli::print;
 use crate::cli::serve::file_access;
 use crate::cli::train::job::{Job, stop_on_ctrl_c};
@@ -22,7 +23,7 @@ pub fn run<'g>(
     common: &Common,
     job: Job<'g>,
     role: &Role,
-    updates: &Updates,
+    updates: &Replicas,
     n_steps: u64,
 ) -> Result<()> {
     let began = Instant::now();
@@ -44,9 +45,7 @@ pub fn run<'g>(
         .save_summaries(None)
         .save_checkpoint(None)
         .hook(StopAtStep::last(last));
-    if let Updates::Sync(sync) = updates {
-        builder = builder.hook(sync.make_session_run_hook(graph, role.is_chief())?);
-    }
+    builder = builder.boxed_hook(updates.hook(graph, role.is_chief())?);
     if let (Some(dir), true) = (&common.checkpoint_dir, role.is_chief()) {
         builder = builder.checkpoint_dir(dir).chief_only_hook(CheckpointSaver::new(dir, common.checkpoint_every));
     }
