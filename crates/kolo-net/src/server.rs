@@ -2,12 +2,13 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kolo_core::{Error, Result};
+use kolo_core::{Code, Error, Result};
 use kolo_device::DeviceAttributes;
 use kolo_ops::io::FileAccess;
 use kolo_runtime::{Host, SessionConfig};
+use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -24,6 +25,12 @@ use crate::peers::{Peers, TaskName};
 use crate::proto;
 use crate::tls::{Security, Token};
 use crate::worker::{LocalWorker, Worker};
+
+/// How many connections may wait to be taken. With the usual 128, a burst of clients loses some to a retry after a second.
+const BACKLOG: i32 = 4096;
+
+/// How often connections that end badly are worth a line in the log.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
 
 /// How a server is set up.
 #[derive(Clone)]
@@ -122,6 +129,7 @@ impl Server {
         let registered = || {
             let _inside = runtime.enter();
             listener.set_nonblocking(true)?;
+            socket2::SockRef::from(&listener).listen(BACKLOG)?;
             TcpListener::from_std(listener)
         };
         let listener = registered().map_err(|error| Error::internal(format!("{own} cannot listen: {error}")))?;
@@ -181,8 +189,14 @@ impl Server {
         };
         let (stop, stopped) = watch::channel(false);
         let (ended_sender, ended) = watch::channel(false);
-        let services =
-            Services { worker: worker.clone(), master: master.clone(), identity, limits: config.limits, allocate };
+        let services = Services {
+            worker: worker.clone(),
+            master: master.clone(),
+            identity,
+            limits: config.limits,
+            allocate,
+            complained: Mutex::default(),
+        };
         runtime.spawn(async move {
             services.serve(listener, options, stopped).await;
             ended_sender.send_replace(true);
@@ -261,6 +275,8 @@ struct Services {
     identity: Identity,
     limits: MessageLimits,
     allocate: Allocate,
+    /// When a connection was last complained of.
+    complained: Mutex<Option<Instant>>,
 }
 
 impl Services {
@@ -289,8 +305,21 @@ impl Services {
         let master = Arc::new(LocalMaster(self.master.clone()));
         let services = framed::Services { worker, master };
         let served = serve_connection(stream, services, &self.identity, self.limits, self.allocate.clone()).await;
-        if let Err(error) = served {
-            tracing::warn!("a connection ended: {error}");
+        match served {
+            Ok(()) => {}
+            Err(error) if error.code() == Code::Unavailable => tracing::debug!("a connection ended: {error}"),
+            Err(error) if self.may_complain() => tracing::warn!("a connection ended: {error}"),
+            Err(error) => tracing::debug!("another connection ended: {error}"),
         }
+    }
+
+    /// Now and then: strangers should not be able to fill the log.
+    fn may_complain(&self) -> bool {
+        let mut last = self.complained.lock();
+        let is_due = last.is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY);
+        if is_due {
+            *last = Some(Instant::now());
+        }
+        is_due
     }
 }

@@ -98,7 +98,11 @@ pub fn launch(flags: &ClusterFlags, json: bool) -> Result<()> {
             break;
         }
     }
-    // The workers have ended, so the parameter servers may; their last words are still shown.
+    // The workers end first, all at once, since the chief saves what is on the parameter servers; their last words are still
+    // shown.
+    let mut workers = processes.split_off(n_ps);
+    workers.iter_mut().for_each(|worker| drop(worker.child.stdin.take()));
+    drop(workers);
     drop(processes);
     while let Ok(said) = said.recv_timeout(Duration::from_secs(1)) {
         view.show(said)?;
@@ -138,6 +142,9 @@ fn own_flags() -> Vec<String> {
 }
 
 fn start(mut command: Command, label: String, index: usize, said: &Sender<Said>) -> Result<Process> {
+    // A terminal's Ctrl-C is for this process, which ends the others in order.
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = spawned.map_err(|error| Error::unavailable(format!("{label} could not be started: {error}")))?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
