@@ -172,6 +172,28 @@ fn a_lost_session_is_replaced_and_the_loss_is_counted() {
 }
 
 #[test]
+fn a_server_that_is_lost_again_while_it_comes_back_is_waited_for() {
+    let host = Host::new(SessionConfig::default()).unwrap();
+    let n_opened = std::cell::Cell::new(0);
+    let errors = [Error::unavailable("refused"), Error::deadline_exceeded("not up yet"), Error::aborted("lost again")];
+    let open = |graph: &Graph| {
+        n_opened.set(n_opened.get() + 1);
+        match n_opened.get() {
+            n @ 2..=4 => Err(errors[n - 2].clone()),
+            _ => host.session(graph).map(std::sync::Arc::new),
+        }
+    };
+    let g = kolo::graph();
+    let (_, _, update) = parabola(&g);
+    let fails = Fails { at_run: vec![4], n_runs: 0, error: Error::unavailable("the server is gone") };
+    let hooks: Vec<Box<dyn SessionHook<'_>>> = vec![Box::new(fails), Box::new(StopAtStep::last(5))];
+    let mut session = MonitoredSession::new(ChiefSessionCreator::new(&g).source(open), hooks).unwrap();
+    session.drive(|session| session.run(&[], &[], &[update]).map(|_| ())).unwrap();
+    assert_eq!((session.global_step(), n_opened.get()), (Some(5), 5));
+    assert_eq!(session.recoveries().len(), 1);
+}
+
+#[test]
 fn other_errors_end_training_and_a_singular_session_recovers_from_none() {
     let g = kolo::graph();
     let (_, _, update) = parabola(&g);

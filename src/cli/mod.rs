@@ -31,6 +31,7 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
+#[allow(clippy::large_enum_variant)] // There is one, for as long as the program runs.
 enum Command {
     /// Trains a model: digits, pictures, text
     Train(train::Args),

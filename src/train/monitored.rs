@@ -18,6 +18,9 @@ use super::{
 /// How long threads may take to stop when a session ends.
 const GRACE: Duration = Duration::from_secs(120);
 
+/// How long a lost session is tried to be replaced.
+const LONGEST_RECOVERY: Duration = Duration::from_secs(30 * 60);
+
 /// A session for training: it initialises or restores by itself, runs hooks, starts queue runners, and after a
 /// recoverable error (`Aborted`, `Unavailable`) opens another session and goes on.
 ///
@@ -258,7 +261,23 @@ impl<'g> MonitoredSession<'g> {
         let before = self.last_step;
         tracing::warn!(target: "kolo::train", "lost the session: {cause}; opening another one");
         self.shut(Duration::from_secs(1)).ok();
-        let start = self.create()?;
+        let began = Instant::now();
+        let mut pause = Duration::from_millis(50);
+        let start = loop {
+            let error = match self.create() {
+                Ok(start) => break start,
+                Err(error) => error,
+            };
+            self.shut(Duration::from_secs(1)).ok();
+            // Whatever was lost may be lost again before it is ready, or take longer than one attempt waits.
+            let is_passing = matches!(error.code(), Code::Aborted | Code::Unavailable | Code::DeadlineExceeded);
+            if !is_passing || began.elapsed() >= LONGEST_RECOVERY {
+                return Err(error.context(format_args!("no session could be opened after the last was lost ({cause})")));
+            }
+            tracing::warn!(target: "kolo::train", "no other session yet: {error}; trying again");
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_secs(1));
+        };
         let steps_lost = before.zip(self.last_step).map(|(before, now)| (before - now).max(0));
         tracing::warn!(
             target: "kolo::train",

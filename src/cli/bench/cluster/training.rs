@@ -163,11 +163,13 @@ fn worker(cluster: &ClusterSpec, task: u32, is_sync: bool) -> Result<()> {
     let rates: Vec<String> = counts.iter().map(|&count| (count as f64 / window).to_string()).collect();
     say(&rates.join(" "))?;
     // The others of a synchronous job wait for this one's gradients until they are through too.
-    while is_sync {
+    if !is_sync {
+        return Ok(());
+    }
+    loop {
         let (images, labels) = &batches[0];
         call.call(&[images, labels])?;
     }
-    Ok(())
 }
 
 /// Pictures of noise: what they show does not matter for the time a step takes.
