@@ -404,26 +404,28 @@ fn last_saved(folder: &Folder) -> i64 {
 #[test]
 fn a_parameter_server_with_a_journal_loses_no_step() {
     let _turn = one_at_a_time();
-    let training = Training::new("journal", 2);
-    let journal = training.folder.path("journal");
-    let flags = ["--durability", "logged", "--journal", &journal];
-    let mut ps = training.spec.serve("ps", 0, &flags);
-    let chief = training.worker(0, &["--checkpoint-every", "1000000"]);
-    let worker = training.worker(1, &[]);
-    worker.wait_for_step(0, |_| true);
-    chief.wait_for_step(0, |step| step > 30);
-    ps.kill();
-    chief.wait_for("lost the session");
-    let n_chief = chief.lines().len();
-    let _ps = training.spec.serve("ps", 0, &flags);
-    let restarted = Instant::now();
-    let announced = chief.wait_until("steps lost", n_chief, |line| line.text.contains("steps lost: "));
-    assert!(announced.text.contains("Attached") && announced.text.contains("steps lost: 0"), "{}", announced.text);
-    let (_, next) = chief.wait_for_step(n_chief, |_| true);
-    println!("the chief trained {:?} after the restart; {}", next.at - restarted, announced.text);
-    worker.wait_for_step(worker.lines().len(), |_| true);
-    for process in [&chief, &worker] {
-        assert!(process.steps().is_sorted(), "{:?}", process.steps());
+    for mode in ["--async", "--sync"] {
+        let training = Training::new("journal", 2);
+        let journal = training.folder.path("journal");
+        let flags = ["--durability", "logged", "--journal", &journal];
+        let mut ps = training.spec.serve("ps", 0, &flags);
+        let chief = training.worker(0, &["--checkpoint-every", "1000000", mode]);
+        let worker = training.worker(1, &[mode]);
+        worker.wait_for_step(0, |_| true);
+        chief.wait_for_step(0, |step| step > 30);
+        ps.kill();
+        chief.wait_for("lost the session");
+        let n_chief = chief.lines().len();
+        let _ps = training.spec.serve("ps", 0, &flags);
+        let restarted = Instant::now();
+        let announced = chief.wait_until("steps lost", n_chief, |line| line.text.contains("steps lost: "));
+        assert!(announced.text.contains("Attached") && announced.text.contains("steps lost: 0"), "{}", announced.text);
+        let (_, next) = chief.wait_for_step(n_chief, |_| true);
+        println!("the chief trained {:?} after the restart; {}", next.at - restarted, announced.text);
+        worker.wait_for_step(worker.lines().len(), |_| true);
+        for process in [&chief, &worker] {
+            assert!(process.steps().is_sorted(), "{mode}: {:?}", process.steps());
+        }
     }
 }
 
