@@ -83,6 +83,11 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
+    /// A handle of its own to this device, for work that goes on after a call; `None` if nobody holds one.
+    fn handle(&self) -> Option<Arc<dyn Device>> {
+        None
+    }
+
     /// The device as a recorder that computes nothing, if it is one.
     fn as_null(&self) -> Option<&NullDevice> {
         None

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kolo_core::{DType, Error, PartialShape, ResourceHandle, Result, Tensor, TensorData};
+use kolo_device::cuda::CudaDevice;
 use parking_lot::Mutex;
 
 use crate::io::FileAccess;
@@ -224,6 +225,16 @@ impl VariableCell {
         let mut value = self.value.lock();
         let tensor = value.as_mut().ok_or_else(|| uninitialized(&self.name))?;
         make_unique(tensor)?;
+        update(tensor)
+    }
+
+    /// As [`VariableCell::update`], for a value on a GPU: the copy, if one is needed, is made there.
+    pub fn update_on<R>(&self, device: &CudaDevice, update: impl FnOnce(&mut Tensor) -> Result<R>) -> Result<R> {
+        let mut value = self.value.lock();
+        let tensor = value.as_mut().ok_or_else(|| uninitialized(&self.name))?;
+        if !tensor.is_unique() {
+            *tensor = device.duplicate(tensor, &self.name)?;
+        }
         update(tensor)
     }
 

@@ -17,7 +17,7 @@ mod session;
 mod threads;
 mod trace;
 
-pub use config::{DevicePlan, RunOptions, SessionConfig};
+pub use config::{DevicePlan, GpuOptions, RunOptions, SessionConfig};
 pub use host::Host;
 pub use inter_pool::InterPool;
 pub use planner::{PlacementReport, PlacementRow};

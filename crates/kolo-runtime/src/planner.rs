@@ -5,13 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kolo_core::{DType, DeviceName, DeviceSpec, Result};
+use kolo_core::{DType, DeviceName, DeviceSpec, Memory, Result};
 use kolo_graph::{
     DeviceInfo, Endpoint, FallbackCost, KernelSupport, Node, NodeId, Nodes, Origin, PartitionOptions, PlaceOptions,
     Placed, Placement, Request, Rule, colocation_leaders, holds_state, moved_bytes, partition, place, price_fallbacks,
     prune, state_stays,
 };
-use kolo_ops::{KernelMaker, find_kernel, find_op, registry};
+use kolo_ops::{KernelMaker, find_kernel, find_op, host_arguments, kernels_of, registry};
 
 use crate::config::SessionConfig;
 use crate::devices::Devices;
@@ -303,6 +303,17 @@ struct Support<'a> {
     devices: &'a Devices,
 }
 
+impl Support<'_> {
+    /// Which arguments of a node on a GPU are in host memory; nothing for other devices, whose memory is all alike.
+    fn host_arguments(&self, node: &Node, device: &DeviceName) -> (Vec<bool>, Vec<bool>) {
+        let unit = self.devices.units.iter().find(|unit| unit.device.attributes().name == *device);
+        match unit.filter(|unit| unit.device.memory() != Memory::Host) {
+            Some(_) => find_kernel(node, device).map(|kernel| host_arguments(node, kernel)).unwrap_or_default(),
+            None => Default::default(),
+        }
+    }
+}
+
 impl KernelSupport for Support<'_> {
     fn has_kernel(&self, node: &Node, device: &DeviceName) -> bool {
         let unit = self.devices.units.iter().find(|unit| unit.device.attributes().name == *device);
@@ -313,6 +324,14 @@ impl KernelSupport for Support<'_> {
     }
 
     fn kernels(&self, node: &Node) -> Vec<String> {
-        find_op(node.op()).map(|op| op.kernels.iter().map(|kernel| kernel.describe()).collect()).unwrap_or_default()
+        find_op(node.op()).map(|op| kernels_of(op).map(|kernel| kernel.describe()).collect()).unwrap_or_default()
+    }
+
+    fn host_inputs(&self, node: &Node, device: &DeviceName) -> Vec<bool> {
+        self.host_arguments(node, device).0
+    }
+
+    fn host_outputs(&self, node: &Node, device: &DeviceName) -> Vec<bool> {
+        self.host_arguments(node, device).1
     }
 }

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use cudarc::driver::{CudaContext, result, sys};
 use kolo_core::{Buffer, DType, DeviceName, Error, Memory, Result, Shape, Tensor};
@@ -40,6 +40,7 @@ pub struct CudaConfig {
 
 /// A GPU.
 pub struct CudaDevice {
+    me: Weak<CudaDevice>,
     attributes: DeviceAttributes,
     number: u32,
     host: Arc<dyn Device>,
@@ -89,12 +90,14 @@ impl CudaDevice {
         check(&what, unsafe { sys::cuDriverGetVersion(&mut driver) }.result())?;
         let streams = Arc::new(Streams::new(context)?);
         let arena = Arena::new(name.to_string(), card.label(), name.id, config.memory, streams.clone())?;
-        Ok(Arc::new(CudaDevice {
+        let watcher = Watcher::new(&format!("kolo-gpu{}-events", name.id))?;
+        Ok(Arc::new_cyclic(|me| CudaDevice {
+            me: me.clone(),
             number: name.id,
             host: config.host.clone(),
             allow_tf32: config.allow_tf32,
             multiprocessors: multiprocessors.max(1) as u32,
-            watcher: Watcher::new(&format!("kolo-gpu{}-events", name.id))?,
+            watcher,
             workspace: OnceLock::new(),
             lt: OnceLock::new(),
             epilogue: Mutex::new(()),
@@ -404,6 +407,9 @@ impl Device for CudaDevice {
     }
     fn when_done(&self, event: Arc<dyn Event>, call: Box<dyn FnOnce(Result<()>) + Send>) {
         self.watcher.watch(event, call);
+    }
+    fn handle(&self) -> Option<Arc<dyn Device>> {
+        self.me.upgrade().map(|me| me as Arc<dyn Device>)
     }
     fn host(&self) -> Option<&Arc<dyn Device>> {
         Some(&self.host)

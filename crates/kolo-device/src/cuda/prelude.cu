@@ -77,3 +77,10 @@ template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };
 
 __device__ __forceinline__ i64 thread_number() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ i64 n_threads() { return (i64)gridDim.x * blockDim.x; }
+
+// The derivative of x · gate(x), where gate(x) = 1 / (1 + exp(-2u)) and u = √(2/π) · (x + 0.044715 · x³).
+template <typename W> __device__ __forceinline__ W gelu_grad(W dy, W x) {
+    const W slope = (W)1.5957691216057307, cube = (W)0.044715;
+    W gate = (W)1 / ((W)1 + exp(-slope * x * ((W)1 + cube * x * x)));
+    return dy * (gate + x * gate * ((W)1 - gate) * slope * ((W)1 + (W)3 * cube * x * x));
+}
