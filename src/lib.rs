@@ -39,6 +39,6 @@ pub use kolo_graph::{
 };
 pub use kolo_ops::{CancelToken, graph};
 pub use kolo_runtime::{
-    Callable, DevicePlan, DeviceThreads, Host, NodeTrace, PartialRun, PlacementReport, PlacementRow, RunMetadata,
-    RunOptions, Session, SessionConfig, StepTrace,
+    Callable, DevicePlan, DeviceThreads, GpuOptions, Host, NodeTrace, PartialRun, PlacementReport, PlacementRow,
+    RemoteRun, RemoteSession, RunMetadata, RunOptions, Session, SessionConfig, StepTrace,
 };

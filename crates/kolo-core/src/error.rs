@@ -188,6 +188,13 @@ impl Error {
         self
     }
 
+    /// Puts `text` before the message, as it is.
+    pub fn prefixed(mut self, text: impl fmt::Display) -> Error {
+        let inner = Arc::make_mut(&mut self.inner);
+        inner.message = format!("{text}{}", inner.message);
+        self
+    }
+
     /// Adds `text` after the message.
     pub fn and(mut self, text: impl fmt::Display) -> Error {
         let inner = Arc::make_mut(&mut self.inner);

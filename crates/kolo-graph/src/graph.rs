@@ -87,6 +87,13 @@ impl Graph {
         }
     }
 
+    /// A graph that has these nodes already, as a server keeps them between two messages of a client.
+    pub fn of_nodes(registry: &'static OpRegistry, nodes: Nodes) -> Graph {
+        let graph = Graph::new(registry);
+        graph.state.borrow_mut().nodes = nodes;
+        graph
+    }
+
     /// The ops it may use.
     pub fn registry(&self) -> &'static OpRegistry {
         self.registry

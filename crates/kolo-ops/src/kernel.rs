@@ -8,7 +8,7 @@ use kolo_device::cpu::IntraPool;
 use kolo_graph::{Attrs, Node};
 
 use crate::resource::{ResourceStore, VariableCell};
-use crate::step::StepServices;
+use crate::step::{FrameIteration, StepServices};
 
 /// Computes one node, again and again, from any thread.
 pub trait Kernel: Send + Sync {
@@ -117,8 +117,8 @@ pub struct KernelCtx<'a> {
     pub inputs: &'a mut [Input],
     /// The outputs, to be set.
     pub outputs: &'a mut [Option<OutputValue>],
-    /// The frame and iteration of a loop this call belongs to, unique within the step; 0 outside of loops.
-    pub frame_iteration: u64,
+    /// The iteration of a loop that this call belongs to.
+    pub frame_iteration: FrameIteration,
     /// An input is dead. Only kernels that pass deadness on ever see `true`.
     pub is_dead: bool,
 }

@@ -34,4 +34,4 @@ pub use cuda::host_arguments;
 pub use kernel::{AsyncKernel, Done, Input, Kernel, KernelCtx, KernelInit, Outcome, OutputValue};
 pub use op::{Cost, DTypeSet, KernelDef, KernelMaker, Op, TABLE, find_kernel, find_op, graph, kernels_of, registry};
 pub use resource::{Resource, ResourceStore, VariableCell};
-pub use step::{Received, Rendezvous, RendezvousKey, StepServices};
+pub use step::{FrameIteration, Received, Rendezvous, RendezvousKey, StepServices};

@@ -346,7 +346,7 @@ impl Evaluation {
             step: &self.step,
             inputs: &mut inputs,
             outputs: &mut outputs,
-            frame_iteration: 0,
+            frame_iteration: Default::default(),
             is_dead: false,
         };
         let init = KernelInit { node, device: name, resources: &self.step.resources };

@@ -8,6 +8,7 @@ use kolo_core::{DeviceName, Error, Result};
 use kolo_device::cpu::topology::{Topology, allowed_cores, print_cores};
 use kolo_device::cuda::{self, Card, CudaConfig, CudaDevice, Discovery, MemoryPlan};
 use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes};
+use kolo_graph::DeviceInfo;
 use kolo_ops::ResourceStore;
 
 use crate::config::SessionConfig;
@@ -20,7 +21,13 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
+    /// The devices of a session of this process.
     pub fn new(config: &SessionConfig) -> Result<Devices> {
+        Devices::of_task(config, &DeviceName::local("CPU", 0))
+    }
+
+    /// The devices of the task that `like` is a device of.
+    pub fn of_task(config: &SessionConfig, like: &DeviceName) -> Result<Devices> {
         /// More CPU devices than this is a slip.
         const MOST: usize = 1024;
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -70,9 +77,13 @@ impl Devices {
                 0 => (or_share(0, plan.cores.len()) / cpu.intra_op_threads).max(1),
                 threads => threads,
             };
-            units.push(unit(CpuDevice::new(DeviceName::local("CPU", id as u32), &cpu), n_inter, &plan.cores));
+            units.push(unit(
+                CpuDevice::new(DeviceName { kind: "CPU".into(), id: id as u32, ..like.clone() }, &cpu),
+                n_inter,
+                &plan.cores,
+            ));
         }
-        for gpu in gpus(config, &units)? {
+        for gpu in gpus(config, like, &units)? {
             // Kernels are enqueued, which one thread does best.
             units.push(unit(gpu, 1, &[]));
         }
@@ -86,13 +97,33 @@ impl Devices {
         Ok(Devices { units })
     }
 
+    /// The same devices and threads with nothing stored on them.
+    pub fn with_own_state(&self) -> Devices {
+        let units = self.units.iter().map(|unit| {
+            let resources = ResourceStore::new(unit.name.clone(), &*unit.device.attributes().name.job);
+            resources.limit_file_access(unit.resources.file_access());
+            let (device, pool) = (unit.device.clone(), unit.pool.clone());
+            Arc::new(DeviceUnit { device, name: unit.name.clone(), pool, resources })
+        });
+        Devices { units: units.collect() }
+    }
+
+    /// What placing must know of them.
+    pub fn infos(&self) -> Vec<DeviceInfo> {
+        let info = |unit: &Arc<DeviceUnit>| {
+            let attributes = unit.device.attributes();
+            DeviceInfo { name: attributes.name.clone(), incarnation: attributes.incarnation }
+        };
+        self.units.iter().map(info).collect()
+    }
+
     pub fn attributes(&self) -> Vec<DeviceAttributes> {
         self.units.iter().map(|unit| unit.device.attributes().clone()).collect()
     }
 }
 
 /// The GPUs of a session. None on a machine without, unless they are asked for by number.
-fn gpus(config: &SessionConfig, cpus: &[Arc<DeviceUnit>]) -> Result<Vec<Arc<dyn Device>>> {
+fn gpus(config: &SessionConfig, like: &DeviceName, cpus: &[Arc<DeviceUnit>]) -> Result<Vec<Arc<dyn Device>>> {
     let wanted = config.device_count.get("GPU").copied();
     // A device that stands in for a GPU in a test keeps the real ones away.
     let stand_in = config.extra_devices.iter().any(|device| &*device.attributes().name.kind == "GPU");
@@ -151,7 +182,7 @@ fn gpus(config: &SessionConfig, cpus: &[Arc<DeviceUnit>]) -> Result<Vec<Arc<dyn 
             host: host.device.clone(),
             allow_tf32: !options.full_precision,
         };
-        Ok(CudaDevice::new(DeviceName::local("GPU", id as u32), &config)?)
+        Ok(CudaDevice::new(DeviceName { kind: "GPU".into(), id: id as u32, ..like.clone() }, &config)?)
     };
     plans.into_iter().take(n).enumerate().map(make).collect()
 }
@@ -180,7 +211,7 @@ fn unit(device: Arc<dyn Device>, n_inter: usize, cores: &[usize]) -> Arc<DeviceU
     let name = &device.attributes().name;
     let text: Arc<str> = name.to_string().into();
     Arc::new(DeviceUnit {
-        pool: InterPool::with_cores(format!("kolo-{}{}", name.kind.to_lowercase(), name.id), n_inter, cores),
+        pool: Arc::new(InterPool::with_cores(format!("kolo-{}{}", name.kind.to_lowercase(), name.id), n_inter, cores)),
         resources: ResourceStore::new(text.clone(), &*name.job),
         name: text,
         device,

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use kolo_core::Result;
+use kolo_core::{DeviceName, Result};
+use kolo_device::DeviceAttributes;
 use kolo_graph::Graph;
+use kolo_ops::io::FileAccess;
 
 use crate::config::SessionConfig;
 use crate::devices::Devices;
@@ -26,7 +28,7 @@ use crate::session::Session;
 /// ```
 #[derive(Clone)]
 pub struct Host {
-    devices: Arc<Devices>,
+    pub(crate) devices: Arc<Devices>,
     config: SessionConfig,
 }
 
@@ -36,9 +38,32 @@ impl Host {
         Ok(Host { devices: Arc::new(Devices::new(&config)?), config })
     }
 
+    /// Makes the devices of a task of a cluster: `/job:ps/replica:0/task:0/device:CPU:0` and so on.
+    pub fn of_task(job: &str, task: u32, config: SessionConfig) -> Result<Host> {
+        let like = DeviceName { job: job.into(), task, ..DeviceName::local("CPU", 0) };
+        Ok(Host { devices: Arc::new(Devices::of_task(&config, &like)?), config })
+    }
+
+    /// The devices.
+    pub fn list_devices(&self) -> Vec<DeviceAttributes> {
+        self.devices.attributes()
+    }
+
+    /// Limits the files that ops may touch, once.
+    pub fn limit_file_access(&self, access: &FileAccess) {
+        for unit in &self.devices.units {
+            unit.resources.limit_file_access(access.clone());
+        }
+    }
+
     /// A session over `graph` on these devices. Closing it leaves their variables alone.
     pub fn session(&self, graph: &Graph) -> Result<Session> {
         Session::over(graph, self.devices.clone(), self.config.clone())
+    }
+
+    /// A session over `graph` on these devices, with variables and queues of its own.
+    pub fn session_apart(&self, graph: &Graph) -> Result<Session> {
+        Session::over(graph, Arc::new(self.devices.with_own_state()), self.config.clone())
     }
 
     /// Forgets the variables, queues and other objects of these containers; of all if none is named.

@@ -1,6 +1,6 @@
 //! What a session's nodes ask for, and how that changes while it lives: rules that are replaced, and nodes that move.
 //!
-//! A node that keeps no state follows its pin. State stays where an earlier run put it; [`Session::move_node`] takes a
+//! A node that keeps no state follows its pin. State stays where an earlier run put it; [`crate::Session::move_node`] takes a
 //! variable elsewhere, value and all, with every node that must be where it is.
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,8 +12,8 @@ use kolo_device::Device;
 use kolo_graph::{Node, NodeId, Nodes, Origin, PlacementRules, colocation_leaders, holds_state, is_variable};
 use kolo_ops::VariableCell;
 
+use crate::local::LocalSession;
 use crate::planner::Planner;
-use crate::session::Session;
 
 /// What decides what the nodes ask for.
 #[derive(Clone)]
@@ -55,9 +55,7 @@ struct Luggage {
     value: Option<Tensor>,
 }
 
-impl Session {
-    /// Replaces the placement rules. Nodes that were placed and are pinned elsewhere now move if they keep no state, which
-    /// [`Session::placement`] then shows; a node that keeps state refuses, and nothing is changed.
+impl LocalSession {
     pub fn set_placement_rules(&self, rules: PlacementRules) -> Result<()> {
         self.check_open()?;
         let mut layout = self.layout.lock();
@@ -71,23 +69,6 @@ impl Session {
         self.lay_out(&mut layout, new)
     }
 
-    /// Moves a node to another device between runs, and with it all nodes that must share its device. A variable takes its
-    /// value along. Queues and other state do not move, and nothing moves while a run is in flight.
-    ///
-    /// Other sessions on the same [`crate::Host`] that have used the variable do not learn of it.
-    ///
-    /// ```
-    /// # use kolo_runtime::{Session, SessionConfig};
-    /// let g = kolo_ops::graph();
-    /// let v = g.device("/cpu:0", || g.variable("v", 3.0f32));
-    /// let init = g.global_variables_initializer();
-    /// let config = SessionConfig { device_count: [("CPU".to_owned(), 2)].into(), ..SessionConfig::default() };
-    /// let session = Session::with_config(&g, config)?;
-    /// session.run_op(init)?;
-    /// session.move_node("v", "/cpu:1")?;
-    /// assert_eq!(session.fetch(v.read())?.scalar_value::<f32>()?, 3.0);
-    /// # Ok::<(), kolo_core::Error>(())
-    /// ```
     pub fn move_node(&self, name: &str, device: &str) -> Result<()> {
         self.check_open()?;
         let to = self.device_like(&DeviceSpec::parse(device)?)?;

@@ -2,7 +2,7 @@
 //!
 //! [`Session`] prunes, places and partitions a graph with `kolo-graph`, compiles each partition into a plan, and runs
 //! steps: nodes count their pending inputs and run when none is left. It cannot name gRPC; a cluster uses the same
-//! executor with another [`kolo_ops::Rendezvous`].
+//! executor with another [`kolo_ops::Rendezvous`], and a [`Session`] reaches it through a [`RemoteSession`].
 
 mod config;
 mod devices;
@@ -11,17 +11,24 @@ mod host;
 mod inter_pool;
 mod layout;
 mod links;
+mod local;
 mod planner;
+mod remote;
 mod rendezvous;
 mod session;
+mod task;
 mod threads;
 mod trace;
+mod wanted;
 
 pub use config::{DevicePlan, GpuOptions, RunOptions, SessionConfig};
+pub use executor::frame_id::FrameIds;
 pub use host::Host;
 pub use inter_pool::InterPool;
 pub use planner::{PlacementReport, PlacementRow};
-pub use rendezvous::LocalRendezvous;
+pub use remote::{RemoteRun, RemoteSession};
+pub use rendezvous::{LocalRendezvous, StepRendezvous};
 pub use session::{Callable, PartialRun, RunMetadata, Session};
+pub use task::{TaskGraph, TaskSession, TaskStep};
 pub use threads::DeviceThreads;
 pub use trace::{NodeTrace, StepTrace};

@@ -15,8 +15,10 @@ use kolo_ops::{KernelMaker, find_kernel, find_op, host_arguments, kernels_of, re
 
 use crate::config::SessionConfig;
 use crate::devices::Devices;
+use crate::executor::frame_id::FrameIds;
 use crate::executor::plan::{KernelCache, Part, compile};
-use crate::session::{FeedInfo, RunPlan, Wanted};
+use crate::local::RunPlan;
+use crate::wanted::Wanted;
 
 /// Where nodes were placed, as data. Printing it gives a table.
 #[derive(Clone, Debug, Default)]
@@ -100,12 +102,7 @@ pub(crate) struct Planner {
 
 impl Planner {
     pub fn new(devices: Arc<Devices>, config: &SessionConfig) -> Planner {
-        let infos = devices
-            .units
-            .iter()
-            .map(|unit| unit.device.attributes())
-            .map(|attributes| DeviceInfo { name: attributes.name.clone(), incarnation: attributes.incarnation })
-            .collect();
+        let infos = devices.infos();
         let placement = if config.allow_soft_placement { Placement::Soft } else { Placement::Strict };
         Planner {
             devices,
@@ -145,7 +142,12 @@ impl Planner {
         let mut parts = Vec::with_capacity(partitions.len());
         for partition in &partitions {
             let fed = partition.feeds.iter().flat_map(|(feed, inputs)| inputs.iter().map(move |input| (*input, *feed)));
-            let part = Part { nodes: &partition.nodes, fed: fed.collect(), fetches: partition.fetches.clone() };
+            let part = Part {
+                nodes: &partition.nodes,
+                fed: fed.collect(),
+                fetches: partition.fetches.clone(),
+                frame_ids: FrameIds::default(),
+            };
             parts.push(Arc::new(compile(&part, &self.devices.units[partition.device], kernels)?));
         }
 
@@ -178,14 +180,7 @@ impl Planner {
         if n_new_fallbacks > 0 {
             tracing::warn!(target: "kolo::placement", "{}", self.fallback_cost(nodes));
         }
-        let feeds = wanted
-            .feeds
-            .iter()
-            .map(|&at| {
-                let info = nodes.output(at);
-                FeedInfo { name: nodes.endpoint_name(at), dtype: info.dtype, shape: info.shape.clone() }
-            })
-            .collect();
+        let feeds = wanted.feed_infos(nodes);
         let echo = |(fetch, at): (usize, &Endpoint)| pruned.feed_of(*at).map(|feed| (fetch, feed));
         Ok(RunPlan {
             is_stale: AtomicBool::new(false),
@@ -299,8 +294,8 @@ impl Planner {
 }
 
 /// The op table's answer to what can run where; null devices answer for themselves.
-struct Support<'a> {
-    devices: &'a Devices,
+pub(crate) struct Support<'a> {
+    pub devices: &'a Devices,
 }
 
 impl Support<'_> {

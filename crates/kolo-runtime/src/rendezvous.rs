@@ -9,6 +9,12 @@ use parking_lot::Mutex;
 
 type Waiter = Box<dyn FnOnce(Result<Received>) + Send>;
 
+/// One step's transfers as the executor sees them.
+pub trait StepRendezvous: Rendezvous {
+    /// Ends the step's transfers: those who wait, and all who come later, get `reason`.
+    fn abort(&self, reason: Error);
+}
+
 /// One step's transfers. Either side may come first; neither blocks.
 #[derive(Default)]
 pub struct LocalRendezvous {
@@ -26,9 +32,8 @@ enum Place {
     Waiter(Waiter),
 }
 
-impl LocalRendezvous {
-    /// Ends the step's transfers: those who wait, and all who come later, get `reason`.
-    pub fn abort(&self, reason: Error) {
+impl StepRendezvous for LocalRendezvous {
+    fn abort(&self, reason: Error) {
         let places = {
             let mut state = self.state.lock();
             if state.aborted.is_some() {
@@ -43,7 +48,9 @@ impl LocalRendezvous {
             }
         }
     }
+}
 
+impl LocalRendezvous {
     /// The transfers somebody waits for.
     pub fn waiting(&self) -> Vec<String> {
         let state = self.state.lock();
@@ -107,7 +114,7 @@ mod tests {
     use super::*;
 
     fn key(edge: &str) -> RendezvousKey {
-        RendezvousKey { edge: edge.into(), frame_iteration: 0 }
+        RendezvousKey { edge: edge.into(), frame_iteration: Default::default() }
     }
 
     fn value(x: f32) -> Received {

@@ -3,7 +3,7 @@
 use kolo_core::{DeviceName, DeviceSpec, Error, Result};
 
 use crate::executor::plan::DeviceUnit;
-use crate::session::Session;
+use crate::local::LocalSession;
 
 /// The threads of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,26 +18,17 @@ pub struct DeviceThreads {
     pub intra_op: usize,
 }
 
-impl Session {
-    /// Sets how many threads may run nodes of these devices at once, callers included. Steps in flight feel it when they next
-    /// look for more threads; threads that are too many end when they are idle.
-    ///
-    /// `device` may be a full name, a partial one such as `/cpu:1`, or empty for all devices.
+impl LocalSession {
     pub fn set_inter_op_threads(&self, device: &str, n_threads: usize) -> Result<()> {
         self.for_each_device(device, n_threads, |unit| unit.pool.set_max_threads(n_threads))
     }
 
-    /// Sets how many threads work inside one kernel of these devices, the one that runs the node included. Waits for the
-    /// kernels that are using them now; results do not depend on the number.
-    ///
-    /// `device` may be a full name, a partial one such as `/cpu:1`, or empty for all devices.
     pub fn set_intra_op_threads(&self, device: &str, n_threads: usize) -> Result<()> {
         self.for_each_device(device, n_threads, |unit| {
             unit.device.pool().set_threads(n_threads);
         })
     }
 
-    /// The threads of every device.
     pub fn threads(&self) -> Vec<DeviceThreads> {
         let of = |unit: &std::sync::Arc<DeviceUnit>| DeviceThreads {
             device: unit.device.attributes().name.clone(),

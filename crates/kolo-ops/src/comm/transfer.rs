@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
     use crate::testing::TestStep;
-    use crate::{CancelToken, Input, Rendezvous, ResourceStore, StepServices};
+    use crate::{CancelToken, FrameIteration, Input, Rendezvous, ResourceStore, StepServices};
 
     type Waiting = Box<dyn FnOnce(Result<Received>) + std::marker::Send>;
 
@@ -193,7 +193,7 @@ mod tests {
             World { name, device, step }
         }
 
-        fn run(&self, operation: Operation<'_>, input: Input, frame_iteration: u64, is_dead: bool, done: Option<Done>) {
+        fn run(&self, operation: Operation<'_>, input: Input, iteration: u64, is_dead: bool, done: Option<Done>) {
             let node = operation.node().unwrap();
             let init = KernelInit { node: &node, device: &self.name, resources: self.step.resources() };
             let mut ctx = KernelCtx {
@@ -202,7 +202,7 @@ mod tests {
                 step: &self.step,
                 inputs: &mut [input],
                 outputs: &mut [],
-                frame_iteration,
+                frame_iteration: FrameIteration { frame: 0, iteration },
                 is_dead,
             };
             match done {

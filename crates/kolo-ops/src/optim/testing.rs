@@ -126,7 +126,7 @@ impl UpdateTest {
                 step: &TestStep::new(&name),
                 inputs: &mut inputs.clone(),
                 outputs: &mut outputs,
-                frame_iteration: 0,
+                frame_iteration: Default::default(),
                 is_dead: false,
             })?;
             assert!(outputs.iter().all(Option::is_some), "{op} passes its variable on");

@@ -30,7 +30,7 @@ pub fn run_twice(op: &str, attrs: &[(&str, AttrValue)], inputs: &[Tensor]) -> [T
                 step: &step,
                 inputs: &mut inputs,
                 outputs: &mut outputs,
-                frame_iteration: 0,
+                frame_iteration: Default::default(),
                 is_dead: false,
             })
             .unwrap();

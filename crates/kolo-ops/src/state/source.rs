@@ -99,7 +99,7 @@ mod tests {
             step: &step,
             inputs: &mut [],
             outputs: &mut [],
-            frame_iteration: 0,
+            frame_iteration: Default::default(),
             is_dead: false,
         };
         let find = || source.find(&ctx).unwrap().cell;

@@ -13,6 +13,7 @@ use kolo_ops::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::frame_id::FrameIds;
 use super::frames::{FrameShape, frames};
 use super::state::State;
 use crate::inter_pool::InterPool;
@@ -21,8 +22,22 @@ use crate::inter_pool::InterPool;
 pub(crate) struct DeviceUnit {
     pub device: Arc<dyn Device>,
     pub name: Arc<str>,
-    pub pool: InterPool,
+    pub pool: Arc<InterPool>,
     pub resources: Arc<ResourceStore>,
+}
+
+impl DeviceUnit {
+    /// The value in host memory, waited for if it has to come from the device.
+    pub fn to_host(&self, value: &Tensor) -> Result<Tensor> {
+        let (copy, event) = match value.memory() {
+            Memory::Cuda(_) => self.device.copy(value, Memory::Host)?,
+            Memory::Host | Memory::PinnedHost => return Ok(value.clone()),
+        };
+        if let Some(event) = event {
+            event.wait()?;
+        }
+        Ok(copy)
+    }
 }
 
 /// A part before compilation.
@@ -33,6 +48,8 @@ pub(crate) struct Part<'a> {
     pub fed: HashMap<(NodeId, usize), usize>,
     /// Outputs that are fetched, by number of the fetch.
     pub fetches: Vec<(usize, Endpoint)>,
+    /// How instances of loops are numbered.
+    pub frame_ids: FrameIds,
 }
 
 /// A part after compilation. Immutable, shared by all steps.
@@ -51,6 +68,8 @@ pub(crate) struct PartPlan {
     pub fetched_constants: Vec<(u32, Tensor)>,
     /// For each feed, by number, the edges it goes along.
     pub feeds: Vec<FeedPlan>,
+    /// How instances of loops are numbered.
+    pub frame_ids: FrameIds,
     /// States of finished steps, to be used again.
     pub spare: Mutex<Vec<State>>,
 }
@@ -72,8 +91,7 @@ pub(crate) struct FramePlan {
     /// The initial pending count of each of its nodes; see [`State`] for the encoding.
     pub pending: Vec<u32>,
     pub n_slots: u32,
-    /// A number that is the same in every process for the same nesting of frame names.
-    pub hash: u64,
+    pub name: String,
 }
 
 /// One node, laid out.
@@ -224,7 +242,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             n_enters: shape.n_enters,
             pending: Vec::new(),
             n_slots: 0,
-            hash: frame_hash(&shapes.list, shape),
+            name: shape.name.clone(),
         });
     }
     let mut plans: Vec<NodePlan> = Vec::with_capacity(n);
@@ -337,6 +355,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         fetches: fetched.into_iter().map(|(_, fetch)| fetch).collect(),
         fetched_constants,
         feeds,
+        frame_ids: part.frame_ids,
         spare: Mutex::default(),
     })
 }
@@ -375,17 +394,4 @@ fn lay_edges(part: &Part<'_>, plans: &mut [NodePlan], in_place: &[Option<Tensor>
 fn child_frame(list: &[FrameShape], parent: u32, name: &str) -> Result<u32> {
     let child = list.iter().enumerate().skip(1).find(|(_, shape)| shape.name == name && shape.parent == parent);
     child.map(|(i, _)| i as u32).ok_or_else(|| Error::internal(format!("frame '{name}' was not found")))
-}
-
-/// FNV-1a over the names of the frame and those around it: the same in every process.
-fn frame_hash(list: &[FrameShape], shape: &FrameShape) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    let mut at = shape;
-    while !at.name.is_empty() {
-        for byte in at.name.bytes().chain([0]) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-        at = &list[at.parent as usize];
-    }
-    hash
 }

@@ -9,8 +9,9 @@ use std::time::Instant;
 
 use kolo_core::{Error, Result, Tensor};
 use kolo_graph::Flow;
-use kolo_ops::{Cost, Input, OutputValue};
+use kolo_ops::{Cost, FrameIteration, Input, OutputValue};
 
+use super::frame_id::FrameInstance;
 use super::plan::{CONTROL, Edge, NodePlan, PartPlan};
 
 /// A node that is ready, in one iteration of one frame.
@@ -50,8 +51,7 @@ struct Frame {
     plan: u32,
     parent: u32,
     parent_iteration: u32,
-    /// Tells this instance of the frame from all others of the step, alike in every process.
-    hash: u64,
+    instance: FrameInstance,
     iterations: VecDeque<Iteration>,
     /// The number of `iterations[0]`.
     first: u32,
@@ -89,7 +89,7 @@ impl State {
         self.n_waiting = 0;
         self.aborted = false;
         self.finished = false;
-        let mut root = root.unwrap_or_else(|| Frame::new(0, 0, 0, 0, 0));
+        let mut root = root.unwrap_or_else(|| Frame::new(0, 0, 0, FrameInstance::default(), 0));
         if root.iterations.is_empty() {
             root.iterations.push_back(Iteration::default());
         }
@@ -179,15 +179,10 @@ impl State {
         slots.iter().all(is_tiny).then_some(slots)
     }
 
-    /// The frame and iteration of a token as one number, for rendezvous keys; 0 outside of loops.
-    pub fn frame_iteration(&self, token: Token) -> u64 {
-        match token.frame {
-            0 => 0,
-            frame => {
-                let hash = self.frames[frame as usize].as_ref().map_or(0, |frame| frame.hash);
-                mix(hash, u64::from(token.iteration) + 1)
-            }
-        }
+    /// The iteration that a token belongs to, as transfers name it.
+    pub fn frame_iteration(&self, token: Token) -> FrameIteration {
+        let frame = self.frames[token.frame as usize].as_ref().map_or(0, |frame| frame.instance.id());
+        FrameIteration { frame, iteration: u64::from(token.iteration) }
     }
 
     /// Delivers a feed.
@@ -324,10 +319,12 @@ impl State {
         if let Some(&child) = self.children.get(&key) {
             return child;
         }
-        let parent_hash = self.frame_iteration(token);
         let shape = &plan.frames[frame_plan as usize];
-        let mut frame =
-            Frame::new(frame_plan, token.frame, token.iteration, mix(parent_hash, shape.hash), shape.n_enters);
+        let instance = match &self.frames[token.frame as usize] {
+            Some(parent) => parent.instance.child(token.iteration, &shape.name, plan.frame_ids),
+            None => FrameInstance::default(),
+        };
+        let mut frame = Frame::new(frame_plan, token.frame, token.iteration, instance, shape.n_enters);
         let mut iteration = Iteration::default();
         iteration.reset(plan, frame_plan);
         frame.iterations.push_back(iteration);
@@ -450,12 +447,12 @@ impl State {
 }
 
 impl Frame {
-    fn new(plan: u32, parent: u32, parent_iteration: u32, hash: u64, n_enters: u32) -> Frame {
+    fn new(plan: u32, parent: u32, parent_iteration: u32, instance: FrameInstance, n_enters: u32) -> Frame {
         Frame {
             plan,
             parent,
             parent_iteration,
-            hash,
+            instance,
             iterations: VecDeque::new(),
             first: 0,
             n_enters_missing: n_enters,
@@ -643,14 +640,6 @@ enum Arrival<'a> {
     Nothing,
     /// Deadness.
     Dead,
-}
-
-/// Two numbers mixed into one, alike in every process (SplitMix64's finaliser).
-fn mix(a: u64, b: u64) -> u64 {
-    let mut z = a ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// References that a node takes as values are read now, when it starts.

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Memory, Result, Tensor};
 use kolo_graph::Flow;
-use kolo_ops::{CancelToken, Done, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices};
+use kolo_ops::{
+    CancelToken, Done, FrameIteration, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices,
+};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::plan::{NodePlan, PartPlan, PlanKernel};
 use super::state::{State, Token, flow_outputs, read_references};
-use crate::rendezvous::LocalRendezvous;
+use crate::rendezvous::{LocalRendezvous, StepRendezvous};
 use crate::trace::{NodeTrace, TraceSink};
 
 /// How long the caller watches for work before it parks.
@@ -29,6 +31,8 @@ pub(crate) struct Step {
     error: Mutex<Option<Error>>,
     n_unfinished: AtomicUsize,
     caller: Caller,
+    /// Called once when a step that nobody waits in is over.
+    on_end: Mutex<Option<OnEnd>>,
     trace: Option<TraceSink>,
     start: Instant,
 }
@@ -40,6 +44,9 @@ struct StepPart {
     for_caller: bool,
 }
 
+/// Hears how a step ended: with its first error, or without one.
+pub(crate) type OnEnd = Box<dyn FnOnce(Option<Error>) + Send>;
+
 /// The thread in `Session::run`, which runs nodes and waits.
 struct Caller {
     thread: Mutex<Thread>,
@@ -49,7 +56,7 @@ struct Caller {
 /// What kernels see of the step, apart from their own device.
 struct Services {
     step_resources: Arc<ResourceStore>,
-    local_rendezvous: Arc<LocalRendezvous>,
+    transfers: Arc<dyn StepRendezvous>,
     rendezvous: Arc<dyn Rendezvous>,
     cancel: Arc<CancelToken>,
 }
@@ -59,7 +66,7 @@ struct Services {
 struct Call<'a> {
     token: Token,
     node: &'a NodePlan,
-    frame_iteration: u64,
+    frame_iteration: FrameIteration,
 }
 
 impl Call<'_> {
@@ -119,7 +126,31 @@ impl Step {
         feeds_come_later: bool,
     ) -> Arc<Step> {
         // The caller runs the part with most nodes; the others have threads of their own.
-        let for_caller = (0..plans.len()).max_by_key(|&i| plans[i].nodes.len()).unwrap_or(0);
+        let for_caller = (0..plans.len()).max_by_key(|&i| plans[i].nodes.len());
+        let transfers = Arc::new(LocalRendezvous::default());
+        Step::make(id, plans, transfers, cancel, traced, (for_caller, feeds_come_later), None)
+    }
+
+    /// A step that no thread waits in: [`Step::start`] begins it, `on_end` hears of its end.
+    pub fn detached(
+        id: u64,
+        plans: &[Arc<PartPlan>],
+        transfers: Arc<dyn StepRendezvous>,
+        traced: bool,
+        on_end: OnEnd,
+    ) -> Arc<Step> {
+        Step::make(id, plans, transfers, CancelToken::new(), traced, (None, false), Some(on_end))
+    }
+
+    fn make(
+        id: u64,
+        plans: &[Arc<PartPlan>],
+        transfers: Arc<dyn StepRendezvous>,
+        cancel: Arc<CancelToken>,
+        traced: bool,
+        (for_caller, feeds_come_later): (Option<usize>, bool),
+        on_end: Option<OnEnd>,
+    ) -> Arc<Step> {
         let parts = plans
             .iter()
             .enumerate()
@@ -129,14 +160,13 @@ impl Step {
                 if feeds_come_later {
                     state.n_waiting = plan.feeds.len();
                 }
-                StepPart { plan: plan.clone(), state: Mutex::new(state), for_caller: i == for_caller }
+                StepPart { plan: plan.clone(), state: Mutex::new(state), for_caller: Some(i) == for_caller }
             })
             .collect();
-        let local_rendezvous = Arc::new(LocalRendezvous::default());
         let services = Services {
             step_resources: ResourceStore::new("step", "step"),
-            rendezvous: local_rendezvous.clone(),
-            local_rendezvous,
+            rendezvous: transfers.clone(),
+            transfers,
             cancel,
         };
         let start = Instant::now();
@@ -147,6 +177,7 @@ impl Step {
             error: Mutex::new(None),
             n_unfinished: AtomicUsize::new(plans.len()),
             caller: Caller { thread: Mutex::new(std::thread::current()), notified: AtomicBool::new(false) },
+            on_end: Mutex::new(on_end),
             trace: traced.then(|| TraceSink::new(start)),
             start,
         })
@@ -174,6 +205,16 @@ impl Step {
                     state.n_waiting -= 1;
                 }
             }
+        }
+    }
+
+    /// Begins a detached step. Nothing of it runs on this thread unless devices have no threads at all.
+    pub fn start(self: &Arc<Self>) {
+        if self.parts.is_empty() {
+            return self.ended();
+        }
+        for index in 0..self.parts.len() {
+            self.spawn_runner(index);
         }
     }
 
@@ -289,11 +330,10 @@ impl Step {
             state.drop_ready();
         }
         let echo = Error::cancelled(format!("the step was stopped: {error}")).into_derived();
-        self.services.local_rendezvous.abort(echo.clone());
+        self.services.transfers.abort(echo.clone());
         self.services.cancel.cancel(echo);
         for part in &self.parts {
-            let mut state = part.state.lock();
-            self.finish_part_if_idle(part, &mut state);
+            self.finish_part_if_idle(part, part.state.lock());
         }
     }
 
@@ -378,7 +418,7 @@ impl Step {
             let part = &self.parts[index];
             let mut state = part.state.lock();
             state.n_runners -= 1;
-            self.finish_part_if_idle(part, &mut state);
+            self.finish_part_if_idle(part, state);
         }
     }
 
@@ -392,8 +432,7 @@ impl Step {
         loop {
             let Some(token) = (if state.aborted { None } else { state.pop() }) else {
                 state.n_runners -= 1;
-                self.finish_part_if_idle(part, &mut state);
-                return;
+                return self.finish_part_if_idle(part, state);
             };
             let node = &plan.nodes[token.node as usize];
             if node.is_tiny && !token.is_dead {
@@ -580,9 +619,9 @@ impl Step {
     /// Sees to it that somebody runs what has become ready, and that the end is noticed.
     fn kick(self: &Arc<Self>, index: usize) {
         let part = &self.parts[index];
-        let mut state = part.state.lock();
+        let state = part.state.lock();
         if !state.has_ready() {
-            return self.finish_part_if_idle(part, &mut state);
+            return self.finish_part_if_idle(part, state);
         }
         let nobody = state.n_runners == 0;
         let room = state.n_large() > 0 && state.n_runners < part.plan.unit.pool.max_threads();
@@ -594,13 +633,26 @@ impl Step {
         }
     }
 
-    fn finish_part_if_idle(&self, part: &StepPart, state: &mut State) {
+    fn finish_part_if_idle(&self, part: &StepPart, mut state: MutexGuard<'_, State>) {
         if state.finished || state.n_runners > 0 || state.n_waiting > 0 || state.has_ready() {
             return;
         }
         state.finished = true;
-        if self.n_unfinished.fetch_sub(1, Ordering::AcqRel) == 1 || part.for_caller {
+        drop(state);
+        let is_last = self.n_unfinished.fetch_sub(1, Ordering::AcqRel) == 1;
+        if is_last || part.for_caller {
             self.notify_caller();
+        }
+        if is_last {
+            self.ended();
+        }
+    }
+
+    /// Tells whoever wants to hear of the end of a detached step.
+    fn ended(&self) {
+        let on_end = self.on_end.lock().take();
+        if let Some(on_end) = on_end {
+            on_end(self.error());
         }
     }
 }
