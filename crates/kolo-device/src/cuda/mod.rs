@@ -40,7 +40,7 @@ pub use discover::{Card, Discovery, Process, discover};
 pub use launch::{Args, Grid};
 pub use library::{LibraryReport, absent, libraries};
 pub use matmul::{Epilogue, MatMul, MatMulKind};
-pub use program::{Function, ProgramKey};
+pub use program::{Function, ProgramKey, compile_only};
 pub use visible::{Selection, select_visible};
 
 use cudarc::driver::DriverError;

@@ -191,6 +191,13 @@ fn digest(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
+/// Compiles a source for a chip (`sm_90`) without a card, as [`super::CudaDevice::function`] would: for tests. An error
+/// holds the compiler's words; `None` if the compiler is not here.
+pub fn compile_only(key: &ProgramKey, source: &str, arch: &str) -> Option<Result<Vec<u8>>> {
+    let entry = key.entry();
+    has_nvrtc().then(|| compile(&entry, &format!("#define KOLO_ENTRY {entry}\n{PRELUDE}\n{source}"), arch))
+}
+
 fn compile(entry: &str, source: &str, arch: &str) -> Result<Vec<u8>> {
     if !has_nvrtc() {
         return Err(Error::failed_precondition(format!(

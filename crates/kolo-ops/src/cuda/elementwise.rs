@@ -354,3 +354,35 @@ fn bias_add(ctx: &mut KernelCtx<'_>) -> Result<()> {
     ctx.inputs[1] = crate::Input::Tensor(bias);
     map_to(ctx, Expression { name: "AddV2", text: "x0 + x1" }, dtype, shape, &[])
 }
+
+#[cfg(test)]
+mod tests {
+    use kolo_device::cuda::ProgramKey;
+
+    use super::super::map::source;
+    use super::*;
+
+    #[test]
+    fn sources_compile() {
+        let mut all = Vec::new();
+        for &(op, text, dtypes, out) in ROWS {
+            let n = (0..4).rev().find(|i| text.contains(&format!("x{i}"))).map_or(0, |i| i + 1);
+            let n = if op == "KoloGeluGrad" { 2 } else { n };
+            let p = u32::from(text.contains("p0"));
+            let dtypes = if dtypes.is_empty() { &[DType::Bool][..] } else { dtypes };
+            for &dtype in dtypes.iter().take(5) {
+                let to = if out == Out::Truth { DType::Bool } else { dtype };
+                let width = 16 / dtype.size().unwrap_or(16) as u32;
+                let variant = n | p << 4 | width << 8;
+                let key = ProgramKey { family: "map", op, dtypes: [Some(dtype), Some(to), None], variant };
+                all.push((key, source(text, dtype, to, variant, 0)));
+            }
+        }
+        let strided = 2 | 1 << 24;
+        let key = ProgramKey { family: "map", op: "strided", dtypes: [Some(DType::F32), None, None], variant: strided };
+        all.push((key, source("x0 + x1", DType::F32, DType::F32, strided, 3)));
+        let constant = 1 << 4 | 4 << 8;
+        all.push((key, source("(Wide<U>::type)p0", DType::F16, DType::F16, constant, 0)));
+        super::super::tests::compiles(all);
+    }
+}

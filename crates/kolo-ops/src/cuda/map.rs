@@ -195,18 +195,24 @@ fn strides(shape: &Shape, inputs: &[Option<&Tensor>]) -> Result<Strides> {
 }
 
 /// The kernel's text. See [`run`] for the bits of `variant`.
-fn source(text: &str, dtype: DType, out: DType, variant: u32, rank: usize) -> String {
+pub(super) fn source(text: &str, dtype: DType, out: DType, variant: u32, rank: usize) -> String {
     let (n_inputs, n_params) = (variant & 15, variant >> 4 & 15);
     let is_strided = variant >> 24 & 1 == 1;
     let width = if is_strided { 1 } else { variant >> 8 & 255 };
     let list = |f: &dyn Fn(u32) -> String, n: u32, between: &str| (0..n).map(f).collect::<Vec<_>>().join(between);
     let pointers = list(&|i| format!("const T* in{i}"), n_inputs, ", ");
     let params: String = (0..n_params).map(|i| format!(", float p{i}")).collect();
-    let arguments = list(&|i| format!("W x{i}"), n_inputs, ", ");
-    let forward: String = (0..n_params).map(|i| format!(", p{i}")).collect();
+    // There may be no inputs at all.
+    let pointers = if n_inputs == 0 { pointers } else { pointers + ", " };
+    let arguments: Vec<String> =
+        (0..n_inputs).map(|i| format!("W x{i}")).chain((0..n_params).map(|i| format!("float p{i}"))).collect();
+    let arguments = arguments.join(", ");
+    let call = |values: Vec<String>| -> String {
+        values.into_iter().chain((0..n_params).map(|i| format!("p{i}"))).collect::<Vec<_>>().join(", ")
+    };
     let mut code = format!(
         "typedef {} T;\ntypedef {} U;\ntypedef Wide<T>::type W;\n\
-         static __device__ __forceinline__ U element({arguments}{params}) {{ return Narrow<U>::from({text}); }}\n",
+         static __device__ __forceinline__ U element({arguments}) {{ return Narrow<U>::from({text}); }}\n",
         c_type(dtype),
         c_type(out)
     );
@@ -216,10 +222,10 @@ fn source(text: &str, dtype: DType, out: DType, variant: u32, rank: usize) -> St
         let steps = list(&|i| format!("Sizes s{i}"), n_inputs, ", ");
         let offsets = list(&|i| format!("i64 o{i} = 0;"), n_inputs, " ");
         let walk = list(&|i| format!("o{i} += c * s{i}.at[d];"), n_inputs, " ");
-        let values = list(&|i| format!("widen(in{i}[o{i}])"), n_inputs, ", ");
+        let values = call((0..n_inputs).map(|i| format!("widen(in{i}[o{i}])")).collect());
         code += &format!(
             "struct Sizes {{ i64 at[{RANK}]; }};\n\
-             extern \"C\" __global__ void KOLO_ENTRY({pointers}, U* out, i64 n{params}, Sizes sizes, {steps}) {{\n{open}\
+             extern \"C\" __global__ void KOLO_ENTRY({pointers}U* out, i64 n{params}, Sizes sizes, {steps}) {{\n{open}\
              \x20   for (i64 i = thread_number(); i < n; i += n_threads()) {{\n\
              \x20       i64 rest = i; {offsets}\n        #pragma unroll\n\
              \x20       for (int d = {rank} - 1; d >= 0; d--) {{\n\
@@ -227,7 +233,7 @@ fn source(text: &str, dtype: DType, out: DType, variant: u32, rank: usize) -> St
              \x20           if (n < 0x7fffffff) {{ u32 s = (u32)sizes.at[d], r = (u32)rest; c = r % s; rest = r / s; }}\n\
              \x20           else {{ c = rest % sizes.at[d]; rest /= sizes.at[d]; }}\n\
              \x20           {walk}\n        }}\n\
-             \x20       out[i] = element({values}{forward});\n    }}\n}}\n"
+             \x20       out[i] = element({values});\n    }}\n}}\n"
         );
         return code;
     }
@@ -238,17 +244,18 @@ fn source(text: &str, dtype: DType, out: DType, variant: u32, rank: usize) -> St
         .filter(|&i| !is_single(i))
         .map(|i| format!("        Pack<T, {width}> a{i} = ((const Pack<T, {width}>*)in{i})[i];\n"))
         .collect();
-    let packed = list(&|i| if is_single(i) { format!("c{i}") } else { format!("widen(a{i}.at[j])") }, n_inputs, ", ");
-    let plain = list(&|i| if is_single(i) { format!("c{i}") } else { format!("widen(in{i}[i])") }, n_inputs, ", ");
+    let one = |i: u32, other: String| if is_single(i) { format!("c{i}") } else { other };
+    let packed = call((0..n_inputs).map(|i| one(i, format!("widen(a{i}.at[j])"))).collect());
+    let plain = call((0..n_inputs).map(|i| one(i, format!("widen(in{i}[i])"))).collect());
     code += &format!(
-        "extern \"C\" __global__ void KOLO_ENTRY({pointers}, U* out, i64 n{params}) {{\n{open}{singles}\
+        "extern \"C\" __global__ void KOLO_ENTRY({pointers}U* out, i64 n{params}) {{\n{open}{singles}\
          \x20   const i64 packs = n / {width};\n\
          \x20   for (i64 i = thread_number(); i < packs; i += n_threads()) {{\n{loads}\
          \x20       Pack<U, {width}> b;\n        #pragma unroll\n\
-         \x20       for (int j = 0; j < {width}; j++) b.at[j] = element({packed}{forward});\n\
+         \x20       for (int j = 0; j < {width}; j++) b.at[j] = element({packed});\n\
          \x20       ((Pack<U, {width}>*)out)[i] = b;\n    }}\n\
          \x20   for (i64 i = packs * {width} + thread_number(); i < n; i += n_threads())\n\
-         \x20       out[i] = element({plain}{forward});\n}}\n"
+         \x20       out[i] = element({plain});\n}}\n"
     );
     code
 }

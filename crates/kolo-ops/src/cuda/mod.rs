@@ -17,11 +17,14 @@ use crate::kernel::KernelInit;
 use crate::op::{DTypeSet, KernelDef, KernelMaker, Op};
 use crate::{Kernel, KernelCtx};
 
+pub(crate) mod array;
 mod elementwise;
 mod flow;
+mod gather;
 mod map;
 mod matmul;
 mod optim;
+mod random;
 mod reduce;
 mod rows;
 mod state;
@@ -30,13 +33,26 @@ mod transfer;
 /// The kernels of each op.
 type Table = HashMap<&'static str, Vec<KernelDef>>;
 
+/// Each area's list.
+const ADDERS: &[fn(&mut Table)] = &[
+    array::add,
+    elementwise::add,
+    flow::add,
+    gather::add,
+    matmul::add,
+    optim::add,
+    random::add,
+    reduce::add,
+    rows::add,
+    state::add,
+    transfer::add,
+];
+
 fn table() -> &'static Table {
     static TABLE: OnceLock<Table> = OnceLock::new();
     TABLE.get_or_init(|| {
         let mut table = Table::new();
-        for add in
-            [elementwise::add, flow::add, matmul::add, optim::add, reduce::add, rows::add, state::add, transfer::add]
-        {
+        for add in ADDERS {
             add(&mut table);
         }
         table
@@ -317,8 +333,22 @@ fn object(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Compiles sources for a Hopper chip, which needs no card; says so if the compiler is not here.
+    #[track_caller]
+    pub(crate) fn compiles(sources: impl IntoIterator<Item = (kolo_device::cuda::ProgramKey, String)>) {
+        let mut n = 0;
+        for (key, source) in sources {
+            match kolo_device::cuda::compile_only(&key, &source, "sm_90") {
+                None => return println!("skipped: no NVRTC here"),
+                Some(Ok(_)) => n += 1,
+                Some(Err(error)) => panic!("{key:?}: {error}\n{source}"),
+            }
+        }
+        println!("{n} sources compile");
+    }
 
     #[test]
     fn every_gpu_kernel_is_of_an_op_and_names_its_arguments() {

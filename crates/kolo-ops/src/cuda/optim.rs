@@ -446,6 +446,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn sources_compile() {
+        let mut all = Vec::new();
+        for rule in RULES {
+            for (dtype, index, flag) in [
+                (DType::F32, None, false),
+                (DType::BF16, None, true),
+                (DType::F64, None, true),
+                (DType::F32, Some(DType::I64), false),
+            ] {
+                let update = Update { rule, sparse: index.is_some(), flag };
+                let key =
+                    ProgramKey { family: "update", op: rule.name, dtypes: [Some(dtype), index, None], variant: 0 };
+                let width = if index.is_some() { 1 } else { 16 / dtype.size().unwrap_or(16) };
+                all.push((key, update.source(dtype, index, width)));
+            }
+        }
+        super::super::tests::compiles(all);
+    }
+
+    #[test]
     fn every_optimizer_has_a_rule() {
         for op in crate::optim::OPS {
             assert!(rule_of(op.def.name).is_some(), "{} has no rule on a GPU", op.def.name);

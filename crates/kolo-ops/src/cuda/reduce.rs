@@ -192,15 +192,7 @@ fn reduced(
         u32::from(by_row) | u32::from(few) << 1 | (kept.sizes.len() as u32) << 4 | (reduced.sizes.len() as u32) << 8;
     let key = ProgramKey { family: "reduce", op: reducer.name, dtypes: [Some(dtype), None, None], variant };
     let (kept_rank, reduced_rank) = (kept.sizes.len(), reduced.sizes.len());
-    let kernel = device.function(&key, || {
-        format!(
-            "{}#define BY_ROW {}\n#define FEW {}\n#define KEPT_RANK {kept_rank}\n#define REDUCED_RANK {reduced_rank}\n{}",
-            definitions(reducer, dtype),
-            u32::from(by_row),
-            u32::from(few),
-            include_str!("reduce.cu")
-        )
-    })?;
+    let kernel = device.function(&key, || source(reducer, dtype, by_row, few, kept_rank, reduced_rank))?;
     let grid = match (by_row, few) {
         (true, true) => Grid::blocks(n_out.div_ceil(8), 256)?,
         (true, false) => Grid::blocks(n_out * n_parts, 256)?,
@@ -226,12 +218,27 @@ fn reduced(
     if let Some(partial) = &partial {
         let key =
             ProgramKey { family: "reduce_parts", op: reducer.name, dtypes: [Some(dtype), None, None], variant: 0 };
-        let kernel =
-            device.function(&key, || format!("{}{}", definitions(reducer, dtype), include_str!("reduce_parts.cu")))?;
+        let kernel = device.function(&key, || parts_source(reducer, dtype))?;
         let args = Args::new().input(partial).output(&mut out).size(n_out).size(n_parts).size(n_in);
         device.launch(kernel, Grid::over(n_out), &args)?;
     }
     Ok(out)
+}
+
+/// The kernel that reduces.
+fn source(reducer: &Reducer, dtype: DType, by_row: bool, few: bool, kept_rank: usize, reduced_rank: usize) -> String {
+    format!(
+        "{}#define BY_ROW {}\n#define FEW {}\n#define KEPT_RANK {kept_rank}\n#define REDUCED_RANK {reduced_rank}\n{}",
+        definitions(reducer, dtype),
+        u32::from(by_row),
+        u32::from(few),
+        include_str!("reduce.cu")
+    )
+}
+
+/// The kernel that joins the parts.
+fn parts_source(reducer: &Reducer, dtype: DType) -> String {
+    format!("{}{}", definitions(reducer, dtype), include_str!("reduce_parts.cu"))
 }
 
 /// Types and steps of a reducer. Floats are accumulated as `float` or `double`, everything else as 64-bit integers.
@@ -298,18 +305,20 @@ fn find(
 ) -> Result<()> {
     let (name, to) = (if max { "argmax" } else { "argmin" }, out.dtype());
     let key = ProgramKey { family: "arg", op: name, dtypes: [Some(dtype), Some(to), None], variant: 0 };
-    let kernel = device.function(&key, || {
-        let better = if max { ">" } else { "<" };
-        format!(
-            "typedef {} T;\ntypedef {} U;\ntypedef Wide<T>::type W;\n#define BETTER {better}\n{}",
-            c_type(dtype),
-            c_type(to),
-            include_str!("arg.cu")
-        )
-    })?;
+    let kernel = device.function(&key, || arg_source(dtype, to, max))?;
     let n_out = out.n_elements();
     let args = Args::new().input(input).output(out).size(n_out).size(n).size(inner);
     device.launch(kernel, Grid::blocks(n_out.div_ceil(8), 256)?, &args)
+}
+
+fn arg_source(dtype: DType, to: DType, max: bool) -> String {
+    format!(
+        "typedef {} T;\ntypedef {} U;\ntypedef Wide<T>::type W;\n#define BETTER {}\n{}",
+        c_type(dtype),
+        c_type(to),
+        if max { ">" } else { "<" },
+        include_str!("arg.cu")
+    )
 }
 
 /// The sums down the columns of `rows` rows of `n` numbers, as elements of `dtype`.
@@ -318,23 +327,52 @@ pub(super) fn sum_rows(ctx: &KernelCtx<'_>, input: &Tensor, rows: usize, n: usiz
     let wide = input.dtype();
     let mut out = ctx.allocate(dtype, Shape::new(&[n])?)?;
     let key = ProgramKey { family: "sum_rows", op: "plain", dtypes: [Some(wide), Some(dtype), None], variant: 0 };
-    let kernel = device.function(&key, || {
-        format!(
-            "typedef {} A;\ntypedef {} U;\n#define START ((A)0)\n#define JOIN(a, b) ((a) + (b))\n\
-             #define FINISH(a, n) (a)\n{}",
-            c_type(wide),
-            c_type(dtype),
-            include_str!("reduce_parts.cu")
-        )
-    })?;
+    let kernel = device.function(&key, || sum_rows_source(wide, dtype))?;
     let args = Args::new().input(input).output(&mut out).size(n).size(rows).size(rows);
     device.launch(kernel, Grid::over(n), &args)?;
     Ok(out)
 }
 
+fn sum_rows_source(wide: DType, dtype: DType) -> String {
+    format!(
+        "typedef {} A;\ntypedef {} U;\n#define START ((A)0)\n#define JOIN(a, b) ((a) + (b))\n#define FINISH(a, n) (a)\n{}",
+        c_type(wide),
+        c_type(dtype),
+        include_str!("reduce_parts.cu")
+    )
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::tests::compiles;
     use super::*;
+
+    #[test]
+    fn sources_compile() {
+        let key = |op, dtype, variant| ProgramKey { family: "reduce", op, dtypes: [Some(dtype), None, None], variant };
+        let mut all = Vec::new();
+        for reducer in [&SUM, &MEAN, &PROD, &MAX, &MIN, &NORM, &HALF_SQUARES] {
+            for dtype in [DType::F32, DType::BF16, DType::F64] {
+                for (v, (by_row, few)) in [(false, false), (true, false), (true, true)].into_iter().enumerate() {
+                    all.push((key(reducer.name, dtype, v as u32), source(reducer, dtype, by_row, few, 2, 1)));
+                }
+                all.push((key(reducer.name, dtype, 9), parts_source(reducer, dtype)));
+            }
+        }
+        for reducer in [&SUM, &MAX] {
+            for dtype in [DType::I64, DType::U8, DType::U64, DType::I16] {
+                all.push((key(reducer.name, dtype, 0), source(reducer, dtype, true, true, 1, 3)));
+            }
+        }
+        for reducer in [&ALL, &ANY] {
+            all.push((key(reducer.name, DType::Bool, 0), source(reducer, DType::Bool, true, false, 0, 1)));
+        }
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::I64, DType::Bool, DType::U8] {
+            all.push((key("arg", dtype, 0), arg_source(dtype, DType::I64, true)));
+        }
+        all.push((key("rows", DType::BF16, 0), sum_rows_source(DType::F32, DType::BF16)));
+        compiles(all);
+    }
 
     #[test]
     fn neighbours_of_one_kind_merge() {

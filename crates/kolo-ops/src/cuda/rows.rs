@@ -29,14 +29,16 @@ const NAMES: [&str; 7] = [
 
 fn kernel(device: &CudaDevice, kind: usize, dtype: DType, label: Option<DType>) -> Result<Function> {
     let key = ProgramKey { family: "rows", op: NAMES[kind], dtypes: [Some(dtype), label, None], variant: 0 };
-    device.function(&key, || {
-        format!(
-            "typedef {} T;\ntypedef {} L;\ntypedef Wide<T>::type W;\n#define KIND {kind}\n{}",
-            c_type(dtype),
-            c_type(label.unwrap_or(DType::I64)),
-            include_str!("rows.cu")
-        )
-    })
+    device.function(&key, || source(kind, dtype, label))
+}
+
+fn source(kind: usize, dtype: DType, label: Option<DType>) -> String {
+    format!(
+        "typedef {} T;\ntypedef {} L;\ntypedef Wide<T>::type W;\n#define KIND {kind}\n{}",
+        c_type(dtype),
+        c_type(label.unwrap_or(DType::I64)),
+        include_str!("rows.cu")
+    )
 }
 
 /// A block for each row, of as many threads as a row keeps busy.
@@ -209,4 +211,20 @@ fn layer_norm_grad(ctx: &mut KernelCtx<'_>) -> Result<()> {
         ctx.set_output(i + 1, total);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_compile() {
+        let all = FLOATS.iter().flat_map(|&dtype| {
+            NAMES.iter().enumerate().map(move |(kind, op)| {
+                let key = ProgramKey { family: "rows", op, dtypes: [Some(dtype), None, None], variant: 0 };
+                (key, source(kind, dtype, Some(DType::I32)))
+            })
+        });
+        super::super::tests::compiles(all);
+    }
 }
