@@ -19,6 +19,7 @@
 //! A [`Graph`] is described once; a [`Session`] prunes, places, partitions and compiles it for its devices and runs it.
 //! [`gradients`] adds what training needs. `ARCHITECTURE.md` tells the story of a step.
 
+pub mod cluster;
 pub mod data;
 pub mod nn;
 pub mod ops;
@@ -37,6 +38,7 @@ pub use kolo_graph::{
     Operation, Origin, Output, PlacementRules, Policy, Rule, RuleRow, RuleTable, Variable, VariableKind, WhileOptions,
     gradients, gradients_with, wire,
 };
+pub use kolo_net::{ClusterSpec, Connect, Server, ServerConfig, TaskName, TfConfig, tls};
 pub use kolo_ops::{CancelToken, graph};
 pub use kolo_runtime::{
     Callable, DevicePlan, DeviceThreads, GpuOptions, Host, NodeTrace, PartialRun, PlacementReport, PlacementRow,

@@ -9,6 +9,7 @@ mod graph_file;
 mod machine;
 mod ops;
 mod run;
+mod serve;
 mod trace;
 mod train;
 
@@ -30,6 +31,8 @@ enum Command {
     Train(train::Args),
     /// Runs a model that TensorFlow or Kolo wrote: a GraphDef or a SavedModel
     Run(run::Args),
+    /// Serves one task of a cluster: a parameter server, a worker
+    Serve(serve::Args),
     /// Shows where every node of a graph would run, and why, without running it
     Explain(explain::Args),
     /// Runs a graph once and writes a trace for Chrome or Perfetto
@@ -54,6 +57,7 @@ pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Train(args) => train::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Devices(args) => devices::run(&args),

@@ -57,6 +57,63 @@ impl<'g> Model<'g> {
         self.train_feeds.push((output, value.into()));
         self
     }
+
+    /// Where the columns of a batch go.
+    pub fn inputs(&self) -> &[Output<'g>] {
+        &self.inputs
+    }
+
+    /// What is made small.
+    pub fn loss(&self) -> Output<'g> {
+        self.loss
+    }
+
+    /// One step.
+    pub fn train_op(&self) -> Operation<'g> {
+        self.train_op
+    }
+
+    /// Fed while training.
+    pub fn train_feeds(&self) -> &[(Output<'g>, Tensor)] {
+        &self.train_feeds
+    }
+
+    /// The mean loss and metrics over `data` with the variables of `session`.
+    pub fn evaluate(&self, session: &Arc<Session>, data: &Dataset) -> Result<Evaluation> {
+        let evaluate = session.make_callable(&self.inputs, &self.evaluated(), &[])?;
+        let mut sums = vec![0.0f64; 1 + self.metrics.len()];
+        let mut n_samples = 0;
+        for batch in data.batches()? {
+            let batch = batch?;
+            let values = self.call(&evaluate, &batch.tensors, &[])?;
+            sums.iter_mut().zip(&values).for_each(|(sum, value)| *sum += value * batch.len() as f64);
+            n_samples += batch.len();
+        }
+        if n_samples == 0 {
+            return Err(Error::invalid_argument("there is nothing to evaluate on: the data has no samples"));
+        }
+        let mean = |sum: &f64| sum / n_samples as f64;
+        let names = self.metrics.iter().map(|(name, _)| name.clone());
+        Ok(Evaluation { loss: mean(&sums[0]), metrics: names.zip(sums[1..].iter().map(mean)).collect(), n_samples })
+    }
+
+    /// Loss and metrics as evaluation takes them.
+    fn evaluated(&self) -> Vec<Output<'g>> {
+        let watched = || std::iter::once(self.loss).chain(self.metrics.iter().map(|(_, value)| *value)).collect();
+        self.evaluation.clone().unwrap_or_else(watched)
+    }
+
+    fn call(&self, callable: &Callable, tensors: &[Tensor], also: &[(Output<'g>, Tensor)]) -> Result<Vec<f64>> {
+        let wanted = self.inputs.len();
+        if tensors.len() != wanted {
+            return Err(Error::invalid_argument(format!(
+                "the data has {} columns; the model has {wanted} inputs",
+                tensors.len()
+            )));
+        }
+        let feeds: SmallVec<[&Tensor; 4]> = tensors.iter().chain(also.iter().map(|(_, value)| value)).collect();
+        callable.call(&feeds)?.iter().map(number).collect()
+    }
 }
 
 /// Runs training, evaluation and prediction over data sets.
@@ -85,7 +142,6 @@ pub struct Trainer<'g> {
     model: Model<'g>,
     session: Arc<Session>,
     train: Callable,
-    evaluate: Callable,
     position: Variable<'g>,
     set_position: (Output<'g>, Operation<'g>),
     saver: Saver,
@@ -174,7 +230,7 @@ impl<'g> TrainerBuilder<'g> {
         let fed: Vec<Output<'g>> =
             model.inputs.iter().copied().chain(model.train_feeds.iter().map(|(output, _)| *output)).collect();
         let train = session.make_callable(&fed, &watched, &[model.train_op])?;
-        let evaluated = model.evaluation.as_deref().unwrap_or(&watched);
+        let evaluated = model.evaluated();
         if evaluated.len() != watched.len() {
             return Err(Error::invalid_argument(format!(
                 "the model has {} metrics, but is evaluated with {}",
@@ -182,13 +238,11 @@ impl<'g> TrainerBuilder<'g> {
                 evaluated.len().saturating_sub(1)
             )));
         }
-        let evaluate = session.make_callable(&model.inputs, evaluated, &[])?;
         Ok(Trainer {
             graph,
             model,
             session,
             train,
-            evaluate,
             position,
             set_position,
             saver,
@@ -286,7 +340,7 @@ impl<'g> Trainer<'g> {
         while !self.stop.load(Ordering::Relaxed) {
             let Some(batch) = batches.next() else { break };
             let batch = batch?;
-            let values = self.call(&self.train, &batch.tensors, &self.model.train_feeds)?;
+            let values = self.model.call(&self.train, &batch.tensors, &self.model.train_feeds)?;
             step += 1;
             let now = Instant::now();
             let loss = values[0];
@@ -350,20 +404,7 @@ impl<'g> Trainer<'g> {
 
     /// The mean loss and metrics over `data`, without training.
     pub fn evaluate(&self, data: &Dataset) -> Result<Evaluation> {
-        let mut sums = vec![0.0f64; 1 + self.model.metrics.len()];
-        let mut n_samples = 0;
-        for batch in data.batches()? {
-            let batch = batch?;
-            let values = self.call(&self.evaluate, &batch.tensors, &[])?;
-            sums.iter_mut().zip(&values).for_each(|(sum, value)| *sum += value * batch.len() as f64);
-            n_samples += batch.len();
-        }
-        if n_samples == 0 {
-            return Err(Error::invalid_argument("there is nothing to evaluate on: the data has no samples"));
-        }
-        let mean = |sum: &f64| sum / n_samples as f64;
-        let names = self.model.metrics.iter().map(|(name, _)| name.clone());
-        Ok(Evaluation { loss: mean(&sums[0]), metrics: names.zip(sums[1..].iter().map(mean)).collect(), n_samples })
+        self.model.evaluate(&self.session, data)
     }
 
     /// `output` for every sample of `data`, batch by batch joined along the first dimension. Only the inputs that the output
@@ -393,18 +434,6 @@ impl<'g> Trainer<'g> {
     /// Where checkpoints go.
     pub fn checkpoint_dir(&self) -> Option<&Path> {
         self.checkpoints.as_ref().map(|checkpoints| checkpoints.dir.as_path())
-    }
-
-    fn call(&self, callable: &Callable, tensors: &[Tensor], also: &[(Output<'g>, Tensor)]) -> Result<Vec<f64>> {
-        let wanted = self.model.inputs.len();
-        if tensors.len() != wanted {
-            return Err(Error::invalid_argument(format!(
-                "the data has {} columns; the model has {wanted} inputs",
-                tensors.len()
-            )));
-        }
-        let feeds: SmallVec<[&Tensor; 4]> = tensors.iter().chain(also.iter().map(|(_, value)| value)).collect();
-        callable.call(&feeds)?.iter().map(number).collect()
     }
 
     fn save_position(&self, position: Position) -> Result<()> {

@@ -219,6 +219,17 @@ impl Nodes {
     }
 
     /// Makes a node ask for `device`, as `said` says.
+    /// Makes all users of one output read another. For rewrites.
+    pub fn redirect(&mut self, from: Endpoint, to: Endpoint) {
+        for id in (0..self.list.len() as u32).map(NodeId) {
+            if self.node(id).inputs.contains(&from) {
+                let node = self.node_mut(id);
+                node.inputs.iter_mut().filter(|at| **at == from).for_each(|at| *at = to);
+            }
+        }
+    }
+
+    /// Pins a node.
     pub fn pin(&mut self, id: NodeId, device: DeviceSpec, said: Origin) {
         let node = self.node_mut(id);
         (node.device, node.device_source) = (device, Some(said));

@@ -280,7 +280,10 @@ impl Cutter<'_> {
         let mut control = Vec::with_capacity(draft.control.len());
         let needs_trigger = self.stays_across_devices(to);
         for &from in &draft.control {
-            let triggers = self.options.loops == LoopControl::Present && is_control_loop(&self.drafts[from].node);
+            // What the master receives in a loop needs its trigger here too; other nodes had theirs for what is cut now.
+            let triggers = self.options.loops == LoopControl::Present
+                && is_control_loop(&self.drafts[from].node)
+                && draft.node.def.flow != Flow::Transfer;
             if triggers && !needs_trigger {
                 continue;
             }

@@ -187,14 +187,26 @@ impl<T: Into<Tensor>> From<T> for Initializer {
 }
 
 impl Initializer {
-    /// Adds the ops that make the value.
-    #[track_caller]
-    pub fn build<'g>(&self, graph: &'g Graph, dtype: DType, shape: &Shape) -> Output<'g> {
+    /// The same without regard to sides: what is scaled by fan-in and fan-out becomes a distribution with the scale that
+    /// `shape` gives it. For the parts of a variable, whose scale follows from the whole.
+    pub fn resolved(&self, shape: &Shape) -> Initializer {
         // Truncation at two standard deviations narrows the distribution; this widens it again.
         const TRUNCATED_STDDEV: f64 = 0.879_625_661_034_239_8;
         let (fan_in, fan_out) = fans(shape);
         let uniform = |limit: f64| Initializer::Uniform { low: -limit, high: limit };
         let truncated = |stddev: f64| Initializer::TruncatedNormal { mean: 0.0, stddev: stddev / TRUNCATED_STDDEV };
+        match self {
+            Initializer::GlorotUniform => uniform((6.0 / (fan_in + fan_out)).sqrt()),
+            Initializer::GlorotNormal => truncated((2.0 / (fan_in + fan_out)).sqrt()),
+            Initializer::HeUniform => uniform((6.0 / fan_in).sqrt()),
+            Initializer::HeNormal => truncated((2.0 / fan_in).sqrt()),
+            other => other.clone(),
+        }
+    }
+
+    /// Adds the ops that make the value.
+    #[track_caller]
+    pub fn build<'g>(&self, graph: &'g Graph, dtype: DType, shape: &Shape) -> Output<'g> {
         match self {
             Initializer::Value(value) => graph.named_constant("initial_value", value.clone()),
             Initializer::Output(at) => Output::new(graph, *at),
@@ -206,10 +218,9 @@ impl Initializer {
             Initializer::TruncatedNormal { mean, stddev } => {
                 random(graph, "TruncatedNormal", dtype, shape, *stddev, *mean)
             }
-            Initializer::GlorotUniform => uniform((6.0 / (fan_in + fan_out)).sqrt()).build(graph, dtype, shape),
-            Initializer::GlorotNormal => truncated((2.0 / (fan_in + fan_out)).sqrt()).build(graph, dtype, shape),
-            Initializer::HeUniform => uniform((6.0 / fan_in).sqrt()).build(graph, dtype, shape),
-            Initializer::HeNormal => truncated((2.0 / fan_in).sqrt()).build(graph, dtype, shape),
+            Initializer::GlorotUniform | Initializer::GlorotNormal | Initializer::HeUniform | Initializer::HeNormal => {
+                self.resolved(shape).build(graph, dtype, shape)
+            }
         }
     }
 }

@@ -1,9 +1,28 @@
 //! Clusters: tasks that speak TensorFlow's own protocol to each other and to their clients.
 //!
 //! `proto/` holds the messages, `services.rs` what a task does for others, as two traits. A trait object is a task of this
-//! process or, through a connection, of another one; whoever calls it need not know.
+//! process or, through a connection, of another one; whoever calls it need not know. `worker/` and `master/` are the tasks
+//! of this process, `grpc/` and `framed/` the ways to others.
 
+mod client;
+pub mod cluster;
+mod connect;
+pub mod doctor;
+mod framed;
+pub mod grpc;
 pub mod limits;
+mod master;
+mod peers;
 pub mod proto;
+mod random;
+mod request_ids;
+mod server;
 pub mod services;
 pub mod tensor_wire;
+pub mod tls;
+mod worker;
+
+pub use cluster::{ClusterSpec, TfConfig};
+pub use connect::Connect;
+pub use peers::TaskName;
+pub use server::{Server, ServerConfig};

@@ -37,14 +37,26 @@ impl Size {
     }
 }
 
-/// Calls a macro with all methods of `WorkerService`: name in Rust, name on the wire, request, response, size, and
-/// whether a call may be repeated if its connection is lost before the answer.
+/// How hard a call tries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attempts {
+    /// It waits until the task can be reached, and is repeated as often as time allows.
+    Probe,
+    /// It waits until the task can be reached, and is sent once.
+    Open,
+    /// It may be repeated: if its connection is lost, it is sent again over a new one.
+    Repeat,
+    /// It may not be repeated.
+    Once,
+}
+
+/// Calls a macro with all methods of `WorkerService`: name in Rust, name on the wire, request, response, size, attempts.
 macro_rules! worker_methods {
-    ($use:path) => {
+    ($use:ident $($more:ident)?) => {
         $use! {
-            WorkerService "tensorflow.WorkerService";
+            $($more)? WorkerService "tensorflow.WorkerService";
             /// Asks for the task's devices; the first call to any task.
-            get_status GetStatus GetStatusRequest GetStatusResponse Other Repeat;
+            get_status GetStatus GetStatusRequest GetStatusResponse Other Probe;
             /// Announces a session.
             create_worker_session CreateWorkerSession CreateWorkerSessionRequest CreateWorkerSessionResponse Other Repeat;
             /// Ends a session.
@@ -75,17 +87,19 @@ macro_rules! worker_methods {
             get_step_sequence GetStepSequence GetStepSequenceRequest GetStepSequenceResponse Other Repeat;
             /// Acknowledges a tensor.
             mark_recv_finished MarkRecvFinished MarkRecvFinishedRequest MarkRecvFinishedResponse Other Repeat;
+            /// Asks what the task is doing. Kolo's own.
+            report KoloReport KoloReportRequest KoloReportResponse Graphs Repeat;
         }
     };
 }
 
 /// The same for `MasterService`.
 macro_rules! master_methods {
-    ($use:path) => {
+    ($use:ident $($more:ident)?) => {
         $use! {
-            MasterService "tensorflow.MasterService";
+            $($more)? MasterService "tensorflow.MasterService";
             /// Opens a session.
-            create_session CreateSession CreateSessionRequest CreateSessionResponse Graphs Once;
+            create_session CreateSession CreateSessionRequest CreateSessionResponse Graphs Open;
             /// Adds nodes to a session's graph.
             extend_session ExtendSession ExtendSessionRequest ExtendSessionResponse Graphs Once;
             /// Begins a step that is fed and fetched in parts.
@@ -95,9 +109,9 @@ macro_rules! master_methods {
             /// Ends a session.
             close_session CloseSession CloseSessionRequest CloseSessionResponse Other Once;
             /// Asks for the devices of a session or of the server.
-            list_devices ListDevices ListDevicesRequest ListDevicesResponse Other Repeat;
+            list_devices ListDevices ListDevicesRequest ListDevicesResponse Other Open;
             /// Ends all sessions and clears containers.
-            reset Reset ResetRequest ResetResponse Other Repeat;
+            reset Reset ResetRequest ResetResponse Other Open;
             /// Describes a step that is to run often.
             make_callable MakeCallable MakeCallableRequest MakeCallableResponse Other Once;
             /// Runs a step that was described before.
@@ -108,9 +122,11 @@ macro_rules! master_methods {
     };
 }
 
+pub(crate) use {master_methods, worker_methods};
+
 macro_rules! service {
     ($trait:ident $service:literal; $(
-        $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $repeat:ident;
+        $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $attempts:ident;
     )*) => {
         #[doc = concat!("`", $service, "`.")]
         pub trait $trait: Send + Sync + 'static {

@@ -39,6 +39,11 @@ pub struct SessionConfig {
     pub costs: Arc<CostModel>,
     /// Logs where every node was placed.
     pub log_device_placement: bool,
+    /// For a remote session: the tasks it may use, as partial device names such as `/job:ps`. Empty means all. Tasks that are
+    /// filtered out need not be there.
+    pub device_filters: Vec<String>,
+    /// For a remote session: variables and queues of its own, which end with it.
+    pub isolate_session_state: bool,
     /// The time limit of a run that has none of its own.
     pub operation_timeout: Option<Duration>,
 }

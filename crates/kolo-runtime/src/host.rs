@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kolo_core::{DeviceName, Result};
-use kolo_device::DeviceAttributes;
+use kolo_device::{Device, DeviceAttributes};
 use kolo_graph::Graph;
 use kolo_ops::io::FileAccess;
 
@@ -47,6 +47,11 @@ impl Host {
     /// The devices.
     pub fn list_devices(&self) -> Vec<DeviceAttributes> {
         self.devices.attributes()
+    }
+
+    /// The first device, which is a CPU: what comes from outside goes into its memory.
+    pub fn first_device(&self) -> Arc<dyn Device> {
+        self.devices.units[0].device.clone()
     }
 
     /// Limits the files that ops may touch, once.

@@ -23,6 +23,7 @@ mod wanted;
 
 pub use config::{DevicePlan, GpuOptions, RunOptions, SessionConfig};
 pub use executor::frame_id::FrameIds;
+pub use executor::step::NodeWait;
 pub use host::Host;
 pub use inter_pool::InterPool;
 pub use planner::{PlacementReport, PlacementRow};

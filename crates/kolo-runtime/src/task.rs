@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::devices::Devices;
 use crate::executor::frame_id::FrameIds;
 use crate::executor::plan::{KernelCache, Part, PartPlan, compile};
-use crate::executor::step::Step;
+use crate::executor::step::{NodeWait, Step};
 use crate::host::Host;
 use crate::planner::Support;
 use crate::rendezvous::StepRendezvous;
@@ -103,9 +103,14 @@ impl TaskStep {
         self.step.fail(reason);
     }
 
-    /// What the step waits for now, for people.
-    pub fn describe_waits(&self) -> String {
-        self.step.describe_waits()
+    /// The nodes that wait now: for a queue, for a tensor of another device or task.
+    pub fn waits(&self) -> Vec<NodeWait> {
+        self.step.waits()
+    }
+
+    /// How many threads run its kernels now.
+    pub fn n_runners(&self) -> usize {
+        self.step.n_runners()
     }
 
     /// What was recorded of each node, if asked for.

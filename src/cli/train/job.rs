@@ -124,7 +124,7 @@ fn announce(trainer: &Trainer<'_>, view: View) -> Result<()> {
 }
 
 /// A flag that Ctrl-C or SIGTERM sets. A second Ctrl-C ends the process at once.
-fn stop_on_ctrl_c() -> Arc<AtomicBool> {
+pub fn stop_on_ctrl_c() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     let handler = move || {

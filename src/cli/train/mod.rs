@@ -1,5 +1,6 @@
 //! `kolo train`: recipes that train a model, from one command.
 
+mod cluster;
 mod curve;
 mod job;
 mod options;
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum};
 use kolo::data::{self, Dataset, mnist::Split};
+use kolo::optim::Optimizer;
 use kolo::recipes::{self, Placement, train_model};
 use kolo::{Error, PartialShape, Result};
 
@@ -30,6 +32,7 @@ enum Recipe {
   kolo train mnist                                  an MLP, seconds
   kolo train mnist --model lenet --epochs 5         a convolutional network
   kolo train mnist --devices cpu=2                  two towers that share every batch
+  kolo train mnist --ps 1 --workers 2               a cluster of three processes on this machine
   kolo train mnist --checkpoint-dir ckpt --resume   saves; goes on where it was
   kolo train mnist --logdir log                     summaries for TensorBoard, loss.svg")]
     Mnist(Mnist),
@@ -115,6 +118,15 @@ struct Linear {
 
 /// Trains.
 pub fn run(args: &Args) -> Result<()> {
+    let common = match &args.recipe {
+        Recipe::Mnist(args) => &args.common,
+        Recipe::Cifar(args) => &args.common,
+        Recipe::Lm(args) => &args.common,
+        Recipe::Linear(args) => &args.common,
+    };
+    if common.cluster.is_launcher() {
+        return cluster::launch(&common.cluster, common.json);
+    }
     match &args.recipe {
         Recipe::Mnist(args) => mnist(args),
         Recipe::Cifar(args) => cifar(args),
@@ -186,17 +198,25 @@ fn sort_pictures(common: &Common, pictures: Pictures<'_>) -> Result<()> {
     let images = graph.placeholder::<f32>("images", PartialShape::new(&dims));
     let labels = graph.placeholder::<i32>("labels", [None]);
     let n_steps = (pictures.n_train / batch.max(1)) as u64 * epochs;
+    let role = common.cluster.role()?;
+    let n_steps = role.as_ref().map_or(n_steps, |role| role.global_steps(n_steps));
     let optimizer = common.make_optimizer(pictures.optimizer.0, pictures.optimizer.1, n_steps, 0)?;
-    let model = train_model(&graph, &placement, &*optimizer, &[images, labels], |inputs| {
-        Ok(recipes::mnist::parts((pictures.network)(inputs[0])?, inputs[1]))
-    })?;
-    let job = Job {
-        model,
-        train: pictures.train.shuffle(common.seed).batch(batch, true).repeat(epochs).prefetch(2),
-        test: Some(pictures.test.batch(1000, false)),
-        epochs,
-        unit: ("samples", 1),
+    let build = |optimizer: &dyn Optimizer| {
+        train_model(&graph, &placement, optimizer, &[images, labels], |inputs| {
+            Ok(recipes::mnist::parts((pictures.network)(inputs[0])?, inputs[1]))
+        })
     };
+    let train = pictures.train.shuffle(common.seed).batch(batch, true);
+    let test = Some(pictures.test.batch(1000, false));
+    if let Some(role) = role {
+        let updates = role.optimizer(optimizer);
+        let model = role.setter().apply(&graph, || build(updates.optimizer()))??;
+        let train = train.shard(role.task as usize, role.n_workers).repeat_forever().prefetch(2);
+        let job = Job { model, train, test, epochs, unit: ("samples", 1) };
+        return cluster::run(&graph, common, job, &role, &updates, n_steps);
+    }
+    let model = build(&*optimizer)?;
+    let job = Job { model, train: train.repeat(epochs).prefetch(2), test, epochs, unit: ("samples", 1) };
     job::run(&graph, common, job).map(|_| ())
 }
 

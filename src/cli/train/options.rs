@@ -9,6 +9,7 @@ use kolo::optim::{
 use kolo::train::Every;
 use kolo::{Error, Result, SessionConfig};
 
+use super::cluster::ClusterFlags;
 use crate::cli::graph_file::parse_devices;
 
 /// Flags that all recipes share.
@@ -59,6 +60,8 @@ pub struct Common {
     /// One JSON object a line
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
 }
 
 /// `100` or `30s`.

@@ -123,7 +123,14 @@ impl<'g> SaverBuilder<'g> {
     pub fn build(mut self) -> Result<Saver> {
         let graph = self.graph;
         graph.check()?;
-        let own = |variable: Variable<'g>| Saved { name: variable.name(), variable, slice: None };
+        let own = |variable: Variable<'g>| {
+            let slice = crate::cluster::save_slice(graph, variable);
+            Saved {
+                name: slice.as_ref().map_or_else(|| variable.name(), |slice| slice.full_name.clone()),
+                variable,
+                slice,
+            }
+        };
         let variables = self.variables.take();
         let mut saved = variables.unwrap_or_else(|| graph.global_variables().into_iter().map(own).collect());
         check(&saved)?;

@@ -10,6 +10,7 @@ mod config;
 mod device;
 mod master;
 mod recv_tensor;
+mod report;
 mod run;
 mod shared;
 mod step_stats;
@@ -20,7 +21,11 @@ pub use config::*;
 pub use device::*;
 pub use master::*;
 pub use recv_tensor::RecvTensorResponse;
+pub use report::*;
 pub use run::*;
 pub use shared::*;
 pub use step_stats::*;
 pub use worker::*;
+
+#[cfg(test)]
+mod tests;

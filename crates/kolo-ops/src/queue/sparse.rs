@@ -6,7 +6,7 @@ use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{Graph, Operation, Output};
 
 use super::accumulator::{Accumulator, AccumulatorSpec, Form, Reduction, TAKE, access, make};
-use super::dense::{declared, maker};
+use super::dense::maker;
 use super::make::pair;
 use super::source::object;
 use crate::op::{KernelDef, Op, cpu_any, cpu_made};
@@ -49,6 +49,12 @@ impl<'g> SparseConditionalAccumulator<'g> {
         builder.inputs([self.handle, local_step, indices, values, unknown]).attr("has_known_shape", false).build()
     }
 
+    /// Sets the accumulator's step (int64).
+    #[track_caller]
+    pub fn set_global_step(self, step: Output<'g>) -> Operation<'g> {
+        self.handle.graph().op("AccumulatorSetGlobalStep").inputs([self.handle, step]).build()
+    }
+
     /// The indices (ascending), rows and shape of the mean, once there are `n_required` (int32) gradients.
     #[track_caller]
     pub fn take_grad(self, n_required: Output<'g>) -> Vec<Output<'g>> {
@@ -79,14 +85,8 @@ pub(crate) static SPARSE_ACCUMULATOR_APPLY_GRADIENT: Op = access(
 pub(crate) static SPARSE_ACCUMULATOR_TAKE_GRADIENT: Op = access(
     "SparseAccumulatorTakeGradient",
     "(handle:Ref(string), num_required:int32) -> (indices:int64, values:dtype, shape:int64) ; dtype:type{num}",
-    |ctx| {
-        let whole = declared(ctx);
-        let rows = match whole.dims() {
-            Some([_, row @ ..]) => PartialShape::of_rank(1).concat(&PartialShape::new(row)),
-            Some([]) | None => PartialShape::unknown(),
-        };
-        Ok(vec![PartialShape::of_rank(1), rows, PartialShape::new(&[whole.rank().filter(|&rank| rank > 0)])])
-    },
+    // The declared shape may be no more than the beginning of the gradients' shape, so it says nothing of the rows.
+    |_| Ok(vec![PartialShape::of_rank(1), PartialShape::unknown(), PartialShape::of_rank(1)]),
     TAKE,
     false,
 );
@@ -133,7 +133,12 @@ impl SparseGradient<'_> {
             whole = whole.merge(&PartialShape::new(&dims))?;
         }
         let mismatch = |_| Error::invalid_argument(format!("Shape mismatch: expected {declared}, got {whole}"));
-        let n_all = declared.merge(&whole).map_err(mismatch)?.dim(0);
+        // As in TensorFlow, what is declared may be the beginning of the shape: a training program declares [].
+        let open = match (declared.rank(), whole.rank()) {
+            (Some(short), Some(rank)) if short < rank => declared.concat(&PartialShape::of_rank(rank - short)),
+            _ => declared.clone(),
+        };
+        let n_all = open.merge(&whole).map_err(mismatch)?.dim(0);
         for (i, &index) in self.indices.iter().enumerate() {
             let fits = usize::try_from(index).is_ok_and(|index| n_all.is_none_or(|n| index < n));
             if !fits {
@@ -256,7 +261,7 @@ mod tests {
         let n = g.op("AccumulatorNumAccumulated").input(a.handle()).out();
         let set = g.op("AccumulatorSetGlobalStep").inputs([a.handle(), g.constant(1i64)]).build();
         g.check().unwrap();
-        assert_eq!(taken[1].shape(), [None, Some(2)].into());
+        assert_eq!(taken[1].shape(), PartialShape::unknown());
         let run = Evaluation::new(g.snapshot());
         run.run_targets(&[first], &[]).unwrap();
         run.run_targets(&[second], &[]).unwrap();
@@ -281,6 +286,10 @@ mod tests {
             let error = result.unwrap_err();
             assert!(error.contains(text), "{error}");
         };
+        assert_eq!(check(&[0, 1], None, &PartialShape::scalar()), Ok(Shape::from([1])));
+        assert_eq!(check(&[0, 1], None, &[2usize].into()), Ok(Shape::from([1])));
+        fails(check(&[0, 2], None, &[2usize].into()), "indices[1] = 2 is not in [0, 2)");
+        fails(check(&[0, 1], None, &[2usize, 1, 1].into()), "Shape mismatch: expected [2,1,1], got [?,1]");
         fails(check(&[0], None, &any), "1 indices, 2 rows");
         fails(check(&[0, -1], None, &any), "indices[1] = -1 is not in [0, unknown)");
         fails(check(&[0, 3], Some(&[3, 1]), &any), "indices[1] = 3 is not in [0, 3)");

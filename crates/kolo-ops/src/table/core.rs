@@ -154,11 +154,11 @@ impl Table {
         Ok(())
     }
 
-    /// Replaces all that it holds.
+    /// Replaces all that it holds. For a table that is filled once, this is how TensorFlow 2 fills it.
     pub fn import(&self, keys: &Tensor, values: &Tensor) -> Result<()> {
         self.check_dtypes(keys.dtype(), values.dtype())?;
         if !self.spec.mutable {
-            return Err(Error::failed_precondition(format!("table {} is filled once, and cannot import", self.name)));
+            return self.initialize(keys, values);
         }
         check_lengths(keys, values)?;
         let mut new = Entries::default();

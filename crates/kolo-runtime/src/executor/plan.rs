@@ -158,6 +158,10 @@ pub(crate) enum PlanKernel {
     Async(Arc<dyn AsyncKernel>),
     /// Control flow: done while outputs are passed on.
     Flow,
+    /// An `Identity` of a reference. In TensorFlow its output shares the variable's memory, so whoever uses it sees the value
+    /// of that moment, and programs (`SyncReplicasOptimizer` among them) count on it. Here the reference itself is passed on,
+    /// and read when its user starts.
+    Lend,
     /// On a null device: recorded, not computed.
     Null,
 }
@@ -245,6 +249,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             name: shape.name.clone(),
         });
     }
+    let lends = lenders(part);
     let mut plans: Vec<NodePlan> = Vec::with_capacity(n);
     let mut roots = Vec::new();
     for (id, node) in nodes.iter() {
@@ -280,10 +285,15 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         };
         let n_back = node.inputs.iter().enumerate().filter(|(i, at)| is_back(*i, at)).count() as u32;
         let n_inputs = node.inputs.len() as u32;
-        let kernel = if in_place[id.index()].is_some() { PlanKernel::Flow } else { cache.kernel(node, unit)? };
+        let kernel = match in_place[id.index()] {
+            Some(_) => PlanKernel::Flow,
+            None if lends[id.index()] => PlanKernel::Lend,
+            None => cache.kernel(node, unit)?,
+        };
         let cost = find_op(node.op())?.cost;
+        let is_reference = |at: &Endpoint| nodes.output(*at).is_ref || lends[at.node.index()];
         let has_references =
-            node.inputs.iter().enumerate().any(|(i, at)| !part.fed.contains_key(&(id, i)) && nodes.output(*at).is_ref);
+            node.inputs.iter().enumerate().any(|(i, at)| !part.fed.contains_key(&(id, i)) && is_reference(at));
         let is_tiny = matches!(kernel, PlanKernel::Function(_))
             && flow == Flow::Plain
             && !node.def.stateful
@@ -358,6 +368,20 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         frame_ids: part.frame_ids,
         spare: Mutex::default(),
     })
+}
+
+/// The nodes that pass a reference on as if it were a value; see [`PlanKernel::Lend`].
+fn lenders(part: &Part<'_>) -> Vec<bool> {
+    let nodes = part.nodes;
+    let mut lends = vec![false; nodes.len()];
+    for (id, node) in nodes.iter() {
+        if let ("Identity", [at]) = (node.op(), &node.inputs[..])
+            && !part.fed.contains_key(&(id, 0))
+        {
+            lends[id.index()] = nodes.output(*at).is_ref || lends[at.node.index()];
+        }
+    }
+    lends
 }
 
 /// Lays out the edges of every output, one after the other.

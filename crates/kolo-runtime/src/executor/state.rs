@@ -12,7 +12,7 @@ use kolo_graph::Flow;
 use kolo_ops::{Cost, FrameIteration, Input, OutputValue};
 
 use super::frame_id::FrameInstance;
-use super::plan::{CONTROL, Edge, NodePlan, PartPlan};
+use super::plan::{CONTROL, Edge, NodePlan, PartPlan, PlanKernel};
 
 /// A node that is ready, in one iteration of one frame.
 #[derive(Clone, Copy, Debug)]
@@ -492,6 +492,14 @@ pub(crate) fn flow_outputs(
         }
     }
     outputs.clear();
+    if matches!(node.kernel, PlanKernel::Lend) {
+        if let Input::Reference(cell) = &inputs[0] {
+            // Somebody who never uses the value should still hear that there is none.
+            cell.value()?;
+        }
+        outputs.push(Some(take(&mut inputs[0])?));
+        return Ok(());
+    }
     match node.flow {
         Flow::Switch => {
             let predicate = match take(&mut inputs[1])? {
@@ -647,9 +655,10 @@ pub(crate) fn read_references(node: &NodePlan, inputs: &mut [Input]) -> Result<(
     if !node.has_references {
         return Ok(());
     }
+    let lends = matches!(node.kernel, PlanKernel::Lend);
     for (input, &by_reference) in inputs.iter_mut().zip(&node.node.ref_inputs) {
         if let Input::Reference(cell) = input {
-            if !by_reference {
+            if !by_reference && !lends {
                 let value = cell.value()?;
                 *input = Input::Tensor(value);
             } else if !node.node.def.allows_uninitialized_input && !cell.is_initialized() {

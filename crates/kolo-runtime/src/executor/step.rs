@@ -6,7 +6,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Memory, Result, Tensor};
-use kolo_graph::Flow;
+use kolo_graph::{Flow, Node};
 use kolo_ops::{
     CancelToken, Done, FrameIteration, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices,
 };
@@ -42,6 +42,23 @@ struct StepPart {
     state: Mutex<State>,
     /// The caller runs this part's nodes too.
     for_caller: bool,
+}
+
+/// A node that waits.
+#[derive(Clone)]
+pub struct NodeWait {
+    /// The node.
+    pub node: Arc<Node>,
+    /// Its device.
+    pub device: Arc<str>,
+    /// For how long it has waited.
+    pub lasts: Duration,
+}
+
+impl std::fmt::Display for NodeWait {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} '{}' on {} for {:.1?}", self.node.op(), self.node.name, self.device, self.lasts)
+    }
 }
 
 /// Hears how a step ended: with its first error, or without one.
@@ -339,25 +356,34 @@ impl Step {
 
     /// What the step waits for now, for people.
     pub fn describe_waits(&self) -> String {
-        let mut waits = Vec::new();
+        let mut waits: Vec<String> = self.waits().iter().map(NodeWait::to_string).collect();
         for part in &self.parts {
-            let state = part.state.lock();
-            for (node, since) in state.waiting.values() {
-                let node = &part.plan.nodes[*node as usize].node;
-                waits.push(format!(
-                    "{} '{}' on {} for {:.1?}",
-                    node.op(),
-                    node.name,
-                    part.plan.unit.name,
-                    since.elapsed()
-                ));
-            }
-            if state.n_runners > 0 {
-                waits.push(format!("{} kernel(s) running on {}", state.n_runners, part.plan.unit.name));
+            let n_runners = part.state.lock().n_runners;
+            if n_runners > 0 {
+                waits.push(format!("{n_runners} kernel(s) running on {}", part.plan.unit.name));
             }
         }
         waits.sort();
         if waits.is_empty() { "nothing that has a name".to_owned() } else { waits.join(", ") }
+    }
+
+    /// The nodes that have given up their threads and wait.
+    pub fn waits(&self) -> Vec<NodeWait> {
+        let mut waits = Vec::new();
+        for part in &self.parts {
+            let state = part.state.lock();
+            waits.extend(state.waiting.values().map(|(node, since)| NodeWait {
+                node: part.plan.nodes[*node as usize].node.clone(),
+                device: part.plan.unit.name.clone(),
+                lasts: since.elapsed(),
+            }));
+        }
+        waits
+    }
+
+    /// How many threads run its kernels now.
+    pub fn n_runners(&self) -> usize {
+        self.parts.iter().map(|part| part.state.lock().n_runners).sum()
     }
 
     /// Parks the caller until there is something to do. False at the deadline.
@@ -460,13 +486,13 @@ impl Step {
             state.take_inputs(plan, token, &mut inputs);
             // Control flow and dead nodes are only passed on; that needs no kernel and no unlocking.
             let is_passed_on = token.is_dead && node.flow != Flow::Transfer;
-            if is_passed_on || matches!(node.kernel, PlanKernel::Flow) {
+            if is_passed_on || matches!(node.kernel, PlanKernel::Flow | PlanKernel::Lend) {
                 let passed = if is_passed_on {
                     outputs.clear();
                     outputs.resize_with(node.outputs.len(), || None);
                     Ok(())
                 } else {
-                    flow_outputs(node, &mut inputs, &mut outputs)
+                    read_references(node, &mut inputs).and_then(|()| flow_outputs(node, &mut inputs, &mut outputs))
                 };
                 match passed {
                     Ok(()) => state.propagate(plan, token, &mut outputs),
@@ -527,7 +553,9 @@ impl Step {
             PlanKernel::Function(compute) => compute(&mut ctx),
             PlanKernel::Object(kernel) => kernel.compute(&mut ctx),
             PlanKernel::Null => null_outputs(&mut ctx),
-            PlanKernel::Async(_) | PlanKernel::Flow => Err(Error::internal("not a synchronous kernel")),
+            PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Lend => {
+                Err(Error::internal("not a synchronous kernel"))
+            }
         });
         std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)))?;
         for (i, (output, info)) in outputs.iter().zip(&node.outputs).enumerate() {

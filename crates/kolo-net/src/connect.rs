@@ -1,0 +1,95 @@
+//! Sessions on servers: `Session::connect("grpc://host:port", &graph)`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, Weak};
+
+use kolo_core::{Error, Result};
+use kolo_graph::Graph;
+use kolo_runtime::{Session, SessionConfig};
+use parking_lot::Mutex;
+use tokio::runtime::{Handle, Runtime};
+
+use crate::client::ClientSession;
+use crate::grpc;
+use crate::master::{LocalMaster, Master};
+use crate::services::MasterService;
+
+/// Opens sessions on servers. In scope, it gives [`Session`] the function `connect`.
+///
+/// ```no_run
+/// use kolo_net::Connect as _;
+/// use kolo_runtime::Session;
+///
+/// let g = kolo_ops::graph();
+/// let sum = g.device("/job:ps/task:0", || g.constant(1.0f32)) + 2.0;
+/// let session = Session::connect("grpc://127.0.0.1:2222", &g)?;
+/// assert_eq!(session.fetch(sum)?.scalar_value::<f32>()?, 3.0);
+/// # Ok::<(), kolo_core::Error>(())
+/// ```
+pub trait Connect: Sized {
+    /// A session over `graph` on the server at `target`, which may be Kolo's or TensorFlow's. The server is its master, and
+    /// runs nodes that are pinned nowhere.
+    fn connect(target: &str, graph: &Graph) -> Result<Self> {
+        Self::connect_with(target, graph, SessionConfig::default())
+    }
+
+    /// The same, with options. Those about devices and threads are the servers' own.
+    fn connect_with(target: &str, graph: &Graph, config: SessionConfig) -> Result<Self>;
+}
+
+impl Connect for Session {
+    fn connect_with(target: &str, graph: &Graph, config: SessionConfig) -> Result<Session> {
+        let address = target.strip_prefix("grpc://").ok_or_else(|| {
+            Error::invalid_argument(format!("'{target}' is not a target; it looks like grpc://host:port"))
+        })?;
+        let (master, runtime) = match own_server(address) {
+            Some((master, runtime)) => (Arc::new(LocalMaster(master)) as Arc<dyn MasterService>, runtime),
+            None => {
+                let runtime = client_runtime()?;
+                let options = grpc::LinkOptions::default();
+                let master = grpc::GrpcMaster::new(target, address, options, runtime.clone());
+                (Arc::new(master) as Arc<dyn MasterService>, runtime)
+            }
+        };
+        Session::remote(graph, ClientSession::new(master, runtime, target, &config), config)
+    }
+}
+
+/// The threads that carry messages of clients.
+fn client_runtime() -> Result<Handle> {
+    static RUNTIME: OnceLock<std::result::Result<Runtime, String>> = OnceLock::new();
+    let make = || {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .max_blocking_threads(1)
+            .thread_name("kolo-client")
+            .enable_all()
+            .build()
+            .map_err(|error| error.to_string())
+    };
+    match RUNTIME.get_or_init(make) {
+        Ok(runtime) => Ok(runtime.handle().clone()),
+        Err(error) => Err(Error::resource_exhausted(format!("the client's thread could not be started: {error}"))),
+    }
+}
+
+/// Masters of this process by address: their clients here need no messages.
+type Own = HashMap<String, (Weak<Master>, Handle)>;
+
+fn own_servers() -> &'static Mutex<Own> {
+    static OWN: OnceLock<Mutex<Own>> = OnceLock::new();
+    OWN.get_or_init(Mutex::default)
+}
+
+fn own_server(address: &str) -> Option<(Arc<Master>, Handle)> {
+    let servers = own_servers().lock();
+    let (master, runtime) = servers.get(address)?;
+    Some((master.upgrade()?, runtime.clone()))
+}
+
+/// Makes a server known to clients in this process.
+pub(crate) fn announce(address: &str, master: &Arc<Master>, runtime: &Handle) {
+    let mut servers = own_servers().lock();
+    servers.retain(|_, (master, _)| master.strong_count() > 0);
+    servers.insert(address.to_owned(), (Arc::downgrade(master), runtime.clone()));
+}

@@ -1,0 +1,150 @@
+//! One connection from the caller's side: calls go out, answers come back to whoever asked.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use kolo_core::{Error, Result, Tensor};
+use parking_lot::Mutex;
+use prost::Message as _;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::outbox::{Frame, Outbox};
+use super::read::{Arrived, Reader};
+use super::{Allocate, Failure, Header, Kind, TensorHead};
+use crate::limits::MessageLimits;
+
+/// A call's answer.
+pub(super) struct Reply {
+    pub head: Bytes,
+    pub tensor: Option<(TensorHead, Tensor)>,
+}
+
+/// A connection. Dropping it ends it.
+pub(super) struct Link {
+    outbox: Arc<Outbox>,
+    calls: Arc<Mutex<Calls>>,
+    next: AtomicU64,
+    tasks: [JoinHandle<()>; 2],
+}
+
+#[derive(Default)]
+struct Calls {
+    waiting: HashMap<u64, oneshot::Sender<Result<Reply>>>,
+    /// Why no more answers will come.
+    over: Option<Error>,
+}
+
+impl Link {
+    /// Takes over a connection after its greeting.
+    pub fn new(stream: TcpStream, peer: String, limits: MessageLimits, allocate: Allocate) -> Arc<Link> {
+        let stream = Arc::new(stream);
+        let outbox = Arc::new(Outbox::new(stream.clone()));
+        let calls: Arc<Mutex<Calls>> = Arc::default();
+        let writing = tokio::spawn(outbox.clone().drain());
+        let reading = tokio::spawn(read(stream, calls.clone(), outbox.clone(), peer, limits, allocate));
+        Arc::new(Link { outbox, calls, next: AtomicU64::new(1), tasks: [writing, reading] })
+    }
+
+    /// True once the connection is lost.
+    pub fn is_over(&self) -> bool {
+        self.calls.lock().over.is_some()
+    }
+
+    /// Calls a method. Dropping the future cancels the call.
+    pub async fn call(&self, method: u8, request: &impl prost::Message) -> Result<Reply> {
+        let call = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut calls = self.calls.lock();
+            if let Some(over) = &calls.over {
+                return Err(over.clone());
+            }
+            calls.waiting.insert(call, sender);
+        }
+        let guard = GiveUp { link: self, call };
+        self.outbox.push(frame(Kind::Request, method, call, request))?;
+        let answer = receiver.await;
+        drop(guard);
+        answer.unwrap_or_else(|_| Err(Error::unavailable("the connection was closed")))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Tells the other side that an answer is not wanted any more.
+struct GiveUp<'a> {
+    link: &'a Link,
+    call: u64,
+}
+
+impl Drop for GiveUp<'_> {
+    fn drop(&mut self) {
+        if self.link.calls.lock().waiting.remove(&self.call).is_some() {
+            let header = Header { kind: Kind::Cancel, method: 0, n_head: 0, call: self.call, n_body: 0 };
+            let mut head = Vec::with_capacity(super::HEADER);
+            header.write(&mut head);
+            // A connection that is gone has nothing left to cancel.
+            let _ = self.link.outbox.push(Frame { head, body: None });
+        }
+    }
+}
+
+/// A frame whose head is a message.
+pub(super) fn frame(kind: Kind, method: u8, call: u64, message: &impl prost::Message) -> Frame {
+    let n_head = message.encoded_len();
+    let mut head = Vec::with_capacity(super::HEADER + n_head);
+    Header { kind, method, n_head, call, n_body: 0 }.write(&mut head);
+    message.encode_raw(&mut head);
+    Frame { head, body: None }
+}
+
+async fn read(
+    stream: Arc<TcpStream>,
+    calls: Arc<Mutex<Calls>>,
+    outbox: Arc<Outbox>,
+    peer: String,
+    limits: MessageLimits,
+    allocate: Allocate,
+) {
+    let mut reader = Reader::new(&stream, limits, allocate);
+    let over = loop {
+        match reader.next().await {
+            Ok(Some(arrived)) => deliver(&calls, arrived),
+            Ok(None) => break Error::unavailable(format!("{peer} has closed the connection; it may have ended")),
+            Err(error) => break error.context(peer),
+        }
+    };
+    outbox.close(over.clone());
+    let waiting = {
+        let mut calls = calls.lock();
+        calls.over = Some(over.clone());
+        std::mem::take(&mut calls.waiting)
+    };
+    for sender in waiting.into_values() {
+        // A caller that has given up does not mind.
+        let _ = sender.send(Err(over.clone()));
+    }
+}
+
+fn deliver(calls: &Mutex<Calls>, arrived: Arrived) {
+    let Arrived { header, head, tensor } = arrived;
+    let Some(sender) = calls.lock().waiting.remove(&header.call) else { return };
+    let answer = match header.kind {
+        Kind::Response => Ok(Reply { head, tensor }),
+        Kind::Failure => Err(Failure::decode(head).map_or_else(
+            |error| Error::data_loss(format!("an error that cannot be read: {error}")),
+            Failure::into_error,
+        )),
+        Kind::Request | Kind::Cancel => Err(Error::data_loss("a call where an answer was expected")),
+    };
+    // A caller that has given up does not mind.
+    let _ = sender.send(answer);
+}

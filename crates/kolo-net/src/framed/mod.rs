@@ -1,0 +1,149 @@
+//! Kolo's own transport between tasks that both are Kolo's: the same calls as over gRPC, on one TCP connection, with
+//! tensors that go from a buffer to the socket and from the socket into a buffer.
+//!
+//! A connection begins with a greeting in both directions, by which a server tells it from gRPC on the same port, and by
+//! which tasks notice that they do not belong to the same cluster. Then come frames:
+//!
+//! ```text
+//!   kind u8 | method u8 | flags u16 | head length u32 | call u64 | body length u64     24 bytes, little-endian
+//!   head: a protobuf message                                                         head length bytes
+//!   body: the elements of the tensor that the head describes                         body length bytes
+//! ```
+//!
+//! Calls are numbered by the caller and answered in any order. A caller that gives up sends `Cancel`.
+
+mod greeting;
+mod link;
+mod outbox;
+mod peer;
+mod read;
+mod server;
+
+use std::sync::Arc;
+
+use kolo_core::{Code, DType, Error, Result, Shape, Tensor};
+
+pub(crate) use greeting::{HELLO, Identity};
+pub(crate) use peer::KoloPeer;
+pub(crate) use server::serve_connection;
+
+/// Takes memory for a tensor that arrives.
+pub(crate) type Allocate = Arc<dyn Fn(DType, Shape) -> Result<Tensor> + Send + Sync>;
+
+/// Bytes of a frame's header.
+const HEADER: usize = 24;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A call.
+    Request = 1,
+    /// Its answer.
+    Response = 2,
+    /// Its failure; the head is a [`Failure`].
+    Failure = 3,
+    /// The caller has given up.
+    Cancel = 4,
+}
+
+impl Kind {
+    fn from_number(number: u8) -> Result<Kind> {
+        [Kind::Request, Kind::Response, Kind::Failure, Kind::Cancel]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
+            .ok_or_else(|| Error::data_loss(format!("a frame of kind {number}, which does not exist")))
+    }
+}
+
+/// The first bytes of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    kind: Kind,
+    method: u8,
+    n_head: usize,
+    call: u64,
+    n_body: usize,
+}
+
+impl Header {
+    fn write(&self, bytes: &mut Vec<u8>) {
+        bytes.extend([self.kind as u8, self.method, 0, 0]);
+        bytes.extend((self.n_head as u32).to_le_bytes());
+        bytes.extend(self.call.to_le_bytes());
+        bytes.extend((self.n_body as u64).to_le_bytes());
+    }
+
+    fn read(bytes: &[u8; HEADER]) -> Result<Header> {
+        let number = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        let too_long = |_| Error::data_loss("a frame is longer than this machine can address");
+        Ok(Header {
+            kind: Kind::from_number(bytes[0])?,
+            method: bytes[1],
+            n_head: (number(0) >> 32) as usize,
+            call: number(8),
+            n_body: usize::try_from(number(16)).map_err(too_long)?,
+        })
+    }
+}
+
+/// An error on its way.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Failure {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+    #[prost(bool, tag = "3")]
+    is_derived: bool,
+}
+
+impl Failure {
+    fn of(error: &Error) -> Failure {
+        Failure { code: error.code() as i32, message: crate::grpc::status::wire_text(error), is_derived: error.is_derived() }
+    }
+
+    fn into_error(self) -> Error {
+        let error = Error::new(Code::from_number(self.code).unwrap_or(Code::Unknown), self.message);
+        if self.is_derived { error.into_derived() } else { error }
+    }
+}
+
+/// What describes a tensor whose elements are a frame's body.
+#[derive(Clone, PartialEq, prost::Message)]
+struct TensorHead {
+    #[prost(int32, tag = "1")]
+    dtype: i32,
+    #[prost(uint64, repeated, tag = "2")]
+    dims: Vec<u64>,
+    #[prost(bool, tag = "3")]
+    is_dead: bool,
+    #[prost(int64, tag = "4")]
+    send_start_micros: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_read_as_they_are_written() {
+        let header =
+            Header { kind: Kind::Failure, method: 7, n_head: 0x1234_5678, call: u64::MAX - 3, n_body: 1 << 40 };
+        let mut bytes = Vec::new();
+        header.write(&mut bytes);
+        let bytes: [u8; HEADER] = bytes.try_into().unwrap();
+        assert_eq!(Header::read(&bytes).unwrap(), header);
+        assert!(Header::read(&[9; HEADER]).is_err());
+    }
+
+    #[test]
+    fn errors_keep_code_text_and_whether_they_are_echoes() {
+        let error = Error::aborted("gone").into_derived();
+        let back = Failure::of(&error).into_error();
+        assert_eq!((back.code(), back.message(), back.is_derived()), (Code::Aborted, "gone", true));
+    }
+}

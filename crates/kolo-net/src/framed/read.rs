@@ -1,0 +1,110 @@
+//! The reading half of a connection: frames, with bodies read straight into a tensor's memory.
+
+use std::io;
+
+use bytes::{Buf, Bytes, BytesMut};
+use kolo_core::{DType, Error, Result, Shape, Tensor};
+use prost::Message as _;
+use tokio::net::TcpStream;
+
+use super::{Allocate, HEADER, Header, TensorHead};
+use crate::limits::MessageLimits;
+
+/// How much is read at once; enough for many small frames.
+const CHUNK: usize = 64 << 10;
+
+/// A frame that has arrived.
+pub(super) struct Arrived {
+    pub header: Header,
+    pub head: Bytes,
+    /// What the body holds, if there is one.
+    pub tensor: Option<(TensorHead, Tensor)>,
+}
+
+pub(super) struct Reader<'a> {
+    stream: &'a TcpStream,
+    buffer: BytesMut,
+    limits: MessageLimits,
+    allocate: Allocate,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(stream: &'a TcpStream, limits: MessageLimits, allocate: Allocate) -> Reader<'a> {
+        Reader { stream, buffer: BytesMut::with_capacity(CHUNK), limits, allocate }
+    }
+
+    /// The next frame; `None` when the other side has closed the connection between two frames.
+    pub async fn next(&mut self) -> Result<Option<Arrived>> {
+        if !self.fill(HEADER).await? {
+            return Ok(None);
+        }
+        let mut bytes = [0; HEADER];
+        self.buffer.copy_to_slice(&mut bytes);
+        let header = Header::read(&bytes)?;
+        let most = if header.n_body > 0 { self.limits.others } else { self.limits.tensors };
+        if header.n_head > most || header.n_body > self.limits.tensors {
+            return Err(Error::resource_exhausted(format!(
+                "a frame of {} and {} bytes; the limits are {most} and {}",
+                header.n_head, header.n_body, self.limits.tensors
+            )));
+        }
+        if !self.fill(header.n_head).await? && header.n_head > 0 {
+            return Err(broken("in the middle of a frame"));
+        }
+        let head = self.buffer.split_to(header.n_head).freeze();
+        let tensor = match header.n_body {
+            0 => None,
+            n_body => Some(self.tensor(&head, n_body).await?),
+        };
+        Ok(Some(Arrived { header, head, tensor }))
+    }
+
+    /// Reads until the buffer has `n` bytes. False if the other side closed before the first of them.
+    async fn fill(&mut self, n: usize) -> Result<bool> {
+        while self.buffer.len() < n {
+            self.buffer.reserve(CHUNK.max(n - self.buffer.len()).min(CHUNK * 16));
+            match self.stream.try_read_buf(&mut self.buffer) {
+                Ok(0) if self.buffer.is_empty() => return Ok(false),
+                Ok(0) => return Err(broken("in the middle of a frame")),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.stream.readable().await.map_err(|error| broken(&error.to_string()))?;
+                }
+                Err(error) => return Err(broken(&error.to_string())),
+            }
+        }
+        Ok(true)
+    }
+
+    async fn tensor(&mut self, head: &Bytes, n_body: usize) -> Result<(TensorHead, Tensor)> {
+        let invalid = |why: String| Error::data_loss(format!("a frame with a tensor: {why}"));
+        let head = TensorHead::decode(head.clone()).map_err(|error| invalid(error.to_string()))?;
+        let dtype = DType::from_number(head.dtype)?;
+        let dims = head.dims.iter().map(|&dim| usize::try_from(dim)).collect::<std::result::Result<Vec<_>, _>>();
+        let shape = Shape::new(&dims.map_err(|error| invalid(error.to_string()))?)?;
+        let expected = dtype.size().and_then(|size| shape.n_elements().checked_mul(size));
+        if expected != Some(n_body) {
+            return Err(invalid(format!("{n_body} bytes for {dtype} of shape {shape}")));
+        }
+        let mut tensor = (self.allocate)(dtype, shape)?;
+        let bytes = tensor.host_bytes_mut()?;
+        let n_buffered = self.buffer.len().min(n_body);
+        self.buffer.copy_to_slice(&mut bytes[..n_buffered]);
+        let mut at = n_buffered;
+        while at < n_body {
+            match self.stream.try_read(&mut bytes[at..]) {
+                Ok(0) => return Err(broken("in the middle of a tensor")),
+                Ok(n) => at += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.stream.readable().await.map_err(|error| broken(&error.to_string()))?;
+                }
+                Err(error) => return Err(broken(&error.to_string())),
+            }
+        }
+        Ok((head, tensor))
+    }
+}
+
+fn broken(why: &str) -> Error {
+    Error::unavailable(format!("the connection broke: {why}"))
+}

@@ -1,0 +1,158 @@
+//! Other tasks, as if they were here.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use kolo_core::Result;
+use prost::Message;
+use tokio::runtime::Handle;
+
+use super::link::{Link, Method};
+use super::options::LinkOptions;
+use super::status;
+use crate::proto::*;
+use crate::services::{Answer, Attempts, MasterService, Size, WorkerService, master_methods, worker_methods};
+
+/// A task whose worker service is called over a connection. Clones share the connection.
+///
+/// A call that needs one connects; its answer may be awaited in any runtime, or in none. RunGraph always asks for errors in
+/// the response, where they are not cut, and returns them as errors.
+#[derive(Clone)]
+pub struct GrpcPeer(Remote);
+
+/// A task whose master service is called over a connection. Clones share the connection.
+///
+/// A RunStep with a `timeout_in_ms` has that deadline; a CreateSession with an `operation_timeout_in_ms` that one. Errors in
+/// responses are returned as errors.
+#[derive(Clone)]
+pub struct GrpcMaster(Remote);
+
+#[derive(Clone)]
+struct Remote {
+    link: Arc<Link>,
+    runtime: Handle,
+    deadline: Option<Duration>,
+}
+
+macro_rules! constructors {
+    ($type:ident) => {
+        impl $type {
+            /// The task `name`, such as `/job:ps/replica:0/task:0`, at `address`, which is `host:port`. Connections live in
+            /// `runtime`.
+            pub fn new(
+                name: impl Into<String>,
+                address: impl Into<String>,
+                options: LinkOptions,
+                runtime: Handle,
+            ) -> $type {
+                let deadline = options.deadline;
+                $type(Remote { link: Link::new(name.into(), address.into(), options), runtime, deadline })
+            }
+
+            /// The same task over the same connection, with another deadline for calls; `None` is none.
+            pub fn with_deadline(&self, deadline: Option<Duration>) -> $type {
+                $type(Remote { deadline, ..self.0.clone() })
+            }
+
+            /// Where the task is.
+            pub fn address(&self) -> &str {
+                self.0.link.address()
+            }
+
+            /// Since when and why the task cannot be reached, if the last attempt failed.
+            pub fn trouble(&self) -> Option<(Instant, String)> {
+                self.0.link.trouble()
+            }
+
+            /// How it is reached.
+            pub fn options(&self) -> &LinkOptions {
+                self.0.link.options()
+            }
+        }
+    };
+}
+
+constructors!(GrpcPeer);
+constructors!(GrpcMaster);
+
+impl Remote {
+    fn call<Q, R>(&self, method: Method, request: Q, deadline: Option<Duration>) -> Answer<R>
+    where
+        Q: Message + 'static,
+        R: Message + Default + 'static,
+    {
+        let link = self.link.clone();
+        let deadline = deadline.or(self.deadline);
+        let call = async move {
+            let response: R = link.call(&method, &request, deadline).await?;
+            match error_in_body(&response) {
+                Some(error) => Err(error),
+                None => Ok(response),
+            }
+        };
+        Box::pin(InRuntime { runtime: self.runtime.clone(), future: Box::pin(call) })
+    }
+}
+
+/// The error that a response holds.
+fn error_in_body(response: &dyn std::any::Any) -> Option<kolo_core::Error> {
+    if let Some(response) = response.downcast_ref::<RunGraphResponse>() {
+        return status::from_body(response.status_code, &response.status_error_message);
+    }
+    let response = response.downcast_ref::<RunStepResponse>()?;
+    status::from_body(response.status_code, &response.status_error_message)
+}
+
+macro_rules! remote {
+    ($type:ident $trait:ident $service:literal; $(
+        $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $attempts:ident;
+    )*) => {
+        impl $trait for $type {
+            $(fn $method(&self, mut request: $request) -> Answer<$response> {
+                let method = Method {
+                    path: concat!("/", $service, "/", stringify!($name)),
+                    size: Size::$size,
+                    attempts: Attempts::$attempts,
+                };
+                let deadline = prepare(&mut request);
+                self.0.call(method, request, deadline)
+            })*
+        }
+    };
+}
+
+worker_methods!(remote GrpcPeer);
+master_methods!(remote GrpcMaster);
+
+/// Asks for errors in the response, where they are not cut; returns the deadline that the request brings.
+fn prepare(request: &mut dyn std::any::Any) -> Option<Duration> {
+    if let Some(request) = request.downcast_mut::<RunGraphRequest>() {
+        request.store_errors_in_response_body = true;
+        return None;
+    }
+    let millis = if let Some(request) = request.downcast_mut::<RunStepRequest>() {
+        request.store_errors_in_response_body = true;
+        request.options.as_ref()?.timeout_in_ms
+    } else {
+        request.downcast_ref::<CreateSessionRequest>()?.config.as_ref()?.operation_timeout_in_ms
+    };
+    u64::try_from(millis).ok().filter(|&millis| millis > 0).map(Duration::from_millis)
+}
+
+/// A future that is polled as if in its runtime, wherever that happens.
+struct InRuntime<T> {
+    runtime: Handle,
+    future: Pin<Box<dyn Future<Output = Result<T>> + Send>>,
+}
+
+impl<T> Future for InRuntime<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
+        let this = &mut *self;
+        let _runtime = this.runtime.enter();
+        this.future.as_mut().poll(cx)
+    }
+}

@@ -1,0 +1,418 @@
+//! Answers calls for the tasks of this process.
+//!
+//! One accept loop; one task per connection, all of which end before [`serve`] returns; one future per call, dropped when
+//! its stream is reset or its deadline passes.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use kolo_core::{Error, Result};
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::frame::{self, Intake, Outgoing, ReadError};
+use super::options::{CONNECTION_WINDOW, FRAME_BYTES, STREAM_WINDOW, ServerOptions, set_up};
+use super::status;
+use crate::proto::*;
+use crate::services::{Answer, MasterService, Size, WorkerService, master_methods, worker_methods};
+
+/// Time for a TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// How long to rest when connections cannot be accepted, for want of descriptors for instance.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long connections may take to close after the last answer.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// More than the calls of any cluster: queue runners, and one RecvTensor for every edge, wait side by side.
+const MAX_STREAMS: u32 = 1 << 16;
+
+/// Cancelling a step resets all its streams at once, which is no attack.
+const MAX_PENDING_RESETS: usize = 1 << 12;
+
+/// Answers calls until `shutdown` completes; then takes no more, lets those under way go on for `options.grace`, and
+/// answers the rest `UNAVAILABLE`. Must run in a tokio runtime.
+pub async fn serve(
+    listener: TcpListener,
+    worker: Arc<dyn WorkerService>,
+    master: Arc<dyn MasterService>,
+    options: ServerOptions,
+    shutdown: impl Future<Output = ()>,
+) {
+    serve_with(listener, worker, master, options, None, shutdown).await;
+}
+
+/// Takes connections that begin with other bytes than HTTP/2's.
+pub(crate) struct OtherProtocol {
+    /// The bytes.
+    pub hello: &'static [u8],
+    /// Serves such a connection; the bytes have not been read yet.
+    pub serve: Box<dyn Fn(TcpStream) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>,
+}
+
+/// [`serve`] with a second protocol on the same port.
+pub(crate) async fn serve_with(
+    listener: TcpListener,
+    worker: Arc<dyn WorkerService>,
+    master: Arc<dyn MasterService>,
+    options: ServerOptions,
+    other: Option<OtherProtocol>,
+    shutdown: impl Future<Output = ()>,
+) {
+    let grace = options.grace;
+    let (phase, phases) = watch::channel(Phase::Serving);
+    let shared = Arc::new(Shared { worker, master, options, other, phases });
+    let mut connections = JoinSet::new();
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        tokio::select! {
+            () = &mut shutdown => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(connection(stream, shared.clone()));
+                }
+                Err(error) => {
+                    tracing::warn!("a connection could not be accepted: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+    drop(listener);
+    // Nobody listens once all connections have closed, which is fine.
+    phase.send_replace(Phase::Closing);
+    let closed = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(grace, closed).await.is_err() {
+        phase.send_replace(Phase::Stopped);
+        let closed = async { while connections.join_next().await.is_some() {} };
+        if tokio::time::timeout(CLOSING, closed).await.is_err() {
+            connections.shutdown().await;
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// No new calls.
+    Closing,
+    /// No calls at all.
+    Stopped,
+}
+
+struct Shared {
+    worker: Arc<dyn WorkerService>,
+    master: Arc<dyn MasterService>,
+    options: ServerOptions,
+    other: Option<OtherProtocol>,
+    phases: watch::Receiver<Phase>,
+}
+
+async fn connection(stream: TcpStream, shared: Arc<Shared>) {
+    let from = stream.peer_addr();
+    if let Err(error) = set_up(&stream) {
+        tracing::debug!("a connection from {from:?} is not as it should be: {error}");
+    }
+    if let Some(other) = &shared.other
+        && begins_with(&stream, other.hello).await
+    {
+        let mut phases = shared.phases.clone();
+        let stopped = phases.wait_for(|phase| *phase == Phase::Stopped);
+        tokio::select! {
+            () = (other.serve)(stream) => {}
+            _ = stopped => {}
+        }
+        return;
+    }
+    let Some(tls) = shared.options.tls.clone() else { return http(stream, shared).await };
+    match tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream)).await {
+        Ok(Ok(stream)) => http(stream, shared).await,
+        Ok(Err(error)) => tracing::warn!("refused a connection from {from:?}: {error}"),
+        Err(_) => tracing::warn!("refused a connection from {from:?}: no TLS handshake in {HANDSHAKE:?}"),
+    }
+}
+
+/// Whether a connection begins with these bytes. They are not read.
+async fn begins_with(stream: &TcpStream, hello: &[u8]) -> bool {
+    let mut first = vec![0; hello.len()];
+    let peeked = async {
+        loop {
+            match stream.peek(&mut first).await {
+                Ok(n) if n > 0 && n < hello.len() && first[..n] == hello[..n] => {
+                    // A greeting comes in one piece, so this hardly ever happens, and not for long.
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                Ok(n) => return n == hello.len() && first == hello,
+                Err(_) => return false,
+            }
+        }
+    };
+    tokio::time::timeout(HANDSHAKE, peeked).await.unwrap_or(false)
+}
+
+async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: Arc<Shared>) {
+    let mut phases = shared.phases.clone();
+    let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME_BYTES)
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS);
+    if let Some((every, within)) = shared.options.ping {
+        builder.keep_alive_interval(every).keep_alive_timeout(within);
+    }
+    let service = hyper::service::service_fn(move |request| respond(shared.clone(), request));
+    let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    loop {
+        let phase = tokio::select! {
+            result = &mut serving => {
+                if let Err(error) = result {
+                    tracing::debug!("a connection ended: {error:?}");
+                }
+                return;
+            }
+            phase = next_phase(&mut phases) => phase,
+        };
+        // The answers of stopped calls still go out, so the connection ends by itself.
+        if phase == Phase::Closing || phase == Phase::Stopped {
+            serving.as_mut().graceful_shutdown();
+        }
+    }
+}
+
+/// The next phase; never, if there will be none.
+async fn next_phase(phases: &mut watch::Receiver<Phase>) -> Phase {
+    match phases.changed().await {
+        Ok(()) => *phases.borrow_and_update(),
+        Err(_) => std::future::pending().await,
+    }
+}
+
+async fn respond(
+    shared: Arc<Shared>,
+    request: Request<Incoming>,
+) -> std::result::Result<Response<Outgoing>, Infallible> {
+    if let Some(refusal) = refuse(&request) {
+        return Ok(refusal);
+    }
+    let outcome = match shared.options.token.as_ref().map_or(Ok(()), |token| token.check(request.headers())) {
+        Ok(()) => answer(&shared, request).await,
+        Err(error) => Err(error),
+    };
+    let mut response = Response::new(Outgoing::default());
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    match outcome {
+        Ok(pieces) => *response.body_mut() = Outgoing::response(pieces, status::trailers(Ok(()))),
+        // Without a message, the trailers are all there is, and travel as headers.
+        Err(error) => response.headers_mut().extend(status::trailers(Err(&error))),
+    }
+    Ok(response)
+}
+
+/// Answers what is not a call at all.
+fn refuse(request: &Request<Incoming>) -> Option<Response<Outgoing>> {
+    let content_type = request.headers().get("content-type").map(HeaderValue::as_bytes);
+    let refusal = if request.method() != Method::POST {
+        StatusCode::METHOD_NOT_ALLOWED
+    } else if !content_type.is_some_and(|found| found.starts_with(b"application/grpc")) {
+        StatusCode::UNSUPPORTED_MEDIA_TYPE
+    } else {
+        return None;
+    };
+    let mut response = Response::new(Outgoing::default());
+    *response.status_mut() = refusal;
+    Some(response)
+}
+
+type Pieces = VecDeque<Bytes>;
+
+async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Result<Pieces> {
+    let timeout = timeout(request.headers());
+    let mut phases = shared.phases.clone();
+    let stopped = async {
+        if phases.wait_for(|phase| *phase == Phase::Stopped).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let late = async {
+        match timeout {
+            Some(timeout) => tokio::time::sleep(timeout).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        outcome = route(shared, request) => outcome,
+        () = stopped => Err(Error::unavailable("the server is shutting down")),
+        () = late => Err(Error::deadline_exceeded("the call's deadline passed")),
+    }
+}
+
+/// The time that the caller gives, such as `100m` for a tenth of a second.
+fn timeout(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.len() > 8 {
+        return None;
+    }
+    let amount: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(amount * 3600),
+        "M" => Duration::from_secs(amount * 60),
+        "S" => Duration::from_secs(amount),
+        "m" => Duration::from_millis(amount),
+        "u" => Duration::from_micros(amount),
+        "n" => Duration::from_nanos(amount),
+        _ => return None,
+    })
+}
+
+type Pending = Pin<Box<dyn Future<Output = Result<Pieces>> + Send>>;
+
+fn route(shared: &Shared, request: Request<Incoming>) -> Pending {
+    let path = request.uri().path().to_owned();
+    let unknown = || -> Pending {
+        let error = Error::unimplemented(format!("there is no method {path} here"));
+        Box::pin(std::future::ready(Err(error)))
+    };
+    let limits = shared.options.limits;
+    let call = |size: Size| Call { limit: size.limit(&limits), request };
+    match path.strip_prefix('/').and_then(|path| path.split_once('/')) {
+        Some((WORKER, method)) => route_worker(shared.worker.clone(), method, call).unwrap_or_else(unknown),
+        Some((MASTER, method)) => route_master(shared.master.clone(), method, call).unwrap_or_else(unknown),
+        _ => unknown(),
+    }
+}
+
+const WORKER: &str = "tensorflow.WorkerService";
+const MASTER: &str = "tensorflow.MasterService";
+
+macro_rules! router {
+    ($router:ident $trait:ident $service:literal; $(
+        $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $attempts:ident;
+    )*) => {
+        fn $router(
+            service: Arc<dyn $trait>,
+            method: &str,
+            call: impl FnOnce(Size) -> Call,
+        ) -> Option<Pending> {
+            $(if method == stringify!($name) {
+                return Some(call(Size::$size).answer(move |request: $request| service.$method(request)));
+            })*
+            None
+        }
+    };
+}
+
+worker_methods!(router route_worker);
+master_methods!(router route_master);
+
+/// A call whose message is yet to be read.
+struct Call {
+    limit: usize,
+    request: Request<Incoming>,
+}
+
+impl Call {
+    fn answer<Q, R>(self, handler: impl FnOnce(Q) -> Answer<R> + Send + 'static) -> Pending
+    where
+        Q: Message + Default + 'static,
+        R: Message + 'static,
+    {
+        Box::pin(async move {
+            let (parts, body) = self.request.into_parts();
+            let read = frame::read(body, self.limit, parts.headers.get("grpc-encoding"), Intake::Whole).await;
+            let message = match read {
+                Ok((Some(message), _)) => message,
+                Ok((None, _)) => return Err(Error::invalid_argument("a call without a message")),
+                Err(ReadError::Message(error)) => return Err(error),
+                Err(ReadError::Connection(error)) => return Err(Error::cancelled(format!("the caller left: {error}"))),
+            };
+            let request: Q = message
+                .decode()
+                .map_err(|error| Error::invalid_argument(format!("{} cannot be read: {error}", parts.uri.path())))?;
+            let in_body = error_in_body(&request);
+            match Unwound(handler(request)).await {
+                Ok(response) => frame::write(&response, self.limit),
+                Err(error) => match in_body {
+                    Some(respond) => respond(&error),
+                    None => Err(error),
+                },
+            }
+        })
+    }
+}
+
+/// A handler whose panic is an error of its own call alone, and is told to the caller.
+struct Unwound<T>(Answer<T>);
+
+impl<T> Future for Unwound<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
+        // What the handler shares with others is behind locks that a panic does not poison.
+        let poll = AssertUnwindSafe(|| self.0.as_mut().poll(cx));
+        std::panic::catch_unwind(poll).unwrap_or_else(|_| {
+            Poll::Ready(Err(Error::internal("the server made a mistake of its own; its log says more")))
+        })
+    }
+}
+
+/// How to put an error into the response, if the request asks for that.
+fn error_in_body(request: &dyn Any) -> Option<fn(&Error) -> Result<Pieces>> {
+    fn run_step(error: &Error) -> Result<Pieces> {
+        let (status_code, status_error_message) = status::to_body(error);
+        let response = RunStepResponse { status_code, status_error_message, ..RunStepResponse::default() };
+        frame::write(&response, usize::MAX)
+    }
+    fn run_graph(error: &Error) -> Result<Pieces> {
+        let (status_code, status_error_message) = status::to_body(error);
+        let response = RunGraphResponse { status_code, status_error_message, ..RunGraphResponse::default() };
+        frame::write(&response, usize::MAX)
+    }
+    if request.downcast_ref().is_some_and(|request: &RunStepRequest| request.store_errors_in_response_body) {
+        return Some(run_step);
+    }
+    if request.downcast_ref().is_some_and(|request: &RunGraphRequest| request.store_errors_in_response_body) {
+        return Some(run_graph);
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_read_in_every_unit() {
+        let read = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-timeout", HeaderValue::from_str(text).unwrap());
+            timeout(&headers)
+        };
+        assert_eq!(read("2H"), Some(Duration::from_secs(7200)));
+        assert_eq!(read("100m"), Some(Duration::from_millis(100)));
+        assert_eq!(read("7u"), Some(Duration::from_micros(7)));
+        assert_eq!(read("99999999S"), Some(Duration::from_secs(99_999_999)));
+        for bad in ["", "5", "m", "-1m", "999999999S", "1x", "ü"] {
+            assert_eq!(bad.parse::<HeaderValue>().ok().and_then(|_| read(bad)), None, "{bad}");
+        }
+    }
+}

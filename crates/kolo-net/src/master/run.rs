@@ -1,0 +1,193 @@
+//! One step: every task runs its part, tensors go from task to task, fetches come back.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use kolo_core::{Code, Error, Result};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::plan::{RegisteredPart, StepPlan};
+use super::session::{Session, from_task};
+use crate::doctor::{TaskReport, diagnose};
+use crate::proto;
+use crate::random::{random_id, random_step_id};
+use crate::tensor_wire::WireTensor;
+
+/// After an error that only echoes another one, how long the step waits for the other one.
+const CAUSE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How long a task has to say what it is doing.
+const REPORT_DEADLINE: Duration = Duration::from_secs(1);
+
+/// What a step takes and gives.
+#[derive(Default)]
+pub(super) struct StepIo {
+    /// Values by the keys of their transfers.
+    pub send: Vec<proto::NamedTensorProto>,
+    /// The keys of what is wanted.
+    pub recv: Vec<String>,
+    pub exec_opts: proto::ExecutorOpts,
+    /// `Some(is_last)` for one call of a partial run.
+    pub partial: Option<bool>,
+}
+
+/// What a step gave.
+#[derive(Default)]
+pub(super) struct StepOutput {
+    /// By key.
+    pub values: HashMap<String, WireTensor>,
+    pub step_stats: Option<proto::StepStats>,
+}
+
+impl Session {
+    /// Runs one step of a plan to its end, and tells all tasks that it is over.
+    pub async fn run_step(&self, plan: &StepPlan, io: StepIo, timeout: Option<Duration>) -> Result<StepOutput> {
+        let step = CleanUp { session: self, plan, step_id: random_step_id() };
+        let run = self.run_parts(plan, step.step_id, io);
+        let timed = async {
+            let Some(timeout) = timeout else { return run.await };
+            let mut run = std::pin::pin!(run);
+            if let Ok(ended) = tokio::time::timeout(timeout, &mut run).await {
+                return ended;
+            }
+            // The step still waits while its tasks are asked what for.
+            let why = self.ask_why(plan, step.step_id).await;
+            Err(Error::deadline_exceeded(format!("the step did not end in {timeout:?}: {why}")))
+        };
+        tokio::select! {
+            biased;
+            result = timed => result,
+            reason = self.closed() => Err(reason),
+        }
+    }
+
+    /// What a step waits for, in a sentence.
+    async fn ask_why(&self, plan: &StepPlan, step_id: u64) -> String {
+        let mut asking = JoinSet::new();
+        for part in &plan.parts {
+            let call = part.worker.report(proto::KoloReportRequest { step_id: step_id as i64 });
+            let task = part.task.clone();
+            asking.spawn(async move {
+                let answer = tokio::time::timeout(REPORT_DEADLINE, call).await;
+                let silent = |_| Err(Error::deadline_exceeded(format!("no answer in {REPORT_DEADLINE:?}")));
+                TaskReport { task, report: answer.unwrap_or_else(silent) }
+            });
+        }
+        let mut reports = Vec::with_capacity(plan.parts.len());
+        while let Some(report) = asking.join_next().await {
+            reports.extend(report.ok());
+        }
+        let findings = diagnose(&reports, Duration::ZERO);
+        findings.first().map_or_else(|| "its tasks have ended it".to_owned(), |finding| finding.text.clone())
+    }
+
+    /// Has every task run its part; the first error that is nobody's echo wins.
+    pub async fn run_parts(&self, plan: &StepPlan, step_id: u64, mut io: StepIo) -> Result<StepOutput> {
+        let mut own = None;
+        let mut remote = JoinSet::new();
+        for part in &plan.parts {
+            let mut request = proto::RunGraphRequest {
+                graph_handle: part.graph_handle.clone(),
+                step_id: step_id as i64,
+                exec_opts: Some(io.exec_opts.clone()),
+                is_partial: io.partial.is_some(),
+                is_last_partial_run: io.partial == Some(true),
+                session_handle: self.handle.clone(),
+                store_errors_in_response_body: true,
+                create_worker_session_called: true,
+                request_id: random_id(),
+                ..proto::RunGraphRequest::default()
+            };
+            if part.is_own {
+                request.send = std::mem::take(&mut io.send);
+                request.recv_key = std::mem::take(&mut io.recv);
+                own = Some(run_part(part, request));
+            } else {
+                remote.spawn(run_part(part, request));
+            }
+        }
+        let mut output = StepOutput::default();
+        let mut echo: Option<Error> = None;
+        let mut give_up_at: Option<Instant> = None;
+        let mut own = own.map(Box::pin);
+        while own.is_some() || !remote.is_empty() {
+            let deadline = give_up_at.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+            let answer = tokio::select! {
+                biased;
+                answer = async { match &mut own { Some(own) => own.await, None => std::future::pending().await } } => {
+                    own = None;
+                    answer
+                }
+                Some(answer) = remote.join_next() => {
+                    answer.unwrap_or_else(|error| Err(Error::internal(format!("RunGraph failed: {error}"))))
+                }
+                () = tokio::time::sleep_until(deadline), if give_up_at.is_some() => break,
+            };
+            match answer {
+                Ok(response) => output.add(response),
+                Err(error) if is_cause(&error) => return Err(error),
+                Err(error) => {
+                    give_up_at.get_or_insert_with(|| Instant::now() + CAUSE_DEADLINE);
+                    echo.get_or_insert(error);
+                }
+            }
+        }
+        match echo {
+            Some(error) => Err(error),
+            None => Ok(output),
+        }
+    }
+}
+
+/// Not the echo of another error.
+fn is_cause(error: &Error) -> bool {
+    !error.is_derived() && error.code() != Code::Cancelled
+}
+
+fn run_part(
+    part: &RegisteredPart,
+    request: proto::RunGraphRequest,
+) -> impl Future<Output = Result<proto::RunGraphResponse>> + Send + use<> {
+    let (worker, task, is_own) = (part.worker.clone(), part.task.clone(), part.is_own);
+    async move { worker.run_graph(request).await.map_err(|error| from_task(error, &task, is_own)) }
+}
+
+impl StepOutput {
+    fn add(&mut self, response: proto::RunGraphResponse) {
+        for named in response.recv {
+            if let Some(tensor) = named.tensor {
+                self.values.insert(named.name, tensor);
+            }
+        }
+        if let Some(stats) = response.step_stats {
+            self.step_stats.get_or_insert_default().dev_stats.extend(stats.dev_stats);
+        }
+    }
+}
+
+/// Tells the tasks of a step that it is over, however it ended, without making anybody wait.
+struct CleanUp<'a> {
+    session: &'a Session,
+    plan: &'a StepPlan,
+    step_id: u64,
+}
+
+impl Drop for CleanUp<'_> {
+    fn drop(&mut self) {
+        clean_up(self.session, self.plan, self.step_id);
+    }
+}
+
+/// See [`CleanUp`].
+pub(super) fn clean_up(session: &Session, plan: &StepPlan, step_id: u64) {
+    for part in &plan.parts {
+        let call = part.worker.cleanup_graph(proto::CleanupGraphRequest { step_id: step_id as i64 });
+        let task = part.task.clone();
+        session.peers.runtime.spawn(async move {
+            if let Err(error) = call.await {
+                tracing::debug!("{task} could not clean up after step {step_id}: {error}");
+            }
+        });
+    }
+}

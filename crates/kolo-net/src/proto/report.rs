@@ -1,0 +1,75 @@
+//! `KoloReport`: what a task is doing. Kolo's own; TensorFlow's tasks do not know it.
+
+/// What is this task doing?
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct KoloReportRequest {
+    /// Only this step; 0 is all of them.
+    #[prost(int64, tag = "1")]
+    pub step_id: i64,
+}
+
+/// What this task is doing.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct KoloReportResponse {
+    /// `/job:worker/replica:0/task:0`
+    #[prost(string, tag = "1")]
+    pub task: String,
+    /// The steps that it takes part in.
+    #[prost(message, repeated, tag = "2")]
+    pub step: Vec<StepReport>,
+    /// How many steps have ended here.
+    #[prost(uint64, tag = "3")]
+    pub n_ended: u64,
+    /// How long ago the last of them ended, in milliseconds; -1 if none has.
+    #[prost(int64, tag = "4")]
+    pub last_ended_ms: i64,
+    /// Sessions of masters that it takes part in.
+    #[prost(uint64, tag = "5")]
+    pub n_sessions: u64,
+    /// How long the process has run, in milliseconds.
+    #[prost(uint64, tag = "6")]
+    pub up_ms: u64,
+}
+
+/// One step on one task.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct StepReport {
+    /// The step.
+    #[prost(int64, tag = "1")]
+    pub step_id: i64,
+    /// How long the task has known it, in milliseconds.
+    #[prost(uint64, tag = "2")]
+    pub age_ms: u64,
+    /// Whether the master has said what to run.
+    #[prost(bool, tag = "3")]
+    pub has_begun: bool,
+    /// What its nodes wait for.
+    #[prost(message, repeated, tag = "4")]
+    pub wait: Vec<WaitReport>,
+    /// How many threads run its kernels now.
+    #[prost(uint32, tag = "5")]
+    pub n_running: u32,
+}
+
+/// One wait.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct WaitReport {
+    /// The node that waits; empty if it is another task that waits for a tensor of this one.
+    #[prost(string, tag = "1")]
+    pub node: String,
+    /// Its op.
+    #[prost(string, tag = "2")]
+    pub op: String,
+    /// How long it has waited, in milliseconds.
+    #[prost(uint64, tag = "3")]
+    pub lasts_ms: u64,
+    /// The task that must send, if it waits for a tensor.
+    #[prost(string, tag = "4")]
+    pub from_task: String,
+    /// The tensor.
+    #[prost(string, tag = "5")]
+    pub tensor: String,
+    /// The task that waits, if it is another one.
+    #[prost(string, tag = "6")]
+    pub for_task: String,
+}

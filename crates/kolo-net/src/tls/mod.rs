@@ -1,0 +1,303 @@
+//! Who may talk to a server: TLS 1.3 with client certificates, or a token, or, if asked for in so many words, anybody.
+//!
+//! With TLS every task has a certificate that one certificate authority of the cluster has signed ([`cert`] makes them), and
+//! shows it to whomever it calls and to whoever calls it. A token is a shared secret; without TLS it can be read on the way,
+//! so it is for networks that are trusted but shared.
+
+pub mod cert;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderValue};
+use kolo_core::{Code, Error, Result};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::version::TLS13;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig, crypto};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// The protocol that both ends must agree on: HTTP/2.
+const ALPN: &[u8] = b"h2";
+
+/// How a server and its callers recognise each other.
+#[derive(Clone, Debug, Default)]
+pub struct Security {
+    /// Certificates, for both directions.
+    pub tls: Option<TlsFiles>,
+    /// A token that callers show.
+    pub token: Option<Token>,
+    /// Whether a server may listen to the network with neither.
+    pub insecure: bool,
+}
+
+impl Security {
+    /// An error if a server that listens there would let strangers in.
+    pub fn check_bind(&self, address: SocketAddr) -> Result<()> {
+        if address.ip().is_loopback() || self.tls.is_some() || self.token.is_some() || self.insecure {
+            return Ok(());
+        }
+        Err(Error::failed_precondition(format!(
+            "{address} can be reached from other machines, and whoever reaches it can run any graph here. Give certificates \
+             (--tls-ca, --tls-cert, --tls-key; `kolo cert init` makes them), or a token (--token), or listen on 127.0.0.1, or \
+             say --insecure if everybody on that network may"
+        )))
+    }
+
+    /// The server's side of TLS, if it is asked for.
+    pub fn server_tls(&self) -> Result<Option<ServerTls>> {
+        self.tls.as_ref().map(TlsFiles::server).transpose()
+    }
+
+    /// The caller's side of TLS, if it is asked for.
+    pub fn client_tls(&self) -> Result<Option<ClientTls>> {
+        self.tls.as_ref().map(TlsFiles::client).transpose()
+    }
+}
+
+/// A task's certificates, in PEM form.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate of the cluster's authority.
+    pub ca: Vec<u8>,
+    /// The task's certificate.
+    pub cert: Vec<u8>,
+    /// The key that belongs to it.
+    pub key: Vec<u8>,
+}
+
+/// Keys are not for logs.
+impl fmt::Debug for TlsFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsFiles").finish_non_exhaustive()
+    }
+}
+
+impl TlsFiles {
+    /// Reads the three files.
+    pub fn read(ca: &Path, cert: &Path, key: &Path) -> Result<TlsFiles> {
+        let read = |what: &str, path: &Path| {
+            std::fs::read(path).map_err(|error| {
+                let code = if error.kind() == std::io::ErrorKind::NotFound {
+                    Code::NotFound
+                } else {
+                    Code::FailedPrecondition
+                };
+                Error::new(code, format!("{what} '{}' cannot be read: {error}", path.display()))
+            })
+        };
+        Ok(TlsFiles {
+            ca: read("the CA certificate", ca)?,
+            cert: read("the certificate", cert)?,
+            key: read("the key", key)?,
+        })
+    }
+
+    /// For a server: callers must show a certificate of the same authority.
+    pub fn server(&self) -> Result<ServerTls> {
+        let provider = Arc::new(crypto::ring::default_provider());
+        let callers = WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider.clone())
+            .build()
+            .map_err(|error| bad("the CA certificate", error))?;
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| bad("TLS 1.3", error))?
+            .with_client_cert_verifier(callers)
+            .with_single_cert(self.chain()?, self.private_key()?)
+            .map_err(|error| bad("the certificate and its key", error))?;
+        config.alpn_protocols.push(ALPN.to_vec());
+        Ok(ServerTls(TlsAcceptor::from(Arc::new(config))))
+    }
+
+    /// For a caller: the server must show a certificate of the same authority, made out to its address.
+    pub fn client(&self) -> Result<ClientTls> {
+        let mut config = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| bad("TLS 1.3", error))?
+            .with_root_certificates(self.roots()?)
+            .with_client_auth_cert(self.chain()?, self.private_key()?)
+            .map_err(|error| bad("the certificate and its key", error))?;
+        config.alpn_protocols.push(ALPN.to_vec());
+        Ok(ClientTls(TlsConnector::from(Arc::new(config))))
+    }
+
+    fn roots(&self) -> Result<RootCertStore> {
+        let mut roots = RootCertStore::empty();
+        for cert in certificates("the CA certificate", &self.ca)? {
+            roots.add(cert).map_err(|error| bad("the CA certificate", error))?;
+        }
+        Ok(roots)
+    }
+
+    fn chain(&self) -> Result<Vec<CertificateDer<'static>>> {
+        certificates("the certificate", &self.cert)
+    }
+
+    fn private_key(&self) -> Result<PrivateKeyDer<'static>> {
+        PrivateKeyDer::from_pem_slice(&self.key).map_err(|error| bad("the key", error))
+    }
+}
+
+fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
+    let found: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err(bad(what, "there is no certificate in it; it should be PEM")),
+        Ok(found) => Ok(found),
+        Err(error) => Err(bad(what, error)),
+    }
+}
+
+fn bad(what: &str, error: impl fmt::Display) -> Error {
+    Error::invalid_argument(format!("{what} cannot be used: {error}"))
+}
+
+/// The server's side of TLS.
+#[derive(Clone)]
+pub struct ServerTls(TlsAcceptor);
+
+impl ServerTls {
+    pub(crate) fn acceptor(&self) -> &TlsAcceptor {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ServerTls")
+    }
+}
+
+/// The caller's side of TLS.
+#[derive(Clone)]
+pub struct ClientTls(TlsConnector);
+
+impl ClientTls {
+    pub(crate) fn connector(&self) -> &TlsConnector {
+        &self.0
+    }
+
+    /// The name that the server's certificate must be made out to: the host of its address.
+    pub(crate) fn server_name(&self, address: &str) -> Result<ServerName<'static>> {
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        ServerName::try_from(host).map_err(|error| Error::invalid_argument(format!("the address '{address}': {error}")))
+    }
+}
+
+impl fmt::Debug for ClientTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClientTls")
+    }
+}
+
+/// A shared secret that callers show with every call.
+#[derive(Clone)]
+pub struct Token(HeaderValue);
+
+/// Secrets are not for logs.
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+const SCHEME: &str = "Bearer ";
+
+impl Token {
+    /// The token with this text: at least 16 visible ASCII characters.
+    pub fn new(text: &str) -> Result<Token> {
+        if text.len() < 16 || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(Error::invalid_argument(
+                "a token must be at least 16 visible ASCII characters long; `openssl rand -hex 32` makes a good one",
+            ));
+        }
+        let mut header = HeaderValue::from_str(&format!("{SCHEME}{text}"))
+            .map_err(|_| Error::invalid_argument("a token must be visible ASCII characters"))?;
+        header.set_sensitive(true);
+        Ok(Token(header))
+    }
+
+    /// The token itself, for protocols without headers.
+    pub(crate) fn text(&self) -> String {
+        let bytes = self.0.as_bytes();
+        String::from_utf8_lossy(bytes.strip_prefix(SCHEME.as_bytes()).unwrap_or(bytes)).into_owned()
+    }
+
+    /// What to send as `authorization`.
+    pub(crate) fn header(&self) -> HeaderValue {
+        self.0.clone()
+    }
+
+    /// An error if the caller did not show this token. The time that takes does not tell how much of it was right.
+    pub(crate) fn check(&self, headers: &HeaderMap) -> Result<()> {
+        let Some(shown) = headers.get(http::header::AUTHORIZATION) else {
+            return Err(Error::new(Code::Unauthenticated, "this server wants a token, and none was sent"));
+        };
+        match same(shown.as_bytes(), self.0.as_bytes()) {
+            true => Ok(()),
+            false => Err(Error::new(Code::Unauthenticated, "the token is not this server's")),
+        }
+    }
+}
+
+/// Compares in a time that depends on the lengths alone.
+fn same(left: &[u8], right: &[u8]) -> bool {
+    let mut difference = u8::from(left.len() != right.len());
+    for (left, right) in left.iter().zip(right) {
+        // Keeps the loop from ending early once the outcome is known.
+        difference = std::hint::black_box(difference | (left ^ right));
+    }
+    difference == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_are_let_in_only_if_asked() {
+        let open = Security::default();
+        let check = |security: &Security, address: &str| security.check_bind(address.parse().unwrap());
+        assert!(check(&open, "127.0.0.1:80").is_ok());
+        assert!(check(&open, "[::1]:80").is_ok());
+        for address in ["0.0.0.0:80", "192.168.0.1:80", "[::]:80"] {
+            let error = check(&open, address).unwrap_err();
+            assert_eq!(error.code(), Code::FailedPrecondition);
+            assert!(error.message().contains(address) && error.message().contains("--insecure"), "{error}");
+            assert!(check(&Security { insecure: true, ..open.clone() }, address).is_ok());
+            let token = Some(Token::new("0123456789abcdef").unwrap());
+            assert!(check(&Security { token, ..open.clone() }, address).is_ok());
+        }
+    }
+
+    #[test]
+    fn only_the_right_token_is_right() {
+        let token = Token::new("0123456789abcdef").unwrap();
+        let mut headers = HeaderMap::new();
+        assert!(token.check(&headers).unwrap_err().message().contains("none was sent"));
+        headers.insert("authorization", token.header());
+        assert_eq!(token.check(&headers), Ok(()));
+        for wrong in
+            ["Bearer 0123456789abcdeg", "Bearer 0123456789abcde", "Bearer 0123456789abcdeff", "0123456789abcdef"]
+        {
+            headers.insert("authorization", HeaderValue::from_static(wrong));
+            assert_eq!(token.check(&headers).unwrap_err().code(), Code::Unauthenticated);
+        }
+        assert!(Token::new("short").is_err() && Token::new("with a space in it").is_err());
+        assert_eq!(format!("{token:?}"), "Token");
+    }
+
+    #[test]
+    fn bad_files_are_named() {
+        let files = TlsFiles { ca: b"x".to_vec(), cert: Vec::new(), key: Vec::new() };
+        assert!(files.server().unwrap_err().message().contains("the CA certificate"));
+        assert!(files.client().unwrap_err().message().contains("no certificate in it"));
+        let missing = Path::new("/nonexistent/ca.pem");
+        let error = TlsFiles::read(missing, missing, missing).unwrap_err();
+        assert_eq!(error.code(), Code::NotFound);
+        assert!(error.message().contains("/nonexistent/ca.pem"));
+    }
+}

@@ -1,0 +1,265 @@
+//! What a task does for masters and for other tasks: keeps graphs, runs its part of steps, hands out tensors.
+//!
+//! A session of a master is announced, gives its parts of graphs, and runs them step by step. Whatever a step leaves for
+//! others is kept in its [`Transfers`] until the master says that the step is over. No thread waits for anything.
+
+mod report;
+mod session;
+mod stats;
+mod step;
+pub(crate) mod transfers;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use kolo_core::{DeviceSpec, Error, Result};
+use kolo_device::DeviceAttributes;
+use kolo_ops::{Received, Rendezvous, RendezvousKey};
+use kolo_runtime::Host;
+use parking_lot::Mutex;
+
+use crate::peers::{PeerFetch, Peers};
+use crate::proto;
+use crate::request_ids::RequestIds;
+use crate::services::{Answer, WorkerService};
+use crate::tensor_wire::WireTensor;
+
+use session::Session;
+use step::Steps;
+use transfers::StepTransfers;
+
+/// The requests that a worker remembers, as TensorFlow's workers do.
+const N_REQUESTS: usize = 100_000;
+
+/// One task's worker.
+pub struct Worker {
+    host: Host,
+    peers: Arc<Peers>,
+    /// By device name.
+    incarnations: HashMap<String, u64>,
+    sessions: Mutex<HashMap<String, Arc<Session>>>,
+    /// For masters that do not announce their sessions.
+    legacy: Arc<Session>,
+    steps: Steps,
+    requests: RequestIds,
+    started: Instant,
+}
+
+impl Worker {
+    pub(crate) fn new(host: Host, peers: Arc<Peers>) -> Arc<Worker> {
+        let incarnations =
+            host.list_devices().iter().map(|device| (device.name.to_string(), device.incarnation)).collect();
+        let prefix: Arc<str> = format!("{}/", peers.own).into();
+        let worker = Arc::new(Worker {
+            incarnations,
+            sessions: Mutex::default(),
+            legacy: Arc::new(Session::new(&host, false)),
+            steps: Steps::new(prefix, Arc::new(PeerFetch(peers.clone()))),
+            requests: RequestIds::new(N_REQUESTS),
+            started: Instant::now(),
+            host,
+            peers: peers.clone(),
+        });
+        peers.set_own(&worker);
+        worker
+    }
+
+    /// The task's devices.
+    pub fn devices(&self) -> Vec<DeviceAttributes> {
+        self.host.list_devices()
+    }
+
+    fn session(&self, handle: &str, was_announced: bool) -> Result<Arc<Session>> {
+        if !was_announced {
+            return Ok(self.legacy.clone());
+        }
+        self.sessions.lock().get(handle).cloned().ok_or_else(|| {
+            Error::aborted(format!(
+                "Session handle is not found: {handle}. Possibly this worker (\"{}\") just restarted.",
+                self.peers.own
+            ))
+        })
+    }
+
+    async fn run(self: Arc<Self>, request: proto::RunGraphRequest) -> Result<proto::RunGraphResponse> {
+        self.requests.check(request.request_id, "RunGraph (Worker)")?;
+        let session = self.session(&request.session_handle, request.create_worker_session_called)?;
+        let graph = session.graph(&request.graph_handle)?;
+        let step = self.steps.find_or_create(request.step_id as u64)?;
+        let keys: Vec<RendezvousKey> =
+            request.recv_key.iter().map(|key| RendezvousKey::parse(key)).collect::<Result<_>>()?;
+        let mut sends = Vec::with_capacity(request.send.len());
+        for named in request.send {
+            let tensor = named.tensor.ok_or_else(|| Error::invalid_argument(format!("{} has no value", named.name)))?;
+            sends.push((RendezvousKey::parse(&named.name)?, tensor.into_tensor()?));
+        }
+        let options = request.exec_opts.unwrap_or_default();
+        let transfers = StepTransfers(step.transfers.clone());
+        let deposit =
+            || sends.into_iter().try_for_each(|(key, tensor)| transfers.send(key, Received { tensor, is_dead: false }));
+        let response = |recv| proto::RunGraphResponse { recv, ..proto::RunGraphResponse::default() };
+        if request.is_partial {
+            if !step.is_begun() {
+                step.begin(&graph, options.record_timeline)?;
+            }
+            let stop = step.stop_on_drop();
+            deposit()?;
+            let mut recv = Vec::with_capacity(keys.len());
+            for key in keys {
+                let value = step.wait_for(key.clone()).await?;
+                recv.push(named(&key, value)?);
+            }
+            if request.is_last_partial_run {
+                step.end().await?;
+            }
+            stop.disarm();
+            return Ok(response(recv));
+        }
+        deposit()?;
+        step.begin(&graph, options.record_timeline)?;
+        let stop = step.stop_on_drop();
+        let ended = step.end().await;
+        stop.disarm();
+        ended?;
+        let mut recv = Vec::with_capacity(keys.len());
+        for key in keys {
+            let value = step.transfers.take(&key);
+            let value = value.ok_or_else(|| Error::internal(format!("the step did not send {key}")))?;
+            recv.push(named(&key, value)?);
+        }
+        let step_stats = options.record_timeline.then(|| stats::step_stats(&step.take_trace(), step.started()));
+        Ok(proto::RunGraphResponse { step_stats, ..response(recv) })
+    }
+
+    async fn answer_recv(self: Arc<Self>, request: proto::RecvTensorRequest) -> Result<proto::RecvTensorResponse> {
+        self.requests.check(request.request_id, "RecvTensor (Worker)")?;
+        let key = RendezvousKey::parse(&request.rendezvous_key)?;
+        let incarnation = u64::from_str_radix(key.part(1), 16)
+            .map_err(|_| Error::invalid_argument(format!("Invalid  rendezvous key: {}", request.rendezvous_key)))?;
+        let device = DeviceSpec::parse(key.part(0))?.to_string();
+        let own = *self.incarnations.get(&device).ok_or_else(|| {
+            Error::invalid_argument(format!("RecvTensor asks {} for a tensor of '{device}'", self.peers.own))
+        })?;
+        if own != incarnation {
+            return Err(Error::aborted(format!(
+                "RecvTensor expects a different device incarnation: {incarnation} vs. {own}. Your worker job (\"{}\") was \
+                 probably restarted. Check your worker job for the reason why it was restarted.",
+                self.peers.own
+            )));
+        }
+        let step = self.steps.find_or_create(request.step_id as u64)?;
+        let received = step.wait_for(key).await?;
+        let micros = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_micros() as i64);
+        Ok(proto::RecvTensorResponse {
+            tensor: Some(WireTensor::new(received.tensor)?),
+            is_dead: received.is_dead,
+            send_start_micros: micros,
+            ..proto::RecvTensorResponse::default()
+        })
+    }
+}
+
+fn named(key: &RendezvousKey, value: Received) -> Result<proto::NamedTensorProto> {
+    if value.is_dead {
+        return Err(Error::invalid_argument(format!("The tensor returned for {} was not valid.", key.part(3))));
+    }
+    Ok(proto::NamedTensorProto { name: key.to_string(), tensor: Some(WireTensor::new(value.tensor)?) })
+}
+
+/// An answer that is there already.
+fn now<T: Send + 'static>(result: Result<T>) -> Answer<T> {
+    Box::pin(std::future::ready(result))
+}
+
+/// A handle to the worker, which calls keep alive while they run.
+pub(crate) struct LocalWorker(pub Arc<Worker>);
+
+impl WorkerService for LocalWorker {
+    fn get_status(&self, _: proto::GetStatusRequest) -> Answer<proto::GetStatusResponse> {
+        let device_attributes = self.0.devices().iter().map(stats::device_attributes).collect();
+        now(Ok(proto::GetStatusResponse { device_attributes }))
+    }
+
+    fn create_worker_session(
+        &self,
+        request: proto::CreateWorkerSessionRequest,
+    ) -> Answer<proto::CreateWorkerSessionResponse> {
+        if request.session_handle.is_empty() {
+            return now(Err(Error::invalid_argument("Session must be non-empty.")));
+        }
+        let def = request.server_def.unwrap_or_default();
+        if def.cluster.is_some_and(|cluster| !cluster.job.is_empty()) {
+            return now(Err(Error::unimplemented(
+                "a session that brings its own cluster (ConfigProto.cluster_def) is not supported; start the servers with \
+                 that cluster",
+            )));
+        }
+        let mut sessions = self.0.sessions.lock();
+        let isolated = request.isolate_session_state;
+        sessions.entry(request.session_handle).or_insert_with(|| Arc::new(Session::new(&self.0.host, isolated)));
+        now(Ok(proto::CreateWorkerSessionResponse {}))
+    }
+
+    fn delete_worker_session(
+        &self,
+        request: proto::DeleteWorkerSessionRequest,
+    ) -> Answer<proto::DeleteWorkerSessionResponse> {
+        let session = self.0.sessions.lock().remove(&request.session_handle);
+        drop(session);
+        now(Ok(proto::DeleteWorkerSessionResponse {}))
+    }
+
+    fn register_graph(&self, request: proto::RegisterGraphRequest) -> Answer<proto::RegisterGraphResponse> {
+        let worker = self.0.clone();
+        Box::pin(async move {
+            let session = worker.session(&request.session_handle, request.create_worker_session_called)?;
+            // Large graphs take a while; other calls should not wait for them.
+            let compile = move || session.register(request);
+            let compiled = worker.peers.runtime.spawn_blocking(compile).await;
+            let graph_handle =
+                compiled.map_err(|error| Error::internal(format!("RegisterGraph failed: {error}")))??;
+            Ok(proto::RegisterGraphResponse { graph_handle })
+        })
+    }
+
+    fn deregister_graph(&self, request: proto::DeregisterGraphRequest) -> Answer<proto::DeregisterGraphResponse> {
+        let session = self.0.session(&request.session_handle, request.create_worker_session_called);
+        let forgotten = session.and_then(|session| session.deregister(&request.graph_handle));
+        now(forgotten.map(|()| proto::DeregisterGraphResponse {}))
+    }
+
+    fn run_graph(&self, request: proto::RunGraphRequest) -> Answer<proto::RunGraphResponse> {
+        Box::pin(self.0.clone().run(request))
+    }
+
+    fn cleanup_graph(&self, request: proto::CleanupGraphRequest) -> Answer<proto::CleanupGraphResponse> {
+        self.0.steps.clean_up(request.step_id as u64);
+        now(Ok(proto::CleanupGraphResponse {}))
+    }
+
+    fn cleanup_all(&self, request: proto::CleanupAllRequest) -> Answer<proto::CleanupAllResponse> {
+        let containers = match request.container.is_empty() {
+            true => vec![self.0.peers.own.job.to_string()],
+            false => request.container,
+        };
+        self.0.host.reset(&containers);
+        now(Ok(proto::CleanupAllResponse {}))
+    }
+
+    fn recv_tensor(&self, request: proto::RecvTensorRequest) -> Answer<proto::RecvTensorResponse> {
+        Box::pin(self.0.clone().answer_recv(request))
+    }
+
+    fn mark_recv_finished(&self, _: proto::MarkRecvFinishedRequest) -> Answer<proto::MarkRecvFinishedResponse> {
+        now(Ok(proto::MarkRecvFinishedResponse {}))
+    }
+
+    fn report(&self, request: proto::KoloReportRequest) -> Answer<proto::KoloReportResponse> {
+        now(Ok(report::report(&self.0, request.step_id as u64)))
+    }
+
+    fn logging(&self, _: proto::LoggingRequest) -> Answer<proto::LoggingResponse> {
+        now(Ok(proto::LoggingResponse::default()))
+    }
+}

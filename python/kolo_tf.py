@@ -1,0 +1,277 @@
+"""Runs TensorFlow 1 programs on Kolo. One line after TensorFlow's import is enough:
+
+    import tensorflow.compat.v1 as tf
+    import kolo_tf
+
+`tf.train.Server(...)` then starts a `kolo serve` process with the same cluster, job and task, and `tf.Session()` without a
+target runs on a local one. Sessions with a target go where they say. The processes end with this one, however it ends.
+
+KOLO_BIN names the binary; without it `kolo` is looked for on PATH, then in this repository's target folder. KOLO_SERVE_FLAGS
+has more flags for `kolo serve`, such as those for TLS. Works with TensorFlow 1.15 and 2.
+"""
+
+import atexit
+import ctypes
+import functools
+import json
+import os
+import queue
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.client import session as _session
+from tensorflow.python.framework import errors as _errors
+from tensorflow.python.training import server_lib as _server_lib
+
+__all__ = ["install", "remove", "binary"]
+
+# Seconds until a server must have said that it serves, and until it must have ended when asked to.
+READY, GRACE = 120.0, 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+def binary():
+    """The kolo binary, or an error that says where it was looked for."""
+    named = os.environ.get("KOLO_BIN")
+    if named:
+        return named
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    target = os.path.join(root, os.environ.get("CARGO_TARGET_DIR", "target"))
+    places = [os.path.join(target, "release", "kolo"), os.path.join(target, "debug", "kolo")]
+    found = shutil.which("kolo") or next((p for p in places if os.access(p, os.X_OK)), None)
+    if found is None:
+        raise _errors.NotFoundError(None, None, "kolo_tf: there is no kolo binary in KOLO_BIN, on PATH or in %s. "
+                                    "Build one with 'cargo build --release', or set KOLO_BIN." % target)
+    return found
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+try:
+    _prctl = ctypes.CDLL(None).prctl
+except (AttributeError, OSError):
+    _prctl = None
+
+
+def _end_with_parent():
+    """In the child: the kernel ends it when the thread that started it ends, even by SIGKILL."""
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+class _Keeper(object):
+    """Starts processes from a thread that lives as long as this process, for the kernel ties a child to a thread."""
+
+    def __init__(self):
+        self.pid = None
+
+    def start(self, command):
+        if self.pid != os.getpid():  # The first use, or the first after a fork, which copies no threads.
+            self.pid, self.wishes = os.getpid(), queue.Queue()
+            thread = threading.Thread(target=self._work, name="kolo_tf keeper")
+            thread.daemon = True
+            thread.start()
+        answer = queue.Queue()
+        self.wishes.put((command, answer))
+        process, error = answer.get()
+        if error is not None:
+            raise _errors.NotFoundError(None, None, "kolo_tf: cannot start %s: %s" % (command[0], error))
+        return process
+
+    def _work(self):
+        while True:
+            command, answer = self.wishes.get()
+            try:
+                # A session of its own: Ctrl-C is this program's affair, which may still want to save.
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, universal_newlines=True,
+                                           preexec_fn=_end_with_parent, start_new_session=True)
+                answer.put((process, None))
+            except OSError as e:
+                answer.put((None, e))
+
+
+_KEEPER = _Keeper()
+_PROCESSES = []
+
+
+def _flags(config):
+    """What of a ConfigProto is fixed when a server starts, as flags of `kolo serve`."""
+    flags = []
+    if config.device_count:
+        flags += ["--device-count", ",".join("%s=%d" % kv for kv in sorted(config.device_count.items()))]
+    for name, threads in (("--inter-op-threads", config.inter_op_parallelism_threads), ("--intra-op-threads", config.intra_op_parallelism_threads)):
+        if threads > 0:
+            flags += [name, str(threads)]
+    return flags
+
+
+class _Process(object):
+    """A `kolo serve` process that is ready."""
+
+    def __init__(self, cluster, job, task, config):
+        command = [binary(), "serve", "--cluster", cluster, "--job", job, "--task", str(task)] + _flags(config)
+        command += shlex.split(os.environ.get("KOLO_SERVE_FLAGS", ""))
+        self.owner, self.target = os.getpid(), None
+        self.ready = threading.Event()
+        self.process = _KEEPER.start(command)
+        _PROCESSES.append(self)
+        reader = threading.Thread(target=self._read, name="kolo_tf %s:%d" % (job, task))
+        reader.daemon = True
+        reader.start()
+        self.ready.wait(READY)
+        if self.target is None:
+            code = self.process.poll()
+            what = "was not ready in %g s" % READY if code is None else "ended with status %d" % code
+            self.stop()
+            raise _errors.UnknownError(None, None, "Could not start the server: '%s' %s; what it said is above." % (" ".join(command), what))
+
+    def _read(self):
+        for line in self.process.stdout:
+            if self.target is None and line.startswith("serving "):
+                self.target = line.split()[1]
+                self.ready.set()
+            else:
+                sys.stderr.write(line)
+        self.process.wait()
+        self.ready.set()
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+
+@atexit.register
+def _stop_all():
+    for p in _PROCESSES:
+        # A forked copy of this program does not own them.
+        if p.owner == os.getpid() and p.process.poll() is None:
+            p.process.terminate()
+    for p in _PROCESSES:
+        if p.owner == os.getpid():
+            p.stop()
+
+
+# --- tf.train.Server --------------------------------------------------------------------------------------------------
+
+def _cluster_text(cluster_def):
+    """A ClusterDef as `kolo serve` reads it: ps=host:port,host:port;worker=host:port, or JSON where tasks are left out."""
+    jobs = [(job.name, dict(job.tasks)) for job in cluster_def.job]
+    if any(sorted(tasks) != list(range(len(tasks))) for _, tasks in jobs):
+        return json.dumps({name: {str(i): tasks[i] for i in sorted(tasks)} for name, tasks in jobs})
+    return ";".join("%s=%s" % (name, ",".join(tasks[i] for i in range(len(tasks)))) for name, tasks in jobs)
+
+
+def _server_init(self, server_or_cluster_def, job_name=None, task_index=None, protocol=None, config=None, start=True):
+    # An index from the command line may come as text.
+    if isinstance(task_index, str):
+        task_index = int(task_index)
+    self._server_def = _server_lib._make_server_def(server_or_cluster_def, job_name, task_index, protocol, config)
+    if self._server_def.protocol not in ("", "grpc"):
+        raise _errors.NotFoundError(None, None, "No server factory registered for the given ServerDef: kolo_tf knows the protocol "
+                                    "'grpc', not '%s'." % self._server_def.protocol)
+    self._kolo = None
+    if start:
+        self.start()
+
+
+def _server_start(self):
+    if self._kolo is None:
+        d = self._server_def
+        self._kolo = _Process(_cluster_text(d.cluster), d.job_name, d.task_index, d.default_session_config)
+        _DEFAULTS[self._kolo.target] = d.default_session_config
+
+
+def _server_join(self):
+    if self._kolo is None:
+        raise _errors.FailedPreconditionError(None, None, "Server not started; call start() before join().")
+    code = self._kolo.process.wait()
+    if code:
+        raise _errors.InternalError(None, None, "kolo serve ended with status %d." % code)
+
+
+def _server_target(self):
+    if self._kolo is None:
+        d = self._server_def
+        address = next(dict(job.tasks)[d.task_index] for job in d.cluster.job if job.name == d.job_name)
+        if not address.endswith(":0"):
+            return "grpc://" + address
+        self.start()
+    return self._kolo.target
+
+
+# --- tf.Session -------------------------------------------------------------------------------------------------------
+
+# Session configurations that servers were started with, by target. A server applies its own to every session.
+_DEFAULTS = {}
+_LOCAL, _LOCAL_LOCK = {}, threading.Lock()
+
+
+def _local_target(config):
+    """A server for sessions without a target, one for each set of devices and threads."""
+    key = (os.getpid(), tuple(_flags(config)))
+    with _LOCAL_LOCK:
+        known = _LOCAL.get(key)
+        if known is None or known.process.poll() is not None:
+            _LOCAL[key] = _Process("localhost=127.0.0.1:0", "localhost", 0, config)
+        return _LOCAL[key].target
+
+
+def _session_init(original):
+    @functools.wraps(original)
+    def init(self, target="", graph=None, config=None):
+        if not target and (config is None or isinstance(config, config_pb2.ConfigProto)):
+            own = config_pb2.ConfigProto()
+            if config is not None:
+                own.CopyFrom(config)
+            target = _local_target(own)
+            # A local session's variables are its own.
+            own.isolate_session_state = True
+            config = own
+        elif config is not None and isinstance(target, (str, bytes)):
+            defaults = _DEFAULTS.get(target.decode() if isinstance(target, bytes) else target)
+            if defaults is not None:
+                own = config_pb2.ConfigProto()
+                own.CopyFrom(defaults)
+                own.MergeFrom(config)
+                config = own
+        original(self, target, graph, config)
+
+    return init
+
+
+# --- putting it in place ----------------------------------------------------------------------------------------------
+
+_ORIGINAL = {}
+
+
+def install():
+    """Puts Kolo in TensorFlow's place. Importing this module does it."""
+    if _ORIGINAL:
+        return
+    server, base = _server_lib.Server, _session.BaseSession
+    # The classes stay and their methods change, so that it does not matter under which name a program knows them.
+    new = {"__init__": _server_init, "__del__": lambda self: None, "start": _server_start, "join": _server_join, "target": property(_server_target)}
+    for name, value in new.items():
+        _ORIGINAL[server, name] = server.__dict__[name]
+        setattr(server, name, value)
+    _ORIGINAL[base, "__init__"] = base.__init__
+    base.__init__ = _session_init(base.__init__)
+
+
+def remove():
+    """Undoes `install`; for tests that compare the two. Servers that were started go on."""
+    for (owner, name), value in _ORIGINAL.items():
+        setattr(owner, name, value)
+    _ORIGINAL.clear()
+
+
+install()

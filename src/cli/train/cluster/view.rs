@@ -1,0 +1,119 @@
+//! What a person sees of a cluster that trains: one bar for all workers, or labelled lines.
+
+use std::io::IsTerminal;
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kolo::Result;
+use serde_json::{Value, json};
+
+use super::launch::Said;
+use crate::cli::print;
+
+pub struct ClusterView {
+    json: bool,
+    labels: Vec<String>,
+    n_ps: usize,
+    bar: Option<ProgressBar>,
+    /// Steps per second of each worker, as it last said.
+    rates: Vec<f64>,
+    began: Instant,
+    chief: Option<Value>,
+    n_steps: u64,
+}
+
+impl ClusterView {
+    pub fn new(json: bool, labels: Vec<String>, n_workers: usize) -> ClusterView {
+        let n_ps = labels.len() - n_workers;
+        let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+        let bar = (!json && is_terminal).then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+            if let Ok(style) = ProgressStyle::with_template("[{bar:30}] {pos}/{len} {msg} ETA {eta}") {
+                bar.set_style(style.progress_chars("━━ "));
+            }
+            bar
+        });
+        let rates = vec![0.0; n_workers];
+        ClusterView { json, labels, n_ps, bar, rates, began: Instant::now(), chief: None, n_steps: 0 }
+    }
+
+    pub fn show(&mut self, said: Said) -> Result<()> {
+        match said {
+            Said::Out(process, line) => match serde_json::from_str::<Value>(&line) {
+                Ok(event) if event.is_object() => self.event(process, event),
+                _ => self.line(process, &line),
+            },
+            Said::Err(process, line) => self.line(process, &line),
+        }
+    }
+
+    /// A line that a process wrote, with its name before it.
+    fn line(&self, process: usize, line: &str) -> Result<()> {
+        let text = format!("[{}] {line}", self.labels[process]);
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => eprintln!("{text}"),
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, process: usize, event: Value) -> Result<()> {
+        if self.json {
+            print(&event)?;
+        }
+        let number = |name: &str| event.get(name).and_then(Value::as_f64).unwrap_or(0.0);
+        match event.get("event").and_then(Value::as_str) {
+            Some("step") => {
+                let worker = process - self.n_ps.min(process);
+                if let Some(rate) = self.rates.get_mut(worker) {
+                    *rate = number("per_second");
+                }
+                self.n_steps = self.n_steps.max(number("step") as u64);
+                let total: f64 = self.rates.iter().sum();
+                match &self.bar {
+                    Some(bar) => {
+                        bar.set_length(number("of") as u64);
+                        bar.set_position(self.n_steps);
+                        bar.set_message(format!("loss {:.4}, {total:.0} steps/s of {} workers", number("loss"), self.rates.len()));
+                    }
+                    None if !self.json => print(format_args!(
+                        "[{}] Step: {}, Own steps: {}, Cost: {:.4}, AvgTime: {:.2}ms",
+                        self.labels[process],
+                        number("step"),
+                        number("own_steps"),
+                        number("loss"),
+                        1e3 / number("per_second").max(1e-9)
+                    ))?,
+                    None => {}
+                }
+            }
+            Some("end") if event.get("test_accuracy").is_some() => self.chief = Some(event),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What came out.
+    pub fn end(&mut self) -> Result<()> {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        let Some(end) = &self.chief else { return Ok(()) };
+        let number = |name: &str| end.get(name).and_then(Value::as_f64);
+        let took = self.began.elapsed().as_secs_f64();
+        if self.json {
+            return print(json!({ "event": "cluster-end", "total_time_s": took, "test_accuracy": number("test_accuracy") }));
+        }
+        if let Some(accuracy) = number("test_accuracy") {
+            print(format_args!("Test-Accuracy: {:.2}%", accuracy * 100.0))?;
+        }
+        print(format_args!("Total Time: {took:.2}s"))?;
+        if let Some(cost) = number("final_cost") {
+            print(format_args!("Final Cost: {cost:.4}"))?;
+        }
+        if let (Some(step), Some(time)) = (number("step"), number("train_time_s")) {
+            print(format_args!("Steps: {step} in {time:.2}s, {:.0} steps/s", step / time.max(1e-9)))?;
+        }
+        Ok(())
+    }
+}
