@@ -65,6 +65,8 @@ pub struct GpuOptions {
     pub virtual_devices: BTreeMap<usize, Vec<u64>>,
     /// Matrix products and convolutions of `float` keep all their bits instead of using TF32.
     pub full_precision: bool,
+    /// Steps are not captured as CUDA graphs but enqueued kernel by kernel, for comparison.
+    pub no_capture: bool,
     /// Where compiled kernels are kept between runs of the program; in the user's cache folder if absent.
     pub kernel_cache: Option<std::path::PathBuf>,
 }

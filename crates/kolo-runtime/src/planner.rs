@@ -15,6 +15,7 @@ use kolo_ops::{KernelMaker, find_kernel, find_op, host_arguments, kernels_of, re
 
 use crate::config::SessionConfig;
 use crate::devices::Devices;
+use crate::executor::capture::CaptureSlot;
 use crate::executor::frame_id::FrameIds;
 use crate::executor::plan::{KernelCache, Part, compile};
 use crate::local::RunPlan;
@@ -92,6 +93,8 @@ pub(crate) struct Planner {
     infos: Vec<DeviceInfo>,
     options: PlaceOptions,
     log: bool,
+    /// Steps on one GPU may be captured.
+    captures: bool,
     /// Where earlier runs put nodes: rule 1.
     earlier: HashMap<NodeId, usize>,
     placed: BTreeMap<NodeId, (Placed, Option<usize>)>,
@@ -115,6 +118,7 @@ impl Planner {
                 ..PlaceOptions::default()
             },
             log: config.log_device_placement,
+            captures: !config.gpu.no_capture,
             earlier: HashMap::new(),
             placed: BTreeMap::new(),
             moved_from: HashMap::new(),
@@ -185,6 +189,7 @@ impl Planner {
         Ok(RunPlan {
             is_stale: AtomicBool::new(false),
             is_constant: parts.iter().all(|part| part.roots.is_empty() && part.feeds.is_empty()),
+            capture: CaptureSlot::new(&parts, self.captures),
             parts,
             feeds,
             n_fetches: wanted.fetches.len(),

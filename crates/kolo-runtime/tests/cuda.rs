@@ -1,18 +1,31 @@
-//! Sessions on a real GPU. On a machine without one every test says that it was skipped, and why.
+//! Sessions on a real GPU. On a machine without one every test says that it was skipped, and why, with
+//! a count.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests may fail as tests do.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kolo_core::{Code, DType, DeviceSpec, Tensor};
-use kolo_graph::{Graph, Operation, Output, gradients};
+use kolo_graph::{Graph, Operation, Output, Variable, gradients};
 use kolo_ops::math::matmul::matmul;
+use kolo_ops::nn::conv2d::conv2d;
+use kolo_ops::nn::max_pool::max_pool;
 use kolo_ops::nn::relu::relu;
 use kolo_ops::optim::gradient_descent::apply_gradient_descent;
 use kolo_runtime::{GpuOptions, RunOptions, Session, SessionConfig};
 
-/// The body of a test, unless there is no GPU.
+/// The body of a test, unless there is no GPU. A skipped test says so where the harness does not hide it.
 fn on_gpu(test: impl FnOnce()) {
+    static SKIPPED: AtomicUsize = AtomicUsize::new(0);
     match kolo_device::cuda::discover(None).absent {
-        Some(why) => println!("skipped: {why}"),
+        Some(why) => {
+            let n = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
+            let name = std::thread::current().name().unwrap_or("a test").to_owned();
+            // Written past the harness, which shows what passing tests print only on request.
+            let _ = writeln!(std::io::stderr(), "skipped ({n} GPU tests so far): {name}: {why}");
+        }
         None => test(),
     }
 }
@@ -54,7 +67,7 @@ fn close(a: &Tensor, b: &Tensor, tolerance: f32) {
     }
 }
 
-struct Mlp<'g> {
+struct Model<'g> {
     x: Output<'g>,
     y: Output<'g>,
     loss: Output<'g>,
@@ -62,24 +75,29 @@ struct Mlp<'g> {
     init: Operation<'g>,
 }
 
-/// A classifier with the given widths, trained by gradient descent.
-fn mlp<'g>(g: &'g Graph, widths: &[usize]) -> Mlp<'g> {
-    let x = g.placeholder::<f32>("x", [None, Some(widths[0])]);
-    let y = g.placeholder::<i64>("y", [None]);
-    let (mut at, mut variables) = (x, Vec::new());
-    for (i, pair) in widths.windows(2).enumerate() {
-        let scale = (2.0 / pair[0] as f32).sqrt();
-        let start: Vec<f32> =
-            wavy(&[pair[0], pair[1]], i as u32 + 1).data::<f32>().unwrap().iter().map(|x| x * scale).collect();
-        let w = g.variable(&format!("w{i}"), Tensor::from_vec([pair[0], pair[1]], start).unwrap());
-        let b = g.variable(&format!("b{i}"), Tensor::zeros(DType::F32, [pair[1]]).unwrap());
-        at = g.op("BiasAdd").input(matmul(at, w.read())).input(b.read()).out();
-        if i + 2 < widths.len() {
-            at = relu(at);
-        }
-        variables.extend([w, b]);
-    }
-    let loss = g.op("SparseSoftmaxCrossEntropyWithLogits").input(at).input(y).out();
+/// Where a model's images and labels come from.
+#[derive(Clone, Copy, PartialEq)]
+enum Source {
+    /// They are fed.
+    Fed,
+    /// So many of them lie on the device.
+    Resident(usize),
+}
+
+/// A classifier, trained by gradient descent. `network` adds its variables to the list.
+fn classifier<'g>(
+    g: &'g Graph,
+    width: usize,
+    source: Source,
+    network: impl FnOnce(Output<'g>, &mut Vec<Variable<'g>>) -> Output<'g>,
+) -> Model<'g> {
+    let (x, y) = match source {
+        Source::Fed => (g.placeholder::<f32>("x", [None, Some(width)]), g.placeholder::<i64>("y", [None])),
+        Source::Resident(n) => (g.variable("x", wavy(&[n, width], 5)).read(), g.variable("y", labels(n, 10)).read()),
+    };
+    let mut variables = Vec::new();
+    let logits = network(x, &mut variables);
+    let loss = g.op("SparseSoftmaxCrossEntropyWithLogits").input(logits).input(y).out();
     let loss = kolo_ops::math::reduce::sum::mean(loss, &[0]);
     let reads: Vec<Output<'g>> = variables.iter().map(|v| v.read()).collect();
     let grads = gradients(&[loss], &reads).unwrap();
@@ -95,7 +113,60 @@ fn mlp<'g>(g: &'g Graph, widths: &[usize]) -> Mlp<'g> {
     let train = g.control_dependencies(&updates, || g.op("NoOp").name("train").build());
     let init = g.global_variables_initializer();
     g.check().unwrap();
-    Mlp { x, y, loss, train, init }
+    Model { x, y, loss, train, init }
+}
+
+/// `dims`, scaled for the number of inputs of each unit.
+fn weights<'g>(g: &'g Graph, name: &str, dims: &[usize]) -> Variable<'g> {
+    let inputs: usize = dims[..dims.len() - 1].iter().product();
+    let scale = (2.0 / inputs as f32).sqrt();
+    let seed = name.bytes().map(u32::from).sum();
+    let start: Vec<f32> = wavy(dims, seed).data::<f32>().unwrap().iter().map(|x| x * scale).collect();
+    g.variable(name, Tensor::from_vec(kolo_core::Shape::new(dims).unwrap(), start).unwrap())
+}
+
+fn biased<'g>(g: &'g Graph, x: Output<'g>, name: &str, n: usize, variables: &mut Vec<Variable<'g>>) -> Output<'g> {
+    let b = g.variable(name, Tensor::zeros(DType::F32, [n]).unwrap());
+    let y = g.op("BiasAdd").input(x).input(b.read()).out();
+    variables.push(b);
+    y
+}
+
+fn mlp<'g>(g: &'g Graph, widths: &[usize], source: Source) -> Model<'g> {
+    classifier(g, widths[0], source, |mut at, variables| {
+        for (i, pair) in widths.windows(2).enumerate() {
+            let w = weights(g, &format!("w{i}"), pair);
+            at = biased(g, matmul(at, w.read()), &format!("b{i}"), pair[1], variables);
+            variables.push(w);
+            if i + 2 < widths.len() {
+                at = relu(at);
+            }
+        }
+        at
+    })
+}
+
+/// The LeNet of `kolo train mnist`.
+fn lenet(g: &Graph, source: Source) -> Model<'_> {
+    classifier(g, 784, source, |x, variables| {
+        let mut x = g.op("Reshape").input(x).input(g.constant([-1i32, 28, 28, 1])).out();
+        for (i, (before, after)) in [(1, 32), (32, 64)].into_iter().enumerate() {
+            let w = weights(g, &format!("conv{i}"), &[5, 5, before, after]);
+            x = biased(g, conv2d(x, w.read(), [1, 1], "SAME"), &format!("conv_b{i}"), after, variables);
+            variables.push(w);
+            x = max_pool(relu(x), [2, 2], [2, 2], "SAME");
+        }
+        x = g.op("Reshape").input(x).input(g.constant([-1i32, 7 * 7 * 64])).out();
+        for (i, (before, after)) in [(7 * 7 * 64, 512), (512, 10)].into_iter().enumerate() {
+            let w = weights(g, &format!("dense{i}"), &[before, after]);
+            x = biased(g, matmul(x, w.read()), &format!("dense_b{i}"), after, variables);
+            variables.push(w);
+            if i == 0 {
+                x = relu(x);
+            }
+        }
+        x
+    })
 }
 
 fn labels(n: usize, classes: i64) -> Tensor {
@@ -107,7 +178,7 @@ fn a_gpu_and_a_cpu_learn_the_same() {
     on_gpu(|| {
         let losses = |config: SessionConfig| -> Vec<f32> {
             let g = kolo_ops::graph();
-            let model = mlp(&g, &[20, 33, 10]);
+            let model = mlp(&g, &[20, 33, 10], Source::Fed);
             let session = Session::with_config(&g, config).unwrap();
             session.run_op(model.init).unwrap();
             let feeds = [(model.x, wavy(&[64, 20], 5)), (model.y, labels(64, 10))];
@@ -262,27 +333,126 @@ fn a_loop_runs_with_its_state_on_the_card() {
 }
 
 #[test]
+fn lenet_learns_the_same_on_a_gpu_and_on_a_cpu() {
+    on_gpu(|| {
+        let losses = |config: SessionConfig| -> Vec<f32> {
+            let g = kolo_ops::graph();
+            let model = lenet(&g, Source::Fed);
+            let session = Session::with_config(&g, config).unwrap();
+            session.run_op(model.init).unwrap();
+            let feeds = [(model.x, wavy(&[16, 784], 5)), (model.y, labels(16, 10))];
+            (0..10)
+                .map(|_| session.run(&[model.loss], &feeds, &[model.train]).unwrap()[0].scalar_value::<f32>().unwrap())
+                .collect()
+        };
+        let (cpu, gpu) = (losses(cpu_only()), losses(config(exact())));
+        println!("losses: cpu {cpu:?}, gpu {gpu:?}");
+        assert!(cpu[9] < cpu[0]);
+        for (a, b) in cpu.iter().zip(&gpu) {
+            assert!((a - b).abs() < 2e-3, "{cpu:?} and {gpu:?}");
+        }
+    });
+}
+
+#[test]
+fn replays_give_what_plain_steps_give() {
+    on_gpu(|| {
+        let losses = |no_capture: bool| -> Vec<u32> {
+            let g = kolo_ops::graph();
+            let model = mlp(&g, &[20, 33, 17, 10], Source::Fed);
+            let session = Session::with_config(&g, config(GpuOptions { no_capture, ..exact() })).unwrap();
+            session.run_op(model.init).unwrap();
+            let mut losses = Vec::new();
+            for i in 0..40u32 {
+                // Other values each time; another number of rows now and then; new variables in the middle.
+                let n = if i % 13 == 12 { 40 } else { 64 };
+                if i == 25 {
+                    session.run_op(model.init).unwrap();
+                }
+                let feeds = [(model.x, wavy(&[n, 20], i)), (model.y, labels(n, 10))];
+                let loss = session.run(&[model.loss], &feeds, &[model.train]).unwrap();
+                losses.push(loss[0].scalar_value::<f32>().unwrap().to_bits());
+            }
+            let captures = session.captures();
+            println!("captures: {captures:?}");
+            assert_eq!(captures.iter().any(Result::is_ok), !no_capture, "{captures:?}");
+            losses
+        };
+        assert_eq!(losses(false), losses(true));
+    });
+}
+
+#[test]
+fn what_depends_on_the_host_is_not_captured() {
+    on_gpu(|| {
+        let g = kolo_ops::graph();
+        let n = g.placeholder::<i32>("n", [Some(1)]);
+        let ones = g.op("Fill").input(n).input(g.constant(1.0f32)).out();
+        let total = kolo_ops::math::reduce::sum::mean(ones + 1.0, &[0]);
+        let random = g.op("RandomUniform").input(g.constant([4i32])).attr("dtype", DType::F32).attr("seed", 1i64).out();
+        let session = Session::with_config(&g, config(exact())).unwrap();
+        let mut seen = Vec::new();
+        for i in 1..8i32 {
+            let found = session.run(&[ones, total], &[(n, Tensor::from([i]))], &[]).unwrap();
+            assert_eq!(found[0].shape().dims(), [i as usize]);
+            seen.push(session.fetch(random).unwrap());
+        }
+        assert!(seen.windows(2).all(|pair| pair[0] != pair[1]), "{seen:?}");
+        let captures = session.captures();
+        assert!(captures.iter().all(Result::is_err), "{captures:?}");
+        println!("{captures:?}");
+    });
+}
+
+#[test]
 fn how_long_steps_take() {
     on_gpu(|| {
-        for (widths, batch) in [(&[784usize, 100, 10][..], 100usize), (&[784, 4096, 4096, 10][..], 1024)] {
-            let g = kolo_ops::graph();
-            let model = mlp(&g, widths);
-            let session = Session::with_config(&g, config(GpuOptions::default())).unwrap();
-            session.run_op(model.init).unwrap();
-            let feeds = [(model.x, wavy(&[batch, 784], 5)), (model.y, labels(batch, 10))];
-            for _ in 0..20 {
-                session.run(&[], &feeds, &[model.train]).unwrap();
+        let time = |name: &str, build: &dyn for<'g> Fn(&'g Graph, Source) -> Model<'g>, batch: usize| {
+            let mut line = format!("{name} batch {batch}:");
+            for (label, source, no_capture) in [
+                ("fed", Source::Fed, true),
+                ("fed, captured", Source::Fed, false),
+                ("resident", Source::Resident(batch), true),
+                ("resident, captured", Source::Resident(batch), false),
+            ] {
+                let g = kolo_ops::graph();
+                let model = build(&g, source);
+                let session =
+                    Session::with_config(&g, config(GpuOptions { no_capture, ..GpuOptions::default() })).unwrap();
+                session.run_op(model.init).unwrap();
+                let feeds = match source {
+                    Source::Fed => vec![(model.x, wavy(&[batch, 784], 5)), (model.y, labels(batch, 10))],
+                    Source::Resident(_) => Vec::new(),
+                };
+                for _ in 0..20 {
+                    session.run(&[], &feeds, &[model.train]).unwrap();
+                }
+                session.run(&[model.loss], &feeds, &[]).unwrap();
+                let (n, start) = (300, Instant::now());
+                for _ in 0..n {
+                    session.run(&[], &feeds, &[model.train]).unwrap();
+                }
+                session.run(&[model.loss], &feeds, &[]).unwrap();
+                let us = start.elapsed().as_secs_f64() * 1e6 / f64::from(n);
+                line += &format!(" {label} {us:.1} us;");
+                if let Some(n) = session.captures().into_iter().flatten().max() {
+                    line += &format!(" ({n} launches)");
+                }
+                if !no_capture && session.captures().iter().all(Result::is_err) {
+                    line += &format!(" not captured: {:?}", session.captures());
+                }
+                if source == Source::Fed && no_capture {
+                    let options = RunOptions { trace: true, ..RunOptions::default() };
+                    let (_, metadata) = session.run_with(&options, &[], &feeds, &[model.train]).unwrap();
+                    let names: Vec<&str> = metadata.trace.nodes.iter().map(|node| node.op).collect();
+                    println!("{} nodes in the trace: {names:?}", names.len());
+                }
             }
-            session.run(&[model.loss], &feeds, &[]).unwrap();
-            let (n, start) = (200, Instant::now());
-            for _ in 0..n {
-                session.run(&[], &feeds, &[model.train]).unwrap();
-            }
-            session.run(&[model.loss], &feeds, &[]).unwrap();
-            println!("{widths:?} batch {batch}: {:.1} us a step", start.elapsed().as_secs_f64() * 1e6 / f64::from(n));
-            let options = RunOptions { trace: true, ..RunOptions::default() };
-            let (_, metadata) = session.run_with(&options, &[], &feeds, &[model.train]).unwrap();
-            println!("{} nodes in the trace", metadata.trace.nodes.len());
-        }
+            println!("{line}");
+        };
+        time("MLP 784-100-10", &|g, source| mlp(g, &[784, 100, 10], source), 100);
+        time("MLP 784-4096-4096-10", &|g, source| mlp(g, &[784, 4096, 4096, 10], source), 1024);
+        time("LeNet", &lenet, 64);
+        time("LeNet", &lenet, 1024);
     });
 }

@@ -44,8 +44,6 @@ static LAST_ID: AtomicU64 = AtomicU64::new(0);
 struct State {
     /// Pool 0 is everybody's; others belong to captured steps.
     pools: Vec<Option<Blocks>>,
-    /// Where new blocks come from.
-    active: usize,
     live: HashMap<u64, (u64, Arc<str>)>,
     peak: u64,
     n_allocations: u64,
@@ -78,6 +76,10 @@ impl State {
     fn reserved(&self) -> u64 {
         self.pools.iter().flatten().map(|pool| pool.reserved).sum()
     }
+    /// Gives segments back in which nothing is used. Those of captured steps stay: a replay writes to them.
+    fn trim(&mut self, driver: &mut Driver<'_>) -> u64 {
+        self.pools[0].as_mut().map_or(0, |pool| pool.trim(driver))
+    }
     fn in_use(&self) -> u64 {
         self.pools.iter().flatten().map(|pool| pool.in_use).sum()
     }
@@ -93,7 +95,6 @@ impl Arena {
     ) -> Result<Arc<Arena>> {
         let state = State {
             pools: vec![Some(Blocks::default())],
-            active: 0,
             live: HashMap::new(),
             peak: 0,
             n_allocations: 0,
@@ -127,7 +128,7 @@ impl Arena {
         let mut state = self.state.lock();
         let mut driver = Driver { streams: &self.streams, n_calls: 0 };
         let room = |state: &State| self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(state.reserved()));
-        let pool = state.active;
+        let pool = super::capture::pool_of(self.id);
         let mut attempt = |state: &mut State| {
             let room = room(state);
             state.pools[pool].get_or_insert_default().allocate(n_bytes as u64, room, &mut driver)
@@ -136,7 +137,7 @@ impl Arena {
         if found.is_none() {
             // Segments that nobody uses may be of the wrong size; without them there may be room for one that fits.
             let mut trimmer = Driver { streams: &self.streams, n_calls: 0 };
-            if state.pools.iter_mut().flatten().map(|pool| pool.trim(&mut trimmer)).sum::<u64>() > 0 {
+            if state.trim(&mut trimmer) > 0 {
                 found = attempt(&mut state);
             }
         }
@@ -168,12 +169,10 @@ impl Arena {
     pub fn trim(&self) {
         let mut state = self.state.lock();
         let mut driver = Driver { streams: &self.streams, n_calls: 0 };
-        state.pools.iter_mut().flatten().for_each(|pool| {
-            pool.trim(&mut driver);
-        });
+        state.trim(&mut driver);
     }
 
-    /// From now on new blocks come from a pool of their own.
+    /// A pool for the tensors of a capture.
     pub fn begin_pool(&self) -> usize {
         let mut state = self.state.lock();
         let pool = match state.pools.iter().skip(1).position(Option::is_none) {
@@ -184,13 +183,7 @@ impl Arena {
             }
         };
         state.pools[pool] = Some(Blocks::default());
-        state.active = pool;
         pool
-    }
-
-    /// New blocks come from everybody's pool again.
-    pub fn end_pool(&self) {
-        self.state.lock().active = 0;
     }
 
     /// Gives a pool's memory back. Its buffers must be gone, or never be used again.

@@ -1,12 +1,15 @@
 //! Work that is enqueued once, kept as a CUDA graph, and replayed with one call.
 //!
-//! While a capture runs nothing is computed: launches are written down, with the addresses they were given. Blocks that
-//! tensors take meanwhile come from a pool that belongs to the capture, so a replay may write to them at any later time.
+//! While a capture runs nothing is computed: launches of the thread that captures are written down, with the addresses they
+//! were given. Blocks that its tensors take meanwhile come from a pool that belongs to the capture, so a replay may write to
+//! them at any later time. Copies between host and card cannot be captured: the host's side would not stay.
 //! Whoever replays must see to it that everything else (variables, feeds) is still where it was.
 
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::{CudaStream, result, sys};
 use kolo_core::{Error, Result};
 
 use super::arena::Arena;
@@ -29,21 +32,62 @@ unsafe impl Send for Captured {}
 // SAFETY: as above.
 unsafe impl Sync for Captured {}
 
+/// Where a thread that captures sends its work instead.
+#[derive(Clone, Copy)]
+struct Redirect {
+    arena: u64,
+    stream: sys::CUstream,
+    pool: usize,
+}
+
+thread_local! {
+    static CURRENT: Cell<Option<Redirect>> = const { Cell::new(None) };
+}
+
+fn redirect(arena: u64) -> Option<Redirect> {
+    CURRENT.get().filter(|redirect| redirect.arena == arena)
+}
+
+/// The pool that this thread's blocks of an arena come from.
+pub(super) fn pool_of(arena: u64) -> usize {
+    redirect(arena).map_or(0, |redirect| redirect.pool)
+}
+
+/// The stream that this thread's work for an arena's device is written down on, if it is.
+pub(super) fn stream_of(arena: u64) -> Option<sys::CUstream> {
+    redirect(arena).map(|redirect| redirect.stream)
+}
+
 impl CudaDevice {
-    /// From now on work for the compute stream is written down instead of done. Ends with [`Capturing::end`].
+    /// From now on what this thread enqueues for this device is written down instead of done, and its tensors come from a
+    /// pool of their own. Other threads are not concerned. Ends with [`Capturing::end`].
     pub fn begin_capture(&self) -> Result<Capturing<'_>> {
+        if CURRENT.get().is_some() {
+            return Err(Error::internal("this thread captures already"));
+        }
         self.bind()?;
+        let stream = check("making a stream", self.streams().context.new_stream())?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is this device's own.
-        check("beginning a capture", unsafe { result::stream::begin_capture(self.compute_stream(), mode) })?;
-        Ok(Capturing { device: self, pool: Some(self.arena().begin_pool()) })
+        // SAFETY: the stream was just made.
+        check("beginning a capture", unsafe { result::stream::begin_capture(stream.cu_stream(), mode) })?;
+        let pool = self.arena().begin_pool();
+        CURRENT.set(Some(Redirect { arena: self.arena_id(), stream: stream.cu_stream(), pool }));
+        Ok(Capturing { device: self, stream, pool: Some(pool), of_this_thread: PhantomData })
+    }
+
+    /// True while this thread's work for the device is written down.
+    pub fn is_capturing(&self) -> bool {
+        redirect(self.arena_id()).is_some()
     }
 }
 
 /// A capture in progress. Dropping it forgets what was written down.
 pub struct Capturing<'a> {
     device: &'a CudaDevice,
+    stream: Arc<CudaStream>,
     pool: Option<usize>,
+    /// The redirection is this thread's, so it must end here.
+    of_this_thread: PhantomData<*const ()>,
 }
 
 impl Capturing<'_> {
@@ -51,10 +95,10 @@ impl Capturing<'_> {
     pub fn end(mut self) -> Result<Captured> {
         let device = self.device;
         let pool = self.pool.take().ok_or_else(|| Error::internal("a capture was ended twice"))?;
-        device.arena().end_pool();
+        CURRENT.set(None);
         device.bind()?;
-        // SAFETY: the stream is this device's own and captures since `begin_capture`.
-        let graph = check("ending a capture", unsafe { result::stream::end_capture(device.compute_stream()) });
+        // SAFETY: the stream captures since `begin_capture`.
+        let graph = check("ending a capture", unsafe { result::stream::end_capture(self.stream.cu_stream()) });
         let made = graph.and_then(|graph| {
             let mut n_nodes = 0usize;
             // SAFETY: the graph was just made; a null list asks for the number alone.
@@ -86,10 +130,10 @@ impl Capturing<'_> {
 impl Drop for Capturing<'_> {
     fn drop(&mut self) {
         let Some(pool) = self.pool.take() else { return };
-        self.device.arena().end_pool();
+        CURRENT.set(None);
         if self.device.bind().is_ok() {
             // SAFETY: as in `end`. What was written down is thrown away, also if the driver calls it broken.
-            if let Ok(graph) = unsafe { result::stream::end_capture(self.device.compute_stream()) }
+            if let Ok(graph) = unsafe { result::stream::end_capture(self.stream.cu_stream()) }
                 && !graph.is_null()
             {
                 // SAFETY: the graph was just made and is not used.

@@ -11,6 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use super::arena::{Arena, MemoryPlan};
+use super::conv::Dnn;
 use super::launch::{Args, Grid, cuda_buffer};
 use super::library::absent;
 use super::matmul::{Lt, WORKSPACE};
@@ -50,7 +51,8 @@ pub struct CudaDevice {
     watcher: Watcher,
     workspace: OnceLock<Arc<dyn Buffer>>,
     lt: OnceLock<Lt>,
-    epilogue: Mutex<()>,
+    dnn: Mutex<Option<Dnn>>,
+    matmuls: Mutex<()>,
     programs: Programs,
     pinned: Arc<Pinned>,
     arena: Arc<Arena>,
@@ -100,7 +102,8 @@ impl CudaDevice {
             watcher,
             workspace: OnceLock::new(),
             lt: OnceLock::new(),
-            epilogue: Mutex::new(()),
+            dnn: Mutex::new(None),
+            matmuls: Mutex::new(()),
             programs: Programs::new(streams.clone(), card.capability, driver, config.kernel_cache.clone()),
             pinned: Pinned::new(streams.clone()),
             attributes: DeviceAttributes {
@@ -164,7 +167,7 @@ impl CudaDevice {
                 triple(grid.blocks),
                 triple(grid.threads),
                 grid.shared,
-                self.streams.compute.cu_stream(),
+                self.compute_stream(),
                 &mut params,
             )
         };
@@ -183,7 +186,7 @@ impl CudaDevice {
         }
         self.bind()?;
         // SAFETY: the tensor is `n_bytes` long, of this device, and ordered by this stream.
-        let filled = unsafe { result::memset_d8_async(address, byte, n_bytes, self.streams.compute.cu_stream()) };
+        let filled = unsafe { result::memset_d8_async(address, byte, n_bytes, self.compute_stream()) };
         check("filling memory", filled)
     }
 
@@ -199,7 +202,7 @@ impl CudaDevice {
         }
         self.bind()?;
         // SAFETY: both spans were checked, are of this device and ordered by this stream.
-        let copied = unsafe { result::memcpy_dtod_async(target, source, n_bytes, self.streams.compute.cu_stream()) };
+        let copied = unsafe { result::memcpy_dtod_async(target, source, n_bytes, self.compute_stream()) };
         check("copying on the card", copied)
     }
 
@@ -208,6 +211,43 @@ impl CudaDevice {
         let mut copy = self.allocate_tensor(tensor.dtype(), tensor.shape().clone(), tag)?;
         self.copy_within(tensor, 0, &mut copy, 0, tensor.n_bytes())?;
         Ok(copy)
+    }
+
+    /// Where a tensor of this device begins.
+    pub fn address_of(&self, tensor: &Tensor) -> Result<u64> {
+        self.address(tensor)
+    }
+
+    /// Copies a tensor of the host over one of this device that others may hold, enqueued: for the fixed feeds of a captured
+    /// step, which only its replays read.
+    pub fn write_over(&self, from: &Tensor, to: &Tensor) -> Result<()> {
+        self.check_not_capturing()?;
+        let bytes = from.host_bytes()?;
+        if bytes.len() != to.n_bytes() || from.dtype() != to.dtype() {
+            return Err(Error::internal("a feed does not fit its place on the card"));
+        }
+        let address = self.address(to)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut staged = self.pinned.take(bytes.len())?;
+        staged.bytes_mut().copy_from_slice(bytes);
+        let compute = &self.streams.compute;
+        self.bind()?;
+        // SAFETY: the source is locked memory that is kept until the mark below has passed; the target has as many bytes.
+        let copied = unsafe {
+            sys::cuMemcpyHtoDAsync_v2(address, staged.start().cast(), bytes.len(), compute.cu_stream()).result()
+        };
+        check("copying to the card", copied)?;
+        self.pinned.give_back_after(staged, self.streams.mark(compute, None)?);
+        Ok(())
+    }
+
+    fn check_not_capturing(&self) -> Result<()> {
+        match self.is_capturing() {
+            true => Err(Error::unimplemented("copies between the host and the card cannot be captured")),
+            false => Ok(()),
+        }
     }
 
     /// Gives memory that no tensor holds back to the card.
@@ -231,8 +271,9 @@ impl CudaDevice {
         self.streams.bind()
     }
 
+    /// The stream that kernels go to; another one while this thread captures.
     pub(super) fn compute_stream(&self) -> sys::CUstream {
-        self.streams.compute.cu_stream()
+        super::capture::stream_of(self.arena.id()).unwrap_or_else(|| self.streams.compute.cu_stream())
     }
 
     pub(super) fn lt(&self) -> Result<&Lt> {
@@ -244,11 +285,21 @@ impl CudaDevice {
         Ok(self.lt.get_or_init(|| lt))
     }
 
-    pub(super) fn epilogue_lock(&self) -> MutexGuard<'_, ()> {
-        self.epilogue.lock()
+    /// cuDNN, opened on first use. The context must be current.
+    pub(super) fn dnn(&self) -> Result<MutexGuard<'_, Option<Dnn>>> {
+        let mut dnn = self.dnn.lock();
+        if dnn.is_none() {
+            *dnn = Some(Dnn::new()?);
+        }
+        Ok(dnn)
     }
 
-    /// Memory that one call at a time may use, ordered by the compute stream.
+    /// Held while a matrix product is enqueued.
+    pub(super) fn matmul_lock(&self) -> MutexGuard<'_, ()> {
+        self.matmuls.lock()
+    }
+
+    /// Memory that matrix products may use while [`CudaDevice::matmul_lock`] is held, ordered by the compute stream.
     pub(super) fn workspace(&self) -> Result<u64> {
         let buffer = match self.workspace.get() {
             Some(buffer) => buffer,
@@ -377,6 +428,9 @@ impl Device for CudaDevice {
         // Strings and handles live on the host wherever they are used.
         if tensor.dtype().size().is_none() {
             return Ok((tensor.clone(), None));
+        }
+        if tensor.memory() != memory {
+            self.check_not_capturing()?;
         }
         match (tensor.memory(), memory) {
             (Memory::Host | Memory::PinnedHost, Memory::Host | Memory::PinnedHost) => Ok((tensor.clone(), None)),

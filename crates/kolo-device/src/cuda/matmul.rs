@@ -261,10 +261,10 @@ impl CudaDevice {
         let plan = lt_handle.plan(call, alignment)?;
         let workspace = self.workspace()?;
         self.bind()?;
-        let mut desc_lock = None;
+        // A call may enqueue two kernels with the workspace between them, and the bias is part of the descriptor: calls of
+        // other threads must not come between.
+        let calls = self.matmul_lock();
         if let Some(bias) = bias {
-            // The pointer is part of the descriptor: nobody else may use it between here and the call.
-            desc_lock = Some(self.epilogue_lock());
             let at_bias = address(bias)?;
             // SAFETY: the descriptor is alive; the library copies a pointer.
             let set = unsafe {
@@ -304,7 +304,7 @@ impl CudaDevice {
                 self.compute_stream().cast(),
             )
         };
-        drop(desc_lock);
+        drop(calls);
         lt("multiplying", call, done)
     }
 }

@@ -18,11 +18,13 @@
 //! | the block lists (`arena.rs`) | any thread, one lock |
 //! | compiled programs (`program.rs`) | any thread; compiled once, under a lock |
 //! | cuBLASLt plans (`matmul.rs`) | any thread, one lock; its workspace is ordered by the compute stream |
+//! | cuDNN (`conv.rs`) | any thread, one lock around each call |
 //! | events that receivers wait for | the watcher thread alone calls them back, in the order they were handed over |
 
 mod arena;
 mod blocks;
 mod capture;
+mod conv;
 mod device;
 mod discover;
 mod launch;
@@ -35,6 +37,7 @@ mod visible;
 
 pub use arena::MemoryPlan;
 pub use capture::{Captured, Capturing};
+pub use conv::{Conv, ConvPass};
 pub use device::{CudaConfig, CudaDevice};
 pub use discover::{Card, Discovery, Process, discover};
 pub use launch::{Args, Grid};

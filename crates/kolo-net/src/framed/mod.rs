@@ -103,7 +103,11 @@ struct Failure {
 
 impl Failure {
     fn of(error: &Error) -> Failure {
-        Failure { code: error.code() as i32, message: crate::grpc::status::wire_text(error), is_derived: error.is_derived() }
+        Failure {
+            code: error.code() as i32,
+            message: crate::grpc::status::wire_text(error),
+            is_derived: error.is_derived(),
+        }
     }
 
     fn into_error(self) -> Error {

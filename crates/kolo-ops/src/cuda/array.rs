@@ -137,6 +137,49 @@ pub(crate) fn padded(
     Ok(out)
 }
 
+/// A new tensor whose dimension `i` is dimension `order[i]` of the input.
+pub(crate) fn permute(ctx: &KernelCtx<'_>, input: &Tensor, order: &[usize]) -> Result<Tensor> {
+    let all = strides(input.shape());
+    if order.len() != all.len() || order.iter().any(|&d| d >= all.len()) {
+        return Err(Error::internal(format!("{} has no order {order:?}", input.shape())));
+    }
+    let sizes: Vec<usize> = order.iter().map(|&d| input.shape()[d]).collect();
+    let mut out = ctx.allocate(input.dtype(), Shape::new(&sizes)?)?;
+    if out.n_elements() > 0 {
+        let from = Side { start: 0, steps: order.iter().map(|&d| all[d] as i64).collect() };
+        let to = Side { start: 0, steps: strides(&sizes).iter().map(|&step| step as i64).collect() };
+        copy(gpu(ctx)?, input, from, &mut out, to, &sizes)?;
+    }
+    Ok(out)
+}
+
+/// The part of `input` of this shape that begins at `start`.
+pub(crate) fn crop(ctx: &KernelCtx<'_>, input: &Tensor, start: &[usize], shape: Shape) -> Result<Tensor> {
+    let fits = start.len() == shape.rank()
+        && input.shape().rank() == shape.rank()
+        && start.iter().zip(shape.dims()).zip(input.shape().dims()).all(|((at, n), all)| at + n <= *all);
+    if !fits {
+        return Err(Error::internal(format!("{shape} at {start:?} is not a part of {}", input.shape())));
+    }
+    let mut out = ctx.allocate(input.dtype(), shape)?;
+    if out.n_elements() > 0 {
+        let steps = strides(input.shape());
+        let first = start.iter().zip(&steps).map(|(&at, &step)| at as i64 * step as i64).sum();
+        let from = Side { start: first, steps: steps.iter().map(|&step| step as i64).collect() };
+        let to = Side { start: 0, steps: strides(out.shape()).iter().map(|&step| step as i64).collect() };
+        let sizes = out.shape().to_vec();
+        copy(gpu(ctx)?, input, from, &mut out, to, &sizes)?;
+    }
+    Ok(out)
+}
+
+/// The bytes of `input` as elements of another size.
+pub(crate) fn recast(ctx: &KernelCtx<'_>, input: &Tensor, dtype: DType, shape: Shape) -> Result<Tensor> {
+    let mut out = ctx.allocate(dtype, shape)?;
+    gpu(ctx)?.copy_within(input, 0, &mut out, 0, input.n_bytes())?;
+    Ok(out)
+}
+
 /// Copies a box of `sizes` elements between two tensors of one dtype.
 fn copy(
     device: &CudaDevice,

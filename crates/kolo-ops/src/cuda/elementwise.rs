@@ -7,6 +7,7 @@ use kolo_graph::AttrValue;
 use super::map::{Expression, map_inputs, map_to, run};
 use super::{FLOATS, NUMBERS, PLAIN, Table, function, gpu, object};
 use crate::kernel::KernelInit;
+use crate::math::clip::check_bounds;
 use crate::math::elementwise::broadcast_shape;
 use crate::{Kernel, KernelCtx};
 
@@ -163,6 +164,19 @@ impl Kernel for Map {
         if self.is_same_shape && ctx.input(0)?.shape() != ctx.input(1)?.shape() {
             let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
             return Err(Error::invalid_argument(format!("the inputs must have the same shape, found {a} and {b}")));
+        }
+        if self.expression.name == "ClipByValue" {
+            check_bounds(ctx)?;
+        }
+        if matches!(self.expression.name, "Equal" | "NotEqual")
+            && !ctx.attrs().bool("incompatible_shape_error")?
+            && broadcast_shape(ctx.input(0)?.shape(), ctx.input(1)?.shape()).is_err()
+        {
+            // Shapes that do not fit compare as a whole.
+            let mut out = ctx.allocate(DType::Bool, Shape::scalar())?;
+            gpu(ctx)?.fill(&mut out, u8::from(self.expression.name == "NotEqual"))?;
+            ctx.set_output(0, out);
+            return Ok(());
         }
         let out = if self.out == Out::Truth { DType::Bool } else { ctx.input(0)?.dtype() };
         map_inputs(ctx, self.expression, out, &self.params)

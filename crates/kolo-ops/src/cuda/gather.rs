@@ -166,8 +166,11 @@ fn starts_at(tensor: &Tensor, bytes: usize) -> bool {
     matches!(tensor.storage(), kolo_core::TensorData::Buffer { offset, .. } if offset % bytes == 0)
 }
 
+/// A number for each dimension.
+type Steps = SmallVec<[i64; RANK]>;
+
 /// Sizes of the first `depth` dimensions, and how many rows lie between neighbours of each.
-fn coordinates(shape: &Shape, depth: usize) -> Result<(SmallVec<[i64; RANK]>, SmallVec<[i64; RANK]>)> {
+fn coordinates(shape: &Shape, depth: usize) -> Result<(Steps, Steps)> {
     if depth > shape.rank() {
         return Err(Error::invalid_argument(format!(
             "index innermost dimension length must be <= params rank; saw: {depth} vs. {}",

@@ -1,8 +1,9 @@
 //! `MatMul` and `BatchMatMul` by cuBLASLt.
 
-use kolo_core::{Error, Result, Shape};
+use kolo_core::{Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Epilogue, MatMul, MatMulKind};
 
+use super::map::{Expression, run};
 use super::{FLOATS, Table, function, gpu, zeros};
 use crate::KernelCtx;
 use crate::math::elementwise::broadcast_shape;
@@ -10,7 +11,14 @@ use crate::math::matmul::misfit;
 
 pub(super) fn add(table: &mut Table) {
     function(table, "MatMul", "T", FLOATS, &[], matmul);
-    function(table, "BatchMatMul", "T", FLOATS, &[], batch_matmul);
+    function(table, "BatchMatMul", "T", FLOATS, &[], |ctx| {
+        let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
+        let batch = |shape: &Shape| shape.dims().split_last_chunk::<2>().map(|(batch, _)| batch.to_vec());
+        if batch(a) != batch(b) {
+            return Err(Error::invalid_argument(format!("In[0] and In[1] must have the same batch: {a} vs. {b}")));
+        }
+        batch_matmul(ctx)
+    });
     function(table, "BatchMatMulV2", "T", FLOATS, &[], batch_matmul);
 }
 
@@ -69,17 +77,24 @@ fn product(ctx: &mut KernelCtx<'_>, transpose_a: bool, transpose_b: bool) -> Res
         kind,
         epilogue: Epilogue::None,
     };
-    let whole = |of: &Shape| of.n_elements() == n_batch || of.n_elements() == 1;
-    if !whole(&batch_a) || !whole(&batch_b) {
-        return Err(Error::unimplemented(format!(
-            "a GPU does not broadcast batches {batch_a} and {batch_b} of matrices against each other"
-        )));
-    }
+    // Batches that are repeated along some of their dimensions only are written out.
+    let whole = |i: usize, of: &Shape| -> Result<Tensor> {
+        let tensor = ctx.input(i)?;
+        if of.n_elements() == n_batch || of.n_elements() == 1 {
+            return Ok(tensor.clone());
+        }
+        let dims: Vec<usize> = batch.iter().chain(&tensor.shape()[of.rank()..]).copied().collect();
+        let mut wide = ctx.allocate(dtype, Shape::new(&dims)?)?;
+        run(device, Expression { name: "copy", text: "x0" }, &[Some(tensor)], &mut wide, &[])?;
+        Ok(wide)
+    };
+    let (a, b) = (whole(0, &batch_a)?, whole(1, &batch_b)?);
     // One right matrix for all: the batch is just more rows.
     if call.shared_b && !transpose_a {
         call = MatMul { m: m * n_batch, batch: 1, shared_a: false, shared_b: false, ..call };
     }
-    device.matmul(&call, ctx.input(0)?, ctx.input(1)?, None, &mut out)?;
+    device.matmul(&call, &a, &b, None, &mut out)?;
+    drop((a, b));
     ctx.set_output(0, out);
     Ok(())
 }

@@ -18,12 +18,15 @@ use crate::op::{DTypeSet, KernelDef, KernelMaker, Op};
 use crate::{Kernel, KernelCtx};
 
 pub(crate) mod array;
+mod batch_norm;
+mod conv;
 mod elementwise;
 mod flow;
 mod gather;
 mod map;
 mod matmul;
 mod optim;
+mod pool;
 mod random;
 mod reduce;
 mod rows;
@@ -36,11 +39,14 @@ type Table = HashMap<&'static str, Vec<KernelDef>>;
 /// Each area's list.
 const ADDERS: &[fn(&mut Table)] = &[
     array::add,
+    batch_norm::add,
+    conv::add,
     elementwise::add,
     flow::add,
     gather::add,
     matmul::add,
     optim::add,
+    pool::add,
     random::add,
     reduce::add,
     rows::add,

@@ -45,8 +45,9 @@ extern "C" __global__ void KOLO_ENTRY(const T* in, T* out, i64 n) {
     const W scale = (W)1 / total;
     for (i64 i = threadIdx.x; i < n; i += blockDim.x) y[i] = Narrow<T>::from(exp(widen(x[i]) - most) * scale);
 #else
-    const W shift = most + log(total);
-    for (i64 i = threadIdx.x; i < n; i += blockDim.x) y[i] = Narrow<T>::from(widen(x[i]) - shift);
+    // The two are not added up: what is left of large logits would be rounded away.
+    const W shift = log(total);
+    for (i64 i = threadIdx.x; i < n; i += blockDim.x) y[i] = Narrow<T>::from((widen(x[i]) - most) - shift);
 #endif
 }
 #elif KIND == 2

@@ -135,7 +135,7 @@ fn layer(ctx: &KernelCtx<'_>, x: usize, vectors: &[usize]) -> Result<(usize, usi
             )));
         }
     }
-    Ok((if n == 0 { 0 } else { shape.n_elements() / n }, n))
+    Ok((shape.n_elements().checked_div(n).unwrap_or(0), n))
 }
 
 fn layer_norm(ctx: &mut KernelCtx<'_>) -> Result<()> {

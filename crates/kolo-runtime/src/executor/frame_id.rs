@@ -47,7 +47,7 @@ fn combine(a: u64, b: u64) -> u64 {
 /// MurmurHash64A with the seed that TensorFlow uses.
 fn hash64(bytes: &[u8]) -> u64 {
     const M: u64 = 0xc6a4_a793_5bd1_e995;
-    const SEED: u64 = 0xDECA_FCAF_FE;
+    const SEED: u64 = 0x00DE_CAFC_AFFE;
     let mut hash = SEED ^ (bytes.len() as u64).wrapping_mul(M);
     let mut words = bytes.chunks_exact(8);
     for word in &mut words {

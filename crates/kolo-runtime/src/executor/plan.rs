@@ -124,6 +124,9 @@ pub(crate) struct NodePlan {
     pub constant_inputs: u32,
     /// It runs on the host though it is placed on a device with memory of its own: its tensors are all in host memory.
     pub on_host: bool,
+    /// It writes to a variable and is on a device where one thread runs the nodes: it waits until nothing else is ready, so
+    /// that readers of the old value are done and the update need not copy it first.
+    pub is_late: bool,
     /// Inputs that are constants, and which of [`PartPlan::constants`] they are. They are filled in when the node runs.
     pub constants: SmallVec<[(u32, u32); 2]>,
 }
@@ -307,6 +310,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             kernel,
             cost,
             is_tiny,
+            is_late: own_memory && updates_variable(node.op()),
             on_host: own_memory && kernel_of(node).is_ok_and(|kernel| kernel.device == "CPU"),
             constant_inputs: if is_tiny { constants.iter().map(|&(i, _)| 1 << i).sum() } else { 0 },
             has_references,
@@ -368,6 +372,13 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         frame_ids: part.frame_ids,
         spare: Mutex::default(),
     })
+}
+
+/// Whether an op writes to a variable that it is given.
+pub(crate) fn updates_variable(op: &str) -> bool {
+    let op = op.strip_prefix("Resource").unwrap_or(op);
+    ["Apply", "SparseApply", "Assign", "Scatter"].iter().any(|prefix| op.starts_with(prefix))
+        && !matches!(op, "ScatterNd" | "ScatterNdNonAliasingAdd")
 }
 
 /// The nodes that pass a reference on as if it were a value; see [`PlanKernel::Lend`].

@@ -311,6 +311,21 @@ impl Step {
         copies.iter().try_for_each(|copy| copy.wait())
     }
 
+    /// The fetches where they are, on the host or on a card, by number; the step's first error if it failed.
+    pub fn take_fetched(&self) -> Result<Vec<(usize, Tensor)>> {
+        if let Some(error) = self.error.lock().clone() {
+            return Err(error);
+        }
+        let mut values = Vec::new();
+        for part in &self.parts {
+            for (fetch, value) in part.state.lock().fetched.drain(..) {
+                values.push((fetch as usize, value?));
+            }
+            values.extend(part.plan.fetched_constants.iter().map(|(fetch, value)| (*fetch as usize, value.clone())));
+        }
+        Ok(values)
+    }
+
     /// The numbers of the fetches that have arrived.
     pub fn has_fetched(&self, fetches: &[usize]) -> bool {
         let mut arrived = Vec::new();
