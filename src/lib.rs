@@ -32,6 +32,7 @@ pub mod train;
 pub use kolo_core::{
     Code, DType, DeviceName, DeviceSpec, Dim, Element, Error, Memory, PartialShape, Result, Shape, Tensor,
 };
+pub use kolo_device::cuda;
 pub use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes, MemoryStats, NullDevice};
 pub use kolo_graph::{
     AttrValue, CostModel, FallbackCost, Grad, GradientOptions, Graph, IndexedSlices, Initializer, Link, Node,

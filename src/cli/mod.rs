@@ -4,6 +4,7 @@ mod bench;
 mod checkpoint;
 mod completions;
 mod devices;
+mod doctor;
 mod explain;
 mod graph_file;
 mod machine;
@@ -39,6 +40,8 @@ enum Command {
     Trace(trace::Args),
     /// Lists this machine's devices; reserves nothing
     Devices(devices::Args),
+    /// Says what of this machine can be used, and what stops working without the rest
+    Doctor(doctor::Args),
     /// Lists the ops, their signatures, kernels and gradients
     Ops(ops::Args),
     /// Looks into checkpoints, checks them, converts them to and from safetensors
@@ -61,6 +64,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Devices(args) => devices::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Ops(args) => ops::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Bench(args) => bench::run(&args),

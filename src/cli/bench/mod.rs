@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod dispatch;
+mod gpu;
 mod latency;
 mod matmul;
 mod measure;
@@ -35,6 +36,7 @@ enum Name {
     TrainLenet,
     TrainLm,
     Startup,
+    Gpu,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -50,6 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
         Name::TrainMnist => training::train_mnist(&report),
         Name::TrainLenet => training::train_lenet(&report),
         Name::TrainLm => training::train_lm(&report),
+        Name::Gpu => gpu::run(&report),
         Name::Startup => training::startup(&report),
     }
 }

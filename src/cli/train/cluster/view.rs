@@ -74,7 +74,11 @@ impl ClusterView {
                     Some(bar) => {
                         bar.set_length(number("of") as u64);
                         bar.set_position(self.n_steps);
-                        bar.set_message(format!("loss {:.4}, {total:.0} steps/s of {} workers", number("loss"), self.rates.len()));
+                        bar.set_message(format!(
+                            "loss {:.4}, {total:.0} steps/s of {} workers",
+                            number("loss"),
+                            self.rates.len()
+                        ));
                     }
                     None if !self.json => print(format_args!(
                         "[{}] Step: {}, Own steps: {}, Cost: {:.4}, AvgTime: {:.2}ms",
@@ -102,7 +106,9 @@ impl ClusterView {
         let number = |name: &str| end.get(name).and_then(Value::as_f64);
         let took = self.began.elapsed().as_secs_f64();
         if self.json {
-            return print(json!({ "event": "cluster-end", "total_time_s": took, "test_accuracy": number("test_accuracy") }));
+            return print(
+                json!({ "event": "cluster-end", "total_time_s": took, "test_accuracy": number("test_accuracy") }),
+            );
         }
         if let Some(accuracy) = number("test_accuracy") {
             print(format_args!("Test-Accuracy: {:.2}%", accuracy * 100.0))?;

@@ -1,7 +1,7 @@
 //! One worker: serves its own task, and trains through it.
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use kolo::train::hooks::{CheckpointSaver, StopAtStep};
@@ -16,7 +16,14 @@ use crate::cli::train::options::Common;
 use crate::cli::train::progress::View;
 
 /// Trains as one of several workers.
-pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, updates: &Updates, n_steps: u64) -> Result<()> {
+pub fn run<'g>(
+    graph: &'g Graph,
+    common: &Common,
+    job: Job<'g>,
+    role: &Role,
+    updates: &Updates,
+    n_steps: u64,
+) -> Result<()> {
     let began = Instant::now();
     let stop = stop_on_ctrl_c();
     if common.cluster.with_parent {
@@ -50,7 +57,8 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
     let model = &job.model;
     while !session.should_stop() && !stop.load(Ordering::Relaxed) {
         let Some(batch) = batches.next() else { break };
-        let feeds: Vec<_> = model.inputs().iter().copied().zip(batch?.tensors).chain(model.train_feeds().iter().cloned()).collect();
+        let feeds: Vec<_> =
+            model.inputs().iter().copied().zip(batch?.tensors).chain(model.train_feeds().iter().cloned()).collect();
         let values = session.run(&[model.loss(), step.read()], &feeds, &[model.train_op()])?;
         (n_own, window.1) = (n_own + 1, window.1 + 1);
         last_loss = f64::from(values[0].scalar_value::<f32>()?);
@@ -80,8 +88,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
         let config = SessionConfig { device_filters: filters, ..SessionConfig::default() };
         let session = Arc::new(Session::connect_with(&target, graph, config)?);
         let tested = job.test.as_ref().map(|test| model.evaluate(&session, test)).transpose()?;
-        let accuracy =
-            tested.as_ref().and_then(|t| t.metrics.iter().find(|(name, _)| name == "accuracy").map(|m| m.1));
+        let accuracy = tested.as_ref().and_then(|t| t.metrics.iter().find(|(name, _)| name == "accuracy").map(|m| m.1));
         let at = session.fetch(step.read())?.scalar_value::<i64>()?;
         match view {
             View::Json => print(json!({
