@@ -95,7 +95,7 @@ pub fn libraries() -> Vec<LibraryReport> {
             name: "cudnn",
             path: None,
             version: cudnn_version(),
-            without: "convolution, pooling and batch norm on GPUs",
+            without: "convolutions on GPUs",
             is_present: has_cudnn(),
         },
     ];

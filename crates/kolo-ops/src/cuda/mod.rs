@@ -183,6 +183,11 @@ const ALWAYS_ON_HOST: &[&str] = &[
     "_HostCast",
 ];
 
+/// Whether an op that is placed on a GPU runs on the host, whatever its types.
+pub fn is_always_on_host(op: &str) -> bool {
+    ALWAYS_ON_HOST.contains(&op)
+}
+
 /// Arguments as `(name, dtype)`, one for each tensor.
 type Arguments = Vec<(String, DType)>;
 
