@@ -32,6 +32,7 @@ pub mod train;
 pub use kolo_core::{
     Code, DType, DeviceName, DeviceSpec, Dim, Element, Error, Memory, PartialShape, Result, Shape, Tensor,
 };
+pub use kolo_device::cuda;
 pub use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes, MemoryStats, NullDevice};
 pub use kolo_graph::{
     AttrValue, CostModel, FallbackCost, Grad, GradientOptions, Graph, IndexedSlices, Initializer, Link, Node,
@@ -43,6 +44,6 @@ pub use kolo_net::{ClusterSpec, Connect, Durability, Server, ServerConfig, TaskN
 pub use kolo_ops::io::FileAccess;
 pub use kolo_ops::{CancelToken, graph};
 pub use kolo_runtime::{
-    Callable, DevicePlan, DeviceThreads, Host, NodeTrace, PartialRun, PlacementReport, PlacementRow, RemoteRun,
-    RemoteSession, RunMetadata, RunOptions, Session, SessionConfig, StepTrace,
+    Callable, DevicePlan, DeviceThreads, GpuOptions, Host, NodeTrace, PartialRun, PlacementReport, PlacementRow,
+    RemoteRun, RemoteSession, RunMetadata, RunOptions, Session, SessionConfig, StepTrace,
 };

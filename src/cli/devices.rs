@@ -3,7 +3,8 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use kolo::{DeviceAttributes, Result, Session};
+use kolo::cuda::{self, Card, Discovery};
+use kolo::{DeviceAttributes, Result, Session, SessionConfig};
 use serde_json::json;
 
 use super::machine::{self, Memory, Process};
@@ -29,8 +30,10 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let graph = kolo::graph();
-    // Making a session reserves no memory: devices take it as tensors come.
-    let devices = Session::new(&graph)?.list_devices();
+    // GPUs are looked at from outside: a session would make a context on each, which takes some of its memory.
+    let config = SessionConfig { device_count: [("GPU".to_owned(), 0)].into(), ..SessionConfig::default() };
+    let devices = Session::with_config(&graph, config)?.list_devices();
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let interval = Duration::try_from_secs_f64(args.interval).unwrap_or(Duration::from_secs(1));
     let mut before = machine::ticks();
     // The first look needs a short while to see what the cores do.
@@ -49,9 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
             print("\x1b[H\x1b[J")?;
         }
         devices.iter().try_for_each(|device| show(device, &look, args.json))?;
-        if !args.json {
-            print("No GPU devices: this build computes on CPUs only.")?;
-        }
+        show_gpus(&cuda::discover(visible.as_deref()), args.json)?;
         if !args.watch {
             return Ok(());
         }
@@ -97,6 +98,65 @@ fn show(device: &DeviceAttributes, look: &Look, as_json: bool) -> Result<()> {
     match users.is_empty() {
         true => Ok(()),
         false => print(format_args!("  used by      {}", users.join(", "))),
+    }
+}
+
+fn show_gpus(found: &Discovery, as_json: bool) -> Result<()> {
+    for card in &found.cards {
+        match as_json {
+            true => print(card_json(card))?,
+            false => show_card(card)?,
+        }
+    }
+    if as_json {
+        return Ok(());
+    }
+    if let Some(why) = &found.absent {
+        print(format_args!("No GPU devices: {why}; `kolo doctor gpu` says what was looked for."))?;
+    }
+    if let Some(driver) = &found.driver {
+        print(format_args!("NVIDIA driver {driver}"))?;
+    }
+    found.warnings.iter().try_for_each(|warning| print(format_args!("warning: {warning}")))
+}
+
+fn card_json(card: &Card) -> serde_json::Value {
+    let processes: Vec<_> =
+        card.processes.iter().map(|p| json!({ "pid": p.pid, "name": p.name, "memory": p.n_bytes })).collect();
+    json!({
+        "name": card.visible.map(|n| format!("/device:GPU:{n}")), "kind": "GPU", "description": card.name,
+        "physical": card.physical, "visible": card.visible, "uuid": card.uuid, "pci": card.pci,
+        "compute_capability": format!("{}.{}", card.capability.0, card.capability.1),
+        "memory_total": card.total, "memory_free": card.free, "load": card.load.map(|load| f64::from(load) / 100.0),
+        "temperature": card.temperature, "processes": processes, "refused": card.refused,
+    })
+}
+
+fn show_card(card: &Card) -> Result<()> {
+    let physical = card.physical.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
+    match (&card.refused, card.visible) {
+        (None, Some(visible)) => print(format_args!("/device:GPU:{visible}"))?,
+        _ => print(format_args!("GPU, physical {physical}: not used"))?,
+    }
+    let (major, minor) = card.capability;
+    print(format_args!("  kind         {}, compute capability {major}.{minor}", card.name))?;
+    let visible = card.visible.map_or_else(|| "none".to_owned(), |n| n.to_string());
+    print(format_args!("  number       {physical} on this machine, {visible} in this process"))?;
+    print(format_args!("  bus          {} ({})", card.pci, card.uuid))?;
+    let free = card.free.map_or_else(|| "unknown".to_owned(), gib);
+    print(format_args!("  memory       {} total, {free} free", gib(card.total)))?;
+    if let Some(load) = card.load {
+        print(format_args!("  load         {load}%"))?;
+    }
+    if let Some(degrees) = card.temperature {
+        print(format_args!("  temperature  {degrees} °C"))?;
+    }
+    if !card.processes.is_empty() {
+        print(format_args!("  used by      {}", card.holders()))?;
+    }
+    match &card.refused {
+        Some(why) => print(format_args!("  refused      {why}")),
+        None => Ok(()),
     }
 }
 

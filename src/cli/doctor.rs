@@ -7,7 +7,7 @@ use kolo::{ClusterSpec, Error, Result};
 use serde_json::{Value, json};
 
 use super::security::SecurityFlags;
-use super::{print, task};
+use super::{doctor_gpu, print, task};
 
 /// Between two looks of `--watch`.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -17,8 +17,12 @@ const PERIOD: Duration = Duration::from_secs(1);
 #[command(after_help = "Examples:
   kolo doctor --cluster cluster.json                asks once; the exit code is 1 if something is stuck
   kolo doctor --cluster cluster.json --watch        asks every second
-  kolo doctor                                       the cluster of TF_CONFIG")]
+  kolo doctor                                       the cluster of TF_CONFIG
+  kolo doctor gpu                                   the libraries that GPUs need")]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    part: Option<Part>,
     /// All tasks: JOB=HOST:PORT,HOST:PORT;JOB=... or a JSON file; $TF_CONFIG if absent
     #[arg(long, value_name = "TASKS")]
     cluster: Option<String>,
@@ -38,7 +42,18 @@ pub struct Args {
     watch: bool,
 }
 
+/// What else there is to look into.
+#[derive(clap::Subcommand)]
+enum Part {
+    /// The libraries that GPUs need: which were looked for, where each was found, its version. Ends with code 1 if GPUs
+    /// cannot be used
+    Gpu,
+}
+
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(Part::Gpu) = args.part {
+        return doctor_gpu::run();
+    }
     let environment = task::environment()?;
     let cluster = task::cluster(args.cluster.as_deref(), environment.as_ref())?;
     let seconds = |flag: &str, seconds: f64| {

@@ -7,6 +7,7 @@ mod completions;
 mod config;
 mod devices;
 mod doctor;
+mod doctor_gpu;
 mod explain;
 mod graph_file;
 mod machine;
@@ -39,7 +40,7 @@ enum Command {
     Run(run::Args),
     /// Serves one task of a cluster: a parameter server, a worker
     Serve(serve::Args),
-    /// Asks all tasks of a cluster how they do, and says who waits for whom
+    /// Asks all tasks of a cluster how they do, and says who waits for whom; also: doctor gpu
     Doctor(doctor::Args),
     /// Makes certificates for a cluster
     Cert(cert::Args),

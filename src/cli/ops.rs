@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use kolo::{DType, Error, Result};
 use kolo_graph::Gradient;
-use kolo_ops::{KernelDef, Op, TABLE};
+use kolo_ops::{KernelDef, Op, TABLE, is_always_on_host, kernels_of};
 
 use super::print;
 
@@ -33,7 +33,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     for op in &ops {
         print(format_args!("{} {}", op.def.name, op.def.signature))?;
-        let mut kernels: Vec<String> = op.kernels.iter().map(KernelDef::describe).collect();
+        let mut kernels: Vec<String> = kernels_of(op).map(KernelDef::describe).collect();
         kernels.dedup();
         print(format_args!(
             "    kernels: {}",
@@ -68,10 +68,12 @@ fn coverage(filter: &str) -> String {
         })
         .collect();
     let (ops, mut rows) = (ops_named(filter), String::new());
-    let (mut n_kernels, mut n_gradients, mut n_covered, mut n_cases) = (0, 0, 0, 0);
+    let (mut n_kernels, mut n_on_gpu, mut n_gradients, mut n_covered, mut n_cases) = (0, 0, 0, 0, 0);
     for op in &ops {
         let (cases, grads) = counts.get(op.def.name).copied().unwrap_or_default();
-        let kernels = cpu_dtypes(op);
+        let (kernels, on_gpu) = (dtypes_on(op, "CPU"), dtypes_on(op, "GPU"));
+        let on_gpu = if is_always_on_host(op.def.name) { "host".to_owned() } else { on_gpu };
+        n_on_gpu += usize::from(on_gpu != "none");
         n_kernels += usize::from(!op.kernels.is_empty());
         n_gradients += usize::from(matches!(op.def.gradient, Gradient::Rule(_) | Gradient::Same | Gradient::Flow));
         n_covered += usize::from(cases > 0);
@@ -82,23 +84,25 @@ fn coverage(filter: &str) -> String {
             Gradient::Refused(_) => "refused",
             Gradient::Unstated => "not stated",
         };
-        let _ = writeln!(rows, "| {} | {kernels} | {gradient} | {cases} | {grads} |", op.def.name);
+        let _ = writeln!(rows, "| {} | {kernels} | {on_gpu} | {gradient} | {cases} | {grads} |", op.def.name);
     }
     format!(
         "# Ops\n\n\
          Made by `kolo ops --coverage`; `cargo test` fails when it is out of date. Every op has TensorFlow's signature and\n\
          infers its outputs' shapes. *Gradient* is whether there is one (`none`: nothing to differentiate), *cases* how\n\
-         many conformance cases there are (`conformance/ops`) and how many of them compare gradients with TensorFlow's.\n\n\
-         {} ops, {n_kernels} with a CPU kernel, {n_gradients} with a gradient, {n_covered} with cases; {n_cases} times an op\n\
+         many conformance cases there are (`conformance/ops`) and how many of them compare gradients with TensorFlow's.\n\
+         On a GPU, *host* means that the op runs on the host's memory wherever it is placed, and *none* that it has to be\n\
+         placed on a CPU, which soft placement does; `int32` forms of array and arithmetic ops run on the host.\n\n\
+         {} ops, {n_kernels} with a CPU kernel, {n_on_gpu} on GPUs, {n_gradients} with a gradient, {n_covered} with cases; {n_cases} times an op\n\
          is in a case.\n\n\
-         | op | CPU kernels | gradient | cases | with gradients |\n| --- | --- | --- | --- | --- |\n{rows}",
+         | op | CPU kernels | GPU kernels | gradient | cases | with gradients |\n| --- | --- | --- | --- | --- | --- |\n{rows}",
         ops.len()
     )
 }
 
-/// The dtypes of the attribute that chooses the CPU kernel; `all` if none does.
-fn cpu_dtypes(op: &Op) -> String {
-    let kernels: Vec<&KernelDef> = op.kernels.iter().filter(|kernel| kernel.device == "CPU").collect();
+/// The dtypes of the attribute that chooses the kernel on this kind of device; `all` if none does.
+fn dtypes_on(op: &'static Op, device: &str) -> String {
+    let kernels: Vec<&KernelDef> = kernels_of(op).filter(|kernel| kernel.device == device).collect();
     if kernels.is_empty() {
         return "none".to_owned();
     }

@@ -31,7 +31,9 @@ fn floats<T: Element>(
     atol: f64,
     widen: impl Fn(T) -> f64,
 ) -> Option<String> {
-    let (rtol, atol) = match tolerance.exact {
+    let on_gpu = crate::run::on_gpu();
+    let (rtol, atol) = if on_gpu { (rtol * 10.0, atol * 10.0) } else { (rtol, atol) };
+    let (rtol, atol) = match tolerance.exact && !on_gpu {
         true => (0.0, 0.0),
         false => (tolerance.rtol.unwrap_or(rtol).max(rtol), tolerance.atol.unwrap_or(atol).max(atol)),
     };

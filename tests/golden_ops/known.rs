@@ -16,6 +16,11 @@ impl Known {
         Known(parts.map(|(pattern, why)| (pattern.trim().to_owned(), why.trim().to_owned())).collect())
     }
 
+    /// Takes another file's lines in.
+    pub fn add(&mut self, mut other: Known) {
+        self.0.append(&mut other.0);
+    }
+
     pub fn covers(&self, name: &str, mode: &str) -> bool {
         let full = format!("{name} ({mode})");
         self.0.iter().any(|(pattern, _)| matches(pattern, &full))

@@ -1,12 +1,13 @@
 //! Runs a case and collects what differs.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use kolo::wire::proto::GraphDef;
 use kolo::{
-    Code, Error, GradientOptions, Graph, Output, Result, RunOptions, Session, SessionConfig, Tensor, gradients_with,
-    wire,
+    Code, Error, GpuOptions, GradientOptions, Graph, Host, Output, Result, RunOptions, Session, SessionConfig, Tensor,
+    gradients_with, wire,
 };
 
 use crate::case::{Case, GradCase, Run};
@@ -51,7 +52,22 @@ pub fn import(def: &GraphDef) -> Result<Graph> {
 pub fn session(graph: &Graph) -> Result<Session> {
     let config =
         SessionConfig { inter_op_parallelism_threads: 1, intra_op_parallelism_threads: 1, ..SessionConfig::default() };
-    Session::with_config(graph, config)
+    if on_gpu() {
+        // One context for all cases: making one takes longer than most cases run.
+        static HOST: OnceLock<Host> = OnceLock::new();
+        let config = SessionConfig { allow_soft_placement: true, ..config };
+        let gpu = GpuOptions { full_precision: true, ..GpuOptions::default() };
+        let config = SessionConfig { gpu, device_count: [("GPU".to_owned(), 1)].into(), ..config };
+        let host = HOST.get_or_init(|| Host::new(config).expect("a GPU was asked for"));
+        return host.session_apart(graph);
+    }
+    Session::with_config(graph, SessionConfig { device_count: [("GPU".to_owned(), 0)].into(), ..config })
+}
+
+/// `KOLO_GOLDEN_DEVICE=gpu`: what has a kernel there runs on a GPU, and floats may differ a little more, since sums are
+/// taken in another order.
+pub fn on_gpu() -> bool {
+    std::env::var("KOLO_GOLDEN_DEVICE").is_ok_and(|device| device == "gpu")
 }
 
 fn forward(case: &Case, def: &GraphDef, feeds: &[(String, Tensor)], is_fed: bool) -> Vec<String> {

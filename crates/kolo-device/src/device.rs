@@ -73,6 +73,21 @@ pub trait Device: Send + Sync + 'static {
     /// Waits until all queued work is done. For fetches and tests.
     fn synchronize(&self) -> Result<()>;
 
+    /// Calls `call` when `event` has come, from any thread, without holding up the caller if the device can avoid it.
+    fn when_done(&self, event: Arc<dyn Event>, call: Box<dyn FnOnce(Result<()>) + Send>) {
+        call(event.wait());
+    }
+
+    /// For a device with memory of its own: where its nodes run whose tensors are all in host memory.
+    fn host(&self) -> Option<&Arc<dyn Device>> {
+        None
+    }
+
+    /// A handle of its own to this device, for work that goes on after a call; `None` if nobody holds one.
+    fn handle(&self) -> Option<Arc<dyn Device>> {
+        None
+    }
+
     /// The device as a recorder that computes nothing, if it is one.
     fn as_null(&self) -> Option<&NullDevice> {
         None

@@ -5,6 +5,7 @@
 
 mod arena;
 pub mod cpu;
+pub mod cuda;
 mod device;
 mod null;
 

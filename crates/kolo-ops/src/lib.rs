@@ -5,6 +5,7 @@
 //! [`KernelCtx`] and the traits in it, never the runtime itself.
 
 mod cancel;
+mod cuda;
 mod kernel;
 mod op;
 mod resource;
@@ -29,7 +30,8 @@ pub mod table;
 pub mod undone;
 
 pub use cancel::{CancelToken, Registration};
+pub use cuda::{host_arguments, is_always_on_host};
 pub use kernel::{AsyncKernel, Done, Input, Kernel, KernelCtx, KernelInit, Outcome, OutputValue};
-pub use op::{Cost, DTypeSet, KernelDef, KernelMaker, Op, TABLE, find_kernel, find_op, graph, registry};
-pub use resource::{Resource, ResourceStore, VariableCell};
+pub use op::{Cost, DTypeSet, KernelDef, KernelMaker, Op, TABLE, find_kernel, find_op, graph, kernels_of, registry};
+pub use resource::{Resource, ResourceStore, VariableCell, record_variables};
 pub use step::{FrameIteration, Received, Rendezvous, RendezvousKey, StepServices};

@@ -185,11 +185,22 @@ pub fn find_op(name: &str) -> Result<&'static Op> {
         .ok_or_else(|| Error::not_found(format!("Op type not registered '{name}'")))
 }
 
-/// The kernel for `node` on `device`. The error lists the devices and dtypes that do have one.
+/// All kernels of an op, those for GPUs last.
+pub fn kernels_of(op: &'static Op) -> impl Iterator<Item = &'static KernelDef> {
+    op.kernels.iter().chain(crate::cuda::kernels(op.def.name))
+}
+
+/// The kernel for `node` on `device`. On a GPU it may be a CPU's: the node then runs on the host, on host memory. The error lists the devices and dtypes that do have one.
 pub fn find_kernel(node: &Node, device: &DeviceName) -> Result<&'static KernelDef> {
     let op = find_op(node.op())?;
-    op.kernels.iter().find(|kernel| kernel.fits(&device.kind, &node.attrs)).ok_or_else(|| {
-        let have: Vec<String> = op.kernels.iter().map(KernelDef::describe).collect();
+    let on_gpu = if &*device.kind == "GPU" { crate::cuda::kernels(op.def.name) } else { &[] };
+    let found = op.kernels.iter().chain(on_gpu).find(|kernel| kernel.fits(&device.kind, &node.attrs));
+    let found = match &*device.kind {
+        "GPU" => crate::cuda::host_kernel(op, node).or(found),
+        _ => found,
+    };
+    found.ok_or_else(|| {
+        let have: Vec<String> = kernels_of(op).map(KernelDef::describe).collect();
         let have = if have.is_empty() { "none".to_owned() } else { have.join("; ") };
         let dtype = node
             .attrs

@@ -4,12 +4,14 @@
 //! name the same variable share it. Handles carry the object with them: a look-up happens once per handle, not per use.
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use kolo_core::{DType, Error, PartialShape, ResourceHandle, Result, Tensor, TensorData};
+use kolo_device::cuda::CudaDevice;
 use parking_lot::Mutex;
 
 use crate::io::FileAccess;
@@ -163,12 +165,36 @@ pub struct VariableCell {
     dtype: DType,
     shape: PartialShape,
     value: Mutex<Option<Tensor>>,
+    me: Weak<VariableCell>,
+}
+
+thread_local! {
+    /// The variables that this thread has touched, while [`record_variables`] runs.
+    static TOUCHED: RefCell<Option<Vec<Arc<VariableCell>>>> = const { RefCell::new(None) };
+}
+
+/// Runs `f`, in which a step is written down rather than done, and says which variables it touched on this thread. Meanwhile
+/// a variable's memory stays where it is: what would replace it is an error.
+pub fn record_variables<R>(f: impl FnOnce() -> R) -> (R, Vec<Arc<VariableCell>>) {
+    /// Ends the recording, also if `f` panics.
+    struct Recording;
+    impl Drop for Recording {
+        fn drop(&mut self) {
+            TOUCHED.take();
+        }
+    }
+    TOUCHED.set(Some(Vec::new()));
+    let recording = Recording;
+    let result = f();
+    let touched = TOUCHED.take().unwrap_or_default();
+    drop(recording);
+    (result, touched)
 }
 
 impl VariableCell {
     /// A variable without a value.
     pub fn new(name: impl Into<Arc<str>>, dtype: DType, shape: PartialShape) -> Arc<VariableCell> {
-        Arc::new(VariableCell { name: name.into(), dtype, shape, value: Mutex::new(None) })
+        Arc::new_cyclic(|me| VariableCell { name: name.into(), dtype, shape, value: Mutex::new(None), me: me.clone() })
     }
 
     /// Its name.
@@ -188,6 +214,7 @@ impl VariableCell {
 
     /// Its value; later writes do not change what was read.
     pub fn read(&self) -> Option<Tensor> {
+        self.touch();
         self.value.lock().clone()
     }
 
@@ -206,6 +233,7 @@ impl VariableCell {
     /// that a variable does not keep the whole alive.
     pub fn assign(&self, value: Tensor) -> Result<()> {
         self.check(&value)?;
+        self.must_not_move()?;
         let value = own(value)?;
         let old = self.value.lock().replace(value);
         // Freed outside of the lock.
@@ -221,10 +249,48 @@ impl VariableCell {
     /// Runs `update` on the value in place, under the variable's lock. If somebody holds what they read earlier, the value
     /// is copied first, so that a read stays what it was.
     pub fn update<R>(&self, update: impl FnOnce(&mut Tensor) -> Result<R>) -> Result<R> {
+        self.must_not_move()?;
         let mut value = self.value.lock();
         let tensor = value.as_mut().ok_or_else(|| uninitialized(&self.name))?;
         make_unique(tensor)?;
         update(tensor)
+    }
+
+    /// As [`VariableCell::update`], for a value on a GPU: the copy, if one is needed, is made there.
+    pub fn update_on<R>(&self, device: &CudaDevice, update: impl FnOnce(&mut Tensor) -> Result<R>) -> Result<R> {
+        self.touch();
+        let mut value = self.value.lock();
+        let tensor = value.as_mut().ok_or_else(|| uninitialized(&self.name))?;
+        if !tensor.is_unique() {
+            self.must_not_move()?;
+            *tensor = device.duplicate(tensor, &self.name)?;
+        }
+        update(tensor)
+    }
+
+    /// Runs `f` on the value as it is, under the variable's lock. Nobody is to write to it there.
+    pub fn with_value<R>(&self, f: impl FnOnce(Option<&mut Tensor>) -> R) -> R {
+        f(self.value.lock().as_mut())
+    }
+
+    fn touch(&self) {
+        TOUCHED.with_borrow_mut(|touched| {
+            if let (Some(list), Some(me)) = (touched, self.me.upgrade()) {
+                list.push(me);
+            }
+        });
+    }
+
+    fn must_not_move(&self) -> Result<()> {
+        match TOUCHED.with_borrow(Option::is_some) {
+            true => {
+                let name = &self.name;
+                Err(Error::unimplemented(format!(
+                    "the memory of variable {name} is replaced, which cannot be captured"
+                )))
+            }
+            false => Ok(()),
+        }
     }
 
     fn check(&self, value: &Tensor) -> Result<()> {

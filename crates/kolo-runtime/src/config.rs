@@ -15,6 +15,8 @@ pub struct SessionConfig {
     pub device_count: BTreeMap<String, usize>,
     /// Details of CPU devices, by number: cores, memory limit. Absent ones have none.
     pub cpu_devices: BTreeMap<usize, DevicePlan>,
+    /// How GPUs are used. `device_count["GPU"]` says how many at most; all that are visible if it is absent, none if it is 0.
+    pub gpu: GpuOptions,
     /// More devices, such as null devices in tests. They come after the CPUs.
     pub extra_devices: Vec<Arc<dyn Device>>,
     /// Threads that run nodes of one step at once, the caller included, for each device; 0 means as many as the device has
@@ -44,6 +46,29 @@ pub struct SessionConfig {
     pub isolate_session_state: bool,
     /// The time limit of a run that has none of its own.
     pub operation_timeout: Option<Duration>,
+}
+
+/// How GPUs are used. Field names are TensorFlow's where it has them.
+#[derive(Clone, Debug, Default)]
+pub struct GpuOptions {
+    /// The share of each card's memory that its device may take, from 0 to 1; all of it if absent. Refused at once if the
+    /// card has less left.
+    pub per_process_gpu_memory_fraction: Option<f64>,
+    /// Whether memory is taken when it is needed (true, which is what absent means) or all at once. What is taken goes
+    /// back when the session ends.
+    pub allow_growth: Option<bool>,
+    /// The cards to use, by visible number, in the order in which they become GPU 0, 1, …: `"1,0"`. Empty means all.
+    pub visible_device_list: String,
+    /// The most bytes that each GPU's tensors may take, by the number of the card in the list above.
+    pub memory_limits: BTreeMap<usize, u64>,
+    /// Several GPUs on one card: the limit of each in bytes, by the number of the card in the list above.
+    pub virtual_devices: BTreeMap<usize, Vec<u64>>,
+    /// Matrix products and convolutions of `float` keep all their bits instead of using TF32.
+    pub full_precision: bool,
+    /// Steps are not captured as CUDA graphs but enqueued kernel by kernel, for comparison.
+    pub no_capture: bool,
+    /// Where compiled kernels are kept between runs of the program; in the user's cache folder if absent.
+    pub kernel_cache: Option<std::path::PathBuf>,
 }
 
 /// Details of one CPU device.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use kolo_core::{DeviceName, Error, Result};
 use kolo_device::cpu::topology::{Topology, allowed_cores, print_cores};
+use kolo_device::cuda::{self, Card, CudaConfig, CudaDevice, Discovery, MemoryPlan};
 use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes};
 use kolo_graph::DeviceInfo;
 use kolo_ops::ResourceStore;
@@ -30,10 +31,8 @@ impl Devices {
         /// More CPU devices than this is a slip.
         const MOST: usize = 1024;
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
-        if let Some(kind) = config.device_count.keys().find(|kind| kind.as_str() != "CPU") {
-            return Err(Error::invalid_argument(format!(
-                "device_count names '{kind}'; this build makes CPU devices only"
-            )));
+        if let Some(kind) = config.device_count.keys().find(|kind| !matches!(kind.as_str(), "CPU" | "GPU")) {
+            return Err(Error::invalid_argument(format!("device_count names '{kind}'; there are CPU and GPU devices")));
         }
         let n_cpus = config.device_count.get("CPU").copied().unwrap_or(1);
         if !(1..=MOST).contains(&n_cpus) {
@@ -84,6 +83,10 @@ impl Devices {
                 &plan.cores,
             ));
         }
+        for gpu in gpus(config, like, &units)? {
+            // Kernels are enqueued, which one thread does best.
+            units.push(unit(gpu, 1, &[]));
+        }
         for device in &config.extra_devices {
             let name = &device.attributes().name;
             if units.iter().any(|unit: &Arc<DeviceUnit>| unit.device.attributes().name == *name) {
@@ -117,6 +120,91 @@ impl Devices {
     pub fn attributes(&self) -> Vec<DeviceAttributes> {
         self.units.iter().map(|unit| unit.device.attributes().clone()).collect()
     }
+}
+
+/// The GPUs of a session. None on a machine without, unless they are asked for by number.
+fn gpus(config: &SessionConfig, like: &DeviceName, cpus: &[Arc<DeviceUnit>]) -> Result<Vec<Arc<dyn Device>>> {
+    let wanted = config.device_count.get("GPU").copied();
+    // A device that stands in for a GPU in a test keeps the real ones away.
+    let stand_in = config.extra_devices.iter().any(|device| &*device.attributes().name.kind == "GPU");
+    let Some(host) = cpus.first().filter(|_| wanted != Some(0) && !stand_in) else { return Ok(Vec::new()) };
+    let found = cuda::discover(None);
+    if let Some(why) = &found.absent {
+        return match wanted {
+            Some(n) => Err(Error::unavailable(format!("device_count asks for {n} GPU(s), but {why}"))),
+            None => Ok(Vec::new()),
+        };
+    }
+    let cards = cards(&config.gpu.visible_device_list, &found)?;
+    let options = &config.gpu;
+    let mut plans: Vec<(&Card, MemoryPlan)> = Vec::new();
+    for (i, &card) in cards.iter().enumerate() {
+        let grow = options.allow_growth.unwrap_or(true);
+        if let Some(limits) = options.virtual_devices.get(&i) {
+            plans.extend(limits.iter().map(|&limit| (card, MemoryPlan { limit: Some(limit), grow })));
+            continue;
+        }
+        let share = match options.per_process_gpu_memory_fraction {
+            Some(fraction) if !(0.0..=1.0).contains(&fraction) || fraction == 0.0 => {
+                return Err(Error::invalid_argument(format!(
+                    "per_process_gpu_memory_fraction is {fraction}, not above 0 and at most 1"
+                )));
+            }
+            Some(fraction) => Some((card.total as f64 * fraction) as u64),
+            None => None,
+        };
+        let limit = match (options.memory_limits.get(&i).copied(), share) {
+            (Some(limit), Some(share)) => Some(limit.min(share)),
+            (limit, share) => limit.or(share),
+        };
+        plans.push((card, MemoryPlan { limit, grow: grow || limit.is_none() }));
+    }
+    if let Some(i) = options.memory_limits.keys().chain(options.virtual_devices.keys()).find(|i| **i >= cards.len()) {
+        return Err(Error::invalid_argument(format!("a memory limit names card {i}, but {} are used", cards.len())));
+    }
+    let n = wanted.unwrap_or(plans.len()).min(plans.len());
+    if let Some(wanted) = wanted
+        && wanted > plans.len()
+        && plans.is_empty()
+    {
+        return Err(Error::unavailable(format!("device_count asks for {wanted} GPU(s), but none is left")));
+    }
+    let kernel_cache = options
+        .kernel_cache
+        .clone()
+        .or_else(|| std::env::home_dir().map(|home| home.join(".cache").join("kolo").join("kernels")));
+    let make = |(id, (card, memory)): (usize, (&Card, MemoryPlan))| -> Result<Arc<dyn Device>> {
+        let config = CudaConfig {
+            card: card.clone(),
+            memory,
+            incarnation: incarnation(),
+            kernel_cache: kernel_cache.clone(),
+            host: host.device.clone(),
+            allow_tf32: !options.full_precision,
+        };
+        Ok(CudaDevice::new(DeviceName { kind: "GPU".into(), id: id as u32, ..like.clone() }, &config)?)
+    };
+    plans.into_iter().take(n).enumerate().map(make).collect()
+}
+
+/// The cards that `visible_device_list` names, in its order.
+fn cards<'a>(list: &str, found: &'a Discovery) -> Result<Vec<&'a Card>> {
+    let usable = found.usable();
+    if list.trim().is_empty() {
+        return Ok(usable);
+    }
+    let mut cards: Vec<&Card> = Vec::new();
+    for entry in list.split(',').map(str::trim) {
+        let bad = |why: &str| Error::invalid_argument(format!("visible_device_list: '{entry}' {why}"));
+        let number: usize = entry.parse().map_err(|_| bad("is not a number"))?;
+        let card =
+            usable.iter().find(|card| card.visible == Some(number)).ok_or_else(|| bad("is not a usable card"))?;
+        if cards.iter().any(|other| other.visible == card.visible) {
+            return Err(bad("is named twice"));
+        }
+        cards.push(card);
+    }
+    Ok(cards)
 }
 
 fn unit(device: Arc<dyn Device>, n_inter: usize, cores: &[usize]) -> Arc<DeviceUnit> {

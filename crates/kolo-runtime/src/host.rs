@@ -72,6 +72,11 @@ impl Host {
         Session::over(graph, self.devices.clone(), self.config.clone())
     }
 
+    /// A session over `graph` on these devices, with variables and queues of its own.
+    pub fn session_apart(&self, graph: &Graph) -> Result<Session> {
+        Session::over(graph, Arc::new(self.devices.with_own_state()), self.config.clone())
+    }
+
     /// Forgets the variables, queues and other objects of these containers; of all if none is named.
     pub fn reset(&self, containers: &[String]) {
         self.devices.units.iter().for_each(|unit| unit.resources.clear(containers));

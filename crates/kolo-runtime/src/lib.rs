@@ -21,7 +21,7 @@ mod threads;
 mod trace;
 mod wanted;
 
-pub use config::{DevicePlan, RunOptions, SessionConfig};
+pub use config::{DevicePlan, GpuOptions, RunOptions, SessionConfig};
 pub use executor::frame_id::FrameIds;
 pub use executor::step::NodeWait;
 pub use host::Host;

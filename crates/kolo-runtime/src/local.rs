@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use crate::config::{RunOptions, SessionConfig};
 use crate::devices::{Devices, stop_text};
+use crate::executor::capture::CaptureSlot;
 use crate::executor::plan::{KernelCache, PartPlan};
 use crate::executor::step::Step;
 use crate::layout::Layout;
@@ -47,6 +48,8 @@ pub(crate) struct RunPlan {
     pub echoes: Vec<(usize, usize)>,
     /// Nothing needs to run: the fetches are constants and feeds.
     pub is_constant: bool,
+    /// Its capture, where there is one.
+    pub capture: CaptureSlot,
     /// Set when what it would run has moved to another device.
     pub is_stale: AtomicBool,
 }
@@ -133,6 +136,11 @@ impl LocalSession {
         self.devices.units.get(device).map(|unit| unit.device.memory_stats())
     }
 
+    /// For each plan so far, how many launches its replay stands for, or why it is not captured.
+    pub fn captures(&self) -> Vec<std::result::Result<usize, String>> {
+        self.plans.read().values().map(|plan| plan.capture.describe()).collect()
+    }
+
     pub fn measure_links(&self, costs: &mut CostModel) -> Result<()> {
         crate::links::measure(&self.devices, costs)
     }
@@ -185,6 +193,17 @@ impl LocalSession {
         if plan.is_constant {
             return Ok((plan.constant_fetches(feeds)?, metadata));
         }
+        if let [part] = &plan.parts[..]
+            && !options.trace
+            && !plan.is_stale.load(Ordering::Relaxed)
+        {
+            let new_step = || Step::new(metadata.step_id, &plan.parts, CancelToken::new(), false, false);
+            if let Some(fetched) = plan.capture.run(part, feeds, &new_step)? {
+                let mut values = vec![None; plan.n_fetches];
+                fetched.into_iter().for_each(|(fetch, value)| values[fetch] = Some(value));
+                return Ok((plan.all_fetches(values, feeds)?, metadata));
+            }
+        }
         let step = Step::new(metadata.step_id, &plan.parts, CancelToken::new(), options.trace, false);
         self.enter(plan, &step)?;
         let registration = options.cancel.as_ref().map(|token| {
@@ -208,13 +227,7 @@ impl LocalSession {
         }
         self.forget(step.id);
         metadata.trace.nodes = step.take_trace();
-        let mut values = step.finish(plan.n_fetches)?;
-        for &(fetch, feed) in &plan.echoes {
-            values[fetch] = Some(feeds[feed].clone());
-        }
-        let missing = |i: usize| Error::internal(format!("fetch {i} was never computed"));
-        let values = values.into_iter().enumerate().map(|(i, value)| value.ok_or_else(|| missing(i)));
-        Ok((values.collect::<Result<_>>()?, metadata))
+        Ok((plan.all_fetches(step.finish(plan.n_fetches)?, feeds)?, metadata))
     }
 
     /// Counts a step among those in flight. A plan that went stale between its look-up and now must not run: its
@@ -243,12 +256,21 @@ impl Drop for LocalSession {
 }
 
 impl RunPlan {
+    /// What was computed, with the fetches that are feeds.
+    fn all_fetches(&self, mut values: Vec<Option<Tensor>>, feeds: &[&Tensor]) -> Result<Vec<Tensor>> {
+        for &(fetch, feed) in &self.echoes {
+            values[fetch] = Some(feeds[feed].clone());
+        }
+        let missing = |i: usize| Error::internal(format!("fetch {i} was never computed"));
+        values.into_iter().enumerate().map(|(i, value)| value.ok_or_else(|| missing(i))).collect()
+    }
+
     /// The fetches of a run in which nothing needs to run.
     fn constant_fetches(&self, feeds: &[&Tensor]) -> Result<Vec<Tensor>> {
         let mut values: SmallVec<[Option<Tensor>; 4]> = SmallVec::from_elem(None, self.n_fetches);
         for part in &self.parts {
             for (fetch, value) in &part.fetched_constants {
-                values[*fetch as usize] = Some(value.clone());
+                values[*fetch as usize] = Some(part.unit.to_host(value)?);
             }
         }
         for &(fetch, feed) in &self.echoes {

@@ -5,16 +5,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kolo_core::{DType, DeviceName, DeviceSpec, Result};
+use kolo_core::{DType, DeviceName, DeviceSpec, Memory, Result};
 use kolo_graph::{
     DeviceInfo, Endpoint, FallbackCost, KernelSupport, Node, NodeId, Nodes, Origin, PartitionOptions, PlaceOptions,
     Placed, Placement, Request, Rule, colocation_leaders, holds_state, moved_bytes, partition, place, price_fallbacks,
     prune, state_stays,
 };
-use kolo_ops::{KernelMaker, find_kernel, find_op, registry};
+use kolo_ops::{KernelMaker, find_kernel, find_op, host_arguments, kernels_of, registry};
 
 use crate::config::SessionConfig;
 use crate::devices::Devices;
+use crate::executor::capture::CaptureSlot;
 use crate::executor::frame_id::FrameIds;
 use crate::executor::plan::{KernelCache, Part, compile};
 use crate::local::RunPlan;
@@ -92,6 +93,8 @@ pub(crate) struct Planner {
     infos: Vec<DeviceInfo>,
     options: PlaceOptions,
     log: bool,
+    /// Steps on one GPU may be captured.
+    captures: bool,
     /// Where earlier runs put nodes: rule 1.
     earlier: HashMap<NodeId, usize>,
     placed: BTreeMap<NodeId, (Placed, Option<usize>)>,
@@ -115,6 +118,7 @@ impl Planner {
                 ..PlaceOptions::default()
             },
             log: config.log_device_placement,
+            captures: !config.gpu.no_capture,
             earlier: HashMap::new(),
             placed: BTreeMap::new(),
             moved_from: HashMap::new(),
@@ -185,6 +189,7 @@ impl Planner {
         Ok(RunPlan {
             is_stale: AtomicBool::new(false),
             is_constant: parts.iter().all(|part| part.roots.is_empty() && part.feeds.is_empty()),
+            capture: CaptureSlot::new(&parts, self.captures),
             parts,
             feeds,
             n_fetches: wanted.fetches.len(),
@@ -298,6 +303,17 @@ pub(crate) struct Support<'a> {
     pub devices: &'a Devices,
 }
 
+impl Support<'_> {
+    /// Which arguments of a node on a GPU are in host memory; nothing for other devices, whose memory is all alike.
+    fn host_arguments(&self, node: &Node, device: &DeviceName) -> (Vec<bool>, Vec<bool>) {
+        let unit = self.devices.units.iter().find(|unit| unit.device.attributes().name == *device);
+        match unit.filter(|unit| unit.device.memory() != Memory::Host) {
+            Some(_) => find_kernel(node, device).map(|kernel| host_arguments(node, kernel)).unwrap_or_default(),
+            None => Default::default(),
+        }
+    }
+}
+
 impl KernelSupport for Support<'_> {
     fn has_kernel(&self, node: &Node, device: &DeviceName) -> bool {
         let unit = self.devices.units.iter().find(|unit| unit.device.attributes().name == *device);
@@ -308,6 +324,14 @@ impl KernelSupport for Support<'_> {
     }
 
     fn kernels(&self, node: &Node) -> Vec<String> {
-        find_op(node.op()).map(|op| op.kernels.iter().map(|kernel| kernel.describe()).collect()).unwrap_or_default()
+        find_op(node.op()).map(|op| kernels_of(op).map(|kernel| kernel.describe()).collect()).unwrap_or_default()
+    }
+
+    fn host_inputs(&self, node: &Node, device: &DeviceName) -> Vec<bool> {
+        self.host_arguments(node, device).0
+    }
+
+    fn host_outputs(&self, node: &Node, device: &DeviceName) -> Vec<bool> {
+        self.host_arguments(node, device).1
     }
 }

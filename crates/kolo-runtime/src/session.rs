@@ -197,6 +197,11 @@ impl Session {
         }
     }
 
+    /// For each plan of a local session so far: how many launches its replay stands for if it was captured, or why it is not.
+    pub fn captures(&self) -> Vec<std::result::Result<usize, String>> {
+        self.local("captures").map(|session| session.captures()).unwrap_or_default()
+    }
+
     /// How much memory a device's tensors take, by the device's place in [`Session::list_devices`]. `None` for a remote
     /// session.
     pub fn memory_stats(&self, device: usize) -> Option<MemoryStats> {

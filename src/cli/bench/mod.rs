@@ -3,6 +3,7 @@
 mod checkpoint;
 mod cluster;
 mod dispatch;
+mod gpu;
 mod latency;
 mod matmul;
 mod measure;
@@ -43,6 +44,7 @@ enum Name {
     PsAsync,
     PsSync,
     PsLarge,
+    Gpu,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -58,6 +60,7 @@ pub fn run(args: &Args) -> Result<()> {
         Name::TrainMnist => training::train_mnist(&report),
         Name::TrainLenet => training::train_lenet(&report),
         Name::TrainLm => training::train_lm(&report),
+        Name::Gpu => gpu::run(&report),
         Name::Startup => training::startup(&report),
         Name::RemoteLatency => cluster::remote_latency(&report),
         Name::Transfer => cluster::transfer(&report),

@@ -21,17 +21,21 @@ pub fn mlp(report: &Report) -> Result<()> {
 }
 
 pub fn lenet(report: &Report) -> Result<()> {
-    train(report, "lenet", "train", 64, |g, x| {
-        let images = ops::reshape(x, &[-1, 28, 28, 1]);
-        let first = conv_pool(g, images, "conv1", 1, 32);
-        let second = conv_pool(g, first, "conv2", 32, 64);
-        let flat = ops::reshape(second, &[-1, 7 * 7 * 64]);
-        let hidden = ops::relu(dense(g, flat, "fc1", 7 * 7 * 64, 512));
-        dense(g, hidden, "fc2", 512, 10)
-    })
+    train(report, "lenet", "train", 64, lenet_logits)
 }
 
-fn dense<'g>(g: &'g Graph, x: Output<'g>, name: &str, n_in: usize, n_out: usize) -> Output<'g> {
+/// Two convolutions with pooling, one hidden layer.
+pub fn lenet_logits<'g>(g: &'g Graph, x: Output<'g>) -> Output<'g> {
+    let images = ops::reshape(x, &[-1, 28, 28, 1]);
+    let first = conv_pool(g, images, "conv1", 1, 32);
+    let second = conv_pool(g, first, "conv2", 32, 64);
+    let flat = ops::reshape(second, &[-1, 7 * 7 * 64]);
+    let hidden = ops::relu(dense(g, flat, "fc1", 7 * 7 * 64, 512));
+    dense(g, hidden, "fc2", 512, 10)
+}
+
+/// A layer with a bias.
+pub fn dense<'g>(g: &'g Graph, x: Output<'g>, name: &str, n_in: usize, n_out: usize) -> Output<'g> {
     g.name_scope(name, || {
         let w = g.new_variable("w", Initializer::GlorotUniform).shape([n_in, n_out]).build();
         let b = g.new_variable("b", Initializer::Zeros).shape([n_out]).build();
@@ -87,7 +91,7 @@ fn train(
 }
 
 /// Random pixels and one-hot labels, the same in every run.
-fn batches(batch: usize) -> Result<Vec<(Tensor, Tensor)>> {
+pub fn batches(batch: usize) -> Result<Vec<(Tensor, Tensor)>> {
     let mut state = 1u32;
     let mut random = || {
         state ^= state << 13;

@@ -7,7 +7,7 @@ use kolo::optim::{
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Ftrl, Lamb, LearningRate, Momentum, Optimizer, RmsProp, Schedule, Sgd,
 };
 use kolo::train::Every;
-use kolo::{Error, Result, SessionConfig};
+use kolo::{DeviceSpec, Error, Result, SessionConfig};
 
 use super::cluster::ClusterFlags;
 use crate::cli::graph_file::parse_devices;
@@ -48,12 +48,15 @@ pub struct Common {
     /// Go on from the newest checkpoint of --checkpoint-dir, if there is one
     #[arg(long, requires = "checkpoint_dir")]
     pub resume: bool,
-    /// Where to compute, such as /cpu:0
+    /// Where to compute, such as /cpu:0 or gpu:0
     #[arg(long, value_name = "DEVICE", conflicts_with = "devices")]
     pub device: Option<String>,
     /// Share every batch among so many devices, such as cpu=4
     #[arg(long, value_name = "KIND=N")]
     pub devices: Option<String>,
+    /// Enqueue every kernel of a step on a GPU by itself instead of replaying the step, for comparison
+    #[arg(long)]
+    pub no_capture: bool,
     /// A line every so many steps, when there is no terminal
     #[arg(long, default_value_t = 100, value_name = "STEPS")]
     pub log_every: u64,
@@ -164,6 +167,15 @@ impl Common {
     /// The devices of the session.
     pub fn session_config(&self) -> Result<SessionConfig> {
         let mut config = SessionConfig::default();
+        config.gpu.no_capture = self.no_capture;
+        if let Some(device) = &self.device {
+            let spec = DeviceSpec::parse(device)?;
+            if spec.kind.as_deref() == Some("GPU") {
+                // What has no kernel there, such as reading files, runs on the CPU. No card at all is an error.
+                config.allow_soft_placement = true;
+                config.device_count.insert("GPU".to_owned(), spec.id.map_or(1, |id| id as usize + 1));
+            }
+        }
         if let Some(devices) = &self.devices {
             let list = parse_devices(devices)?;
             list.bind(&mut config);

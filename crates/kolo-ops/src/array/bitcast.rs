@@ -74,6 +74,11 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         return Ok(());
     }
     // A buffer of small elements need not be aligned for large ones.
+    if crate::cuda::array::is_on_card(&input) {
+        let out = crate::cuda::array::recast(ctx, &input, to, shape)?;
+        ctx.set_output(0, out);
+        return Ok(());
+    }
     let mut out = ctx.allocate(to, shape)?;
     out.host_bytes_mut()?.copy_from_slice(input.host_bytes()?);
     ctx.set_output(0, out);

@@ -7,6 +7,7 @@ use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
 use super::elements::{Item, Job, build, integer, integer_tensor, integers, product};
+use crate::cuda::array::is_on_card;
 use crate::math::binary::first;
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -217,6 +218,9 @@ fn forward_pack(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 /// The values joined: `n_rows` rows, each of one piece of every value.
 fn join(ctx: &KernelCtx<'_>, values: &[&Tensor], shape: Shape, n_rows: usize) -> Result<Tensor> {
+    if is_on_card(values[0]) {
+        return crate::cuda::array::join(ctx, values, shape, n_rows);
+    }
     build(ctx, values[0].dtype(), shape, values, Join { pool: ctx.pool(), n_rows })
 }
 

@@ -7,7 +7,7 @@ use kolo_graph::shape_fns::same_as_input_0;
 use kolo_graph::{Gradient, OpDef, Output};
 
 use super::elements::{Item, Job, build, integer, product};
-use super::strided_slice::{WriteView, read_view};
+use super::strided_slice::{read_view, write_view};
 use super::view::View;
 use crate::math::binary::first;
 use crate::op::{Op, cpu_any};
@@ -172,7 +172,7 @@ fn set_diagonal(ctx: &mut KernelCtx<'_>, shape: Shape, n_outer: usize, n: usize)
     let input = ctx.input(0)?;
     // The shape exists, so n · n does not overflow.
     let view = View::new(0, [(n_outer, (n * n) as isize), (n, n as isize + 1)]);
-    let out = build(ctx, input.dtype(), shape, &[input], WriteView(&view))?;
+    let out = write_view(ctx, input, &view, shape)?;
     ctx.set_output(0, out);
     Ok(())
 }

@@ -6,6 +6,7 @@ use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
 use super::elements::{Item, Job, build, integers, product};
 use super::strided_slice::{At, slice_at};
+use crate::cuda::array::is_on_card;
 use crate::math::binary::first;
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -155,6 +156,9 @@ pub(crate) fn padded(
     let whole = |i: usize| shape[i].saturating_add(around[i].0).saturating_add(around[i].1);
     let dims: Vec<usize> = (0..shape.rank()).map(whole).collect();
     let out = Shape::new(&dims)?;
+    if is_on_card(input) {
+        return crate::cuda::array::padded(ctx, input, around, value, out);
+    }
     // A dimension without margins is part of the elements of the one outside it.
     let mut merged: Vec<Padded> = Vec::new();
     for i in (0..shape.rank()).rev() {

@@ -8,6 +8,7 @@ use kolo_graph::{Attrs, Gradient, InferCtx, OpDef, Operation, Output};
 use super::cast::cast;
 use super::elements::{Item, Job, build, integers, is_in_buffer};
 use super::view::{View, strides};
+use crate::cuda::array::is_on_card;
 use crate::math::binary::first;
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -321,6 +322,9 @@ pub(crate) fn read_view(ctx: &KernelCtx<'_>, input: &Tensor, view: &View, shape:
     {
         return input.clone().reshaped(Shape::new(&[input.n_elements()])?)?.rows(start, n)?.reshaped(shape);
     }
+    if is_on_card(input) {
+        return crate::cuda::array::read_view(ctx, input, view, shape);
+    }
     build(ctx, input.dtype(), shape, &[input], ReadView { pool: ctx.pool(), view })
 }
 
@@ -343,13 +347,21 @@ fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if dy.shape() != &sliced {
         return Err(Error::invalid_argument(format!("shape of dy was {} instead of {sliced}", dy.shape())));
     }
-    let out = build(ctx, dy.dtype(), shape, &[dy], WriteView(&view))?;
+    let out = write_view(ctx, dy, &view, shape)?;
     ctx.set_output(0, out);
     Ok(())
 }
 
+/// Zeros of `shape`, with `input` written where `view` says.
+pub(crate) fn write_view(ctx: &KernelCtx<'_>, input: &Tensor, view: &View, shape: Shape) -> Result<Tensor> {
+    if is_on_card(input) {
+        return crate::cuda::array::write_view(ctx, shape, input, view);
+    }
+    build(ctx, input.dtype(), shape, &[input], WriteView(view))
+}
+
 /// Zeros, with the input written where a view says.
-pub(crate) struct WriteView<'a>(pub(crate) &'a View);
+struct WriteView<'a>(&'a View);
 
 impl Job for WriteView<'_> {
     fn run<E: Item>(self, out: &mut [E], inputs: &[&[E]]) -> Result<()> {

@@ -46,6 +46,16 @@ impl View {
         View { start: start as isize, dims }
     }
 
+    /// Where element 0 lies.
+    pub(crate) fn start(&self) -> usize {
+        self.start as usize
+    }
+
+    /// Sizes and steps, outermost first.
+    pub(crate) fn dims(&self) -> &[(usize, isize)] {
+        &self.dims
+    }
+
     /// Whether the view is one run of neighbours, and where it begins.
     pub(crate) fn contiguous(&self) -> Option<usize> {
         match self.dims.as_slice() {

@@ -65,14 +65,21 @@ fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Opti
     Ok(vec![Some(dx.into()), Some(of_bound(below, min).into()), Some(of_bound(above, max).into())])
 }
 
-fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let shape = ctx.input(0)?.shape().clone();
+/// Each bound has one element, or one for each of the input's.
+pub(crate) fn check_bounds(ctx: &KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(0)?.shape();
     for i in [1, 2] {
         let bound = ctx.input(i)?.shape();
-        if *bound != shape && bound.n_elements() != 1 {
+        if bound != shape && bound.n_elements() != 1 {
             return Err(bad_bound(&shape.into(), &bound.into()));
         }
     }
+    Ok(())
+}
+
+fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    check_bounds(ctx)?;
+    let shape = ctx.input(0)?.shape().clone();
     let (min, max) = (ctx.input(1)?.clone(), ctx.input(2)?.clone());
     let (min, max) = (min.data::<T>()?, max.data::<T>()?);
     if let ([min], [max]) = (min, max) {

@@ -158,7 +158,7 @@ pub(super) fn shape(x: Output<'_>) -> Output<'_> {
 
 /// The window, the convolution of one group, the number of groups and the shape of the output, for an input and a filter of
 /// these shapes.
-fn plan(ctx: &KernelCtx<'_>, input: &Shape, filter: &Shape) -> Result<(Window, ConvShape, usize, Shape)> {
+pub(crate) fn plan(ctx: &KernelCtx<'_>, input: &Shape, filter: &Shape) -> Result<(Window, ConvShape, usize, Shape)> {
     let window = Window::from_attrs(ctx.attrs())?;
     let images = window.images(input)?;
     let &[height, width, inputs, outputs] = filter.dims() else {
@@ -182,7 +182,8 @@ fn plan(ctx: &KernelCtx<'_>, input: &Shape, filter: &Shape) -> Result<(Window, C
     Ok((window, convolution, groups, shape))
 }
 
-fn check_grad(found: &Shape, expected: &Shape) -> Result<()> {
+/// An error unless the output's gradient has the output's shape.
+pub(crate) fn check_grad(found: &Shape, expected: &Shape) -> Result<()> {
     match found == expected {
         true => Ok(()),
         false => Err(Error::invalid_argument(format!(

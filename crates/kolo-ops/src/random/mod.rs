@@ -21,7 +21,7 @@ pub mod truncated;
 pub mod uniform_int;
 
 /// The shape that integer vector input 0 holds.
-fn shape_in(ctx: &KernelCtx<'_>) -> Result<Shape> {
+pub(crate) fn shape_in(ctx: &KernelCtx<'_>) -> Result<Shape> {
     let found = ctx.input(0)?.shape();
     match found.rank() {
         1 => Shape::from_signed(&ctx.integers(0)?),

@@ -31,6 +31,11 @@ impl Philox {
         Philox { counter: (u128::from(c) | u128::from(d) << 32) << 64, key: [a, b] }
     }
 
+    /// The counter and the key, for generators elsewhere.
+    pub fn parts(self) -> (u128, [u32; 2]) {
+        (self.counter, self.key)
+    }
+
     /// The position `n_groups` further on.
     #[must_use]
     pub fn skip(self, n_groups: u64) -> Philox {

@@ -130,7 +130,7 @@ pub(super) fn read_resource(ctx: &KernelCtx<'_>, i: usize) -> Result<Tensor> {
 }
 
 /// Why the variable behind input `i` cannot be read.
-pub(super) fn uninitialized(ctx: &KernelCtx<'_>, i: usize, cell: &Arc<VariableCell>) -> Error {
+pub(crate) fn uninitialized(ctx: &KernelCtx<'_>, i: usize, cell: &Arc<VariableCell>) -> Error {
     match ctx.input(i).and_then(Tensor::resource) {
         Ok(handle) => Error::failed_precondition(format!(
             "Error while reading resource variable {} from Container: {}. This could mean that the variable was \

@@ -20,6 +20,7 @@
 //! cancel token and aborts the rendezvous; runners drop what is ready; waiting kernels call back with the reason; the step
 //! ends when nothing runs and nothing waits.
 
+pub(crate) mod capture;
 pub(crate) mod frame_id;
 pub(crate) mod frames;
 pub(crate) mod plan;

@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kolo_core::{DType, Error, Result, Tensor};
+use kolo_core::{DType, Error, Memory, Result, Tensor};
 use kolo_device::Device;
 use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes};
-use kolo_ops::{AsyncKernel, Cost, Kernel, KernelCtx, KernelInit, KernelMaker, ResourceStore, find_kernel, find_op};
+use kolo_ops::{
+    AsyncKernel, Cost, Kernel, KernelCtx, KernelInit, KernelMaker, ResourceStore, find_kernel, find_op, host_arguments,
+};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -22,6 +24,20 @@ pub(crate) struct DeviceUnit {
     pub name: Arc<str>,
     pub pool: Arc<InterPool>,
     pub resources: Arc<ResourceStore>,
+}
+
+impl DeviceUnit {
+    /// The value in host memory, waited for if it has to come from the device.
+    pub fn to_host(&self, value: &Tensor) -> Result<Tensor> {
+        let (copy, event) = match value.memory() {
+            Memory::Cuda(_) => self.device.copy(value, Memory::Host)?,
+            Memory::Host | Memory::PinnedHost => return Ok(value.clone()),
+        };
+        if let Some(event) = event {
+            event.wait()?;
+        }
+        Ok(copy)
+    }
 }
 
 /// A part before compilation.
@@ -51,11 +67,21 @@ pub(crate) struct PartPlan {
     /// Constants that are fetched.
     pub fetched_constants: Vec<(u32, Tensor)>,
     /// For each feed, by number, the edges it goes along.
-    pub feeds: Vec<(u32, Range<u32>)>,
+    pub feeds: Vec<FeedPlan>,
     /// How instances of loops are numbered.
     pub frame_ids: FrameIds,
     /// States of finished steps, to be used again.
     pub spare: Mutex<Vec<State>>,
+}
+
+/// Where a feed goes in one part.
+pub(crate) struct FeedPlan {
+    /// Its number.
+    pub feed: u32,
+    /// The edges it goes along.
+    pub edges: Range<u32>,
+    /// The inputs at their ends are in the device's own memory, which is not the host's.
+    pub on_device: bool,
 }
 
 /// One frame's layout.
@@ -96,6 +122,11 @@ pub(crate) struct NodePlan {
     pub is_tiny: bool,
     /// For a tiny node, the inputs that are constants, as bits.
     pub constant_inputs: u32,
+    /// It runs on the host though it is placed on a device with memory of its own: its tensors are all in host memory.
+    pub on_host: bool,
+    /// It writes to a variable and is on a device where one thread runs the nodes: it waits until nothing else is ready, so
+    /// that readers of the old value are done and the update need not copy it first.
+    pub is_late: bool,
     /// Inputs that are constants, and which of [`PartPlan::constants`] they are. They are filled in when the node runs.
     pub constants: SmallVec<[(u32, u32); 2]>,
 }
@@ -189,9 +220,13 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
     // Constants that wait for nothing are not nodes: their consumers have them when they run. A `Merge` counts
     // arrivals, so one that feeds a `Merge` stays a node.
     let mut in_place: Vec<Option<Tensor>> = vec![None; n];
+    let own_memory = unit.device.memory() != Memory::Host;
+    let kernel_of = |node: &Arc<Node>| find_kernel(node, &unit.device.attributes().name);
     for (id, node) in nodes.iter() {
         if node.op() == "Const" && node.control_inputs.is_empty() && unit.device.as_null().is_none() {
-            in_place[id.index()] = Some(node.attrs.tensor("value")?.clone());
+            let value = node.attrs.tensor("value")?.clone();
+            let stays = !own_memory || kernel_of(node)?.device == "CPU";
+            in_place[id.index()] = Some(if stays { value } else { unit.device.copy(&value, unit.device.memory())?.0 });
         }
     }
     for (_, node) in nodes.iter().filter(|(_, node)| node.def.flow == Flow::Merge) {
@@ -275,6 +310,8 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             kernel,
             cost,
             is_tiny,
+            is_late: own_memory && updates_variable(node.op()),
+            on_host: own_memory && kernel_of(node).is_ok_and(|kernel| kernel.device == "CPU"),
             constant_inputs: if is_tiny { constants.iter().map(|&(i, _)| 1 << i).sum() } else { 0 },
             has_references,
             flow,
@@ -305,19 +342,21 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         let start = if range.start == range.end { i as u32 } else { range.start };
         *range = start..i as u32 + 1;
     }
-    let mut feeds: HashMap<usize, Vec<Edge>> = HashMap::new();
+    let mut feeds: HashMap<(usize, bool), Vec<Edge>> = HashMap::new();
     for (&(id, input), &feed) in &part.fed {
-        let plan = &plans[id.index()];
-        feeds.entry(feed).or_default().push(Edge { node: id.0, slot: plan.first_slot + input as u32 });
+        let (plan, node) = (&plans[id.index()], nodes.node(id));
+        let on_device = own_memory && !host_arguments(node, kernel_of(node)?).0.get(input).copied().unwrap_or(false);
+        let edge = Edge { node: id.0, slot: plan.first_slot + input as u32 };
+        feeds.entry((feed, on_device)).or_default().push(edge);
     }
-    let mut feeds: Vec<(usize, Vec<Edge>)> = feeds.into_iter().collect();
+    let mut feeds: Vec<((usize, bool), Vec<Edge>)> = feeds.into_iter().collect();
     feeds.sort_by_key(|(feed, _)| *feed);
     let feeds = feeds
         .into_iter()
-        .map(|(feed, edges)| {
+        .map(|((feed, on_device), edges)| {
             let start = all_edges.len() as u32;
             all_edges.extend(edges);
-            (feed as u32, start..all_edges.len() as u32)
+            FeedPlan { feed: feed as u32, edges: start..all_edges.len() as u32, on_device }
         })
         .collect();
     Ok(PartPlan {
@@ -333,6 +372,13 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         frame_ids: part.frame_ids,
         spare: Mutex::default(),
     })
+}
+
+/// Whether an op writes to a variable that it is given.
+pub(crate) fn updates_variable(op: &str) -> bool {
+    let op = op.strip_prefix("Resource").unwrap_or(op);
+    ["Apply", "SparseApply", "Assign", "Scatter"].iter().any(|prefix| op.starts_with(prefix))
+        && !matches!(op, "ScatterNd" | "ScatterNdNonAliasingAdd")
 }
 
 /// The nodes that pass a reference on as if it were a value; see [`PlanKernel::Lend`].

@@ -603,6 +603,9 @@ impl Ready<'_> {
         let token = Token { node, frame: self.frame, iteration: self.number, is_dead };
         // With nothing else to do there is nobody to share the work with.
         let alone = self.small.is_empty() && self.large.is_empty();
+        if plan.nodes[node as usize].is_late {
+            return self.large.push_back(token);
+        }
         if !alone && !is_dead && is_large(plan, &plan.nodes[node as usize], iteration) {
             self.large.push_back(token);
         } else {

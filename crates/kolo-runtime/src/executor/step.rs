@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use kolo_core::{Error, Result, Tensor};
+use kolo_core::{Error, Memory, Result, Tensor};
 use kolo_graph::{Flow, Node};
 use kolo_ops::{
     CancelToken, Done, FrameIteration, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices,
@@ -111,7 +111,10 @@ impl Call<'_> {
     ) -> KernelCtx<'b> {
         KernelCtx {
             node: &self.node.node,
-            device: &*plan.unit.device,
+            device: match plan.unit.device.host() {
+                Some(host) if self.node.on_host => &**host,
+                _ => &*plan.unit.device,
+            },
             step: services,
             inputs,
             outputs,
@@ -216,13 +219,23 @@ impl Step {
     /// Delivers feeds, by number.
     pub fn feed(self: &Arc<Self>, values: &[(usize, &Tensor)], was_waited_for: bool) {
         for part in &self.parts {
-            let mut state = part.state.lock();
-            for (feed, edges) in &part.plan.feeds {
-                if let Some((_, value)) = values.iter().find(|(i, _)| *i == *feed as usize) {
-                    state.feed(&part.plan, edges.clone(), value);
-                    if was_waited_for {
-                        state.n_waiting -= 1;
-                    }
+            for feed in &part.plan.feeds {
+                let Some((_, value)) = values.iter().find(|(i, _)| *i == feed.feed as usize) else { continue };
+                let device = &part.plan.unit.device;
+                let copied = match feed.on_device {
+                    true => device.copy(value, device.memory()).map(|(copy, _)| Some(copy)),
+                    false => Ok(None),
+                };
+                let copied = copied.unwrap_or_else(|error| {
+                    self.fail(error.and(format!(" (feed {} of {})", feed.feed, part.plan.unit.name)));
+                    None
+                });
+                let mut state = part.state.lock();
+                if !state.aborted {
+                    state.feed(&part.plan, feed.edges.clone(), copied.as_ref().unwrap_or(value));
+                }
+                if was_waited_for {
+                    state.n_waiting -= 1;
                 }
             }
         }
@@ -308,15 +321,40 @@ impl Step {
 
     /// Moves what has been fetched so far to `values`, by number.
     pub fn collect(&self, values: &mut [Option<Tensor>]) -> Result<()> {
+        // All copies to the host are begun before the first is waited for.
+        let mut copies = Vec::new();
         for part in &self.parts {
+            let mut to_host = |value: Tensor| -> Result<Tensor> {
+                if !matches!(value.memory(), Memory::Cuda(_)) {
+                    return Ok(value);
+                }
+                let (copy, event) = part.plan.unit.device.copy(&value, Memory::Host)?;
+                copies.extend(event);
+                Ok(copy)
+            };
             for (fetch, value) in part.state.lock().fetched.drain(..) {
-                values[fetch as usize] = Some(value?);
+                values[fetch as usize] = Some(to_host(value?)?);
             }
             for (fetch, value) in &part.plan.fetched_constants {
-                values[*fetch as usize] = Some(value.clone());
+                values[*fetch as usize] = Some(to_host(value.clone())?);
             }
         }
-        Ok(())
+        copies.iter().try_for_each(|copy| copy.wait())
+    }
+
+    /// The fetches where they are, on the host or on a card, by number; the step's first error if it failed.
+    pub fn take_fetched(&self) -> Result<Vec<(usize, Tensor)>> {
+        if let Some(error) = self.error.lock().clone() {
+            return Err(error);
+        }
+        let mut values = Vec::new();
+        for part in &self.parts {
+            for (fetch, value) in part.state.lock().fetched.drain(..) {
+                values.push((fetch as usize, value?));
+            }
+            values.extend(part.plan.fetched_constants.iter().map(|(fetch, value)| (*fetch as usize, value.clone())));
+        }
+        Ok(values)
     }
 
     /// The numbers of the fetches that have arrived.

@@ -1,0 +1,175 @@
+//! Work that is enqueued once, kept as a CUDA graph, and replayed with one call.
+//!
+//! While a capture runs nothing is computed: launches of the thread that captures are written down, with the addresses they
+//! were given. Blocks that its tensors take meanwhile come from a pool that belongs to the capture, so a replay may write to
+//! them at any later time. Copies between host and card cannot be captured: the host's side would not stay.
+//! Whoever replays must see to it that everything else (variables, feeds) is still where it was.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, result, sys};
+use kolo_core::{Error, Result};
+
+use super::arena::Arena;
+use super::check;
+use super::device::CudaDevice;
+use super::stream::Streams;
+
+/// A step that was written down.
+pub struct Captured {
+    graph: sys::CUgraph,
+    exec: sys::CUgraphExec,
+    n_nodes: usize,
+    pool: usize,
+    arena: Arc<Arena>,
+    streams: Arc<Streams>,
+}
+
+// SAFETY: the driver allows any thread to launch a graph; launches of one graph are ordered by the one stream they go to.
+unsafe impl Send for Captured {}
+// SAFETY: as above.
+unsafe impl Sync for Captured {}
+
+/// Where a thread that captures sends its work instead.
+#[derive(Clone, Copy)]
+struct Redirect {
+    arena: u64,
+    stream: sys::CUstream,
+    pool: usize,
+}
+
+thread_local! {
+    static CURRENT: Cell<Option<Redirect>> = const { Cell::new(None) };
+}
+
+fn redirect(arena: u64) -> Option<Redirect> {
+    CURRENT.get().filter(|redirect| redirect.arena == arena)
+}
+
+/// The pool that this thread's blocks of an arena come from.
+pub(super) fn pool_of(arena: u64) -> usize {
+    redirect(arena).map_or(0, |redirect| redirect.pool)
+}
+
+/// The stream that this thread's work for an arena's device is written down on, if it is.
+pub(super) fn stream_of(arena: u64) -> Option<sys::CUstream> {
+    redirect(arena).map(|redirect| redirect.stream)
+}
+
+impl CudaDevice {
+    /// From now on what this thread enqueues for this device is written down instead of done, and its tensors come from a
+    /// pool of their own. Other threads are not concerned. Ends with [`Capturing::end`].
+    pub fn begin_capture(&self) -> Result<Capturing<'_>> {
+        if CURRENT.get().is_some() {
+            return Err(Error::internal("this thread captures already"));
+        }
+        self.bind()?;
+        let stream = check("making a stream", self.streams().context.new_stream())?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream was just made.
+        check("beginning a capture", unsafe { result::stream::begin_capture(stream.cu_stream(), mode) })?;
+        let pool = self.arena().begin_pool();
+        CURRENT.set(Some(Redirect { arena: self.arena_id(), stream: stream.cu_stream(), pool }));
+        Ok(Capturing { device: self, stream, pool: Some(pool), of_this_thread: PhantomData })
+    }
+
+    /// True while this thread's work for the device is written down.
+    pub fn is_capturing(&self) -> bool {
+        redirect(self.arena_id()).is_some()
+    }
+}
+
+/// A capture in progress. Dropping it forgets what was written down.
+pub struct Capturing<'a> {
+    device: &'a CudaDevice,
+    stream: Arc<CudaStream>,
+    pool: Option<usize>,
+    /// The redirection is this thread's, so it must end here.
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl Capturing<'_> {
+    /// What was enqueued since the beginning, ready to be replayed.
+    pub fn end(mut self) -> Result<Captured> {
+        let device = self.device;
+        let pool = self.pool.take().ok_or_else(|| Error::internal("a capture was ended twice"))?;
+        CURRENT.set(None);
+        device.bind()?;
+        // SAFETY: the stream captures since `begin_capture`.
+        let graph = check("ending a capture", unsafe { result::stream::end_capture(self.stream.cu_stream()) });
+        let made = graph.and_then(|graph| {
+            let mut n_nodes = 0usize;
+            // SAFETY: the graph was just made; a null list asks for the number alone.
+            let counted = unsafe { sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &mut n_nodes) }.result();
+            check("counting a capture", counted)?;
+            let mut exec = std::ptr::null_mut();
+            // SAFETY: as above; the driver writes a handle.
+            let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) }.result();
+            check("making a graph of a capture", made)?;
+            Ok((graph, exec, n_nodes))
+        });
+        match made {
+            Ok((graph, exec, n_nodes)) => Ok(Captured {
+                graph,
+                exec,
+                n_nodes,
+                pool,
+                arena: device.arena().clone(),
+                streams: device.streams().clone(),
+            }),
+            Err(error) => {
+                device.arena().drop_pool(pool);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Capturing<'_> {
+    fn drop(&mut self) {
+        let Some(pool) = self.pool.take() else { return };
+        CURRENT.set(None);
+        if self.device.bind().is_ok() {
+            // SAFETY: as in `end`. What was written down is thrown away, also if the driver calls it broken.
+            if let Ok(graph) = unsafe { result::stream::end_capture(self.stream.cu_stream()) }
+                && !graph.is_null()
+            {
+                // SAFETY: the graph was just made and is not used.
+                let _ = unsafe { result::graph::destroy(graph) };
+            }
+        }
+        self.device.arena().drop_pool(pool);
+    }
+}
+
+impl Captured {
+    /// Enqueues all of it.
+    pub fn replay(&self) -> Result<()> {
+        self.streams.bind()?;
+        // SAFETY: the graph is alive, and the stream is its device's compute stream.
+        let launched = unsafe { result::graph::launch(self.exec, self.streams.compute.cu_stream()) };
+        check("replaying a capture", launched)
+    }
+
+    /// How many launches and copies it stands for.
+    pub fn n_nodes(&self) -> usize {
+        self.n_nodes
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        if self.streams.bind().is_ok() {
+            // A replay may still run; the memory it uses goes away below. An error means that the card is lost.
+            let _ = self.streams.compute.synchronize();
+            // SAFETY: both are ours, and this is their last use.
+            unsafe {
+                let _ = result::graph::exec_destroy(self.exec);
+                let _ = result::graph::destroy(self.graph);
+            }
+        }
+        self.arena.drop_pool(self.pool);
+    }
+}

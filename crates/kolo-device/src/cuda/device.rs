@@ -1,0 +1,483 @@
+//! One logical GPU: a card, or a share of its memory, with streams of its own.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock, Weak};
+
+use cudarc::driver::{CudaContext, result, sys};
+use kolo_core::{Buffer, DType, DeviceName, Error, Memory, Result, Shape, Tensor};
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+
+use super::arena::{Arena, MemoryPlan};
+use super::conv::Dnn;
+use super::launch::{Args, Grid, cuda_buffer};
+use super::library::absent;
+use super::matmul::{Lt, WORKSPACE};
+use super::pinned::Pinned;
+use super::program::{Function, ProgramKey, Programs};
+use super::stream::{Streams, Watcher};
+use super::{Card, check};
+use crate::cpu::pool::IntraPool;
+use crate::{Device, DeviceAttributes, Event, MemoryStats, StreamRole};
+
+/// How a GPU device is made.
+#[derive(Clone)]
+pub struct CudaConfig {
+    /// The card, as [`super::discover`] found it.
+    pub card: Card,
+    /// How much of it to take.
+    pub memory: MemoryPlan,
+    /// A number that differs after every start.
+    pub incarnation: u64,
+    /// Where compiled kernels are kept; nowhere if absent.
+    pub kernel_cache: Option<PathBuf>,
+    /// Where nodes of this device run whose tensors are in host memory.
+    pub host: Arc<dyn Device>,
+    /// Matrix products of floats may use TF32.
+    pub allow_tf32: bool,
+}
+
+/// A GPU.
+pub struct CudaDevice {
+    me: Weak<CudaDevice>,
+    attributes: DeviceAttributes,
+    number: u32,
+    host: Arc<dyn Device>,
+    allow_tf32: bool,
+    multiprocessors: u32,
+    /// Dropped before the streams: it calls back with tensors.
+    watcher: Watcher,
+    workspace: OnceLock<Arc<dyn Buffer>>,
+    lt: OnceLock<Lt>,
+    dnn: Mutex<Option<Dnn>>,
+    matmuls: Mutex<()>,
+    programs: Programs,
+    pinned: Arc<Pinned>,
+    arena: Arc<Arena>,
+    streams: Arc<Streams>,
+}
+
+/// Copies up to this size go along the compute stream: two events would cost more than they save.
+const SMALL_COPY: usize = 1 << 20;
+
+impl CudaDevice {
+    /// A device under this name on a card. Its memory plan is checked against what the card has left.
+    pub fn new(name: DeviceName, config: &CudaConfig) -> Result<Arc<CudaDevice>> {
+        let card = &config.card;
+        if let Some(why) = absent().or_else(|| card.refused.clone()) {
+            return Err(Error::unavailable(format!("{name}: {why}")));
+        }
+        let ordinal = card.visible.ok_or_else(|| Error::unavailable(format!("{name}: the card is not visible")))?;
+        let what = format!("opening {}", card.label());
+        let context = check(&what, CudaContext::new(ordinal))?;
+        let (free, _) = check(&what, context.mem_get_info())?;
+        // Refused now rather than in the middle of the work: what was promised must be there.
+        if let Some(limit) = config.memory.limit
+            && limit > free as u64
+        {
+            let holders = card.holders();
+            let holders = if holders.is_empty() { String::new() } else { format!("; it is held by {holders}") };
+            return Err(Error::resource_exhausted(format!(
+                "{name} is to have {limit} bytes of {}, and only {free} are free{holders}; ask for a smaller fraction or \
+                 limit",
+                card.label()
+            )));
+        }
+        let attribute = |which| check(&what, context.attribute(which));
+        let multiprocessors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let mut driver = 0;
+        // SAFETY: the driver is present, and writes one int.
+        check(&what, unsafe { sys::cuDriverGetVersion(&mut driver) }.result())?;
+        let streams = Arc::new(Streams::new(context)?);
+        let arena = Arena::new(name.to_string(), card.label(), name.id, config.memory, streams.clone())?;
+        let watcher = Watcher::new(&format!("kolo-gpu{}-events", name.id))?;
+        Ok(Arc::new_cyclic(|me| CudaDevice {
+            me: me.clone(),
+            number: name.id,
+            host: config.host.clone(),
+            allow_tf32: config.allow_tf32,
+            multiprocessors: multiprocessors.max(1) as u32,
+            watcher,
+            workspace: OnceLock::new(),
+            lt: OnceLock::new(),
+            dnn: Mutex::new(None),
+            matmuls: Mutex::new(()),
+            programs: Programs::new(streams.clone(), card.capability, driver, config.kernel_cache.clone()),
+            pinned: Pinned::new(streams.clone()),
+            attributes: DeviceAttributes {
+                memory_limit: config.memory.limit.or(Some(card.total)),
+                incarnation: config.incarnation,
+                description: format!(
+                    "{}, compute capability {}.{}, {}",
+                    card.name,
+                    card.capability.0,
+                    card.capability.1,
+                    card.label()
+                ),
+                name,
+            },
+            arena,
+            streams,
+        }))
+    }
+
+    /// The GPU behind a device; an error if it is something else.
+    pub fn of(device: &dyn Device) -> Result<&CudaDevice> {
+        device
+            .as_any()
+            .downcast_ref()
+            .ok_or_else(|| Error::internal(format!("{} is not a GPU", device.attributes().name)))
+    }
+
+    /// Whether matrix products of floats may use TF32.
+    pub fn allow_tf32(&self) -> bool {
+        self.allow_tf32
+    }
+
+    /// How many multiprocessors the card has.
+    pub fn multiprocessors(&self) -> usize {
+        self.multiprocessors as usize
+    }
+
+    /// How many kernels had to be compiled so far, not found in the cache.
+    pub fn n_compiled(&self) -> usize {
+        self.programs.n_compiled()
+    }
+
+    /// The kernel of this name; `source` is asked for on first use. The source defines a kernel called `KOLO_ENTRY`.
+    pub fn function(&self, key: &ProgramKey, source: impl FnOnce() -> String) -> Result<Function> {
+        self.programs.function(key, source)
+    }
+
+    /// Enqueues a kernel on the compute stream.
+    pub fn launch(&self, function: Function, grid: Grid, args: &Args<'_>) -> Result<()> {
+        args.check(self.arena.id())?;
+        let mut params: SmallVec<[*mut c_void; 24]> =
+            args.starts.iter().map(|&start| (&raw const args.words[usize::from(start)]).cast_mut().cast()).collect();
+        self.bind()?;
+        let triple = |at: [u32; 3]| (at[0], at[1], at[2]);
+        // SAFETY: the function is of this device's context. Each parameter points to at least eight bytes that hold its
+        // value, which the driver copies. Tensors are of this device (checked above), and their memory is reused only by
+        // work that comes later on this stream. That a kernel stays within its tensors is its source's promise.
+        let launched = unsafe {
+            result::launch_kernel(
+                function.0,
+                triple(grid.blocks),
+                triple(grid.threads),
+                grid.shared,
+                self.compute_stream(),
+                &mut params,
+            )
+        };
+        check("launching a kernel", launched)
+    }
+
+    /// Fills a tensor with one byte, enqueued.
+    pub fn fill(&self, tensor: &mut Tensor, byte: u8) -> Result<()> {
+        if !tensor.is_unique() {
+            return Err(Error::internal("filling a buffer that others share"));
+        }
+        let n_bytes = tensor.n_bytes();
+        let address = self.address(tensor)?;
+        if n_bytes == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the tensor is `n_bytes` long, of this device, and ordered by this stream.
+        let filled = unsafe { result::memset_d8_async(address, byte, n_bytes, self.compute_stream()) };
+        check("filling memory", filled)
+    }
+
+    /// Copies `n_bytes` from one tensor to another of this device, enqueued.
+    pub fn copy_within(&self, from: &Tensor, at: usize, to: &mut Tensor, to_at: usize, n_bytes: usize) -> Result<()> {
+        let fits = |at: usize, tensor: &Tensor| at.checked_add(n_bytes).is_some_and(|end| end <= tensor.n_bytes());
+        if !fits(at, from) || !fits(to_at, to) || !to.is_unique() {
+            return Err(Error::internal("a copy does not fit its tensors"));
+        }
+        let (source, target) = (self.address(from)? + at as u64, self.address(to)? + to_at as u64);
+        if n_bytes == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: both spans were checked, are of this device and ordered by this stream.
+        let copied = unsafe { result::memcpy_dtod_async(target, source, n_bytes, self.compute_stream()) };
+        check("copying on the card", copied)
+    }
+
+    /// A tensor of this device with the same elements, in memory of its own.
+    pub fn duplicate(&self, tensor: &Tensor, tag: &Arc<str>) -> Result<Tensor> {
+        let mut copy = self.allocate_tensor(tensor.dtype(), tensor.shape().clone(), tag)?;
+        self.copy_within(tensor, 0, &mut copy, 0, tensor.n_bytes())?;
+        Ok(copy)
+    }
+
+    /// Where a tensor of this device begins.
+    pub fn address_of(&self, tensor: &Tensor) -> Result<u64> {
+        self.address(tensor)
+    }
+
+    /// Copies a tensor of the host over one of this device that others may hold, enqueued: for the fixed feeds of a captured
+    /// step, which only its replays read.
+    pub fn write_over(&self, from: &Tensor, to: &Tensor) -> Result<()> {
+        self.check_not_capturing()?;
+        let bytes = from.host_bytes()?;
+        if bytes.len() != to.n_bytes() || from.dtype() != to.dtype() {
+            return Err(Error::internal("a feed does not fit its place on the card"));
+        }
+        let address = self.address(to)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut staged = self.pinned.take(bytes.len())?;
+        staged.bytes_mut().copy_from_slice(bytes);
+        let compute = &self.streams.compute;
+        self.bind()?;
+        // SAFETY: the source is locked memory that is kept until the mark below has passed; the target has as many bytes.
+        let copied = unsafe {
+            sys::cuMemcpyHtoDAsync_v2(address, staged.start().cast(), bytes.len(), compute.cu_stream()).result()
+        };
+        check("copying to the card", copied)?;
+        self.pinned.give_back_after(staged, self.streams.mark(compute, None)?);
+        Ok(())
+    }
+
+    fn check_not_capturing(&self) -> Result<()> {
+        match self.is_capturing() {
+            true => Err(Error::unimplemented("copies between the host and the card cannot be captured")),
+            false => Ok(()),
+        }
+    }
+
+    /// Gives memory that no tensor holds back to the card.
+    pub fn trim(&self) {
+        self.arena.trim();
+    }
+
+    pub(super) fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    pub(super) fn streams(&self) -> &Arc<Streams> {
+        &self.streams
+    }
+
+    pub(super) fn arena_id(&self) -> u64 {
+        self.arena.id()
+    }
+
+    pub(super) fn bind(&self) -> Result<()> {
+        self.streams.bind()
+    }
+
+    /// The stream that kernels go to; another one while this thread captures.
+    pub(super) fn compute_stream(&self) -> sys::CUstream {
+        super::capture::stream_of(self.arena.id()).unwrap_or_else(|| self.streams.compute.cu_stream())
+    }
+
+    pub(super) fn lt(&self) -> Result<&Lt> {
+        if let Some(lt) = self.lt.get() {
+            return Ok(lt);
+        }
+        self.bind()?;
+        let lt = Lt::new()?;
+        Ok(self.lt.get_or_init(|| lt))
+    }
+
+    /// cuDNN, opened on first use. The context must be current.
+    pub(super) fn dnn(&self) -> Result<MutexGuard<'_, Option<Dnn>>> {
+        let mut dnn = self.dnn.lock();
+        if dnn.is_none() {
+            *dnn = Some(Dnn::new()?);
+        }
+        Ok(dnn)
+    }
+
+    /// Held while a matrix product is enqueued.
+    pub(super) fn matmul_lock(&self) -> MutexGuard<'_, ()> {
+        self.matmuls.lock()
+    }
+
+    /// Memory that matrix products may use while [`CudaDevice::matmul_lock`] is held, ordered by the compute stream.
+    pub(super) fn workspace(&self) -> Result<u64> {
+        let buffer = match self.workspace.get() {
+            Some(buffer) => buffer,
+            None => {
+                let buffer = self.arena.allocate(WORKSPACE, &"the workspace of matrix products".into())?;
+                self.workspace.get_or_init(|| buffer)
+            }
+        };
+        let buffer = buffer.as_any().downcast_ref::<super::arena::CudaBuffer>();
+        buffer.map(super::arena::CudaBuffer::address).ok_or_else(|| Error::internal("the workspace is not on the card"))
+    }
+
+    fn address(&self, tensor: &Tensor) -> Result<u64> {
+        let (buffer, offset) = cuda_buffer(tensor)?;
+        match buffer.arena_id() == self.arena.id() {
+            true => Ok(buffer.address() + offset as u64),
+            false => Err(Error::internal("memory of another device; a copy is missing")),
+        }
+    }
+
+    /// From the host to this device. The host's bytes are read before this returns.
+    fn copy_in(&self, tensor: &Tensor) -> Result<Tensor> {
+        let bytes = tensor.host_bytes()?;
+        let tag: Arc<str> = "a copy from the host".into();
+        let copy = self.allocate_tensor(tensor.dtype(), tensor.shape().clone(), &tag)?;
+        if bytes.is_empty() {
+            return Ok(copy);
+        }
+        let address = self.address(&copy)?;
+        let mut staged = self.pinned.take(bytes.len())?;
+        staged.bytes_mut().copy_from_slice(bytes);
+        let is_small = bytes.len() <= SMALL_COPY;
+        let (compute, own) = (&self.streams.compute, &self.streams.copy_in);
+        if !is_small {
+            // The memory may have been another tensor's, whose last reader is still on the compute stream.
+            let free = self.streams.mark(compute, None)?;
+            self.streams.wait(own, &free)?;
+        }
+        let stream = if is_small { compute } else { own };
+        self.bind()?;
+        // SAFETY: the source is locked memory that is kept until the mark below has passed; the target has as many bytes.
+        let copied = unsafe {
+            sys::cuMemcpyHtoDAsync_v2(address, staged.start().cast(), bytes.len(), stream.cu_stream()).result()
+        };
+        check("copying to the card", copied)?;
+        let mark = self.streams.mark(stream, None)?;
+        if !is_small {
+            self.streams.wait(compute, &mark)?;
+        }
+        self.pinned.give_back_after(staged, mark);
+        Ok(copy)
+    }
+
+    /// From this device to the host. The copy may be read once the event has come.
+    fn copy_out(&self, tensor: &Tensor) -> Result<(Tensor, Option<Arc<dyn Event>>)> {
+        let n_bytes = tensor.n_bytes();
+        let address = self.address(tensor)?;
+        if n_bytes == 0 {
+            return Ok((Tensor::zeros(tensor.dtype(), tensor.shape().clone())?, None));
+        }
+        let staged = self.pinned.take(n_bytes)?;
+        let is_small = n_bytes <= SMALL_COPY;
+        let (compute, own) = (&self.streams.compute, &self.streams.copy_out);
+        if !is_small {
+            let written = self.streams.mark(compute, None)?;
+            self.streams.wait(own, &written)?;
+        }
+        let stream = if is_small { compute } else { own };
+        self.bind()?;
+        // SAFETY: the target is locked memory of at least `n_bytes`, which the returned tensor owns; the source is kept by
+        // the mark until it has passed.
+        let copied =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(staged.start().cast(), address, n_bytes, stream.cu_stream()).result() };
+        check("copying from the card", copied)?;
+        let mark = self.streams.mark(stream, (!is_small).then(|| tensor.clone()))?;
+        let copy = Tensor::from_buffer(tensor.dtype(), tensor.shape().clone(), Arc::new(staged))?;
+        Ok((copy, Some(Arc::new(mark))))
+    }
+
+    /// From another GPU of this process to this one.
+    fn copy_peer(&self, tensor: &Tensor) -> Result<Tensor> {
+        let (buffer, offset) = cuda_buffer(tensor)?;
+        let source = buffer.streams();
+        let tag: Arc<str> = "a copy from another GPU".into();
+        let copy = self.allocate_tensor(tensor.dtype(), tensor.shape().clone(), &tag)?;
+        let n_bytes = tensor.n_bytes();
+        if n_bytes == 0 {
+            return Ok(copy);
+        }
+        let (from, to) = (buffer.address() + offset as u64, self.address(&copy)?);
+        let written = source.mark(&source.compute, None)?;
+        self.streams.wait(&self.streams.peer, &written)?;
+        let free = self.streams.mark(&self.streams.compute, None)?;
+        self.streams.wait(&self.streams.peer, &free)?;
+        self.bind()?;
+        let (there, here) = (source.context.cu_ctx(), self.streams.context.cu_ctx());
+        // SAFETY: both spans have `n_bytes`; the waits above order the copy after the source was written and after the
+        // target's memory was last used; those below keep both from being used again before it is done.
+        let copied =
+            unsafe { sys::cuMemcpyPeerAsync(to, here, from, there, n_bytes, self.streams.peer.cu_stream()).result() };
+        check("copying between cards", copied)?;
+        let mark = self.streams.mark(&self.streams.peer, None)?;
+        self.streams.wait(&self.streams.compute, &mark)?;
+        source.wait(&source.compute, &mark)?;
+        Ok(copy)
+    }
+}
+
+impl Device for CudaDevice {
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+    fn memory(&self) -> Memory {
+        Memory::Cuda(self.number)
+    }
+    fn allocate(&self, n_bytes: usize, tag: &Arc<str>) -> Result<Arc<dyn Buffer>> {
+        Ok(self.arena.allocate(n_bytes, tag)?)
+    }
+    fn memory_stats(&self) -> MemoryStats {
+        self.arena.stats()
+    }
+    fn pool(&self) -> &Arc<IntraPool> {
+        self.host.pool()
+    }
+    fn copy(&self, tensor: &Tensor, memory: Memory) -> Result<(Tensor, Option<Arc<dyn Event>>)> {
+        // Strings and handles live on the host wherever they are used.
+        if tensor.dtype().size().is_none() {
+            return Ok((tensor.clone(), None));
+        }
+        if tensor.memory() != memory {
+            self.check_not_capturing()?;
+        }
+        match (tensor.memory(), memory) {
+            (Memory::Host | Memory::PinnedHost, Memory::Host | Memory::PinnedHost) => Ok((tensor.clone(), None)),
+            (Memory::Host | Memory::PinnedHost, to) if to == self.memory() => Ok((self.copy_in(tensor)?, None)),
+            (Memory::Cuda(_), Memory::Host | Memory::PinnedHost) => self.copy_out(tensor),
+            (Memory::Cuda(_), to) if to == self.memory() => {
+                match cuda_buffer(tensor)?.0.arena_id() == self.arena.id() {
+                    true => Ok((tensor.clone(), None)),
+                    false => Ok((self.copy_peer(tensor)?, None)),
+                }
+            }
+            (from, to) => {
+                Err(Error::internal(format!("{} does not copy from {from:?} to {to:?}", self.attributes.name)))
+            }
+        }
+    }
+    fn record(&self, stream: StreamRole) -> Option<Arc<dyn Event>> {
+        let stream = match stream {
+            StreamRole::Compute => &self.streams.compute,
+            StreamRole::HostToDevice => &self.streams.copy_in,
+            StreamRole::DeviceToHost => &self.streams.copy_out,
+            StreamRole::Peer => &self.streams.peer,
+        };
+        self.streams.mark(stream, None).ok().map(|mark| Arc::new(mark) as Arc<dyn Event>)
+    }
+    fn synchronize(&self) -> Result<()> {
+        self.streams.synchronize()
+    }
+    fn when_done(&self, event: Arc<dyn Event>, call: Box<dyn FnOnce(Result<()>) + Send>) {
+        self.watcher.watch(event, call);
+    }
+    fn handle(&self) -> Option<Arc<dyn Device>> {
+        self.me.upgrade().map(|me| me as Arc<dyn Device>)
+    }
+    fn host(&self) -> Option<&Arc<dyn Device>> {
+        Some(&self.host)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn allocate_tensor(&self, dtype: DType, shape: Shape, tag: &Arc<str>) -> Result<Tensor> {
+        // Even the smallest tensor has a place on the card: kernels cannot reach the host's.
+        let Some(size) = dtype.size() else { return Tensor::zeros(dtype, shape) };
+        let n_bytes = shape
+            .n_elements()
+            .checked_mul(size)
+            .ok_or_else(|| Error::invalid_argument(format!("{dtype}{shape} is too large")))?;
+        Tensor::from_buffer(dtype, shape, self.arena.allocate(n_bytes, tag)?)
+    }
+}

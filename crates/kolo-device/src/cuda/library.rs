@@ -1,0 +1,168 @@
+//! Which of CUDA's libraries are here. Asking comes before any call: the bindings panic where a library is missing.
+
+use std::fs;
+use std::sync::OnceLock;
+
+use cudarc::driver::sys as driver;
+use cudarc::{cublaslt, cudnn, nvrtc};
+
+/// One library that was looked for.
+#[derive(Clone, Debug)]
+pub struct LibraryReport {
+    /// Its name, without prefix and version.
+    pub name: &'static str,
+    /// The file it was opened from.
+    pub path: Option<String>,
+    /// What it says of its version.
+    pub version: Option<String>,
+    /// What does not work without it.
+    pub without: &'static str,
+    /// True if it could be opened.
+    pub is_present: bool,
+}
+
+/// Why GPUs cannot be used here, in one line; `None` if the driver is there and has a card.
+pub fn absent() -> Option<String> {
+    if !has_driver() {
+        return Some("no CUDA driver here (libcuda.so.1 was not found)".to_owned());
+    }
+    if let Err(error) = cudarc::driver::result::init() {
+        return Some(format!("the CUDA driver does not start: {}", super::describe(error)));
+    }
+    match cudarc::driver::result::device::get_count() {
+        Ok(0) => Some("the CUDA driver sees no card".to_owned()),
+        Ok(_) => None,
+        Err(error) => Some(format!("the CUDA driver does not list its cards: {}", super::describe(error))),
+    }
+}
+
+macro_rules! presence {
+    ($($(#[$doc:meta])* $function:ident, $path:path;)*) => {
+        $($(#[$doc])*
+        pub(super) fn $function() -> bool {
+            static PRESENT: OnceLock<bool> = OnceLock::new();
+            // SAFETY: opens the library, whose start-up code is NVIDIA's, and asks for nothing in it.
+            *PRESENT.get_or_init(|| unsafe { $path() })
+        })*
+    };
+}
+
+presence! {
+    /// Whether `libcuda` can be opened.
+    has_driver, driver::is_culib_present;
+    /// Whether `libnvrtc` can be opened.
+    has_nvrtc, nvrtc::sys::is_culib_present;
+    /// Whether `libcublasLt` can be opened.
+    has_cublaslt, cublaslt::sys::is_culib_present;
+    /// Whether `libcudnn` can be opened.
+    has_cudnn, cudnn::sys::is_culib_present;
+}
+
+/// All libraries that Kolo can use, with what is known of each.
+pub fn libraries() -> Vec<LibraryReport> {
+    let nvml = nvml_wrapper::Nvml::init();
+    let nvml_version = nvml.as_ref().ok().and_then(|nvml| nvml.sys_nvml_version().ok());
+    let mut reports = vec![
+        LibraryReport {
+            name: "cuda",
+            path: None,
+            version: driver_version(),
+            without: "GPUs: everything runs on the CPU",
+            is_present: has_driver(),
+        },
+        LibraryReport {
+            name: "nvidia-ml",
+            path: None,
+            version: nvml_version,
+            without: "load, temperature and processes of cards in listings and reports",
+            is_present: nvml.is_ok(),
+        },
+        LibraryReport {
+            name: "nvrtc",
+            path: None,
+            version: nvrtc_version(),
+            without: "all kernels of ours that are not in the kernel cache: a GPU cannot be used",
+            is_present: has_nvrtc(),
+        },
+        LibraryReport {
+            name: "cublasLt",
+            path: None,
+            version: cublaslt_version(),
+            without: "MatMul and BatchMatMul on GPUs",
+            is_present: has_cublaslt(),
+        },
+        LibraryReport {
+            name: "cudnn",
+            path: None,
+            version: cudnn_version(),
+            without: "convolutions on GPUs",
+            is_present: has_cudnn(),
+        },
+    ];
+    // Versions were asked for, so what could be opened is in memory now, and the kernel knows from where.
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    for report in &mut reports {
+        let file = format!("/lib{}.so", report.name);
+        report.path = maps
+            .lines()
+            .filter_map(|line| line.find('/').map(|at| &line[at..]))
+            .find(|path| path.contains(&file))
+            .map(str::to_owned);
+    }
+    reports
+}
+
+fn driver_version() -> Option<String> {
+    if !has_driver() {
+        return None;
+    }
+    let mut version = 0;
+    // SAFETY: the driver is present, and writes one int.
+    unsafe { driver::cuDriverGetVersion(&mut version) }.result().ok()?;
+    Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
+}
+
+/// The version that NVRTC says it has.
+pub(super) fn nvrtc_version() -> Option<String> {
+    if !has_nvrtc() {
+        return None;
+    }
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library is present, and writes two ints.
+    unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) }.result().ok()?;
+    Some(format!("{major}.{minor}"))
+}
+
+fn cublaslt_version() -> Option<String> {
+    if !has_cublaslt() {
+        return None;
+    }
+    // SAFETY: the library is present; the call takes nothing.
+    let version = unsafe { cublaslt::sys::cublasLtGetVersion() };
+    Some(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}
+
+fn cudnn_version() -> Option<String> {
+    if !has_cudnn() {
+        return None;
+    }
+    let version = cudnn::result::get_version();
+    Some(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn asking_is_harmless_with_and_without_cuda() {
+        let reports = libraries();
+        assert_eq!(reports.len(), 5);
+        for report in reports.iter().filter(|report| !report.is_present) {
+            assert_eq!(report.version, None, "{report:?}");
+        }
+        if !has_driver() {
+            assert!(absent().is_some_and(|why| why.contains("libcuda")));
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Matrix products by cuBLASLt. The algorithm of each shape is looked up once and remembered.
+//!
+//! The library thinks in columns and tensors lie in rows: `C = A · B` in rows is `Cᵀ = Bᵀ · Aᵀ` in columns, which is the
+//! same bytes with the two inputs exchanged.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys;
+use kolo_core::{DType, Error, Result, Tensor};
+use parking_lot::Mutex;
+
+use super::device::CudaDevice;
+use super::launch::cuda_buffer;
+use super::library::has_cublaslt;
+
+/// One product, or a batch of them, of matrices that lie in rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatMul {
+    /// Rows of the product.
+    pub m: usize,
+    /// Columns of the product.
+    pub n: usize,
+    /// The inner size.
+    pub k: usize,
+    /// The left matrix is stored transposed, k×m.
+    pub transpose_a: bool,
+    /// The right matrix is stored transposed, n×k.
+    pub transpose_b: bool,
+    /// How many products; matrices of a batch lie one after the other.
+    pub batch: usize,
+    /// All products have this left matrix.
+    pub shared_a: bool,
+    /// All products have this right matrix.
+    pub shared_b: bool,
+    /// The element type of all three.
+    pub dtype: DType,
+    /// How floats are multiplied.
+    pub kind: MatMulKind,
+    /// What is done to the product before it is stored.
+    pub epilogue: Epilogue,
+}
+
+/// How floats are multiplied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MatMulKind {
+    /// With all their bits.
+    #[default]
+    Full,
+    /// With the ten bits of TF32, on the matrix units.
+    Tf32,
+}
+
+/// What is done to a product before it is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Epilogue {
+    /// Nothing.
+    #[default]
+    None,
+    /// A vector is added to every row.
+    Bias,
+    /// A vector is added to every row, and what is negative becomes zero.
+    BiasRelu,
+}
+
+pub(super) struct Lt {
+    handle: sys::cublasLtHandle_t,
+    plans: Mutex<HashMap<(MatMul, u32), Plan>>,
+}
+
+// SAFETY: cuBLASLt handles may be used by any thread; plans are behind a lock.
+unsafe impl Send for Lt {}
+// SAFETY: as above.
+unsafe impl Sync for Lt {}
+
+/// The descriptors of one shape, and the algorithm for it. They live as long as the handle.
+#[derive(Clone, Copy)]
+struct Plan {
+    desc: sys::cublasLtMatmulDesc_t,
+    a: sys::cublasLtMatrixLayout_t,
+    b: sys::cublasLtMatrixLayout_t,
+    c: sys::cublasLtMatrixLayout_t,
+    algo: sys::cublasLtMatmulAlgo_t,
+    workspace: usize,
+}
+
+/// What the library recommends for Hopper.
+pub(super) const WORKSPACE: usize = 32 << 20;
+
+fn lt<T>(what: &str, call: &MatMul, result: std::result::Result<T, CublasError>) -> Result<T> {
+    result.map_err(|error| {
+        Error::internal(format!(
+            "cuBLASLt, {what}, for a product of {}x{}x{} of {}: {:?}",
+            call.m, call.n, call.k, call.dtype, error.0
+        ))
+    })
+}
+
+impl Lt {
+    /// Opens the library. The context must be current.
+    pub fn new() -> Result<Lt> {
+        if !has_cublaslt() {
+            return Err(Error::failed_precondition(
+                "matrix products on a GPU need cuBLASLt, which is not here (libcublasLt.so.13 was not found)",
+            ));
+        }
+        let handle = result::create_handle()
+            .map_err(|error| Error::internal(format!("cuBLASLt does not start: {:?}", error.0)))?;
+        Ok(Lt { handle, plans: Mutex::default() })
+    }
+
+    fn plan(&self, call: &MatMul, alignment: u32) -> Result<Plan> {
+        if let Some(plan) = self.plans.lock().get(&(*call, alignment)) {
+            return Ok(*plan);
+        }
+        let plan = self.make_plan(call, alignment)?;
+        Ok(*self.plans.lock().entry((*call, alignment)).or_insert(plan))
+    }
+
+    fn make_plan(&self, call: &MatMul, alignment: u32) -> Result<Plan> {
+        use sys::cublasComputeType_t as Compute;
+        use sys::cudaDataType_t as Type;
+        let (data, compute, scale) = match (call.dtype, call.kind) {
+            (DType::F32, MatMulKind::Full) => (Type::CUDA_R_32F, Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F),
+            (DType::F32, MatMulKind::Tf32) => {
+                (Type::CUDA_R_32F, Compute::CUBLAS_COMPUTE_32F_FAST_TF32, Type::CUDA_R_32F)
+            }
+            (DType::F16, _) => (Type::CUDA_R_16F, Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F),
+            (DType::BF16, _) => (Type::CUDA_R_16BF, Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F),
+            (DType::F64, _) => (Type::CUDA_R_64F, Compute::CUBLAS_COMPUTE_64F, Type::CUDA_R_64F),
+            (other, _) => return Err(Error::unimplemented(format!("cuBLASLt does not multiply {other}"))),
+        };
+        let desc = lt("describing it", call, result::create_matmul_desc(compute, scale))?;
+        let set = |attr, value: i32| {
+            // SAFETY: the descriptor was just made; the attribute is an int, of which the library takes a copy.
+            let set = unsafe { result::set_matmul_desc_attribute(desc, attr, (&raw const value).cast(), 4) };
+            lt("describing it", call, set)
+        };
+        // In columns the two inputs are exchanged.
+        set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(call.transpose_b))?;
+        set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(call.transpose_a))?;
+        let epilogue = match call.epilogue {
+            Epilogue::None => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+            Epilogue::Bias => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::BiasRelu => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS,
+        };
+        set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as i32)?;
+        let layout = |rows: usize, cols: usize, shared: bool| -> Result<sys::cublasLtMatrixLayout_t> {
+            let made = result::create_matrix_layout(data, rows as u64, cols as u64, rows.max(1) as i64);
+            let layout = lt("describing a matrix", call, made)?;
+            if call.batch > 1 {
+                let count = i32::try_from(call.batch)
+                    .map_err(|_| Error::invalid_argument(format!("a batch of {} products", call.batch)))?;
+                let step = if shared { 0i64 } else { (rows * cols) as i64 };
+                // SAFETY: the layout was just made; the library copies an int and a long.
+                let set = unsafe {
+                    result::set_matrix_layout_attribute(
+                        layout,
+                        sys::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                        (&raw const count).cast(),
+                        4,
+                    )
+                    .and_then(|()| {
+                        result::set_matrix_layout_attribute(
+                            layout,
+                            sys::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                            (&raw const step).cast(),
+                            8,
+                        )
+                    })
+                };
+                lt("describing a batch", call, set)?;
+            }
+            Ok(layout)
+        };
+        // Rows and columns as the library sees the bytes.
+        let a = if call.transpose_b {
+            layout(call.k, call.n, call.shared_b)?
+        } else {
+            layout(call.n, call.k, call.shared_b)?
+        };
+        let b = if call.transpose_a {
+            layout(call.m, call.k, call.shared_a)?
+        } else {
+            layout(call.k, call.m, call.shared_a)?
+        };
+        let c = layout(call.n, call.m, false)?;
+        let preference = lt("choosing", call, result::create_matmul_pref())?;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Wish;
+        let wishes: [(Wish, u64, usize); 5] = [
+            (Wish::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64, 8),
+            (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, u64::from(alignment), 4),
+            (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, u64::from(alignment), 4),
+            (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, u64::from(alignment), 4),
+            (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, u64::from(alignment), 4),
+        ];
+        for (attr, value, n_bytes) in wishes {
+            // SAFETY: the preference was just made; the library copies `n_bytes` of the value, its low end.
+            let set =
+                unsafe { result::set_matmul_pref_attribute(preference, attr, (&raw const value).cast(), n_bytes) };
+            lt("choosing", call, set)?;
+        }
+        // SAFETY: all descriptors were just made.
+        let found = unsafe { result::get_matmul_algo_heuristic(self.handle, desc, a, b, c, c, preference) };
+        // SAFETY: made above, not used again. There is nothing to do about a failure.
+        let _ = unsafe { result::destroy_matmul_pref(preference) };
+        let found = lt("choosing an algorithm", call, found)?;
+        Ok(Plan { desc, a, b, c, algo: found.algo, workspace: found.workspaceSize })
+    }
+}
+
+impl Drop for Lt {
+    fn drop(&mut self) {
+        for plan in self.plans.get_mut().values() {
+            // SAFETY: descriptors are made once per plan and destroyed here. There is nothing to do about a failure.
+            unsafe {
+                let _ = result::destroy_matmul_desc(plan.desc);
+                let _ = result::destroy_matrix_layout(plan.a);
+                let _ = result::destroy_matrix_layout(plan.b);
+                let _ = result::destroy_matrix_layout(plan.c);
+            }
+        }
+        // SAFETY: the handle is ours and this is its last use.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+impl CudaDevice {
+    /// `c = a · b`, enqueued. The tensors have as many elements as the call says; an empty product is not allowed. `bias`
+    /// is needed if the epilogue adds one.
+    pub fn matmul(&self, call: &MatMul, a: &Tensor, b: &Tensor, bias: Option<&Tensor>, c: &mut Tensor) -> Result<()> {
+        let MatMul { m, n, k, batch, .. } = *call;
+        let count = |rows: usize, cols: usize, shared: bool| {
+            let batch = if shared { 1 } else { batch };
+            rows.checked_mul(cols).and_then(|n| n.checked_mul(batch))
+        };
+        let fits = |tensor: &Tensor, n: Option<usize>| tensor.dtype() == call.dtype && Some(tensor.n_elements()) == n;
+        let sizes = [m, n, k, batch];
+        if sizes.contains(&0)
+            || !fits(a, count(m, k, call.shared_a))
+            || !fits(b, count(k, n, call.shared_b))
+            || !fits(c, count(m, n, false))
+            || (call.epilogue == Epilogue::None) != bias.is_none()
+            || bias.is_some_and(|bias| !fits(bias, Some(n)))
+            || !c.is_unique()
+        {
+            return Err(Error::internal(format!("{call:?} does not fit its tensors")));
+        }
+        let address = |tensor: &Tensor| -> Result<u64> {
+            let (buffer, offset) = cuda_buffer(tensor)?;
+            match buffer.arena_id() == self.arena_id() {
+                true => Ok(buffer.address() + offset as u64),
+                false => Err(Error::internal("a matrix is in memory of another device; a copy is missing")),
+            }
+        };
+        let (at_a, at_b, at_c) = (address(a)?, address(b)?, address(c)?);
+        // Rows of an embedding and the like may begin anywhere; 16 bytes are what the fast algorithms want.
+        let alignment = 1u32 << (at_a | at_b | at_c | 16).trailing_zeros();
+        let lt_handle = self.lt()?;
+        let plan = lt_handle.plan(call, alignment)?;
+        let workspace = self.workspace()?;
+        self.bind()?;
+        // A call may enqueue two kernels with the workspace between them, and the bias is part of the descriptor: calls of
+        // other threads must not come between.
+        let calls = self.matmul_lock();
+        if let Some(bias) = bias {
+            let at_bias = address(bias)?;
+            // SAFETY: the descriptor is alive; the library copies a pointer.
+            let set = unsafe {
+                result::set_matmul_desc_attribute(
+                    plan.desc,
+                    sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                    (&raw const at_bias).cast(),
+                    8,
+                )
+            };
+            lt("setting the bias", call, set)?;
+        }
+        let (one, zero, one64, zero64) = (1f32, 0f32, 1f64, 0f64);
+        let (alpha, beta): (*const c_void, *const c_void) = match call.dtype {
+            DType::F64 => ((&raw const one64).cast(), (&raw const zero64).cast()),
+            _ => ((&raw const one).cast(), (&raw const zero).cast()),
+        };
+        // SAFETY: the tensors have the sizes of the plan and are alive until the compute stream has passed this call;
+        // the workspace is as large as the plan may need, and ordered by the same stream.
+        let done = unsafe {
+            result::matmul(
+                lt_handle.handle,
+                plan.desc,
+                alpha,
+                beta,
+                at_b as *const c_void,
+                plan.a,
+                at_a as *const c_void,
+                plan.b,
+                at_c as *const c_void,
+                plan.c,
+                at_c as *mut c_void,
+                plan.c,
+                &raw const plan.algo,
+                workspace as *mut c_void,
+                plan.workspace.min(WORKSPACE),
+                self.compute_stream().cast(),
+            )
+        };
+        drop(calls);
+        lt("multiplying", call, done)
+    }
+}

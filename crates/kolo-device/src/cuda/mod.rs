@@ -1,0 +1,81 @@
+//! NVIDIA GPUs, reached through libraries that are opened while the program runs.
+//!
+//! Nothing of CUDA is needed to build, and nothing happens on a machine without it: [`discover`] says why there is no GPU
+//! and makes no context. A [`CudaDevice`] is one logical GPU, a whole card or a share of it:
+//!
+//! ```text
+//!  host thread ──launch──▶ compute stream ─────────────────▶ kernels, in the order they were enqueued
+//!       │                     ▲  │event
+//!       ├──copy in────────────┘  └──▶ copy-out stream ──▶ pinned host memory ──event──▶ watcher thread ──▶ receiver
+//!       └──drop a tensor: its block is free at once; whoever gets it next is enqueued later on the same stream
+//! ```
+//!
+//! Kernels return when they are enqueued. All work on a device's tensors is ordered by its compute stream: a block that
+//! another stream still reads is kept until that stream is done ([`memory`](self)). The host waits only for what it reads.
+//!
+//! | thing | who may touch it |
+//! | --- | --- |
+//! | the block lists (`arena.rs`) | any thread, one lock |
+//! | compiled programs (`program.rs`) | any thread; compiled once, under a lock |
+//! | cuBLASLt plans (`matmul.rs`) | any thread, one lock; its workspace is ordered by the compute stream |
+//! | cuDNN (`conv.rs`) | any thread, one lock around each call |
+//! | events that receivers wait for | the watcher thread alone calls them back, in the order they were handed over |
+
+mod arena;
+mod blocks;
+mod capture;
+mod conv;
+mod device;
+mod discover;
+mod launch;
+mod library;
+mod matmul;
+mod pinned;
+mod program;
+mod stream;
+mod visible;
+
+pub use arena::MemoryPlan;
+pub use capture::{Captured, Capturing};
+pub use conv::{Conv, ConvPass};
+pub use device::{CudaConfig, CudaDevice};
+pub use discover::{Card, Discovery, Process, discover};
+pub use launch::{Args, Grid};
+pub use library::{LibraryReport, absent, libraries};
+pub use matmul::{Epilogue, MatMul, MatMulKind};
+pub use program::{Function, ProgramKey, compile_only};
+pub use visible::{Selection, select_visible};
+
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::CUresult;
+use kolo_core::{Error, Result};
+
+/// A driver call's result as ours: what was tried, and what the driver said.
+fn check<T>(what: &str, result: std::result::Result<T, DriverError>) -> Result<T> {
+    result.map_err(|error| {
+        let text = format!("{what}: {}", describe(error));
+        match error.0 {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::resource_exhausted(text),
+            CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => Error::unavailable(text),
+            _ => Error::internal(text),
+        }
+    })
+}
+
+fn describe(error: DriverError) -> String {
+    let text = error.error_string().ok().and_then(|text| text.to_str().ok()).unwrap_or("no description");
+    let sticky = matches!(
+        error.0,
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+    );
+    let name = format!("{:?}", error.0);
+    match sticky {
+        // The context is lost: nothing on this card works until the process ends.
+        true => format!("{name}: {text} (by work enqueued earlier; the card is lost to this process)"),
+        false => format!("{name}: {text}"),
+    }
+}

@@ -1,0 +1,155 @@
+//! `CUDA_VISIBLE_DEVICES`: which cards a process sees, and in which order.
+//!
+//! The driver obeys the variable by itself. This reads it a second time, purely, so that listings can say which entry
+//! named which card, which entry was dropped and why, and so that the rules can be tested without a card.
+
+/// What an entry list selects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// The physical numbers, in the order they become visible: visible number 0 first.
+    pub cards: Vec<usize>,
+    /// What was dropped, for people.
+    pub warnings: Vec<String>,
+}
+
+/// Applies `CUDA_VISIBLE_DEVICES` to cards that are given as `(uuid, PCI id)`. `None` means the variable is not set: all
+/// cards. Entries are numbers, UUIDs or the beginnings of such, or PCI ids; the first that is invalid, or names a card a
+/// second time, ends the list, as with CUDA. An empty list, or one that begins with an invalid entry, selects nothing.
+pub fn select_visible(value: Option<&str>, cards: &[(&str, &str)]) -> Selection {
+    let Some(value) = value else {
+        return Selection { cards: (0..cards.len()).collect(), warnings: Vec::new() };
+    };
+    let value = value.trim().trim_matches(['"', '\'']).trim();
+    let mut selection = Selection::default();
+    if value.is_empty() || value == "NoDevFiles" {
+        if !cards.is_empty() {
+            selection.warnings.push("CUDA_VISIBLE_DEVICES is empty: no card is visible".to_owned());
+        }
+        return selection;
+    }
+    let entries: Vec<&str> = value.split(',').map(str::trim).collect();
+    for (i, entry) in entries.iter().enumerate() {
+        let problem = match find(entry, cards) {
+            Ok(card) if selection.cards.contains(&card) => {
+                // CUDA refuses the whole list when a card is named twice.
+                selection.cards.clear();
+                format!("names card {card} twice, which hides all cards")
+            }
+            Ok(card) => {
+                selection.cards.push(card);
+                continue;
+            }
+            Err(problem) => problem,
+        };
+        let rest = match entries.len() - i - 1 {
+            0 => String::new(),
+            n => format!(", and {n} more after it are ignored"),
+        };
+        selection.warnings.push(format!("CUDA_VISIBLE_DEVICES: entry '{entry}' {problem}{rest}"));
+        break;
+    }
+    selection
+}
+
+fn find(entry: &str, cards: &[(&str, &str)]) -> Result<usize, String> {
+    let n = cards.len();
+    if entry.starts_with("GPU-") {
+        let matching: Vec<usize> = (0..n).filter(|&i| starts_with(cards[i].0, entry)).collect();
+        return match matching.as_slice() {
+            [card] => Ok(*card),
+            [] => Err("is the UUID of no card here".to_owned()),
+            _ => Err("fits several cards: more of the UUID is needed".to_owned()),
+        };
+    }
+    if entry.starts_with("MIG-") {
+        return Err("names a part of a card (MIG), which this reader does not follow".to_owned());
+    }
+    if entry.contains(':') {
+        let wanted = plain_pci(entry);
+        return (0..n).find(|&i| plain_pci(cards[i].1) == wanted).ok_or_else(|| "is the PCI id of no card".to_owned());
+    }
+    match entry.parse::<i64>() {
+        Ok(number) if number < 0 => Err("is negative, which ends the list".to_owned()),
+        Ok(number) => match usize::try_from(number) {
+            Ok(card) if card < n => Ok(card),
+            _ => Err(match n {
+                0 => "names a card, but there are none".to_owned(),
+                1 => "is not a card here: there is only card 0".to_owned(),
+                n => format!("is not a card here: they are numbered 0 to {}", n - 1),
+            }),
+        },
+        Err(_) => Err("is neither a number nor a UUID nor a PCI id".to_owned()),
+    }
+}
+
+fn starts_with(uuid: &str, prefix: &str) -> bool {
+    uuid.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix))
+}
+
+/// A PCI id without leading zeros of the domain: `0000:41:00.0` and `00000000:41:00.0` are the same.
+pub(super) fn plain_pci(id: &str) -> String {
+    let id = id.trim().to_ascii_lowercase();
+    match id.matches(':').count() {
+        2 => {
+            let domain = id.trim_start_matches('0');
+            if domain.starts_with(':') { format!("0{domain}") } else { domain.to_owned() }
+        }
+        _ => format!("0:{id}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CARDS: [(&str, &str); 4] = [
+        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "00000000:03:00.0"),
+        ("GPU-8932f938-d72c-4106-c12f-20bd9faed9f6", "00000000:41:00.0"),
+        ("GPU-11111111-0000-0000-0000-000000000000", "00000000:81:00.0"),
+        ("GPU-22222222-0000-0000-0000-000000000000", "00000001:81:00.0"),
+    ];
+
+    #[track_caller]
+    fn check(value: &str, cards: &[usize], warning: Option<&str>) {
+        let selection = select_visible(Some(value), &CARDS);
+        assert_eq!(selection.cards, cards, "{value}");
+        match warning {
+            Some(text) => assert!(selection.warnings.iter().any(|w| w.contains(text)), "{:?}", selection.warnings),
+            None => assert!(selection.warnings.is_empty(), "{:?}", selection.warnings),
+        }
+    }
+
+    #[test]
+    fn every_form_of_the_variable() {
+        assert_eq!(select_visible(None, &CARDS).cards, [0, 1, 2, 3]);
+        check("0,1", &[0, 1], None);
+        check("3,2", &[3, 2], None);
+        check(" 1 , 0 ", &[1, 0], None);
+        check("\"2\"", &[2], None);
+        check("'1,2'", &[1, 2], None);
+        check("", &[], Some("empty"));
+        check("NoDevFiles", &[], Some("empty"));
+        check("-1", &[], Some("negative"));
+        check("1,-1,2", &[1], Some("1 more after it"));
+        check("0,7,1", &[0], Some("numbered 0 to 3, and 1 more after it are ignored"));
+        check("9", &[], Some("'9'"));
+        check("1,1", &[], Some("twice"));
+        check("0,x", &[0], Some("neither a number"));
+        check("GPU-11111111-0000-0000-0000-000000000000,0", &[2, 0], None);
+        check("GPU-2222", &[3], None);
+        check("gpu-2222", &[], Some("neither a number"));
+        check("GPU-8932f93", &[], Some("fits several cards"));
+        check("GPU-dead", &[], Some("no card here"));
+        check("MIG-GPU-8932f937/1/2", &[], Some("MIG"));
+        check("0000:41:00.0,41:00.0", &[], Some("twice"));
+        check("0000:41:00.0,0001:81:00.0", &[1, 3], None);
+        check("99999999999999999999", &[], Some("neither a number"));
+    }
+
+    #[test]
+    fn without_cards_nothing_is_selected() {
+        assert_eq!(select_visible(None, &[]), Selection::default());
+        assert!(select_visible(Some(""), &[]).warnings.is_empty());
+        assert!(select_visible(Some("0"), &[]).warnings[0].contains("there are none"));
+    }
+}

@@ -1,0 +1,116 @@
+//! Control flow, pass-throughs and shapes: nothing is computed on the card.
+
+use kolo_core::{DType, Error, Result, Shape, Tensor};
+
+use super::{PLAIN, Table, function, register};
+use crate::op::KernelMaker;
+use crate::{KernelCtx, find_op};
+
+/// Ops of control flow, which the executor does itself, with the arguments that are on the host.
+const FLOW: &[(&str, &[&str])] = &[
+    ("Switch", &["pred"]),
+    ("Merge", &["value_index"]),
+    ("Enter", &[]),
+    ("Exit", &[]),
+    ("NextIteration", &[]),
+    ("RefEnter", &[]),
+    ("RefExit", &[]),
+    ("RefNextIteration", &[]),
+    ("RefSwitch", &["pred"]),
+    ("RefMerge", &["value_index"]),
+];
+
+/// Ops whose CPU kernel never looks at elements: the same function serves here.
+const PASS: &[(&str, &str, &[&str])] = &[
+    ("Identity", "T", &[]),
+    ("StopGradient", "T", &[]),
+    ("PreventGradient", "T", &[]),
+    ("RefIdentity", "T", &[]),
+    ("IdentityN", "", &[]),
+    ("Reshape", "T", &["shape"]),
+    ("ExpandDims", "T", &["dim"]),
+    ("Squeeze", "T", &[]),
+    ("Bitcast", "T", &[]),
+    ("Placeholder", "dtype", &[]),
+    ("PlaceholderV2", "dtype", &[]),
+    ("PlaceholderWithDefault", "dtype", &[]),
+];
+
+pub(super) fn add(table: &mut Table) {
+    for &(op, host_args) in FLOW {
+        register(table, op, "T", PLAIN, host_args, KernelMaker::Executor);
+    }
+    for &(op, attr, host_args) in PASS {
+        let Ok(found) = find_op(op) else { continue };
+        if let Some(kernel) = found.kernels.iter().find(|kernel| kernel.device == "CPU") {
+            register(table, op, attr, PLAIN, host_args, kernel.make);
+        }
+    }
+    function(table, "Const", "dtype", PLAIN, &[], constant);
+    function(table, "Shape", "T", ANY, &["output"], shape);
+    function(table, "ShapeN", "T", ANY, &["output"], shape);
+    function(table, "Size", "T", ANY, &["output"], size);
+    function(table, "Rank", "T", ANY, &["output"], rank);
+}
+
+/// What may be asked for its shape.
+const ANY: &[DType] = &[
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::I32,
+    DType::I8,
+    DType::I16,
+    DType::U8,
+    DType::U16,
+    DType::U32,
+    DType::U64,
+    DType::Bool,
+];
+
+fn constant(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let value = ctx.attrs().tensor("value")?.clone();
+    let (copy, event) = ctx.device.copy(&value, ctx.device.memory())?;
+    if let Some(event) = event {
+        event.wait()?;
+    }
+    ctx.set_output(0, copy);
+    Ok(())
+}
+
+fn shape(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    for i in 0..ctx.n_inputs() {
+        let dims: Vec<i64> = ctx.input(i)?.shape().iter().map(|&dim| dim as i64).collect();
+        let shape = Shape::new(&[dims.len()])?;
+        let out = integers(shape, &dims, ctx.attrs().dtype("out_type")?)?;
+        ctx.set_output(i, out);
+    }
+    Ok(())
+}
+
+fn size(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let n = ctx.input(0)?.n_elements() as i64;
+    let out = integers(Shape::scalar(), &[n], ctx.attrs().dtype("out_type")?)?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn rank(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let rank = ctx.input(0)?.shape().rank() as i64;
+    ctx.set_output(0, integers(Shape::scalar(), &[rank], DType::I32)?);
+    Ok(())
+}
+
+/// Whole numbers in host memory.
+pub(super) fn integers(shape: Shape, values: &[i64], dtype: DType) -> Result<Tensor> {
+    match dtype {
+        DType::I64 => Tensor::from_vec(shape, values.to_vec()),
+        _ => {
+            let narrow: std::result::Result<Vec<i32>, _> = values.iter().map(|&value| i32::try_from(value)).collect();
+            let narrow = narrow.map_err(|_| Error::invalid_argument(format!("{values:?} do not fit int32")))?;
+            Tensor::from_vec(shape, narrow)
+        }
+    }
+}

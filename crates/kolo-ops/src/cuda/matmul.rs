@@ -1,0 +1,100 @@
+//! `MatMul` and `BatchMatMul` by cuBLASLt.
+
+use kolo_core::{Error, Result, Shape, Tensor};
+use kolo_device::cuda::{Epilogue, MatMul, MatMulKind};
+
+use super::map::{Expression, run};
+use super::{FLOATS, Table, function, gpu, zeros};
+use crate::KernelCtx;
+use crate::math::elementwise::broadcast_shape;
+use crate::math::matmul::misfit;
+
+pub(super) fn add(table: &mut Table) {
+    function(table, "MatMul", "T", FLOATS, &[], matmul);
+    function(table, "BatchMatMul", "T", FLOATS, &[], |ctx| {
+        let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
+        let batch = |shape: &Shape| shape.dims().split_last_chunk::<2>().map(|(batch, _)| batch.to_vec());
+        if batch(a) != batch(b) {
+            return Err(Error::invalid_argument(format!("In[0] and In[1] must have the same batch: {a} vs. {b}")));
+        }
+        batch_matmul(ctx)
+    });
+    function(table, "BatchMatMulV2", "T", FLOATS, &[], batch_matmul);
+}
+
+fn matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
+    for (i, shape) in [a, b].into_iter().enumerate() {
+        if shape.rank() != 2 {
+            return Err(Error::invalid_argument(format!("In[{i}] is not a matrix. Instead it has shape {shape}")));
+        }
+    }
+    product(ctx, ctx.attrs().bool("transpose_a")?, ctx.attrs().bool("transpose_b")?)
+}
+
+fn batch_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
+    if a.rank() < 2 || b.rank() < 2 {
+        return Err(Error::invalid_argument(format!("In[0] and In[1] must be matrices, found {a} and {b}")));
+    }
+    product(ctx, ctx.attrs().bool("adj_x")?, ctx.attrs().bool("adj_y")?)
+}
+
+fn product(ctx: &mut KernelCtx<'_>, transpose_a: bool, transpose_b: bool) -> Result<()> {
+    let (a, b) = (ctx.input(0)?, ctx.input(1)?);
+    let (batch_a, last_a) = a.shape().split_at(a.shape().rank() - 2);
+    let (batch_b, last_b) = b.shape().split_at(b.shape().rank() - 2);
+    let (m, left) = if transpose_a { (last_a[1], last_a[0]) } else { (last_a[0], last_a[1]) };
+    let (right, n) = if transpose_b { (last_b[1], last_b[0]) } else { (last_b[0], last_b[1]) };
+    if left != right {
+        return Err(misfit(&a.shape().into(), &b.shape().into(), left, right));
+    }
+    let (batch_a, batch_b) = (Shape::new(batch_a)?, Shape::new(batch_b)?);
+    let batch = broadcast_shape(&batch_a, &batch_b)?;
+    let mut dims = batch.dims().to_vec();
+    dims.extend([m, n]);
+    let shape = Shape::new(&dims)?;
+    let dtype = a.dtype();
+    let device = gpu(ctx)?;
+    if shape.n_elements() == 0 || left == 0 {
+        let out = zeros(ctx, dtype, shape)?;
+        ctx.set_output(0, out);
+        return Ok(());
+    }
+    let mut out = ctx.allocate(dtype, shape)?;
+    let kind = if device.allow_tf32() { MatMulKind::Tf32 } else { MatMulKind::Full };
+    let n_batch = batch.n_elements();
+    let mut call = MatMul {
+        m,
+        n,
+        k: left,
+        transpose_a,
+        transpose_b,
+        batch: n_batch,
+        shared_a: n_batch > 1 && batch_a.n_elements() == 1,
+        shared_b: n_batch > 1 && batch_b.n_elements() == 1,
+        dtype,
+        kind,
+        epilogue: Epilogue::None,
+    };
+    // Batches that are repeated along some of their dimensions only are written out.
+    let whole = |i: usize, of: &Shape| -> Result<Tensor> {
+        let tensor = ctx.input(i)?;
+        if of.n_elements() == n_batch || of.n_elements() == 1 {
+            return Ok(tensor.clone());
+        }
+        let dims: Vec<usize> = batch.iter().chain(&tensor.shape()[of.rank()..]).copied().collect();
+        let mut wide = ctx.allocate(dtype, Shape::new(&dims)?)?;
+        run(device, Expression { name: "copy", text: "x0" }, &[Some(tensor)], &mut wide, &[])?;
+        Ok(wide)
+    };
+    let (a, b) = (whole(0, &batch_a)?, whole(1, &batch_b)?);
+    // One right matrix for all: the batch is just more rows.
+    if call.shared_b && !transpose_a {
+        call = MatMul { m: m * n_batch, batch: 1, shared_a: false, shared_b: false, ..call };
+    }
+    device.matmul(&call, &a, &b, None, &mut out)?;
+    drop((a, b));
+    ctx.set_output(0, out);
+    Ok(())
+}

@@ -1,0 +1,386 @@
+//! Kernels for NVIDIA GPUs, by area. Sources in CUDA C++ lie beside the Rust that launches them and are compiled when
+//! they are first needed; `kolo_device::cuda` does that, and holds everything unsafe.
+//!
+//! A kernel enqueues work and returns. Its tensors are on the card, except the arguments its [`KernelDef`] names in
+//! `host_args` (shapes, axes, handles), which it reads at once. Ops over `int32` are mostly about shapes: as in TensorFlow,
+//! those in [`HOST_OPS`] run on the host, on host memory, though they are placed on the GPU. An index that is out of range
+//! cannot be an error here without waiting for the card; it reads zeros and writes nothing, as TensorFlow's kernels do.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use kolo_core::{DType, Result, Tensor};
+use kolo_device::cuda::CudaDevice;
+use kolo_graph::{ArgType, Attrs, Node, Signature};
+
+use crate::kernel::KernelInit;
+use crate::op::{DTypeSet, KernelDef, KernelMaker, Op};
+use crate::{Kernel, KernelCtx};
+
+pub(crate) mod array;
+mod batch_norm;
+mod conv;
+mod elementwise;
+mod flow;
+mod gather;
+mod map;
+mod matmul;
+mod optim;
+mod pool;
+mod random;
+mod reduce;
+mod rows;
+mod state;
+mod transfer;
+
+/// The kernels of each op.
+type Table = HashMap<&'static str, Vec<KernelDef>>;
+
+/// Each area's list.
+const ADDERS: &[fn(&mut Table)] = &[
+    array::add,
+    batch_norm::add,
+    conv::add,
+    elementwise::add,
+    flow::add,
+    gather::add,
+    matmul::add,
+    optim::add,
+    pool::add,
+    random::add,
+    reduce::add,
+    rows::add,
+    state::add,
+    transfer::add,
+];
+
+fn table() -> &'static Table {
+    static TABLE: OnceLock<Table> = OnceLock::new();
+    TABLE.get_or_init(|| {
+        let mut table = Table::new();
+        for add in ADDERS {
+            add(&mut table);
+        }
+        table
+    })
+}
+
+/// The GPU kernels of this op.
+pub(crate) fn kernels(op: &str) -> &'static [KernelDef] {
+    table().get(op).map_or(&[], Vec::as_slice)
+}
+
+/// The CPU kernel that a node placed on a GPU runs on the host, if it is one of those: see [`HOST_OPS`].
+pub(crate) fn host_kernel(op: &'static Op, node: &Node) -> Option<&'static KernelDef> {
+    let always = ALWAYS_ON_HOST.contains(&op.def.name);
+    let by_type = HOST_OPS.contains(&op.def.name) && {
+        let (inputs, outputs) = argument_types(node)?;
+        let is_truth = |dtype: &DType| *dtype == DType::Bool;
+        inputs.iter().all(|(_, dtype)| on_host(*dtype))
+            && outputs.iter().all(|(_, dtype)| on_host(*dtype) || is_truth(dtype))
+            && !(inputs.is_empty() && outputs.iter().any(|(_, dtype)| is_truth(dtype)))
+    };
+    (always || by_type).then(|| op.kernels.iter().find(|kernel| kernel.fits("CPU", &node.attrs))).flatten()
+}
+
+/// Whether tensors of this dtype are in host memory even on a GPU.
+fn on_host(dtype: DType) -> bool {
+    matches!(dtype, DType::I32 | DType::Str | DType::Resource | DType::Variant)
+}
+
+/// Ops whose `int32`, string and handle forms run on the host when they are placed on a GPU, as in TensorFlow.
+const HOST_OPS: &[&str] = &[
+    "Abs",
+    "Add",
+    "AddN",
+    "AddV2",
+    "BroadcastArgs",
+    "BroadcastTo",
+    "Cast",
+    "Concat",
+    "ConcatV2",
+    "Const",
+    "Div",
+    "Enter",
+    "Equal",
+    "Exit",
+    "ExpandDims",
+    "Fill",
+    "FloorDiv",
+    "FloorMod",
+    "Gather",
+    "GatherV2",
+    "Greater",
+    "GreaterEqual",
+    "Identity",
+    "IdentityN",
+    "Less",
+    "LessEqual",
+    "Max",
+    "Maximum",
+    "Merge",
+    "Min",
+    "Minimum",
+    "Mod",
+    "Mul",
+    "Neg",
+    "NextIteration",
+    "NotEqual",
+    "OnesLike",
+    "Pack",
+    "Pad",
+    "Placeholder",
+    "PlaceholderV2",
+    "PlaceholderWithDefault",
+    "PreventGradient",
+    "Prod",
+    "Range",
+    "RealDiv",
+    "Reshape",
+    "ReverseV2",
+    "ScatterNd",
+    "Select",
+    "Sign",
+    "Slice",
+    "Split",
+    "SplitV",
+    "Square",
+    "SquaredDifference",
+    "Squeeze",
+    "StopGradient",
+    "StridedSlice",
+    "StridedSliceGrad",
+    "Sub",
+    "Sum",
+    "Switch",
+    "Tile",
+    "Transpose",
+    "TruncateDiv",
+    "Unpack",
+    "ZerosLike",
+    "StackV2",
+];
+
+/// Ops that only ever look at host memory, whatever their types.
+const ALWAYS_ON_HOST: &[&str] = &[
+    "BroadcastGradientArgs",
+    "ConcatOffset",
+    "InvertPermutation",
+    "ListDiff",
+    "LoopCond",
+    "MutexV2",
+    "NoOp",
+    "ControlTrigger",
+    "Unique",
+    "UniqueV2",
+    "UniqueWithCounts",
+    "UniqueWithCountsV2",
+    "VarIsInitializedOp",
+    "DestroyResourceOp",
+    "DisableCopyOnRead",
+    "_HostSend",
+    "_HostRecv",
+    "_HostCast",
+];
+
+/// Whether an op that is placed on a GPU runs on the host, whatever its types.
+pub fn is_always_on_host(op: &str) -> bool {
+    ALWAYS_ON_HOST.contains(&op)
+}
+
+/// Arguments as `(name, dtype)`, one for each tensor.
+type Arguments = Vec<(String, DType)>;
+
+/// The arguments of a node, as its op's signature and its attributes say; `None` if they do not fit.
+fn argument_types(node: &Node) -> Option<(Arguments, Arguments)> {
+    static SIGNATURES: OnceLock<parking_lot::RwLock<HashMap<&'static str, &'static Signature>>> = OnceLock::new();
+    let signatures = SIGNATURES.get_or_init(Default::default);
+    let known = signatures.read().get(node.op()).copied();
+    let signature: &'static Signature = match known {
+        Some(signature) => signature,
+        None => {
+            // One for each op of the table, kept for good.
+            let parsed: &'static Signature = Box::leak(Box::new(Signature::parse(node.def.signature).ok()?));
+            signatures.write().insert(node.op(), parsed);
+            parsed
+        }
+    };
+    Some((expand(&signature.inputs, &node.attrs)?, expand(&signature.outputs, &node.attrs)?))
+}
+
+fn expand(args: &[kolo_graph::ArgDef], attrs: &Attrs) -> Option<Arguments> {
+    let mut all = Vec::new();
+    for arg in args {
+        let one = |ty: &ArgType| match ty {
+            ArgType::Fixed(dtype) => Some(*dtype),
+            ArgType::Attr(attr) => attrs.dtype(attr).ok(),
+            ArgType::Repeated { .. } | ArgType::List(_) => None,
+        };
+        match &arg.ty {
+            ArgType::Repeated { count, element } => {
+                let dtype = one(element)?;
+                (0..attrs.int(count).ok()?).for_each(|_| all.push((arg.name.clone(), dtype)));
+            }
+            ArgType::List(attr) => {
+                all.extend(attrs.dtypes(attr).ok()?.into_iter().map(|dtype| (arg.name.clone(), dtype)));
+            }
+            single => all.push((arg.name.clone(), one(single)?)),
+        }
+    }
+    Some(all)
+}
+
+/// Which inputs and outputs of a node on a GPU are in host memory.
+pub fn host_arguments(node: &Node, kernel: &KernelDef) -> (Vec<bool>, Vec<bool>) {
+    let Some((inputs, outputs)) = argument_types(node) else { return (Vec::new(), Vec::new()) };
+    let all = kernel.device == "CPU";
+    let is_host = |(name, dtype): &(String, DType)| {
+        all || dtype.size().is_none() || kernel.host_args.iter().any(|arg| arg == name)
+    };
+    (inputs.iter().map(is_host).collect(), outputs.iter().map(is_host).collect())
+}
+
+/// The GPU that a kernel runs on.
+pub(crate) fn gpu<'a>(ctx: &KernelCtx<'a>) -> Result<&'a CudaDevice> {
+    CudaDevice::of(ctx.device)
+}
+
+pub(crate) const FLOATS: &[DType] = &[DType::F32, DType::F64, DType::F16, DType::BF16];
+/// Numbers that have kernels on the card; `int32` too, for the few ops that take indices or casts there.
+pub(crate) const NUMBERS: &[DType] = &[
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::I8,
+    DType::I16,
+    DType::U8,
+    DType::U16,
+    DType::U32,
+    DType::U64,
+];
+/// Everything that lies side by side and is on the card.
+pub(crate) const PLAIN: &[DType] = &[
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::I8,
+    DType::I16,
+    DType::U8,
+    DType::U16,
+    DType::U32,
+    DType::U64,
+    DType::Bool,
+];
+
+/// The name that a dtype has in CUDA sources.
+pub(crate) fn c_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::F64 => "f64",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::I8 => "i8",
+        DType::I16 => "i16",
+        DType::I32 => "i32",
+        DType::I64 => "i64",
+        DType::U8 => "u8",
+        DType::U16 => "u16",
+        DType::U32 => "u32",
+        DType::U64 => "u64",
+        DType::Bool => "bool",
+        _ => "void",
+    }
+}
+
+/// Adds a kernel of `op`, for these dtypes of `attr`.
+fn register(
+    table: &mut Table,
+    op: &'static str,
+    attr: &'static str,
+    dtypes: &[DType],
+    host_args: &'static [&'static str],
+    make: KernelMaker,
+) {
+    let dtypes = if attr.is_empty() { DTypeSet::ALL } else { DTypeSet::of(dtypes) };
+    table.entry(op).or_default().push(KernelDef { device: "GPU", attr, dtypes, host_args, make });
+}
+
+/// Adds a kernel that is a plain function.
+fn function(
+    table: &mut Table,
+    op: &'static str,
+    attr: &'static str,
+    dtypes: &[DType],
+    host_args: &'static [&'static str],
+    compute: fn(&mut KernelCtx<'_>) -> Result<()>,
+) {
+    register(table, op, attr, dtypes, host_args, KernelMaker::Function(compute));
+}
+
+/// A tensor on the card in which every byte is zero.
+pub(crate) fn zeros(ctx: &KernelCtx<'_>, dtype: DType, shape: kolo_core::Shape) -> Result<Tensor> {
+    let mut tensor = ctx.allocate(dtype, shape)?;
+    gpu(ctx)?.fill(&mut tensor, 0)?;
+    Ok(tensor)
+}
+
+/// A kernel as an object, from its node.
+type Make = fn(&KernelInit<'_>) -> Result<Box<dyn Kernel>>;
+
+/// Adds a kernel that is made once per node.
+fn object(
+    table: &mut Table,
+    op: &'static str,
+    attr: &'static str,
+    dtypes: &[DType],
+    host_args: &'static [&'static str],
+    make: Make,
+) {
+    register(table, op, attr, dtypes, host_args, KernelMaker::Object(make));
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Compiles sources for a Hopper chip, which needs no card; says so if the compiler is not here.
+    #[track_caller]
+    pub(crate) fn compiles(sources: impl IntoIterator<Item = (kolo_device::cuda::ProgramKey, String)>) {
+        let mut n = 0;
+        for (key, source) in sources {
+            match kolo_device::cuda::compile_only(&key, &source, "sm_90") {
+                None => return println!("skipped: no NVRTC here"),
+                Some(Ok(_)) => n += 1,
+                Some(Err(error)) => panic!("{key:?}: {error}\n{source}"),
+            }
+        }
+        println!("{n} sources compile");
+    }
+
+    #[test]
+    fn every_gpu_kernel_is_of_an_op_and_names_its_arguments() {
+        for (name, kernels) in table() {
+            let op = crate::find_op(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let signature = Signature::parse(op.def.signature).expect("the table's own test reads it");
+            for kernel in kernels {
+                assert!(kernel.attr.is_empty() || signature.attr(kernel.attr).is_some(), "{name}: {}", kernel.attr);
+                for arg in kernel.host_args {
+                    let known = signature.inputs.iter().chain(&signature.outputs).any(|a| a.name == *arg);
+                    assert!(known, "{name} has no argument {arg}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn host_ops_exist_and_have_cpu_kernels() {
+        for name in HOST_OPS.iter().chain(ALWAYS_ON_HOST) {
+            let op = crate::find_op(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(op.kernels.iter().any(|kernel| kernel.device == "CPU"), "{name}");
+        }
+    }
+}

@@ -1,0 +1,474 @@
+//! Optimizer updates: one generated kernel for each rule, in all its forms.
+//!
+//! A rule is text over `v` (the variable's element), `s0`, `s1`, `s2` (its slots'), `g` (the gradient's) and `c1`, `c2`, …
+//! (the scalars, by their place among the inputs of the dense form); it assigns to `v` and the slots. Scalars stay on the
+//! card. The sparse forms walk the indices in order, each thread down one column, so a row named twice is updated twice.
+
+use std::sync::Arc;
+
+use kolo_core::{DType, Error, Result, Tensor, TensorData};
+use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
+use smallvec::SmallVec;
+
+use super::{FLOATS, Table, c_type, gpu, object};
+use crate::kernel::KernelInit;
+use crate::{Kernel, KernelCtx, VariableCell};
+
+/// One rule.
+struct Rule {
+    /// The op, without `Resource`, `Sparse` and `Apply`.
+    name: &'static str,
+    slots: usize,
+    /// Which input the gradient is, in the dense form.
+    grad: usize,
+    scalars: &'static [usize],
+    /// A boolean attribute that the text sees as `FLAG`.
+    flag: &'static str,
+    /// Done once, before the elements.
+    before: &'static str,
+    text: &'static str,
+}
+
+const RULES: &[Rule] = &[
+    Rule { name: "GradientDescent", slots: 0, grad: 2, scalars: &[1], flag: "", before: "", text: "v -= c1 * g;" },
+    Rule {
+        name: "Momentum",
+        slots: 1,
+        grad: 3,
+        scalars: &[2, 4],
+        flag: "use_nesterov",
+        before: "",
+        text: "s0 = s0 * c4 + g; v -= FLAG ? g * c2 + s0 * (c4 * c2) : s0 * c2;",
+    },
+    Rule {
+        name: "KerasMomentum",
+        slots: 1,
+        grad: 3,
+        scalars: &[2, 4],
+        flag: "use_nesterov",
+        before: "",
+        text: "s0 = s0 * c4 - g * c2; v += FLAG ? s0 * c4 - g * c2 : s0;",
+    },
+    Rule {
+        name: "Adam",
+        slots: 2,
+        grad: 9,
+        scalars: &[3, 4, 5, 6, 7, 8],
+        flag: "use_nesterov",
+        before: "const W alpha = c5 * sqrt((W)1 - c4) / ((W)1 - c3);",
+        text: "s0 += (g - s0) * ((W)1 - c6); s1 += (g * g - s1) * ((W)1 - c7);\n\
+               v -= (FLAG ? g * ((W)1 - c6) + s0 * c6 : s0) * alpha / (sqrt(s1) + c8);",
+    },
+    Rule {
+        name: "AdamWithAmsgrad",
+        slots: 3,
+        grad: 10,
+        scalars: &[4, 5, 6, 7, 8, 9],
+        flag: "",
+        before: "const W alpha = c6 * sqrt((W)1 - c5) / ((W)1 - c4);",
+        text: "s0 += (g - s0) * ((W)1 - c7); s1 += (g * g - s1) * ((W)1 - c8); s2 = s2 > s1 ? s2 : s1;\n\
+               v -= s0 * alpha / (sqrt(s2) + c9);",
+    },
+    Rule {
+        name: "AdaMax",
+        slots: 2,
+        grad: 8,
+        scalars: &[3, 4, 5, 6, 7],
+        flag: "",
+        before: "const W alpha = c4 / ((W)1 - c3);",
+        text: "s0 += (g - s0) * ((W)1 - c5); W faded = c6 * s1, size = fabs(g); s1 = faded > size ? faded : size;\n\
+               v -= alpha * (s0 / (s1 + c7));",
+    },
+    Rule {
+        name: "KoloAdamW",
+        slots: 2,
+        grad: 10,
+        scalars: &[3, 4, 5, 6, 7, 8, 9],
+        flag: "",
+        before: "const W decay = c5 * c9, root = sqrt((W)1 - c4), alpha = c5 * root / ((W)1 - c3), eps = c8 * root;",
+        text: "s0 += (g - s0) * ((W)1 - c6); s1 += (g * g - s1) * ((W)1 - c7);\n\
+               v = v - v * decay - s0 * alpha / (sqrt(s1) + eps);",
+    },
+    Rule {
+        name: "Adagrad",
+        slots: 1,
+        grad: 3,
+        scalars: &[2],
+        flag: "update_slots",
+        before: "",
+        text: "if (FLAG) s0 += g * g; v -= g * c2 / sqrt(s0);",
+    },
+    Rule {
+        name: "AdagradV2",
+        slots: 1,
+        grad: 4,
+        scalars: &[2, 3],
+        flag: "update_slots",
+        before: "",
+        text: "if (FLAG) s0 += g * g; v -= g * c2 / (sqrt(s0) + c3);",
+    },
+    Rule {
+        name: "AdagradDA",
+        slots: 2,
+        grad: 3,
+        scalars: &[4, 5, 6, 7],
+        flag: "",
+        before: "const W cut = c5 > (W)0 ? c5 * c7 : (W)0;",
+        text: "s0 += g; s1 += g * g; W beyond = fabs(s0) - cut; beyond = beyond > (W)0 ? beyond : (W)0;\n\
+               v = -c4 * (s0 < (W)0 ? -beyond : beyond) / (c6 * c7 * c4 + sqrt(s1));",
+    },
+    Rule {
+        name: "ProximalGradientDescent",
+        slots: 0,
+        grad: 4,
+        scalars: &[1, 2, 3],
+        flag: "",
+        before: "",
+        text: "W x = v - c1 * g, cut = c2 > (W)0 ? c1 * c2 : (W)0, far = fabs(x) - cut; far = far > (W)0 ? far : (W)0;\n\
+               v = (x < (W)0 ? -far : far) / ((W)1 + c1 * c3);",
+    },
+    Rule {
+        name: "ProximalAdagrad",
+        slots: 1,
+        grad: 5,
+        scalars: &[2, 3, 4],
+        flag: "",
+        before: "",
+        text: "s0 += g * g; W lr = c2 / sqrt(s0), x = v - lr * g, cut = c3 > (W)0 ? lr * c3 : (W)0, far = fabs(x) - cut;\n\
+               far = far > (W)0 ? far : (W)0; v = (x < (W)0 ? -far : far) / ((W)1 + lr * c4);",
+    },
+    Rule {
+        name: "Adadelta",
+        slots: 2,
+        grad: 6,
+        scalars: &[3, 4, 5],
+        flag: "",
+        before: "",
+        text: "s0 = s0 * c4 + g * g * ((W)1 - c4); W step = sqrt(s1 + c5) / sqrt(s0 + c5) * g;\n\
+               v -= step * c3; s1 = s1 * c4 + step * step * ((W)1 - c4);",
+    },
+    Rule {
+        name: "RMSProp",
+        slots: 2,
+        grad: 7,
+        scalars: &[3, 4, 5, 6],
+        flag: "",
+        before: "",
+        text: "s0 += (g * g - s0) * ((W)1 - c4); s1 = s1 * c5 + g * c3 / sqrt(s0 + c6); v -= s1;",
+    },
+    Rule {
+        name: "CenteredRMSProp",
+        slots: 3,
+        grad: 8,
+        scalars: &[4, 5, 6, 7],
+        flag: "",
+        before: "",
+        text: "s1 += (g * g - s1) * ((W)1 - c5); s0 += (g - s0) * ((W)1 - c5);\n\
+               s2 = s2 * c6 + g * c4 / sqrt(s1 - s0 * s0 + c7); v -= s2;",
+    },
+    Rule {
+        name: "Ftrl",
+        slots: 2,
+        grad: 3,
+        scalars: &[4, 5, 6, 7],
+        flag: "multiply_linear_by_lr",
+        before: "const W unit = FLAG ? (W)1 : c4, scale = FLAG ? c4 : (W)1, shrink = 0, power = c7;",
+        text: FTRL,
+    },
+    Rule {
+        name: "FtrlV2",
+        slots: 2,
+        grad: 3,
+        scalars: &[4, 5, 6, 7, 8],
+        flag: "multiply_linear_by_lr",
+        before: "const W unit = FLAG ? (W)1 : c4, scale = FLAG ? c4 : (W)1, shrink = c7, power = c8;",
+        text: FTRL,
+    },
+    Rule {
+        name: "AddSign",
+        slots: 1,
+        grad: 6,
+        scalars: &[2, 3, 4, 5],
+        flag: "",
+        before: "",
+        text: "s0 = s0 * c5 + g * ((W)1 - c5); W sign = (W)((g > (W)0) - (g < (W)0)) * (W)((s0 > (W)0) - (s0 < (W)0));\n\
+               v -= c2 * (c3 + c4 * sign) * g;",
+    },
+    Rule {
+        name: "PowerSign",
+        slots: 1,
+        grad: 6,
+        scalars: &[2, 3, 4, 5],
+        flag: "",
+        before: "",
+        text: "s0 = s0 * c5 + g * ((W)1 - c5); W sign = (W)((g > (W)0) - (g < (W)0)) * (W)((s0 > (W)0) - (s0 < (W)0));\n\
+               v -= c2 * exp(c3 * c4 * sign) * g;",
+    },
+];
+
+const FTRL: &str = "W grown = s0 + g * g;\n\
+    W new_p = power == (W)-0.5 ? sqrt(grown) : pow(grown, -power), old_p = power == (W)-0.5 ? sqrt(s0) : pow(s0, -power);\n\
+    s1 = s1 + (g + (W)2 * shrink * v) * scale - (new_p - old_p) / unit * v;\n\
+    W bound = c5 * scale; s0 = grown;\n\
+    v = fabs(s1) > bound ? (bound * (s1 < (W)0 ? (W)-1 : (W)1) - s1) / (new_p / unit + (W)2 * c6 * scale) : (W)0;";
+
+pub(super) fn add(table: &mut Table) {
+    for op in crate::optim::OPS {
+        if rule_of(op.def.name).is_some() {
+            object(table, op.def.name, "T", FLOATS, &[], Update::make);
+        }
+    }
+}
+
+/// The rule behind an op's name, and whether it is a sparse form.
+fn rule_of(op: &str) -> Option<(&'static Rule, bool)> {
+    let plain = op.strip_prefix("Resource").unwrap_or(op);
+    let (name, sparse) = match plain.strip_prefix("SparseApply") {
+        Some(name) => (name, true),
+        None => (plain.strip_prefix("Apply")?, false),
+    };
+    RULES.iter().find(|rule| rule.name == name).map(|rule| (rule, sparse))
+}
+
+struct Update {
+    rule: &'static Rule,
+    sparse: bool,
+    flag: bool,
+}
+
+impl Update {
+    fn make(init: &KernelInit<'_>) -> Result<Box<dyn Kernel>> {
+        let op = init.node.op();
+        let (rule, sparse) =
+            rule_of(op).ok_or_else(|| Error::internal(format!("{op} is not an optimizer's update")))?;
+        let flag = if rule.flag.is_empty() { false } else { init.attrs().bool(rule.flag)? };
+        Ok(Box::new(Update { rule, sparse, flag }))
+    }
+
+    /// Where an input of the dense form is in this one.
+    fn input(&self, i: usize) -> usize {
+        i + usize::from(self.sparse && i > self.rule.grad)
+    }
+}
+
+impl Kernel for Update {
+    fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
+        let device = gpu(ctx)?;
+        let n = self.rule.slots + 1;
+        let cells = (0..n).map(|i| ctx.variable(i)).collect::<Result<SmallVec<[Arc<VariableCell>; 4]>>>()?;
+        for (i, cell) in cells.iter().enumerate() {
+            if cells[..i].iter().any(|other| Arc::ptr_eq(cell, other)) {
+                return Err(Error::invalid_argument(format!("{cell:?} cannot be variable and slot of one update")));
+            }
+        }
+        let mut order: SmallVec<[usize; 4]> = (0..n).collect();
+        order.sort_by_key(|&i| Arc::as_ptr(&cells[i]));
+        lock_next(device, &cells, &order, [const { None }; 4], &mut |values| self.enqueue(ctx, device, values))?;
+        if !ctx.outputs.is_empty()
+            && let Some(var) = cells.into_iter().next()
+        {
+            ctx.set_reference(0, var);
+        }
+        Ok(())
+    }
+}
+
+type Locked<'a> = [Option<&'a mut Tensor>; 4];
+
+/// Locks the cells that `order` names one inside the other, always in the order of their addresses, and calls `f`.
+fn lock_next(
+    device: &CudaDevice,
+    cells: &[Arc<VariableCell>],
+    order: &[usize],
+    locked: Locked<'_>,
+    f: &mut dyn FnMut(SmallVec<[&mut Tensor; 4]>) -> Result<()>,
+) -> Result<()> {
+    let Some((&i, rest)) = order.split_first() else { return f(locked.into_iter().flatten().collect()) };
+    cells[i].update_on(device, |tensor| {
+        let mut locked: Locked<'_> = locked;
+        locked[i] = Some(tensor);
+        lock_next(device, cells, rest, locked, f)
+    })
+}
+
+impl Update {
+    fn enqueue(&self, ctx: &KernelCtx<'_>, device: &CudaDevice, mut values: SmallVec<[&mut Tensor; 4]>) -> Result<()> {
+        let rule = self.rule;
+        let shape = values[0].shape().clone();
+        let dtype = values[0].dtype();
+        let grad = ctx.input(rule.grad)?;
+        for (i, slot) in values.iter().enumerate().skip(1) {
+            if *slot.shape() != shape {
+                return Err(Error::invalid_argument(format!(
+                    "var and input {i} do not have the same shape{shape} {}",
+                    slot.shape()
+                )));
+            }
+        }
+        let mut row = 1;
+        if self.sparse {
+            let indices = ctx.input(rule.grad + 1)?;
+            let (Some((_, inner)), Some((&n, grad_inner))) = (shape.split_first(), grad.shape().split_first()) else {
+                return Err(Error::invalid_argument("var and grad must be at least 1 dimensional"));
+            };
+            if inner != grad_inner || indices.shape().rank() != 1 || n != indices.n_elements() {
+                return Err(Error::invalid_argument(format!(
+                    "var {shape}, grad {} and indices {} do not fit",
+                    grad.shape(),
+                    indices.shape()
+                )));
+            }
+            row = inner.iter().product();
+        } else if *grad.shape() != shape {
+            return Err(Error::invalid_argument(format!(
+                "var and delta do not have the same shape{shape} {}",
+                grad.shape()
+            )));
+        }
+        for &i in rule.scalars {
+            let scalar = ctx.input(self.input(i))?;
+            if scalar.n_elements() != 1 {
+                return Err(Error::invalid_argument(format!("input {i} is not a scalar: {}", scalar.shape())));
+            }
+        }
+        if grad.n_elements() == 0 {
+            return Ok(());
+        }
+        let indices = if self.sparse { Some(ctx.input(rule.grad + 1)?) } else { None };
+        let aligned = !self.sparse && values.iter().all(|value| starts_aligned(value)) && starts_aligned(grad);
+        let width = if aligned { 16 / dtype.size().unwrap_or(16) } else { 1 };
+        let variant = u32::from(self.sparse) | u32::from(self.flag) << 1 | (width as u32) << 4;
+        let key = ProgramKey {
+            family: "update",
+            op: rule.name,
+            dtypes: [Some(dtype), indices.map(Tensor::dtype), None],
+            variant,
+        };
+        let kernel = device.function(&key, || self.source(dtype, indices.map(Tensor::dtype), width))?;
+        let n = values[0].n_elements();
+        let n_rows = if self.sparse { shape[0] } else { 0 };
+        let mut args = Args::new();
+        for value in &mut values {
+            args = args.output(value);
+        }
+        args = args.input(grad);
+        for &i in rule.scalars {
+            args = args.input(ctx.input(self.input(i))?);
+        }
+        match indices {
+            Some(indices) => {
+                args = args.input(indices).size(indices.n_elements()).size(row).size(n_rows);
+                device.launch(kernel, Grid::over(row), &args)
+            }
+            None => device.launch(kernel, Grid::over(n.div_ceil(width)), &args.size(n)),
+        }
+    }
+
+    fn source(&self, dtype: DType, index: Option<DType>, width: usize) -> String {
+        let rule = self.rule;
+        let slots = 0..rule.slots;
+        let mut pointers: Vec<String> = vec!["T* var".to_owned()];
+        pointers.extend(slots.clone().map(|i| format!("T* slot{i}")));
+        pointers.push("const T* grad".to_owned());
+        // The step of AdagradDA is a long.
+        let scalar_type = |i: usize| if rule.name == "AdagradDA" && i == 7 { "i64" } else { "T" };
+        pointers.extend(rule.scalars.iter().map(|&i| format!("const {}* in{i}", scalar_type(i))));
+        let scalars: String = rule.scalars.iter().map(|i| format!("    const W c{i} = (W)widen(*in{i});\n")).collect();
+        let head =
+            format!("typedef {} T;\ntypedef Wide<T>::type W;\n#define FLAG {}\n", c_type(dtype), u32::from(self.flag));
+        let parameters: String = slots.clone().map(|i| format!(", W& s{i}")).collect();
+        let constants: String = rule.scalars.iter().map(|i| format!(", const W c{i}")).collect();
+        let step = format!(
+            "static __device__ __forceinline__ void step(W& v{parameters}, const W g{constants}) {{\n    {}\n    {}\n}}\n",
+            rule.before, rule.text
+        );
+        let call_slots: String = slots.clone().map(|i| format!(", s{i}")).collect();
+        let call_scalars: String = rule.scalars.iter().map(|i| format!(", c{i}")).collect();
+        let load = |at: &str| -> String {
+            slots.clone().map(|i| format!(" W s{i} = widen(slot{i}[{at}]);")).collect::<String>()
+        };
+        let store = |at: &str| -> String {
+            slots.clone().map(|i| format!(" slot{i}[{at}] = Narrow<T>::from(s{i});")).collect::<String>()
+        };
+        let one = |at: &str, grad: &str| {
+            format!(
+                "W v = widen(var[{at}]);{} step(v{call_slots}, widen(grad[{grad}]){call_scalars}); \
+                 var[{at}] = Narrow<T>::from(v);{}",
+                load(at),
+                store(at)
+            )
+        };
+        let list = pointers.join(", ");
+        if let Some(index) = index {
+            return format!(
+                "{head}{step}extern \"C\" __global__ void KOLO_ENTRY({list}, const {}* indices, i64 n, i64 row, i64 rows) {{\n\
+                 {scalars}    for (i64 j = thread_number(); j < row; j += n_threads())\n\
+                 \x20       for (i64 i = 0; i < n; i++) {{\n\
+                 \x20           const i64 at_row = (i64)indices[i];\n\
+                 \x20           if (at_row < 0 || at_row >= rows) continue;\n\
+                 \x20           const i64 at = at_row * row + j, from = i * row + j;\n\
+                 \x20           {}\n        }}\n}}\n",
+                c_type(index),
+                one("at", "from")
+            );
+        }
+        let packs: String = slots
+            .clone()
+            .map(|i| format!("        Pack<T, {width}> p{i} = ((Pack<T, {width}>*)slot{i})[i];\n"))
+            .collect();
+        let unpack: String = slots.clone().map(|i| format!(" W s{i} = widen(p{i}.at[j]);")).collect();
+        let pack: String = slots.clone().map(|i| format!(" p{i}.at[j] = Narrow<T>::from(s{i});")).collect();
+        let back: String =
+            slots.clone().map(|i| format!("        ((Pack<T, {width}>*)slot{i})[i] = p{i};\n")).collect();
+        format!(
+            "{head}{step}extern \"C\" __global__ void KOLO_ENTRY({list}, i64 n) {{\n{scalars}\
+             \x20   const i64 packs = n / {width};\n\
+             \x20   for (i64 i = thread_number(); i < packs; i += n_threads()) {{\n\
+             \x20       Pack<T, {width}> pv = ((Pack<T, {width}>*)var)[i], pg = ((const Pack<T, {width}>*)grad)[i];\n{packs}\
+             \x20       #pragma unroll\n        for (int j = 0; j < {width}; j++) {{\n\
+             \x20           W v = widen(pv.at[j]);{unpack}\n\
+             \x20           step(v{call_slots}, widen(pg.at[j]){call_scalars});\n\
+             \x20           pv.at[j] = Narrow<T>::from(v);{pack}\n        }}\n\
+             \x20       ((Pack<T, {width}>*)var)[i] = pv;\n{back}    }}\n\
+             \x20   for (i64 i = packs * {width} + thread_number(); i < n; i += n_threads()) {{ {} }}\n}}\n",
+            one("i", "i")
+        )
+    }
+}
+
+/// Whether a tensor begins where 16 bytes can be loaded at once.
+fn starts_aligned(tensor: &Tensor) -> bool {
+    matches!(tensor.storage(), TensorData::Buffer { offset, .. } if offset % 16 == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_compile() {
+        let mut all = Vec::new();
+        for rule in RULES {
+            for (dtype, index, flag) in [
+                (DType::F32, None, false),
+                (DType::BF16, None, true),
+                (DType::F64, None, true),
+                (DType::F32, Some(DType::I64), false),
+            ] {
+                let update = Update { rule, sparse: index.is_some(), flag };
+                let key =
+                    ProgramKey { family: "update", op: rule.name, dtypes: [Some(dtype), index, None], variant: 0 };
+                let width = if index.is_some() { 1 } else { 16 / dtype.size().unwrap_or(16) };
+                all.push((key, update.source(dtype, index, width)));
+            }
+        }
+        super::super::tests::compiles(all);
+    }
+
+    #[test]
+    fn every_optimizer_has_a_rule() {
+        for op in crate::optim::OPS {
+            assert!(rule_of(op.def.name).is_some(), "{} has no rule on a GPU", op.def.name);
+        }
+    }
+}

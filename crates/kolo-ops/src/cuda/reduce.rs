@@ -1,0 +1,387 @@
+//! Reductions over any axes: Sum, Mean, Prod, Max, Min, All, Any, EuclideanNorm, L2Loss, BiasAddGrad; and ArgMax, ArgMin.
+//!
+//! What one element of the output needs is reduced by a warp or a block if its values lie side by side, and by one thread
+//! if its neighbours' do. Few outputs of many values are cut into parts that are joined by a second kernel, in a fixed
+//! order: the result does not depend on which block ends first.
+
+use kolo_core::{DType, Error, Result, Shape, Tensor};
+use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
+use kolo_graph::AttrValue;
+use kolo_graph::shape_fns::resolve_axis;
+use smallvec::SmallVec;
+
+use super::{FLOATS, NUMBERS, PLAIN, Table, c_type, function, gpu};
+use crate::KernelCtx;
+
+/// How values are reduced.
+struct Reducer {
+    name: &'static str,
+    start: &'static str,
+    step: &'static str,
+    join: &'static str,
+    finish: &'static str,
+    /// One value alone stays as it is.
+    keeps_one: bool,
+}
+
+const SUM: Reducer =
+    Reducer { name: "sum", start: "(A)0", step: "(a) + (A)(x)", join: "(a) + (b)", finish: "(a)", keeps_one: true };
+const MEAN: Reducer = Reducer { name: "mean", finish: "(a) / (A)(n)", ..SUM };
+const PROD: Reducer = Reducer { name: "prod", start: "(A)1", step: "(a) * (A)(x)", join: "(a) * (b)", ..SUM };
+const MAX: Reducer = Reducer {
+    name: "max",
+    start: "LEAST",
+    step: "((x) > (a) || is_nan((A)(x))) ? (A)(x) : (a)",
+    join: "((b) > (a) || is_nan(b)) ? (b) : (a)",
+    ..SUM
+};
+const MIN: Reducer = Reducer {
+    name: "min",
+    start: "GREATEST",
+    step: "((x) < (a) || is_nan((A)(x))) ? (A)(x) : (a)",
+    join: "((b) < (a) || is_nan(b)) ? (b) : (a)",
+    ..SUM
+};
+const ALL: Reducer = Reducer { name: "all", start: "1", step: "(a) & (A)(x)", join: "(a) & (b)", ..SUM };
+const ANY: Reducer = Reducer { name: "any", start: "0", step: "(a) | (A)(x)", join: "(a) | (b)", ..SUM };
+const NORM: Reducer =
+    Reducer { name: "norm", step: "(a) + (A)(x) * (A)(x)", finish: "sqrt(a)", keeps_one: false, ..SUM };
+const HALF_SQUARES: Reducer = Reducer { name: "half_squares", finish: "(a) / (A)2", ..NORM };
+
+pub(super) fn add(table: &mut Table) {
+    const AXES: &[&str] = &["reduction_indices"];
+    function(table, "Sum", "T", NUMBERS, AXES, |ctx| reduce(ctx, &SUM));
+    function(table, "Mean", "T", FLOATS, AXES, |ctx| reduce(ctx, &MEAN));
+    function(table, "Prod", "T", NUMBERS, AXES, |ctx| reduce(ctx, &PROD));
+    function(table, "Max", "T", NUMBERS, AXES, |ctx| reduce(ctx, &MAX));
+    function(table, "Min", "T", NUMBERS, AXES, |ctx| reduce(ctx, &MIN));
+    function(table, "EuclideanNorm", "T", FLOATS, AXES, |ctx| reduce(ctx, &NORM));
+    function(table, "All", "", &[], AXES, |ctx| reduce(ctx, &ALL));
+    function(table, "Any", "", &[], AXES, |ctx| reduce(ctx, &ANY));
+    function(table, "L2Loss", "T", FLOATS, &[], l2_loss);
+    function(table, "BiasAddGrad", "T", NUMBERS, &[], bias_add_grad);
+    function(table, "ArgMax", "T", PLAIN, &["dimension"], |ctx| arg_extreme(ctx, true));
+    function(table, "ArgMin", "T", PLAIN, &["dimension"], |ctx| arg_extreme(ctx, false));
+}
+
+fn reduce(ctx: &mut KernelCtx<'_>, reducer: &Reducer) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    if ctx.input(1)?.shape().rank() > 1 {
+        let found = ctx.input(1)?.shape();
+        return Err(Error::invalid_argument(format!("reduction axes must be a scalar or a vector, found {found}")));
+    }
+    let mut is_reduced: SmallVec<[bool; 8]> = SmallVec::from_elem(false, shape.rank());
+    for axis in ctx.integers(1)? {
+        let axis = resolve_axis(axis, shape.rank())?;
+        if std::mem::replace(&mut is_reduced[axis], true) {
+            return Err(Error::invalid_argument(format!(
+                "Invalid reduction arguments: Axes contains duplicate dimension: {axis}"
+            )));
+        }
+    }
+    let keep = ctx.attrs().bool("keep_dims")?;
+    let kept: SmallVec<[usize; 8]> = shape
+        .iter()
+        .zip(&is_reduced)
+        .filter_map(|(&n, &reduced)| if !reduced { Some(n) } else { keep.then_some(1) })
+        .collect();
+    let kept = Shape::new(&kept)?;
+    let reduces = shape.iter().zip(&is_reduced).any(|(&n, &reduced)| reduced && n != 1);
+    if reducer.keeps_one && !reduces {
+        let out = ctx.take_input(0)?.reshaped(kept)?;
+        ctx.set_output(0, out);
+        return Ok(());
+    }
+    let out = reduced(ctx, reducer, &shape, &is_reduced, kept)?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn l2_loss(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let all: SmallVec<[bool; 8]> = SmallVec::from_elem(true, shape.rank());
+    let out = reduced(ctx, &HALF_SQUARES, &shape, &all, Shape::scalar())?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn bias_add_grad(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let is_nchw = matches!(ctx.attrs().find("data_format"), Some(AttrValue::Str(format)) if &format[..] == b"NCHW");
+    if shape.rank() < 2 {
+        return Err(Error::invalid_argument(format!("Input tensor must be at least 2D: {shape}")));
+    }
+    let at = if is_nchw { 1 } else { shape.rank() - 1 };
+    let mut is_reduced: SmallVec<[bool; 8]> = SmallVec::from_elem(true, shape.rank());
+    is_reduced[at] = false;
+    let out = reduced(ctx, &SUM, &shape, &is_reduced, Shape::new(&[shape[at]])?)?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+/// Sizes and steps of one side, innermost last.
+#[derive(Default)]
+struct Side {
+    sizes: SmallVec<[i64; 8]>,
+    steps: SmallVec<[i64; 8]>,
+}
+
+const RANK: usize = 8;
+
+/// The dimensions that are kept and those that are reduced, neighbours of one kind merged.
+fn sides(shape: &Shape, is_reduced: &[bool]) -> Result<(Side, Side)> {
+    let (mut kept, mut reduced) = (Side::default(), Side::default());
+    let mut step = 1i64;
+    let mut last = None;
+    for i in (0..shape.rank()).rev().filter(|&i| shape[i] != 1) {
+        let side = if is_reduced[i] { &mut reduced } else { &mut kept };
+        match side.sizes.last_mut() {
+            Some(size) if last == Some(is_reduced[i]) => *size *= shape[i] as i64,
+            _ => {
+                side.sizes.push(shape[i] as i64);
+                side.steps.push(step);
+            }
+        }
+        last = Some(is_reduced[i]);
+        step *= shape[i] as i64;
+    }
+    for side in [&mut kept, &mut reduced] {
+        if side.sizes.len() > RANK {
+            return Err(Error::unimplemented(format!(
+                "a GPU reduces over at most {RANK} separate axes; {shape} has more"
+            )));
+        }
+        side.sizes.reverse();
+        side.steps.reverse();
+    }
+    Ok((kept, reduced))
+}
+
+fn reduced(
+    ctx: &KernelCtx<'_>,
+    reducer: &Reducer,
+    shape: &Shape,
+    is_reduced: &[bool],
+    out_shape: Shape,
+) -> Result<Tensor> {
+    let input = ctx.input(0)?;
+    let dtype = input.dtype();
+    let device = gpu(ctx)?;
+    let mut out = ctx.allocate(dtype, out_shape)?;
+    let n_out = out.n_elements();
+    if n_out == 0 {
+        return Ok(out);
+    }
+    let n_in = shape.n_elements() / n_out;
+    let (kept, reduced) = sides(shape, is_reduced)?;
+    // Which side lies innermost decides who reads neighbours.
+    let by_row = reduced.steps.last() == Some(&1) || n_in == 0;
+    let busy = device.multiprocessors() * 8;
+    let n_parts = match by_row {
+        // A block reads some thousands of values well; more blocks only where there are too few.
+        true => (busy / n_out).clamp(1, (n_in / 4096).max(1)),
+        false => (busy * 256 / n_out).clamp(1, (n_in / 64).max(1)),
+    };
+    let few = by_row && n_parts == 1 && n_in <= 1024;
+    let accumulator = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let partial = match n_parts {
+        1 => None,
+        n => Some(ctx.allocate(if dtype.is_float() { accumulator } else { DType::I64 }, Shape::new(&[n * n_out])?)?),
+    };
+    let variant =
+        u32::from(by_row) | u32::from(few) << 1 | (kept.sizes.len() as u32) << 4 | (reduced.sizes.len() as u32) << 8;
+    let key = ProgramKey { family: "reduce", op: reducer.name, dtypes: [Some(dtype), None, None], variant };
+    let (kept_rank, reduced_rank) = (kept.sizes.len(), reduced.sizes.len());
+    let kernel = device.function(&key, || source(reducer, dtype, by_row, few, kept_rank, reduced_rank))?;
+    let grid = match (by_row, few) {
+        (true, true) => Grid::blocks(n_out.div_ceil(8), 256)?,
+        (true, false) => Grid::blocks(n_out * n_parts, 256)?,
+        (false, _) => Grid::over(n_out * n_parts),
+    };
+    let mut args = Args::new().input(input);
+    let mut partial = partial;
+    args = match &mut partial {
+        Some(partial) => args.output(partial),
+        None => args.i64(0),
+    };
+    args = args
+        .output(&mut out)
+        .size(n_out)
+        .size(n_in)
+        .size(n_parts)
+        .sizes(&kept.sizes, RANK)
+        .sizes(&kept.steps, RANK)
+        .sizes(&reduced.sizes, RANK)
+        .sizes(&reduced.steps, RANK);
+    device.launch(kernel, grid, &args)?;
+    drop(args);
+    if let Some(partial) = &partial {
+        let key =
+            ProgramKey { family: "reduce_parts", op: reducer.name, dtypes: [Some(dtype), None, None], variant: 0 };
+        let kernel = device.function(&key, || parts_source(reducer, dtype))?;
+        let args = Args::new().input(partial).output(&mut out).size(n_out).size(n_parts).size(n_in);
+        device.launch(kernel, Grid::over(n_out), &args)?;
+    }
+    Ok(out)
+}
+
+/// The kernel that reduces.
+fn source(reducer: &Reducer, dtype: DType, by_row: bool, few: bool, kept_rank: usize, reduced_rank: usize) -> String {
+    format!(
+        "{}#define BY_ROW {}\n#define FEW {}\n#define KEPT_RANK {kept_rank}\n#define REDUCED_RANK {reduced_rank}\n{}",
+        definitions(reducer, dtype),
+        u32::from(by_row),
+        u32::from(few),
+        include_str!("reduce.cu")
+    )
+}
+
+/// The kernel that joins the parts.
+fn parts_source(reducer: &Reducer, dtype: DType) -> String {
+    format!("{}{}", definitions(reducer, dtype), include_str!("reduce_parts.cu"))
+}
+
+/// Types and steps of a reducer. Floats are accumulated as `float` or `double`, everything else as 64-bit integers.
+fn definitions(reducer: &Reducer, dtype: DType) -> String {
+    let accumulator = match dtype {
+        DType::F64 => "f64",
+        DType::F32 | DType::F16 | DType::BF16 => "f32",
+        DType::U64 => "u64",
+        _ => "i64",
+    };
+    let (least, greatest) = match dtype {
+        DType::F64 => ("-__longlong_as_double(0x7ff0000000000000ll)", "__longlong_as_double(0x7ff0000000000000ll)"),
+        DType::F32 | DType::F16 | DType::BF16 => ("-__int_as_float(0x7f800000)", "__int_as_float(0x7f800000)"),
+        DType::U64 | DType::U8 | DType::U16 | DType::U32 => ("0", "(A)0xffffffffffffffffull"),
+        _ => ("(A)0x8000000000000000ull", "(A)0x7fffffffffffffffull"),
+    };
+    let greatest = if matches!(dtype, DType::U8 | DType::U16 | DType::U32) { "(A)0xffffffffll" } else { greatest };
+    format!(
+        "typedef {0} T;\ntypedef {0} U;\ntypedef {accumulator} A;\n#define LEAST ({least})\n#define GREATEST ({greatest})\n\
+         #define START ({1})\n#define STEP(a, x) ({2})\n#define JOIN(a, b) ({3})\n#define FINISH(a, n) ({4})\n",
+        c_type(dtype),
+        reducer.start,
+        reducer.step,
+        reducer.join,
+        reducer.finish
+    )
+}
+
+fn arg_extreme(ctx: &mut KernelCtx<'_>, max: bool) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let axis = ctx.input(1)?;
+    let axis = match (axis.n_elements(), axis.dtype()) {
+        (1, DType::I16) => i64::from(axis.scalar_value::<i16>()?),
+        (1, _) => axis.integers()?[0],
+        _ => return Err(Error::invalid_argument("dim must be a scalar, but received tensor of another shape")),
+    };
+    let dims = if shape.rank() == 0 { &[1][..] } else { &shape[..] };
+    let axis = resolve_axis(axis, dims.len())?;
+    let (n, inner) = (dims[axis], dims[axis + 1..].iter().product::<usize>());
+    if n == 0 {
+        return Err(Error::invalid_argument(format!("Reduction axis {axis} is empty in shape {shape}")));
+    }
+    let left: SmallVec<[usize; 8]> = dims.iter().enumerate().filter(|(i, _)| *i != axis).map(|(_, &dim)| dim).collect();
+    let to = ctx.attrs().dtype("output_type")?;
+    let (dtype, device) = (ctx.input(0)?.dtype(), gpu(ctx)?);
+    let mut out = ctx.allocate(to, Shape::new(&left)?)?;
+    let n_out = out.n_elements();
+    if n_out > 0 {
+        find(device, ctx.input(0)?, &mut out, dtype, max, n, inner)?;
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+/// A thread for each place along what is left, or, where the axis is innermost and long, a warp.
+fn find(
+    device: &CudaDevice,
+    input: &Tensor,
+    out: &mut Tensor,
+    dtype: DType,
+    max: bool,
+    n: usize,
+    inner: usize,
+) -> Result<()> {
+    let (name, to) = (if max { "argmax" } else { "argmin" }, out.dtype());
+    let key = ProgramKey { family: "arg", op: name, dtypes: [Some(dtype), Some(to), None], variant: 0 };
+    let kernel = device.function(&key, || arg_source(dtype, to, max))?;
+    let n_out = out.n_elements();
+    let args = Args::new().input(input).output(out).size(n_out).size(n).size(inner);
+    device.launch(kernel, Grid::blocks(n_out.div_ceil(8), 256)?, &args)
+}
+
+fn arg_source(dtype: DType, to: DType, max: bool) -> String {
+    format!(
+        "typedef {} T;\ntypedef {} U;\ntypedef Wide<T>::type W;\n#define BETTER {}\n{}",
+        c_type(dtype),
+        c_type(to),
+        if max { ">" } else { "<" },
+        include_str!("arg.cu")
+    )
+}
+
+/// The sums down the columns of `rows` rows of `n` numbers, as elements of `dtype`.
+pub(super) fn sum_rows(ctx: &KernelCtx<'_>, input: &Tensor, rows: usize, n: usize, dtype: DType) -> Result<Tensor> {
+    let device = gpu(ctx)?;
+    let wide = input.dtype();
+    let mut out = ctx.allocate(dtype, Shape::new(&[n])?)?;
+    let key = ProgramKey { family: "sum_rows", op: "plain", dtypes: [Some(wide), Some(dtype), None], variant: 0 };
+    let kernel = device.function(&key, || sum_rows_source(wide, dtype))?;
+    let args = Args::new().input(input).output(&mut out).size(n).size(rows).size(rows);
+    device.launch(kernel, Grid::over(n), &args)?;
+    Ok(out)
+}
+
+fn sum_rows_source(wide: DType, dtype: DType) -> String {
+    format!(
+        "typedef {} A;\ntypedef {} U;\n#define START ((A)0)\n#define JOIN(a, b) ((a) + (b))\n#define FINISH(a, n) (a)\n{}",
+        c_type(wide),
+        c_type(dtype),
+        include_str!("reduce_parts.cu")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::compiles;
+    use super::*;
+
+    #[test]
+    fn sources_compile() {
+        let key = |op, dtype, variant| ProgramKey { family: "reduce", op, dtypes: [Some(dtype), None, None], variant };
+        let mut all = Vec::new();
+        for reducer in [&SUM, &MEAN, &PROD, &MAX, &MIN, &NORM, &HALF_SQUARES] {
+            for dtype in [DType::F32, DType::BF16, DType::F64] {
+                for (v, (by_row, few)) in [(false, false), (true, false), (true, true)].into_iter().enumerate() {
+                    all.push((key(reducer.name, dtype, v as u32), source(reducer, dtype, by_row, few, 2, 1)));
+                }
+                all.push((key(reducer.name, dtype, 9), parts_source(reducer, dtype)));
+            }
+        }
+        for reducer in [&SUM, &MAX] {
+            for dtype in [DType::I64, DType::U8, DType::U64, DType::I16] {
+                all.push((key(reducer.name, dtype, 0), source(reducer, dtype, true, true, 1, 3)));
+            }
+        }
+        for reducer in [&ALL, &ANY] {
+            all.push((key(reducer.name, DType::Bool, 0), source(reducer, DType::Bool, true, false, 0, 1)));
+        }
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::I64, DType::Bool, DType::U8] {
+            all.push((key("arg", dtype, 0), arg_source(dtype, DType::I64, true)));
+        }
+        all.push((key("rows", DType::BF16, 0), sum_rows_source(DType::F32, DType::BF16)));
+        compiles(all);
+    }
+
+    #[test]
+    fn neighbours_of_one_kind_merge() {
+        let shape = Shape::new(&[2, 3, 4, 5]).unwrap();
+        let (kept, reduced) = sides(&shape, &[true, false, false, true]).unwrap();
+        assert_eq!((kept.sizes.as_slice(), kept.steps.as_slice()), (&[12][..], &[5][..]));
+        assert_eq!((reduced.sizes.as_slice(), reduced.steps.as_slice()), (&[2, 5][..], &[60, 1][..]));
+        let (kept, reduced) = sides(&Shape::new(&[7, 1, 3]).unwrap(), &[true, false, true]).unwrap();
+        assert!(kept.sizes.is_empty());
+        assert_eq!(reduced.sizes.as_slice(), [21]);
+    }
+}

@@ -1,0 +1,126 @@
+//! `gpu`: the work of `bench/gpu/run` on GPU 0: a large matrix product, and training steps whose data lies on the card, with
+//! and without capture.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kolo::{DType, GpuOptions, Graph, Initializer, Output, Result, Session, SessionConfig, Tensor, gradients, ops};
+
+use super::measure::{Better, Report};
+use super::networks::{batches, dense, lenet_logits};
+
+fn config(no_capture: bool) -> SessionConfig {
+    SessionConfig {
+        device_count: [("GPU".to_owned(), 1)].into(),
+        gpu: GpuOptions { no_capture, ..GpuOptions::default() },
+        ..SessionConfig::default()
+    }
+}
+
+pub fn run(report: &Report) -> Result<()> {
+    matmul(report)?;
+    for (label, no_capture) in [("", false), ("-no-capture", true)] {
+        let case = |name: &str| format!("{name}{label}");
+        train(report, &case("mlp-100"), 100, no_capture, |g, x| {
+            let hidden = ops::relu(dense(g, x, "hidden", 784, 100));
+            dense(g, hidden, "out", 100, 10)
+        })?;
+        train(report, &case("mlp-4096"), 1024, no_capture, |g, x| {
+            let first = ops::relu(dense(g, x, "first", 784, 4096));
+            let second = ops::relu(dense(g, first, "second", 4096, 4096));
+            dense(g, second, "out", 4096, 10)
+        })?;
+        train(report, &case("lenet-64"), 64, no_capture, lenet_logits)?;
+        train(report, &case("lenet-1024"), 1024, no_capture, lenet_logits)?;
+    }
+    Ok(())
+}
+
+fn matmul(report: &Report) -> Result<()> {
+    const N: usize = 8192;
+    const PRODUCTS: usize = 20;
+    let g = kolo::graph();
+    let uniform = || Initializer::Uniform { low: -1.0, high: 1.0 };
+    let whole = |name: &str| g.new_variable(name, uniform()).shape([N, N]).build().read();
+    let narrow = |x: Output<'_>| g.op("Cast").input(Output::new(&g, x.endpoint())).attr("DstT", DType::BF16).out();
+    let start = [whole("a"), whole("b")].map(narrow);
+    let held =
+        ["na", "nb"].map(|name| g.new_variable(name, Initializer::Zeros).shape([N, N]).dtype(DType::BF16).build());
+    let fill: Vec<_> = held
+        .iter()
+        .zip(start)
+        .map(|(to, from)| g.op("AssignVariableOp").input(to.handle()).input(from).build())
+        .collect();
+    let (a, b) = (held[0].read(), held[1].read());
+    let mut product = ops::matmul(a, b);
+    for _ in 1..PRODUCTS {
+        product = g.control_dependencies(&[product.operation()], || ops::matmul(a, b));
+    }
+    let probe = g.new_variable("probe", Initializer::Zeros).shape([1]).build().read();
+    let init = g.global_variables_initializer();
+    let session = Arc::new(Session::with_config(&g, config(false))?);
+    session.run_op(init)?;
+    for op in fill {
+        session.run_op(op)?;
+    }
+    let call = session.make_callable(&[], &[], &[product.operation()])?;
+    let wait = session.make_callable(&[], &[probe + 1.0], &[])?;
+    let samples = sample(10, 3, || call.call(&[]).map(drop), || wait.call(&[]).map(drop))?;
+    let flops = 2.0 * (N * N * N * PRODUCTS) as f64;
+    let rates: Vec<f64> = samples.iter().map(|seconds| flops / seconds / 1e12).collect();
+    report.print("gpu", "matmul-8192-bf16", "TFLOP/s", Better::Higher, &rates)
+}
+
+fn train(
+    report: &Report,
+    case: &str,
+    batch: usize,
+    no_capture: bool,
+    model: impl for<'g> Fn(&'g Graph, Output<'g>) -> Output<'g>,
+) -> Result<()> {
+    let g = kolo::graph();
+    g.set_seed(1);
+    let (images, labels) = batches(batch)?.swap_remove(0);
+    let resident = |name: &str, value: Tensor| g.new_variable(name, value).not_trainable().build().read();
+    let (x, labels) = (resident("images", images), resident("labels", labels));
+    let loss = ops::mean_all(ops::softmax_cross_entropy(model(&g, x), labels));
+    let handles: Vec<Output<'_>> = g.trainable_variables().iter().map(|variable| variable.handle()).collect();
+    let rate = g.constant(0.01f32);
+    let mut updates = Vec::new();
+    for (&handle, grad) in handles.iter().zip(gradients(&[loss], &handles)?) {
+        if let Some(grad) = grad {
+            updates.push(ops::apply_gradient_descent(handle, rate, grad.dense()?));
+        }
+    }
+    let step = g.group("train", &updates);
+    let init = g.global_variables_initializer();
+    let session = Arc::new(Session::with_config(&g, config(no_capture))?);
+    session.run_op(init)?;
+    let call = session.make_callable(&[], &[], &[step])?;
+    let wait = session.make_callable(&[], &[loss], &[])?;
+    let samples = sample(200, 10, || call.call(&[]).map(drop), || wait.call(&[]).map(drop))?;
+    let micros: Vec<f64> = samples.iter().map(|seconds| seconds * 1e6).collect();
+    report.print("gpu", case, "us/step", Better::Lower, &micros)
+}
+
+/// Seconds per call, in samples of `n` calls that are enqueued one after the other and then waited for.
+fn sample(
+    n: u32,
+    n_samples: usize,
+    mut call: impl FnMut() -> Result<()>,
+    mut wait: impl FnMut() -> Result<()>,
+) -> Result<Vec<f64>> {
+    let mut samples = Vec::new();
+    for i in 0..=n_samples {
+        let start = Instant::now();
+        for _ in 0..n {
+            call()?;
+        }
+        wait()?;
+        // The first warms up.
+        if i > 0 {
+            samples.push(start.elapsed().as_secs_f64() / f64::from(n));
+        }
+    }
+    Ok(samples)
+}
