@@ -109,7 +109,13 @@ impl Process {
     /// With these environment variables.
     pub fn start_with(name: &str, args: &[&str], environment: &[(&str, &str)]) -> Process {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
-        command.args(args).envs(environment.iter().copied()).env_remove("TF_CONFIG");
+        command.args(args).envs(environment.iter().copied());
+        Process::spawn(name, command)
+    }
+
+    /// Any command.
+    pub fn spawn(name: &str, mut command: Command) -> Process {
+        command.env_remove("TF_CONFIG");
         let started = Instant::now();
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines: Arc<(Mutex<Vec<Line>>, Condvar)> = Arc::default();
