@@ -185,11 +185,11 @@ impl KernelCache {
         }
         let name = &unit.device.attributes().name;
         let init = KernelInit { node, device: name, resources: &unit.resources };
-        let make = find_kernel(node, name).or_else(|error| match unit.device.as_null() {
-            // Transfers and control flow of a null device are the host's.
-            Some(_) => find_kernel(node, &kolo_core::DeviceName { kind: "CPU".into(), ..name.clone() }),
-            None => Err(error),
-        })?;
+        // Transfers and control flow of a null device are the host's.
+        let make = match unit.device.as_null() {
+            Some(_) => find_kernel(node, &kolo_core::DeviceName { kind: "CPU".into(), ..name.clone() })?,
+            None => find_kernel(node, name)?,
+        };
         let build = || -> Result<PlanKernel> {
             Ok(match make.make {
                 KernelMaker::Function(compute) => PlanKernel::Function(compute),
