@@ -97,6 +97,10 @@ impl CaptureSlot {
     pub fn run(&self, part: &PartPlan, feeds: &[&Tensor], new_step: &dyn Fn() -> Arc<Step>) -> Result<Replayed> {
         let mut state = self.state.lock();
         let State::On(progress) = &mut *state else { return Ok(None) };
+        // What is captured is what one thread enqueues.
+        if part.unit.pool.max_threads() > 1 {
+            return Ok(None);
+        }
         let device = CudaDevice::of(&*part.unit.device)?;
         if let Some(fetched) = progress.replay(device, feeds)? {
             return Ok(Some(fetched));
