@@ -33,5 +33,5 @@ pub use cancel::{CancelToken, Registration};
 pub use cuda::{host_arguments, is_always_on_host};
 pub use kernel::{AsyncKernel, Done, Input, Kernel, KernelCtx, KernelInit, Outcome, OutputValue};
 pub use op::{Cost, DTypeSet, KernelDef, KernelMaker, Op, TABLE, find_kernel, find_op, graph, kernels_of, registry};
-pub use resource::{Resource, ResourceStore, VariableCell, record_variables};
+pub use resource::{Resource, ResourceStore, Touched, VariableCell, record_variables};
 pub use step::{FrameIteration, Received, Rendezvous, RendezvousKey, StepServices};

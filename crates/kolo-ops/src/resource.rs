@@ -170,12 +170,20 @@ pub struct VariableCell {
 
 thread_local! {
     /// The variables that this thread has touched, while [`record_variables`] runs.
-    static TOUCHED: RefCell<Option<Vec<Arc<VariableCell>>>> = const { RefCell::new(None) };
+    static TOUCHED: RefCell<Option<Vec<Touched>>> = const { RefCell::new(None) };
 }
 
-/// Runs `f`, in which a step is written down rather than done, and says which variables it touched on this thread. Meanwhile
-/// a variable's memory stays where it is: what would replace it is an error.
-pub fn record_variables<R>(f: impl FnOnce() -> R) -> (R, Vec<Arc<VariableCell>>) {
+/// A variable that a recorded step uses.
+pub struct Touched {
+    /// The variable.
+    pub cell: Arc<VariableCell>,
+    /// The step writes to it.
+    pub is_written: bool,
+}
+
+/// Runs `f`, in which a step is written down rather than done, and says which variables it touched on this thread, each once.
+/// Meanwhile a variable's memory stays where it is: what would replace it is an error.
+pub fn record_variables<R>(f: impl FnOnce() -> R) -> (R, Vec<Touched>) {
     /// Ends the recording, also if `f` panics.
     struct Recording;
     impl Drop for Recording {
@@ -214,7 +222,7 @@ impl VariableCell {
 
     /// Its value; later writes do not change what was read.
     pub fn read(&self) -> Option<Tensor> {
-        self.touch();
+        self.touch(false);
         self.value.lock().clone()
     }
 
@@ -258,7 +266,7 @@ impl VariableCell {
 
     /// As [`VariableCell::update`], for a value on a GPU: the copy, if one is needed, is made there.
     pub fn update_on<R>(&self, device: &CudaDevice, update: impl FnOnce(&mut Tensor) -> Result<R>) -> Result<R> {
-        self.touch();
+        self.touch(true);
         let mut value = self.value.lock();
         let tensor = value.as_mut().ok_or_else(|| uninitialized(&self.name))?;
         if !tensor.is_unique() {
@@ -273,10 +281,13 @@ impl VariableCell {
         f(self.value.lock().as_mut())
     }
 
-    fn touch(&self) {
+    fn touch(&self, is_written: bool) {
         TOUCHED.with_borrow_mut(|touched| {
-            if let (Some(list), Some(me)) = (touched, self.me.upgrade()) {
-                list.push(me);
+            let Some(list) = touched else { return };
+            if let Some(known) = list.iter_mut().find(|known| std::ptr::eq(&*known.cell, self)) {
+                known.is_written |= is_written;
+            } else if let Some(cell) = self.me.upgrade() {
+                list.push(Touched { cell, is_written });
             }
         });
     }

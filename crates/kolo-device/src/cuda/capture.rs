@@ -2,15 +2,16 @@
 //!
 //! While a capture runs nothing is computed: launches of the thread that captures are written down, with the addresses they
 //! were given. Blocks that its tensors take meanwhile come from a pool that belongs to the capture, so a replay may write to
-//! them at any later time. Copies between host and card cannot be captured: the host's side would not stay.
+//! them at any later time. A copy from the host is not written down: it is done at once, once, into memory that the capture
+//! keeps, so replays see the value that the host had then. A copy to the host cannot be captured.
 //! Whoever replays must see to it that everything else (variables, feeds) is still where it was.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, result, sys};
-use kolo_core::{Error, Result};
+use kolo_core::{Error, Result, Tensor};
 
 use super::arena::Arena;
 use super::check;
@@ -22,6 +23,8 @@ pub struct Captured {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
     n_nodes: usize,
+    /// Values from the host that its launches read. They are not of the pool: launches write to all of that.
+    _kept: Vec<Tensor>,
     pool: usize,
     arena: Arc<Arena>,
     streams: Arc<Streams>,
@@ -42,6 +45,25 @@ struct Redirect {
 
 thread_local! {
     static CURRENT: Cell<Option<Redirect>> = const { Cell::new(None) };
+    /// What the capture of this thread keeps.
+    static KEPT: RefCell<Vec<Tensor>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `make` as if nothing were captured: its work is done now, in common memory. The capture keeps the tensor it makes.
+pub(super) fn keep(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    /// Goes back to capturing, also if `make` panics.
+    struct Paused(Option<Redirect>);
+    impl Drop for Paused {
+        fn drop(&mut self) {
+            CURRENT.set(self.0);
+        }
+    }
+    let paused = Paused(CURRENT.take());
+    let made = make();
+    drop(paused);
+    let tensor = made?;
+    KEPT.with_borrow_mut(|kept| kept.push(tensor.clone()));
+    Ok(tensor)
 }
 
 fn redirect(arena: u64) -> Option<Redirect> {
@@ -96,6 +118,7 @@ impl Capturing<'_> {
         let device = self.device;
         let pool = self.pool.take().ok_or_else(|| Error::internal("a capture was ended twice"))?;
         CURRENT.set(None);
+        let kept = KEPT.take();
         device.bind()?;
         // SAFETY: the stream captures since `begin_capture`.
         let graph = check("ending a capture", unsafe { result::stream::end_capture(self.stream.cu_stream()) });
@@ -115,6 +138,7 @@ impl Capturing<'_> {
                 graph,
                 exec,
                 n_nodes,
+                _kept: kept,
                 pool,
                 arena: device.arena().clone(),
                 streams: device.streams().clone(),
@@ -131,6 +155,7 @@ impl Drop for Capturing<'_> {
     fn drop(&mut self) {
         let Some(pool) = self.pool.take() else { return };
         CURRENT.set(None);
+        KEPT.take();
         if self.device.bind().is_ok() {
             // SAFETY: as in `end`. What was written down is thrown away, also if the driver calls it broken.
             if let Ok(graph) = unsafe { result::stream::end_capture(self.stream.cu_stream()) }

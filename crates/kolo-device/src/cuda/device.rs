@@ -245,7 +245,7 @@ impl CudaDevice {
 
     fn check_not_capturing(&self) -> Result<()> {
         match self.is_capturing() {
-            true => Err(Error::unimplemented("copies between the host and the card cannot be captured")),
+            true => Err(Error::unimplemented("a copy to the host, or between cards, cannot be captured")),
             false => Ok(()),
         }
     }
@@ -428,6 +428,10 @@ impl Device for CudaDevice {
         // Strings and handles live on the host wherever they are used.
         if tensor.dtype().size().is_none() {
             return Ok((tensor.clone(), None));
+        }
+        let is_from_host = matches!(tensor.memory(), Memory::Host | Memory::PinnedHost);
+        if is_from_host && memory == self.memory() && self.is_capturing() {
+            return Ok((super::capture::keep(|| self.copy_in(tensor))?, None));
         }
         if tensor.memory() != memory {
             self.check_not_capturing()?;

@@ -2,10 +2,11 @@
 //!
 //! A plan is captured after a few runs if all of it is on one GPU and nothing in it depends on a value that the host sees:
 //! then the same kernels run on the same memory each time, and one call stands for all of them. Feeds are copied into fixed
-//! buffers, fetches out of fixed ones. Nodes that run on the host (shapes, axes) ran during the capture and give the same
-//! each time, since shapes of feeds are part of the agreement.
+//! buffers, fetches out of fixed ones. Nodes that run on the host (shapes, axes, numbers of elements) ran during the capture
+//! and give the same each time, since they see only constants and the shapes of feeds and variables, which are part of the
+//! agreement; what they sent to the card is kept there. So a capture is for feeds of certain shapes, and a plan has a few.
 //!
-//! Before each replay the variables must be where the capture saw them, and nobody else may hold what they contain; otherwise
+//! Before each replay the variables must be where the capture saw them, and nobody else may hold what it writes to; otherwise
 //! the step runs as usual. Whatever cannot be captured says so once (`KOLO_LOG=kolo::capture=debug`) and runs as usual too.
 //!
 //! The slot's lock is held while a capture or a replay is enqueued and its fetches arrive: replays of one plan share their
@@ -17,7 +18,7 @@ use kolo_core::{DType, Error, Memory, Result, Shape, Tensor};
 use kolo_device::Device;
 use kolo_device::cuda::{Captured, CudaDevice};
 use kolo_graph::Flow;
-use kolo_ops::{VariableCell, record_variables};
+use kolo_ops::{Touched, VariableCell, record_variables};
 use parking_lot::Mutex;
 
 use super::plan::{PartPlan, PlanKernel, updates_variable};
@@ -25,10 +26,14 @@ use super::step::Step;
 
 /// Runs before a capture: kernels are compiled, algorithms chosen and memory taken in these.
 const WARM_UP: u32 = 3;
-/// Captures of one plan, at most: one that is lost again and again is not worth it.
+/// Captures of one plan that were lost before they were worth it, at most.
 const MOST_CAPTURES: u32 = 8;
-/// Runs that a capture did not fit before another is made.
+/// Replays after which a capture was worth it.
+const WORTH_IT: u32 = 64;
+/// Runs that no capture fitted before another is made.
 const PATIENCE: u32 = 4;
+/// Captures of one plan at a time, for feeds of different shapes; each holds memory of its own.
+const MOST_AT_ONCE: usize = 4;
 
 /// What is known of capturing one plan.
 pub(crate) struct CaptureSlot {
@@ -38,16 +43,20 @@ pub(crate) struct CaptureSlot {
 enum State {
     /// Never, and why.
     Off(String),
-    /// So many runs, after so many captures.
-    Warm {
-        n_runs: u32,
-        n_captures: u32,
-    },
-    Ready {
-        replay: Box<Replay>,
-        n_captures: u32,
-        n_misses: u32,
-    },
+    /// It is captured now or later.
+    On(Progress),
+}
+
+#[derive(Default)]
+struct Progress {
+    /// Runs since a capture was last found missing.
+    n_runs: u32,
+    /// Captures that were made since one was worth it.
+    n_captures: u32,
+    /// Runs in a row that no capture fitted.
+    n_misses: u32,
+    /// The last that fitted is the last.
+    replays: Vec<Replay>,
 }
 
 struct Replay {
@@ -55,10 +64,19 @@ struct Replay {
     feeds: Vec<(usize, Tensor)>,
     /// The fetches by number, where each replay leaves them.
     fetches: Vec<(usize, Tensor)>,
-    /// The variables and where their values are, in the order of the cells' addresses.
-    variables: Vec<(Arc<VariableCell>, u64)>,
+    /// In the order of the cells' addresses.
+    variables: Vec<Place>,
+    n_replays: u32,
     /// After the tensors above, which lie in its memory.
     captured: Captured,
+}
+
+/// A variable, and where its value must be.
+struct Place {
+    cell: Arc<VariableCell>,
+    is_written: bool,
+    address: u64,
+    shape: Shape,
 }
 
 /// What a run through a slot gives: fetches by number, or nothing if the step has to run as usual.
@@ -70,7 +88,7 @@ impl CaptureSlot {
         let why_not = if is_wanted { why_not(parts) } else { Some("it is switched off".to_owned()) };
         let state = match why_not {
             Some(why) => State::Off(why),
-            None => State::Warm { n_runs: 0, n_captures: 0 },
+            None => State::On(Progress::default()),
         };
         CaptureSlot { state: Mutex::new(state) }
     }
@@ -78,48 +96,38 @@ impl CaptureSlot {
     /// Runs the step by a replay, if there is one for such feeds, or makes one. `new_step` makes a step to be captured.
     pub fn run(&self, part: &PartPlan, feeds: &[&Tensor], new_step: &dyn Fn() -> Arc<Step>) -> Result<Replayed> {
         let mut state = self.state.lock();
-        let device = match &*state {
-            State::Off(_) => return Ok(None),
-            State::Warm { .. } | State::Ready { .. } => CudaDevice::of(&*part.unit.device)?,
+        let State::On(progress) = &mut *state else { return Ok(None) };
+        // What is captured is what one thread enqueues.
+        if part.unit.pool.max_threads() > 1 {
+            return Ok(None);
+        }
+        let device = CudaDevice::of(&*part.unit.device)?;
+        if let Some(fetched) = progress.replay(device, feeds)? {
+            return Ok(Some(fetched));
+        }
+        progress.n_misses = progress.n_misses.saturating_add(1);
+        if progress.n_runs < WARM_UP {
+            // Once there is a capture, other shapes now and then are no reason for another.
+            let is_missing = progress.replays.is_empty() || progress.n_misses > PATIENCE;
+            progress.n_runs += u32::from(is_missing);
+            return Ok(None);
+        }
+        progress.n_captures += 1;
+        let made = match progress.n_captures > MOST_CAPTURES {
+            true => Err(Error::aborted("its variables or feeds changed too often")),
+            false => Replay::capture(device, part, feeds, new_step),
         };
-        match &mut *state {
-            State::Off(_) => Ok(None),
-            State::Warm { n_runs, .. } if *n_runs < WARM_UP => {
-                *n_runs += 1;
+        match made {
+            Ok(replay) => {
+                let n_nodes = replay.captured.n_nodes();
+                tracing::debug!(target: "kolo::capture", "captured {n_nodes} launches on {}", part.unit.name);
+                progress.add(replay);
+                progress.replay(device, feeds)
+            }
+            Err(error) => {
+                tracing::debug!(target: "kolo::capture", "not captured on {}: {error}", part.unit.name);
+                *state = State::Off(error.to_string());
                 Ok(None)
-            }
-            State::Warm { n_captures, .. } => {
-                let n_captures = *n_captures + 1;
-                let made = match n_captures > MOST_CAPTURES {
-                    true => Err(Error::aborted("its variables or feeds changed too often")),
-                    false => Replay::capture(device, part, feeds, new_step),
-                };
-                match made {
-                    Ok(replay) => {
-                        let n_nodes = replay.captured.n_nodes();
-                        tracing::debug!(target: "kolo::capture", "captured {n_nodes} launches on {}", part.unit.name);
-                        let fetched = replay.run(device, feeds)?;
-                        *state = State::Ready { replay: Box::new(replay), n_captures, n_misses: 0 };
-                        Ok(fetched)
-                    }
-                    Err(error) => {
-                        tracing::debug!(target: "kolo::capture", "not captured on {}: {error}", part.unit.name);
-                        *state = State::Off(error.to_string());
-                        Ok(None)
-                    }
-                }
-            }
-            State::Ready { replay, n_captures, n_misses } => {
-                let fetched = match replay.fits(feeds) {
-                    true => replay.run(device, feeds)?,
-                    false => None,
-                };
-                *n_misses = if fetched.is_some() { 0 } else { *n_misses + 1 };
-                if *n_misses >= PATIENCE {
-                    let n_captures = *n_captures;
-                    *state = State::Warm { n_runs: 0, n_captures };
-                }
-                Ok(fetched)
             }
         }
     }
@@ -128,9 +136,38 @@ impl CaptureSlot {
     pub fn describe(&self) -> std::result::Result<usize, String> {
         match &*self.state.lock() {
             State::Off(why) => Err(why.clone()),
-            State::Warm { n_runs, .. } => Err(format!("{n_runs} runs so far")),
-            State::Ready { replay, .. } => Ok(replay.captured.n_nodes()),
+            State::On(progress) => match progress.replays.last() {
+                Some(replay) if replay.n_replays > 0 => Ok(replay.captured.n_nodes()),
+                Some(_) => Err("its variables are never where the capture saw them".to_owned()),
+                None => Err(format!("{} runs so far", progress.n_runs)),
+            },
         }
+    }
+}
+
+impl Progress {
+    /// Replays what fits, if anything does.
+    fn replay(&mut self, device: &CudaDevice, feeds: &[&Tensor]) -> Result<Replayed> {
+        let Some(at) = self.replays.iter().rposition(|replay| replay.fits(feeds)) else { return Ok(None) };
+        let Some(fetched) = self.replays[at].run(device, feeds)? else { return Ok(None) };
+        (self.n_runs, self.n_misses) = (0, 0);
+        let mut used = self.replays.remove(at);
+        used.n_replays = used.n_replays.saturating_add(1);
+        if used.n_replays == WORTH_IT {
+            self.n_captures = 0;
+        }
+        self.replays.push(used);
+        Ok(Some(fetched))
+    }
+
+    /// Adds one, instead of those for the same shapes: their variables are elsewhere by now.
+    fn add(&mut self, replay: Replay) {
+        self.replays.retain(|old| !old.is_for_same(&replay));
+        if self.replays.len() >= MOST_AT_ONCE {
+            self.replays.remove(0);
+        }
+        self.replays.push(replay);
+        self.n_runs = 0;
     }
 }
 
@@ -161,31 +198,31 @@ impl Replay {
         drop(step);
         let fetches = fetches?;
         let captured = capturing.end()?;
-        let mut variables: Vec<(Arc<VariableCell>, u64)> = Vec::new();
-        for cell in touched {
-            if variables.iter().any(|(known, _)| Arc::ptr_eq(known, &cell)) {
-                continue;
-            }
-            let address = cell.with_value(|value| match value {
-                Some(tensor) => device.address_of(tensor),
+        let mut variables = Vec::with_capacity(touched.len());
+        for Touched { cell, is_written } in touched {
+            let (address, shape) = cell.with_value(|value| match value {
+                Some(tensor) => Ok((device.address_of(tensor)?, tensor.shape().clone())),
                 None => Err(Error::failed_precondition(format!("variable {} has no value", cell.name()))),
             })?;
-            variables.push((cell, address));
+            variables.push(Place { cell, is_written, address, shape });
         }
-        variables.sort_by_key(|(cell, _)| Arc::as_ptr(cell) as usize);
+        variables.sort_by_key(|place| Arc::as_ptr(&place.cell) as usize);
         for (fetch, value) in fetches.iter().filter(|(_, value)| is_on_card(value)) {
             let at = device.address_of(value)?;
-            if variables.iter().any(|(_, address)| *address == at) {
+            if variables.iter().any(|place| place.address == at) {
                 return Err(Error::unimplemented(format!("fetch {fetch} is a variable's own memory")));
             }
         }
-        Ok(Replay { feeds: fixed, fetches, variables, captured })
+        Ok(Replay { feeds: fixed, fetches, variables, n_replays: 0, captured })
     }
 
     /// Whether it was captured for feeds of these shapes.
     fn fits(&self, feeds: &[&Tensor]) -> bool {
-        let form = |tensor: &Tensor| -> (DType, Shape) { (tensor.dtype(), tensor.shape().clone()) };
         self.feeds.iter().all(|(number, place)| feeds.get(*number).is_some_and(|feed| form(feed) == form(place)))
+    }
+
+    fn is_for_same(&self, other: &Replay) -> bool {
+        self.feeds.iter().map(|(_, place)| form(place)).eq(other.feeds.iter().map(|(_, place)| form(place)))
     }
 
     /// Replays, unless the variables have changed their places. All fetches have arrived when it returns.
@@ -216,16 +253,18 @@ impl Replay {
     }
 }
 
-/// Runs `f` under the locks of all variables if each is where it was and nobody else holds it; says whether it did.
-fn with_all(
-    device: &CudaDevice,
-    variables: &[(Arc<VariableCell>, u64)],
-    f: &mut dyn FnMut() -> Result<()>,
-) -> Result<bool> {
-    let Some(((cell, address), rest)) = variables.split_first() else { return f().map(|()| true) };
-    cell.with_value(|value| {
+fn form(tensor: &Tensor) -> (DType, &Shape) {
+    (tensor.dtype(), tensor.shape())
+}
+
+/// Runs `f` under the locks of all variables if each is where it was and nobody else holds what `f` writes to; says whether
+/// it did. What is only read may be shared: an initial value often is, with the constant it came from.
+fn with_all(device: &CudaDevice, variables: &[Place], f: &mut dyn FnMut() -> Result<()>) -> Result<bool> {
+    let Some((place, rest)) = variables.split_first() else { return f().map(|()| true) };
+    place.cell.with_value(|value| {
         let Some(tensor) = value else { return Ok(false) };
-        match device.address_of(tensor)? == *address && tensor.is_unique() {
+        let is_there = device.address_of(tensor)? == place.address && *tensor.shape() == place.shape;
+        match is_there && (!place.is_written || tensor.is_unique()) {
             true => with_all(device, rest, f),
             false => Ok(false),
         }
@@ -253,6 +292,10 @@ fn why_not(parts: &[Arc<PartPlan>]) -> Option<String> {
         let op = node.node.op();
         let name = || format!("{op} '{}'", node.node.name);
         let is_placed_constant = op == "Const" && matches!(node.kernel, PlanKernel::Flow);
+        // A value of the host that depends on shapes alone: sent while the step is captured, and kept.
+        if matches!(op, "_HostSend" | "_Recv") {
+            return None;
+        }
         if node.flow != Flow::Plain {
             return Some(format!("{} is control flow or a transfer", name()));
         }
