@@ -476,7 +476,9 @@ impl PartialEq for Tensor {
                 Ok(self.0.data::<T>()? == self.1.data::<T>()?)
             }
         }
-        self.dtype.visit("comparing", Same(self, other)).unwrap_or(false)
+        // Quantised elements are known by their bytes alone.
+        let bytes = |_| matches!((self.host_bytes(), other.host_bytes()), (Ok(a), Ok(b)) if a == b);
+        self.dtype.visit("comparing", Same(self, other)).unwrap_or_else(bytes)
     }
 }
 
@@ -528,6 +530,16 @@ impl<T: Element, const N: usize, const M: usize> From<[[T; N]; M]> for Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quantised_tensors_are_compared_by_their_bytes() {
+        let one = Tensor::zeros(DType::QI32, [20]).unwrap();
+        let mut other = one.clone();
+        assert_eq!(one, other);
+        other = Tensor::zeros(DType::QI32, [20]).unwrap();
+        other.host_bytes_mut().unwrap()[3] = 1;
+        assert_ne!(one, other);
+    }
 
     #[test]
     fn elements_come_back_as_they_went_in() {
