@@ -252,14 +252,14 @@ fn trace(stats: proto::StepStats) -> StepTrace {
         op: op_of_label(&node.timeline_label),
         device: device.device.as_str().into(),
         thread: device.thread_names.get(&node.thread_id).cloned().unwrap_or_else(|| node.thread_id.to_string()),
-        start: micros(node.all_start_micros - start),
+        start: micros(node.all_start_micros.saturating_sub(start)),
         duration: micros(node.all_end_rel_micros),
         n_bytes: node
             .output
             .iter()
             .filter_map(|output| output.tensor_description.as_ref()?.allocation_description.as_ref())
             .map(|allocation| usize::try_from(allocation.requested_bytes).unwrap_or(0))
-            .sum(),
+            .fold(0, usize::saturating_add),
     };
     let mut nodes: Vec<NodeTrace> = all().take(MAX_TRACED).map(row).collect();
     nodes.sort_by_key(|node| node.start + node.duration);
@@ -271,4 +271,26 @@ fn op_of_label(label: &str) -> &'static str {
     let op = label.split_once(" = ").map_or(label, |(_, call)| call);
     let op = op.split_once('(').map_or(op, |(op, _)| op);
     kolo_ops::find_op(op).map_or("", |op| op.def.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server may say anything; the numbers are the largest there are.
+    #[test]
+    fn a_trace_of_absurd_numbers_is_read() {
+        let allocation = proto::AllocationDescription { requested_bytes: i64::MAX, ..Default::default() };
+        let description = proto::TensorDescription { allocation_description: Some(allocation), ..Default::default() };
+        let output = proto::NodeOutput { slot: 0, tensor_description: Some(description) };
+        let node = |all_start_micros| proto::NodeExecStats {
+            all_start_micros,
+            all_end_rel_micros: i64::MAX,
+            output: vec![output.clone(); 3],
+            ..Default::default()
+        };
+        let node_stats = vec![node(i64::MIN), node(i64::MAX)];
+        let dev_stats = vec![proto::DeviceStepStats { node_stats, ..Default::default() }];
+        assert_eq!(trace(proto::StepStats { dev_stats }).nodes.len(), 2);
+    }
 }

@@ -61,10 +61,12 @@ pub(super) fn sees(path: &str, nonce: u64) -> bool {
     matches!(read, Some(Ok(()))) && nonce != 0 && found == nonce.to_le_bytes()
 }
 
-/// Only files that we could have made are opened, whatever a message says.
+/// Only files that we could have made are opened, whatever a message says: no links, and no pipes, which would not open at all
+/// until somebody writes to them.
 fn is_ours(path: &str) -> bool {
     let name = path.strip_prefix(FOLDER).and_then(|rest| rest.strip_prefix("/kolo-"));
-    name.is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    let is_named_so = name.is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    is_named_so && std::fs::symlink_metadata(path).is_ok_and(|found| found.is_file())
 }
 
 fn new_path() -> PathBuf {
@@ -218,6 +220,12 @@ mod tests {
 
     #[test]
     fn other_files_are_never_opened() {
+        let link = new_path();
+        if std::os::unix::fs::symlink("/etc/hostname", &link).is_ok() {
+            let text = link.to_string_lossy().into_owned();
+            assert!(!is_ours(&text));
+            std::fs::remove_file(&link).unwrap();
+        }
         for path in ["/etc/passwd", "/dev/shm/other", "/dev/shm/kolo-../x", "/dev/shm/kolo-zz"] {
             assert!(!is_ours(path) && !sees(path, 1));
             assert!(Incoming::default().get(0, path, &mut [0; 4]).is_err());
