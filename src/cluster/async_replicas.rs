@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Grad, Graph, IndexedSlices, Operation, Output, Variable};
+use kolo_graph::{Grad, Graph, Operation, Variable};
 use kolo_runtime::Session;
 
 use super::place::home;
 use super::sync_replicas::as_i64;
-use crate::optim::{Core, GradAndVar, Optimizer, Update};
+use crate::optim::{GradAndVar, Optimizer, leave_updates_to};
 use crate::train::SessionHook;
 
 /// Wraps an optimizer: updates are made by each worker on its own, and counted by how many updates of others came between
@@ -141,31 +141,7 @@ impl AsyncReplicas {
 }
 
 impl Optimizer for AsyncReplicas {
-    fn core(&self) -> &Core {
-        self.inner.core()
-    }
-
-    fn slot_names(&self) -> Vec<&'static str> {
-        self.inner.slot_names()
-    }
-
-    fn apply_dense<'g>(
-        &self,
-        update: &Update<'_, 'g>,
-        variable: Variable<'g>,
-        grad: Output<'g>,
-    ) -> Result<Operation<'g>> {
-        self.inner.apply_dense(update, variable, grad)
-    }
-
-    fn apply_sparse<'g>(
-        &self,
-        update: &Update<'_, 'g>,
-        variable: Variable<'g>,
-        slices: IndexedSlices<'g>,
-    ) -> Result<Operation<'g>> {
-        self.inner.apply_sparse(update, variable, slices)
-    }
+    leave_updates_to!(self, self.inner);
 
     fn apply_gradients<'g>(
         &self,

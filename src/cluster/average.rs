@@ -4,14 +4,14 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Graph, IndexedSlices, Initializer, Operation, Output, Variable};
+use kolo_graph::{Graph, Initializer, Operation, Variable};
 use kolo_runtime::Session;
 
 use super::ReplicaDeviceSetter;
 use super::meeting::{BarrierState, Meeting, MeetingHook, MeetingNames};
 use super::place::home;
 use super::saved::save_under;
-use crate::optim::{Core, GradAndVar, Optimizer, Update};
+use crate::optim::{GradAndVar, Optimizer, leave_updates_to};
 
 /// Wraps an optimizer: each worker trains on its own, and after every so many steps all workers' variables are replaced by
 /// their mean.
@@ -127,31 +127,7 @@ impl ParameterAveraging {
 }
 
 impl Optimizer for ParameterAveraging {
-    fn core(&self) -> &Core {
-        self.inner.core()
-    }
-
-    fn slot_names(&self) -> Vec<&'static str> {
-        self.inner.slot_names()
-    }
-
-    fn apply_dense<'g>(
-        &self,
-        update: &Update<'_, 'g>,
-        variable: Variable<'g>,
-        grad: Output<'g>,
-    ) -> Result<Operation<'g>> {
-        self.inner.apply_dense(update, variable, grad)
-    }
-
-    fn apply_sparse<'g>(
-        &self,
-        update: &Update<'_, 'g>,
-        variable: Variable<'g>,
-        slices: IndexedSlices<'g>,
-    ) -> Result<Operation<'g>> {
-        self.inner.apply_sparse(update, variable, slices)
-    }
+    leave_updates_to!(self, self.inner);
 
     /// Adds the worker's own update, and returns it. What takes the mean is added too.
     fn apply_gradients<'g>(

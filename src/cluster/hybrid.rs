@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Grad, Graph, IndexedSlices, Operation, Output, Variable};
+use kolo_graph::{Grad, Graph, Operation, Variable};
 use kolo_runtime::Session;
 
 use super::meeting::{BarrierState, Meeting, MeetingHook, MeetingNames};
 use super::place::home;
 use super::sync_replicas::as_i64;
-use crate::optim::{Core, GradAndVar, Optimizer, Update};
+use crate::optim::{GradAndVar, Optimizer, leave_updates_to};
 
 /// What becomes of a gradient that comes when its step is over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,31 +139,7 @@ impl HybridReplicas {
 }
 
 impl Optimizer for HybridReplicas {
-    fn core(&self) -> &Core {
-        self.inner.core()
-    }
-
-    fn slot_names(&self) -> Vec<&'static str> {
-        self.inner.slot_names()
-    }
-
-    fn apply_dense<'g>(
-        &self,
-        update: &Update<'_, 'g>,
-        variable: Variable<'g>,
-        grad: Output<'g>,
-    ) -> Result<Operation<'g>> {
-        self.inner.apply_dense(update, variable, grad)
-    }
-
-    fn apply_sparse<'g>(
-        &self,
-        update: &Update<'_, 'g>,
-        variable: Variable<'g>,
-        slices: IndexedSlices<'g>,
-    ) -> Result<Operation<'g>> {
-        self.inner.apply_sparse(update, variable, slices)
-    }
+    leave_updates_to!(self, self.inner);
 
     /// Adds what a worker runs, and returns it: pushes the gradients, then waits for the end of the step. What the chief
     /// runs is added too.

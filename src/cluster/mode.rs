@@ -5,10 +5,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Graph, IndexedSlices, Operation, Output, Variable};
+use kolo_graph::{Graph, Operation, Variable};
 
 use super::{AsyncReplicas, HybridReplicas, Late, ParameterAveraging, SyncReplicas};
-use crate::optim::{Core, GradAndVar, Optimizer, Update};
+use crate::optim::{GradAndVar, Optimizer, leave_updates_to};
 use crate::train::SessionHook;
 
 /// How the updates of many workers meet.
@@ -289,31 +289,7 @@ impl Replicas {
 }
 
 impl Optimizer for Replicas {
-    fn core(&self) -> &Core {
-        self.optimizer().core()
-    }
-
-    fn slot_names(&self) -> Vec<&'static str> {
-        self.optimizer().slot_names()
-    }
-
-    fn apply_dense<'g>(
-        &self,
-        update: &Update<'_, 'g>,
-        variable: Variable<'g>,
-        grad: Output<'g>,
-    ) -> Result<Operation<'g>> {
-        self.optimizer().apply_dense(update, variable, grad)
-    }
-
-    fn apply_sparse<'g>(
-        &self,
-        update: &Update<'_, 'g>,
-        variable: Variable<'g>,
-        slices: IndexedSlices<'g>,
-    ) -> Result<Operation<'g>> {
-        self.optimizer().apply_sparse(update, variable, slices)
-    }
+    leave_updates_to!(self, self.optimizer());
 
     fn apply_gradients<'g>(
         &self,

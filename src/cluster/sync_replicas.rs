@@ -20,7 +20,7 @@ use kolo_ops::queue::{ConditionalAccumulator, FifoQueue, SparseConditionalAccumu
 use super::chief::spawn_loop;
 use super::place::home;
 use crate::ops;
-use crate::optim::{Core, GradAndVar, Optimizer, Update};
+use crate::optim::{GradAndVar, Optimizer, leave_updates_to};
 use crate::train::{CreatedContext, SessionHook, report_uninitialized_variables};
 
 /// Wraps an optimizer: an update is made from the mean of so many workers' gradients, and workers wait for it.
@@ -214,31 +214,7 @@ fn init_tokens<'g>(graph: &'g Graph, names: &Names, n_tokens: usize, least: usiz
 }
 
 impl Optimizer for SyncReplicas {
-    fn core(&self) -> &Core {
-        self.inner.core()
-    }
-
-    fn slot_names(&self) -> Vec<&'static str> {
-        self.inner.slot_names()
-    }
-
-    fn apply_dense<'g>(
-        &self,
-        update: &Update<'_, 'g>,
-        variable: Variable<'g>,
-        grad: Output<'g>,
-    ) -> Result<Operation<'g>> {
-        self.inner.apply_dense(update, variable, grad)
-    }
-
-    fn apply_sparse<'g>(
-        &self,
-        update: &Update<'_, 'g>,
-        variable: Variable<'g>,
-        slices: IndexedSlices<'g>,
-    ) -> Result<Operation<'g>> {
-        self.inner.apply_sparse(update, variable, slices)
-    }
+    leave_updates_to!(self, self.inner);
 
     /// Adds what a worker runs, and returns it: pushes the gradients, then waits for a token. What the chief runs is added
     /// too.

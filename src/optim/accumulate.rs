@@ -1,10 +1,10 @@
 //! Gradient accumulation: several small batches, then one update with their mean, as if they had been one large batch.
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Grad, Graph, IndexedSlices, Initializer, Operation, Output, Variable};
+use kolo_graph::{Grad, Graph, Initializer, Operation, Variable};
 
-use super::update::{Update, number_like};
-use super::{Core, GradAndVar, Optimizer};
+use super::update::number_like;
+use super::{Core, GradAndVar, Optimizer, leave_updates_to};
 use crate::ops;
 
 /// Applies another optimizer once in every so many steps, to the mean of their gradients. The global step counts what is
@@ -55,31 +55,7 @@ impl Accumulate {
 }
 
 impl Optimizer for Accumulate {
-    fn core(&self) -> &Core {
-        self.inner.core()
-    }
-
-    fn slot_names(&self) -> Vec<&'static str> {
-        self.inner.slot_names()
-    }
-
-    fn apply_dense<'g>(
-        &self,
-        update: &Update<'_, 'g>,
-        variable: Variable<'g>,
-        grad: Output<'g>,
-    ) -> Result<Operation<'g>> {
-        self.inner.apply_dense(update, variable, grad)
-    }
-
-    fn apply_sparse<'g>(
-        &self,
-        update: &Update<'_, 'g>,
-        variable: Variable<'g>,
-        slices: IndexedSlices<'g>,
-    ) -> Result<Operation<'g>> {
-        self.inner.apply_sparse(update, variable, slices)
-    }
+    leave_updates_to!(self, self.inner);
 
     fn apply_gradients<'g>(
         &self,

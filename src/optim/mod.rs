@@ -60,6 +60,7 @@ pub use lamb::Lamb;
 pub use momentum::Momentum;
 pub use moving_average::ExponentialMovingAverage;
 pub(crate) use moving_average::assign_moving_average;
+pub(crate) use optimizer::leave_updates_to;
 pub use optimizer::{GradAndVar, MinimizeOptions, Optimizer};
 pub use rate::LearningRate;
 pub use rms_prop::RmsProp;

@@ -189,6 +189,40 @@ fn count<'g>(graph: &'g Graph, scope: &str, step: Variable<'g>, updates: Operati
     })
 }
 
+/// For an optimizer that wraps another: leaves how a single variable is updated, and the slots for it, to that one. Goes into
+/// `impl Optimizer`, as in `leave_updates_to!(self, self.inner)`.
+macro_rules! leave_updates_to {
+    ($self:ident, $inner:expr) => {
+        fn core(&$self) -> &$crate::optim::Core {
+            $inner.core()
+        }
+
+        fn slot_names(&$self) -> Vec<&'static str> {
+            $inner.slot_names()
+        }
+
+        fn apply_dense<'g>(
+            &$self,
+            update: &$crate::optim::Update<'_, 'g>,
+            variable: kolo_graph::Variable<'g>,
+            grad: kolo_graph::Output<'g>,
+        ) -> kolo_core::Result<kolo_graph::Operation<'g>> {
+            $inner.apply_dense(update, variable, grad)
+        }
+
+        fn apply_sparse<'g>(
+            &$self,
+            update: &$crate::optim::Update<'_, 'g>,
+            variable: kolo_graph::Variable<'g>,
+            slices: kolo_graph::IndexedSlices<'g>,
+        ) -> kolo_core::Result<kolo_graph::Operation<'g>> {
+            $inner.apply_sparse(update, variable, slices)
+        }
+    };
+}
+
+pub(crate) use leave_updates_to;
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
