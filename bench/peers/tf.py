@@ -5,18 +5,22 @@ usage: tf.py BENCH [--case CASE]... [--threads N] [--callable] [--check]
 
 import argparse
 import gzip
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf_all
+from tensorflow.python.framework import op_def_library, op_def_registry
 
 import measure
 
@@ -259,6 +263,110 @@ def checkpoint(o):
         yield case, *cases[case]
 
 
+# Ops that do so little that moving their bytes is the work, and how many elements a plain copy copies beside them.
+MOVERS = ["add", "add-bias", "mul-row", "mul-column", "mul-scalar", "relu", "relu-grad", "exp", "tanh", "sigmoid"]
+COPIED = 4096 * 4096
+# Runs of an op in one call.
+TIMES = {"small": 50, "medium": 20, "large": 3}
+
+
+def op_input(spec, rng):
+    """A value as bench/ops.json writes it."""
+    if isinstance(spec, dict):
+        ((kind, value),) = spec.items()
+        return np.array(value, {"i32": np.int32, "f32": np.float32}[kind])
+    kind, dims, tail = re.fullmatch(r"(\w+)\[([\d,]*)\](.*)", spec).groups()
+    shape = [int(d) for d in dims.split(",") if d]
+    if kind == "f32":
+        x = rng.random(shape, dtype=np.float32)
+        return x + np.float32(0.1) if tail == "+" else 2 * x - 1
+    if kind == "i32":
+        return rng.integers(0, int(tail[1:]), shape, dtype=np.int32)
+    return rng.integers(0, 256, shape, dtype=np.uint8) if kind == "u8" else rng.random(shape) < 0.5
+
+
+def default(value):
+    """An attribute's default as Python has it."""
+    kind = value.WhichOneof("value")
+    if kind != "list":
+        return getattr(value, kind)
+    return next((list(values) for _, values in value.list.ListFields()), [])
+
+
+def op_node(op, inputs, attrs):
+    """One node; a list input takes what the others leave."""
+    op_def = op_def_registry.get(op)
+    args, named, at = op_def.input_arg, {}, 0
+    inferred = {name for arg in args for name in (arg.type_attr, arg.type_list_attr, arg.number_attr)}
+    for attr in op_def.attr:
+        if attr.HasField("default_value") and attr.name not in inferred:
+            named[attr.name] = default(attr.default_value)
+    named.update(attrs)
+    for arg in args:
+        n = len(inputs) - len(args) + 1 if arg.number_attr else 1
+        named[arg.name] = inputs[at : at + n] if arg.number_attr else inputs[at]
+        at += n
+    out = op_def_library.apply_op(op, **named)
+    return out[0] if isinstance(out, (list, tuple)) else out
+
+
+def copy_speed(threads):
+    """Bytes per second, read and written, of numpy's copy by all threads together."""
+    a, b = np.ones(COPIED, np.float32), np.zeros(COPIED, np.float32)
+    parts = list(zip(np.array_split(b, threads), np.array_split(a, threads)))
+    with ThreadPoolExecutor(threads) as pool:
+        seconds = measure.seconds_per_call(lambda: list(pool.map(lambda part: np.copyto(*part), parts)))
+    return [2 * a.nbytes / x for x in seconds]
+
+
+def ops(o):
+    wanted = lambda case: not o.case or any(case.startswith(c) for c in o.case)
+    copy = None
+    for family in json.loads((Path(__file__).resolve().parents[1] / "ops.json").read_text()):
+        attrs = {k: v["type"] if isinstance(v, dict) else v for k, v in family["attrs"].items()}
+        for size, times in TIMES.items():
+            case, share_case = f"{family['case']}/{size}", f"of-memcpy/{family['case']}"
+            share = size == "large" and family["case"] in MOVERS and wanted(share_case)
+            if not wanted(case) and not share:
+                continue
+            rng = np.random.default_rng(0)
+            values = []
+            for spec in family[size]:
+                if isinstance(spec, str) and spec.startswith("$"):
+                    with tf.Graph().as_default(), tf.Session() as s:
+                        values.append(s.run(op_node(spec[1:], [tf.constant(v) for v in values], attrs)))
+                else:
+                    values.append(op_input(spec, rng))
+            graph, feeds = tf.Graph(), {}
+            with graph.as_default():
+                inputs = []
+                for value, spec in zip(values, family[size]):
+                    if isinstance(spec, dict):
+                        inputs.append(tf.constant(value))
+                        continue
+                    feed = tf.placeholder(value.dtype, value.shape)
+                    feeds[feed] = value
+                    inputs.append(tf.Variable(feed, use_resource=True).read_value())
+                first = op_node(family["op"], inputs, attrs)
+                last = [first.op]
+                for _ in range(times - 1):
+                    with tf.control_dependencies(last):
+                        last = [op_node(family["op"], inputs, attrs).op]
+                init = tf.global_variables_initializer()
+            with tf.Session(graph=graph, config=config(o.threads, optimize=False)) as s:
+                s.run(init, feeds)
+                moved = sum(v.nbytes for v in values) + s.run(first).nbytes
+                seconds = [x / times for x in measure.seconds_per_call(s.make_callable(last[0]))]
+            if wanted(case):
+                yield case, "us", "lower", [1e6 * x for x in seconds]
+            if share:
+                if copy is None:
+                    rates = copy_speed(o.threads)
+                    copy = sorted(rates)[len(rates) // 2]
+                    yield "memcpy/large", "GB/s", "higher", [r / 1e9 for r in rates]
+                yield share_case, "x", "higher", [moved / x / copy for x in seconds]
+
+
 def mnist_batches(size, shape):
     """Shuffled batches of the real MNIST for ever, as the tutorials' next_batch gives them: floats from 0 to 1."""
     with gzip.open(DATA / "train-images-idx3-ubyte.gz") as f:
@@ -331,6 +439,7 @@ BENCHES = {
     "lenet": lenet,
     "scaling": scaling,
     "checkpoint": checkpoint,
+    "ops": ops,
 }
 
 

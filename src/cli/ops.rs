@@ -1,6 +1,6 @@
 //! `kolo ops`: the op table, for people, and what of it is covered by conformance cases.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
 use kolo::{DType, Error, Result};
@@ -67,7 +67,7 @@ fn coverage(filter: &str) -> String {
             Some((parts.next()?, (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?)))
         })
         .collect();
-    let (ops, mut rows) = (ops_named(filter), String::new());
+    let (ops, mut rows, mut reasons) = (ops_named(filter), String::new(), BTreeMap::<&str, Vec<&str>>::new());
     let (mut n_kernels, mut n_on_gpu, mut n_gradients, mut n_covered, mut n_cases) = (0, 0, 0, 0, 0);
     for op in &ops {
         let (cases, grads) = counts.get(op.def.name).copied().unwrap_or_default();
@@ -76,6 +76,9 @@ fn coverage(filter: &str) -> String {
         n_on_gpu += usize::from(on_gpu != "none");
         n_kernels += usize::from(!op.kernels.is_empty());
         n_gradients += usize::from(matches!(op.def.gradient, Gradient::Rule(_) | Gradient::Same | Gradient::Flow));
+        if let (true, Gradient::Refused(why)) = (op.kernels.is_empty(), op.def.gradient) {
+            reasons.entry(why).or_default().push(op.def.name);
+        }
         n_covered += usize::from(cases > 0);
         n_cases += cases;
         let gradient = match op.def.gradient {
@@ -86,6 +89,11 @@ fn coverage(filter: &str) -> String {
         };
         let _ = writeln!(rows, "| {} | {kernels} | {on_gpu} | {gradient} | {cases} | {grads} |", op.def.name);
     }
+    let mut without = String::new();
+    for (why, names) in &reasons {
+        let _ = writeln!(without, "- {}: {why}.", names.join(", "));
+    }
+    let without = if without.is_empty() { without } else { format!("\n## Without a kernel, and why\n\n{without}") };
     format!(
         "# Ops\n\n\
          Made by `kolo ops --coverage`; `cargo test` fails when it is out of date. Every op has TensorFlow's signature and\n\
@@ -95,7 +103,7 @@ fn coverage(filter: &str) -> String {
          placed on a CPU, which soft placement does; `int32` forms of array and arithmetic ops run on the host.\n\n\
          {} ops, {n_kernels} with a CPU kernel, {n_on_gpu} on GPUs, {n_gradients} with a gradient, {n_covered} with cases; {n_cases} times an op\n\
          is in a case.\n\n\
-         | op | CPU kernels | GPU kernels | gradient | cases | with gradients |\n| --- | --- | --- | --- | --- | --- |\n{rows}",
+         | op | CPU kernels | GPU kernels | gradient | cases | with gradients |\n| --- | --- | --- | --- | --- | --- |\n{rows}{without}",
         ops.len()
     )
 }

@@ -8,6 +8,7 @@ mod latency;
 mod matmul;
 mod measure;
 mod networks;
+mod ops;
 mod scaling;
 mod training;
 
@@ -22,6 +23,9 @@ pub struct Args {
     /// One JSON object per case
     #[arg(long)]
     json: bool,
+    /// Of `ops`: only cases whose name begins with this; may be repeated
+    #[arg(long, value_name = "CASE")]
+    case: Vec<String>,
     #[command(flatten)]
     worker: cluster::WorkerFlags,
 }
@@ -45,6 +49,7 @@ enum Name {
     PsSync,
     PsLarge,
     Gpu,
+    Ops,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -60,6 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
         Name::TrainMnist => training::train_mnist(&report),
         Name::TrainLenet => training::train_lenet(&report),
         Name::TrainLm => training::train_lm(&report),
+        Name::Ops => ops::run(&report, &args.case),
         Name::Gpu => gpu::run(&report),
         Name::Startup => training::startup(&report),
         Name::RemoteLatency => cluster::remote_latency(&report),

@@ -127,6 +127,12 @@ impl Kind {
         }
     }
 
+    /// Whether a rate that falls to nothing would take the weights with it. FTRL does not step from where it is: each
+    /// step makes the weights anew, as the rate times what it has added up, over the root of the sums of squares.
+    fn keeps_its_rate(self) -> bool {
+        matches!(self, Kind::Ftrl)
+    }
+
     /// The optimizer itself.
     pub fn make(self, rate: LearningRate) -> Box<dyn Optimizer> {
         match self {
@@ -140,13 +146,16 @@ impl Kind {
             Kind::Adamw => Box::new(AdamW::new(rate, 0.01)),
             Kind::Lamb => Box::new(Lamb::new(rate, 0.01)),
             Kind::Adafactor => Box::new(Adafactor::new(rate)),
-            Kind::Ftrl => Box::new(Ftrl::new(rate)),
+            // Sums of squares that begin above zero make the first step forget most of the initial weights, which a network
+            // with a hidden layer cannot do without.
+            Kind::Ftrl => Box::new(Ftrl::new(rate).initial_accumulator(0.0)),
         }
     }
 }
 
 impl Common {
-    /// The optimizer: what the flags say, else the recipe's choice, its rate falling to nothing over `n_steps`.
+    /// The optimizer: what the flags say, else the recipe's choice, its rate falling to nothing over `n_steps` unless
+    /// the optimizer cannot stand that.
     /// Without `--lr` the rate grows over the first `warm_up` steps.
     pub fn make_optimizer(
         &self,
@@ -161,7 +170,10 @@ impl Common {
             Some(rate) => return Err(Error::invalid_argument(format!("--lr {rate} is not a positive number"))),
             None => {
                 let initial = if kind == usual { usual_rate } else { kind.usual_rate() };
-                LearningRate::from(Schedule::cosine(initial, n_steps).warm_up(warm_up))
+                match kind.keeps_its_rate() {
+                    true => LearningRate::from(initial),
+                    false => LearningRate::from(Schedule::cosine(initial, n_steps).warm_up(warm_up)),
+                }
             }
         };
         Ok(kind.make(rate))

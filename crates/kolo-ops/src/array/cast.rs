@@ -6,7 +6,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, Result, Tensor};
-use kolo_device::cpu::{pool, vectorize};
+use kolo_device::cpu::{pool, vectorize, vmath};
 use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
@@ -61,7 +61,10 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
             }
         };
     }
-    let out = from!(F32, F64, F16, BF16, I8, I16, I32, I64, U8, U16, U32, U64, Bool);
+    let out = match (from, to) {
+        (DType::F32, DType::I32) => whole_numbers(ctx)?,
+        _ => from!(F32, F64, F16, BF16, I8, I16, I32, I64, U8, U16, U32, U64, Bool),
+    };
     ctx.set_output(0, out);
     Ok(())
 }
@@ -76,6 +79,17 @@ fn cast_from<S: Source>(ctx: &KernelCtx<'_>, to: DType) -> Result<Tensor> {
         };
     }
     to!(F32, F64, F16, BF16, I8, I16, I32, I64, U8, U16, U32, U64, Bool)
+}
+
+/// The plain cast stops at the ends, which is done one by one; this does the same many at a time.
+fn whole_numbers(ctx: &KernelCtx<'_>) -> Result<Tensor> {
+    let mut out = ctx.allocate(DType::I32, ctx.input(0)?.shape().clone())?;
+    let input = ctx.data::<f32>(0)?;
+    let chunk = pool::grain(0.3);
+    ctx.pool().for_each_chunk(out.data_mut::<i32>()?, chunk, |i, out| {
+        vmath::f32_to_i32(&input[i * chunk..i * chunk + out.len()], out);
+    });
+    Ok(out)
 }
 
 fn convert<S: Source, D: Target>(ctx: &KernelCtx<'_>) -> Result<Tensor> {
@@ -260,10 +274,25 @@ impl Target for bool {
     }
 }
 
+/// The nearest half, the even one of two, without branches: `f16::from_f32` asks for the processor's features each time.
+#[inline(always)]
+fn to_half(value: f32) -> f16 {
+    let bits = value.to_bits();
+    let (sign, bits) = ((bits >> 16) & 0x8000, bits & 0x7fff_ffff);
+    // Adding a half puts the last bit of a small number where rounding happens.
+    let small = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
+    let normal = bits.wrapping_add(0xc800_0fff).wrapping_add((bits >> 13) & 1) >> 13;
+    let nan = 0x7e00 | ((bits >> 13) & 0x03ff);
+    let special = if bits > 0x7f80_0000 { nan } else { 0x7c00 };
+    let rounded = if bits < 0x3880_0000 { small } else { normal };
+    let rounded = if bits >= 0x4780_0000 { special } else { rounded };
+    f16::from_bits((rounded | sign) as u16)
+}
+
 impl Target for f16 {
     #[inline(always)]
     fn of<S: Source>(value: S) -> f16 {
-        f16::from_f32(value.to_f32())
+        to_half(value.to_f32())
     }
 }
 
@@ -292,6 +321,30 @@ mod tests {
         check([-1.0f64, 300.0, 255.9], [0u8, 255, 255]);
         check([2.5f64, f64::MAX], [2.5f32, f32::INFINITY]);
         check([f16::from_f32(-2.5), f16::from_f32(1000.0)], [-2i8, 127]);
+    }
+
+    #[test]
+    fn every_half_is_reached_as_the_library_does() {
+        let mut bits = 0u32;
+        loop {
+            let x = f32::from_bits(bits);
+            assert_eq!(to_half(x).to_bits(), f16::from_f32(x).to_bits(), "{x:e}");
+            // A step that is not a multiple of the rounding.
+            match bits.checked_add(3001) {
+                Some(next) => bits = next,
+                None => break,
+            }
+        }
+        for half in 0..=u16::MAX {
+            let half = f16::from_bits(half);
+            assert!(half.is_nan() || to_half(half.to_f32()) == half);
+            // Half way to the next, and a little beside it.
+            let next = f16::from_bits(half.to_bits() ^ 1).to_f32();
+            let middle = (half.to_f32() + next) / 2.0;
+            for x in [middle, f32::from_bits(middle.to_bits().wrapping_add(1))] {
+                assert!(x.is_nan() || to_half(x) == f16::from_f32(x), "{x:e}");
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `OneHot`: numbers as vectors with one element set.
 
 use kolo_core::{Error, PartialShape, Result, Shape};
+use kolo_device::cpu::{IntraPool, pool};
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Gradient, IntoOutput, OpDef, Output};
 
@@ -63,30 +64,40 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let axis = place(ctx.attrs().int("axis")?, dims.len())?;
     let inner = product(&dims[axis..]);
     dims.insert(axis, depth);
-    let job = Mark { indices: integers(indices)?, depth, inner };
+    let job = Mark { pool: ctx.pool(), indices: integers(indices)?, depth, inner };
     let out = build(ctx, on.dtype(), Shape::new(&dims)?, &[on, off], job)?;
     ctx.set_output(0, out);
     Ok(())
 }
 
 /// Marks the output, seen as [outer, depth, inner], where the indices, as [outer, inner], say.
-struct Mark {
+struct Mark<'a> {
+    pool: &'a IntraPool,
     indices: Vec<i64>,
     depth: usize,
     inner: usize,
 }
 
-impl Job for Mark {
+impl Job for Mark<'_> {
     fn run<E: Item>(self, out: &mut [E], inputs: &[&[E]]) -> Result<()> {
         let [[on], [off]] = inputs else { return Err(Error::internal("OneHot takes two scalars")) };
-        out.fill(off.clone());
-        for (i, &index) in self.indices.iter().enumerate() {
-            if let Some(index) = index_below(index, self.depth) {
-                // There are indices, so inner is not 0.
-                let (outer, inner) = (i / self.inner, i % self.inner);
-                out[(outer * self.depth + index) * self.inner + inner] = on.clone();
-            }
+        let (depth, inner) = (self.depth, self.inner);
+        if out.is_empty() {
+            return Ok(());
         }
+        let blocks = pool::grain(0.2).div_ceil(depth * inner).max(1);
+        self.pool.for_each_chunk(out, blocks * depth * inner, |task, out| {
+            let blocks =
+                out.chunks_exact_mut(depth * inner).zip(self.indices[task * blocks * inner..].chunks_exact(inner));
+            for (block, indices) in blocks {
+                block.fill(off.clone());
+                for (i, &index) in indices.iter().enumerate() {
+                    if let Some(index) = index_below(index, depth) {
+                        block[index * inner + i] = on.clone();
+                    }
+                }
+            }
+        });
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //! it holds.
 
 use kolo_core::{Element, ElementVisitor, Error, PartialShape, Result, Shape, Tensor};
-use kolo_device::cpu::{IntraPool, pool};
+use kolo_device::cpu::{IntraPool, pool, vectorize};
 use kolo_graph::{Grad, Gradient, InferCtx, IntoOutput, OpDef, Operation, Output};
 
 use super::broadcast::{broadcast_view, summed_to_input};
@@ -161,14 +161,91 @@ fn choose(
     shape: Shape,
     per_condition: usize,
 ) -> Result<Tensor> {
-    let job = Choose { pool: ctx.pool(), condition: condition.data::<bool>()?, per_condition };
+    // As bytes: a slice of `bool` would be looked through for other values first.
+    let condition = condition.host_bytes()?;
+    if per_condition == 1
+        && let Some(out) = blended(ctx, condition, a, b, &shape)?
+    {
+        return Ok(out);
+    }
+    let job = Choose { pool: ctx.pool(), condition, per_condition };
     build(ctx, a.dtype(), shape, &[a, b], job)
+}
+
+/// Elements of numbers chosen one by one: both sides are read and one of them kept, which vectors can do.
+fn blended(ctx: &KernelCtx<'_>, condition: &[u8], a: &Tensor, b: &Tensor, shape: &Shape) -> Result<Option<Tensor>> {
+    match a.dtype().size() {
+        Some(1) => blend::<u8>(ctx, condition, a, b, shape),
+        Some(2) => blend::<u16>(ctx, condition, a, b, shape),
+        Some(4) => blend::<u32>(ctx, condition, a, b, shape),
+        Some(8) => blend::<u64>(ctx, condition, a, b, shape),
+        _ => Ok(None),
+    }
+}
+
+fn blend<E: bytemuck::Pod + Send + Sync>(
+    ctx: &KernelCtx<'_>,
+    condition: &[u8],
+    a: &Tensor,
+    b: &Tensor,
+    shape: &Shape,
+) -> Result<Option<Tensor>> {
+    let mut out = ctx.allocate(a.dtype(), shape.clone())?;
+    fn side<E: bytemuck::Pod>(tensor: &Tensor) -> Result<Option<&[E]>> {
+        Ok(bytemuck::try_cast_slice(tensor.host_bytes()?).ok())
+    }
+    let n = shape.n_elements();
+    {
+        let (Some(a), Some(b)) = (side::<E>(a)?, side::<E>(b)?) else { return Ok(None) };
+        let Ok(out) = bytemuck::try_cast_slice_mut::<u8, E>(out.host_bytes_mut()?) else { return Ok(None) };
+        if condition.len() != n || [a, b].iter().any(|side| side.len() != n && side.len() != 1) {
+            return Ok(None);
+        }
+        let chunk = pool::grain(0.3);
+        ctx.pool().for_each_chunk(out, chunk, |i, out| {
+            let range = i * chunk..i * chunk + out.len();
+            let condition = &condition[range.clone()];
+            match (a.len() == n, b.len() == n) {
+                (true, true) => choose_between(out, condition, &a[range.clone()], &b[range.clone()]),
+                (true, false) => choose_or(out, condition, 1, &a[range.clone()], b[0]),
+                (false, true) => choose_or(out, condition, 0, &b[range.clone()], a[0]),
+                (false, false) => {
+                    let (a, b) = (a[0], b[0]);
+                    out.iter_mut().zip(condition).for_each(|(y, &c)| *y = if c != 0 { a } else { b });
+                }
+            }
+        });
+    }
+    Ok(Some(out))
+}
+
+fn choose_between<E: Copy>(out: &mut [E], condition: &[u8], a: &[E], b: &[E]) {
+    vectorize(
+        #[inline(always)]
+        || {
+            for (((y, &c), &a), &b) in out.iter_mut().zip(condition).zip(a).zip(b) {
+                *y = if c != 0 { a } else { b };
+            }
+        },
+    );
+}
+
+/// `side` where the condition is `when` (0 or 1), else `other`.
+fn choose_or<E: Copy>(out: &mut [E], condition: &[u8], when: u8, side: &[E], other: E) {
+    vectorize(
+        #[inline(always)]
+        || {
+            for ((y, &c), &x) in out.iter_mut().zip(condition).zip(side) {
+                *y = if (c != 0) == (when != 0) { x } else { other };
+            }
+        },
+    );
 }
 
 /// Takes runs of `per_condition` elements from one input or the other; an input may be a single value.
 struct Choose<'a> {
     pool: &'a IntraPool,
-    condition: &'a [bool],
+    condition: &'a [u8],
     per_condition: usize,
 }
 
@@ -183,7 +260,7 @@ impl Job for Choose<'_> {
         self.pool.for_each_chunk(out, runs * run, |i, out| {
             let first = i * runs;
             for (k, (out, &condition)) in out.chunks_mut(run).zip(&self.condition[first..]).enumerate() {
-                let side = if condition { a } else { b };
+                let side = if condition != 0 { a } else { b };
                 if side.len() == n {
                     let at = (first + k) * run;
                     out.clone_from_slice(&side[at..at + run]);

@@ -74,6 +74,8 @@ impl View {
         let transposed = step > 1 && outer.last().is_some_and(|&(_, step)| step == 1);
         // About one memory access each; strided ones miss the cache.
         let rows = pool::grain(if step == 1 { 0.2 } else { 1.0 }).div_ceil(run).max(1);
+        // Whole tiles, or most of each cache line would be fetched for nothing.
+        let rows = if transposed { rows.next_multiple_of(TILE) } else { rows };
         pool.for_each_chunk(out, rows * run, |i, out| {
             let mut walk = Walk::new(self.start, outer, i * rows);
             if transposed {
@@ -128,6 +130,8 @@ impl View {
     }
 }
 
+/// Columns that are read before rows of them are written.
+const WIDE: usize = 64;
 /// A square of this many elements a side fits the first cache, in and out.
 const TILE: usize = 16;
 
@@ -137,6 +141,12 @@ fn read_transposed<E: Item>(mut out: &mut [E], input: &[E], run: usize, step: us
     while !out.is_empty() {
         let rows = walk.rows_left().min(TILE).min(out.len() / run);
         let (now, later) = out.split_at_mut(rows * run);
+        if rows == TILE && const { size_of::<E>() <= 8 && !std::mem::needs_drop::<E>() } {
+            read_tiles(now, input, run, step, walk.at as usize);
+            walk.advance(rows);
+            out = later;
+            continue;
+        }
         for column in (0..run).step_by(TILE) {
             let columns = TILE.min(run - column);
             for row in 0..rows {
@@ -149,6 +159,25 @@ fn read_transposed<E: Item>(mut out: &mut [E], input: &[E], run: usize, step: us
         }
         walk.advance(rows);
         out = later;
+    }
+}
+
+/// [`TILE`] rows, by way of a buffer: each line of the input is read once, and each line of the output written once, even
+/// where many of them share a place in the cache.
+fn read_tiles<E: Item>(out: &mut [E], input: &[E], run: usize, step: usize, start: usize) {
+    let mut buffer: [E; TILE * WIDE] = std::array::from_fn(|_| E::default());
+    for column in (0..run).step_by(WIDE) {
+        let columns = WIDE.min(run - column);
+        for i in 0..columns {
+            if let Some(line) = input[start + (column + i) * step..].first_chunk::<TILE>() {
+                for (row, x) in line.iter().enumerate() {
+                    buffer[row * WIDE + i] = x.clone();
+                }
+            }
+        }
+        for (row, line) in buffer.chunks_exact(WIDE).enumerate() {
+            out[row * run + column..][..columns].clone_from_slice(&line[..columns]);
+        }
     }
 }
 

@@ -87,22 +87,39 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         lanes::<T, _>(
             #[inline(always)]
             || {
-                let mut rest = others.iter().map(|other| &other[start..end]);
-                if into.is_none()
-                    && let Some(first) = rest.next()
-                {
-                    sum.copy_from_slice(first);
-                }
-                for other in rest {
-                    for (a, &b) in sum.iter_mut().zip(other) {
-                        *a = a.add(b);
+                // A piece of the sum stays in the first cache until all have been added to it.
+                let pieces = (start..end).step_by(PIECE).map(|at| at..end.min(at + PIECE));
+                for (sum, piece) in sum.chunks_mut(PIECE).zip(pieces) {
+                    let mut rest = others.iter().map(|other| &other[piece.clone()]);
+                    match (into, rest.next()) {
+                        (None, Some(first)) => match rest.next() {
+                            Some(second) => {
+                                for ((sum, &a), &b) in sum.iter_mut().zip(first).zip(second) {
+                                    *sum = a.add(b);
+                                }
+                            }
+                            None => sum.copy_from_slice(first),
+                        },
+                        (Some(_), Some(first)) => add_to(sum, first),
+                        (_, None) => {}
                     }
+                    rest.for_each(|other| add_to(sum, other));
                 }
             },
         );
     });
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// Elements of the sum that are made at a time.
+const PIECE: usize = 2048;
+
+#[inline(always)]
+fn add_to<T: Number>(sum: &mut [T], other: &[T]) {
+    for (a, &b) in sum.iter_mut().zip(other) {
+        *a = a.add(b);
+    }
 }
 
 #[cfg(test)]

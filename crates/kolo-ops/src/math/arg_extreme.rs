@@ -6,7 +6,7 @@ use kolo_device::cpu::pool;
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Gradient, InferCtx, OpDef, Output};
 
-use crate::math::elementwise::collect;
+use crate::math::elementwise::{collect, lanes};
 use crate::math::number::Number;
 use crate::math::segment::unsorted::segment_ids;
 use crate::op::{KernelDef, Op, cpu};
@@ -90,6 +90,10 @@ fn find<T: Element>(ctx: &mut KernelCtx<'_>, worst: T, better: impl Fn(T, T) -> 
         for (i, position) in positions.iter_mut().enumerate() {
             let at = task * per_task + i;
             let first = at / inner * n * inner + at % inner;
+            if inner == 1 {
+                *position = along(&values[first..first + n], worst, &better);
+                continue;
+            }
             let (mut best, mut found) = (worst, 0);
             for (j, &x) in values[first..].iter().step_by(inner).take(n).enumerate() {
                 if better(x, best) {
@@ -107,6 +111,38 @@ fn find<T: Element>(ctx: &mut KernelCtx<'_>, worst: T, better: impl Fn(T, T) -> 
     };
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// The position of the best value of a row: first which value it is, side by side, then where it is first found.
+fn along<T: Element>(row: &[T], worst: T, better: &impl Fn(T, T) -> bool) -> usize {
+    let best = lanes::<T, _>(
+        #[inline(always)]
+        || {
+            let pick = |best: T, x: T| if better(x, best) { x } else { best };
+            let mut side_by_side = [worst; 32];
+            let (blocks, rest) = row.as_chunks::<32>();
+            for block in blocks {
+                side_by_side.iter_mut().zip(block).for_each(|(best, &x)| *best = pick(*best, x));
+            }
+            side_by_side.iter().chain(rest).fold(worst, |best, &x| pick(best, x))
+        },
+    );
+    // If nothing is better than the worst there is, it is the first.
+    if !better(best, worst) {
+        return 0;
+    }
+    let (mut at, blocks) = (0, row.chunks(64));
+    for block in blocks {
+        let found = lanes::<T, _>(
+            #[inline(always)]
+            || block.iter().fold(false, |found, x| found | (*x == best)),
+        );
+        if found {
+            return at + block.iter().position(|x| *x == best).unwrap_or(0);
+        }
+        at += block.len();
+    }
+    0
 }
 
 fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {

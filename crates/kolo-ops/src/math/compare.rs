@@ -8,7 +8,7 @@ use kolo_graph::{Gradient, InferCtx, OpDef, Output, ShapeFn, shape_fns};
 
 use crate::math::elementwise::{Walk, broadcast_shape, collect, zip};
 use crate::op::{KernelDef, Op, cpu, cpu_kernels};
-use crate::{Cost, KernelCtx};
+use crate::{Cost, KernelCtx, OutputValue};
 
 macro_rules! builders {
     ($($function:ident, $op:literal, $doc:literal;)*) => {
@@ -70,10 +70,25 @@ fn equality_shape(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
 /// About what one element costs.
 const NS: f64 = 0.3;
 
+/// Sets output 0 to whether `f` holds for each pair. The truth values are written as bytes: a slice of `bool` would be looked
+/// through for other bytes first.
+fn compare<T: Element>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> bool + Sync + Copy) -> Result<()> {
+    zip::<T, u8>(
+        ctx,
+        NS,
+        #[inline(always)]
+        |a, b| u8::from(f(a, b)),
+    )?;
+    if let Some(OutputValue::Tensor(bytes)) = ctx.outputs[0].take() {
+        ctx.set_output(0, bytes.bitcast(DType::Bool)?);
+    }
+    Ok(())
+}
+
 macro_rules! order_kernels {
     ($($table:ident, $function:ident, |$a:ident, $b:ident| $body:expr;)*) => {
         $(fn $function<T: Element + PartialOrd>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-            zip::<T, bool>(ctx, NS, #[inline(always)] |$a, $b| $body)
+            compare::<T>(ctx, #[inline(always)] |$a, $b| $body)
         }
         const $table: &[KernelDef] =
             cpu_kernels!($function: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);)*
@@ -101,9 +116,8 @@ fn equal_kernel<T: Element>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if misfits(ctx, false)? {
         return Ok(());
     }
-    zip::<T, bool>(
+    compare::<T>(
         ctx,
-        NS,
         #[inline(always)]
         |a, b| a == b,
     )
@@ -113,9 +127,8 @@ fn not_equal_kernel<T: Element>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if misfits(ctx, true)? {
         return Ok(());
     }
-    zip::<T, bool>(
+    compare::<T>(
         ctx,
-        NS,
         #[inline(always)]
         |a, b| a != b,
     )

@@ -1,19 +1,20 @@
 //! `Erf`, `Erfc`, `Lgamma`, `Digamma`, elementwise.
 //!
-//! All are computed in double precision. For the error functions, `erfc(x) = t · exp(−x² + g(t))` with `t = 2 / (2 + x)`
+//! All but `Erf` of `float` are computed in double precision. For the error functions, `erfc(x) = t · exp(−x² + g(t))` with `t = 2 / (2 + x)`
 //! for `x ≥ 0`; `g` is smooth on all of `0 < t ≤ 1`, and its Chebyshev coefficients below were computed with 60 digits
 //! from series and continued fractions. The gamma functions use Stirling's series above 10 and recurrences below.
 
 use half::{bf16, f16};
-use kolo_core::Result;
+use kolo_core::{DType, Result};
+use kolo_device::cpu::vmath;
 use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
-use crate::math::elementwise::map;
+use crate::math::elementwise::{map, map_slices};
 use crate::math::number::Number;
 use crate::math::transcendental::exp;
 use crate::math::unary::{only, unary, unary_builders};
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{KernelDef, Op, cpu, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 unary_builders! {
@@ -202,7 +203,16 @@ fn digamma_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     map::<T, T>(ctx, 50.0, |x| T::from_f64(digamma_f64(x.to_f64())))
 }
 
-const ERF_KERNELS: &[KernelDef] = cpu_kernels!(erf_kernel: f32, f64, f16, bf16);
+fn erf_f32(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    map_slices::<f32>(ctx, 0.6, vmath::erf_f32, vmath::erf_f32_to)
+}
+
+const ERF_KERNELS: &[KernelDef] = &[
+    cpu(DType::F32, erf_f32),
+    cpu(DType::F64, erf_kernel::<f64>),
+    cpu(DType::F16, erf_kernel::<f16>),
+    cpu(DType::BF16, erf_kernel::<bf16>),
+];
 const ERFC_KERNELS: &[KernelDef] = cpu_kernels!(erfc_kernel: f32, f64, f16, bf16);
 const LGAMMA_KERNELS: &[KernelDef] = cpu_kernels!(lgamma_kernel: f32, f64, f16, bf16);
 const DIGAMMA_KERNELS: &[KernelDef] = cpu_kernels!(digamma_kernel: f32, f64, f16, bf16);

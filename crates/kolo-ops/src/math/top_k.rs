@@ -8,7 +8,7 @@ use kolo_core::{DType, Dim, Element, Error, PartialShape, Result, Shape, Tensor}
 use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
 use crate::math::binary::first;
-use crate::math::elementwise::collect;
+use crate::math::elementwise::{collect, lanes};
 use crate::math::number::Number;
 use crate::math::segment::unsorted::segment_ids;
 use crate::op::{KernelDef, Op, cpu_any, cpu_kernels};
@@ -154,9 +154,17 @@ fn top_k_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let rows_per_task = (4096 / n).max(1);
         ctx.pool().for_each_chunk2(values.data_mut::<T>()?, &mut positions, rows_per_task * k, |task, values, at| {
             let mut order: Vec<u32> = Vec::with_capacity(n);
+            let mut few: Vec<(T, u32)> = Vec::with_capacity(FEW);
             for (i, (values, at)) in values.chunks_exact_mut(k).zip(at.chunks_exact_mut(k)).enumerate() {
                 let start = (task * rows_per_task + i) * n;
                 let row = &input[start..start + n];
+                if k <= FEW {
+                    few_largest(row, k, &mut few);
+                    for ((value, at), &found) in values.iter_mut().zip(at).zip(&few) {
+                        (*value, *at) = found;
+                    }
+                    continue;
+                }
                 order.clear();
                 order.extend(0..n as u32);
                 let compare = |a: &u32, b: &u32| before(row[*a as usize], row[*b as usize]).then(a.cmp(b));
@@ -178,6 +186,39 @@ fn top_k_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     ctx.set_output(0, values);
     ctx.set_output(1, indices);
     Ok(())
+}
+
+/// Up to so many, the largest are kept in order while the row is read once.
+const FEW: usize = 32;
+
+/// The `k` largest of a row and where they are. Most values are not larger than the last of those found so far, and whole
+/// blocks of them are passed over at once.
+fn few_largest<T: Number>(row: &[T], k: usize, found: &mut Vec<(T, u32)>) {
+    found.clear();
+    let (first, rest) = row.split_at(k);
+    for (i, &x) in first.iter().enumerate() {
+        let at = found.partition_point(|&(y, _)| before(y, x).is_le());
+        found.insert(at, (x, i as u32));
+    }
+    let mut i = k as u32;
+    for block in rest.chunks(64) {
+        let Some(&(last, _)) = found.last() else { return };
+        let passes = lanes::<T, _>(
+            #[inline(always)]
+            || block.iter().fold(false, |any, &x| any | (x > last)),
+        );
+        // Anything comes before NaN, though it is not larger.
+        if passes || last.partial_cmp(&last).is_none() {
+            for (&x, i) in block.iter().zip(i..) {
+                if found.last().is_some_and(|&(last, _)| before(x, last).is_lt()) {
+                    found.pop();
+                    let at = found.partition_point(|&(y, _)| before(y, x).is_le());
+                    found.insert(at, (x, i));
+                }
+            }
+        }
+        i += block.len() as u32;
+    }
 }
 
 /// The larger first; NaN last, so that this is an order.
@@ -260,6 +301,19 @@ mod tests {
         check_op("TopKV2").input(x).input(5i32).fails("input must have at least k columns. Had 4, needed 5");
         check_op("TopKV2").input(x).input(-1i32).fails("Need k >= 0, got -1");
         check_op("TopKV2").input(1.0f32).input(1i32).fails("at least rank 1");
+    }
+
+    #[test]
+    fn few_and_many_are_found_alike() {
+        let row: Vec<f32> = (0..500).map(|i| if i % 97 == 3 { f32::NAN } else { (i * 37 % 101) as f32 }).collect();
+        let all = check_op("TopKV2").input(row.clone()).input(500i32).run(false).unwrap();
+        for k in [1usize, 2, 31, 32, 33] {
+            let some = check_op("TopKV2").input(row.clone()).input(k as i32).run(false).unwrap();
+            assert_eq!(some[0].data::<f32>().unwrap(), &all[0].data::<f32>().unwrap()[..k]);
+            assert_eq!(some[1].data::<i32>().unwrap(), &all[1].data::<i32>().unwrap()[..k]);
+        }
+        let nans = vec![f32::NAN, f32::NAN, 1.0, f32::NAN, 2.0];
+        check_op("TopKV2").input(nans).input(2i32).gives_all([Tensor::from([2.0f32, 1.0]), Tensor::from([4i32, 2])]);
     }
 
     #[test]

@@ -310,12 +310,8 @@ fn backward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let [scale, mean, variance] = vectors(ctx, view, [2, 3, 4])?;
     let (dy, x) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
     let inverse: Vec<f32> = variance.iter().map(|v| 1.0 / (v + epsilon).sqrt()).collect();
-    let sums = reduce(ctx.pool(), view, |at, c| {
-        let dy = dy[at].widen();
-        [dy, dy * (x[at].widen() - mean[c])]
-    });
-    let offset_grad: Vec<f32> = sums.iter().map(|sum| sum[0]).collect();
-    let scale_grad: Vec<f32> = sums.iter().zip(&inverse).map(|(sum, inverse)| sum[1] * inverse).collect();
+    let (offset_grad, products) = gradient_sums(ctx.pool(), view, [dy, x], &mean);
+    let scale_grad: Vec<f32> = products.iter().zip(&inverse).map(|(sum, inverse)| sum * inverse).collect();
     // dx = a · (dy − b − (x − mean) · d): the batch's mean and variance depend on x too, given ones do not.
     let n = view.per_channel().max(1) as f32;
     let a: Vec<f32> = scale.iter().zip(&inverse).map(|(s, i)| s * i).collect();
@@ -323,13 +319,28 @@ fn backward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let b: Vec<f32> = offset_grad.iter().map(|sum| sum * share).collect();
     let d: Vec<f32> = scale_grad.iter().zip(&inverse).map(|(sum, inverse)| sum * inverse * share).collect();
     let mut out = ctx.allocate(T::DTYPE, shape)?;
-    each_run(ctx.pool(), view, out.data_mut::<T>()?, |at, first_channel, out| {
-        for (i, dx) in out.iter_mut().enumerate() {
-            let c = if view.inner == 1 { i } else { first_channel };
-            let centred = x[at + i].widen() - mean[c];
-            *dx = T::narrow(a[c] * (dy[at + i].widen() - b[c] - centred * d[c]));
-        }
-    });
+    each_run(
+        ctx.pool(),
+        view,
+        out.data_mut::<T>()?,
+        #[inline(always)]
+        |at, first_channel, out| {
+            let (x, dy) = (&x[at..at + out.len()], &dy[at..at + out.len()]);
+            let values = out.iter_mut().zip(x).zip(dy);
+            match view.inner {
+                1 => {
+                    for (((((dx, x), dy), a), (b, d)), mean) in values.zip(&a).zip(b.iter().zip(&d)).zip(&mean) {
+                        *dx = T::narrow(a * (dy.widen() - b - (x.widen() - mean) * d));
+                    }
+                }
+                _ => {
+                    let c = first_channel;
+                    let (a, b, d, mean) = (a[c], b[c], d[c], mean[c]);
+                    values.for_each(|((dx, x), dy)| *dx = T::narrow(a * (dy.widen() - b - (x.widen() - mean) * d)));
+                }
+            }
+        },
+    );
     let (scale_grad, offset_grad) = (vector(ctx, &scale_grad)?, vector(ctx, &offset_grad)?);
     ctx.set_output(0, out);
     ctx.set_output(1, scale_grad);
@@ -339,52 +350,162 @@ fn backward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Mean and variance of each channel, in two passes so that a large mean does not drown a small variance.
+/// Mean and variance of each channel. Blocks have a mean of their own, around which their squares are taken while they are
+/// still in the cache; so a large mean does not drown a small variance, and memory is read once.
 fn moments<T: Float<Real = f32>>(pool: &IntraPool, view: Channels, x: &[T]) -> (Vec<f32>, Vec<f32>) {
+    let blocks = each_block(
+        pool,
+        view,
+        #[inline(always)]
+        |rows, sums, squares| {
+            let per_block = (rows.len() * view.inner) as f32;
+            for o in rows.clone() {
+                add_rows(
+                    view,
+                    o,
+                    sums,
+                    #[inline(always)]
+                    |at, _, sums| {
+                        sums.iter_mut().zip(&x[at..]).for_each(|(sum, x)| *sum += x.widen());
+                    },
+                );
+            }
+            sums.iter_mut().for_each(|sum| *sum /= per_block);
+            for o in rows {
+                add_rows(
+                    view,
+                    o,
+                    squares,
+                    #[inline(always)]
+                    |at, c, squares| {
+                        if view.inner == 1 {
+                            for ((square, x), mean) in squares.iter_mut().zip(&x[at..]).zip(&*sums) {
+                                let centred = x.widen() - mean;
+                                *square += centred * centred;
+                            }
+                        } else {
+                            let mean = sums[c];
+                            for (square, x) in squares.iter_mut().zip(&x[at..]) {
+                                let centred = x.widen() - mean;
+                                *square += centred * centred;
+                            }
+                        }
+                    },
+                );
+            }
+        },
+    );
+    if blocks.is_empty() {
+        return (vec![f32::NAN; view.channels], vec![f32::NAN; view.channels]);
+    }
     let n = view.per_channel() as f32;
-    let mean: Vec<f32> = reduce(pool, view, |at, _| [x[at].widen()]).iter().map(|[sum]| sum / n).collect();
-    let squares = reduce(pool, view, |at, c| {
-        let centred = x[at].widen() - mean[c];
-        [centred * centred]
-    });
-    let variance = squares.iter().map(|[sum]| sum / n).collect();
+    let (mut mean, mut variance) = (vec![0.0; view.channels], vec![0.0; view.channels]);
+    for (weight, means, _) in &blocks {
+        mean.iter_mut().zip(means).for_each(|(mean, block)| *mean += block * (weight / n));
+    }
+    for (weight, means, squares) in &blocks {
+        for (((variance, mean), block), square) in variance.iter_mut().zip(&mean).zip(means).zip(squares) {
+            let apart = block - mean;
+            *variance += (square + apart * apart * weight) / n;
+        }
+    }
     (mean, variance)
 }
 
-/// Sums of `f(position, channel)` over each channel, in blocks that depend on the shape alone.
-fn reduce<const N: usize>(
+/// The sums over each channel of `dy`, and of `dy · (x − mean)`.
+fn gradient_sums<T: Float<Real = f32>>(
     pool: &IntraPool,
     view: Channels,
-    f: impl Fn(usize, usize) -> [f32; N] + Sync,
-) -> Vec<[f32; N]> {
+    [dy, x]: [&[T]; 2],
+    mean: &[f32],
+) -> (Vec<f32>, Vec<f32>) {
+    let blocks = each_block(
+        pool,
+        view,
+        #[inline(always)]
+        |rows, sums, products| {
+            for o in rows {
+                add_rows(
+                    view,
+                    o,
+                    sums,
+                    #[inline(always)]
+                    |at, _, sums| {
+                        sums.iter_mut().zip(&dy[at..]).for_each(|(sum, dy)| *sum += dy.widen());
+                    },
+                );
+                add_rows(
+                    view,
+                    o,
+                    products,
+                    #[inline(always)]
+                    |at, c, products| {
+                        let values = products.iter_mut().zip(&dy[at..]).zip(&x[at..]);
+                        if view.inner == 1 {
+                            values.zip(mean).for_each(|(((sum, dy), x), mean)| *sum += dy.widen() * (x.widen() - mean));
+                        } else {
+                            let mean = mean[c];
+                            values.for_each(|((sum, dy), x)| *sum += dy.widen() * (x.widen() - mean));
+                        }
+                    },
+                );
+            }
+        },
+    );
+    let (mut sums, mut products) = (vec![0.0; view.channels], vec![0.0; view.channels]);
+    for (_, a, b) in &blocks {
+        sums.iter_mut().zip(a).for_each(|(sum, x)| *sum += x);
+        products.iter_mut().zip(b).for_each(|(sum, x)| *sum += x);
+    }
+    (sums, products)
+}
+
+/// What a block of rows gives: how many elements of each channel it has, and two numbers for each channel.
+type Block = (f32, Vec<f32>, Vec<f32>);
+
+/// Cuts the rows (all channels of one place, or of one image) into blocks whose size depends on the shape alone, and calls `f`
+/// with the rows of each and two vectors of zeros, one number for each channel, to fill.
+fn each_block(
+    pool: &IntraPool,
+    view: Channels,
+    f: impl Fn(std::ops::Range<usize>, &mut [f32], &mut [f32]) + Sync,
+) -> Vec<Block> {
     let Channels { outer, channels, inner } = view;
-    let mut sums = vec![[0.0; N]; channels];
     if outer * channels * inner == 0 {
-        return sums;
+        return Vec::new();
     }
     let per_block = rows_per_task(1.0, channels * inner);
-    let mut blocks = vec![[0.0; N]; outer.div_ceil(per_block) * channels];
-    pool.for_each_chunk(&mut blocks, channels, |block, sums| {
+    let mut blocks: Vec<Block> = (0..outer.div_ceil(per_block)).map(|_| (0.0, Vec::new(), Vec::new())).collect();
+    pool.for_each_chunk(&mut blocks, 1, |i, block| {
+        let rows = i * per_block..((i + 1) * per_block).min(outer);
+        let [(n, a, b)] = block else { return };
+        (*n, *a, *b) = ((rows.len() * inner) as f32, vec![0.0; channels], vec![0.0; channels]);
         vectorize(
             #[inline(always)]
-            || {
-                for o in block * per_block..((block + 1) * per_block).min(outer) {
-                    for (c, sum) in sums.iter_mut().enumerate() {
-                        let start = (o * channels + c) * inner;
-                        for at in start..start + inner {
-                            sum.iter_mut().zip(f(at, c)).for_each(|(sum, x)| *sum += x);
-                        }
-                    }
-                }
-            },
+            || f(rows, a, b),
         );
     });
-    for block in blocks.chunks_exact(channels) {
-        for (sum, block) in sums.iter_mut().zip(block) {
-            sum.iter_mut().zip(block).for_each(|(sum, x)| *sum += x);
-        }
+    blocks
+}
+
+/// Has `add(position, channel, sums)` add a run of values to as many sums: a row of all channels to theirs; or, where the
+/// channels come first, pieces of a plane to sums side by side, which are then added to the channel's.
+#[inline(always)]
+fn add_rows(view: Channels, o: usize, sums: &mut [f32], add: impl Fn(usize, usize, &mut [f32])) {
+    let Channels { channels, inner, .. } = view;
+    if inner == 1 {
+        return add(o * channels, 0, sums);
     }
-    sums
+    for (c, sum) in sums.iter_mut().enumerate() {
+        let (start, mut at) = ((o * channels + c) * inner, 0);
+        let mut lanes = [0.0; 32];
+        while at < inner {
+            let n = lanes.len().min(inner - at);
+            add(start + at, c, &mut lanes[..n]);
+            at += n;
+        }
+        *sum += lanes.iter().sum::<f32>();
+    }
 }
 
 /// Calls `f(position, channel, run)` for every run of `out`: a row of channels, or a plane of one channel.

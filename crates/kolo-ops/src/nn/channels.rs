@@ -29,6 +29,9 @@ pub struct Channels {
     pub inner: usize,
 }
 
+/// The most parts that sums are kept in.
+const BLOCKS: usize = 64;
+
 impl Channels {
     /// For a tensor of at least two dimensions.
     pub fn of(shape: &Shape, nchw: bool) -> Result<Channels> {
@@ -59,7 +62,8 @@ impl Channels {
             return sums;
         }
         let slice = channels * inner;
-        let rows_per_block = rows_per_task(0.3, slice);
+        // At least so many rows that joining the blocks is little work beside summing them.
+        let rows_per_block = rows_per_task(0.3, slice).max(outer.div_ceil(BLOCKS));
         let n_blocks = outer.div_ceil(rows_per_block);
         let mut blocks = vec![T::Wide::ZERO; n_blocks * channels];
         pool.for_each_chunk(&mut blocks, channels, |block, sums| {

@@ -311,20 +311,20 @@ fn put<E: Element>(part: &[E], groups: usize, n: usize, group: usize, out: &mut 
 }
 
 /// Elements as they are computed with: the tensor's own, or converted ones.
-enum Wide<'a, T: Float> {
+pub(super) enum Wide<'a, T: Float> {
     Own(&'a Tensor),
     Converted(Vec<T::Real>),
 }
 
 impl<'a, T: Float> Wide<'a, T> {
-    fn of(tensor: &'a Tensor) -> Result<Wide<'a, T>> {
+    pub(super) fn of(tensor: &'a Tensor) -> Result<Wide<'a, T>> {
         if T::DTYPE == <T::Real as kolo_core::Element>::DTYPE {
             return Ok(Wide::Own(tensor));
         }
         Ok(Wide::Converted(tensor.data::<T>()?.iter().map(|x| x.widen()).collect()))
     }
 
-    fn get(&self) -> Result<&[T::Real]> {
+    pub(super) fn get(&self) -> Result<&[T::Real]> {
         match self {
             Wide::Own(tensor) => tensor.data::<T::Real>(),
             Wide::Converted(values) => Ok(values),
@@ -333,7 +333,7 @@ impl<'a, T: Float> Wide<'a, T> {
 }
 
 /// The elements of images, with the channels last.
-fn images_in<'a, T: Float>(window: &Window, images: &'a Tensor) -> Result<Wide<'a, T>> {
+pub(super) fn images_in<'a, T: Float>(window: &Window, images: &'a Tensor) -> Result<Wide<'a, T>> {
     let wide = Wide::of(images)?;
     if !window.is_nchw() {
         return Ok(wide);
@@ -343,7 +343,7 @@ fn images_in<'a, T: Float>(window: &Window, images: &'a Tensor) -> Result<Wide<'
 }
 
 /// A tensor of images that `f` fills with the channels last.
-fn images_out<T: Float>(
+pub(super) fn images_out<T: Float>(
     ctx: &KernelCtx<'_>,
     window: &Window,
     shape: Shape,
@@ -361,7 +361,7 @@ fn images_out<T: Float>(
 }
 
 /// A tensor that `f` fills in the type it computes with.
-fn narrowed<T: Float>(
+pub(super) fn narrowed<T: Float>(
     ctx: &KernelCtx<'_>,
     shape: Shape,
     f: impl FnOnce(&mut [T::Real]) -> Result<()>,

@@ -1,12 +1,14 @@
 //! `DepthwiseConv2dNative`: a filter of its own for each channel, and its gradients.
 
+mod single;
+
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, InferCtx, OpDef, Output};
 
 use crate::math::binary::first;
-use crate::nn::conv2d::{like, shape};
+use crate::nn::conv2d::{Wide, images_in, images_out, like, narrowed, shape};
 use crate::nn::float::Float;
 use crate::nn::layout::{to_nchw, to_nhwc};
 use crate::nn::window::{Axis, Images, Window, for_taps};
@@ -167,6 +169,15 @@ impl Depthwise {
 fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (input, filter) = (ctx.input(0)?, ctx.input(1)?);
     let plan = Depthwise::new(ctx, input.shape(), filter.shape())?;
+    if plan.multiplier == 1 {
+        let (x, f) = (images_in::<T>(&plan.window, input)?, Wide::<T>::of(filter)?);
+        let out = images_out::<T>(ctx, &plan.window, plan.shape.clone(), |y| {
+            single::forward(ctx.pool(), &plan, x.get()?, f.get()?, y);
+            Ok(())
+        })?;
+        ctx.set_output(0, out);
+        return Ok(());
+    }
     let mut out = ctx.allocate(T::DTYPE, plan.shape.clone())?;
     let x = plan.wide(input.data::<T>()?, input.shape());
     let f: Vec<T::Real> = filter.data::<T>()?.iter().map(|x| x.widen()).collect();
@@ -200,6 +211,15 @@ fn backprop_input<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (filter, grad) = (ctx.input(1)?, ctx.input(2)?);
     let plan = Depthwise::new(ctx, &sizes, filter.shape())?;
     plan.check_grad(grad.shape())?;
+    if plan.multiplier == 1 {
+        let (dy, f) = (images_in::<T>(&plan.window, grad)?, Wide::<T>::of(filter)?);
+        let out = images_out::<T>(ctx, &plan.window, sizes.clone(), |dx| {
+            single::backprop_input(ctx.pool(), &plan, f.get()?, dy.get()?, dx);
+            Ok(())
+        })?;
+        ctx.set_output(0, out);
+        return Ok(());
+    }
     let mut out = ctx.allocate(T::DTYPE, sizes.clone())?;
     let dy = plan.wide(grad.data::<T>()?, grad.shape());
     let f: Vec<T::Real> = filter.data::<T>()?.iter().map(|x| x.widen()).collect();
@@ -236,6 +256,15 @@ fn backprop_filter<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (input, grad) = (ctx.input(0)?, ctx.input(2)?);
     let plan = Depthwise::new(ctx, input.shape(), &sizes)?;
     plan.check_grad(grad.shape())?;
+    if plan.multiplier == 1 {
+        let (x, dy) = (images_in::<T>(&plan.window, input)?, images_in::<T>(&plan.window, grad)?);
+        let out = narrowed::<T>(ctx, sizes, |df| {
+            single::backprop_filter(ctx.pool(), &plan, x.get()?, dy.get()?, df);
+            Ok(())
+        })?;
+        ctx.set_output(0, out);
+        return Ok(());
+    }
     let mut out = ctx.allocate(T::DTYPE, sizes)?;
     let x = plan.wide(input.data::<T>()?, input.shape());
     let dy = plan.wide(grad.data::<T>()?, grad.shape());
@@ -274,6 +303,8 @@ fn backprop_filter<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use kolo_core::Tensor;
+
     use crate::testing::{OpTest, check_op, tensor, wavy};
 
     fn with_window(op: &str, nchw: bool, strides: [i64; 2], padding: &str) -> OpTest {
@@ -376,6 +407,50 @@ mod tests {
         check(false, [2, 1], "SAME", [2, 3, 4, 2]).gradient();
         check(true, [2, 1], "SAME", [2, 2, 3, 4]).gradient();
         check(false, [1, 1], "SAME", [1, 4, 4, 2]).attr("dilations", vec![1i64, 2, 1, 1]).gradient();
+        let single = |nchw, strides, padding: &str, x: [usize; 4]| {
+            with_window("DepthwiseConv2dNative", nchw, strides, padding).input(wavy(x, 1)).input(wavy([2, 3, 2, 1], 4))
+        };
+        single(false, [1, 1], "VALID", [2, 3, 4, 2]).gradient();
+        single(false, [2, 1], "SAME", [2, 3, 4, 2]).gradient();
+        single(false, [2, 3], "SAME", [1, 4, 5, 2]).gradient();
+        single(true, [2, 1], "SAME", [2, 2, 3, 4]).gradient();
+        single(false, [1, 1], "SAME", [1, 4, 4, 2]).attr("dilations", vec![1i64, 2, 1, 1]).gradient();
+    }
+
+    #[test]
+    fn one_filter_for_each_of_many_channels_is_the_same_as_several() {
+        // 85 channels: a block of each width, and some left over. The long way has two filters of which one is zero.
+        let (x, dy) = (wavy([2, 5, 6, 85], 1), wavy([2, 3, 6, 85], 3));
+        let f = wavy([3, 2, 85, 1], 2);
+        let doubled = |values: &Tensor, shape: [usize; 4]| {
+            let values = values.data::<f32>().unwrap().iter().flat_map(|&x| [x, 0.0]).collect::<Vec<_>>();
+            tensor(shape, values)
+        };
+        let halved = |values: &Tensor, shape: [usize; 4]| {
+            let values = values.data::<f32>().unwrap().iter().step_by(2).copied().collect::<Vec<_>>();
+            tensor(shape, values)
+        };
+        let run = |op: &str, inputs: [Tensor; 2], sizes: Option<(usize, [i32; 4])>| {
+            let mut test = with_window(op, false, [2, 1], "SAME");
+            let mut inputs = inputs.into_iter();
+            for i in 0..3 {
+                test = match (sizes, inputs.len()) {
+                    (Some((at, sizes)), _) if at == i => test.input(sizes),
+                    (_, 0) => break,
+                    _ => test.input(inputs.next().unwrap()),
+                };
+            }
+            test
+        };
+        let (f2, dy2) = (doubled(&f, [3, 2, 85, 2]), doubled(&dy, [2, 3, 6, 170]));
+        let long = run("DepthwiseConv2dNative", [x.clone(), f2.clone()], None).run(false).unwrap();
+        run("DepthwiseConv2dNative", [x.clone(), f.clone()], None).gives(halved(&long[0], [2, 3, 6, 85]));
+        let sizes = [2i32, 5, 6, 85];
+        let long = run("DepthwiseConv2dNativeBackpropInput", [f2, dy2.clone()], Some((0, sizes))).run(false).unwrap();
+        run("DepthwiseConv2dNativeBackpropInput", [f, dy.clone()], Some((0, sizes))).gives(long[0].clone());
+        let name = "DepthwiseConv2dNativeBackpropFilter";
+        let long = run(name, [x.clone(), dy2], Some((1, [3, 2, 85, 2]))).run(false).unwrap();
+        run(name, [x, dy], Some((1, [3, 2, 85, 1]))).tolerance(1e-4).gives(halved(&long[0], [3, 2, 85, 1]));
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod depthwise_conv2d;
 pub mod dropout;
 pub mod elu;
 pub(crate) mod float;
+pub mod fused;
 pub mod gelu;
 pub mod layer_norm;
 pub(crate) mod layout;
@@ -56,6 +57,10 @@ pub static OPS: &[&Op] = &[
     &elu::ELU_GRAD,
     &elu::SELU,
     &elu::SELU_GRAD,
+    &fused::FUSED_BATCH_NORM_EX,
+    &fused::FUSED_CONV2D,
+    &fused::FUSED_MAT_MUL,
+    &fused::UNARY_OPS_COMPOSITION,
     &gelu::GELU,
     &gelu::GELU_GRAD,
     &layer_norm::LAYER_NORM,

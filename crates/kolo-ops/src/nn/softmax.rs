@@ -1,14 +1,14 @@
 //! `Softmax`: exp(x) over its sum, along the last dimension. `LogSoftmax`: the logarithm of that.
 
 use half::{bf16, f16};
-use kolo_core::{Error, PartialShape, Result};
-use kolo_device::cpu::vectorize;
+use kolo_core::{DType, Error, PartialShape, Result};
+use kolo_device::cpu::{vectorize, vmath};
 use kolo_graph::{Gradient, GradientFn, InferCtx, OpDef, Output};
 
 use crate::math::binary::first;
 use crate::nn::float::{Float, largest, sum_by};
 use crate::nn::rows::rows_per_task;
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{KernelDef, Op, cpu, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `exp(x)` over its sum along the last dimension.
@@ -30,7 +30,7 @@ pub(crate) static SOFTMAX: Op = op(
         let (dy, y) = (first(dy)?, op.output(0));
         Ok(vec![Some(((dy - sum_of_rows(dy * y)) * y).into())])
     },
-    cpu_kernels!(softmax_kernel: f32, f64, f16, bf16),
+    SOFTMAX_KERNELS,
 );
 pub(crate) static LOG_SOFTMAX: Op = op(
     "LogSoftmax",
@@ -63,6 +63,33 @@ const fn op(name: &'static str, signature: &'static str, gradient: GradientFn, k
 pub(crate) fn sum_of_rows(x: Output<'_>) -> Output<'_> {
     let last = x.graph().constant(vec![-1i32]);
     x.graph().op("Sum").input(x).input(last).attr("keep_dims", true).out()
+}
+
+const SOFTMAX_KERNELS: &[KernelDef] = &[
+    cpu(DType::F32, softmax_f32),
+    cpu(DType::F64, softmax_kernel::<f64>),
+    cpu(DType::F16, softmax_kernel::<f16>),
+    cpu(DType::BF16, softmax_kernel::<bf16>),
+];
+
+fn softmax_f32(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let Some(&n) = shape.last() else { return Err(no_dimension()) };
+    let (mut out, in_place) = ctx.reuse_or_allocate(0, DType::F32, shape)?;
+    let input = if in_place { None } else { Some(ctx.data::<f32>(0)?) };
+    if n > 0 {
+        let chunk = rows_per_task(1.0, n) * n;
+        ctx.pool().for_each_chunk(out.data_mut::<f32>()?, chunk, |i, out| match input {
+            Some(input) => vmath::softmax_f32(&input[i * chunk..i * chunk + out.len()], out, n),
+            None => vmath::softmax_f32(&out.to_vec(), out, n),
+        });
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn no_dimension() -> Error {
+    Error::invalid_argument("logits must have >= 1 dimension, got 0")
 }
 
 fn softmax_kernel<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -102,9 +129,7 @@ fn log_softmax_kernel<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 /// itself if it dies here.
 fn each_chunk_of_rows<T: Float>(ctx: &mut KernelCtx<'_>, f: impl Fn(&mut [T], usize) + Sync) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
-    let Some(&n) = shape.last() else {
-        return Err(Error::invalid_argument("logits must have >= 1 dimension, got 0"));
-    };
+    let Some(&n) = shape.last() else { return Err(no_dimension()) };
     let (mut out, in_place) = ctx.reuse_or_allocate(0, T::DTYPE, shape)?;
     let input = if in_place { None } else { Some(ctx.data::<T>(0)?) };
     if n > 0 {

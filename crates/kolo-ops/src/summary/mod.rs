@@ -5,6 +5,7 @@ use kolo_core::{Error, Result, Tensor};
 
 use crate::Op;
 
+pub mod audio;
 pub mod histogram;
 pub mod image;
 pub mod merge;
@@ -14,10 +15,12 @@ pub mod tensor;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
+    &audio::AUDIO_SUMMARY_V2,
     &histogram::HISTOGRAM_SUMMARY,
     &image::IMAGE_SUMMARY,
     &merge::MERGE_SUMMARY,
     &scalar::SCALAR_SUMMARY,
+    &tensor::TENSOR_SUMMARY,
     &tensor::TENSOR_SUMMARY_V2,
 ];
 

@@ -19,8 +19,11 @@ pub struct Value {
     #[prost(string, tag = "1")]
     pub tag: String,
     /// What it is.
-    #[prost(oneof = "Content", tags = "2, 4, 5, 8")]
+    #[prost(oneof = "Content", tags = "2, 4, 5, 6, 8")]
     pub content: Option<Content>,
+    /// The node that made it, which old summaries have instead of a tag.
+    #[prost(string, tag = "7")]
+    pub node_name: String,
     /// What shows it, and how.
     #[prost(message, optional, tag = "9")]
     pub metadata: Option<SummaryMetadata>,
@@ -38,6 +41,9 @@ pub enum Content {
     /// How numbers are distributed.
     #[prost(message, tag = "5")]
     Histo(HistogramProto),
+    /// A sound.
+    #[prost(message, tag = "6")]
+    Audio(Audio),
     /// Anything; the metadata says what shows it.
     #[prost(message, boxed, tag = "8")]
     Tensor(Box<TensorProto>),
@@ -58,6 +64,26 @@ pub struct Image {
     /// A PNG.
     #[prost(bytes = "vec", tag = "4")]
     pub encoded_image_string: Vec<u8>,
+}
+
+/// `tensorflow.Summary.Audio`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Audio {
+    /// Samples in a second.
+    #[prost(float, tag = "1")]
+    pub sample_rate: f32,
+    /// Sounds side by side.
+    #[prost(int64, tag = "2")]
+    pub num_channels: i64,
+    /// Samples of each channel.
+    #[prost(int64, tag = "3")]
+    pub length_frames: i64,
+    /// A WAV file.
+    #[prost(bytes = "vec", tag = "4")]
+    pub encoded_audio_string: Vec<u8>,
+    /// What the file is.
+    #[prost(string, tag = "5")]
+    pub content_type: String,
 }
 
 /// `tensorflow.HistogramProto`. Numbers are left out where they are plain zero, as TensorFlow does: minus zero is not.
@@ -135,7 +161,7 @@ impl From<Vec<Value>> for Summary {
 impl Value {
     /// A value of this name, without metadata.
     pub fn new(tag: impl Into<String>, content: Content) -> Value {
-        Value { tag: tag.into(), content: Some(content), metadata: None }
+        Value { tag: tag.into(), content: Some(content), ..Value::default() }
     }
 }
 

@@ -1,4 +1,5 @@
-//! `TensorSummaryV2`: any tensor, with metadata that says which of TensorBoard's plugins shows it.
+//! `TensorSummaryV2`: any tensor, with metadata that says which of TensorBoard's plugins shows it. `TensorSummary`, the form
+//! before it, has the name of its node instead.
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 use kolo_graph::wire::proto::TensorProto;
@@ -29,6 +30,31 @@ pub(crate) static TENSOR_SUMMARY_V2: Op = Op {
     kernels: &[cpu_any(summarize)],
     cost: Cost::Elements,
 };
+
+pub(crate) static TENSOR_SUMMARY: Op = Op {
+    def: OpDef {
+        name: "TensorSummary",
+        signature: "(tensor:T) -> (summary:string) ; T:type, description:string=\"\", labels:list(string)=[], \
+                    display_name:string=\"\"",
+        shape: shape_fns::scalars,
+        gradient: Gradient::None("a summary"),
+        ..OpDef::BASE
+    },
+    kernels: &[cpu_any(summarize_by_node)],
+    cost: Cost::Elements,
+};
+
+fn summarize_by_node(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let tensor = Value { metadata: None, ..tensor_value("", ctx.input(0)?, SummaryMetadata::default())? };
+    // TensorFlow writes the name first. Two messages side by side are read as one that has the fields of both.
+    let mut value = Value { node_name: ctx.node.name.to_string(), ..Value::default() }.encode_to_vec();
+    value.extend(tensor.encode_to_vec());
+    let mut summary = vec![0x0a];
+    prost::encoding::encode_varint(value.len() as u64, &mut summary);
+    summary.extend(value);
+    ctx.set_output(0, Tensor::string(summary));
+    Ok(())
+}
 
 fn summarize(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let tag = tag_text(scalar_tag(ctx.input(0)?, "tag must be scalar")?)?;
