@@ -22,6 +22,9 @@ pub struct Args {
     /// One JSON object per case
     #[arg(long)]
     json: bool,
+    /// `tls`: without TLS, for comparison
+    #[arg(long)]
+    plain: bool,
     #[command(flatten)]
     worker: cluster::WorkerFlags,
 }
@@ -44,6 +47,7 @@ enum Name {
     PsAsync,
     PsSync,
     PsLarge,
+    Tls,
     Gpu,
 }
 
@@ -67,5 +71,6 @@ pub fn run(args: &Args) -> Result<()> {
         Name::PsAsync => cluster::train(&report, false, &args.worker),
         Name::PsSync => cluster::train(&report, true, &args.worker),
         Name::PsLarge => cluster::ps_large(&report),
+        Name::Tls => cluster::tls(&report, args.plain),
     }
 }
