@@ -419,11 +419,23 @@ fn last_saved(folder: &Folder) -> i64 {
 
 #[test]
 fn a_parameter_server_with_a_journal_loses_no_step() {
+    loses_no_step("journal", |folder| {
+        ["--durability", "logged", "--journal", &folder.path("journal")].map(str::to_owned).to_vec()
+    });
+}
+
+#[test]
+fn a_parameter_server_whose_variables_another_task_keeps_loses_no_step() {
+    // With one parameter server the chief keeps them.
+    loses_no_step("replica", |_| ["--durability", "replicated"].map(str::to_owned).to_vec());
+}
+
+fn loses_no_step(name: &str, flags: impl Fn(&Folder) -> Vec<String>) {
     let _turn = one_at_a_time();
     for mode in ["--async", "--sync"] {
-        let training = Training::new("journal", 2);
-        let journal = training.folder.path("journal");
-        let flags = ["--durability", "logged", "--journal", &journal];
+        let training = Training::new(name, 2);
+        let flags = flags(&training.folder);
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let mut ps = training.spec.serve("ps", 0, &flags);
         let chief = training.worker(0, &["--checkpoint-every", "1000000", mode]);
         let worker = training.worker(1, &[mode]);
@@ -447,16 +459,19 @@ fn a_parameter_server_with_a_journal_loses_no_step() {
 
 #[test]
 fn updates_that_were_acknowledged_outlive_any_number_of_kills() {
+    let folder = Folder::new("acknowledged");
+    outlive_kills(&["--durability", "logged", "--journal", &folder.path("journal")]);
+    outlive_kills(&["--durability", "replicated", "--replica", "worker:0"]);
+}
+
+fn outlive_kills(flags: &[&str]) {
     const N_KILLS: u64 = 8;
     let _turn = one_at_a_time();
-    let folder = Folder::new("acknowledged");
-    let journal = folder.path("journal");
-    let flags = ["--durability", "logged", "--journal", &journal];
     let spec = Spec::new(&[("ps", 1), ("worker", 1)]);
     let _worker = spec.serve("worker", 0, &[]);
     let acknowledged = AtomicU64::new(0);
     for round in 0..=N_KILLS {
-        let mut ps = spec.serve("ps", 0, &flags);
+        let mut ps = spec.serve("ps", 0, flags);
         let g = kolo::graph();
         let v = g.device("/job:ps/task:0", || g.variable("v", Tensor::scalar(0i64)));
         let more = g.device("/job:ps/task:0", || v.assign_add(g.constant(1i64))).name();
@@ -487,4 +502,40 @@ fn updates_that_were_acknowledged_outlive_any_number_of_kills() {
             ps.kill();
         });
     }
+}
+
+#[test]
+fn a_task_that_keeps_variables_may_be_restarted() {
+    let _turn = one_at_a_time();
+    let spec = Spec::new(&[("ps", 2), ("worker", 1)]);
+    // Each keeps the other's.
+    let flags = ["--durability", "replicated"];
+    let (first, second) = (spec.start("ps", 0, &flags), spec.start("ps", 1, &flags));
+    let mut keeper = second;
+    first.wait_for("serving");
+    keeper.wait_for("serving");
+    let _worker = spec.serve("worker", 0, &[]);
+    let g = kolo::graph();
+    let v = g.device("/job:ps/task:0", || g.variable("v", Tensor::scalar(0i64)));
+    let more = g.device("/job:ps/task:0", || v.assign_add(g.constant(1i64))).name();
+    let init = g.global_variables_initializer();
+    let config = SessionConfig { device_filters: vec!["/job:ps/task:0".to_owned()], ..SessionConfig::default() };
+    let session = Session::connect_with(&spec.target("worker", 0), &g, config.clone()).unwrap();
+    session.run_op(init).unwrap();
+    session.run_named(&[], &[], &[&more]).unwrap();
+    keeper.kill();
+    let error = session.run_named(&[], &[], &[&more]).unwrap_err();
+    assert!(error.message().contains("is not acknowledged"), "{error}");
+    // The new one knows nothing, and is told everything with the next step.
+    let _keeper = spec.serve("ps", 1, &flags);
+    let deadline = Instant::now() + PATIENCE;
+    while session.run_named(&[], &[], &[&more]).is_err() {
+        assert!(Instant::now() < deadline, "steps are not copied again");
+    }
+    drop(first);
+    let _first = spec.serve("ps", 0, &flags);
+    let session = Session::connect_with(&spec.target("worker", 0), &g, config).unwrap();
+    let value = session.fetch(v.read()).unwrap().scalar_value::<i64>().unwrap();
+    // One of before, one of after; what was not acknowledged may count or not.
+    assert!(value >= 2, "{value}");
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use kolo::{ClusterSpec, Durability, Error, FileAccess, MessageLimits, Result, Server, ServerConfig, SessionConfig};
+use kolo::{ClusterSpec, Durability, Error, FileAccess, MessageLimits, Result, Server, ServerConfig, SessionConfig, TaskName};
 
 use super::print;
 use super::security::SecurityFlags;
@@ -39,6 +39,10 @@ pub struct Args {
     /// Where --durability keeps the variables: a folder in this folder, named after the task
     #[arg(long, value_name = "DIR")]
     journal: Option<PathBuf>,
+    /// The task that keeps the copy for --durability replicated, such as ps:1. The next of the same job, or the first of another
+    /// job, if absent
+    #[arg(long, value_name = "JOB:TASK")]
+    replica: Option<String>,
     /// The most sessions at once
     #[arg(long, default_value_t = 10_000, value_name = "N", help_heading = "Limits")]
     max_sessions: usize,
@@ -86,6 +90,8 @@ enum Lasts {
     Logged,
     /// Every step that was acknowledged, even if the machine goes down; waits for the disk
     Synced,
+    /// Every step that was acknowledged, in the memory of another task; waits for its answer
+    Replicated,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -111,6 +117,9 @@ pub fn run(args: &Args) -> Result<()> {
             (Lasts::Logged | Lasts::Synced, Some(dir)) => {
                 Durability::Logged { dir: dir.join(format!("{job}-{task}")), sync: args.durability == Lasts::Synced }
             }
+            (Lasts::Replicated, _) => {
+                Durability::Replicated { to: args.replica.as_deref().map(|text| replica(text, &cluster)).transpose()? }
+            }
             _ => Durability::Checkpoints,
         },
         security: args.security.read()?,
@@ -132,6 +141,15 @@ pub fn run(args: &Args) -> Result<()> {
     }
     print(format_args!("serving {} as /job:{job}/task:{task}", server.target()))?;
     server.join()
+}
+
+/// The task that `--replica` names.
+fn replica(text: &str, cluster: &ClusterSpec) -> Result<TaskName> {
+    let (job, task) = text.rsplit_once(':').ok_or_else(|| {
+        Error::invalid_argument(format!("--replica '{text}' is not a task; it looks like ps:1"))
+    })?;
+    let task = cluster.task_index(job, task).map_err(|error| error.context("--replica"))?;
+    Ok(TaskName::new(job, task))
 }
 
 /// Stops the server when standard input ends.

@@ -8,8 +8,10 @@ pub mod cpu;
 pub mod cuda;
 mod device;
 mod null;
+mod shared_map;
 
 pub use arena::{Arena, MemoryStats};
 pub use cpu::device::{CpuConfig, CpuDevice};
 pub use device::{Device, DeviceAttributes, Event, StreamRole};
 pub use null::NullDevice;
+pub use shared_map::SharedMap;

@@ -22,6 +22,8 @@ use kolo_runtime::Host;
 use parking_lot::Mutex;
 use prost::Message as _;
 
+use crate::peers::TaskName;
+use crate::proto::VariableEntry;
 use crate::tensor_wire::WireTensor;
 
 const MAGIC: &[u8; 8] = b"KOLOJRN1";
@@ -43,6 +45,11 @@ pub enum Durability {
         /// Whether a step also outlasts the machine, at the price of waiting for its disk.
         sync: bool,
     },
+    /// Every acknowledged step, in the memory of another task.
+    Replicated {
+        /// Which one; `None` is the next of the same job, or the first of another job.
+        to: Option<TaskName>,
+    },
 }
 
 /// A variable: container and name.
@@ -51,26 +58,7 @@ pub(crate) type Key = (String, String);
 #[derive(Clone, PartialEq, prost::Message)]
 struct Record {
     #[prost(message, repeated, tag = "1")]
-    entry: Vec<Entry>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Entry {
-    /// The number of the device among the task's.
-    #[prost(uint32, tag = "1")]
-    device: u32,
-    #[prost(string, tag = "2")]
-    container: String,
-    #[prost(string, tag = "3")]
-    name: String,
-    /// Absent if the variable has no value any more.
-    #[prost(message, optional, tag = "4")]
-    value: Option<WireTensor>,
-    /// The shape it was declared with; -1 is unknown.
-    #[prost(int64, repeated, tag = "5")]
-    dims: Vec<i64>,
-    #[prost(bool, tag = "6")]
-    has_rank: bool,
+    entry: Vec<VariableEntry>,
 }
 
 /// The journal of one task.
@@ -169,7 +157,7 @@ impl Journal {
         self.commit(&keys)
     }
 
-    fn append(&self, state: &mut State, entries: Vec<Entry>) -> Result<()> {
+    fn append(&self, state: &mut State, entries: Vec<VariableEntry>) -> Result<()> {
         if entries.is_empty() {
             return Ok(());
         }
@@ -243,7 +231,8 @@ pub(crate) fn written(nodes: &Nodes) -> BTreeSet<Key> {
     keys
 }
 
-fn entry(store: &ResourceStore, place: &(usize, Key)) -> Result<Option<Entry>> {
+/// What a variable is now; `None` if it has no value.
+pub(crate) fn entry(store: &ResourceStore, place: &(usize, Key)) -> Result<Option<VariableEntry>> {
     let (device, (container, name)) = place;
     // Something else of that name is none of ours.
     let Ok(Some(cell)) = store.lookup::<VariableCell>(container, name) else { return Ok(None) };
@@ -254,16 +243,18 @@ fn entry(store: &ResourceStore, place: &(usize, Key)) -> Result<Option<Entry>> {
     let has_rank = dims.is_some();
     let value = Some(WireTensor::new(value)?);
     let dims = dims.unwrap_or_default();
-    Ok(Some(Entry { value, dims, has_rank, device: *device as u32, container: container.clone(), name: name.clone() }))
+    Ok(Some(VariableEntry { value, dims, has_rank, device: *device as u32, container: container.clone(), name: name.clone() }))
 }
 
-fn gone((device, (container, name)): &(usize, Key)) -> Entry {
-    Entry { device: *device as u32, container: container.clone(), name: name.clone(), ..Entry::default() }
+/// That a variable is no more.
+pub(crate) fn gone((device, (container, name)): &(usize, Key)) -> VariableEntry {
+    VariableEntry { device: *device as u32, container: container.clone(), name: name.clone(), ..VariableEntry::default() }
 }
 
-fn restore(store: &ResourceStore, (container, name): &Key, entry: Entry) -> Result<()> {
+/// Gives a variable the value that it had.
+pub(crate) fn restore(store: &ResourceStore, (container, name): &Key, entry: VariableEntry) -> Result<()> {
     let Some(value) = entry.value else { return Ok(()) };
-    let value = value.into_tensor().map_err(|error| error.context(format_args!("the journal's value of {name}")))?;
+    let value = value.into_tensor().map_err(|error| error.context(format_args!("the kept value of {name}")))?;
     let shape = match entry.has_rank {
         true => {
             let dims: Vec<Dim> = entry.dims.iter().map(|&dim| usize::try_from(dim).ok()).collect();
@@ -278,7 +269,7 @@ fn restore(store: &ResourceStore, (container, name): &Key, entry: Entry) -> Resu
 }
 
 /// The last values in a file; `None` if not even its first record is whole.
-fn read(path: &Path) -> Result<Option<BTreeMap<(usize, Key), Entry>>> {
+fn read(path: &Path) -> Result<Option<BTreeMap<(usize, Key), VariableEntry>>> {
     let broken = |error: std::io::Error| {
         Error::new(Code::DataLoss, format!("the journal '{}' cannot be read: {error}", path.display()))
     };
@@ -289,7 +280,7 @@ fn read(path: &Path) -> Result<Option<BTreeMap<(usize, Key), Entry>>> {
         return Ok(None);
     }
     let mut at = MAGIC.len() as u64;
-    let mut values: Option<BTreeMap<(usize, Key), Entry>> = None;
+    let mut values: Option<BTreeMap<(usize, Key), VariableEntry>> = None;
     loop {
         let mut head = [0; 12];
         if n_bytes - at < head.len() as u64 {
@@ -320,7 +311,7 @@ fn read(path: &Path) -> Result<Option<BTreeMap<(usize, Key), Entry>>> {
     Ok(values)
 }
 
-fn framed(entry: Vec<Entry>) -> Vec<u8> {
+fn framed(entry: Vec<VariableEntry>) -> Vec<u8> {
     let record = Record { entry };
     let length = record.encoded_len();
     let mut bytes = Vec::with_capacity(12 + length);

@@ -4,6 +4,7 @@
 //! process or, through a connection, of another one; whoever calls it need not know. `worker/` and `master/` are the tasks
 //! of this process, `grpc/` and `framed/` the ways to others.
 
+mod batch;
 mod client;
 pub mod cluster;
 mod connect;
@@ -17,6 +18,7 @@ mod overdue;
 mod peers;
 pub mod proto;
 mod random;
+mod replica;
 mod request_ids;
 mod server;
 pub mod services;

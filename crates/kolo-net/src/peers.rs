@@ -1,6 +1,7 @@
 //! The other tasks of a cluster, as this task reaches them.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use kolo_core::{DeviceSpec, Error, Result, Tensor};
@@ -10,9 +11,10 @@ use tokio::runtime::Handle;
 
 use crate::cluster::ClusterSpec;
 use crate::overdue::Mastered;
-use crate::proto::RecvTensorRequest;
+use crate::proto::{RecvTensorRequest, RecvTensorResponse};
 use crate::random::random_id;
-use crate::services::WorkerService;
+use crate::batch::Batch;
+use crate::services::{Each, Group, Guard, WorkerService};
 use crate::worker::transfers::{Fetch, Waiter};
 use crate::worker::{LocalWorker, Worker};
 
@@ -112,22 +114,54 @@ impl Peers {
             ..RecvTensorRequest::default()
         };
         let response = self.task(&task)?.recv_tensor(request).await?;
-        // What a dead tensor holds means nothing, and need not even be there.
-        let tensor = match response.tensor {
-            Some(tensor) => tensor.into_tensor()?,
-            None if response.is_dead => Tensor::zeros(kolo_core::DType::F32, [0])?,
-            None => return Err(Error::internal(format!("{task} answered without a tensor for {key}"))),
-        };
-        Ok(Received { is_dead: response.is_dead, ..Received::value(tensor) })
+        received(response).map_err(|error| error.context(format_args!("{task} for {key}")))
     }
 }
 
+/// The tensor in an answer.
+pub(crate) fn received(response: RecvTensorResponse) -> Result<Received> {
+    // What a dead tensor holds means nothing, and need not even be there.
+    let tensor = match response.tensor {
+        Some(tensor) => tensor.into_tensor()?,
+        None if response.is_dead => Tensor::zeros(kolo_core::DType::F32, [0])?,
+        None => return Err(Error::internal("an answer without a tensor")),
+    };
+    Ok(Received { is_dead: response.is_dead, ..Received::value(tensor) })
+}
+
 /// Asks peers for tensors.
-pub(crate) struct PeerFetch(pub Arc<Peers>);
+pub(crate) struct PeerFetch {
+    peers: Arc<Peers>,
+    /// Whom questions are on their way to that may lie.
+    unsent: Mutex<Vec<Arc<dyn WorkerService>>>,
+    has_unsent: AtomicBool,
+}
+
+impl PeerFetch {
+    pub fn new(peers: Arc<Peers>) -> PeerFetch {
+        PeerFetch { peers, unsent: Mutex::default(), has_unsent: AtomicBool::new(false) }
+    }
+}
 
 impl Fetch for PeerFetch {
+    fn fetch_group(&self, step_id: u64, group: &Group, each: Each) -> Option<Guard> {
+        let peer = self.peers.task(&group.task).ok()?;
+        let guard = peer.ask_tensors(step_id, group, each)?;
+        self.unsent.lock().push(peer);
+        self.has_unsent.store(true, Ordering::Release);
+        Some(guard)
+    }
+
+    fn flush(&self) {
+        if Batch::is_open() || !self.has_unsent.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let unsent = std::mem::take(&mut *self.unsent.lock());
+        unsent.iter().for_each(|peer| peer.flush());
+    }
+
     fn fetch(&self, step_id: u64, key: &RendezvousKey, done: Waiter) -> Box<dyn Send> {
-        let (peers, key) = (self.0.clone(), key.clone());
+        let (peers, key) = (self.peers.clone(), key.clone());
         let runtime = peers.runtime.clone();
         let question = runtime.spawn(async move { done(peers.recv_tensor(step_id, key).await) });
         Box::new(AbortOnDrop(question))

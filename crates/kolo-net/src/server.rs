@@ -23,8 +23,9 @@ use crate::master::{LocalMaster, Master};
 use crate::overdue;
 use crate::peers::{Peers, TaskName};
 use crate::proto;
+use crate::replica::{Replicator, default_place};
 use crate::tls::{Security, Token};
-use crate::worker::{LocalWorker, Worker};
+use crate::worker::{Keeper, LocalWorker, Worker};
 
 /// How many connections may wait to be taken. With the usual 128, a burst of clients loses some to a retry after a second.
 const BACKLOG: i32 = 4096;
@@ -32,10 +33,14 @@ const BACKLOG: i32 = 4096;
 /// How often connections that end badly are worth a line in the log.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
 
+/// How long to wait before a task asks again for its variables.
+const CLAIM_PAUSE: Duration = Duration::from_secs(1);
+
 /// How a server is set up.
 #[derive(Clone)]
 pub struct ServerConfig {
-    /// Its devices and threads.
+    /// Its devices and threads. Threads that are not given are the task's share of the cores: all, if no other worker of the
+    /// cluster is on this host.
     pub session: SessionConfig,
     /// What sessions do whose clients say nothing else: soft placement, placement logs, filters, time limits.
     pub defaults: proto::ConfigProto,
@@ -51,7 +56,7 @@ pub struct ServerConfig {
     pub files: FileAccess,
     /// What lasts when the task does not.
     pub durability: Durability,
-    /// Threads that carry messages.
+    /// Threads that carry messages; 0 is one for each core of the task's share, and no more than two.
     pub n_io_threads: usize,
     /// Who is let in.
     pub security: Security,
@@ -72,7 +77,7 @@ impl Default for ServerConfig {
             limits: MessageLimits::default(),
             files: FileAccess::default(),
             durability: Durability::default(),
-            n_io_threads: 2,
+            n_io_threads: 0,
             security: Security::default(),
             shared_memory: true,
             grpc_only: false,
@@ -115,9 +120,11 @@ impl Server {
         config: ServerConfig,
     ) -> Result<Server> {
         let own = TaskName::new(job, task);
-        cluster.address(job, task)?;
+        let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let share = share_of_cores(n_cores, cluster, cluster.address(job, task)?);
+        let n_io_threads = if config.n_io_threads == 0 { share.min(2) } else { config.n_io_threads };
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(config.n_io_threads.max(1))
+            .worker_threads(n_io_threads)
             .max_blocking_threads(4)
             .thread_keep_alive(Duration::from_secs(2))
             .thread_name("kolo-net")
@@ -136,7 +143,7 @@ impl Server {
         let address = listener.local_addr().map_err(|error| Error::internal(error.to_string()))?;
         config.security.check_bind(address)?;
 
-        let host = Host::of_task(job, task, session_config(&config.session))?;
+        let host = Host::of_task(job, task, session_config(&config.session, n_cores, share))?;
         host.limit_file_access(&config.files);
         let identity = Identity {
             own: own.clone(),
@@ -170,11 +177,22 @@ impl Server {
             })
         };
         let peers = Peers::new(own.clone(), cluster.clone(), runtime.handle().clone(), connect);
-        let journal = match &config.durability {
-            Durability::Checkpoints => None,
-            Durability::Logged { dir, sync } => Some(Arc::new(Journal::open(dir, *sync, &host)?)),
-        };
-        let worker = Worker::new(host, peers.clone(), journal);
+        let worker = Worker::new(host, peers.clone());
+        match &config.durability {
+            Durability::Checkpoints => worker.set_keeper(Keeper::Nobody),
+            Durability::Logged { dir, sync } => {
+                worker.set_keeper(Keeper::Journal(Arc::new(Journal::open(dir, *sync, worker.host())?)));
+            }
+            Durability::Replicated { to } => {
+                let to = match to {
+                    Some(to) => to.clone(),
+                    None => default_place(&own, &peers)?,
+                };
+                cluster.address(&to.job, to.task)?;
+                // Two tasks may keep each other's variables, so this one serves before it has its own.
+                runtime.spawn(claim(peers.clone(), to, worker.clone()));
+            }
+        }
         if let Some(report_after) = config.report_after {
             runtime.spawn(overdue::watch(peers.clone(), report_after));
         }
@@ -253,14 +271,38 @@ impl Drop for Server {
     }
 }
 
-/// A server runs many steps at once, so by default nodes may use as many threads as there are cores.
-fn session_config(config: &SessionConfig) -> SessionConfig {
-    let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+/// The cores that a task may count on if all workers of its host compute at once. Parameter servers mostly wait for them.
+fn share_of_cores(n_cores: usize, cluster: &ClusterSpec, address: &str) -> usize {
+    let host = |address: &str| address.rsplit_once(':').map_or(String::new(), |(host, _)| host.to_owned());
+    let own = host(address);
+    let n_workers = cluster.all_tasks().filter(|(job, _, other)| *job != "ps" && host(other) == own).count();
+    (n_cores / n_workers.max(1)).max(1)
+}
+
+/// A server runs many steps at once, so by default nodes may use as many threads as it has cores. More threads than cores only
+/// take turns, at the price of switching, so tasks of one host share them.
+fn session_config(config: &SessionConfig, n_cores: usize, share: usize) -> SessionConfig {
     let inter_op_parallelism_threads = match config.inter_op_parallelism_threads {
-        0 => n_cores,
+        0 => share,
         threads => threads,
     };
-    SessionConfig { inter_op_parallelism_threads, ..config.clone() }
+    let intra_op_parallelism_threads = match config.intra_op_parallelism_threads {
+        // With all cores, devices divide them among each other.
+        0 if share < n_cores => share,
+        threads => threads,
+    };
+    SessionConfig { inter_op_parallelism_threads, intra_op_parallelism_threads, ..config.clone() }
+}
+
+/// Fetches a task's variables from where they are kept, however long it takes that task to come.
+async fn claim(peers: Arc<Peers>, to: TaskName, worker: Arc<Worker>) {
+    loop {
+        match Replicator::claim(peers.clone(), to.clone(), worker.host()).await {
+            Ok(replicator) => return worker.set_keeper(Keeper::Replica(Arc::new(replicator))),
+            Err(error) => tracing::warn!("{} cannot have its variables from {to}, and tries again: {error}", peers.own),
+        }
+        tokio::time::sleep(CLAIM_PAUSE).await;
+    }
 }
 
 /// Tensors that arrive go into the memory of the first device, which keeps and reuses it.
@@ -321,5 +363,26 @@ impl Services {
             *last = Some(Instant::now());
         }
         is_due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_of_one_host_share_its_cores() {
+        let cluster = ClusterSpec::parse("ps=a:1;worker=a:2,a:3,b:1;chief=a:4").unwrap();
+        for (address, share) in [("a:1", 2), ("a:2", 2), ("b:1", 8), ("c:1", 8)] {
+            assert_eq!(share_of_cores(8, &cluster, address), share, "{address}");
+        }
+        assert_eq!(share_of_cores(2, &cluster, "a:4"), 1);
+        let (own, all) = (SessionConfig::default(), session_config(&SessionConfig::default(), 8, 8));
+        assert_eq!((all.inter_op_parallelism_threads, all.intra_op_parallelism_threads), (8, 0));
+        let shared = session_config(&own, 8, 2);
+        assert_eq!((shared.inter_op_parallelism_threads, shared.intra_op_parallelism_threads), (2, 2));
+        let given = SessionConfig { intra_op_parallelism_threads: 5, inter_op_parallelism_threads: 4, ..own };
+        let given = session_config(&given, 8, 2);
+        assert_eq!((given.inter_op_parallelism_threads, given.intra_op_parallelism_threads), (4, 5));
     }
 }

@@ -6,14 +6,44 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
+use bytes::Bytes;
 use kolo_core::{Error, Result};
+use kolo_ops::{Received, RendezvousKey};
 
 use crate::limits::MessageLimits;
+use crate::peers::TaskName;
 use crate::proto::*;
 
 /// A response that is yet to come. Dropping it cancels the call.
 pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+
+/// Gives up what it stands for when it is dropped.
+pub type Guard = Box<dyn Send>;
+
+/// Hears of each of several tensors once, by number, on any thread.
+pub type Each = Arc<dyn Fn(usize, Result<Received>) + Send + Sync>;
+
+/// Where tensors go that others have asked for.
+#[derive(Clone)]
+pub struct Delivery {
+    /// Takes each of them, and may keep small ones back.
+    pub each: Each,
+    /// Sends what was kept back.
+    pub flush: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// All tensors that one task needs of another one for a step, whatever happens in it.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// Who has them.
+    pub task: TaskName,
+    /// Their names.
+    pub keys: Arc<[RendezvousKey]>,
+    /// The names as Kolo's transport writes them.
+    pub wire: Bytes,
+}
 
 /// How large a method's messages may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +119,10 @@ macro_rules! worker_methods {
             mark_recv_finished MarkRecvFinished MarkRecvFinishedRequest MarkRecvFinishedResponse Other Repeat;
             /// Asks what the task is doing. Kolo's own.
             report KoloReport KoloReportRequest KoloReportResponse Graphs Repeat;
+            /// Claims the variables of the asking task. Kolo's own.
+            claim KoloClaim KoloClaimRequest KoloClaimResponse Tensors Probe;
+            /// Keeps new values of variables of the asking task. Kolo's own.
+            replicate KoloReplicate KoloReplicateRequest KoloReplicateResponse Tensors Once;
         }
     };
 }
@@ -125,6 +159,35 @@ macro_rules! master_methods {
 pub(crate) use {master_methods, worker_methods};
 
 macro_rules! service {
+    (@more WorkerService) => {
+        /// Hands out several tensors of a step, each when it is there. Of the task of this process.
+        fn recv_tensors(&self, step_id: u64, keys: &Arc<[RendezvousKey]>, delivery: Delivery) -> Option<Guard> {
+            let _ = (step_id, keys, delivery);
+            None
+        }
+
+        /// Asks for several tensors of a step at once; the question goes out with the next call or with
+        /// [`WorkerService::flush`]. `None` if they must be asked for one by one.
+        fn ask_tensors(&self, step_id: u64, group: &Group, each: Each) -> Option<Guard> {
+            let _ = (step_id, group, each);
+            None
+        }
+
+        /// Sends what waits for the next call, now.
+        fn flush(&self) {}
+
+        /// A part of a step is about to be run here: asks for what it will need.
+        fn prepare(&self, request: &RunGraphRequest) {
+            let _ = request;
+        }
+
+        /// Ends a step without an answer. False if that takes a call of [`WorkerService::cleanup_graph`].
+        fn end_step(&self, step_id: u64) -> bool {
+            let _ = step_id;
+            false
+        }
+    };
+    (@more MasterService) => {};
     ($trait:ident $service:literal; $(
         $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $attempts:ident;
     )*) => {
@@ -134,6 +197,8 @@ macro_rules! service {
             fn trouble(&self) -> Option<String> {
                 None
             }
+
+            service!(@more $trait);
 
             $($(#[$doc])*
             fn $method(&self, request: $request) -> Answer<$response> {

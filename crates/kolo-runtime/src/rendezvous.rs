@@ -13,6 +13,10 @@ type Waiter = Box<dyn FnOnce(Result<Received>) + Send>;
 pub trait StepRendezvous: Rendezvous {
     /// Ends the step's transfers: those who wait, and all who come later, get `reason`.
     fn abort(&self, reason: Error);
+
+    /// Sends on what was kept back so that it might go together. Called before a kernel that takes a while, and when a thread
+    /// has nothing more to run.
+    fn flush(&self) {}
 }
 
 /// One step's transfers. Either side may come first; neither blocks.

@@ -26,6 +26,9 @@ pub struct Args {
     /// Of `ops`: only cases whose name begins with this; may be repeated
     #[arg(long, value_name = "CASE")]
     case: Vec<String>,
+    /// `tls`: without TLS, for comparison
+    #[arg(long)]
+    plain: bool,
     #[command(flatten)]
     worker: cluster::WorkerFlags,
 }
@@ -48,6 +51,7 @@ enum Name {
     PsAsync,
     PsSync,
     PsLarge,
+    Tls,
     Gpu,
     Ops,
 }
@@ -73,5 +77,6 @@ pub fn run(args: &Args) -> Result<()> {
         Name::PsAsync => cluster::train(&report, false, &args.worker),
         Name::PsSync => cluster::train(&report, true, &args.worker),
         Name::PsLarge => cluster::ps_large(&report),
+        Name::Tls => cluster::tls(&report, args.plain),
     }
 }

@@ -33,9 +33,27 @@ pub(super) struct Link {
 
 #[derive(Default)]
 struct Calls {
-    waiting: HashMap<u64, oneshot::Sender<Result<Reply>>>,
+    waiting: HashMap<u64, Waiting>,
     /// Why no more answers will come.
     over: Option<Error>,
+}
+
+/// Who wants an answer.
+enum Waiting {
+    /// A call.
+    One(oneshot::Sender<Result<Reply>>),
+    /// One of several tensors, by number.
+    Each(Arc<dyn Fn(usize, Result<Reply>) + Send + Sync>, usize),
+}
+
+impl Waiting {
+    fn answer(self, answer: Result<Reply>) {
+        match self {
+            // A caller that has given up does not mind.
+            Waiting::One(sender) => drop(sender.send(answer)),
+            Waiting::Each(each, index) => each(index, answer),
+        }
+    }
 }
 
 impl Link {
@@ -63,13 +81,50 @@ impl Link {
             if let Some(over) = &calls.over {
                 return Err(over.clone());
             }
-            calls.waiting.insert(call, sender);
+            calls.waiting.insert(call, Waiting::One(sender));
         }
         let guard = GiveUp { link: self, call };
         self.outbox.push(frame(Kind::Request, method, call, request))?;
         let answer = receiver.await;
         drop(guard);
         answer.unwrap_or_else(|_| Err(Error::unavailable("the connection was closed")))
+    }
+
+    /// Asks for `n` tensors of a step, which `keys` names as the wire wants it. `each` hears of each of them once, on any
+    /// thread, and of none after the guard was dropped. The question goes out with the next call.
+    pub fn receive(
+        self: &Arc<Self>,
+        step_id: u64,
+        keys: &[u8],
+        n: usize,
+        each: Arc<dyn Fn(usize, Result<Reply>) + Send + Sync>,
+    ) -> Result<Box<dyn Send>> {
+        let first = self.next.fetch_add(n as u64, Ordering::Relaxed);
+        {
+            let mut calls = self.calls.lock();
+            if let Some(over) = &calls.over {
+                return Err(over.clone());
+            }
+            calls.waiting.extend((0..n).map(|i| (first + i as u64, Waiting::Each(each.clone(), i))));
+        }
+        let guard = GiveUpMany { link: self.clone(), first, n: n as u64 };
+        let n_head = 8 + keys.len();
+        let mut head = Vec::with_capacity(super::HEADER + n_head);
+        Header { kind: Kind::Receive, method: 0, is_shared: false, n_head, call: first, n_body: 0 }.write(&mut head);
+        head.extend(step_id.to_le_bytes());
+        head.extend(keys);
+        self.outbox.push_later(Frame { head, body: None })?;
+        Ok(Box::new(guard))
+    }
+
+    /// Sends what goes with the next call, now.
+    pub fn flush(&self) {
+        self.outbox.flush_now();
+    }
+
+    /// Says that a step is over, soon.
+    pub fn end_step(&self, step_id: u64) -> Result<()> {
+        self.outbox.push_later(bare(Kind::EndStep, step_id))
     }
 }
 
@@ -90,6 +145,26 @@ impl Drop for GiveUp<'_> {
         if self.link.calls.lock().waiting.remove(&self.call).is_some() {
             // A connection that is gone has nothing left to cancel.
             let _ = self.link.outbox.push(bare(Kind::Cancel, self.call));
+        }
+    }
+}
+
+/// The same for all that are left of several tensors.
+struct GiveUpMany {
+    link: Arc<Link>,
+    first: u64,
+    n: u64,
+}
+
+impl Drop for GiveUpMany {
+    fn drop(&mut self) {
+        let mut calls = self.link.calls.lock();
+        let left: Vec<Waiting> =
+            (self.first..self.first + self.n).filter_map(|call| calls.waiting.remove(&call)).collect();
+        drop(calls);
+        if !left.is_empty() {
+            // As above.
+            let _ = self.link.outbox.push(bare(Kind::Cancel, self.first));
         }
     }
 }
@@ -118,16 +193,15 @@ async fn read(
     limits: MessageLimits,
     allocate: Allocate,
 ) {
-    let mut reader = Reader::new(&stream, limits, allocate);
+    let releases = Arc::downgrade(&outbox);
+    let left = Arc::new(move |id: u32| {
+        // A connection that is gone has no files either.
+        let _ = releases.upgrade().map(|outbox| outbox.push_later(bare(Kind::Release, u64::from(id))));
+    });
+    let mut reader = Reader::new(&stream, limits, allocate, left);
     let over = loop {
         match reader.next().await {
-            Ok(Some(arrived)) => {
-                if let Some((head, _)) = arrived.tensor.as_ref().filter(|_| arrived.header.is_shared) {
-                    // A connection that is gone has no files either.
-                    let _ = outbox.push(bare(Kind::Release, u64::from(head.shared_id)));
-                }
-                deliver(&calls, arrived);
-            }
+            Ok(Some(arrived)) => deliver(&calls, arrived),
             Ok(None) => break Error::unavailable(format!("{peer} has closed the connection; it may have ended")),
             Err(error) => break error.context(peer),
         }
@@ -138,23 +212,21 @@ async fn read(
         calls.over = Some(over.clone());
         std::mem::take(&mut calls.waiting)
     };
-    for sender in waiting.into_values() {
-        // A caller that has given up does not mind.
-        let _ = sender.send(Err(over.clone()));
-    }
+    waiting.into_values().for_each(|waiting| waiting.answer(Err(over.clone())));
 }
 
 fn deliver(calls: &Mutex<Calls>, arrived: Arrived) {
     let Arrived { header, head, tensor } = arrived;
-    let Some(sender) = calls.lock().waiting.remove(&header.call) else { return };
+    let Some(waiting) = calls.lock().waiting.remove(&header.call) else { return };
     let answer = match header.kind {
         Kind::Response => Ok(Reply { head, tensor }),
         Kind::Failure => Err(Failure::decode(head).map_or_else(
             |error| Error::data_loss(format!("an error that cannot be read: {error}")),
             Failure::into_error,
         )),
-        Kind::Request | Kind::Cancel | Kind::Release => Err(Error::data_loss("a call where an answer was expected")),
+        Kind::Request | Kind::Cancel | Kind::Release | Kind::Receive | Kind::EndStep => {
+            Err(Error::data_loss("a call where an answer was expected"))
+        }
     };
-    // A caller that has given up does not mind.
-    let _ = sender.send(answer);
+    waiting.answer(answer);
 }

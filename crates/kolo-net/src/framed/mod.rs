@@ -10,7 +10,9 @@
 //!   body: the elements of the tensor that the head describes                         body length bytes
 //! ```
 //!
-//! Calls are numbered by the caller and answered in any order. A caller that gives up sends `Cancel`.
+//! Calls are numbered by the caller and answered in any order. A caller that gives up sends `Cancel`. All tensors that a task
+//! needs of another one for a step are asked for in one frame, `Receive`, and each is answered when it is there. What needs no
+//! answer has none: `EndStep`.
 
 mod greeting;
 mod link;
@@ -45,13 +47,18 @@ enum Kind {
     Failure = 3,
     /// The caller has given up.
     Cancel = 4,
-    /// The caller has read a tensor from shared memory; `call` is the file's number.
+    /// The caller needs a tensor in shared memory no more; `call` is the file's number.
     Release = 5,
+    /// Several calls of `RecvTensor` for one step, numbered from `call` on; the head is the step's number and [`Keys`].
+    Receive = 6,
+    /// The step whose number is `call` is over.
+    EndStep = 7,
 }
 
 impl Kind {
     fn from_number(number: u8) -> Result<Kind> {
-        [Kind::Request, Kind::Response, Kind::Failure, Kind::Cancel, Kind::Release]
+        use Kind::*;
+        [Request, Response, Failure, Cancel, Release, Receive, EndStep]
             .into_iter()
             .find(|kind| *kind as u8 == number)
             .ok_or_else(|| Error::data_loss(format!("a frame of kind {number}, which does not exist")))
@@ -119,6 +126,13 @@ impl Failure {
         let error = Error::new(Code::from_number(self.code).unwrap_or(Code::Unknown), self.message);
         if self.is_derived { error.into_derived() } else { error }
     }
+}
+
+/// The transfers that a `Receive` is about.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Keys {
+    #[prost(string, repeated, tag = "1")]
+    pub key: Vec<String>,
 }
 
 /// What describes a tensor whose elements are a frame's body.

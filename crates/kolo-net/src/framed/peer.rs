@@ -16,7 +16,7 @@ use crate::grpc;
 use crate::limits::MessageLimits;
 use crate::peers::TaskName;
 use crate::proto::*;
-use crate::services::{Answer, MasterService, WorkerService, master_methods, worker_methods};
+use crate::services::{Answer, Each, Group, Guard, MasterService, WorkerService, master_methods, worker_methods};
 use crate::tensor_wire::WireTensor;
 
 /// How long one attempt to connect may take.
@@ -51,6 +51,8 @@ struct Inner {
     limits: MessageLimits,
     allocate: Allocate,
     state: Mutex<State>,
+    /// The connection, if there is one, for calls that need not make one.
+    current: parking_lot::Mutex<Option<Arc<Link>>>,
     /// Why the last attempt to connect failed.
     trouble: parking_lot::Mutex<Option<String>>,
 }
@@ -97,12 +99,20 @@ impl KoloMaster {
 
 impl Inner {
     fn new(name: String, address: String, identity: Identity, limits: MessageLimits, allocate: Allocate) -> Arc<Inner> {
-        let (state, trouble) = (Mutex::default(), Default::default());
-        Arc::new(Inner { name, address, identity, limits, allocate, state, trouble })
+        let (state, current, trouble) = (Mutex::default(), Default::default(), Default::default());
+        Arc::new(Inner { name, address, identity, limits, allocate, state, current, trouble })
+    }
+
+    /// The connection, if there is one.
+    fn link(&self) -> Option<Arc<Link>> {
+        self.current.lock().clone().filter(|link| !link.is_over())
     }
 
     /// The connection, made if there is none. One attempt at a time; the others wait for it.
     async fn way(&self) -> Result<Way> {
+        if let Some(link) = self.link() {
+            return Ok(Way::Kolo(link));
+        }
         let mut state = self.state.lock().await;
         match &*state {
             State::Kolo(link) if !link.is_over() => return Ok(Way::Kolo(link.clone())),
@@ -125,6 +135,7 @@ impl Inner {
         let peer = format!("{} at {}", self.name, self.address);
         let link = Link::new(stream, peer, self.limits, self.allocate.clone());
         *state = State::Kolo(link.clone());
+        *self.current.lock() = Some(link.clone());
         Ok(Way::Kolo(link))
     }
 
@@ -159,6 +170,27 @@ impl Inner {
 }
 
 macro_rules! peer {
+    (@more WorkerService) => {
+        fn ask_tensors(&self, step_id: u64, group: &Group, each: Each) -> Option<Guard> {
+            let link = self.inner.link()?;
+            let answered = move |index, reply: Result<Reply>| {
+                each(index, reply.and_then(recv_response).and_then(crate::peers::received));
+            };
+            // A connection that has just been lost is noticed by whoever asks one by one.
+            link.receive(step_id, &group.wire, group.keys.len(), Arc::new(answered)).ok()
+        }
+
+        fn flush(&self) {
+            if let Some(link) = self.inner.link() {
+                link.flush();
+            }
+        }
+
+        fn end_step(&self, step_id: u64) -> bool {
+            self.inner.link().is_some_and(|link| link.end_step(step_id).is_ok())
+        }
+    };
+    (@more MasterService) => {};
     (@response RecvTensor $response:ident $reply:ident) => {
         recv_response($reply)
     };
@@ -181,6 +213,8 @@ macro_rules! peer {
             fn trouble(&self) -> Option<String> {
                 self.inner.trouble.lock().clone().or_else(|| self.grpc.trouble())
             }
+
+            peer!(@more $trait);
 
             $(fn $method(&self, request: $request) -> Answer<$response> {
                 let (inner, grpc) = (self.inner.clone(), self.grpc.clone());

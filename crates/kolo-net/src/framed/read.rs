@@ -7,7 +7,7 @@ use kolo_core::{DType, Error, Result, Shape, Tensor};
 use prost::Message as _;
 use tokio::net::TcpStream;
 
-use super::shared::Incoming;
+use super::shared::{Incoming, Left};
 use super::{Allocate, HEADER, Header, TensorHead};
 use crate::limits::MessageLimits;
 
@@ -28,11 +28,22 @@ pub(super) struct Reader<'a> {
     limits: MessageLimits,
     allocate: Allocate,
     shared: Incoming,
+    /// Hears which shared file is free again.
+    left: Left,
 }
 
 impl<'a> Reader<'a> {
-    pub fn new(stream: &'a TcpStream, limits: MessageLimits, allocate: Allocate) -> Reader<'a> {
-        Reader { stream, buffer: BytesMut::with_capacity(CHUNK), limits, allocate, shared: Incoming::default() }
+    pub fn new(stream: &'a TcpStream, limits: MessageLimits, allocate: Allocate, left: Left) -> Reader<'a> {
+        Reader { stream, buffer: BytesMut::with_capacity(CHUNK), limits, allocate, shared: Incoming::default(), left }
+    }
+
+    /// Whether a whole frame has been read already, so that [`Reader::next`] will not wait.
+    pub fn has_frame(&self) -> bool {
+        let Some((header, rest)) = self.buffer.split_first_chunk::<HEADER>() else { return false };
+        // What is wrong with a header is said by whoever reads it.
+        let Ok(header) = Header::read(header) else { return true };
+        let n_body = if header.is_shared { 0 } else { header.n_body };
+        header.n_head.checked_add(n_body).is_some_and(|n| rest.len() >= n)
     }
 
     /// The next frame; `None` when the other side has closed the connection between two frames.
@@ -88,12 +99,12 @@ impl<'a> Reader<'a> {
         if expected != Some(n_body) {
             return Err(invalid(format!("{n_body} bytes for {dtype} of shape {shape}")));
         }
+        if is_shared {
+            let buffer = self.shared.get(head.shared_id, &head.shared_path, n_body, &self.left)?;
+            return Ok((head, Tensor::from_buffer(dtype, shape, buffer)?));
+        }
         let mut tensor = (self.allocate)(dtype, shape)?;
         let bytes = tensor.host_bytes_mut()?;
-        if is_shared {
-            self.shared.get(head.shared_id, &head.shared_path, bytes)?;
-            return Ok((head, tensor));
-        }
         let n_buffered = self.buffer.len().min(n_body);
         self.buffer.copy_to_slice(&mut bytes[..n_buffered]);
         let mut at = n_buffered;

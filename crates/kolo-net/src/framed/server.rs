@@ -1,10 +1,16 @@
 //! One connection from the server's side: calls come in, each runs by itself, answers go out as they are ready.
+//!
+//! A call runs on the reader's thread as far as it gets without waiting, and the answers to all calls that came in one read go
+//! out in one write. Only what waits gets a task of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use kolo_core::{Error, Result};
+use kolo_ops::{Received, RendezvousKey};
 use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::net::TcpStream;
@@ -15,10 +21,11 @@ use super::link::frame;
 use super::outbox::{Frame, Outbox};
 use super::read::Reader;
 use super::shared::{LEAST, Outgoing};
-use super::{Allocate, Failure, HEADER, Header, Kind, TensorHead};
+use super::{Allocate, Failure, HEADER, Header, Keys, Kind, TensorHead};
+use crate::batch::Batch;
 use crate::limits::MessageLimits;
 use crate::proto::*;
-use crate::services::{MasterService, WorkerService, master_methods, worker_methods};
+use crate::services::{Answer, Delivery, Guard, MasterService, WorkerService, master_methods, worker_methods};
 use crate::tensor_wire::WireTensor;
 
 /// The first number of the master's methods; those below are the worker's.
@@ -31,6 +38,12 @@ pub(crate) struct Services {
     pub master: Arc<dyn MasterService>,
 }
 
+/// Tensors below this wait for others of their step; above, the time to send them counts for more than a system call.
+const SMALL: usize = 32 << 10;
+
+/// How many different questions for tensors a connection remembers as they were read. Training repeats a few.
+const MAX_KNOWN: usize = 64;
+
 /// Serves one connection until the other side closes it. The calls that run then are given up.
 pub(crate) async fn serve_connection(
     mut stream: TcpStream,
@@ -40,66 +53,193 @@ pub(crate) async fn serve_connection(
     allocate: Allocate,
 ) -> Result<()> {
     let (peer, is_shared) = welcome(&mut stream, identity).await?;
-    let shared = is_shared.then(|| Arc::new(Outgoing::default()));
     let stream = Arc::new(stream);
     let outbox = Arc::new(Outbox::new(stream.clone()));
     let writing = tokio::spawn(outbox.clone().drain());
-    let running: Arc<Mutex<HashMap<u64, AbortHandle>>> = Arc::default();
-    let mut reader = Reader::new(&stream, limits, allocate);
+    let mut connection = Connection {
+        services,
+        outbox: outbox.clone(),
+        shared: is_shared.then(|| Arc::new(Outgoing::default())),
+        running: Arc::default(),
+        known: HashMap::new(),
+        steps: HashSet::new(),
+    };
+    // Callers put nothing into shared memory.
+    let mut reader = Reader::new(&stream, limits, allocate, Arc::new(|_| ()));
     let result = loop {
+        if !reader.has_frame() {
+            // What the calls of one read have to say goes out together.
+            outbox.release();
+            connection.services.worker.flush();
+        }
         match reader.next().await {
-            Ok(Some(arrived)) => match arrived.header.kind {
-                Kind::Request => start(&services, arrived.header, arrived.head, &outbox, &running, shared.as_ref()),
-                Kind::Cancel => {
-                    if let Some(call) = running.lock().remove(&arrived.header.call) {
-                        call.abort();
-                    }
+            Ok(Some(arrived)) => {
+                outbox.hold();
+                let _batch = Batch::open();
+                match connection.handle(arrived.header, arrived.head) {
+                    Ok(()) => {}
+                    Err(error) => break Err(error.context(peer)),
                 }
-                Kind::Release => {
-                    if let (Some(shared), Ok(id)) = (&shared, u32::try_from(arrived.header.call)) {
-                        shared.release(id);
-                    }
-                }
-                Kind::Response | Kind::Failure => {
-                    break Err(Error::data_loss(format!("{peer} answers what nobody asked")));
-                }
-            },
+            }
             Ok(None) => break Ok(()),
             Err(error) => break Err(error.context(peer)),
         }
     };
     outbox.close(Error::unavailable("the connection is closed"));
-    let calls = std::mem::take(&mut *running.lock());
-    calls.values().for_each(AbortHandle::abort);
+    drop(connection);
     writing.abort();
     result
 }
 
-/// Starts a call.
-fn start(
-    services: &Services,
-    header: Header,
-    head: Bytes,
-    outbox: &Arc<Outbox>,
-    running: &Arc<Mutex<HashMap<u64, AbortHandle>>>,
-    shared: Option<&Arc<Outgoing>>,
-) {
-    let shared = shared.cloned();
-    let Header { method, call, .. } = header;
-    let (services, outbox, ended) = (services.clone(), outbox.clone(), running.clone());
-    // Held until the call is noted, so that it cannot end before.
-    let mut running = running.lock();
-    let task = tokio::spawn(async move {
-        let answer = match method < FIRST_OF_MASTER {
-            true => worker_call(&*services.worker, method, call, head, shared.as_deref()).await,
-            false => master_call(&*services.master, method, call, head, shared.as_deref()).await,
+/// What a connection is about to do.
+struct Connection {
+    services: Services,
+    outbox: Arc<Outbox>,
+    shared: Option<Arc<Outgoing>>,
+    running: Arc<Mutex<HashMap<u64, Running>>>,
+    /// Questions for tensors, by their bytes.
+    known: HashMap<Bytes, Arc<[RendezvousKey]>>,
+    /// Steps that were begun over this connection. Whoever began them will not end them if the connection is lost.
+    steps: HashSet<u64>,
+}
+
+/// A call that waits.
+enum Running {
+    Task(AbortHandle),
+    /// Waits for tensors; dropping it gives them up. `None` until it is known.
+    Tensors(Option<Guard>),
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let calls = std::mem::take(&mut *self.running.lock());
+        for call in calls.into_values() {
+            match call {
+                Running::Task(task) => task.abort(),
+                Running::Tensors(guard) => drop(guard),
+            }
+        }
+        for &step in &self.steps {
+            self.services.worker.end_step(step);
+        }
+    }
+}
+
+impl Connection {
+    fn handle(&mut self, header: Header, head: Bytes) -> Result<()> {
+        match header.kind {
+            Kind::Request => self.start(header, head),
+            Kind::Receive => self.receive(header, head)?,
+            Kind::EndStep => {
+                self.steps.remove(&header.call);
+                self.services.worker.end_step(header.call);
+            }
+            Kind::Cancel => match self.running.lock().remove(&header.call) {
+                Some(Running::Task(task)) => task.abort(),
+                Some(Running::Tensors(_)) | None => {}
+            },
+            Kind::Release => {
+                if let (Some(shared), Ok(id)) = (&self.shared, u32::try_from(header.call)) {
+                    shared.release(id);
+                }
+            }
+            Kind::Response | Kind::Failure => return Err(Error::data_loss("it answers what nobody asked")),
+        }
+        Ok(())
+    }
+
+    /// Starts a call.
+    fn start(&mut self, header: Header, head: Bytes) {
+        let Header { method, call, .. } = header;
+        let (services, shared) = (self.services.clone(), self.shared.clone());
+        let run_graph = (method == WorkerMethod::RunGraph.number()).then(|| RunGraphRequest::decode(head.clone()));
+        let running: Answer<Frame> = match run_graph {
+            Some(Ok(request)) => {
+                self.steps.insert(request.step_id as u64);
+                let answer = services.worker.run_graph(request);
+                Box::pin(async move { answer.await.map(|response| frame(Kind::Response, method, call, &response)) })
+            }
+            _ => Box::pin(async move {
+                match method < FIRST_OF_MASTER {
+                    true => worker_call(&*services.worker, method, call, head, shared.as_deref()).await,
+                    false => master_call(&*services.master, method, call, head, shared.as_deref()).await,
+                }
+            }),
         };
-        let answer = answer.unwrap_or_else(|error| frame(Kind::Failure, method, call, &Failure::of(&error)));
-        ended.lock().remove(&call);
-        // If the connection is gone, so is whoever asked.
-        let _ = outbox.push(answer);
-    });
-    running.insert(call, task.abort_handle());
+        let mut answer = Box::pin(async move {
+            running.await.unwrap_or_else(|error| frame(Kind::Failure, method, call, &Failure::of(&error)))
+        });
+        // Most calls end without waiting. One that waits is looked at again by its task, so no waker is needed here.
+        if let Poll::Ready(answer) = answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            // If the connection is gone, so is whoever asked.
+            let _ = self.outbox.push(answer);
+            return;
+        }
+        let (outbox, ended) = (self.outbox.clone(), self.running.clone());
+        // Held until the call is noted, so that it cannot end before.
+        let mut running = self.running.lock();
+        let task = tokio::spawn(async move {
+            let answer = answer.await;
+            ended.lock().remove(&call);
+            // As above.
+            let _ = outbox.push(answer);
+        });
+        running.insert(call, Running::Task(task.abort_handle()));
+    }
+
+    /// Answers with each of several tensors when it is there.
+    fn receive(&mut self, header: Header, head: Bytes) -> Result<()> {
+        let (Some((step_id, _)), first) = (head.split_first_chunk::<8>(), header.call) else {
+            return Err(Error::data_loss("a question for tensors without a step"));
+        };
+        let step_id = u64::from_le_bytes(*step_id);
+        let keys = self.keys(head.slice(8..))?;
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let (outbox, running, shared) = (self.outbox.clone(), self.running.clone(), self.shared.clone());
+        let n_left = AtomicUsize::new(keys.len());
+        let each = move |index: usize, received: Result<Received>| {
+            let call = first.wrapping_add(index as u64);
+            let method = WorkerMethod::RecvTensor.number();
+            let answer = received.and_then(crate::worker::recv_response);
+            let frame = match answer {
+                Ok(response) => tensor_frame(method, call, response, shared.as_deref()),
+                Err(error) => frame(Kind::Failure, method, call, &Failure::of(&error)),
+            };
+            let n_bytes = frame.n_bytes();
+            // If the connection is gone, so is whoever asked.
+            let _ = if n_bytes < SMALL { outbox.push_later(frame) } else { outbox.push(frame) };
+            if n_left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                let ended = running.lock().remove(&first);
+                drop(ended);
+            }
+        };
+        let flush = self.outbox.clone();
+        let delivery = Delivery { each: Arc::new(each), flush: Arc::new(move || flush.flush_now()) };
+        self.running.lock().insert(first, Running::Tensors(None));
+        let guard = self.services.worker.recv_tensors(step_id, &keys, delivery);
+        // All may have been there already.
+        match self.running.lock().get_mut(&first) {
+            Some(Running::Tensors(place)) => *place = guard,
+            Some(Running::Task(_)) | None => drop(guard),
+        }
+        Ok(())
+    }
+
+    fn keys(&mut self, bytes: Bytes) -> Result<Arc<[RendezvousKey]>> {
+        if let Some(keys) = self.known.get(&bytes) {
+            return Ok(keys.clone());
+        }
+        let parsed = Keys::decode(bytes.clone()).map_err(|error| Error::data_loss(format!("keys: {error}")))?;
+        let keys: Arc<[RendezvousKey]> = parsed.key.iter().map(|key| RendezvousKey::parse(key)).collect::<Result<_>>()?;
+        if self.known.len() >= MAX_KNOWN {
+            self.known.clear();
+        }
+        // A copy, so that it does not keep alive what else was read with it.
+        self.known.insert(Bytes::copy_from_slice(&bytes), keys.clone());
+        Ok(keys)
+    }
 }
 
 macro_rules! dispatch {

@@ -1,25 +1,27 @@
-//! Large tensors between processes of one machine: the sender writes them to a file that lives in memory, the receiver reads
-//! them from there, and the connection carries only the message that says so. That is two copies, as over TCP, but without
-//! the system's packets between them.
+//! Large tensors between processes of one machine: the sender copies them to a file that lives in memory, the receiver uses
+//! them where they are, and the connection carries only the message that says so. That is one copy in all.
 //!
-//! A file is used again once the receiver says that it has read it. The receiver unlinks a file when it opens it, so nothing
-//! is left behind, whoever ends first.
+//! Both sides keep their files mapped. A file is used again once the receiver says that the tensor is gone; a tensor that
+//! stays, such as a variable's first value, keeps its file, and when there are too many of those, tensors go over the
+//! connection. The receiver unlinks a file when it opens it, so nothing is left behind, whoever ends first.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use kolo_core::{Error, Result};
+use kolo_core::{Buffer, Error, Memory, Result};
+use kolo_device::SharedMap;
 use parking_lot::Mutex;
 
 use crate::random::random_u64;
 
 /// Tensors below this go over the connection: a file would cost more than it saves.
-pub(super) const LEAST: usize = 256 << 10;
+pub(super) const LEAST: usize = 64 << 10;
 
 /// The most files of a connection, and the most bytes in all of them. What does not fit goes over the connection.
-const MAX_FILES: usize = 8;
+const MAX_FILES: usize = 32;
 const MAX_BYTES: usize = 1 << 30;
 
 /// Where files live in memory.
@@ -86,7 +88,7 @@ pub(super) struct Outgoing {
 struct Slot {
     id: u32,
     /// Taken while it is written.
-    file: Option<File>,
+    map: Option<SharedMap>,
     /// Until the receiver has opened it.
     path: Option<PathBuf>,
     size: usize,
@@ -101,24 +103,17 @@ pub(super) struct Put {
 }
 
 impl Outgoing {
-    /// Writes bytes to a file that is free, or to a new one. `None` if there is neither.
+    /// Copies bytes to a file that is free, or to a new one. `None` if there is neither.
     pub fn put(&self, bytes: &[u8]) -> Option<Put> {
-        let (id, file, path) = self.take(bytes.len())?;
-        let written = file.write_all_at(bytes, 0);
+        let (id, mut map, path) = self.take(bytes.len())?;
+        map.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
         let mut files = self.files.lock();
         let slot = files.iter_mut().find(|slot| slot.id == id)?;
-        slot.file = Some(file);
-        match written {
-            Ok(()) => Some(Put { id, path }),
-            Err(_) => {
-                // Memory is short: the connection does it, now and for files of this size.
-                slot.is_free = true;
-                None
-            }
-        }
+        slot.map = Some(map);
+        Some(Put { id, path })
     }
 
-    fn take(&self, n: usize) -> Option<(u32, File, String)> {
+    fn take(&self, n: usize) -> Option<(u32, SharedMap, String)> {
         let mut files = self.files.lock();
         let fits = files
             .iter()
@@ -134,22 +129,28 @@ impl Outgoing {
                 }
                 let path = new_path();
                 let file = create(&path).ok()?;
+                let Ok(map) = SharedMap::create(&file, n) else {
+                    // Memory is short: the connection does it.
+                    let _ = std::fs::remove_file(&path);
+                    return None;
+                };
                 let id = files.len() as u32;
-                files.push(Slot { id, file: Some(file), path: Some(path), size: n, is_free: true });
+                files.push(Slot { id, map: Some(map), path: Some(path), size: n, is_free: true });
                 files.len() - 1
             }
         };
         let slot = &mut files[at];
-        let file = slot.file.take()?;
+        let map = slot.map.take()?;
         slot.is_free = false;
         let path = slot.path.as_ref().map_or(String::new(), |path| path.to_string_lossy().into_owned());
-        Some((slot.id, file, path))
+        Some((slot.id, map, path))
     }
 
-    /// The receiver has read the file.
+    /// The receiver is done with the file.
     pub fn release(&self, id: u32) {
         let mut files = self.files.lock();
-        if let Some(slot) = files.iter_mut().find(|slot| slot.id == id) {
+        // A file that is being written has not been sent yet, whatever a message says.
+        if let Some(slot) = files.iter_mut().find(|slot| slot.id == id && slot.map.is_some()) {
             slot.is_free = true;
             slot.path = None;
         }
@@ -168,23 +169,71 @@ impl Drop for Outgoing {
 /// The receiver's files of one connection.
 #[derive(Default)]
 pub(super) struct Incoming {
-    files: HashMap<u32, File>,
+    maps: Arc<Maps>,
 }
 
+/// By number: `None` while a tensor is in it.
+type Maps = Mutex<HashMap<u32, Option<SharedMap>>>;
+
+/// Hears which file a tensor has left.
+pub(super) type Left = Arc<dyn Fn(u32) + Send + Sync>;
+
 impl Incoming {
-    /// Reads what the sender has put there.
-    pub fn get(&mut self, id: u32, path: &str, bytes: &mut [u8]) -> Result<()> {
+    /// What the sender has put there, as a tensor's memory. `left` is called when that is dropped.
+    pub fn get(&mut self, id: u32, path: &str, n_bytes: usize, left: &Left) -> Result<Arc<dyn Buffer>> {
         let broken = |error: std::io::Error| Error::unavailable(format!("shared memory '{path}': {error}"));
+        let mut maps = self.maps.lock();
         if !path.is_empty() {
-            if !is_ours(path) || self.files.len() >= MAX_FILES {
+            if !is_ours(path) || maps.len() >= MAX_FILES || maps.contains_key(&id) {
                 return Err(Error::data_loss(format!("'{path}' is not a file for tensors")));
             }
-            let file = File::open(path).map_err(broken)?;
+            let file = OpenOptions::new().read(true).write(true).open(path).map_err(broken)?;
             std::fs::remove_file(path).map_err(broken)?;
-            self.files.insert(id, file);
+            let n = file.metadata().map_err(broken)?.len();
+            let n = usize::try_from(n).ok().filter(|&n| n <= MAX_BYTES);
+            let n = n.ok_or_else(|| Error::data_loss(format!("'{path}' is too large for tensors")))?;
+            maps.insert(id, Some(SharedMap::open(&file, n).map_err(broken)?));
         }
-        let file = self.files.get(&id).ok_or_else(|| Error::data_loss(format!("no shared file {id}")))?;
-        file.read_exact_at(bytes, 0).map_err(broken)
+        let map = maps.get_mut(&id).and_then(|place| place.take_if(|map| map.n_bytes() >= n_bytes));
+        let map = map.ok_or_else(|| Error::data_loss(format!("no shared file {id} with {n_bytes} bytes")))?;
+        Ok(Arc::new(Borrowed { map: Some(map), n_bytes, id, home: self.maps.clone(), left: left.clone() }))
+    }
+}
+
+/// A tensor's memory that is another process's.
+struct Borrowed {
+    /// `None` when it is on its way back.
+    map: Option<SharedMap>,
+    n_bytes: usize,
+    id: u32,
+    home: Arc<Maps>,
+    left: Left,
+}
+
+impl Buffer for Borrowed {
+    fn memory(&self) -> Memory {
+        Memory::Host
+    }
+    fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+    fn host(&self) -> Option<&[u8]> {
+        self.map.as_ref().map(|map| &map.bytes()[..self.n_bytes])
+    }
+    fn host_mut(&mut self) -> Option<&mut [u8]> {
+        self.map.as_mut().map(|map| &mut map.bytes_mut()[..self.n_bytes])
+    }
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if let Some(place) = self.home.lock().get_mut(&self.id) {
+            *place = self.map.take();
+        }
+        (self.left)(self.id);
     }
 }
 
@@ -201,21 +250,31 @@ mod tests {
         assert!(!sees(&probe_path, 1));
 
         let (out, mut incoming) = (Outgoing::default(), Incoming::default());
+        let left: Arc<Mutex<Vec<u32>>> = Arc::default();
+        let note = left.clone();
+        let note: Left = Arc::new(move |id| note.lock().push(id));
         let first = out.put(&[1; 1000]).unwrap();
         assert!(!first.path.is_empty());
-        let mut bytes = [0; 1000];
-        incoming.get(first.id, &first.path, &mut bytes).unwrap();
-        assert_eq!(bytes, [1; 1000]);
+        let mut tensor = incoming.get(first.id, &first.path, 1000, &note).unwrap();
+        assert_eq!(tensor.host().unwrap(), [1; 1000]);
         assert!(!Path::new(&first.path).exists());
+        Arc::get_mut(&mut tensor).unwrap().host_mut().unwrap()[3] = 9;
+        assert!(incoming.get(first.id, "", 10, &note).is_err(), "a tensor is in it");
+        // What is not free is left alone.
+        let other = out.put(&[3; 500]).unwrap();
+        assert_ne!(other.id, first.id);
+        drop(tensor);
+        assert_eq!(*left.lock(), [first.id]);
         out.release(first.id);
-        let second = out.put(&[2; 500]).unwrap();
+        let second = out.put(&[2; 900]).unwrap();
         assert_eq!((second.id, second.path.as_str()), (first.id, ""));
-        let third = out.put(&[3; 500]).unwrap();
-        assert_ne!(third.id, second.id);
-        incoming.get(second.id, "", &mut bytes[..500]).unwrap();
-        assert_eq!(bytes[..500], [2; 500]);
-        drop(out);
-        assert!(!Path::new(&third.path).exists());
+        assert!(incoming.get(second.id, "", 1001, &note).is_err(), "longer than the file");
+        let tensor = incoming.get(second.id, "", 900, &note).unwrap();
+        assert_eq!(tensor.host().unwrap(), [2; 900]);
+        drop((out, incoming));
+        assert!(!Path::new(&other.path).exists());
+        // A tensor may outlast its connection.
+        assert_eq!(tensor.host().unwrap(), [2; 900]);
     }
 
     #[test]
@@ -228,7 +287,8 @@ mod tests {
         }
         for path in ["/etc/passwd", "/dev/shm/other", "/dev/shm/kolo-../x", "/dev/shm/kolo-zz"] {
             assert!(!is_ours(path) && !sees(path, 1));
-            assert!(Incoming::default().get(0, path, &mut [0; 4]).is_err());
+            let left: Left = Arc::new(|_| ());
+            assert!(Incoming::default().get(0, path, 4, &left).is_err());
         }
     }
 }

@@ -1,18 +1,20 @@
 //! One step: every task runs its part, tensors go from task to task, fetches come back.
 
 use std::collections::HashMap;
+use std::task::Poll;
 use std::time::Duration;
 
 use kolo_core::{Code, Error, Result};
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::plan::{RegisteredPart, StepPlan};
 use super::session::{Session, from_task};
 use crate::doctor::diagnose;
 use crate::overdue::ask;
+use crate::peers::TaskName;
 use crate::proto;
 use crate::random::{random_id, random_step_id};
+use crate::services::Answer;
 use crate::tensor_wire::WireTensor;
 
 /// After an error that only echoes another one, how long the step waits for the other one.
@@ -72,9 +74,11 @@ impl Session {
     }
 
     /// Has every task run its part; the first error that is nobody's echo wins.
+    ///
+    /// All calls are looked at by whoever waits for the step, so that none needs another thread to be sent or to end.
     pub async fn run_parts(&self, plan: &StepPlan, step_id: u64, mut io: StepIo) -> Result<StepOutput> {
+        let mut calls: Vec<Call> = Vec::with_capacity(plan.parts.len());
         let mut own = None;
-        let mut remote = JoinSet::new();
         for part in &plan.parts {
             let mut request = proto::RunGraphRequest {
                 graph_handle: part.graph_handle.clone(),
@@ -91,27 +95,25 @@ impl Session {
             if part.is_own {
                 request.send = std::mem::take(&mut io.send);
                 request.recv_key = std::mem::take(&mut io.recv);
+                // What this part needs of others is asked for in the same breath as they are told to run.
+                part.worker.prepare(&request);
                 own = Some(run_part(part, request));
             } else {
-                remote.spawn(run_part(part, request));
+                calls.push(run_part(part, request));
             }
         }
+        // The own part last: it may run for a while before it waits for anything.
+        calls.extend(own);
         let mut output = StepOutput::default();
         let mut echo: Option<Error> = None;
         let mut give_up_at: Option<Instant> = None;
-        let mut own = own.map(Box::pin);
-        while own.is_some() || !remote.is_empty() {
-            let deadline = give_up_at.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
-            let answer = tokio::select! {
-                biased;
-                answer = async { match &mut own { Some(own) => own.await, None => std::future::pending().await } } => {
-                    own = None;
-                    answer
-                }
-                Some(answer) = remote.join_next() => {
-                    answer.unwrap_or_else(|error| Err(Error::internal(format!("RunGraph failed: {error}"))))
-                }
-                () = tokio::time::sleep_until(deadline), if give_up_at.is_some() => break,
+        while !calls.is_empty() {
+            let answer = match give_up_at {
+                None => next_answer(&mut calls).await,
+                Some(deadline) => match tokio::time::timeout_at(deadline, next_answer(&mut calls)).await {
+                    Ok(answer) => answer,
+                    Err(_) => break,
+                },
             };
             match answer {
                 Ok(response) => output.add(response),
@@ -134,12 +136,30 @@ fn is_cause(error: &Error) -> bool {
     !error.is_derived() && error.code() != Code::Cancelled
 }
 
-fn run_part(
-    part: &RegisteredPart,
-    request: proto::RunGraphRequest,
-) -> impl Future<Output = Result<proto::RunGraphResponse>> + Send + use<> {
-    let (worker, task, is_own) = (part.worker.clone(), part.task.clone(), part.is_own);
-    async move { worker.run_graph(request).await.map_err(|error| from_task(error, &task, is_own)) }
+/// A part that runs.
+struct Call {
+    answer: Answer<proto::RunGraphResponse>,
+    task: TaskName,
+    is_own: bool,
+}
+
+fn run_part(part: &RegisteredPart, request: proto::RunGraphRequest) -> Call {
+    Call { answer: part.worker.run_graph(request), task: part.task.clone(), is_own: part.is_own }
+}
+
+/// The first answer that is there; its call is taken from the list.
+async fn next_answer(calls: &mut Vec<Call>) -> Result<proto::RunGraphResponse> {
+    let (at, answer) = std::future::poll_fn(|cx| {
+        for (at, call) in calls.iter_mut().enumerate() {
+            if let Poll::Ready(answer) = call.answer.as_mut().poll(cx) {
+                return Poll::Ready((at, answer));
+            }
+        }
+        Poll::Pending
+    })
+    .await;
+    let call = calls.remove(at);
+    answer.map_err(|error| from_task(error, &call.task, call.is_own))
 }
 
 impl StepOutput {
@@ -170,7 +190,7 @@ impl Drop for CleanUp<'_> {
 
 /// See [`CleanUp`].
 pub(super) fn clean_up(session: &Session, plan: &StepPlan, step_id: u64) {
-    for part in &plan.parts {
+    for part in plan.parts.iter().filter(|part| !part.worker.end_step(step_id)) {
         let call = part.worker.cleanup_graph(proto::CleanupGraphRequest { step_id: step_id as i64 });
         let task = part.task.clone();
         session.peers.runtime.spawn(async move {

@@ -18,12 +18,14 @@ use kolo_device::DeviceAttributes;
 use kolo_ops::{Received, Rendezvous, RendezvousKey};
 use kolo_runtime::Host;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::journal::Journal;
 use crate::peers::{PeerFetch, Peers};
 use crate::proto;
+use crate::replica::{Replicas, Replicator};
 use crate::request_ids::RequestIds;
-use crate::services::{Answer, WorkerService};
+use crate::services::{Answer, Delivery, Guard, WorkerService};
 use crate::tensor_wire::WireTensor;
 
 use session::{Registered, Session};
@@ -45,12 +47,23 @@ pub struct Worker {
     steps: Steps,
     requests: RequestIds,
     started: Instant,
-    /// Where variables are kept beyond the life of this process.
-    journal: Option<Arc<Journal>>,
+    /// Where variables are kept beyond the life of this process; not there yet while they are fetched from there.
+    keeper: watch::Sender<Option<Keeper>>,
+    /// Variables of other tasks.
+    replicas: Replicas,
+}
+
+/// Keeps variables beyond the life of this process.
+#[derive(Clone)]
+pub(crate) enum Keeper {
+    /// Nothing does.
+    Nobody,
+    Journal(Arc<Journal>),
+    Replica(Arc<Replicator>),
 }
 
 impl Worker {
-    pub(crate) fn new(host: Host, peers: Arc<Peers>, journal: Option<Arc<Journal>>) -> Arc<Worker> {
+    pub(crate) fn new(host: Host, peers: Arc<Peers>) -> Arc<Worker> {
         let incarnations =
             host.list_devices().iter().map(|device| (device.name.to_string(), device.incarnation)).collect();
         let prefix: Arc<str> = format!("{}/", peers.own).into();
@@ -58,15 +71,32 @@ impl Worker {
             incarnations,
             sessions: Mutex::default(),
             legacy: Arc::new(Session::new(&host, false)),
-            steps: Steps::new(prefix, Arc::new(PeerFetch(peers.clone()))),
+            steps: Steps::new(prefix, Arc::new(PeerFetch::new(peers.clone()))),
             requests: RequestIds::new(N_REQUESTS),
             started: Instant::now(),
-            journal,
+            keeper: watch::Sender::new(None),
+            replicas: Replicas::default(),
             host,
             peers: peers.clone(),
         });
         peers.set_own(&worker);
         worker
+    }
+
+    /// The task is ready: variables are as they were, and are kept here from now on.
+    pub(crate) fn set_keeper(&self, keeper: Keeper) {
+        self.keeper.send_replace(Some(keeper));
+    }
+
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Waits until the task is ready.
+    async fn keeper(&self) -> Keeper {
+        let mut keeper = self.keeper.subscribe();
+        let set = keeper.wait_for(Option::is_some).await;
+        set.ok().and_then(|keeper| keeper.clone()).unwrap_or(Keeper::Nobody)
     }
 
     /// The task's devices.
@@ -88,10 +118,18 @@ impl Worker {
 
     /// Makes what a part has written last, before anybody is told that it ran.
     async fn log(&self, part: &Arc<Registered>) -> Result<()> {
-        let Some(journal) = self.journal.clone().filter(|_| !part.written.is_empty()) else { return Ok(()) };
-        let part = part.clone();
-        let logged = self.peers.runtime.spawn_blocking(move || journal.commit(&part.written)).await;
-        logged.map_err(|error| Error::internal(format!("the journal failed: {error}")))?
+        if part.written.is_empty() {
+            return Ok(());
+        }
+        match self.keeper().await {
+            Keeper::Nobody => Ok(()),
+            Keeper::Journal(journal) => {
+                let part = part.clone();
+                let logged = self.peers.runtime.spawn_blocking(move || journal.commit(&part.written)).await;
+                logged.map_err(|error| Error::internal(format!("the journal failed: {error}")))?
+            }
+            Keeper::Replica(replica) => replica.commit(&part.written).await,
+        }
     }
 
     async fn run(self: Arc<Self>, request: proto::RunGraphRequest) -> Result<proto::RunGraphResponse> {
@@ -99,6 +137,7 @@ impl Worker {
         let session = self.session(&request.session_handle, request.create_worker_session_called)?;
         let registered = session.graph(&request.graph_handle)?;
         let step = self.steps.find_or_create(request.step_id as u64)?;
+        step.transfers.ask_ahead(&registered.groups);
         let keys: Vec<RendezvousKey> =
             request.recv_key.iter().map(|key| RendezvousKey::parse(key)).collect::<Result<_>>()?;
         let mut sends = Vec::with_capacity(request.send.len());
@@ -116,6 +155,8 @@ impl Worker {
             }
             let stop = step.stop_on_drop();
             deposit()?;
+            step.transfers.flush_values();
+            self.steps.flush();
             let mut recv = Vec::with_capacity(keys.len());
             for key in keys {
                 let value = step.wait_for(key.clone()).await?;
@@ -130,6 +171,8 @@ impl Worker {
         }
         deposit()?;
         step.begin(&registered.graph, options.record_timeline)?;
+        // Only now: what the step has sent already is on its way first, and whoever is asked need not be woken twice.
+        self.steps.flush();
         let stop = step.stop_on_drop();
         let ended = step.end().await;
         stop.disarm();
@@ -148,10 +191,22 @@ impl Worker {
     async fn answer_recv(self: Arc<Self>, request: proto::RecvTensorRequest) -> Result<proto::RecvTensorResponse> {
         self.requests.check(request.request_id, "RecvTensor (Worker)")?;
         let key = RendezvousKey::parse(&request.rendezvous_key)?;
+        self.check_incarnation(&key)?;
+        let step = self.steps.find_or_create(request.step_id as u64)?;
+        recv_response(step.wait_for(key).await?)
+    }
+
+    /// Refuses to hand out what was meant to be of a former life of this task.
+    fn check_incarnation(&self, key: &RendezvousKey) -> Result<()> {
         let incarnation = u64::from_str_radix(key.part(1), 16)
-            .map_err(|_| Error::invalid_argument(format!("Invalid  rendezvous key: {}", request.rendezvous_key)))?;
-        let device = DeviceSpec::parse(key.part(0))?.to_string();
-        let own = *self.incarnations.get(&device).ok_or_else(|| {
+            .map_err(|_| Error::invalid_argument(format!("Invalid  rendezvous key: {key}")))?;
+        let own = match self.incarnations.get(key.part(0)) {
+            Some(own) => Some(own),
+            // It may be spelt otherwise.
+            None => self.incarnations.get(&DeviceSpec::parse(key.part(0))?.to_string()),
+        };
+        let own = *own.ok_or_else(|| {
+            let device = key.part(0);
             Error::invalid_argument(format!("RecvTensor asks {} for a tensor of '{device}'", self.peers.own))
         })?;
         if own != incarnation {
@@ -161,16 +216,42 @@ impl Worker {
                 self.peers.own
             )));
         }
-        let step = self.steps.find_or_create(request.step_id as u64)?;
-        let received = step.wait_for(key).await?;
-        let micros = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_micros() as i64);
-        Ok(proto::RecvTensorResponse {
-            tensor: Some(WireTensor::new(received.tensor)?),
-            is_dead: received.is_dead,
-            send_start_micros: micros,
-            ..proto::RecvTensorResponse::default()
-        })
+        Ok(())
     }
+
+    /// See [`WorkerService::recv_tensors`].
+    fn hand_out(&self, step_id: u64, keys: &Arc<[RendezvousKey]>, delivery: &Delivery) -> Result<Guard> {
+        keys.iter().try_for_each(|key| self.check_incarnation(key))?;
+        let step = self.steps.find_or_create(step_id)?;
+        Ok(step.transfers.wait_for_group(keys, delivery))
+    }
+
+    /// Copies are kept for other tasks of the cluster, and for nobody else.
+    fn check_task(&self, task: &str) -> Result<()> {
+        match self.peers.tasks().iter().any(|known| known.to_string() == task && *known != self.peers.own) {
+            true => Ok(()),
+            false => Err(Error::invalid_argument(format!("{} keeps no variables for '{task}'", self.peers.own))),
+        }
+    }
+
+    /// See [`WorkerService::prepare`].
+    fn ask_ahead(&self, request: &proto::RunGraphRequest) -> Result<()> {
+        let session = self.session(&request.session_handle, request.create_worker_session_called)?;
+        let registered = session.graph(&request.graph_handle)?;
+        self.steps.find_or_create(request.step_id as u64)?.transfers.ask_ahead(&registered.groups);
+        Ok(())
+    }
+}
+
+/// A tensor on its way to whoever asked for it.
+pub(crate) fn recv_response(received: Received) -> Result<proto::RecvTensorResponse> {
+    let micros = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_micros() as i64);
+    Ok(proto::RecvTensorResponse {
+        tensor: Some(WireTensor::new(received.tensor)?),
+        is_dead: received.is_dead,
+        send_start_micros: micros,
+        ..proto::RecvTensorResponse::default()
+    })
 }
 
 fn named(key: &RendezvousKey, value: Received) -> Result<proto::NamedTensorProto> {
@@ -189,9 +270,39 @@ fn now<T: Send + 'static>(result: Result<T>) -> Answer<T> {
 pub(crate) struct LocalWorker(pub Arc<Worker>);
 
 impl WorkerService for LocalWorker {
+    fn recv_tensors(&self, step_id: u64, keys: &Arc<[RendezvousKey]>, delivery: Delivery) -> Option<Guard> {
+        match self.0.hand_out(step_id, keys, &delivery) {
+            Ok(guard) => Some(guard),
+            Err(error) => {
+                (0..keys.len()).for_each(|index| (delivery.each)(index, Err(error.clone())));
+                (delivery.flush)();
+                None
+            }
+        }
+    }
+
+    fn flush(&self) {
+        self.0.steps.flush();
+    }
+
+    fn prepare(&self, request: &proto::RunGraphRequest) {
+        // Whatever is wrong will be wrong again when the part is run, and is said then.
+        let _ = self.0.ask_ahead(request);
+    }
+
+    fn end_step(&self, step_id: u64) -> bool {
+        self.0.steps.clean_up(step_id);
+        true
+    }
+
     fn get_status(&self, _: proto::GetStatusRequest) -> Answer<proto::GetStatusResponse> {
-        let device_attributes = self.0.devices().iter().map(stats::device_attributes).collect();
-        now(Ok(proto::GetStatusResponse { device_attributes }))
+        let worker = self.0.clone();
+        Box::pin(async move {
+            // Sessions begin with this: none does before the variables are what they were.
+            worker.keeper().await;
+            let device_attributes = worker.devices().iter().map(stats::device_attributes).collect();
+            Ok(proto::GetStatusResponse { device_attributes })
+        })
     }
 
     fn create_worker_session(
@@ -228,7 +339,8 @@ impl WorkerService for LocalWorker {
         Box::pin(async move {
             let session = worker.session(&request.session_handle, request.create_worker_session_called)?;
             // Large graphs take a while; other calls should not wait for them.
-            let compile = move || session.register(request);
+            let own_prefix = format!("{}/", worker.peers.own);
+            let compile = move || session.register(request, &own_prefix);
             let compiled = worker.peers.runtime.spawn_blocking(compile).await;
             let graph_handle =
                 compiled.map_err(|error| Error::internal(format!("RegisterGraph failed: {error}")))??;
@@ -256,9 +368,25 @@ impl WorkerService for LocalWorker {
             true => vec![self.0.peers.own.job.to_string()],
             false => request.container,
         };
-        self.0.host.reset(&containers);
-        let logged = self.0.journal.as_ref().map_or(Ok(()), |journal| journal.commit_removals());
-        now(logged.map(|()| proto::CleanupAllResponse {}))
+        let worker = self.0.clone();
+        Box::pin(async move {
+            let keeper = worker.keeper().await;
+            worker.host.reset(&containers);
+            match keeper {
+                Keeper::Nobody => {}
+                Keeper::Journal(journal) => journal.commit_removals()?,
+                Keeper::Replica(replica) => replica.commit_removals().await?,
+            }
+            Ok(proto::CleanupAllResponse {})
+        })
+    }
+
+    fn claim(&self, request: proto::KoloClaimRequest) -> Answer<proto::KoloClaimResponse> {
+        now(self.0.check_task(&request.task).map(|()| self.0.replicas.claim(&request.task)))
+    }
+
+    fn replicate(&self, request: proto::KoloReplicateRequest) -> Answer<proto::KoloReplicateResponse> {
+        now(self.0.check_task(&request.task).and_then(|()| self.0.replicas.keep(request)))
     }
 
     fn recv_tensor(&self, request: proto::RecvTensorRequest) -> Answer<proto::RecvTensorResponse> {

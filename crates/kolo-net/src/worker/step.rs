@@ -79,6 +79,11 @@ impl Steps {
         Ok(state.steps.entry(id).or_insert_with(make).clone())
     }
 
+    /// Sends questions to other tasks that lie.
+    pub fn flush(&self) {
+        self.fetch.flush();
+    }
+
     /// The master says that a step is over: whoever still waits for something of it is told.
     pub fn clean_up(&self, id: u64) {
         let step = {
@@ -181,7 +186,8 @@ impl Step {
     /// Ends the step early: kernels that wait come back, and so does whoever waits for a tensor.
     pub fn stop(&self, reason: Error) {
         let running = self.running.lock().clone();
-        if let Some(running) = running {
+        let has_ended = self.end.borrow().is_some();
+        if let Some(running) = running.filter(|_| !has_ended) {
             running.fail(reason.clone());
         }
         StepTransfers(self.transfers.clone()).abort(reason);

@@ -122,9 +122,31 @@ impl State {
         self.small.pop().or_else(|| self.large.pop_front())
     }
 
-    /// A node that costs less than handing it to another thread.
-    pub fn pop_small(&mut self) -> Option<Token> {
-        self.small.pop()
+    /// A node that costs less than handing it to another thread, or that is alone and does not take long. With one thread to
+    /// hand it to, all nodes that do not take long: that thread would only run in this one's place.
+    pub fn pop_small(&mut self, plan: &PartPlan) -> Option<Token> {
+        while let Some(token) = self.small.pop() {
+            if token.is_dead || self.weight(plan, token) < LONG {
+                return Some(token);
+            }
+            self.large.push_back(token);
+        }
+        let first = *self.large.front()?;
+        match plan.unit.pool.max_threads() <= 1 && self.weight(plan, first) < LONG {
+            true => self.large.pop_front(),
+            false => None,
+        }
+    }
+
+    /// Bytes of a node's inputs; 0 if it does no work.
+    fn weight(&self, plan: &PartPlan, token: Token) -> usize {
+        let node = &plan.nodes[token.node as usize];
+        let frame = self.frames[token.frame as usize].as_ref();
+        let iteration = frame.and_then(|frame| frame.iterations.get((token.iteration - frame.first) as usize));
+        match (node.cost, iteration) {
+            (Cost::Inline, _) | (_, None) => 0,
+            (Cost::Elements | Cost::Heavy, Some(iteration)) => n_bytes(plan, node, iteration, 0),
+        }
     }
 
     /// Notes that a kernel gives up its thread; the ticket ends it.
@@ -614,6 +636,9 @@ impl Ready<'_> {
     }
 }
 
+/// Bytes of inputs from which on a node may take milliseconds: too long for a thread that has messages to carry.
+const LONG: usize = 4 << 20;
+
 /// Whether handing a node to another thread would pay.
 fn is_large(plan: &PartPlan, node: &NodePlan, iteration: &Iteration) -> bool {
     /// Bytes of inputs from which on a node is worth a hand-off of some microseconds.
@@ -624,6 +649,11 @@ fn is_large(plan: &PartPlan, node: &NodePlan, iteration: &Iteration) -> bool {
         Cost::Elements => ELEMENTS,
         Cost::Heavy => HEAVY,
     };
+    n_bytes(plan, node, iteration, threshold) >= threshold
+}
+
+/// Bytes of a node's inputs, with so many for a reference.
+fn n_bytes(plan: &PartPlan, node: &NodePlan, iteration: &Iteration, of_reference: usize) -> usize {
     let slots = &iteration.slots[node.first_slot as usize..(node.first_slot + node.n_inputs) as usize];
     let constant_bytes: usize =
         node.constants.iter().map(|&(_, constant)| plan.constants[constant as usize].n_bytes()).sum();
@@ -631,11 +661,11 @@ fn is_large(plan: &PartPlan, node: &NodePlan, iteration: &Iteration) -> bool {
         .iter()
         .map(|input| match input {
             Input::Tensor(tensor) => tensor.n_bytes(),
-            Input::Reference(_) => threshold,
+            Input::Reference(_) => of_reference,
             Input::Empty => 0,
         })
         .sum();
-    arrived_bytes + constant_bytes >= threshold
+    arrived_bytes + constant_bytes
 }
 
 #[inline]

@@ -27,6 +27,12 @@ const UNWIND: Duration = Duration::from_secs(10);
 /// How many steps may run within each other on one thread's stack.
 const MAX_DEPTH: usize = 4;
 
+/// How long a thread that has other things to do runs nodes of a step.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// Bytes of inputs from which on what was sent should not wait for a kernel.
+const LARGE: usize = 128 << 10;
+
 /// What a runner takes on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Share {
@@ -505,6 +511,9 @@ impl Step {
             state.n_runners -= 1;
             self.finish_part_if_idle(part, state);
         }
+        if self.is_detached {
+            self.services.transfers.flush();
+        }
     }
 
     /// The runner's loop.
@@ -514,11 +523,21 @@ impl Step {
         let services = DeviceServices { step: self, resources: &plan.unit.resources };
         let (mut inputs, mut outputs): (Vec<Input>, Vec<Option<OutputValue>>) = (Vec::new(), Vec::new());
         let mut state = state;
+        let (begun, mut n_nodes) = (Instant::now(), 0u32);
         loop {
+            n_nodes = n_nodes.wrapping_add(1);
+            if share == Share::Small && n_nodes.is_multiple_of(64) && state.has_ready() && begun.elapsed() > PATIENCE {
+                // Many small nodes are long too.
+                drop(state);
+                self.spawn_runner(index);
+                state = part.state.lock();
+                state.n_runners -= 1;
+                return self.finish_part_if_idle(part, state);
+            }
             let next = match share {
                 _ if state.aborted => None,
                 Share::All => state.pop(),
-                Share::Small => state.pop_small(),
+                Share::Small => state.pop_small(plan),
             };
             let Some(token) = next else {
                 state.n_runners -= 1;
@@ -584,6 +603,9 @@ impl Step {
                 inputs.clear();
                 state = part.state.lock();
                 continue;
+            }
+            if self.is_detached && n_bytes(&inputs) >= LARGE {
+                self.services.transfers.flush();
             }
             let result = self.compute(plan, call, &mut inputs, &mut outputs, &services);
             // Inputs die before the outputs are passed on, so that consumers may reuse their memory.
@@ -763,6 +785,15 @@ impl Drop for Step {
             part.plan.spare.lock().push(state);
         }
     }
+}
+
+fn n_bytes(inputs: &[Input]) -> usize {
+    let one = |input: &Input| match input {
+        Input::Tensor(tensor) => tensor.n_bytes(),
+        Input::Reference(_) => LARGE,
+        Input::Empty => 0,
+    };
+    inputs.iter().map(one).sum()
 }
 
 fn panicked(who: &str, panic: &(dyn std::any::Any + Send)) -> Error {

@@ -3,7 +3,6 @@
 mod servers;
 mod training;
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use kolo::{Connect as _, Error, Initializer, Result, Session, ops};
@@ -46,22 +45,7 @@ pub fn transfer(report: &Report) -> Result<()> {
     const N: usize = 16_000_000;
     for (case, flags) in [("tcp", &["--no-shared-memory"][..]), ("shm", &[])] {
         let servers = Servers::start_with(1, 1, flags)?;
-        let g = kolo::graph();
-        let value = g.device("/job:ps/task:0", || {
-            let v = g.new_variable("v", Initializer::Constant(1.0)).shape([N]).build();
-            v.read()
-        });
-        let there = g.device("/job:worker/task:0", || ops::identity(value));
-        let first = g.device("/job:worker/task:0", || ops::slice(there, &[0], &[1000]));
-        let init = g.global_variables_initializer();
-        let session = Arc::new(Session::connect(&servers.target(0), &g)?);
-        session.run_op(init)?;
-        if session.fetch(first)?.data::<f32>()?.iter().sum::<f32>() != 1000.0 {
-            return Err(Error::internal("the tensor did not arrive"));
-        }
-        let call = session.make_callable(&[], &[], &[there.operation()])?;
-        let seconds = report.sample(|| call.call(&[]).map(drop))?;
-        let rates: Vec<f64> = seconds.iter().map(|s| 4.0 * N as f64 / s / 1e9).collect();
+        let rates = transfer_rates(report, &servers, N)?;
         report.print("transfer", case, "GB/s", Better::Higher, &rates)?;
         if case == "tcp" {
             let raw = servers::raw_loopback(4 * N)? / 1e9;
@@ -74,7 +58,46 @@ pub fn transfer(report: &Report) -> Result<()> {
 
 /// 100 MB of parameters go to the worker, and as many bytes of updates come back.
 pub fn ps_large(report: &Report) -> Result<()> {
-    let servers = Servers::start(1, 1)?;
+    let rates = push_pull_rates(report, &Servers::start(1, 1)?)?;
+    report.print("ps-large", "push-pull", "steps/s", Better::Higher, &rates)
+}
+
+/// What TLS costs: the same over TCP with it, or without it for comparison.
+pub fn tls(report: &Report, is_plain: bool) -> Result<()> {
+    let start = || match is_plain {
+        true => Servers::start_with(1, 1, &["--no-shared-memory"]),
+        false => Servers::start_with_tls(1, 1),
+    };
+    for (case, n) in [("transfer-1MB", 250_000), ("transfer-64MB", 16_000_000)] {
+        let rates = transfer_rates(report, &start()?, n)?;
+        report.print("tls", case, "GB/s", Better::Higher, &rates)?;
+    }
+    let rates = push_pull_rates(report, &start()?)?;
+    report.print("tls", "push-pull", "steps/s", Better::Higher, &rates)
+}
+
+/// GB/s of `n` floats from a parameter server to a worker.
+fn transfer_rates(report: &Report, servers: &Servers, n: usize) -> Result<Vec<f64>> {
+    let g = kolo::graph();
+    let value = g.device("/job:ps/task:0", || {
+        let v = g.new_variable("v", Initializer::Constant(1.0)).shape([n]).build();
+        v.read()
+    });
+    let there = g.device("/job:worker/task:0", || ops::identity(value));
+    let first = g.device("/job:worker/task:0", || ops::slice(there, &[0], &[1000]));
+    let init = g.global_variables_initializer();
+    let session = servers.connect(&g)?;
+    session.run_op(init)?;
+    if session.fetch(first)?.data::<f32>()?.iter().sum::<f32>() != 1000.0 {
+        return Err(Error::internal("the tensor did not arrive"));
+    }
+    let call = session.make_callable(&[], &[], &[there.operation()])?;
+    let seconds = report.sample(|| call.call(&[]).map(drop))?;
+    Ok(seconds.iter().map(|s| 4.0 * n as f64 / s / 1e9).collect())
+}
+
+/// Steps per second that read 100 MB of parameters and send as many bytes back.
+fn push_pull_rates(report: &Report, servers: &Servers) -> Result<Vec<f64>> {
     let g = kolo::graph();
     let mut updates = Vec::new();
     for i in 0..4 {
@@ -87,10 +110,9 @@ pub fn ps_large(report: &Report) -> Result<()> {
     }
     let step = g.device("/job:worker/task:0", || g.group("step", &updates));
     let init = g.global_variables_initializer();
-    let session = Arc::new(Session::connect(&servers.target(0), &g)?);
+    let session = servers.connect(&g)?;
     session.run_op(init)?;
     let call = session.make_callable(&[], &[], &[step])?;
     let seconds = report.sample(|| call.call(&[]).map(drop))?;
-    let rates: Vec<f64> = seconds.iter().map(|s| 1.0 / s).collect();
-    report.print("ps-large", "push-pull", "steps/s", Better::Higher, &rates)
+    Ok(seconds.iter().map(|s| 1.0 / s).collect())
 }

@@ -3,9 +3,12 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Instant;
 
-use kolo::{Error, Result};
+use kolo::tls::cert::Authority;
+use kolo::tls::{Security, TlsFiles};
+use kolo::{Connect as _, Error, Graph, Result, Session, SessionConfig};
 
 /// Processes `kolo serve` on this machine.
 pub struct Servers {
@@ -13,6 +16,9 @@ pub struct Servers {
     /// As `--cluster` takes it.
     pub cluster: String,
     workers: Vec<String>,
+    security: Security,
+    /// Certificates, for as long as servers may read them.
+    folder: Option<std::path::PathBuf>,
 }
 
 impl Servers {
@@ -32,6 +38,34 @@ impl Servers {
         Ok(servers)
     }
 
+    /// The same with certificates that both sides show.
+    pub fn start_with_tls(n_ps: usize, n_workers: usize) -> Result<Servers> {
+        let TlsFiles { ca, cert, key } = Authority::new(2)?.issue("bench", &["127.0.0.1".to_owned()], 1)?;
+        let folder = std::env::temp_dir().join(format!("kolo-bench-tls-{}", std::process::id()));
+        let wrong = |error: std::io::Error| Error::failed_precondition(format!("{}: {error}", folder.display()));
+        std::fs::create_dir_all(&folder).map_err(wrong)?;
+        let mut servers = Servers::addresses(n_ps, n_workers)?;
+        servers.folder = Some(folder.clone());
+        let mut flags = Vec::new();
+        for (flag, bytes) in [("--tls-ca", &ca), ("--tls-cert", &cert), ("--tls-key", &key)] {
+            let path = folder.join(&flag[2..]);
+            std::fs::write(&path, bytes).map_err(wrong)?;
+            flags.extend([flag.to_owned(), path.to_string_lossy().into_owned()]);
+        }
+        servers.security = Security { tls: Some(TlsFiles { ca, cert, key }), ..Security::default() };
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        for (job, n) in [("ps", n_ps), ("worker", n_workers)] {
+            (0..n).try_for_each(|task| servers.serve(job, task, &flags))?;
+        }
+        Ok(servers)
+    }
+
+    /// A session on the first worker.
+    pub fn connect(&self, graph: &Graph) -> Result<Arc<Session>> {
+        let config = SessionConfig::default();
+        Session::connect_secured(&self.target(0), graph, config, &self.security).map(Arc::new)
+    }
+
     /// Addresses that are free, and nobody there yet.
     pub fn addresses(n_ps: usize, n_workers: usize) -> Result<Servers> {
         let wrong = |error: std::io::Error| Error::unavailable(format!("no free port: {error}"));
@@ -43,7 +77,8 @@ impl Servers {
         let (ps, workers) = addresses.split_at(n_ps);
         let jobs = [("ps", ps), ("worker", workers)].into_iter().filter(|(_, list)| !list.is_empty());
         let cluster = jobs.map(|(job, list)| format!("{job}={}", list.join(","))).collect::<Vec<_>>().join(";");
-        Ok(Servers { children: Vec::new(), cluster, workers: workers.to_vec() })
+        let workers = workers.to_vec();
+        Ok(Servers { children: Vec::new(), cluster, workers, security: Security::default(), folder: None })
     }
 
     /// Starts one task and waits until it serves.
@@ -74,6 +109,9 @@ impl Drop for Servers {
         for child in &mut self.children {
             let _ = child.kill();
             let _ = child.wait();
+        }
+        if let Some(folder) = &self.folder {
+            let _ = std::fs::remove_dir_all(folder);
         }
     }
 }

@@ -4,11 +4,12 @@ mod launch;
 mod view;
 mod worker;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use kolo::cluster::{ReplicaDeviceSetter, Replicas, UpdateMode};
 use kolo::optim::Optimizer;
-use kolo::{ClusterSpec, Error, Result};
+use kolo::{ClusterSpec, Connect as _, Error, Result, Session, SessionConfig, TaskName};
 
 use crate::cli::security::SecurityFlags;
 
@@ -39,6 +40,9 @@ pub struct ClusterFlags {
     /// Which worker of --cluster this process is
     #[arg(long, value_name = "N", requires = "cluster", help_heading = "Cluster")]
     pub task: Option<String>,
+    /// Trains through a server that runs already, `kolo serve` or TensorFlow's, as the worker that it is
+    #[arg(long, value_name = "grpc://HOST:PORT", conflicts_with_all = ["cluster", "task", "ps", "workers"], help_heading = "Cluster")]
+    pub target: Option<String>,
     /// Ends when standard input ends: whoever started this process is gone
     #[arg(long, hide = true)]
     pub with_parent: bool,
@@ -46,10 +50,19 @@ pub struct ClusterFlags {
     pub security: SecurityFlags,
 }
 
+/// Where a worker's own task is.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// In this process, which serves it.
+    Here(ClusterSpec),
+    /// In a server that runs already.
+    At(String),
+}
+
 /// A worker's place in its cluster.
 #[derive(Clone, Debug)]
 pub struct Role {
-    pub cluster: ClusterSpec,
+    pub place: Place,
     pub task: u32,
     pub n_ps: usize,
     pub n_workers: usize,
@@ -64,6 +77,9 @@ impl ClusterFlags {
 
     /// What this process is in a cluster, if it is in one.
     pub fn role(&self) -> Result<Option<Role>> {
+        if let Some(target) = &self.target {
+            return self.role_of(target).map(Some);
+        }
         let (Some(text), Some(task)) = (&self.cluster, &self.task) else { return Ok(None) };
         let cluster = match Path::new(text).is_file() {
             true => ClusterSpec::read(Path::new(text))?,
@@ -74,7 +90,31 @@ impl ClusterFlags {
         if n_ps == 0 {
             return Err(Error::invalid_argument("--cluster has no job 'ps' to keep the variables"));
         }
-        Ok(Some(Role { cluster, task, n_ps, n_workers, mode: self.mode()? }))
+        Ok(Some(Role { place: Place::Here(cluster), task, n_ps, n_workers, mode: self.mode()? }))
+    }
+
+    /// What a server is in its cluster, as it says itself.
+    fn role_of(&self, target: &str) -> Result<Role> {
+        let security = self.security.read()?;
+        let session = Session::connect_secured(target, &kolo::graph(), SessionConfig::default(), &security)
+            .map_err(|error| error.context("--target"))?;
+        // A server names its own devices first.
+        let tasks: Vec<TaskName> =
+            session.list_devices().iter().map(|device| TaskName::new(&device.name.job, device.name.task)).collect();
+        let count = |job: &str| tasks.iter().filter(|task| &*task.job == job).collect::<BTreeSet<_>>().len();
+        let (n_ps, n_workers) = (count("ps"), count("worker"));
+        match tasks.first() {
+            Some(own) if &*own.job == "worker" && n_ps > 0 => {
+                let (place, task) = (Place::At(target.to_owned()), own.task);
+                Ok(Role { place, task, n_ps, n_workers, mode: self.mode()? })
+            }
+            Some(own) if n_ps > 0 => Err(Error::invalid_argument(format!(
+                "--target {target} is {own}; workers train, so give the address of one of those"
+            ))),
+            _ => Err(Error::invalid_argument(format!(
+                "the cluster of --target {target} has no job 'ps' to keep the variables"
+            ))),
+        }
     }
 
     /// How updates of several workers meet.

@@ -1,4 +1,4 @@
-//! One worker: serves its own task, and trains through it.
+//! One worker: serves its own task, or finds it served already, and trains through it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,10 +7,11 @@ use std::time::Instant;
 use kolo::cluster::Replicas;
 use kolo::train::hooks::{CheckpointSaver, StopAtStep};
 use kolo::train::{MonitoredTrainingSession, global_step};
-use kolo::{Connect as _, Error, Graph, Result, Server, ServerConfig, Session, SessionConfig};
+use kolo::tls::Security;
+use kolo::{ClusterSpec, Connect as _, Error, Graph, Result, Server, ServerConfig, Session, SessionConfig};
 use serde_json::json;
 
-use super::Role;
+use super::{Place, Role};
 use crate::cli::print;
 use crate::cli::serve::file_access;
 use crate::cli::train::job::{Job, stop_on_ctrl_c};
@@ -31,11 +32,24 @@ pub fn run<'g>(
     if common.cluster.with_parent {
         end_with_parent(stop.clone());
     }
-    let server = Server::new(&role.cluster, "worker", role.task, server_config(common, role)?)?;
-    let target = server.target();
+    let security = common.cluster.security.read()?;
+    // Ends with this function.
+    let server = match &role.place {
+        Place::Here(cluster) => {
+            Some(Server::new(cluster, "worker", role.task, server_config(common, cluster, role.task, &security)?)?)
+        }
+        Place::At(_) => None,
+    };
+    let target = match (&role.place, &server) {
+        (Place::At(target), _) => target.clone(),
+        (Place::Here(_), server) => server.as_ref().map(Server::target).unwrap_or_default(),
+    };
     let own = format!("/job:worker/task:{}", role.task);
     let config = SessionConfig { device_filters: vec!["/job:ps".to_owned(), own], ..SessionConfig::default() };
-    let open = move |graph: &Graph| Session::connect_with(&target, graph, config.clone()).map(Arc::new);
+    let connect = move |graph: &Graph| {
+        Session::connect_secured(&target, graph, config.clone(), &security).map(Arc::new)
+    };
+    let open = connect.clone();
 
     let last = common.max_steps.unwrap_or(i64::try_from(n_steps).unwrap_or(i64::MAX));
     let mut builder = MonitoredTrainingSession::new(graph)
@@ -83,10 +97,7 @@ pub fn run<'g>(
     // The session ends with its hooks, so the last look at the weights is a session of its own.
     session.close()?;
     if role.is_chief() {
-        let target = server.target();
-        let filters = vec!["/job:ps".to_owned(), "/job:worker/task:0".to_owned()];
-        let config = SessionConfig { device_filters: filters, ..SessionConfig::default() };
-        let session = Arc::new(Session::connect_with(&target, graph, config)?);
+        let session = connect(graph)?;
         let tested = job.test.as_ref().map(|test| model.evaluate(&session, test)).transpose()?;
         let accuracy = tested.as_ref().and_then(|t| t.metrics.iter().find(|(name, _)| name == "accuracy").map(|m| m.1));
         let at = session.fetch(step.read())?.scalar_value::<i64>()?;
@@ -112,15 +123,15 @@ pub fn run<'g>(
 }
 
 /// Who may use this task, and which files it touches for them.
-fn server_config(common: &Common, role: &Role) -> Result<ServerConfig> {
+fn server_config(common: &Common, cluster: &ClusterSpec, task: u32, security: &Security) -> Result<ServerConfig> {
     if let Some(dir) = &common.checkpoint_dir {
         std::fs::create_dir_all(dir).map_err(|error| {
             Error::failed_precondition(format!("the folder '{}' cannot be made: {error}", dir.display()))
         })?;
     }
     let dirs: Vec<_> = common.checkpoint_dir.iter().cloned().collect();
-    let files = file_access(&dirs, &role.cluster, "worker", role.task)?;
-    Ok(ServerConfig { files, security: common.cluster.security.read()?, ..ServerConfig::default() })
+    let files = file_access(&dirs, cluster, "worker", task)?;
+    Ok(ServerConfig { files, security: security.clone(), ..ServerConfig::default() })
 }
 
 /// Sets the flag when standard input ends.

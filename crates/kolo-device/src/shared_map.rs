@@ -1,0 +1,124 @@
+//! Files in memory that processes of one machine share, mapped into this one.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::ptr::NonNull;
+
+/// The first bytes of a file, mapped to be read and written. Whoever else has mapped the file sees what is written.
+///
+/// Two processes take turns: whoever has filled a mapping leaves it alone until the other says that it is done. A process that
+/// does not keep to this shows the other numbers that change while they are read; whoever lets a process in trusts it with
+/// more than that.
+pub struct SharedMap {
+    start: NonNull<u8>,
+    n_bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and `&mut self` is needed to write to it.
+unsafe impl Send for SharedMap {}
+// SAFETY: as above; through `&self` it is only read.
+unsafe impl Sync for SharedMap {}
+
+impl SharedMap {
+    /// Makes the file `n_bytes` long, with memory for all of them, and maps it. An error if there is not enough memory, which
+    /// would otherwise show as a signal when it is written to.
+    pub fn create(file: &File, n_bytes: usize) -> io::Result<SharedMap> {
+        let length = libc::off_t::try_from(n_bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        if length == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: `file` is open while it is borrowed, and the call touches no memory of ours.
+        let result = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) };
+        match result {
+            0 => SharedMap::map(file, n_bytes),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+
+    /// Maps the first `n_bytes` of a file that is at least so long.
+    pub fn open(file: &File, n_bytes: usize) -> io::Result<SharedMap> {
+        if n_bytes == 0 || file.metadata()?.len() < n_bytes as u64 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        SharedMap::map(file, n_bytes)
+    }
+
+    fn map(file: &File, n_bytes: usize) -> io::Result<SharedMap> {
+        // SAFETY: a new mapping at an address that the system chooses replaces nothing; `n_bytes` is not 0, and the file is
+        // open while it is borrowed. The mapping does not need the file to stay open.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                n_bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_POPULATE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        match NonNull::new(start.cast()) {
+            Some(start) => Ok(SharedMap { start, n_bytes }),
+            None => Err(io::ErrorKind::OutOfMemory.into()),
+        }
+    }
+
+    /// How many bytes are mapped.
+    pub fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is `n_bytes` long and lives as long as `self`; any bytes are valid. That the other process does
+        // not write meanwhile is what the two have agreed on (see the type); bytes that change would be wrong numbers.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.n_bytes) }
+    }
+
+    /// The bytes, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; `&mut self` keeps other threads of this process away.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.n_bytes) }
+    }
+}
+
+impl Drop for SharedMap {
+    fn drop(&mut self) {
+        // SAFETY: `start` and `n_bytes` are what `mmap` gave, and no slice of it outlives `self`.
+        let result = unsafe { libc::munmap(self.start.as_ptr().cast(), self.n_bytes) };
+        debug_assert_eq!(result, 0, "a mapping of our own can be removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_mapping_writes_another_reads() {
+        let path = std::env::temp_dir().join(format!("kolo-shared-map-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let mut one = SharedMap::create(&file, 10_000).unwrap();
+        let other = SharedMap::open(&file, 9_000).unwrap();
+        one.bytes_mut()[8_999] = 7;
+        assert_eq!((other.n_bytes(), other.bytes()[8_999], other.bytes()[0]), (9_000, 7, 0));
+        drop(one);
+        assert_eq!(other.bytes()[8_999], 7);
+    }
+
+    #[test]
+    fn a_file_that_is_too_short_is_refused() {
+        let path = std::env::temp_dir().join(format!("kolo-short-map-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file.set_len(100).unwrap();
+        assert!(SharedMap::open(&file, 101).is_err());
+        assert!(SharedMap::open(&file, 0).is_err() && SharedMap::create(&file, 0).is_err());
+        assert!(SharedMap::create(&file, usize::MAX).is_err());
+        assert_eq!(SharedMap::open(&file, 100).unwrap().bytes(), [0; 100]);
+    }
+}
