@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use kolo::{DType, GpuOptions, Graph, Initializer, Output, Result, Session, SessionConfig, Tensor, gradients, ops};
 
+use super::gpu_models;
 use super::measure::{Better, Report};
 use super::networks::{batches, dense, lenet_logits};
 
-fn config(no_capture: bool) -> SessionConfig {
+pub(super) fn config(no_capture: bool) -> SessionConfig {
     SessionConfig {
         device_count: [("GPU".to_owned(), 1)].into(),
         gpu: GpuOptions { no_capture, ..GpuOptions::default() },
@@ -17,10 +18,23 @@ fn config(no_capture: bool) -> SessionConfig {
     }
 }
 
-pub fn run(report: &Report) -> Result<()> {
-    matmul(report)?;
+/// All cases, or those whose name begins with `only`.
+pub fn run(report: &Report, only: Option<&str>) -> Result<()> {
+    let wanted = |name: &str| only.is_none_or(|only| name.starts_with(only) || only.starts_with(name));
+    if wanted("matmul") {
+        matmul(report)?;
+    }
     for (label, no_capture) in [("", false), ("-no-capture", true)] {
         let case = |name: &str| format!("{name}{label}");
+        if wanted("resnet50") {
+            gpu_models::resnet50(report, &case("resnet50"), no_capture)?;
+        }
+        if wanted("gpt2") {
+            gpu_models::gpt2(report, &case("gpt2"), no_capture)?;
+        }
+        if !(wanted("mlp") || wanted("lenet")) {
+            continue;
+        }
         train(report, &case("mlp-100"), 100, no_capture, |g, x| {
             let hidden = ops::relu(dense(g, x, "hidden", 784, 100));
             dense(g, hidden, "out", 100, 10)
@@ -104,7 +118,7 @@ fn train(
 }
 
 /// Seconds per call, in samples of `n` calls that are enqueued one after the other and then waited for.
-fn sample(
+pub(super) fn sample(
     n: u32,
     n_samples: usize,
     mut call: impl FnMut() -> Result<()>,

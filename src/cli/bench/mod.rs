@@ -4,6 +4,7 @@ mod checkpoint;
 mod cluster;
 mod dispatch;
 mod gpu;
+mod gpu_models;
 mod latency;
 mod matmul;
 mod measure;
@@ -22,6 +23,9 @@ pub struct Args {
     /// One JSON object per case
     #[arg(long)]
     json: bool,
+    /// Of `gpu`, only the cases whose names begin so, such as gpt2
+    #[arg(long, value_name = "NAME")]
+    case: Option<String>,
     #[command(flatten)]
     worker: cluster::WorkerFlags,
 }
@@ -60,7 +64,7 @@ pub fn run(args: &Args) -> Result<()> {
         Name::TrainMnist => training::train_mnist(&report),
         Name::TrainLenet => training::train_lenet(&report),
         Name::TrainLm => training::train_lm(&report),
-        Name::Gpu => gpu::run(&report),
+        Name::Gpu => gpu::run(&report, args.case.as_deref()),
         Name::Startup => training::startup(&report),
         Name::RemoteLatency => cluster::remote_latency(&report),
         Name::Transfer => cluster::transfer(&report),

@@ -141,6 +141,11 @@ impl CudaDevice {
         self.multiprocessors as usize
     }
 
+    /// The compute capability, such as (9, 0).
+    pub fn capability(&self) -> (i32, i32) {
+        self.programs.capability()
+    }
+
     /// How many kernels had to be compiled so far, not found in the cache.
     pub fn n_compiled(&self) -> usize {
         self.programs.n_compiled()

@@ -18,11 +18,15 @@ use crate::op::{DTypeSet, KernelDef, KernelMaker, Op};
 use crate::{Kernel, KernelCtx};
 
 pub(crate) mod array;
+mod attention;
 mod batch_norm;
+mod batch_norm_last;
+mod class_loss;
 mod conv;
 mod elementwise;
 mod flow;
 mod gather;
+mod layer_norm;
 mod map;
 mod matmul;
 mod optim;
@@ -39,11 +43,14 @@ type Table = HashMap<&'static str, Vec<KernelDef>>;
 /// Each area's list.
 const ADDERS: &[fn(&mut Table)] = &[
     array::add,
+    attention::add,
     batch_norm::add,
+    class_loss::add,
     conv::add,
     elementwise::add,
     flow::add,
     gather::add,
+    layer_norm::add,
     matmul::add,
     optim::add,
     pool::add,

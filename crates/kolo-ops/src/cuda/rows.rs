@@ -13,8 +13,6 @@ pub(super) fn add(table: &mut Table) {
     function(table, "LogSoftmax", "T", FLOATS, &[], |ctx| softmax(ctx, 1));
     function(table, "SoftmaxCrossEntropyWithLogits", "T", FLOATS, &[], cross_entropy);
     function(table, "SparseSoftmaxCrossEntropyWithLogits", "T", FLOATS, &[], sparse_cross_entropy);
-    function(table, "KoloLayerNorm", "T", FLOATS, &[], layer_norm);
-    function(table, "KoloLayerNormGrad", "T", FLOATS, &[], layer_norm_grad);
 }
 
 const NAMES: [&str; 7] = [
@@ -124,7 +122,7 @@ fn sparse_cross_entropy(ctx: &mut KernelCtx<'_>) -> Result<()> {
 }
 
 /// Rows and their length; scale and offset must fit.
-fn layer(ctx: &KernelCtx<'_>, x: usize, vectors: &[usize]) -> Result<(usize, usize)> {
+pub(super) fn layer(ctx: &KernelCtx<'_>, x: usize, vectors: &[usize]) -> Result<(usize, usize)> {
     let shape = ctx.input(x)?.shape();
     let Some(&n) = shape.last() else { return Err(Error::invalid_argument("a scalar has no rows to normalise")) };
     for &i in vectors {
@@ -138,7 +136,8 @@ fn layer(ctx: &KernelCtx<'_>, x: usize, vectors: &[usize]) -> Result<(usize, usi
     Ok((shape.n_elements().checked_div(n).unwrap_or(0), n))
 }
 
-fn layer_norm(ctx: &mut KernelCtx<'_>) -> Result<()> {
+/// Layer norm of rows of any length.
+pub(super) fn long_layer_norm(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (n_rows, n) = layer(ctx, 0, &[1, 2])?;
     let (dtype, device) = (ctx.input(0)?.dtype(), gpu(ctx)?);
     let mut out = ctx.allocate(dtype, ctx.input(0)?.shape().clone())?;
@@ -156,7 +155,8 @@ fn layer_norm(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn layer_norm_grad(ctx: &mut KernelCtx<'_>) -> Result<()> {
+/// The gradient of layer norm for rows of any length.
+pub(super) fn long_layer_norm_grad(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (n_rows, n) = layer(ctx, 1, &[2])?;
     if ctx.input(0)?.shape() != ctx.input(1)?.shape() {
         return Err(Error::invalid_argument(format!(
