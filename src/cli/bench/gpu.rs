@@ -17,24 +17,36 @@ fn config(no_capture: bool) -> SessionConfig {
     }
 }
 
-pub fn run(report: &Report) -> Result<()> {
-    matmul(report)?;
+pub fn run(report: &Report, only: &str) -> Result<()> {
+    if "matmul-8192-bf16".starts_with(only) {
+        matmul(report)?;
+    }
     for (label, no_capture) in [("", false), ("-no-capture", true)] {
-        let case = |name: &str| format!("{name}{label}");
-        train(report, &case("mlp-100"), 100, no_capture, |g, x| {
-            let hidden = ops::relu(dense(g, x, "hidden", 784, 100));
-            dense(g, hidden, "out", 100, 10)
-        })?;
-        train(report, &case("mlp-4096"), 1024, no_capture, |g, x| {
-            let first = ops::relu(dense(g, x, "first", 784, 4096));
-            let second = ops::relu(dense(g, first, "second", 4096, 4096));
-            dense(g, second, "out", 4096, 10)
-        })?;
-        train(report, &case("lenet-64"), 64, no_capture, lenet_logits)?;
-        train(report, &case("lenet-1024"), 1024, no_capture, lenet_logits)?;
+        for (name, batch, model) in CASES {
+            let case = format!("{name}{label}");
+            if case.starts_with(only) {
+                train(report, &case, *batch, no_capture, *model)?;
+            }
+        }
     }
     Ok(())
 }
+
+type Model = for<'g> fn(&'g Graph, Output<'g>) -> Output<'g>;
+
+const CASES: &[(&str, usize, Model)] = &[
+    ("mlp-100", 100, |g, x| {
+        let hidden = ops::relu(dense(g, x, "hidden", 784, 100));
+        dense(g, hidden, "out", 100, 10)
+    }),
+    ("mlp-4096", 1024, |g, x| {
+        let first = ops::relu(dense(g, x, "first", 784, 4096));
+        let second = ops::relu(dense(g, first, "second", 4096, 4096));
+        dense(g, second, "out", 4096, 10)
+    }),
+    ("lenet-64", 64, lenet_logits),
+    ("lenet-1024", 1024, lenet_logits),
+];
 
 fn matmul(report: &Report) -> Result<()> {
     const N: usize = 8192;
@@ -71,13 +83,7 @@ fn matmul(report: &Report) -> Result<()> {
     report.print("gpu", "matmul-8192-bf16", "TFLOP/s", Better::Higher, &rates)
 }
 
-fn train(
-    report: &Report,
-    case: &str,
-    batch: usize,
-    no_capture: bool,
-    model: impl for<'g> Fn(&'g Graph, Output<'g>) -> Output<'g>,
-) -> Result<()> {
+fn train(report: &Report, case: &str, batch: usize, no_capture: bool, model: Model) -> Result<()> {
     let g = kolo::graph();
     g.set_seed(1);
     let (images, labels) = batches(batch)?.swap_remove(0);

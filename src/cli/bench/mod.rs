@@ -22,6 +22,9 @@ pub struct Args {
     /// One JSON object per case
     #[arg(long)]
     json: bool,
+    /// Of `gpu`, only the cases whose names begin so
+    #[arg(long, default_value = "")]
+    case: String,
     #[command(flatten)]
     worker: cluster::WorkerFlags,
 }
@@ -60,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
         Name::TrainMnist => training::train_mnist(&report),
         Name::TrainLenet => training::train_lenet(&report),
         Name::TrainLm => training::train_lm(&report),
-        Name::Gpu => gpu::run(&report),
+        Name::Gpu => gpu::run(&report, &args.case),
         Name::Startup => training::startup(&report),
         Name::RemoteLatency => cluster::remote_latency(&report),
         Name::Transfer => cluster::transfer(&report),

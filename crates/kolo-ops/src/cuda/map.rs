@@ -138,7 +138,7 @@ pub(crate) fn run(
 }
 
 /// Whether a tensor begins where a load of `width` elements may.
-fn is_aligned(tensor: &Tensor, width: usize) -> bool {
+pub(super) fn is_aligned(tensor: &Tensor, width: usize) -> bool {
     let bytes = width * tensor.dtype().size().unwrap_or(1);
     match tensor.storage() {
         // Buffers of the card begin at multiples of 256.

@@ -19,6 +19,7 @@ use crate::{Kernel, KernelCtx};
 
 pub(crate) mod array;
 mod batch_norm;
+mod columns;
 mod conv;
 mod elementwise;
 mod flow;
