@@ -9,10 +9,10 @@ use kolo::{DType, GpuOptions, Graph, Initializer, Output, Result, Session, Sessi
 use super::measure::{Better, Report};
 use super::networks::{batches, dense, lenet_logits};
 
-fn config(no_capture: bool) -> SessionConfig {
+fn config(no_capture: bool, no_fusion: bool) -> SessionConfig {
     SessionConfig {
         device_count: [("GPU".to_owned(), 1)].into(),
-        gpu: GpuOptions { no_capture, ..GpuOptions::default() },
+        gpu: GpuOptions { no_capture, no_fusion, ..GpuOptions::default() },
         ..SessionConfig::default()
     }
 }
@@ -21,11 +21,13 @@ pub fn run(report: &Report, only: &str) -> Result<()> {
     if "matmul-8192-bf16".starts_with(only) {
         matmul(report)?;
     }
-    for (label, no_capture) in [("", false), ("-no-capture", true)] {
+    for (label, no_capture, no_fusion) in
+        [("", false, false), ("-no-capture", true, false), ("-no-fusion", false, true), ("-neither", true, true)]
+    {
         for (name, batch, model) in CASES {
             let case = format!("{name}{label}");
             if case.starts_with(only) {
-                train(report, &case, *batch, no_capture, *model)?;
+                train(report, &case, *batch, config(no_capture, no_fusion), *model)?;
             }
         }
     }
@@ -70,7 +72,7 @@ fn matmul(report: &Report) -> Result<()> {
     }
     let probe = g.new_variable("probe", Initializer::Zeros).shape([1]).build().read() + 1.0;
     let init = g.global_variables_initializer();
-    let session = Arc::new(Session::with_config(&g, config(false))?);
+    let session = Arc::new(Session::with_config(&g, config(false, false))?);
     session.run_op(init)?;
     for op in fill {
         session.run_op(op)?;
@@ -83,7 +85,7 @@ fn matmul(report: &Report) -> Result<()> {
     report.print("gpu", "matmul-8192-bf16", "TFLOP/s", Better::Higher, &rates)
 }
 
-fn train(report: &Report, case: &str, batch: usize, no_capture: bool, model: Model) -> Result<()> {
+fn train(report: &Report, case: &str, batch: usize, config: SessionConfig, model: Model) -> Result<()> {
     let g = kolo::graph();
     g.set_seed(1);
     let (images, labels) = batches(batch)?.swap_remove(0);
@@ -100,7 +102,7 @@ fn train(report: &Report, case: &str, batch: usize, no_capture: bool, model: Mod
     }
     let step = g.group("train", &updates);
     let init = g.global_variables_initializer();
-    let session = Arc::new(Session::with_config(&g, config(no_capture))?);
+    let session = Arc::new(Session::with_config(&g, config)?);
     session.run_op(init)?;
     let call = session.make_callable(&[], &[], &[step])?;
     let wait = session.make_callable(&[], &[loss], &[])?;

@@ -17,12 +17,14 @@ use crate::kernel::KernelInit;
 use crate::op::{DTypeSet, KernelDef, KernelMaker, Op};
 use crate::{Kernel, KernelCtx};
 
+mod apply_all;
 pub(crate) mod array;
 mod batch_norm;
 mod columns;
 mod conv;
 mod elementwise;
 mod flow;
+mod fused;
 mod gather;
 mod map;
 mod matmul;
@@ -39,11 +41,13 @@ type Table = HashMap<&'static str, Vec<KernelDef>>;
 
 /// Each area's list.
 const ADDERS: &[fn(&mut Table)] = &[
+    apply_all::add,
     array::add,
     batch_norm::add,
     conv::add,
     elementwise::add,
     flow::add,
+    fused::add,
     gather::add,
     matmul::add,
     optim::add,
@@ -65,6 +69,9 @@ fn table() -> &'static Table {
         table
     })
 }
+
+pub use apply_all::{UpdateLayout, update_layout};
+pub(crate) use elementwise::text as elementwise_text;
 
 /// The GPU kernels of this op.
 pub(crate) fn kernels(op: &str) -> &'static [KernelDef] {

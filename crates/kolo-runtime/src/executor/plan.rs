@@ -385,7 +385,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
 
 /// Whether an op writes to a variable that it is given.
 pub(crate) fn updates_variable(op: &str) -> bool {
-    let op = op.strip_prefix("Resource").unwrap_or(op);
+    let op = op.strip_prefix("Resource").or(op.strip_prefix("_Kolo")).unwrap_or(op);
     ["Apply", "SparseApply", "Assign", "Scatter"].iter().any(|prefix| op.starts_with(prefix))
         && !matches!(op, "ScatterNd" | "ScatterNdNonAliasingAdd")
 }
