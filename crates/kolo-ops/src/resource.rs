@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use kolo_core::{DType, Error, PartialShape, ResourceHandle, Result, Tensor, TensorData};
 use kolo_device::cuda::CudaDevice;
-use parking_lot::Mutex;
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
 use crate::io::FileAccess;
 
@@ -249,6 +249,19 @@ impl VariableCell {
         Ok(())
     }
 
+    /// As [`VariableCell::assign`], for a value on a GPU. While a step is recorded the value is copied to where the variable's
+    /// own is, which must have the same shape: replays write there too.
+    pub fn assign_on(&self, device: &CudaDevice, value: Tensor) -> Result<()> {
+        if TOUCHED.with_borrow(Option::is_none) {
+            return self.assign(value);
+        }
+        self.check(&value)?;
+        self.update_on(device, |old| match old.shape() == value.shape() {
+            true => device.copy_within(&value, 0, old, 0, value.n_bytes()),
+            false => self.must_not_move(),
+        })
+    }
+
     /// Takes its value away, so that it is as if never assigned.
     pub fn clear(&self) -> Option<Tensor> {
         self.value.lock().take()
@@ -257,11 +270,17 @@ impl VariableCell {
     /// Runs `update` on the value in place, under the variable's lock. If somebody holds what they read earlier, the value
     /// is copied first, so that a read stays what it was.
     pub fn update<R>(&self, update: impl FnOnce(&mut Tensor) -> Result<R>) -> Result<R> {
+        let mut value = self.lock_unique()?;
+        update(&mut value)
+    }
+
+    /// The value, locked, held by nobody else. Apart from [`VariableCell::update`], which is compiled for every kernel.
+    fn lock_unique(&self) -> Result<MappedMutexGuard<'_, Tensor>> {
         self.must_not_move()?;
-        let mut value = self.value.lock();
-        let tensor = value.as_mut().ok_or_else(|| uninitialized(&self.name))?;
-        make_unique(tensor)?;
-        update(tensor)
+        let mut value =
+            MutexGuard::try_map(self.value.lock(), Option::as_mut).map_err(|_| uninitialized(&self.name))?;
+        make_unique(&mut value)?;
+        Ok(value)
     }
 
     /// As [`VariableCell::update`], for a value on a GPU: the copy, if one is needed, is made there.

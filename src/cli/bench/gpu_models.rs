@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use kolo::optim::{AdamW, Momentum, Optimizer};
 use kolo::recipes::{gpt2, resnet};
-use kolo::{Error, Graph, Initializer, Operation, Output, Result, Session, Tensor, nn};
+use kolo::{Error, Graph, Initializer, Operation, Output, Result, Session, SessionConfig, Tensor, nn};
 
-use super::gpu::{config, sample};
+use super::gpu::sample;
 use super::measure::{Better, Report};
 
 /// Images in a step of ResNet-50, and texts in one of GPT-2.
@@ -14,7 +14,7 @@ const IMAGES: usize = 128;
 const TEXTS: usize = 16;
 
 /// Images a second.
-pub fn resnet50(report: &Report, case: &str, no_capture: bool) -> Result<()> {
+pub fn resnet50(report: &Report, case: &str, config: SessionConfig) -> Result<()> {
     let size = resnet::Size::resnet50();
     let g = kolo::graph();
     g.set_seed(1);
@@ -28,11 +28,11 @@ pub fn resnet50(report: &Report, case: &str, no_capture: bool) -> Result<()> {
     .loss;
     let updates = nn::update_ops(&g);
     let step = g.control_dependencies(&updates, || Momentum::new(0.01, 0.9).minimize(loss, None))?;
-    measure(report, case, no_capture, &g, (loss, step), ("img/s", IMAGES))
+    measure(report, case, config, &g, (loss, step), ("img/s", IMAGES))
 }
 
 /// Tokens a second.
-pub fn gpt2(report: &Report, case: &str, no_capture: bool) -> Result<()> {
+pub fn gpt2(report: &Report, case: &str, config: SessionConfig) -> Result<()> {
     let size = gpt2::Size::gpt2_124m();
     let g = kolo::graph();
     g.set_seed(1);
@@ -44,7 +44,7 @@ pub fn gpt2(report: &Report, case: &str, no_capture: bool) -> Result<()> {
     let (before, after) = (resident(&g, "before", window(0)?), resident(&g, "after", window(1)?));
     let loss = gpt2::parts(gpt2::logits(before, &size), after).loss;
     let step = AdamW::new(6e-4, 0.1).minimize(loss, None)?;
-    measure(report, case, no_capture, &g, (loss, step), ("tok/s", TEXTS * size.context))
+    measure(report, case, config, &g, (loss, step), ("tok/s", TEXTS * size.context))
 }
 
 fn resident<'g>(g: &'g Graph, name: &str, value: Tensor) -> Output<'g> {
@@ -55,7 +55,7 @@ fn resident<'g>(g: &'g Graph, name: &str, value: Tensor) -> Output<'g> {
 fn measure<'g>(
     report: &Report,
     case: &str,
-    no_capture: bool,
+    config: SessionConfig,
     g: &'g Graph,
     (loss, step): (Output<'g>, Operation<'g>),
     (unit, per_step): (&str, usize),
@@ -63,7 +63,7 @@ fn measure<'g>(
     // Something small to wait for, that needs nothing of the step.
     let probe = g.new_variable("probe", Initializer::Zeros).shape([1]).not_trainable().build().read() + 1.0;
     let init = g.global_variables_initializer();
-    let session = Arc::new(Session::with_config(g, config(no_capture))?);
+    let session = Arc::new(Session::with_config(g, config)?);
     session.run_op(init)?;
     let call = session.make_callable(&[], &[], &[step])?;
     let wait = session.make_callable(&[], &[probe], &[])?;

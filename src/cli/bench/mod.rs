@@ -24,8 +24,8 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// Of `gpu`, only the cases whose names begin so, such as gpt2
-    #[arg(long, value_name = "NAME")]
-    case: Option<String>,
+    #[arg(long, default_value = "")]
+    case: String,
     #[command(flatten)]
     worker: cluster::WorkerFlags,
 }
@@ -64,7 +64,7 @@ pub fn run(args: &Args) -> Result<()> {
         Name::TrainMnist => training::train_mnist(&report),
         Name::TrainLenet => training::train_lenet(&report),
         Name::TrainLm => training::train_lm(&report),
-        Name::Gpu => gpu::run(&report, args.case.as_deref()),
+        Name::Gpu => gpu::run(&report, &args.case),
         Name::Startup => training::startup(&report),
         Name::RemoteLatency => cluster::remote_latency(&report),
         Name::Transfer => cluster::transfer(&report),

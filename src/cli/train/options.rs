@@ -57,6 +57,12 @@ pub struct Common {
     /// Enqueue every kernel of a step on a GPU by itself instead of replaying the step, for comparison
     #[arg(long)]
     pub no_capture: bool,
+    /// On a GPU, run nodes one by one instead of fused
+    #[arg(long)]
+    pub no_fusion: bool,
+    /// On a GPU, multiply floats with all their bits instead of as TF32
+    #[arg(long)]
+    pub full_precision: bool,
     /// A line every so many steps, when there is no terminal
     #[arg(long, default_value_t = 100, value_name = "STEPS")]
     pub log_every: u64,
@@ -168,6 +174,8 @@ impl Common {
     pub fn session_config(&self) -> Result<SessionConfig> {
         let mut config = SessionConfig::default();
         config.gpu.no_capture = self.no_capture;
+        config.gpu.no_fusion = self.no_fusion;
+        config.gpu.full_precision = self.full_precision;
         if let Some(device) = &self.device {
             let spec = DeviceSpec::parse(device)?;
             if spec.kind.as_deref() == Some("GPU") {

@@ -187,7 +187,13 @@ impl IntraPool {
     ///
     /// # Panics
     /// If `chunk_len` is 0 and `data` is not empty.
+    #[inline]
     pub fn for_each_chunk<T: Send>(&self, data: &mut [T], chunk_len: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+        self.chunks_by(data, chunk_len, &f);
+    }
+
+    /// [`IntraPool::for_each_chunk`], compiled once for each element type and not for each `f`.
+    fn chunks_by<T: Send>(&self, data: &mut [T], chunk_len: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
         let parts = Parts::of(data, chunk_len);
         // SAFETY: `parallel_for` calls each index once, so no piece is handed out twice.
         self.parallel_for(parts.n_chunks(), &|i| f(i, unsafe { parts.chunk(i) }));

@@ -47,6 +47,8 @@ pub struct CudaDevice {
     host: Arc<dyn Device>,
     allow_tf32: bool,
     multiprocessors: u32,
+    /// The card's name for people; unique on this machine.
+    card: String,
     /// Dropped before the streams: it calls back with tensors.
     watcher: Watcher,
     workspace: OnceLock<Arc<dyn Buffer>>,
@@ -99,6 +101,7 @@ impl CudaDevice {
             host: config.host.clone(),
             allow_tf32: config.allow_tf32,
             multiprocessors: multiprocessors.max(1) as u32,
+            card: card.label(),
             watcher,
             workspace: OnceLock::new(),
             lt: OnceLock::new(),
@@ -134,6 +137,11 @@ impl CudaDevice {
     /// Whether matrix products of floats may use TF32.
     pub fn allow_tf32(&self) -> bool {
         self.allow_tf32
+    }
+
+    /// The card's name for people; unique on this machine.
+    pub(super) fn card(&self) -> &str {
+        &self.card
     }
 
     /// How many multiprocessors the card has.

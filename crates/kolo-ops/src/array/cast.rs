@@ -84,12 +84,29 @@ fn convert<S: Source, D: Target>(ctx: &KernelCtx<'_>) -> Result<Tensor> {
     let chunk = pool::grain(0.5);
     ctx.pool().for_each_chunk(out.data_mut::<D>()?, chunk, |i, out| {
         let input = &input[i * chunk..i * chunk + out.len()];
-        vectorize(
-            #[inline(always)]
-            || out.iter_mut().zip(input).for_each(|(y, &x)| *y = D::of(x)),
-        );
+        if const { is_common(S::DTYPE) && is_common(D::DTYPE) } {
+            vectorize(
+                #[inline(always)]
+                || each::<S, D>(input, out),
+            );
+        } else {
+            each::<S, D>(input, out);
+        }
     });
     Ok(out)
+}
+
+#[inline(always)]
+fn each<S: Source, D: Target>(input: &[S], out: &mut [D]) {
+    for (y, &x) in out.iter_mut().zip(input) {
+        *y = D::of(x);
+    }
+}
+
+/// Whether casts from and to this dtype are compiled for every instruction set.
+const fn is_common(dtype: DType) -> bool {
+    use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
+    matches!(dtype, F32 | F64 | F16 | BF16 | I32 | I64 | U8 | Bool)
 }
 
 fn unsupported(from: DType, to: DType) -> Error {

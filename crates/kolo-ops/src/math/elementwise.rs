@@ -2,48 +2,64 @@
 //!
 //! Loops run compiled for the machine's best instruction set, and over several threads when there is enough to do.
 
+use std::any::Any;
+
 use kolo_core::{DType, Element, Error, Result, Shape, Tensor};
 use kolo_device::cpu::{pool, vectorize};
 use smallvec::SmallVec;
 
 use crate::kernel::KernelCtx;
 
+/// Elements that are moved aside at a time by loops that write over their input. They stay in the first-level cache.
+const BLOCK: usize = 512;
+
+/// The loop of an op with one input. Everything around it is compiled once for each pair of types, not for each op.
+type MapLoop<'f, T, U> = dyn Fn(&[T], &mut [U]) + Sync + 'f;
+
+/// The loop of an op with two inputs: the part of the output, both inputs, how to walk them, and the first row of the part.
+type ZipLoop<'f, T, U> = dyn Fn(&mut [U], &[T], &[T], &Walk, usize) + Sync + 'f;
+
 /// Sets output 0 to `f` of every element of input 0, writing into the input if it dies here and the types agree.
 /// `ns` is about what one element costs, for splitting the work.
 pub fn map<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, f: impl Fn(T) -> U + Sync + Copy) -> Result<()> {
+    map_by(ctx, ns, &move |input: &[T], out: &mut [U]| {
+        lanes::<T, _>(
+            #[inline(always)]
+            || {
+                for (y, x) in out.iter_mut().zip(input) {
+                    *y = f(*x);
+                }
+            },
+        );
+    })
+}
+
+fn map_by<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, each: &MapLoop<'_, T, U>) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let (mut out, in_place) = ctx.reuse_or_allocate(0, U::DTYPE, shape)?;
-    let pool = ctx.pool();
-    let chunk = pool::grain(ns);
+    let (pool, chunk) = (ctx.pool(), pool::grain(ns));
     if in_place {
-        // T and U are one type here, since the dtypes agree.
-        let values = out.data_mut::<T>()?;
-        pool.for_each_chunk(values, chunk, |_, values| {
-            lanes::<T, _>(
-                #[inline(always)]
-                || {
-                    for x in values.iter_mut() {
-                        *x = cast_same(f(*x));
-                    }
-                },
-            );
+        pool.for_each_chunk(out.data_mut::<U>()?, chunk, |_, values| {
+            over_itself(values, |_, before, after| each(before, after));
         });
     } else {
         let input = ctx.data::<T>(0)?;
-        pool.for_each_chunk(out.data_mut::<U>()?, chunk, |i, out| {
-            let input = &input[i * chunk..i * chunk + out.len()];
-            lanes::<T, _>(
-                #[inline(always)]
-                || {
-                    for (y, x) in out.iter_mut().zip(input) {
-                        *y = f(*x);
-                    }
-                },
-            );
-        });
+        pool.for_each_chunk(out.data_mut::<U>()?, chunk, |i, out| each(&input[i * chunk..i * chunk + out.len()], out));
     }
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// Calls `f` with pieces of `values`: where each begins, what was in it, and where its new content goes. `T` and `U` are
+/// one type: the dtypes agree, or nobody would write over an input.
+fn over_itself<T: Element, U: Element>(values: &mut [U], f: impl Fn(usize, &[T], &mut [U])) {
+    let mut aside = [U::default(); BLOCK];
+    for (i, block) in values.chunks_mut(BLOCK).enumerate() {
+        aside[..block.len()].copy_from_slice(block);
+        if let Some(before) = (&aside as &dyn Any).downcast_ref::<[T; BLOCK]>() {
+            f(i * BLOCK, &before[..block.len()], block);
+        }
+    }
 }
 
 /// Sets output 0 to what loops over whole slices make of input 0: `in_place` if the input dies here, `between` otherwise.
@@ -79,13 +95,6 @@ pub(crate) fn lanes<T: Element, R>(f: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Reads a value as another type that has the same dtype, and so is the same type.
-#[inline(always)]
-fn cast_same<U: Element, T: Element>(value: U) -> T {
-    // Same dtype means same type, so the bytes fit; the compiler sees through this.
-    bytemuck::checked::cast(value)
-}
-
 /// Sets output 0 to `f` of inputs 0 and 1, broadcast against each other.
 pub fn zip<T: Element, U: Element>(
     ctx: &mut KernelCtx<'_>,
@@ -98,42 +107,93 @@ pub fn zip<T: Element, U: Element>(
         ctx.set_output(0, Tensor::scalar(value));
         return Ok(());
     }
-    let (a, b) = (left.shape().clone(), right.shape().clone());
+    zip_by(ctx, ns, &move |out: &mut [U], left: &[T], right: &[T], walk: &Walk, first: usize| {
+        // One choice of instructions for all rows: they are often short.
+        lanes::<T, _>(
+            #[inline(always)]
+            || {
+                for (row, out) in out.chunks_mut(walk.run).enumerate() {
+                    let (at_a, at_b) = walk.offsets(first + row);
+                    run(out, &left[at_a..], walk.inner.0, &right[at_b..], walk.inner.1, f);
+                }
+            },
+        );
+    })
+}
+
+fn zip_by<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, each: &ZipLoop<'_, T, U>) -> Result<()> {
+    let (a, b) = (ctx.input(0)?.shape().clone(), ctx.input(1)?.shape().clone());
     if a == b {
-        return zip_same(ctx, ns, a, f);
+        return zip_flat(ctx, ns, a, (true, true), each);
     }
     let shape = broadcast_shape(&a, &b)?;
-    let pool = ctx.pool();
-    let chunk = pool::grain(ns);
     if b.n_elements() == 1 && a.n_elements() == shape.n_elements() {
-        let scalar = ctx.data::<T>(1)?[0];
-        return map_to_shape(ctx, 0, ns, shape, move |x| f(x, scalar));
+        return zip_flat(ctx, ns, shape, (true, false), each);
     }
     if a.n_elements() == 1 && b.n_elements() == shape.n_elements() {
-        let scalar = ctx.data::<T>(0)?[0];
-        return map_to_shape(ctx, 1, ns, shape, move |x| f(scalar, x));
+        return zip_flat(ctx, ns, shape, (false, true), each);
     }
-    let mut out = ctx.allocate(U::DTYPE, shape.clone())?;
-    {
-        let (left, right) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
-        let walk = Walk::new(&shape, &a, &b);
-        // Whole runs of the innermost dimension per task, so that a run is never cut.
-        let rows_per_chunk = chunk.div_ceil(walk.run).max(1);
-        pool.for_each_chunk(out.data_mut::<U>()?, rows_per_chunk * walk.run, |i, out| {
-            // One choice of instructions for all rows: they are often short.
-            lanes::<T, _>(
-                #[inline(always)]
-                || {
-                    for (row, out) in out.chunks_mut(walk.run).enumerate() {
-                        let (at_a, at_b) = walk.offsets(i * rows_per_chunk + row);
-                        run(out, &left[at_a..], walk.inner.0, &right[at_b..], walk.inner.1, f);
-                    }
-                },
-            );
-        });
+    let (pool, walk) = (ctx.pool(), Walk::new(&shape, &a, &b));
+    let mut out = ctx.allocate(U::DTYPE, shape)?;
+    let (left, right) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
+    // Whole runs of the innermost dimension per task, so that a run is never cut.
+    let rows_per_chunk = pool::grain(ns).div_ceil(walk.run).max(1);
+    pool.for_each_chunk(out.data_mut::<U>()?, rows_per_chunk * walk.run, |i, out| {
+        each(out, left, right, &walk, i * rows_per_chunk);
+    });
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+/// [`zip`] of inputs that are walked from end to end, or stay at their only element, as `moves` says of each. `shape` is
+/// that of the one that moves but for sizes of 1.
+fn zip_flat<T: Element, U: Element>(
+    ctx: &mut KernelCtx<'_>,
+    ns: f64,
+    shape: Shape,
+    moves: (bool, bool),
+    each: &ZipLoop<'_, T, U>,
+) -> Result<()> {
+    let (pool, chunk) = (ctx.pool(), pool::grain(ns));
+    let walk = Walk { run: usize::MAX, inner: moves, outer: SmallVec::new() };
+    let (mut out, mut reused) = (None, [false; 2]);
+    for (i, moves) in [moves.0, moves.1].into_iter().enumerate() {
+        if moves && !reused.contains(&true) {
+            let input = ctx.take_input(i)?.reshaped(shape.clone())?;
+            ctx.inputs[i] = crate::Input::Tensor(input);
+            let (tensor, is_input) = ctx.reuse_or_allocate(i, U::DTYPE, shape.clone())?;
+            (out, reused[i]) = (Some(tensor), is_input);
+        }
+    }
+    let Some(mut out) = out else { return Err(Error::internal("one of two inputs moves")) };
+    let target = out.data_mut::<U>()?;
+    match reused {
+        [true, _] => {
+            let right = ctx.data::<T>(1)?;
+            pool.for_each_chunk(target, chunk, |i, values| {
+                over_itself(values, |at, left, out| each(out, left, piece(right, moves.1, i * chunk + at), &walk, 0));
+            });
+        }
+        [_, true] => {
+            let left = ctx.data::<T>(0)?;
+            pool.for_each_chunk(target, chunk, |i, values| {
+                over_itself(values, |at, right, out| each(out, piece(left, moves.0, i * chunk + at), right, &walk, 0));
+            });
+        }
+        _ => {
+            let (left, right) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
+            pool.for_each_chunk(target, chunk, |i, out| {
+                each(out, piece(left, moves.0, i * chunk), piece(right, moves.1, i * chunk), &walk, 0);
+            });
+        }
     }
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// The part of an input from `at` on, or all of one that stays where it is.
+fn piece<T>(values: &[T], moves: bool, at: usize) -> &[T] {
+    if moves { &values[at..] } else { values }
 }
 
 /// One run of the innermost dimensions: each side either moves along or stays at one element.
@@ -148,88 +208,25 @@ fn run<T: Element, U: Element>(
 ) {
     let n = out.len();
     match (a_moves, b_moves) {
-        (true, true) => out.iter_mut().zip(&a[..n]).zip(&b[..n]).for_each(|((y, &a), &b)| *y = f(a, b)),
+        (true, true) => {
+            for ((y, &a), &b) in out.iter_mut().zip(&a[..n]).zip(&b[..n]) {
+                *y = f(a, b);
+            }
+        }
         (true, false) => {
             let b = b[0];
-            out.iter_mut().zip(&a[..n]).for_each(|(y, &a)| *y = f(a, b));
+            for (y, &a) in out.iter_mut().zip(&a[..n]) {
+                *y = f(a, b);
+            }
         }
         (false, true) => {
             let a = a[0];
-            out.iter_mut().zip(&b[..n]).for_each(|(y, &b)| *y = f(a, b));
+            for (y, &b) in out.iter_mut().zip(&b[..n]) {
+                *y = f(a, b);
+            }
         }
         (false, false) => out.fill(f(a[0], b[0])),
     }
-}
-
-fn zip_same<T: Element, U: Element>(
-    ctx: &mut KernelCtx<'_>,
-    ns: f64,
-    shape: Shape,
-    f: impl Fn(T, T) -> U + Sync + Copy,
-) -> Result<()> {
-    let pool = ctx.pool();
-    let chunk = pool::grain(ns);
-    let (mut out, in_left) = ctx.reuse_or_allocate(0, U::DTYPE, shape.clone())?;
-    if in_left {
-        let right = ctx.data::<T>(1)?;
-        pool.for_each_chunk(out.data_mut::<T>()?, chunk, |i, left| {
-            let right = &right[i * chunk..i * chunk + left.len()];
-            lanes::<T, _>(
-                #[inline(always)]
-                || {
-                    for (a, b) in left.iter_mut().zip(right) {
-                        *a = cast_same(f(*a, *b));
-                    }
-                },
-            );
-        });
-        ctx.set_output(0, out);
-        return Ok(());
-    }
-    let (reused, in_right) = ctx.reuse_or_allocate(1, U::DTYPE, shape)?;
-    out = reused;
-    if in_right {
-        let left = ctx.data::<T>(0)?;
-        pool.for_each_chunk(out.data_mut::<T>()?, chunk, |i, right| {
-            let left = &left[i * chunk..i * chunk + right.len()];
-            lanes::<T, _>(
-                #[inline(always)]
-                || {
-                    for (b, a) in right.iter_mut().zip(left) {
-                        *b = cast_same(f(*a, *b));
-                    }
-                },
-            );
-        });
-    } else {
-        let (left, right) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
-        pool.for_each_chunk(out.data_mut::<U>()?, chunk, |i, out| {
-            let (left, right) = (&left[i * chunk..i * chunk + out.len()], &right[i * chunk..i * chunk + out.len()]);
-            lanes::<T, _>(
-                #[inline(always)]
-                || {
-                    for ((y, a), b) in out.iter_mut().zip(left).zip(right) {
-                        *y = f(*a, *b);
-                    }
-                },
-            );
-        });
-    }
-    ctx.set_output(0, out);
-    Ok(())
-}
-
-/// Output 0 is `f` of every element of input `i`, under `shape` (which differs only by sizes of 1).
-fn map_to_shape<T: Element, U: Element>(
-    ctx: &mut KernelCtx<'_>,
-    i: usize,
-    ns: f64,
-    shape: Shape,
-    f: impl Fn(T) -> U + Sync + Copy,
-) -> Result<()> {
-    let input = ctx.take_input(i)?.reshaped(shape)?;
-    ctx.inputs[0] = crate::Input::Tensor(input);
-    map(ctx, ns, f)
 }
 
 /// The shape two inputs broadcast to.

@@ -203,16 +203,9 @@ fn variables_shape<const N: usize>(ctx: &InferCtx<'_>) -> Result<PartialShape> {
 pub fn dense<O: Optimizer<N>, T: Number, const N: usize>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let scalars = Scalars { ctx, grad: O::GRAD, sparse: false };
     let rule = O::rule::<T::Compute>(&scalars)?;
-    let cells = cells::<N>(ctx)?;
-    with_values(&cells, |values| {
-        let grad = ctx.input(O::GRAD)?;
-        check_same_shapes(ctx, &values, Some((O::GRAD, grad)))?;
-        let mut values = values.into_iter();
-        let var = next_data::<T>(&mut values)?;
-        let slots = slots_data::<T, N>(values)?;
-        walk(ctx.pool(), pool::grain(O::NS * (N + 1) as f64), var, slots, grad.data::<T>()?, rule);
-        Ok(())
-    })?;
+    let cells = cells(ctx, N)?;
+    let each = |var: &mut [T], slots: [&mut [T]; N], grad: &[T]| run(var, slots, grad, rule);
+    with_values(&cells, &mut |values| dense_by(ctx, O::GRAD, O::NS, values, &each))?;
     finish(ctx, cells)
 }
 
@@ -221,41 +214,69 @@ pub fn dense<O: Optimizer<N>, T: Number, const N: usize>(ctx: &mut KernelCtx<'_>
 pub fn sparse<O: Optimizer<N>, T: Number, const N: usize>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let scalars = Scalars { ctx, grad: O::GRAD, sparse: true };
     let rule = O::rule::<T::Compute>(&scalars)?;
-    let cells = cells::<N>(ctx)?;
-    with_values(&cells, |values| {
-        let grad = ctx.input(O::GRAD)?;
-        check_same_shapes(ctx, &values, None)?;
-        let row = check_rows(values[0], grad, ctx.input(O::GRAD + 1)?)?;
-        let n_rows = values[0].shape()[0];
-        let indices = ctx.integers(O::GRAD + 1)?;
-        let grad = grad.data::<T>()?;
-        let rows = indices
-            .iter()
-            .enumerate()
-            .map(|(i, &index)| match usize::try_from(index) {
-                Ok(at) if at < n_rows => Ok(at),
-                _ => Err(Error::invalid_argument(format!("Index {index} at offset {i} in indices is out of range"))),
-            })
-            .collect::<Result<Vec<usize>>>()?;
-        let mut values = values.into_iter();
-        let var = next_data::<T>(&mut values)?;
-        let mut slots = slots_data::<T, N>(values)?;
-        for (i, at) in rows.into_iter().enumerate() {
-            let span = at * row..(at + 1) * row;
-            let slots = slots.each_mut().map(|slot| &mut slot[span.clone()]);
-            run(&mut var[span.clone()], slots, &grad[i * row..(i + 1) * row], rule);
-        }
-        Ok(())
-    })?;
+    let cells = cells(ctx, N)?;
+    let each = |var: &mut [T], slots: [&mut [T]; N], grad: &[T]| run(var, slots, grad, rule);
+    with_values(&cells, &mut |values| sparse_by(ctx, O::GRAD, values, &each))?;
     finish(ctx, cells)
+}
+
+/// A rule's loop over a piece of the variable, its slots and the gradient. What is around it is compiled once for each
+/// element type and number of slots, not for each optimizer.
+type Loop<'f, T, const N: usize> = dyn Fn(&mut [T], [&mut [T]; N], &[T]) + Sync + 'f;
+
+fn dense_by<T: Number, const N: usize>(
+    ctx: &KernelCtx<'_>,
+    grad_at: usize,
+    ns: f64,
+    values: Values<'_>,
+    each: &Loop<'_, T, N>,
+) -> Result<()> {
+    let grad = ctx.input(grad_at)?;
+    check_same_shapes(ctx, &values, Some((grad_at, grad)))?;
+    let mut values = values.into_iter();
+    let var = next_data::<T>(&mut values)?;
+    let slots = slots_data::<T, N>(values)?;
+    walk(ctx.pool(), pool::grain(ns * (N + 1) as f64), var, slots, grad.data::<T>()?, each);
+    Ok(())
+}
+
+fn sparse_by<T: Number, const N: usize>(
+    ctx: &KernelCtx<'_>,
+    grad_at: usize,
+    values: Values<'_>,
+    each: &Loop<'_, T, N>,
+) -> Result<()> {
+    let grad = ctx.input(grad_at)?;
+    check_same_shapes(ctx, &values, None)?;
+    let row = check_rows(values[0], grad, ctx.input(grad_at + 1)?)?;
+    let rows = named_rows(&ctx.integers(grad_at + 1)?, values[0].shape()[0])?;
+    let grad = grad.data::<T>()?;
+    let mut values = values.into_iter();
+    let var = next_data::<T>(&mut values)?;
+    let mut slots = slots_data::<T, N>(values)?;
+    for (i, at) in rows.into_iter().enumerate() {
+        let span = at * row..(at + 1) * row;
+        let slots = slots.each_mut().map(|slot| &mut slot[span.clone()]);
+        each(&mut var[span.clone()], slots, &grad[i * row..(i + 1) * row]);
+    }
+    Ok(())
+}
+
+/// The rows that `indices` name, if there are as many.
+fn named_rows(indices: &[i64], n_rows: usize) -> Result<Vec<usize>> {
+    let row = |(i, &index): (usize, &i64)| match usize::try_from(index) {
+        Ok(at) if at < n_rows => Ok(at),
+        _ => Err(Error::invalid_argument(format!("Index {index} at offset {i} in indices is out of range"))),
+    };
+    indices.iter().enumerate().map(row).collect()
 }
 
 type Cells = SmallVec<[Arc<VariableCell>; 4]>;
 type Values<'a> = SmallVec<[&'a mut Tensor; 4]>;
 
 /// The variable and its slots, which must be different ones.
-fn cells<const N: usize>(ctx: &KernelCtx<'_>) -> Result<Cells> {
-    let cells = (0..=N).map(|i| ctx.variable(i)).collect::<Result<Cells>>()?;
+fn cells(ctx: &KernelCtx<'_>, n_slots: usize) -> Result<Cells> {
+    let cells = (0..=n_slots).map(|i| ctx.variable(i)).collect::<Result<Cells>>()?;
     for (i, cell) in cells.iter().enumerate() {
         if cells[..i].iter().any(|other| Arc::ptr_eq(cell, other)) {
             return Err(Error::invalid_argument(format!("{cell:?} cannot be variable and slot of one update")));
@@ -265,24 +286,23 @@ fn cells<const N: usize>(ctx: &KernelCtx<'_>) -> Result<Cells> {
 }
 
 /// Runs `f` on the values of all cells, in the order of `cells`, all locked.
-fn with_values(cells: &Cells, f: impl FnOnce(Values<'_>) -> Result<()>) -> Result<()> {
+fn with_values(cells: &Cells, f: &mut dyn FnMut(Values<'_>) -> Result<()>) -> Result<()> {
     let mut order: SmallVec<[usize; 4]> = (0..cells.len()).collect();
     order.sort_by_key(|&i| Arc::as_ptr(&cells[i]));
-    lock_next(cells, &order, [const { None }; MAX_VARIABLES], &mut Some(f))
+    lock_next(cells, &order, [const { None }; MAX_VARIABLES], f)
 }
 
 /// A variable and up to three slots.
 const MAX_VARIABLES: usize = 4;
 
 /// Locks the cells that `order` names one inside the other, and calls `f` when there is none left.
-fn lock_next<F: FnOnce(Values<'_>) -> Result<()>>(
+fn lock_next(
     cells: &Cells,
     order: &[usize],
     locked: [Option<&mut Tensor>; MAX_VARIABLES],
-    f: &mut Option<F>,
+    f: &mut dyn FnMut(Values<'_>) -> Result<()>,
 ) -> Result<()> {
     let Some((&i, rest)) = order.split_first() else {
-        let f = f.take().expect("the innermost call happens once");
         return f(locked.into_iter().flatten().collect());
     };
     cells[i].update(|tensor| {
@@ -349,17 +369,17 @@ struct Part<'a, T, const N: usize> {
     grad: &'a [T],
 }
 
-/// Applies `rule` to all elements, over several threads if there are many.
+/// Runs `each` over all elements, over several threads if there are many.
 fn walk<T: Number, const N: usize>(
     pool: &IntraPool,
     chunk: usize,
     mut var: &mut [T],
     mut slots: [&mut [T]; N],
     mut grad: &[T],
-    rule: impl Rule<T::Compute, N>,
+    each: &Loop<'_, T, N>,
 ) {
     if var.len() <= chunk || pool.n_threads() == 1 {
-        return run(var, slots, grad, rule);
+        return each(var, slots, grad);
     }
     // One task takes one part; the lock of each is only ever asked for once.
     let mut parts = Vec::with_capacity(var.len().div_ceil(chunk));
@@ -376,7 +396,7 @@ fn walk<T: Number, const N: usize>(
     }
     pool.parallel_for(parts.len(), &|i| {
         if let Some(part) = parts[i].lock().take() {
-            run(part.var, part.slots, part.grad, rule);
+            each(part.var, part.slots, part.grad);
         }
     });
 }

@@ -17,42 +17,59 @@ pub(crate) mod walk;
 
 /// Output 0 is input 0 reduced over the axes in input 1.
 pub(crate) fn reduce<T: Element, R: Reducer<T>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let shape = ctx.input(0)?.shape().clone();
-    if ctx.input(1)?.shape().rank() > 1 {
-        let found = ctx.input(1)?.shape();
-        return Err(Error::invalid_argument(format!("reduction axes must be a scalar or a vector, found {found}")));
-    }
-    let axes = ctx.integers(1)?;
-    let mut is_reduced: SmallVec<[bool; 4]> = SmallVec::from_elem(false, shape.rank());
-    for axis in axes {
-        let axis = resolve_axis(axis, shape.rank())?;
-        if std::mem::replace(&mut is_reduced[axis], true) {
-            return Err(Error::invalid_argument(format!(
-                "Invalid reduction arguments: Axes contains duplicate dimension: {axis}"
-            )));
-        }
-    }
-    let keep = ctx.attrs().bool("keep_dims")?;
-    let kept: SmallVec<[usize; 4]> = shape
-        .iter()
-        .zip(&is_reduced)
-        .filter_map(|(&n, &reduced)| if !reduced { Some(n) } else { keep.then_some(1) })
-        .collect();
-    let reduces = shape.iter().zip(&is_reduced).any(|(&n, &reduced)| reduced && n != 1);
-    if R::KEEPS_ONE && !reduces {
-        // Gradients of broadcasts often turn out to sum over nothing: the value goes through as it is.
-        let out = ctx.take_input(0)?.reshaped(Shape::new(&kept)?)?;
-        ctx.set_output(0, out);
-        return Ok(());
-    }
-    let mut out = ctx.allocate(T::DTYPE, Shape::new(&kept)?)?;
-    if shape.n_elements() == 0 {
-        out.data_mut::<T>()?.fill(R::finish(R::START, 0));
-    } else {
-        Reduction::new(&shape, &is_reduced).run::<T, R>(ctx.pool(), ctx.data(0)?, out.data_mut()?);
+    let Some(wanted) = Wanted::of(ctx, R::KEEPS_ONE)? else { return Ok(()) };
+    let mut out = ctx.allocate(T::DTYPE, wanted.kept)?;
+    match wanted.reduction {
+        None => out.data_mut::<T>()?.fill(R::finish(R::START, 0)),
+        Some(reduction) => reduction.run::<T, R>(ctx.pool(), ctx.data(0)?, out.data_mut()?),
     }
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// What a reduction is asked to do, whatever its elements are and however they are brought together.
+struct Wanted {
+    /// The shape of the output.
+    kept: Shape,
+    /// How to walk the input; nothing if it is empty.
+    reduction: Option<Reduction>,
+}
+
+impl Wanted {
+    /// Nothing if the input went through as it is, since only sizes of 1 are reduced and `keeps_one` allows it.
+    fn of(ctx: &mut KernelCtx<'_>, keeps_one: bool) -> Result<Option<Wanted>> {
+        let shape = ctx.input(0)?.shape().clone();
+        if ctx.input(1)?.shape().rank() > 1 {
+            let found = ctx.input(1)?.shape();
+            return Err(Error::invalid_argument(format!("reduction axes must be a scalar or a vector, found {found}")));
+        }
+        let axes = ctx.integers(1)?;
+        let mut is_reduced: SmallVec<[bool; 4]> = SmallVec::from_elem(false, shape.rank());
+        for axis in axes {
+            let axis = resolve_axis(axis, shape.rank())?;
+            if std::mem::replace(&mut is_reduced[axis], true) {
+                return Err(Error::invalid_argument(format!(
+                    "Invalid reduction arguments: Axes contains duplicate dimension: {axis}"
+                )));
+            }
+        }
+        let keep = ctx.attrs().bool("keep_dims")?;
+        let kept: SmallVec<[usize; 4]> = shape
+            .iter()
+            .zip(&is_reduced)
+            .filter_map(|(&n, &reduced)| if !reduced { Some(n) } else { keep.then_some(1) })
+            .collect();
+        let kept = Shape::new(&kept)?;
+        let reduces = shape.iter().zip(&is_reduced).any(|(&n, &reduced)| reduced && n != 1);
+        if keeps_one && !reduces {
+            // Gradients of broadcasts often turn out to sum over nothing: the value goes through as it is.
+            let out = ctx.take_input(0)?.reshaped(kept)?;
+            ctx.set_output(0, out);
+            return Ok(None);
+        }
+        let reduction = (shape.n_elements() != 0).then(|| Reduction::new(&shape, &is_reduced));
+        Ok(Some(Wanted { kept, reduction }))
+    }
 }
 
 /// `value`, which has the shape of a reduction's output, repeated to the shape of its input.

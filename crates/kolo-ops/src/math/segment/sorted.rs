@@ -209,36 +209,54 @@ impl<T: Floating> Reducer<T> for SqrtN {
     }
 }
 
+/// Which rows belong to which segment.
+struct Members {
+    ids: Vec<i64>,
+    picks: Option<Vec<i64>>,
+    n_segments: usize,
+    /// Elements in a row.
+    row: usize,
+    /// The shape of the output.
+    shape: Shape,
+}
+
+impl Members {
+    fn of(ctx: &KernelCtx<'_>) -> Result<Members> {
+        let last = ctx.n_inputs() - 1;
+        let shape = ctx.input(0)?.shape().clone();
+        let Some((&n_rows, row)) = shape.split_first() else {
+            return Err(Error::invalid_argument("data should have at least one dimension"));
+        };
+        let ids = ctx.integers(last)?;
+        let picks = if last == 2 { Some(ctx.integers(1)?) } else { None };
+        if ctx.input(last)?.shape().rank() != 1 || ids.len() != picks.as_ref().map_or(n_rows, Vec::len) {
+            let rows = ctx.input(last - 1)?.shape();
+            return Err(length_error(&rows.into(), &ctx.input(last)?.shape().into()));
+        }
+        if let Some(i) = picks.iter().flatten().position(|&pick| pick < 0 || pick >= n_rows as i64) {
+            return Err(Error::invalid_argument(format!("indices[{i}] is out of range [0, {n_rows})")));
+        }
+        if ids.first().is_some_and(|&id| id < 0) {
+            return Err(Error::invalid_argument("segment ids must be >= 0"));
+        }
+        if !ids.is_sorted() {
+            return Err(Error::invalid_argument("segment ids are not increasing"));
+        }
+        let n_segments = match ids.last() {
+            Some(&id) => usize::try_from(id).ok().and_then(|id| id.checked_add(1)),
+            None => Some(0),
+        };
+        let n_segments = n_segments.ok_or_else(|| Error::invalid_argument("a segment id is too large"))?;
+        let shape = Shape::new(&[&[n_segments], row].concat())?;
+        Ok(Members { ids, picks, n_segments, row: row.iter().product(), shape })
+    }
+}
+
 /// Brings rows together by the ids in the last input; which rows is in input 1 if there are three inputs. `gap` fills the
 /// rows of segments that have none.
 fn by_segment<T: Number, R: Reducer<T>>(ctx: &mut KernelCtx<'_>, gap: T) -> Result<()> {
-    let last = ctx.n_inputs() - 1;
-    let shape = ctx.input(0)?.shape().clone();
-    let Some((&n_rows, row)) = shape.split_first() else {
-        return Err(Error::invalid_argument("data should have at least one dimension"));
-    };
-    let ids = ctx.integers(last)?;
-    let picks = if last == 2 { Some(ctx.integers(1)?) } else { None };
-    if ctx.input(last)?.shape().rank() != 1 || ids.len() != picks.as_ref().map_or(n_rows, Vec::len) {
-        let rows = ctx.input(last - 1)?.shape();
-        return Err(length_error(&rows.into(), &ctx.input(last)?.shape().into()));
-    }
-    if let Some(i) = picks.iter().flatten().position(|&pick| pick < 0 || pick >= n_rows as i64) {
-        return Err(Error::invalid_argument(format!("indices[{i}] is out of range [0, {n_rows})")));
-    }
-    if ids.first().is_some_and(|&id| id < 0) {
-        return Err(Error::invalid_argument("segment ids must be >= 0"));
-    }
-    if !ids.is_sorted() {
-        return Err(Error::invalid_argument("segment ids are not increasing"));
-    }
-    let n_segments = match ids.last() {
-        Some(&id) => usize::try_from(id).ok().and_then(|id| id.checked_add(1)),
-        None => Some(0),
-    };
-    let n_segments = n_segments.ok_or_else(|| Error::invalid_argument("a segment id is too large"))?;
-    let mut out = ctx.allocate(T::DTYPE, Shape::new(&[&[n_segments], row].concat())?)?;
-    let row: usize = row.iter().product();
+    let Members { ids, picks, n_segments, row, shape } = Members::of(ctx)?;
+    let mut out = ctx.allocate(T::DTYPE, shape)?;
     let values = ctx.data::<T>(0)?;
     if row > 0 && n_segments > 0 {
         // Tasks of about 16 Ki elements, by the sizes alone.

@@ -169,25 +169,42 @@ impl<'g> Picked<'g> {
 /// Segments are shared out over at most this many tasks, each of which looks at all ids.
 const MAX_TASKS: usize = 16;
 
+/// Which rows belong to which segment.
+struct Members {
+    ids: Vec<i64>,
+    n_segments: usize,
+    /// Elements in a row.
+    row: usize,
+    /// The shape of the output.
+    shape: Shape,
+}
+
+impl Members {
+    fn of(ctx: &KernelCtx<'_>) -> Result<Members> {
+        let (data, ids) = (ctx.input(0)?.shape().clone(), ctx.input(1)?.shape().clone());
+        let n_segments = match ctx.integers(2)?.as_slice() {
+            [n] => usize::try_from(*n).map_err(|_| negative_count(*n))?,
+            _ => return Err(Error::invalid_argument("num_segments should be a scalar")),
+        };
+        let Some(row) = data.strip_prefix(ids.dims()) else {
+            return Err(prefix_error(&data.into(), &ids.into()));
+        };
+        let shape = Shape::new(&[&[n_segments], row].concat())?;
+        let row: usize = row.iter().product();
+        let ids = segment_ids(ctx, 1)?;
+        if let Some(i) = ids.iter().position(|&id| id >= n_segments as i64) {
+            return Err(Error::invalid_argument(format!(
+                "segment_ids[{i}] = {} is out of range [0, {n_segments})",
+                ids[i]
+            )));
+        }
+        Ok(Members { ids, n_segments, row, shape })
+    }
+}
+
 /// Output 0 brings together rows of input 0 by the ids in input 1, for as many segments as input 2 says.
 fn gather_up<T: Number>(ctx: &mut KernelCtx<'_>, start: T, join: impl Fn(T, T) -> T + Sync) -> Result<()> {
-    let (data, ids) = (ctx.input(0)?.shape().clone(), ctx.input(1)?.shape().clone());
-    let n_segments = match ctx.integers(2)?.as_slice() {
-        [n] => usize::try_from(*n).map_err(|_| negative_count(*n))?,
-        _ => return Err(Error::invalid_argument("num_segments should be a scalar")),
-    };
-    let Some(row) = data.strip_prefix(ids.dims()) else {
-        return Err(prefix_error(&data.into(), &ids.into()));
-    };
-    let shape = Shape::new(&[&[n_segments], row].concat())?;
-    let row: usize = row.iter().product();
-    let ids = segment_ids(ctx, 1)?;
-    if let Some(i) = ids.iter().position(|&id| id >= n_segments as i64) {
-        return Err(Error::invalid_argument(format!(
-            "segment_ids[{i}] = {} is out of range [0, {n_segments})",
-            ids[i]
-        )));
-    }
+    let Members { ids, n_segments, row, shape } = Members::of(ctx)?;
     let mut out = ctx.allocate(T::DTYPE, shape)?;
     let values = ctx.data::<T>(0)?;
     // Every task reads all ids, which pays only if rows are long.
