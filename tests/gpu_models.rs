@@ -139,12 +139,36 @@ fn class_loss_agrees() {
 }
 
 #[test]
-fn convolutions_agree_in_halves() {
+fn convolutions_agree() {
     on_gpu(|| {
-        for (stride, side) in [(1, 3), (2, 3), (1, 1), (2, 1)] {
-            agree("convolution", DType::BF16, &[&[2, 14, 14, 16], &[side, side, 16, 32]], |_, x| {
-                ops::conv2d_explicit(x[0], x[1], [stride, stride], [side as i64 / 2; 4])
-            });
+        for dtype in [DType::F32, DType::BF16] {
+            for (stride, side, channels) in [(1, 3, 16), (2, 3, 16), (1, 1, 16), (2, 1, 16), (2, 7, 3)] {
+                agree("convolution", dtype, &[&[2, 14, 14, channels], &[side, side, channels, 32]], |_, x| {
+                    ops::conv2d_explicit(x[0], x[1], [stride, stride], [side as i64 / 2; 4])
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn pools_agree() {
+    on_gpu(|| {
+        for dtype in [DType::F32, DType::BF16, DType::F64] {
+            for dims in [[2, 12, 12, 16], [1, 7, 9, 3], [2, 5, 4, 24]] {
+                for (window, stride) in [(3, 2), (2, 2), (3, 1), (2, 3), (4, 4)] {
+                    for padding in [nn::Padding::Same, nn::Padding::Valid] {
+                        // Rounded, so that windows have several largest values; with and without a Relu, which is fused.
+                        for relu in [false, true] {
+                            agree("max pool", dtype, &[&dims], |_, x| {
+                                let x = (x[0] - ops::stop_gradient(x[0])) + ops::round(x[0] * 3.0);
+                                let x = if relu { ops::relu(x) } else { x };
+                                nn::max_pool(x, [window, window], [stride, stride], padding)
+                            });
+                        }
+                    }
+                }
+            }
         }
     });
 }

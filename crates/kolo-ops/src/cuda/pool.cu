@@ -148,4 +148,56 @@ extern "C" __global__ void KOLO_ENTRY(const T* in, const T* top, const T* grad, 
             *(Pack<T, PER>*)(out + base + (i64)(k / BROAD * w.input + k % BROAD) * channels) = y[k];
     }
 }
+#elif KIND == 5
+// Which tap of each window was the first of the largest; 255 if none was, or if a Relu before the pool lets no gradient through.
+extern "C" __global__ void KOLO_ENTRY(const T* in, const T* top, u8* taps, N n, N channels, Window h, Window w) {
+    for (N i = (N)thread_number(); i < n / PER; i += (N)n_threads()) {
+        const N c = i * PER % channels, ow = i * PER / channels % w.output, oh = i * PER / channels / w.output % h.output;
+        const N image = i * PER / channels / w.output / h.output;
+        const T* x = in + (i64)image * h.input * w.input * channels + c;
+        const Pack<T, PER> most = ((const Pack<T, PER>*)top)[i];
+        Pack<u8, PER> tap;
+        #pragma unroll
+        for (int j = 0; j < PER; j++) tap.at[j] = 255;
+        // From the last to the first, so that the first stays.
+        for (N kh = h.last(oh) - 1; kh >= h.first(oh); kh--)
+            for (N kw = w.last(ow) - 1; kw >= w.first(ow); kw--) {
+                const Pack<T, PER> v = *(const Pack<T, PER>*)(x + (h.at(oh, kh) * w.input + w.at(ow, kw)) * channels);
+                #pragma unroll
+                for (int j = 0; j < PER; j++)
+                    if (widen(v.at[j]) == widen(most.at[j]) && (!RELU || widen(v.at[j]) > (W)0)) tap.at[j] = (u8)(kh * w.kernel + kw);
+            }
+        ((Pack<u8, PER>*)taps)[i] = tap;
+    }
+}
+#elif KIND == 6
+// The gradient of the largest value where windows overlap: each input adds what the windows over it have for its tap.
+extern "C" __global__ void KOLO_ENTRY(const u8* taps, const T* grad, T* out, N n, N channels, Window h, Window w) {
+    for (N i = (N)thread_number(); i < n / PER; i += (N)n_threads()) {
+        const N c = i * PER % channels, iw = i * PER / channels % w.input, ih = i * PER / channels / w.input % h.input;
+        const N base = i * PER / channels / w.input / h.input * h.output * w.output * channels + c;
+        W sum[PER];
+        #pragma unroll
+        for (int j = 0; j < PER; j++) sum[j] = 0;
+        for (N oh = h.from(ih); oh <= h.to(ih); oh++) {
+            const N my_h = h.tap(oh, ih);
+            if (my_h < 0) continue;
+            for (N ow = w.from(iw); ow <= w.to(iw); ow++) {
+                const N my_w = w.tap(ow, iw);
+                if (my_w < 0) continue;
+                const N o = (base + (oh * w.output + ow) * channels) / PER;
+                const Pack<u8, PER> tap = ((const Pack<u8, PER>*)taps)[o];
+                const Pack<T, PER> g = ((const Pack<T, PER>*)grad)[o];
+                const u8 mine = (u8)(my_h * w.kernel + my_w);
+                #pragma unroll
+                for (int j = 0; j < PER; j++)
+                    if (tap.at[j] == mine) sum[j] += widen(g.at[j]);
+            }
+        }
+        Pack<T, PER> y;
+        #pragma unroll
+        for (int j = 0; j < PER; j++) y.at[j] = Narrow<T>::from(sum[j]);
+        ((Pack<T, PER>*)out)[i] = y;
+    }
+}
 #endif

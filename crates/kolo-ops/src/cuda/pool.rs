@@ -18,9 +18,14 @@ pub(super) fn add(table: &mut Table) {
     function(table, "AvgPoolGrad", "T", FLOATS, &["orig_input_shape"], avg_backward);
 }
 
-const NAMES: [&str; 5] = ["max", "max_grad", "avg", "avg_grad", "max_grad_apart"];
+const NAMES: [&str; 7] = ["max", "max_grad", "avg", "avg_grad", "max_grad_apart", "max_taps", "max_grad_taps"];
 const MAX_GRAD: usize = 1;
 const MAX_GRAD_APART: usize = 4;
+/// Two kernels for windows that overlap: which tap was the largest, and then the gradient of those.
+const MAX_TAPS: usize = 5;
+const MAX_GRAD_TAPS: usize = 6;
+/// Taps are numbered in a byte, in which this means none.
+const NO_TAP: usize = 255;
 
 /// What decides a kernel's text.
 #[derive(Clone, Copy, Default)]
@@ -64,7 +69,7 @@ fn words(axis: &Axis, is_long: bool) -> Vec<u64> {
     }
 }
 
-/// Enqueues a kernel over all elements of `out`.
+/// Enqueues what a kind of kernel does, over all elements of `out`.
 fn launch(
     ctx: &KernelCtx<'_>,
     kind: usize,
@@ -73,23 +78,45 @@ fn launch(
     pool: &Pool,
     relu: bool,
 ) -> Result<()> {
+    let Pool { h, w, .. } = pool;
+    let apart = |axis: &Axis| {
+        axis.kernel == axis.stride && axis.before == 0 && axis.dilation == 1 && axis.output * axis.stride == axis.input
+    };
+    let is_apart = apart(h) && apart(w) && h.kernel * w.kernel <= 9;
+    match (kind, inputs) {
+        (MAX_GRAD, _) if is_apart => enqueue(ctx, MAX_GRAD_APART, inputs, out, pool, relu),
+        (MAX_GRAD, &[input, top, grad]) if h.kernel.saturating_mul(w.kernel) < NO_TAP => {
+            let mut taps = ctx.allocate(DType::U8, pool.shape.clone())?;
+            enqueue(ctx, MAX_TAPS, &[input, top], &mut taps, pool, relu)?;
+            enqueue(ctx, MAX_GRAD_TAPS, &[&taps, grad], out, pool, relu)
+        }
+        _ => enqueue(ctx, kind, inputs, out, pool, relu),
+    }
+}
+
+/// Enqueues a kernel over all elements of `out`.
+fn enqueue(
+    ctx: &KernelCtx<'_>,
+    kind: usize,
+    inputs: &[&Tensor],
+    out: &mut Tensor,
+    pool: &Pool,
+    relu: bool,
+) -> Result<()> {
     let (device, n) = (gpu(ctx)?, out.n_elements());
+    let dtype = if kind == MAX_TAPS { inputs[0].dtype() } else { out.dtype() };
     let most = inputs.iter().map(|tensor| tensor.n_elements()).max().unwrap_or(0).max(n);
     let Pool { channels, h, w, .. } = pool;
     // Padding and reach are added to indices.
     let reach = |axis: &Axis| axis.input + axis.output * axis.stride + axis.kernel * axis.dilation;
     let is_long = most > (1 << 30) || reach(h).max(reach(w)) > (1 << 30);
-    let apart = |axis: &Axis| {
-        axis.kernel == axis.stride && axis.before == 0 && axis.dilation == 1 && axis.output * axis.stride == axis.input
-    };
-    let is_apart = kind == MAX_GRAD && apart(h) && apart(w) && h.kernel * w.kernel <= 9;
-    let kind = if is_apart { MAX_GRAD_APART } else { kind };
-    let mut per = if matches!(kind, MAX_GRAD | 3) { 1 } else { 16 / out.dtype().size().unwrap_or(16) };
+    let is_apart = kind == MAX_GRAD_APART;
+    let mut per = if matches!(kind, MAX_GRAD | 3) { 1 } else { 16 / dtype.size().unwrap_or(16) };
     while per > 1 && !(channels % per == 0 && inputs.iter().copied().chain([&*out]).all(|x| is_aligned(x, per))) {
         per /= 2;
     }
     let window = if is_apart { [h.kernel, w.kernel] } else { [0, 0] };
-    let kernel = kernel(device, kind, out.dtype(), Form { per, is_long, relu, window })?;
+    let kernel = kernel(device, kind, dtype, Form { per, is_long, relu, window })?;
     let n_items = if is_apart { n / (h.kernel * w.kernel) / per } else { n / per };
     let args = inputs.iter().fold(Args::new(), |args, &tensor| args.input(tensor)).output(out);
     let args = args.size(n).size(*channels).words(&words(h, is_long)).words(&words(w, is_long));
