@@ -4,10 +4,11 @@
 //! | --- | --- |
 //! | `MatMul`, `BiasAdd`, perhaps `Relu` | a product with an epilogue |
 //! | `MaxPoolGrad`, `ReluGrad` | one pass over the images |
+//! | `KoloLayerNormGrad`, and what is added to its gradient | one pass over the rows |
 //! | a cross entropy, and its backprop times the gradient of the loss | one kernel |
 //! | a tree of elementwise ops, broadcasts and casts among them | one generated kernel |
 //! | an elementwise op, or a tree, and the `BiasAddGrad` of its value | one generated kernel |
-//! | an optimizer's updates of many variables | a few launches |
+//! | an optimizer's updates of many variables, and casts of their gradients | a few launches |
 //!
 //! A node disappears only if nobody outside of what it becomes part of sees its value. What is made has the name of the last of
 //! its nodes. The graph is not changed: this is one part of one plan.
@@ -27,7 +28,9 @@ pub(crate) fn fuse(partition: &Partition, device: &DeviceName) -> Partition {
         moved: HashMap::new(),
         device,
     };
-    for pass in [Work::products, Work::pools, Work::losses, Work::trees, Work::bias_gradients, Work::updates] {
+    for pass in
+        [Work::products, Work::pools, Work::losses, Work::norms, Work::trees, Work::bias_gradients, Work::updates]
+    {
         let uses = work.uses();
         pass(&mut work, &uses);
     }
@@ -244,6 +247,35 @@ impl Work<'_> {
         }
     }
 
+    fn norms(&mut self, uses: &Uses) {
+        for sum_id in self.ids() {
+            let Some(sum) = self.node(sum_id).filter(|node| node.op() == "AddN" && node.inputs.len() == 2) else {
+                continue;
+            };
+            let is_norm = |at: &&Endpoint| at.index == 0 && self.maker(**at, &["KoloLayerNormGrad"]).is_some();
+            let Some(&dx) = sum.inputs.iter().find(is_norm) else { continue };
+            let (Some(norm), Some(&plus)) = (self.node(dx.node), sum.inputs.iter().find(|at| **at != dx)) else {
+                continue;
+            };
+            if uses.sole_user(dx) != Some(sum_id)
+                || !self.is_plain(sum)
+                || !self.is_plain(norm)
+                || self.reaches(dx.node, plus.node)
+                || sum.control_inputs.iter().any(|id| self.reaches(dx.node, *id))
+            {
+                continue;
+            }
+            let outputs = vec![sum.outputs[0].clone(), norm.outputs[1].clone(), norm.outputs[2].clone()];
+            let inputs = norm.inputs.iter().copied().chain([plus]).collect();
+            let node = made(&fused::LAYER_NORM_GRAD, sum, &[norm, sum], inputs, outputs, norm.attrs.clone());
+            self.nodes[sum_id.index()] = Some(node);
+            for index in [1, 2] {
+                self.redirect(Endpoint { node: dx.node, index }, Endpoint { node: sum_id, index });
+            }
+            self.remove(dx.node, sum_id);
+        }
+    }
+
     /// Whether there is a way along edges of any kind from one node to another.
     fn reaches(&self, from: NodeId, to: NodeId) -> bool {
         self.any_reaches(&[from], to)
@@ -387,7 +419,15 @@ impl Work<'_> {
         }
     }
 
-    fn updates(&mut self, _: &Uses) {
+    /// What the gradient of an update is cast from, if it is a narrower float that nothing else wants cast.
+    fn narrow_gradient(&self, id: NodeId, at: Endpoint, uses: &Uses) -> Option<(Endpoint, DType)> {
+        let cast = self.maker(at, &["Cast"]).filter(|cast| self.is_plain(cast) && step_of(cast).is_some())?;
+        let (from, to) = (cast.attrs.dtype("SrcT").ok()?, cast.outputs[0].dtype);
+        let is_narrow = matches!(from, DType::F16 | DType::BF16) && to == DType::F32;
+        (is_narrow && uses.sole_user(at) == Some(id)).then(|| (cast.inputs[0], from))
+    }
+
+    fn updates(&mut self, uses: &Uses) {
         let mut groups: Vec<(String, Vec<NodeId>)> = Vec::new();
         for (id, node) in self.iter() {
             let Some(layout) = update_layout(node.op()) else { continue };
@@ -397,19 +437,20 @@ impl Work<'_> {
             }
             let flag = !layout.flag.is_empty() && node.attrs.bool(layout.flag).unwrap_or(false);
             let scalars: Vec<Endpoint> = layout.scalars.iter().map(|&i| node.inputs[i]).collect();
-            let key = format!("{} {dtype} {flag} {scalars:?}", node.op());
+            let grad = self.narrow_gradient(id, node.inputs[layout.grad], uses).map_or(dtype, |(_, grad)| grad);
+            let key = format!("{} {dtype} {grad} {flag} {scalars:?}", node.op());
             match groups.iter_mut().find(|(other, _)| *other == key) {
                 Some((_, group)) => group.push(id),
                 None => groups.push((key, vec![id])),
             }
         }
         for (_, group) in groups {
-            self.update_together(&group);
+            self.update_together(&group, uses);
         }
     }
 
     /// Puts updates together, those left out that depend on others of them or work on the same variable.
-    fn update_together(&mut self, group: &[NodeId]) {
+    fn update_together(&mut self, group: &[NodeId], uses: &Uses) {
         let mut chosen: Vec<NodeId> = Vec::new();
         let mut handles: HashSet<Endpoint> = HashSet::new();
         for &id in group {
@@ -430,7 +471,8 @@ impl Work<'_> {
             chosen.remove(at);
         }
         let Some(&root_id) = chosen.last().filter(|_| chosen.len() > 1) else { return };
-        let nodes: Vec<&Node> = chosen.iter().filter_map(|id| self.node(*id)).collect();
+        let mut nodes: Vec<&Node> = chosen.iter().filter_map(|id| self.node(*id)).collect();
+        let n_updates = nodes.len();
         let Some(root) = self.node(root_id) else { return };
         let Some(layout) = update_layout(root.op()) else { return };
         let Ok(dtype) = root.attrs.dtype("T") else { return };
@@ -438,17 +480,30 @@ impl Work<'_> {
             nodes.iter().flat_map(|node| node.inputs[..layout.n_handles].to_vec()).collect();
         let n_handles = inputs.len();
         inputs.extend(layout.scalars.iter().map(|&i| root.inputs[i]));
-        inputs.extend(nodes.iter().map(|node| node.inputs[layout.grad]));
+        let mut grad_dtype = dtype;
+        let mut casts = Vec::new();
+        for (id, node) in chosen.iter().zip(nodes.clone()) {
+            let at = node.inputs[layout.grad];
+            let Some((from, narrow)) = self.narrow_gradient(*id, at, uses) else {
+                inputs.push(at);
+                continue;
+            };
+            inputs.push(from);
+            grad_dtype = narrow;
+            casts.push(at.node);
+            nodes.extend(self.node(at.node));
+        }
         let mut attrs = Attrs::default();
         attrs.set("rule", root.op());
         attrs.set("flag", !layout.flag.is_empty() && root.attrs.bool(layout.flag).unwrap_or(false));
         attrs.set("M", n_handles as i64);
         attrs.set("S", layout.scalars.len() as i64);
-        attrs.set("N", nodes.len() as i64);
+        attrs.set("N", n_updates as i64);
         attrs.set("T", dtype);
+        attrs.set("Tgrad", grad_dtype);
         let node = made(&fused::APPLY_ALL, root, &nodes, inputs, Vec::new(), attrs);
         self.nodes[root_id.index()] = Some(node);
-        for id in chosen.into_iter().filter(|id| *id != root_id) {
+        for id in chosen.into_iter().filter(|id| *id != root_id).chain(casts) {
             self.remove(id, root_id);
         }
     }
@@ -598,7 +653,7 @@ mod tests {
     }
 
     fn input<'g>(g: &'g Graph, name: &str, dims: &[usize]) -> Output<'g> {
-        g.placeholder::<f32>(name, dims.iter().map(|&dim| Some(dim)).collect::<Vec<_>>())
+        g.placeholder::<f32>(name, kolo_core::Shape::new(dims).unwrap())
     }
 
     #[test]
@@ -665,6 +720,22 @@ mod tests {
     }
 
     #[test]
+    fn updates_take_narrow_gradients_as_they_are() {
+        let g = kolo_ops::graph();
+        let variables = ["a", "b"].map(|name| g.variable(name, kolo_core::Tensor::zeros(DType::F32, [3]).unwrap()));
+        let rate = g.constant(0.1f32);
+        for (variable, name) in variables.iter().zip(["da", "db"]) {
+            let narrow = g.op("Cast").input(input(&g, name, &[3])).attr("DstT", DType::BF16).out();
+            let grad = g.op("Cast").input(g.op("Tanh").input(narrow).out()).attr("DstT", DType::F32).out();
+            apply_gradient_descent(variable.handle(), rate, grad);
+        }
+        let part = fused_part(&g, &[]);
+        let all = part.nodes.iter().find(|(_, node)| node.op() == "_KoloApplyAll").unwrap().1;
+        assert_eq!(all.attrs.dtype("Tgrad").unwrap(), DType::BF16);
+        assert_eq!((all.attrs.int("N").unwrap(), all.inputs.len()), (2, 5));
+    }
+
+    #[test]
     fn updates_that_depend_on_each_other_stay_apart() {
         let g = kolo_ops::graph();
         let variable = |name: &str| g.variable(name, kolo_core::Tensor::zeros(DType::F32, [3]).unwrap());
@@ -678,6 +749,19 @@ mod tests {
         let part = fused_part(&g, &[]);
         assert_eq!(count(&part, "_KoloApplyAll"), 1);
         assert_eq!(count(&part, "ResourceApplyGradientDescent"), 2);
+    }
+
+    #[test]
+    fn what_goes_around_a_norm_is_added_in_its_gradient() {
+        let g = kolo_ops::graph();
+        let (x, scale, offset) = (input(&g, "x", &[4, 8]), input(&g, "scale", &[8]), input(&g, "offset", &[8]));
+        let y = kolo_ops::nn::layer_norm::layer_norm(x, scale, offset, 1e-5) + x;
+        let grads = gradients(&[y], &[x, scale]).unwrap();
+        let fetches: Vec<Output<'_>> = grads.into_iter().map(|grad| grad.unwrap().dense().unwrap()).collect();
+        let part = fused_part(&g, &fetches);
+        assert_eq!((count(&part, "_KoloFusedLayerNormGrad"), count(&part, "AddN")), (1, 0));
+        let at: Vec<u32> = part.fetches.iter().map(|(_, at)| at.index).collect();
+        assert_eq!(at, [0, 1]);
     }
 
     #[test]

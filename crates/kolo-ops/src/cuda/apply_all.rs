@@ -6,7 +6,7 @@ use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
 
 use super::optim::{Rule, head, rule_of, starts_aligned, step};
-use super::{FLOATS, Table, gpu, register};
+use super::{FLOATS, Table, c_type, gpu, register};
 use crate::kernel::KernelInit;
 use crate::op::KernelMaker;
 use crate::{Kernel, KernelCtx, VariableCell};
@@ -68,7 +68,7 @@ impl ApplyAll {
         self.rule.slots + 2
     }
 
-    fn source(&self, dtype: DType, width: usize) -> String {
+    fn source(&self, dtype: DType, grad: DType, width: usize) -> String {
         let rule = self.rule;
         let slots = 0..rule.slots;
         let list = |f: &dyn Fn(usize) -> String| slots.clone().map(f).collect::<String>();
@@ -78,28 +78,30 @@ impl ApplyAll {
         let call_scalars: String = rule.scalars.iter().map(|i| format!(", c{i}")).collect();
         let pack = format!("Pack<T, {width}>");
         format!(
-            "{}{}struct Table {{ T* at[{MOST}][{}]; i64 n[{MOST}]; i64 first[{MOST}]; }};\n\
+            "{}{}typedef {} G;\nstruct Table {{ T* at[{MOST}][{}]; i64 n[{MOST}]; i64 first[{MOST}]; }};\n\
              extern \"C\" __global__ void __launch_bounds__(256) KOLO_ENTRY(const __grid_constant__ Table table, i64 n_variables{scalars}) {{\n\
              \x20   int k = 0;\n\
              \x20   while (k + 1 < n_variables && blockIdx.x >= table.first[k + 1]) k++;\n{read}\
              \x20   const i64 from = (blockIdx.x - table.first[k]) * {SPAN};\n\
              \x20   const i64 to = from + {SPAN} < table.n[k] ? from + {SPAN} : table.n[k];\n\
              \x20   T* var = table.at[k][0];\n{}\
-             \x20   const T* grad = table.at[k][{}];\n\
+             \x20   const G* grad = (const G*)table.at[k][{}];\n\
              \x20   const i64 packs = to / {width};\n\
              \x20   for (i64 i = from / {width} + threadIdx.x; i < packs; i += 256) {{\n\
-             \x20       {pack} pv = (({pack}*)var)[i], pg = ((const {pack}*)grad)[i];\n{}\
+             \x20       {pack} pv = (({pack}*)var)[i];\n\
+             \x20       const Pack<G, {width}> pg = ((const Pack<G, {width}>*)grad)[i];\n{}\
              \x20       #pragma unroll\n        for (int j = 0; j < {width}; j++) {{\n\
              \x20           W v = widen(pv.at[j]);{}\n\
-             \x20           step(v{call_slots}, widen(pg.at[j]){call_scalars});\n\
+             \x20           step(v{call_slots}, (W)widen(pg.at[j]){call_scalars});\n\
              \x20           pv.at[j] = Narrow<T>::from(v);{}\n        }}\n\
              \x20       (({pack}*)var)[i] = pv;\n{}    }}\n\
              \x20   for (i64 i = packs * {width} + threadIdx.x; i < to; i += 256) {{\n\
              \x20       W v = widen(var[i]);{}\n\
-             \x20       step(v{call_slots}, widen(grad[i]){call_scalars});\n\
+             \x20       step(v{call_slots}, (W)widen(grad[i]){call_scalars});\n\
              \x20       var[i] = Narrow<T>::from(v);{}\n    }}\n}}\n",
             head(dtype, self.flag),
             step(rule),
+            c_type(grad),
             self.n_pointers(),
             list(&|i| format!("    T* slot{i} = table.at[k][{}];\n", i + 1)),
             self.n_pointers() - 1,
@@ -141,14 +143,15 @@ impl ApplyAll {
                 all.push((group, grad));
             }
         }
+        let grad_dtype = ctx.input(first_grad)?.dtype();
         let width = if is_aligned { 16 / dtype.size().unwrap_or(16) } else { 1 };
         let key = ProgramKey {
             family: "apply_all",
             op: self.rule.name,
-            dtypes: [Some(dtype), None, None],
+            dtypes: [Some(dtype), Some(grad_dtype), None],
             variant: width as u32 | u32::from(self.flag) << 8,
         };
-        let kernel = device.function(&key, || self.source(dtype, width))?;
+        let kernel = device.function(&key, || self.source(dtype, grad_dtype, width))?;
         for some in all.chunks(MOST) {
             let mut tensors: Vec<&Tensor> = Vec::with_capacity(some.len() * self.n_pointers());
             let (mut sizes, mut firsts, mut n_blocks) = ([0i64; MOST], [0i64; MOST], 0usize);
@@ -219,11 +222,17 @@ mod tests {
                 continue;
             }
             let (rule, _) = rule_of(name).unwrap();
-            for (dtype, width) in [(DType::F32, 4), (DType::BF16, 8), (DType::F64, 1)] {
+            for (dtype, grad, width) in
+                [(DType::F32, DType::BF16, 4), (DType::BF16, DType::BF16, 8), (DType::F64, DType::F64, 1)]
+            {
                 let update = ApplyAll { rule, flag: true, n: 1 };
-                let key =
-                    ProgramKey { family: "apply_all", op: rule.name, dtypes: [Some(dtype), None, None], variant: 0 };
-                all.push((key, update.source(dtype, width)));
+                let key = ProgramKey {
+                    family: "apply_all",
+                    op: rule.name,
+                    dtypes: [Some(dtype), Some(grad), None],
+                    variant: 0,
+                };
+                all.push((key, update.source(dtype, grad, width)));
             }
         }
         assert!(all.len() > 20);

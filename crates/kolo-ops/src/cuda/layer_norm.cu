@@ -64,9 +64,11 @@ extern "C" __global__ void __launch_bounds__(256) KOLO_ENTRY(const T* in, const 
     }
 }
 #elif KIND == 1
-// The gradient of the rows, and each block's part of the sums for scale and offset.
-extern "C" __global__ void __launch_bounds__(256) KOLO_ENTRY(const T* grad, const T* in, const T* scale, T* out, float* dscale,
-                                                             float* doffset, i64 rows, i64 long_n, float epsilon) {
+// The gradient of the rows, and each block's part of the sums for scale and offset. What is at `plus`, if anything, is added to
+// the gradient.
+extern "C" __global__ void __launch_bounds__(256) KOLO_ENTRY(const T* grad, const T* in, const T* scale, const T* plus, T* out,
+                                                             float* dscale, float* doffset, i64 rows, i64 long_n,
+                                                             float epsilon) {
     __shared__ float shared[PACKS * 32 * WIDTH];
     const int n = (int)long_n;
     float s[PACKS][WIDTH], ds[PACKS][WIDTH], doff[PACKS][WIDTH], x[PACKS][WIDTH], g[PACKS][WIDTH];
@@ -87,6 +89,11 @@ extern "C" __global__ void __launch_bounds__(256) KOLO_ENTRY(const T* grad, cons
         a = all_lanes(a) / (float)n;
         b = all_lanes(b) / (float)n;
         EACH(i, j) g[i][j] = (g[i][j] - a - x[i][j] * b) * rstd;
+        if (plus) {
+            load(x, plus + row * n, n);
+            // Rounded in between, as by two kernels.
+            EACH(i, j) g[i][j] = widen(Narrow<T>::from(g[i][j])) + x[i][j];
+        }
         save(out + row * n, g, n);
     }
     // The warps add up one after the other, so that the order is the same each time.

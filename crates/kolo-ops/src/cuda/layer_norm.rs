@@ -1,16 +1,18 @@
 //! `KoloLayerNorm` and its gradient. Rows that a warp can hold are read once; longer ones, and doubles, go to `rows.rs`.
 
-use kolo_core::{DType, Result, Shape, Tensor};
+use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
 use super::class_loss::row_width;
+use super::map::{Expression, run};
 use super::rows::{layer, long_layer_norm, long_layer_norm_grad};
 use super::{FLOATS, Table, c_type, function, gpu};
-use crate::KernelCtx;
+use crate::{KernelCtx, OutputValue};
 
 pub(super) fn add(table: &mut Table) {
     function(table, "KoloLayerNorm", "T", FLOATS, &[], forward);
     function(table, "KoloLayerNormGrad", "T", FLOATS, &[], backward);
+    function(table, "_KoloFusedLayerNormGrad", "T", FLOATS, &[], backward);
 }
 
 const NAMES: [&str; 3] = ["forward", "backward", "join"];
@@ -54,17 +56,37 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
+/// The gradient; the fused form has a fourth input, which is added to the first output.
 fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (n_rows, n) = layer(ctx, 1, &[2])?;
     let (dy, x, scale) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
-    let held = packs(&[dy, x, scale], n_rows, n).filter(|_| dy.shape() == x.shape());
-    let Some(held) = held else { return long_layer_norm_grad(ctx) };
+    let plus = if ctx.n_inputs() > 3 { Some(ctx.input(3)?) } else { None };
+    if let Some(plus) = plus.filter(|plus| plus.shape() != x.shape()) {
+        return Err(Error::invalid_argument(format!(
+            "Inputs to operation AddN must have the same size and shape: {} != {}",
+            x.shape(),
+            plus.shape()
+        )));
+    }
+    let mut tensors = vec![dy, x, scale];
+    tensors.extend(plus);
+    let held = packs(&tensors, n_rows, n).filter(|_| dy.shape() == x.shape());
+    let Some(held) = held else {
+        let plus = plus.cloned();
+        long_layer_norm_grad(ctx)?;
+        return plus.map_or(Ok(()), |plus| add_to_first(ctx, &plus));
+    };
     let (device, dtype) = (gpu(ctx)?, x.dtype());
     let mut dx = ctx.allocate(dtype, x.shape().clone())?;
     let blocks = n_rows.div_ceil(16).clamp(1, device.multiprocessors() * 2);
     let parts = Shape::new(&[blocks, n])?;
     let (mut first, mut second) = (ctx.allocate(DType::F32, parts.clone())?, ctx.allocate(DType::F32, parts)?);
-    let args = Args::new().input(dy).input(x).input(scale).output(&mut dx).output(&mut first).output(&mut second);
+    let args = Args::new().input(dy).input(x).input(scale);
+    let args = match plus {
+        Some(plus) => args.input(plus),
+        None => args.i64(0),
+    };
+    let args = args.output(&mut dx).output(&mut first).output(&mut second);
     let args = args.size(n_rows).size(n).f32(ctx.attrs().float("epsilon")?);
     device.launch(kernel(device, 1, dtype, held)?, Grid::blocks(blocks, 256)?, &args)?;
     drop(args);
@@ -77,6 +99,16 @@ fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     for (i, tensor) in [dx, dscale, doffset].into_iter().enumerate() {
         ctx.set_output(i, tensor);
     }
+    Ok(())
+}
+
+/// Adds a tensor to the first output.
+fn add_to_first(ctx: &mut KernelCtx<'_>, plus: &Tensor) -> Result<()> {
+    let Some(OutputValue::Tensor(mut dx)) = ctx.outputs[0].take() else {
+        return Err(Error::internal("a gradient without a value"));
+    };
+    run(gpu(ctx)?, Expression { name: "AddV2", text: "x0 + x1" }, &[None, Some(plus)], &mut dx, &[])?;
+    ctx.set_output(0, dx);
     Ok(())
 }
 

@@ -8,8 +8,16 @@ use crate::{Cost, Op};
 pub mod program;
 
 /// The ops of this area.
-pub static OPS: &[&Op] =
-    &[&APPLY_ALL, &CROSS_ENTROPY, &MAP, &MAP_AND_SUM, &MAT_MUL, &MAX_POOL_GRAD_RELU, &SPARSE_CROSS_ENTROPY];
+pub static OPS: &[&Op] = &[
+    &APPLY_ALL,
+    &CROSS_ENTROPY,
+    &LAYER_NORM_GRAD,
+    &MAP,
+    &MAP_AND_SUM,
+    &MAT_MUL,
+    &MAX_POOL_GRAD_RELU,
+    &SPARSE_CROSS_ENTROPY,
+];
 
 const fn fused(name: &'static str, signature: &'static str, cost: Cost) -> Op {
     Op {
@@ -52,6 +60,13 @@ pub static CROSS_ENTROPY: Op = fused(
     Cost::Elements,
 );
 
+/// `KoloLayerNormGrad`, and what is added to its first output.
+pub static LAYER_NORM_GRAD: Op = fused(
+    "_KoloFusedLayerNormGrad",
+    "(dy:T, x:T, scale:T, plus:T) -> (dx:T, dscale:T, doffset:T) ; T:type, epsilon:float=9.99999974737875e-06",
+    Cost::Elements,
+);
+
 /// As [`CROSS_ENTROPY`], with class numbers for labels.
 pub static SPARSE_CROSS_ENTROPY: Op = fused(
     "_KoloFusedSparseCrossEntropy",
@@ -68,10 +83,10 @@ pub static MAX_POOL_GRAD_RELU: Op = fused(
 );
 
 /// One optimizer's dense updates of many variables: all handles (of each variable and then of its slots), the scalars that all
-/// of them share, and all gradients. `rule` is the op of a single update, `flag` its boolean attribute.
+/// of them share, and all gradients, which may be of a narrower type. `rule` is the op of a single update, `flag` its boolean attribute.
 pub static APPLY_ALL: Op = fused(
     "_KoloApplyAll",
-    "(handles:M*resource, scalars:S*T, grads:N*T) -> () ; \
-     rule:string, flag:bool=false, M:int>=1, S:int>=1, N:int>=1, T:type",
+    "(handles:M*resource, scalars:S*T, grads:N*Tgrad) -> () ; \
+     rule:string, flag:bool=false, M:int>=1, S:int>=1, N:int>=1, T:type, Tgrad:type",
     Cost::Elements,
 );
