@@ -80,10 +80,12 @@ pub use kolo_ops::math::{
     unary::{abs, ceil, floor, is_finite, is_inf, is_nan, neg, reciprocal, round, sign, square},
 };
 pub use kolo_ops::nn::{
+    attention::{attention, composed_attention},
     avg_pool::avg_pool,
     batch_norm::{batch_norm_inference, batch_norm_training},
     bias_add::{bias_add, bias_add_nchw},
-    conv2d::conv2d,
+    class_loss::class_loss,
+    conv2d::{conv2d, conv2d_explicit},
     conv3d::conv3d,
     cross_entropy::softmax_cross_entropy,
     depthwise_conv2d::depthwise_conv2d,

@@ -1,8 +1,9 @@
 //! Convolution and pooling over NHWC images, and flattening.
 
+use kolo_core::DType;
 use kolo_graph::{Initializer, Output};
 
-use super::layer::{Activation, last_dim, refuse, weights};
+use super::layer::{Activation, last_dim, read_as, refuse, weights};
 use crate::ops;
 
 /// What happens at the border of an image.
@@ -35,6 +36,8 @@ pub struct Conv2d {
     activation: Option<Activation>,
     kernel: Initializer,
     bias: Option<Initializer>,
+    around: Option<usize>,
+    stored: Option<DType>,
 }
 
 /// A convolution with stride 1 and padding, called `name`.
@@ -55,6 +58,8 @@ impl Conv2d {
             activation: None,
             kernel: Initializer::GlorotUniform,
             bias: Some(Initializer::Zeros),
+            around: None,
+            stored: None,
         }
     }
 
@@ -107,6 +112,21 @@ impl Conv2d {
         self
     }
 
+    /// So many zeros on each side of the image, instead of what the padding says: with strides above 1, [`Padding::Same`] adds
+    /// more after than before, which other libraries do not.
+    #[must_use]
+    pub fn zeros_around(mut self, n: usize) -> Conv2d {
+        self.around = Some(n);
+        self
+    }
+
+    /// The dtype of the variables, if it is not that of the images; see [`super::Dense::stored_as`].
+    #[must_use]
+    pub fn stored_as(mut self, dtype: DType) -> Conv2d {
+        self.stored = Some(dtype);
+        self
+    }
+
     /// Adds the layer to the graph of `images`.
     #[track_caller]
     pub fn apply<'g>(&self, images: Output<'g>) -> Output<'g> {
@@ -114,10 +134,15 @@ impl Conv2d {
         let Some(channels) = last_dim(images, "Conv2d", &self.name) else { return Output::invalid(graph) };
         graph.name_scope(&self.name, || {
             let dims = [self.size[0], self.size[1], channels, self.filters];
-            let kernel = weights(graph, "kernel", &dims, images.dtype(), &self.kernel);
-            let mut y = ops::conv2d(images, kernel.read(), self.strides, self.padding.text());
+            let stored = self.stored.unwrap_or(images.dtype());
+            let kernel = read_as(weights(graph, "kernel", &dims, stored, &self.kernel), images.dtype());
+            let mut y = match self.around {
+                None => ops::conv2d(images, kernel, self.strides, self.padding.text()),
+                Some(n) => ops::conv2d_explicit(images, kernel, self.strides, [n as i64; 4]),
+            };
             if let Some(initial) = &self.bias {
-                y = ops::bias_add(y, weights(graph, "bias", &[self.filters], images.dtype(), initial).read());
+                let bias = weights(graph, "bias", &[self.filters], stored, initial);
+                y = ops::bias_add(y, read_as(bias, images.dtype()));
             }
             self.activation.map_or(y, |activation| activation(y))
         })

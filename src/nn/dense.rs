@@ -3,7 +3,7 @@
 use kolo_core::DType;
 use kolo_graph::{Graph, Initializer, Output, Variable};
 
-use super::layer::{Activation, as_matrix, last_dim, shaped_like, weights};
+use super::layer::{Activation, as_matrix, last_dim, read_as, shaped_like, weights};
 use crate::ops;
 
 /// A fully connected layer over the last dimension, whatever is before it.
@@ -14,6 +14,7 @@ pub struct Dense {
     activation: Option<Activation>,
     kernel: Initializer,
     bias: Option<Initializer>,
+    stored: Option<DType>,
 }
 
 /// The variables of a [`Dense`] layer, to be applied more than once.
@@ -43,6 +44,7 @@ impl Dense {
             activation: None,
             kernel: Initializer::GlorotUniform,
             bias: Some(Initializer::Zeros),
+            stored: None,
         }
     }
 
@@ -81,6 +83,14 @@ impl Dense {
         self
     }
 
+    /// The dtype of the variables, if it is not that of the input: in mixed precision they are `float`, so that small updates
+    /// are not lost, and are rounded each time they are used.
+    #[must_use]
+    pub fn stored_as(mut self, dtype: DType) -> Dense {
+        self.stored = Some(dtype);
+        self
+    }
+
     /// Adds the layer to the graph of `x`.
     #[track_caller]
     pub fn apply<'g>(&self, x: Output<'g>) -> Output<'g> {
@@ -93,6 +103,7 @@ impl Dense {
     /// Adds the layer's variables, for inputs of this size.
     #[track_caller]
     pub fn build<'g>(&self, graph: &'g Graph, inputs: usize, dtype: DType) -> DenseLayer<'g> {
+        let dtype = self.stored.unwrap_or(dtype);
         graph.name_scope(&self.name, || DenseLayer {
             kernel: weights(graph, "kernel", &[inputs, self.units], dtype, &self.kernel),
             bias: self.bias.as_ref().map(|initial| weights(graph, "bias", &[self.units], dtype, initial)),
@@ -112,9 +123,9 @@ impl<'g> DenseLayer<'g> {
             return Output::invalid(graph);
         };
         graph.absolute_scope(&self.scope, || {
-            let mut y = ops::matmul(as_matrix(x, inputs), self.kernel.read());
+            let mut y = ops::matmul(as_matrix(x, inputs), read_as(self.kernel, x.dtype()));
             if let Some(bias) = self.bias {
-                y = ops::bias_add(y, bias.read());
+                y = ops::bias_add(y, read_as(bias, x.dtype()));
             }
             if let Some(activation) = self.activation {
                 y = activation(y);

@@ -3,7 +3,7 @@
 use kolo_core::DType;
 use kolo_graph::{Graph, Initializer, Output, Variable};
 
-use super::layer::{as_matrix, last_dim, shaped_like, weights};
+use super::layer::{as_matrix, last_dim, read_as, shaped_like, weights};
 use crate::ops;
 
 /// A table with a trained row for each of so many numbers. The gradient is that of the rows that were looked up.
@@ -86,7 +86,7 @@ impl<'g> EmbeddingTable<'g> {
         let rows = self.table.shape().dim(0).unwrap_or(0);
         match last_dim(x, "Embedding", &self.table.name()) {
             Some(size) => {
-                let product = ops::matmul_with(as_matrix(x, size), self.table.read(), false, true);
+                let product = ops::matmul_with(as_matrix(x, size), read_as(self.table, x.dtype()), false, true);
                 shaped_like(product, x, rows)
             }
             None => Output::invalid(x.graph()),

@@ -81,6 +81,15 @@ pub(super) fn weights<'g>(
     graph.new_variable(name, initial.clone()).shape(shape).dtype(dtype).build()
 }
 
+/// The value of a variable, in another dtype if need be.
+#[track_caller]
+pub(super) fn read_as<'g>(variable: Variable<'g>, dtype: DType) -> Output<'g> {
+    match variable.dtype() == dtype {
+        true => variable.read(),
+        false => crate::ops::cast(variable.read(), dtype),
+    }
+}
+
 /// `x` with the last dimension as it is and all others made one, if there are more than one.
 #[track_caller]
 pub(super) fn as_matrix(x: Output<'_>, size: usize) -> Output<'_> {

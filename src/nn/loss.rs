@@ -47,6 +47,17 @@ pub fn sparse_softmax_cross_entropy<'g>(logits: Output<'g>, labels: Output<'g>, 
     })
 }
 
+/// As [`sparse_softmax_cross_entropy`], for many classes and low precision: losses are `float` whatever the logits are, and the
+/// gradient needs no memory beside theirs. An op of our own, which TensorFlow does not have.
+#[track_caller]
+pub fn class_loss<'g>(logits: Output<'g>, labels: Output<'g>, reduction: Reduction) -> Output<'g> {
+    logits.graph().name_scope("class_loss", || {
+        let Some((flat, _)) = rows(logits) else { return Output::invalid(logits.graph()) };
+        let flat_labels = if labels.shape().rank() == Some(1) { labels } else { ops::reshape(labels, &[-1i64]) };
+        finish(ops::class_loss(flat, flat_labels), logits, labels, reduction)
+    })
+}
+
 /// The cross entropy between distributions over classes and the softmax of logits, both `[…, classes]`.
 #[track_caller]
 pub fn softmax_cross_entropy<'g>(logits: Output<'g>, labels: Output<'g>, reduction: Reduction) -> Output<'g> {

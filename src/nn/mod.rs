@@ -51,8 +51,8 @@ pub use embedding::{Embedding, EmbeddingTable, embedding};
 pub use kolo_graph::Initializer;
 pub use layer::{Activation, Training, update_ops};
 pub use loss::{
-    Reduction, absolute_error, hinge, huber, l1_penalty, l2_penalty, mean_squared_error, sigmoid_cross_entropy,
-    smoothed_labels, softmax_cross_entropy, sparse_softmax_cross_entropy, weighted_mean,
+    Reduction, absolute_error, class_loss, hinge, huber, l1_penalty, l2_penalty, mean_squared_error,
+    sigmoid_cross_entropy, smoothed_labels, softmax_cross_entropy, sparse_softmax_cross_entropy, weighted_mean,
 };
 pub use metric::{Metric, accuracy, mean_metric, streaming_accuracy, streaming_top_k_accuracy, top_k_accuracy};
 pub use norm::{BatchNorm, LayerNorm, batch_norm, layer_norm};

@@ -3,7 +3,7 @@
 use kolo_core::DType;
 use kolo_graph::{Initializer, Output};
 
-use super::layer::{Training, UPDATE_OPS, last_dim, weights};
+use super::layer::{Training, UPDATE_OPS, last_dim, read_as, weights};
 use crate::ops;
 use crate::optim::assign_moving_average;
 
@@ -140,6 +140,7 @@ pub struct LayerNorm {
     epsilon: f64,
     name: String,
     composed: bool,
+    stored: Option<DType>,
 }
 
 /// [`LayerNorm`], called `name`.
@@ -157,7 +158,7 @@ impl Default for LayerNorm {
 impl LayerNorm {
     /// ε = 1e-5.
     pub fn new() -> LayerNorm {
-        LayerNorm { epsilon: 1e-5, name: "layer_normalization".to_owned(), composed: false }
+        LayerNorm { epsilon: 1e-5, name: "layer_normalization".to_owned(), composed: false, stored: None }
     }
 
     /// What is added to the variance.
@@ -181,17 +182,25 @@ impl LayerNorm {
         self
     }
 
+    /// The dtype of the variables, if it is not that of the input; see [`super::Dense::stored_as`].
+    #[must_use]
+    pub fn stored_as(mut self, dtype: DType) -> LayerNorm {
+        self.stored = Some(dtype);
+        self
+    }
+
     /// Adds the layer to the graph of `x`.
     #[track_caller]
     pub fn apply<'g>(&self, x: Output<'g>) -> Output<'g> {
         let graph = x.graph();
         let Some(size) = last_dim(x, "LayerNorm", &self.name) else { return Output::invalid(graph) };
         graph.name_scope(&self.name, || {
-            let gamma = weights(graph, "gamma", &[size], x.dtype(), &Initializer::Ones);
-            let beta = weights(graph, "beta", &[size], x.dtype(), &Initializer::Zeros);
+            let stored = self.stored.unwrap_or(x.dtype());
+            let gamma = read_as(weights(graph, "gamma", &[size], stored, &Initializer::Ones), x.dtype());
+            let beta = read_as(weights(graph, "beta", &[size], stored, &Initializer::Zeros), x.dtype());
             match self.composed {
-                true => ops::composed_layer_norm(x, gamma.read(), beta.read(), self.epsilon),
-                false => ops::layer_norm(x, gamma.read(), beta.read(), self.epsilon),
+                true => ops::composed_layer_norm(x, gamma, beta, self.epsilon),
+                false => ops::layer_norm(x, gamma, beta, self.epsilon),
             }
         })
     }

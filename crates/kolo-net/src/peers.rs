@@ -9,11 +9,11 @@ use kolo_ops::{Received, RendezvousKey};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
+use crate::batch::Batch;
 use crate::cluster::ClusterSpec;
 use crate::overdue::Mastered;
 use crate::proto::{RecvTensorRequest, RecvTensorResponse};
 use crate::random::random_id;
-use crate::batch::Batch;
 use crate::services::{Each, Group, Guard, WorkerService};
 use crate::worker::transfers::{Fetch, Waiter};
 use crate::worker::{LocalWorker, Worker};

@@ -16,6 +16,7 @@ mod testing;
 pub mod array;
 pub mod comm;
 pub mod flow;
+pub mod fused;
 pub mod io;
 pub mod math;
 pub mod nn;
@@ -30,7 +31,7 @@ pub mod table;
 pub mod undone;
 
 pub use cancel::{CancelToken, Registration};
-pub use cuda::{host_arguments, is_always_on_host};
+pub use cuda::{UpdateLayout, host_arguments, is_always_on_host, update_layout};
 pub use kernel::{AsyncKernel, Done, Input, Kernel, KernelCtx, KernelInit, Outcome, OutputValue};
 pub use op::{Cost, DTypeSet, KernelDef, KernelMaker, Op, TABLE, find_kernel, find_op, graph, kernels_of, registry};
 pub use resource::{Resource, ResourceStore, Touched, VariableCell, record_variables};

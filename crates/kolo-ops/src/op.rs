@@ -147,6 +147,7 @@ pub static TABLE: &[&[&Op]] = &[
     crate::array::OPS,
     crate::comm::OPS,
     crate::flow::OPS,
+    crate::fused::OPS,
     crate::io::OPS,
     crate::math::OPS,
     crate::nn::OPS,

@@ -249,6 +249,19 @@ impl VariableCell {
         Ok(())
     }
 
+    /// As [`VariableCell::assign`], for a value on a GPU. While a step is recorded the value is copied to where the variable's
+    /// own is, which must have the same shape: replays write there too.
+    pub fn assign_on(&self, device: &CudaDevice, value: Tensor) -> Result<()> {
+        if TOUCHED.with_borrow(Option::is_none) {
+            return self.assign(value);
+        }
+        self.check(&value)?;
+        self.update_on(device, |old| match old.shape() == value.shape() {
+            true => device.copy_within(&value, 0, old, 0, value.n_bytes()),
+            false => self.must_not_move(),
+        })
+    }
+
     /// Takes its value away, so that it is as if never assigned.
     pub fn clear(&self) -> Option<Tensor> {
         self.value.lock().take()

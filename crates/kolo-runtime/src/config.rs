@@ -70,6 +70,8 @@ pub struct GpuOptions {
     pub full_precision: bool,
     /// Steps are not captured as CUDA graphs but enqueued kernel by kernel, for comparison.
     pub no_capture: bool,
+    /// Nodes are not fused but run one by one, for comparison.
+    pub no_fusion: bool,
     /// Where compiled kernels are kept between runs of the program; in the user's cache folder if absent.
     pub kernel_cache: Option<std::path::PathBuf>,
 }

@@ -7,6 +7,7 @@
 mod config;
 mod devices;
 mod executor;
+mod fusion;
 mod host;
 mod inter_pool;
 mod layout;

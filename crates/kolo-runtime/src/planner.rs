@@ -18,6 +18,7 @@ use crate::devices::Devices;
 use crate::executor::capture::CaptureSlot;
 use crate::executor::frame_id::FrameIds;
 use crate::executor::plan::{KernelCache, Part, compile};
+use crate::fusion::fuse;
 use crate::local::RunPlan;
 use crate::wanted::Wanted;
 
@@ -96,6 +97,8 @@ pub(crate) struct Planner {
     denies_copies: bool,
     /// Steps on one GPU may be captured.
     captures: bool,
+    /// Nodes on GPUs may be put together.
+    fuses: bool,
     /// Where earlier runs put nodes: rule 1.
     earlier: HashMap<NodeId, usize>,
     placed: BTreeMap<NodeId, (Placed, Option<usize>)>,
@@ -121,6 +124,7 @@ impl Planner {
             log: config.log_device_placement,
             denies_copies: config.deny_implicit_copies,
             captures: !config.gpu.no_capture,
+            fuses: !config.gpu.no_fusion,
             earlier: HashMap::new(),
             placed: BTreeMap::new(),
             moved_from: HashMap::new(),
@@ -152,6 +156,10 @@ impl Planner {
 
         let mut parts = Vec::with_capacity(partitions.len());
         for partition in &partitions {
+            let unit = &self.devices.units[partition.device];
+            let fused = (self.fuses && matches!(unit.device.memory(), Memory::Cuda(_)))
+                .then(|| fuse(partition, &unit.device.attributes().name));
+            let partition = fused.as_ref().unwrap_or(partition);
             let fed = partition.feeds.iter().flat_map(|(feed, inputs)| inputs.iter().map(move |input| (*input, *feed)));
             let part = Part {
                 nodes: &partition.nodes,
@@ -159,7 +167,7 @@ impl Planner {
                 fetches: partition.fetches.clone(),
                 frame_ids: FrameIds::default(),
             };
-            parts.push(Arc::new(compile(&part, &self.devices.units[partition.device], kernels)?));
+            parts.push(Arc::new(compile(&part, unit, kernels)?));
         }
 
         // Only a plan that can run counts as an earlier run.

@@ -389,6 +389,144 @@ fn replays_give_what_plain_steps_give() {
 }
 
 #[test]
+fn fused_steps_learn_what_plain_ones_do() {
+    on_gpu(|| {
+        let losses = |build: &dyn for<'g> Fn(&'g Graph) -> Model<'g>, width: usize, no_fusion: bool| -> Vec<f32> {
+            let g = kolo_ops::graph();
+            let model = build(&g);
+            let session = Session::with_config(&g, config(GpuOptions { no_fusion, ..exact() })).unwrap();
+            session.run_op(model.init).unwrap();
+            let feeds = [(model.x, wavy(&[48, width], 5)), (model.y, labels(48, 10))];
+            let options = RunOptions { trace: true, ..RunOptions::default() };
+            let (_, metadata) = session.run_with(&options, &[model.loss], &feeds, &[model.train]).unwrap();
+            let n_fused = metadata.trace.nodes.iter().filter(|node| node.op.starts_with("_Kolo")).count();
+            assert_eq!(n_fused == 0, no_fusion);
+            (0..12)
+                .map(|_| session.run(&[model.loss], &feeds, &[model.train]).unwrap()[0].scalar_value::<f32>().unwrap())
+                .collect()
+        };
+        let models: [(&dyn for<'g> Fn(&'g Graph) -> Model<'g>, usize, f32); 2] =
+            [(&|g| mlp(g, &[21, 33, 18, 10], Source::Fed), 21, 1e-5), (&|g| lenet(g, Source::Fed), 784, 2e-3)];
+        for (build, width, tolerance) in models {
+            let (fused, plain) = (losses(build, width, false), losses(build, width, true));
+            for (a, b) in fused.iter().zip(&plain) {
+                assert!((a - b).abs() <= tolerance, "{fused:?} and {plain:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn fused_trees_compute_what_their_nodes_do() {
+    on_gpu(|| {
+        let cast = |x: Output<'static>, to: DType| x.graph().op("Cast").input(x).attr("DstT", to).out();
+        let unary = |op: &str, x: Output<'static>| x.graph().op(op).input(x).out();
+        let binary = |op: &str, x: Output<'static>, y: Output<'static>| x.graph().op(op).input(x).input(y).out();
+        let values = |dtype: DType, shapes: &[&[usize]; 3], no_fusion: bool| -> Vec<Tensor> {
+            // Kept for good: the closures above want graphs that do not end.
+            let g: &'static Graph = Box::leak(Box::new(kolo_ops::graph()));
+            let held: Vec<Output<'static>> = shapes
+                .iter()
+                .enumerate()
+                .map(|(i, dims)| cast(g.variable(&format!("v{i}"), wavy(dims, i as u32 + 1)).read(), dtype))
+                .collect();
+            let (a, b, c) = (held[0], held[1], held[2]);
+            let sum = unary("Tanh", a + b) * c;
+            let less = binary("Less", sum, b);
+            let chosen = g.op("SelectV2").input(less).input(sum).input(c * c).out();
+            let leaky = g.op("LeakyRelu").input(a - c).attr("alpha", 0.25f32).out();
+            let outputs = [
+                unary("Sigmoid", sum) + unary("Abs", sum),
+                cast(binary("Maximum", chosen, leaky), DType::F32),
+                cast(cast(a * a + b, DType::F32) * cast(c, DType::F32), DType::F16),
+                cast(unary("LogicalNot", less), DType::I64),
+            ];
+            let init = g.global_variables_initializer();
+            let session = Session::with_config(g, config(GpuOptions { no_fusion, ..exact() })).unwrap();
+            session.run_op(init).unwrap();
+            let outputs: Vec<Output<'static>> = outputs.map(|x| cast(x, DType::F32)).to_vec();
+            session.run(&outputs, &[], &[]).unwrap()
+        };
+        let shapes: [[&[usize]; 3]; 8] = [
+            [&[1000], &[1000], &[1000]],
+            [&[37, 64], &[64], &[37, 1]],
+            [&[37, 63], &[63], &[1]],
+            [&[5, 1, 7], &[3, 7], &[5, 3, 1]],
+            [&[1], &[1], &[1]],
+            [&[2, 0], &[1], &[2, 1]],
+            [&[300, 700], &[700], &[300, 700]],
+            [&[2, 3, 4, 5, 6], &[4, 1, 6], &[3, 1, 5, 1]],
+        ];
+        for dtype in [DType::F32, DType::BF16, DType::F64] {
+            for shapes in &shapes {
+                let (fused, plain) = (values(dtype, shapes, false), values(dtype, shapes, true));
+                for (a, b) in fused.iter().zip(&plain) {
+                    close(a, b, if dtype == DType::BF16 { 1e-2 } else { 1e-5 });
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn columns_are_summed_with_what_they_come_from() {
+    on_gpu(|| {
+        let sums = |rows: usize, columns: usize, no_fusion: bool| -> Vec<Tensor> {
+            let g = kolo_ops::graph();
+            let dy = g.variable("dy", wavy(&[rows, columns], 1)).read();
+            let y = g.variable("y", wavy(&[rows, columns], 2)).read();
+            let dx = g.op("ReluGrad").input(dy).input(y).out();
+            let outputs = [dx, g.op("BiasAddGrad").input(dx).out(), g.op("BiasAddGrad").input(y).out()];
+            let init = g.global_variables_initializer();
+            let session = Session::with_config(&g, config(GpuOptions { no_fusion, ..exact() })).unwrap();
+            session.run_op(init).unwrap();
+            // Twice: the counters in the kernel must be zero again.
+            session.run(&outputs, &[], &[]).unwrap();
+            session.run(&outputs, &[], &[]).unwrap()
+        };
+        for (rows, columns) in [(1, 1), (3, 10), (100, 100), (1024, 4096), (70_000, 32), (50_000, 7), (5, 40_000)] {
+            let (fused, plain) = (sums(rows, columns, false), sums(rows, columns, true));
+            let (dy, y) = (wavy(&[rows, columns], 1), wavy(&[rows, columns], 2));
+            let (dy, y) = (dy.data::<f32>().unwrap(), y.data::<f32>().unwrap());
+            let expected: Vec<f32> = (0..columns)
+                .map(|c| {
+                    let column =
+                        (0..rows).map(|r| r * columns + c).filter(|&at| y[at] > 0.0).map(|at| f64::from(dy[at]));
+                    column.sum::<f64>() as f32
+                })
+                .collect();
+            close(&fused[0], &plain[0], 0.0);
+            let expected = Tensor::from_vec([columns], expected).unwrap();
+            close(&fused[1], &expected, 1e-3);
+            close(&plain[1], &expected, 1e-3);
+            close(&fused[2], &plain[2], 0.0);
+        }
+    });
+}
+
+#[test]
+fn variables_that_are_assigned_in_a_step_are_captured() {
+    on_gpu(|| {
+        let counts = |no_capture: bool| -> Vec<f32> {
+            let g = kolo_ops::graph();
+            let power = g.variable("power", Tensor::from(vec![1.0f32; 5]));
+            let next = power.assign(power.read() * 0.5);
+            let seen = g.control_dependencies(&[next], || power.read() + 0.0);
+            let init = g.global_variables_initializer();
+            let session = Session::with_config(&g, config(GpuOptions { no_capture, ..exact() })).unwrap();
+            session.run_op(init).unwrap();
+            let all = (0..20).map(|_| session.fetch(seen).unwrap().data::<f32>().unwrap()[4]).collect();
+            let captures = session.captures();
+            assert_eq!(captures.iter().any(Result::is_ok), !no_capture, "{captures:?}");
+            all
+        };
+        let (captured, plain) = (counts(false), counts(true));
+        assert_eq!(captured, plain);
+        assert_eq!(captured[19], 0.5f32.powi(20));
+    });
+}
+
+#[test]
 fn what_depends_on_the_host_is_not_captured() {
     on_gpu(|| {
         let g = kolo_ops::graph();

@@ -6,35 +6,61 @@ use std::time::Instant;
 
 use kolo::{DType, GpuOptions, Graph, Initializer, Output, Result, Session, SessionConfig, Tensor, gradients, ops};
 
+use super::gpu_models;
 use super::measure::{Better, Report};
 use super::networks::{batches, dense, lenet_logits};
 
-fn config(no_capture: bool) -> SessionConfig {
+fn config(no_capture: bool, no_fusion: bool) -> SessionConfig {
     SessionConfig {
         device_count: [("GPU".to_owned(), 1)].into(),
-        gpu: GpuOptions { no_capture, ..GpuOptions::default() },
+        gpu: GpuOptions { no_capture, no_fusion, ..GpuOptions::default() },
         ..SessionConfig::default()
     }
 }
 
-pub fn run(report: &Report) -> Result<()> {
-    matmul(report)?;
-    for (label, no_capture) in [("", false), ("-no-capture", true)] {
-        let case = |name: &str| format!("{name}{label}");
-        train(report, &case("mlp-100"), 100, no_capture, |g, x| {
-            let hidden = ops::relu(dense(g, x, "hidden", 784, 100));
-            dense(g, hidden, "out", 100, 10)
-        })?;
-        train(report, &case("mlp-4096"), 1024, no_capture, |g, x| {
-            let first = ops::relu(dense(g, x, "first", 784, 4096));
-            let second = ops::relu(dense(g, first, "second", 4096, 4096));
-            dense(g, second, "out", 4096, 10)
-        })?;
-        train(report, &case("lenet-64"), 64, no_capture, lenet_logits)?;
-        train(report, &case("lenet-1024"), 1024, no_capture, lenet_logits)?;
+pub fn run(report: &Report, only: &[String]) -> Result<()> {
+    let wanted = |case: &str| only.is_empty() || only.iter().any(|start| case.starts_with(start.as_str()));
+    if wanted("matmul-8192-bf16") {
+        matmul(report)?;
+    }
+    for (label, no_capture, no_fusion) in
+        [("", false, false), ("-no-capture", true, false), ("-no-fusion", false, true), ("-neither", true, true)]
+    {
+        for (name, model) in MODELS {
+            let case = format!("{name}{label}");
+            if wanted(&case) {
+                model(report, &case, config(no_capture, no_fusion))?;
+            }
+        }
+        for (name, batch, model) in CASES {
+            let case = format!("{name}{label}");
+            if wanted(&case) {
+                train(report, &case, *batch, config(no_capture, no_fusion), *model)?;
+            }
+        }
     }
     Ok(())
 }
+
+type LargeModel = fn(&Report, &str, SessionConfig) -> Result<()>;
+
+const MODELS: &[(&str, LargeModel)] = &[("resnet50", gpu_models::resnet50), ("gpt2", gpu_models::gpt2)];
+
+type Model = for<'g> fn(&'g Graph, Output<'g>) -> Output<'g>;
+
+const CASES: &[(&str, usize, Model)] = &[
+    ("mlp-100", 100, |g, x| {
+        let hidden = ops::relu(dense(g, x, "hidden", 784, 100));
+        dense(g, hidden, "out", 100, 10)
+    }),
+    ("mlp-4096", 1024, |g, x| {
+        let first = ops::relu(dense(g, x, "first", 784, 4096));
+        let second = ops::relu(dense(g, first, "second", 4096, 4096));
+        dense(g, second, "out", 4096, 10)
+    }),
+    ("lenet-64", 64, lenet_logits),
+    ("lenet-1024", 1024, lenet_logits),
+];
 
 fn matmul(report: &Report) -> Result<()> {
     const N: usize = 8192;
@@ -58,7 +84,7 @@ fn matmul(report: &Report) -> Result<()> {
     }
     let probe = g.new_variable("probe", Initializer::Zeros).shape([1]).build().read() + 1.0;
     let init = g.global_variables_initializer();
-    let session = Arc::new(Session::with_config(&g, config(false))?);
+    let session = Arc::new(Session::with_config(&g, config(false, false))?);
     session.run_op(init)?;
     for op in fill {
         session.run_op(op)?;
@@ -71,13 +97,7 @@ fn matmul(report: &Report) -> Result<()> {
     report.print("gpu", "matmul-8192-bf16", "TFLOP/s", Better::Higher, &rates)
 }
 
-fn train(
-    report: &Report,
-    case: &str,
-    batch: usize,
-    no_capture: bool,
-    model: impl for<'g> Fn(&'g Graph, Output<'g>) -> Output<'g>,
-) -> Result<()> {
+fn train(report: &Report, case: &str, batch: usize, config: SessionConfig, model: Model) -> Result<()> {
     let g = kolo::graph();
     g.set_seed(1);
     let (images, labels) = batches(batch)?.swap_remove(0);
@@ -94,7 +114,7 @@ fn train(
     }
     let step = g.group("train", &updates);
     let init = g.global_variables_initializer();
-    let session = Arc::new(Session::with_config(&g, config(no_capture))?);
+    let session = Arc::new(Session::with_config(&g, config)?);
     session.run_op(init)?;
     let call = session.make_callable(&[], &[], &[step])?;
     let wait = session.make_callable(&[], &[loss], &[])?;
@@ -104,7 +124,7 @@ fn train(
 }
 
 /// Seconds per call, in samples of `n` calls that are enqueued one after the other and then waited for.
-fn sample(
+pub(super) fn sample(
     n: u32,
     n_samples: usize,
     mut call: impl FnMut() -> Result<()>,

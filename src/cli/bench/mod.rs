@@ -4,6 +4,7 @@ mod checkpoint;
 mod cluster;
 mod dispatch;
 mod gpu;
+mod gpu_models;
 mod latency;
 mod matmul;
 mod measure;
@@ -23,7 +24,7 @@ pub struct Args {
     /// One JSON object per case
     #[arg(long)]
     json: bool,
-    /// Of `ops`: only cases whose name begins with this; may be repeated
+    /// Of `ops` and `gpu`: only cases whose name begins with this; may be repeated
     #[arg(long, value_name = "CASE")]
     case: Vec<String>,
     /// `tls`: without TLS, for comparison
@@ -70,7 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
         Name::TrainLenet => training::train_lenet(&report),
         Name::TrainLm => training::train_lm(&report),
         Name::Ops => ops::run(&report, &args.case),
-        Name::Gpu => gpu::run(&report),
+        Name::Gpu => gpu::run(&report, &args.case),
         Name::Startup => training::startup(&report),
         Name::RemoteLatency => cluster::remote_latency(&report),
         Name::Transfer => cluster::transfer(&report),

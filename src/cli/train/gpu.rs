@@ -17,12 +17,23 @@ pub struct GpuFlags {
     /// Enqueue every kernel of a step on a GPU by itself instead of replaying the step, for comparison
     #[arg(long)]
     pub no_capture: bool,
+    /// On a GPU, run nodes one by one instead of fused, for comparison
+    #[arg(long)]
+    pub no_fusion: bool,
+    /// On a GPU, multiply floats with all their bits instead of as TF32
+    #[arg(long)]
+    pub full_precision: bool,
 }
 
 impl GpuFlags {
     /// What the flags ask for.
     pub fn options(&self) -> Result<GpuOptions> {
-        let mut options = GpuOptions { no_capture: self.no_capture, ..GpuOptions::default() };
+        let mut options = GpuOptions {
+            no_capture: self.no_capture,
+            no_fusion: self.no_fusion,
+            full_precision: self.full_precision,
+            ..GpuOptions::default()
+        };
         if let Some(share) = self.gpu_memory_fraction {
             if !(share > 0.0 && share <= 1.0) {
                 return Err(Error::invalid_argument(format!(

@@ -4,6 +4,7 @@ mod cluster;
 mod curve;
 mod gpu;
 mod job;
+mod large;
 mod options;
 mod progress;
 
@@ -13,7 +14,7 @@ use clap::{Subcommand, ValueEnum};
 use kolo::data::{self, Dataset, mnist::Split};
 use kolo::optim::Optimizer;
 use kolo::recipes::{self, Placement, train_model};
-use kolo::{Error, PartialShape, Result};
+use kolo::{DType, Error, PartialShape, Result};
 
 use self::job::Job;
 use self::options::{Common, Kind};
@@ -44,8 +45,15 @@ enum Recipe {
     /// Learns to write like Shakespeare, character by character: a small transformer
     #[command(after_help = "Examples:
   kolo train lm                                     a minute or so, then a sample
-  kolo train lm --max-steps 5000 --prompt 'ROMEO:'  longer, and asked for Romeo")]
+  kolo train lm --max-steps 5000 --prompt 'ROMEO:'  longer, and asked for Romeo
+  kolo train lm --model gpt2-124m --device gpu:0    GPT-2 in mixed precision, on bytes; or --data synthetic
+  kolo train lm --model gpt2-124m --layers 2 --width 64 --heads 2 --context 64 --vocabulary 256   a small one, for a CPU")]
     Lm(Lm),
+    /// Tells a thousand kinds of pictures apart: ResNet-50, on made-up pictures, to see how fast it goes
+    #[command(after_help = "Examples:
+  kolo train resnet50 --data synthetic --device gpu:0
+  kolo train resnet50 --data synthetic --side 32 --width 8 --classes 10 --batch-size 8   a small one, for a CPU")]
+    Resnet50(Resnet50),
     /// Fits a line to points: the smallest recipe, for reading
     Linear(Linear),
 }
@@ -83,21 +91,30 @@ struct Cifar {
 
 #[derive(clap::Args)]
 struct Lm {
-    /// Another text than Shakespeare's
+    /// The model
+    #[arg(long, value_enum, default_value_t = Language::Small)]
+    model: Language,
+    /// Another text than Shakespeare's; for GPT-2 also `synthetic`, tokens that are made up
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// How many characters the model sees at once
-    #[arg(long, default_value_t = 64, value_name = "N")]
-    context: usize,
-    /// Numbers per character
-    #[arg(long, default_value_t = 128, value_name = "N")]
-    width: usize,
-    /// Layers
-    #[arg(long, default_value_t = 4, value_name = "N")]
-    layers: usize,
-    /// Attention heads per layer
-    #[arg(long, default_value_t = 4, value_name = "N")]
-    heads: usize,
+    /// How many characters the model sees at once [default: 64; GPT-2: 1024]
+    #[arg(long, value_name = "N")]
+    context: Option<usize>,
+    /// Numbers per character [default: 128; GPT-2: 768]
+    #[arg(long, value_name = "N")]
+    width: Option<usize>,
+    /// Layers [default: 4; GPT-2: 12]
+    #[arg(long, value_name = "N")]
+    layers: Option<usize>,
+    /// Attention heads per layer [default: 4; GPT-2: 12]
+    #[arg(long, value_name = "N")]
+    heads: Option<usize>,
+    /// GPT-2: how many tokens it knows
+    #[arg(long, default_value_t = 50304, value_name = "N")]
+    vocabulary: usize,
+    /// GPT-2: what is computed in; weights are float
+    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
+    precision: Precision,
     /// What the sample at the end begins with
     #[arg(long, default_value = "ROMEO:\n", value_name = "TEXT")]
     prompt: String,
@@ -107,6 +124,52 @@ struct Lm {
     /// Below 1 the sample is more cautious, above it more daring
     #[arg(long, default_value_t = 0.8, value_name = "T")]
     temperature: f32,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Language {
+    /// A transformer that learns characters in a minute
+    Small,
+    /// GPT-2 with 124 million weights, in mixed precision
+    #[value(name = "gpt2-124m")]
+    Gpt2,
+}
+
+/// What is computed in.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Precision {
+    Bf16,
+    F32,
+}
+
+impl Precision {
+    fn dtype(self) -> DType {
+        match self {
+            Precision::Bf16 => DType::BF16,
+            Precision::F32 => DType::F32,
+        }
+    }
+}
+
+#[derive(clap::Args)]
+struct Resnet50 {
+    /// The pictures; `synthetic`, made up, is all there is
+    #[arg(long, default_value = "synthetic", value_parser = ["synthetic"])]
+    data: String,
+    /// Height and width of the pictures
+    #[arg(long, default_value_t = 224, value_name = "N")]
+    side: usize,
+    /// Classes
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    classes: usize,
+    /// Channels of the first stage
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    width: usize,
+    /// What is computed in; weights are float
+    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
+    precision: Precision,
     #[command(flatten)]
     common: Common,
 }
@@ -123,6 +186,7 @@ pub fn run(args: &Args) -> Result<()> {
         Recipe::Mnist(args) => &args.common,
         Recipe::Cifar(args) => &args.common,
         Recipe::Lm(args) => &args.common,
+        Recipe::Resnet50(args) => &args.common,
         Recipe::Linear(args) => &args.common,
     };
     if common.cluster.is_launcher() {
@@ -131,7 +195,9 @@ pub fn run(args: &Args) -> Result<()> {
     match &args.recipe {
         Recipe::Mnist(args) => mnist(args),
         Recipe::Cifar(args) => cifar(args),
+        Recipe::Lm(args) if args.model == Language::Gpt2 => large::gpt2(args),
         Recipe::Lm(args) => lm(args),
+        Recipe::Resnet50(args) => large::resnet50(args),
         Recipe::Linear(args) => linear(args),
     }
 }
@@ -228,10 +294,10 @@ fn lm(args: &Lm) -> Result<()> {
     };
     let size = recipes::lm::Size {
         vocabulary: corpus.vocabulary().len(),
-        context: args.context,
-        width: args.width,
-        layers: args.layers,
-        heads: args.heads,
+        context: args.context.unwrap_or(64),
+        width: args.width.unwrap_or(128),
+        layers: args.layers.unwrap_or(4),
+        heads: args.heads.unwrap_or(4),
     };
     if size.heads == 0 || !size.width.is_multiple_of(size.heads.max(1)) || size.context == 0 {
         return Err(Error::invalid_argument(format!(

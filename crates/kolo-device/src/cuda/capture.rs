@@ -16,6 +16,7 @@ use kolo_core::{Error, Result, Tensor};
 use super::arena::Arena;
 use super::check;
 use super::device::CudaDevice;
+use super::launch::cuda_buffer;
 use super::stream::Streams;
 
 /// A step that was written down.
@@ -51,19 +52,22 @@ thread_local! {
 
 /// Runs `make` as if nothing were captured: its work is done now, in common memory. The capture keeps the tensor it makes.
 pub(super) fn keep(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    /// Goes back to capturing, also if `make` panics.
+    let tensor = outside_capture(make)?;
+    KEPT.with_borrow_mut(|kept| kept.push(tensor.clone()));
+    Ok(tensor)
+}
+
+/// Runs `f` as if this thread did not capture: its work is done now, in common memory.
+pub fn outside_capture<R>(f: impl FnOnce() -> R) -> R {
+    /// Goes back to capturing, also if `f` panics.
     struct Paused(Option<Redirect>);
     impl Drop for Paused {
         fn drop(&mut self) {
             CURRENT.set(self.0);
         }
     }
-    let paused = Paused(CURRENT.take());
-    let made = make();
-    drop(paused);
-    let tensor = made?;
-    KEPT.with_borrow_mut(|kept| kept.push(tensor.clone()));
-    Ok(tensor)
+    let _paused = Paused(CURRENT.take());
+    f()
 }
 
 fn redirect(arena: u64) -> Option<Redirect> {
@@ -95,6 +99,18 @@ impl CudaDevice {
         let pool = self.arena().begin_pool();
         CURRENT.set(Some(Redirect { arena: self.arena_id(), stream: stream.cu_stream(), pool }));
         Ok(Capturing { device: self, stream, pool: Some(pool), of_this_thread: PhantomData })
+    }
+
+    /// The capture of this thread keeps a tensor of common memory, whose value does not change until the capture ends.
+    pub fn keep_in_capture(&self, tensor: &Tensor) {
+        KEPT.with_borrow_mut(|kept| kept.push(tensor.clone()));
+    }
+
+    /// Whether a tensor lies in a buffer that the capture of this thread keeps.
+    pub fn is_kept_in_capture(&self, tensor: &Tensor) -> bool {
+        let start = |tensor: &Tensor| cuda_buffer(tensor).map(|(buffer, _)| buffer.address()).ok();
+        let Some(at) = start(tensor) else { return false };
+        KEPT.with_borrow(|kept| kept.iter().any(|kept| start(kept) == Some(at)))
     }
 
     /// True while this thread's work for the device is written down.

@@ -1,5 +1,5 @@
-//! Convolutions by cuDNN. The algorithm of each shape is what the library's heuristics put first and the call accepts; it is
-//! remembered. Its workspace is a tensor like any other, from the device's own memory.
+//! Convolutions by cuDNN. The algorithm of each shape is chosen once, by timing what the library advises, and remembered. Its
+//! workspace is a tensor like any other, from the device's own memory.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -11,6 +11,7 @@ use kolo_core::{DType, Error, Result, Shape, Tensor};
 use super::device::CudaDevice;
 use super::launch::cuda_buffer;
 use super::library::has_cudnn;
+use super::tune::{Chosen, fastest};
 use crate::Device;
 
 /// A convolution of a batch of images.
@@ -67,15 +68,29 @@ struct Plan {
     output: sys::cudnnTensorDescriptor_t,
     filter: sys::cudnnFilterDescriptor_t,
     conv: sys::cudnnConvolutionDescriptor_t,
-    /// The algorithm, a number of the pass's own enumeration, and its workspace. `None` until one was accepted.
+    /// The algorithm, a number of the pass's own enumeration, and its workspace. `None` until one was chosen.
     choice: Option<Choice>,
 }
+
+/// Choices of all devices.
+static CHOSEN: Chosen<(Conv, ConvPass), Choice> = Chosen::new();
 
 #[derive(Clone, Copy)]
 struct Choice {
     algorithm: Algorithm,
     workspace: usize,
     math: sys::cudnnMathType_t,
+}
+
+impl Choice {
+    fn describe(&self) -> String {
+        let name = match self.algorithm {
+            Algorithm::Forward(algorithm) => format!("{algorithm:?}"),
+            Algorithm::Input(algorithm) => format!("{algorithm:?}"),
+            Algorithm::Filter(algorithm) => format!("{algorithm:?}"),
+        };
+        format!("{name} {:?}", self.math)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -88,7 +103,7 @@ enum Algorithm {
 /// Most bytes of a workspace: beyond that a slower algorithm is the better choice.
 const MOST_WORKSPACE: usize = 1 << 30;
 /// Most algorithms that are looked at.
-const MOST_CHOICES: usize = 8;
+const MOST_CHOICES: usize = 16;
 
 fn failed(what: &str, call: &Conv, error: CudnnError) -> Error {
     let text = format!("cuDNN, {what}, for {call:?}: {:?}", error.0);
@@ -294,8 +309,35 @@ impl CudaDevice {
         if let Some(choice) = plan.choice {
             return self.enqueue(dnn, call, &plan, choice, tensors);
         }
+        if let Some(choice) = CHOSEN.get(self, (*call, pass)) {
+            dnn.plans.insert((*call, pass), Plan { choice: Some(choice), ..plan });
+            return self.enqueue(dnn, call, &plan, choice, tensors);
+        }
+        let choices = dnn.choices(call, pass, &plan)?;
+        if !self.is_capturing() {
+            let stream = |dnn: &Dnn| {
+                // SAFETY: the handle is alive and so is the stream.
+                unsafe { result::set_stream(dnn.handle, self.compute_stream().cast()) }
+                    .map_err(|error| failed("choosing a stream", call, error))
+            };
+            let timed = fastest(self, &choices, |choice| {
+                stream(dnn)?;
+                self.enqueue(dnn, call, &plan, choice, tensors)
+            });
+            stream(dnn)?;
+            if let Some((choice, seconds)) = timed {
+                tracing::debug!(
+                    target: "kolo::tune",
+                    "{pass:?} {call:?}: {:.2} us, {} the best of {}, {} bytes of workspace",
+                    seconds * 1e6, choice.describe(), choices.len(), choice.workspace
+                );
+                let choice = CHOSEN.insert(self, (*call, pass), choice);
+                dnn.plans.insert((*call, pass), Plan { choice: Some(choice), ..plan });
+                return self.enqueue(dnn, call, &plan, choice, tensors);
+            }
+        }
         let mut last = Error::unimplemented(format!("cuDNN has no algorithm for {call:?}"));
-        for choice in dnn.choices(call, pass, &plan)? {
+        for choice in choices {
             match self.enqueue(dnn, call, &plan, choice, tensors) {
                 Ok(()) => {
                     dnn.plans.insert((*call, pass), Plan { choice: Some(choice), ..plan });

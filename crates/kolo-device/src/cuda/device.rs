@@ -47,6 +47,8 @@ pub struct CudaDevice {
     host: Arc<dyn Device>,
     allow_tf32: bool,
     multiprocessors: u32,
+    /// The card's name for people; unique on this machine.
+    card: String,
     /// Dropped before the streams: it calls back with tensors.
     watcher: Watcher,
     workspace: OnceLock<Arc<dyn Buffer>>,
@@ -99,6 +101,7 @@ impl CudaDevice {
             host: config.host.clone(),
             allow_tf32: config.allow_tf32,
             multiprocessors: multiprocessors.max(1) as u32,
+            card: card.label(),
             watcher,
             workspace: OnceLock::new(),
             lt: OnceLock::new(),
@@ -136,9 +139,19 @@ impl CudaDevice {
         self.allow_tf32
     }
 
+    /// The card's name for people; unique on this machine.
+    pub(super) fn card(&self) -> &str {
+        &self.card
+    }
+
     /// How many multiprocessors the card has.
     pub fn multiprocessors(&self) -> usize {
         self.multiprocessors as usize
+    }
+
+    /// The compute capability, such as (9, 0).
+    pub fn capability(&self) -> (i32, i32) {
+        self.programs.capability()
     }
 
     /// How many kernels had to be compiled so far, not found in the cache.

@@ -88,6 +88,27 @@ impl<'a> Args<'a> {
         self
     }
 
+    /// A structure that begins with the addresses of tensors, padded with zeros to `n`, which the kernel may read and write,
+    /// and goes on with `words`. Whoever passes a tensor that is written sees to it that nobody else holds it.
+    pub fn table(mut self, tensors: &[&'a Tensor], n: usize, words: &[u64]) -> Args<'a> {
+        if tensors.len() > n {
+            return self.fail(Error::internal(format!("{} addresses where {n} fit", tensors.len())));
+        }
+        self.starts.push(self.words.len() as u16);
+        for tensor in tensors {
+            match cuda_buffer(tensor) {
+                Ok((buffer, offset)) => {
+                    self.arenas.push(buffer.arena_id());
+                    self.words.push(buffer.address() + offset as u64);
+                }
+                Err(error) => return self.fail(error),
+            }
+        }
+        self.words.resize(self.words.len() + n - tensors.len(), 0);
+        self.words.extend_from_slice(words);
+        self
+    }
+
     fn word(mut self, word: u64) -> Args<'a> {
         self.starts.push(self.words.len() as u16);
         self.words.push(word);

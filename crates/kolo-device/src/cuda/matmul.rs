@@ -1,4 +1,5 @@
-//! Matrix products by cuBLASLt. The algorithm of each shape is looked up once and remembered.
+//! Matrix products by cuBLASLt. The algorithm of each shape is chosen once, by timing what the library advises, and
+//! remembered.
 //!
 //! The library thinks in columns and tensors lie in rows: `C = A · B` in rows is `Cᵀ = Bᵀ · Aᵀ` in columns, which is the
 //! same bytes with the two inputs exchanged.
@@ -14,6 +15,7 @@ use parking_lot::Mutex;
 use super::device::CudaDevice;
 use super::launch::cuda_buffer;
 use super::library::has_cublaslt;
+use super::tune::{Chosen, fastest};
 
 /// One product, or a batch of them, of matrices that lie in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,9 +83,27 @@ struct Plan {
     a: sys::cublasLtMatrixLayout_t,
     b: sys::cublasLtMatrixLayout_t,
     c: sys::cublasLtMatrixLayout_t,
+    choice: Choice,
+    /// The choice was timed; before that it is the library's first advice.
+    is_timed: bool,
+}
+
+/// An algorithm, and the workspace it needs.
+#[derive(Clone, Copy)]
+struct Choice {
     algo: sys::cublasLtMatmulAlgo_t,
     workspace: usize,
 }
+
+/// Choices of all devices.
+static CHOSEN: Chosen<(MatMul, u32), Choice> = Chosen::new();
+
+/// Most algorithms that are looked at.
+const MOST_CHOICES: usize = 24;
+
+/// The call, and its matrices as the library sees them.
+type Descriptors =
+    (sys::cublasLtMatmulDesc_t, sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t);
 
 /// What the library recommends for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
@@ -116,6 +136,39 @@ impl Lt {
         }
         let plan = self.make_plan(call, alignment)?;
         Ok(*self.plans.lock().entry((*call, alignment)).or_insert(plan))
+    }
+
+    /// Replaces the library's first advice by what `enqueue` makes the card do fastest.
+    fn time_choices(
+        &self,
+        device: &CudaDevice,
+        call: &MatMul,
+        alignment: u32,
+        mut enqueue: impl FnMut(Choice) -> Result<()>,
+    ) -> Result<Choice> {
+        let key = (*call, alignment);
+        let choice = match CHOSEN.get(device, key) {
+            Some(choice) => choice,
+            None => {
+                let plan = self.plan(call, alignment)?;
+                let advice = self.advice(call, alignment, (plan.desc, plan.a, plan.b, plan.c))?;
+                match fastest(device, &advice, &mut enqueue) {
+                    Some((choice, seconds)) => {
+                        tracing::debug!(
+                            target: "kolo::tune",
+                            "{call:?}: {:.2} us, the best of {}, {} bytes of workspace",
+                            seconds * 1e6, advice.len(), choice.workspace
+                        );
+                        CHOSEN.insert(device, key, choice)
+                    }
+                    None => plan.choice,
+                }
+            }
+        };
+        if let Some(plan) = self.plans.lock().get_mut(&key) {
+            (plan.choice, plan.is_timed) = (choice, true);
+        }
+        Ok(choice)
     }
 
     fn make_plan(&self, call: &MatMul, alignment: u32) -> Result<Plan> {
@@ -186,6 +239,16 @@ impl Lt {
             layout(call.k, call.m, call.shared_a)?
         };
         let c = layout(call.n, call.m, false)?;
+        let advice = self.advice(call, alignment, (desc, a, b, c))?;
+        let Some(&choice) = advice.first() else {
+            let none = CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
+            return lt("choosing an algorithm", call, Err(none));
+        };
+        Ok(Plan { desc, a, b, c, choice, is_timed: false })
+    }
+
+    /// What the library advises for these descriptors, best first.
+    fn advice(&self, call: &MatMul, alignment: u32, (desc, a, b, c): Descriptors) -> Result<Vec<Choice>> {
         let preference = lt("choosing", call, result::create_matmul_pref())?;
         use sys::cublasLtMatmulPreferenceAttributes_t as Wish;
         let wishes: [(Wish, u64, usize); 5] = [
@@ -201,12 +264,32 @@ impl Lt {
                 unsafe { result::set_matmul_pref_attribute(preference, attr, (&raw const value).cast(), n_bytes) };
             lt("choosing", call, set)?;
         }
-        // SAFETY: all descriptors were just made.
-        let found = unsafe { result::get_matmul_algo_heuristic(self.handle, desc, a, b, c, c, preference) };
+        // SAFETY: zeros are valid values of all fields of this plain structure.
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; MOST_CHOICES] = unsafe { std::mem::zeroed() };
+        let mut n = 0;
+        // SAFETY: all descriptors are alive, and there is room for as many answers as are asked for.
+        let asked = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                desc,
+                a,
+                b,
+                c,
+                c,
+                preference,
+                MOST_CHOICES as i32,
+                found.as_mut_ptr(),
+                &mut n,
+            )
+        };
         // SAFETY: made above, not used again. There is nothing to do about a failure.
         let _ = unsafe { result::destroy_matmul_pref(preference) };
-        let found = lt("choosing an algorithm", call, found)?;
-        Ok(Plan { desc, a, b, c, algo: found.algo, workspace: found.workspaceSize })
+        lt("choosing an algorithm", call, asked.result())?;
+        let good = |found: &&sys::cublasLtMatmulHeuristicResult_t| {
+            found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE
+        };
+        let found = found.iter().take(n.max(0) as usize).filter(good);
+        Ok(found.map(|found| Choice { algo: found.algo, workspace: found.workspaceSize }).collect())
     }
 }
 
@@ -282,29 +365,37 @@ impl CudaDevice {
             DType::F64 => ((&raw const one64).cast(), (&raw const zero64).cast()),
             _ => ((&raw const one).cast(), (&raw const zero).cast()),
         };
-        // SAFETY: the tensors have the sizes of the plan and are alive until the compute stream has passed this call;
-        // the workspace is as large as the plan may need, and ordered by the same stream.
-        let done = unsafe {
-            result::matmul(
-                lt_handle.handle,
-                plan.desc,
-                alpha,
-                beta,
-                at_b as *const c_void,
-                plan.a,
-                at_a as *const c_void,
-                plan.b,
-                at_c as *const c_void,
-                plan.c,
-                at_c as *mut c_void,
-                plan.c,
-                &raw const plan.algo,
-                workspace as *mut c_void,
-                plan.workspace.min(WORKSPACE),
-                self.compute_stream().cast(),
-            )
+        let enqueue = |choice: Choice| {
+            // SAFETY: the tensors have the sizes of the plan and are alive until the compute stream has passed this call;
+            // the workspace is as large as the choice may need, and ordered by the same stream.
+            let done = unsafe {
+                result::matmul(
+                    lt_handle.handle,
+                    plan.desc,
+                    alpha,
+                    beta,
+                    at_b as *const c_void,
+                    plan.a,
+                    at_a as *const c_void,
+                    plan.b,
+                    at_c as *const c_void,
+                    plan.c,
+                    at_c as *mut c_void,
+                    plan.c,
+                    &raw const choice.algo,
+                    workspace as *mut c_void,
+                    choice.workspace,
+                    self.compute_stream().cast(),
+                )
+            };
+            lt("multiplying", call, done)
         };
+        let choice = match plan.is_timed || self.is_capturing() {
+            true => plan.choice,
+            false => lt_handle.time_choices(self, call, alignment, enqueue)?,
+        };
+        let done = enqueue(choice);
         drop(calls);
-        lt("multiplying", call, done)
+        done
     }
 }

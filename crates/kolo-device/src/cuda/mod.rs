@@ -33,10 +33,11 @@ mod matmul;
 mod pinned;
 mod program;
 mod stream;
+mod tune;
 mod visible;
 
 pub use arena::MemoryPlan;
-pub use capture::{Captured, Capturing};
+pub use capture::{Captured, Capturing, outside_capture};
 pub use conv::{Conv, ConvPass};
 pub use device::{CudaConfig, CudaDevice};
 pub use discover::{Card, Discovery, Process, discover};

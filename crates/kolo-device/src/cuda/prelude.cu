@@ -57,6 +57,10 @@ template <> struct Narrow<f16> {
 template <> struct Narrow<bf16> {
     static __device__ __forceinline__ bf16 from(float x) {
         bf16 y;
+#if __CUDA_ARCH__ >= 800
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+#endif
         u32 bits = __float_as_uint(x);
         // Rounds to even; NaN keeps a bit so that it stays NaN.
         if ((bits & 0x7fffffffu) > 0x7f800000u) y.bits = (u16)((bits >> 16) | 0x40u);

@@ -62,6 +62,7 @@ unsafe impl Sync for Function {}
 
 pub(super) struct Programs {
     streams: Arc<Streams>,
+    capability: (i32, i32),
     /// Such as `sm_90`.
     arch: String,
     /// What else decides what a compiler makes of a source.
@@ -83,6 +84,7 @@ impl Programs {
         let world = format!("{arch} driver {driver} nvrtc {}", nvrtc_version().unwrap_or_default());
         Programs {
             streams,
+            capability,
             arch,
             world,
             cache: cache.filter(|dir| make_private(dir).is_ok()),
@@ -90,6 +92,11 @@ impl Programs {
             modules: Mutex::default(),
             n_compiled: Default::default(),
         }
+    }
+
+    /// The compute capability that programs are compiled for.
+    pub fn capability(&self) -> (i32, i32) {
+        self.capability
     }
 
     /// How many programs were compiled, not found in the cache.

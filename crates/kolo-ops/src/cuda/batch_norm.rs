@@ -4,6 +4,7 @@
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
+use super::batch_norm_last::Walk;
 use super::{Table, c_type, function, gpu, zeros};
 use crate::KernelCtx;
 use crate::nn::channels::{Channels, is_nchw};
@@ -105,6 +106,21 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (epsilon, training) = (ctx.attrs().float("epsilon")?, ctx.attrs().bool("is_training")?);
     let factor = ctx.attrs().float("exponential_avg_factor")?;
     let (scale, offset, device) = (vector(ctx, view, 1)?, vector(ctx, view, 2)?, gpu(ctx)?);
+    if let Some(walk) = Walk::over(device, view, &[x]).filter(|_| training) {
+        // With a factor of 1 the old averages do not count, and may be empty.
+        let old = match factor == 1.0 {
+            true => [scale, offset],
+            false => [vector(ctx, view, 3)?, vector(ctx, view, 4)?],
+        };
+        let [mean, variance, new_mean, new_variance] = walk.moments(ctx, x, old, factor)?;
+        let y = walk.apply(ctx, x, [scale, offset, &mean, &variance], epsilon)?;
+        let reserve = (ctx.outputs.len() > 5).then(|| zeros(ctx, DType::F32, Shape::scalar())).transpose()?;
+        let outputs = [y, new_mean, new_variance, mean, variance].into_iter().chain(reserve);
+        for (i, tensor) in outputs.enumerate() {
+            ctx.set_output(i, tensor);
+        }
+        return Ok(());
+    }
     let (mean, variance, averages) = if training {
         let mean = mean_of(ctx, 0, view, x, None)?;
         let variance = mean_of(ctx, 1, view, x, Some(&mean))?;
@@ -153,6 +169,10 @@ fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (epsilon, training) = (ctx.attrs().float("epsilon")?, ctx.attrs().bool("is_training")?);
     let (scale, mean, variance) = (vector(ctx, view, 2)?, vector(ctx, view, 3)?, vector(ctx, view, 4)?);
     let device = gpu(ctx)?;
+    if let Some(walk) = Walk::over(device, view, &[x, dy]) {
+        let [dx, scale_grad, offset_grad] = walk.backward(ctx, [dy, x], [scale, mean, variance], epsilon, training)?;
+        return finish_backward(ctx, [dx, scale_grad, offset_grad]);
+    }
     let (n_parts, first, second) = sums(ctx, 2, view, x, Some(dy), Some(mean))?;
     let shape = Shape::new(&[view.channels])?;
     let mut scale_grad = ctx.allocate(DType::F32, shape.clone())?;
@@ -171,9 +191,14 @@ fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let args = args.input(&offset_grad).output(&mut dx).size(n).size(view.channels).size(view.inner);
         device.launch(kernel(device, 7, x.dtype())?, Grid::over(n), &args.f32(epsilon).f32(share))?;
     }
+    finish_backward(ctx, [dx, scale_grad, offset_grad])
+}
+
+/// Sets the gradients of values, scale and offset, and two outputs that are empty.
+fn finish_backward(ctx: &mut KernelCtx<'_>, grads: [Tensor; 3]) -> Result<()> {
     let none = Shape::new(&[0])?;
     let rest = [ctx.allocate(DType::F32, none.clone())?, ctx.allocate(DType::F32, none)?];
-    for (i, tensor) in [dx, scale_grad, offset_grad].into_iter().chain(rest).enumerate() {
+    for (i, tensor) in grads.into_iter().chain(rest).enumerate() {
         ctx.set_output(i, tensor);
     }
     Ok(())

@@ -137,6 +137,11 @@ pub(super) fn add(table: &mut Table) {
     function(table, "BiasAddV1", "T", NUMBERS, &[], bias_add);
 }
 
+/// The expression of an op, if it is one of [`ROWS`].
+pub(crate) fn text(op: &str) -> Option<&'static str> {
+    ROWS.iter().find(|row| row.0 == op).map(|row| row.1)
+}
+
 /// One of [`ROWS`].
 struct Map {
     expression: Expression,

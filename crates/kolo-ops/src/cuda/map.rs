@@ -24,7 +24,7 @@ pub(crate) struct Expression {
 /// Most inputs.
 const MAX_INPUTS: usize = 4;
 /// Most dimensions of the strided loop.
-const RANK: usize = 8;
+pub(super) const RANK: usize = 8;
 
 /// Output 0 becomes the expression of all inputs (all of one dtype), in the memory of one that dies here if possible.
 pub(crate) fn map_inputs(ctx: &mut KernelCtx<'_>, expression: Expression, out: DType, params: &[f32]) -> Result<()> {
@@ -138,7 +138,7 @@ pub(crate) fn run(
 }
 
 /// Whether a tensor begins where a load of `width` elements may.
-fn is_aligned(tensor: &Tensor, width: usize) -> bool {
+pub(super) fn is_aligned(tensor: &Tensor, width: usize) -> bool {
     let bytes = width * tensor.dtype().size().unwrap_or(1);
     match tensor.storage() {
         // Buffers of the card begin at multiples of 256.
@@ -147,14 +147,14 @@ fn is_aligned(tensor: &Tensor, width: usize) -> bool {
     }
 }
 
-struct Strides {
-    sizes: SmallVec<[i64; RANK]>,
+pub(super) struct Strides {
+    pub sizes: SmallVec<[i64; RANK]>,
     /// For each input, its step along each size.
-    steps: SmallVec<[SmallVec<[i64; RANK]>; MAX_INPUTS]>,
+    pub steps: SmallVec<[SmallVec<[i64; RANK]>; MAX_INPUTS]>,
 }
 
 /// Sizes, innermost last, and each input's steps along them; neighbours that all inputs walk alike are merged.
-fn strides(shape: &Shape, inputs: &[Option<&Tensor>]) -> Result<Strides> {
+pub(super) fn strides(shape: &Shape, inputs: &[Option<&Tensor>]) -> Result<Strides> {
     let rank = shape.rank();
     let steps_of = |tensor: Option<&Tensor>| -> SmallVec<[i64; RANK]> {
         let dims = tensor.map_or(shape.dims(), |tensor| tensor.shape().dims());

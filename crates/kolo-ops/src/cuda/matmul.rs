@@ -1,13 +1,13 @@
 //! `MatMul` and `BatchMatMul` by cuBLASLt.
 
-use kolo_core::{Error, Result, Shape, Tensor};
+use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Epilogue, MatMul, MatMulKind};
 
 use super::map::{Expression, run};
 use super::{FLOATS, Table, function, gpu, zeros};
-use crate::KernelCtx;
 use crate::math::elementwise::broadcast_shape;
 use crate::math::matmul::misfit;
+use crate::{KernelCtx, OutputValue};
 
 pub(super) fn add(table: &mut Table) {
     function(table, "MatMul", "T", FLOATS, &[], matmul);
@@ -20,6 +20,7 @@ pub(super) fn add(table: &mut Table) {
         batch_matmul(ctx)
     });
     function(table, "BatchMatMulV2", "T", FLOATS, &[], batch_matmul);
+    function(table, "_KoloFusedMatMul", "T", FLOATS, &[], fused_matmul);
 }
 
 fn matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -30,6 +31,67 @@ fn matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
         }
     }
     product(ctx, ctx.attrs().bool("transpose_a")?, ctx.attrs().bool("transpose_b")?)
+}
+
+/// A product of matrices with a bias and perhaps a `Relu`, by the library if it has them for this shape.
+fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (a, b, bias) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
+    let relu = ctx.attrs().bool("relu")?;
+    let transposed = [ctx.attrs().bool("transpose_a")?, ctx.attrs().bool("transpose_b")?];
+    if let ([m, k], [right, n], [n_bias]) = (sides(a, transposed[0]), sides(b, transposed[1]), bias.shape().dims())
+        && k == right
+        && n == *n_bias
+        && m * n * k > 0
+        && a.dtype() != DType::F64
+    {
+        let device = gpu(ctx)?;
+        let mut out = ctx.allocate(a.dtype(), Shape::new(&[m, n])?)?;
+        let call = MatMul {
+            m,
+            n,
+            k,
+            transpose_a: transposed[0],
+            transpose_b: transposed[1],
+            batch: 1,
+            shared_a: false,
+            shared_b: false,
+            dtype: a.dtype(),
+            kind: if device.allow_tf32() { MatMulKind::Tf32 } else { MatMulKind::Full },
+            epilogue: if relu { Epilogue::BiasRelu } else { Epilogue::Bias },
+        };
+        if device.matmul(&call, a, b, Some(bias), &mut out).is_ok() {
+            ctx.set_output(0, out);
+            return Ok(());
+        }
+    }
+    let bias = ctx.take_input(2)?;
+    matmul(ctx)?;
+    let Some(OutputValue::Tensor(mut out)) = ctx.outputs[0].take() else {
+        return Err(Error::internal("a product without a value"));
+    };
+    if bias.shape().rank() != 1 || out.shape().last() != bias.shape().last() {
+        return Err(Error::invalid_argument(format!(
+            "Must provide as many biases as the last dimension of the input tensor: {} vs. {}",
+            bias.shape(),
+            out.shape()
+        )));
+    }
+    let expression = match relu {
+        true => Expression { name: "bias_relu", text: "x0 + x1 < (W)0 ? (W)0 : x0 + x1" },
+        false => Expression { name: "AddV2", text: "x0 + x1" },
+    };
+    run(gpu(ctx)?, expression, &[None, Some(&bias)], &mut out, &[])?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+/// Rows and columns of a matrix, turned if it is stored so; zeros for anything else.
+fn sides(tensor: &Tensor, transposed: bool) -> [usize; 2] {
+    match *tensor.shape().dims() {
+        [rows, columns] if transposed => [columns, rows],
+        [rows, columns] => [rows, columns],
+        _ => [0, 0],
+    }
 }
 
 fn batch_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {

@@ -17,12 +17,19 @@ use crate::kernel::KernelInit;
 use crate::op::{DTypeSet, KernelDef, KernelMaker, Op};
 use crate::{Kernel, KernelCtx};
 
+mod apply_all;
 pub(crate) mod array;
+mod attention;
 mod batch_norm;
+mod batch_norm_last;
+mod class_loss;
+mod columns;
 mod conv;
 mod elementwise;
 mod flow;
+mod fused;
 mod gather;
+mod layer_norm;
 mod map;
 mod matmul;
 mod optim;
@@ -38,12 +45,17 @@ type Table = HashMap<&'static str, Vec<KernelDef>>;
 
 /// Each area's list.
 const ADDERS: &[fn(&mut Table)] = &[
+    apply_all::add,
     array::add,
+    attention::add,
     batch_norm::add,
+    class_loss::add,
     conv::add,
     elementwise::add,
     flow::add,
+    fused::add,
     gather::add,
+    layer_norm::add,
     matmul::add,
     optim::add,
     pool::add,
@@ -64,6 +76,9 @@ fn table() -> &'static Table {
         table
     })
 }
+
+pub use apply_all::{UpdateLayout, update_layout};
+pub(crate) use elementwise::text as elementwise_text;
 
 /// The GPU kernels of this op.
 pub(crate) fn kernels(op: &str) -> &'static [KernelDef] {

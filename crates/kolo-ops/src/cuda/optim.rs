@@ -15,15 +15,15 @@ use crate::kernel::KernelInit;
 use crate::{Kernel, KernelCtx, VariableCell};
 
 /// One rule.
-struct Rule {
+pub(super) struct Rule {
     /// The op, without `Resource`, `Sparse` and `Apply`.
-    name: &'static str,
-    slots: usize,
+    pub name: &'static str,
+    pub slots: usize,
     /// Which input the gradient is, in the dense form.
-    grad: usize,
-    scalars: &'static [usize],
+    pub grad: usize,
+    pub scalars: &'static [usize],
     /// A boolean attribute that the text sees as `FLAG`.
-    flag: &'static str,
+    pub flag: &'static str,
     /// Done once, before the elements.
     before: &'static str,
     text: &'static str,
@@ -221,7 +221,7 @@ pub(super) fn add(table: &mut Table) {
 }
 
 /// The rule behind an op's name, and whether it is a sparse form.
-fn rule_of(op: &str) -> Option<(&'static Rule, bool)> {
+pub(super) fn rule_of(op: &str) -> Option<(&'static Rule, bool)> {
     let plain = op.strip_prefix("Resource").unwrap_or(op);
     let (name, sparse) = match plain.strip_prefix("SparseApply") {
         Some(name) => (name, true),
@@ -374,14 +374,7 @@ impl Update {
         let scalar_type = |i: usize| if rule.name == "AdagradDA" && i == 7 { "i64" } else { "T" };
         pointers.extend(rule.scalars.iter().map(|&i| format!("const {}* in{i}", scalar_type(i))));
         let scalars: String = rule.scalars.iter().map(|i| format!("    const W c{i} = (W)widen(*in{i});\n")).collect();
-        let head =
-            format!("typedef {} T;\ntypedef Wide<T>::type W;\n#define FLAG {}\n", c_type(dtype), u32::from(self.flag));
-        let parameters: String = slots.clone().map(|i| format!(", W& s{i}")).collect();
-        let constants: String = rule.scalars.iter().map(|i| format!(", const W c{i}")).collect();
-        let step = format!(
-            "static __device__ __forceinline__ void step(W& v{parameters}, const W g{constants}) {{\n    {}\n    {}\n}}\n",
-            rule.before, rule.text
-        );
+        let (head, step) = (head(dtype, self.flag), step(rule));
         let call_slots: String = slots.clone().map(|i| format!(", s{i}")).collect();
         let call_scalars: String = rule.scalars.iter().map(|i| format!(", c{i}")).collect();
         let load = |at: &str| -> String {
@@ -436,8 +429,23 @@ impl Update {
     }
 }
 
+/// The types of a kernel that updates.
+pub(super) fn head(dtype: DType, flag: bool) -> String {
+    format!("typedef {} T;\ntypedef Wide<T>::type W;\n#define FLAG {}\n", c_type(dtype), u32::from(flag))
+}
+
+/// The rule as a function of one element.
+pub(super) fn step(rule: &Rule) -> String {
+    let parameters: String = (0..rule.slots).map(|i| format!(", W& s{i}")).collect();
+    let constants: String = rule.scalars.iter().map(|i| format!(", const W c{i}")).collect();
+    format!(
+        "static __device__ __forceinline__ void step(W& v{parameters}, const W g{constants}) {{\n    {}\n    {}\n}}\n",
+        rule.before, rule.text
+    )
+}
+
 /// Whether a tensor begins where 16 bytes can be loaded at once.
-fn starts_aligned(tensor: &Tensor) -> bool {
+pub(super) fn starts_aligned(tensor: &Tensor) -> bool {
     matches!(tensor.storage(), TensorData::Buffer { offset, .. } if offset % 16 == 0)
 }
 

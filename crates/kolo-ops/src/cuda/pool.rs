@@ -4,6 +4,7 @@
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
+use super::map::is_aligned;
 use super::{FLOATS, Table, c_type, function, gpu, zeros};
 use crate::KernelCtx;
 use crate::nn::pool::{Pool, depth_group};
@@ -11,38 +12,115 @@ use crate::nn::window::Axis;
 
 pub(super) fn add(table: &mut Table) {
     function(table, "MaxPool", "T", FLOATS, &[], |ctx| forward(ctx, 0));
-    function(table, "MaxPoolGrad", "T", FLOATS, &[], max_backward);
+    function(table, "MaxPoolGrad", "T", FLOATS, &[], |ctx| max_backward(ctx, false));
+    function(table, "_KoloFusedMaxPoolGradRelu", "T", FLOATS, &[], |ctx| max_backward(ctx, true));
     function(table, "AvgPool", "T", FLOATS, &[], |ctx| forward(ctx, 2));
     function(table, "AvgPoolGrad", "T", FLOATS, &["orig_input_shape"], avg_backward);
 }
 
-const NAMES: [&str; 4] = ["max", "max_grad", "avg", "avg_grad"];
+const NAMES: [&str; 7] = ["max", "max_grad", "avg", "avg_grad", "max_grad_apart", "max_taps", "max_grad_taps"];
+const MAX_GRAD: usize = 1;
+const MAX_GRAD_APART: usize = 4;
+/// Two kernels for windows that overlap: which tap was the largest, and then the gradient of those.
+const MAX_TAPS: usize = 5;
+const MAX_GRAD_TAPS: usize = 6;
+/// Taps are numbered in a byte, in which this means none.
+const NO_TAP: usize = 255;
 
-fn kernel(device: &CudaDevice, kind: usize, dtype: DType) -> Result<Function> {
-    let key = ProgramKey { family: "pool", op: NAMES[kind], dtypes: [Some(dtype), None, None], variant: 0 };
-    device.function(&key, || source(kind, dtype))
+/// What decides a kernel's text.
+#[derive(Clone, Copy, Default)]
+struct Form {
+    /// Channels of a thread.
+    per: usize,
+    /// An index may need more than 31 bits.
+    is_long: bool,
+    /// The gradient of a `Relu` before the pool too.
+    relu: bool,
+    /// The window, where the kernel is for one size only.
+    window: [usize; 2],
 }
 
-fn source(kind: usize, dtype: DType) -> String {
+fn kernel(device: &CudaDevice, kind: usize, dtype: DType, form: Form) -> Result<Function> {
+    let [tall, broad] = form.window.map(|size| size as u32);
+    let variant = form.per as u32 | u32::from(form.is_long) << 8 | u32::from(form.relu) << 9 | tall << 16 | broad << 24;
+    let key = ProgramKey { family: "pool", op: NAMES[kind], dtypes: [Some(dtype), None, None], variant };
+    device.function(&key, || source(kind, dtype, form))
+}
+
+fn source(kind: usize, dtype: DType, form: Form) -> String {
+    let Form { per, is_long, relu, window: [tall, broad] } = form;
     format!(
-        "typedef {} T;\ntypedef Wide<T>::type W;\n#define INFINITE ((W)__int_as_float(0x7f800000))\n#define KIND {kind}\n{}",
+        "typedef {} T;\ntypedef Wide<T>::type W;\ntypedef {} N;\n#define INFINITE ((W)__int_as_float(0x7f800000))\n\
+         #define KIND {kind}\n#define PER {per}\n#define RELU {}\n#define TALL {tall}\n#define BROAD {broad}\n{}",
         c_type(dtype),
+        if is_long { "i64" } else { "i32" },
+        u32::from(relu),
         include_str!("pool.cu")
     )
 }
 
-fn words(axis: &Axis) -> [u64; 6] {
+fn words(axis: &Axis, is_long: bool) -> Vec<u64> {
     let Axis { input, output, kernel, stride, dilation, before } = *axis;
-    [input, output, kernel, stride, dilation, before].map(|word| word as u64)
+    let all = [input, output, kernel, stride, dilation, before].map(|word| word as u64);
+    match is_long {
+        true => all.to_vec(),
+        // Two to a word, as the structure of 32-bit numbers lies.
+        false => all.chunks(2).map(|pair| pair[0] | pair[1] << 32).collect(),
+    }
+}
+
+/// Enqueues what a kind of kernel does, over all elements of `out`.
+fn launch(
+    ctx: &KernelCtx<'_>,
+    kind: usize,
+    inputs: &[&Tensor],
+    out: &mut Tensor,
+    pool: &Pool,
+    relu: bool,
+) -> Result<()> {
+    let Pool { h, w, .. } = pool;
+    let apart = |axis: &Axis| {
+        axis.kernel == axis.stride && axis.before == 0 && axis.dilation == 1 && axis.output * axis.stride == axis.input
+    };
+    let is_apart = apart(h) && apart(w) && h.kernel * w.kernel <= 9;
+    match (kind, inputs) {
+        (MAX_GRAD, _) if is_apart => enqueue(ctx, MAX_GRAD_APART, inputs, out, pool, relu),
+        (MAX_GRAD, &[input, top, grad]) if h.kernel.saturating_mul(w.kernel) < NO_TAP => {
+            let mut taps = ctx.allocate(DType::U8, pool.shape.clone())?;
+            enqueue(ctx, MAX_TAPS, &[input, top], &mut taps, pool, relu)?;
+            enqueue(ctx, MAX_GRAD_TAPS, &[&taps, grad], out, pool, relu)
+        }
+        _ => enqueue(ctx, kind, inputs, out, pool, relu),
+    }
 }
 
 /// Enqueues a kernel over all elements of `out`.
-fn launch(ctx: &KernelCtx<'_>, kind: usize, inputs: &[&Tensor], out: &mut Tensor, pool: &Pool) -> Result<()> {
+fn enqueue(
+    ctx: &KernelCtx<'_>,
+    kind: usize,
+    inputs: &[&Tensor],
+    out: &mut Tensor,
+    pool: &Pool,
+    relu: bool,
+) -> Result<()> {
     let (device, n) = (gpu(ctx)?, out.n_elements());
-    let kernel = kernel(device, kind, out.dtype())?;
-    let args = inputs.iter().fold(Args::new(), |args, &tensor| args.input(tensor));
-    let args = args.output(out).size(n).size(pool.channels).words(&words(&pool.h)).words(&words(&pool.w));
-    device.launch(kernel, Grid::over(n), &args)
+    let dtype = if kind == MAX_TAPS { inputs[0].dtype() } else { out.dtype() };
+    let most = inputs.iter().map(|tensor| tensor.n_elements()).max().unwrap_or(0).max(n);
+    let Pool { channels, h, w, .. } = pool;
+    // Padding and reach are added to indices.
+    let reach = |axis: &Axis| axis.input + axis.output * axis.stride + axis.kernel * axis.dilation;
+    let is_long = most > (1 << 30) || reach(h).max(reach(w)) > (1 << 30);
+    let is_apart = kind == MAX_GRAD_APART;
+    let mut per = if matches!(kind, MAX_GRAD | 3) { 1 } else { 16 / dtype.size().unwrap_or(16) };
+    while per > 1 && !(channels % per == 0 && inputs.iter().copied().chain([&*out]).all(|x| is_aligned(x, per))) {
+        per /= 2;
+    }
+    let window = if is_apart { [h.kernel, w.kernel] } else { [0, 0] };
+    let kernel = kernel(device, kind, dtype, Form { per, is_long, relu, window })?;
+    let n_items = if is_apart { n / (h.kernel * w.kernel) / per } else { n / per };
+    let args = inputs.iter().fold(Args::new(), |args, &tensor| args.input(tensor)).output(out);
+    let args = args.size(n).size(*channels).words(&words(h, is_long)).words(&words(w, is_long));
+    device.launch(kernel, Grid::over(n_items), &args)
 }
 
 fn no_depth(ctx: &KernelCtx<'_>, shape: &Shape) -> Result<()> {
@@ -58,7 +136,7 @@ fn forward(ctx: &mut KernelCtx<'_>, kind: usize) -> Result<()> {
     let pool = Pool::new(ctx.attrs(), input.shape())?;
     let mut out = ctx.allocate(input.dtype(), pool.shape.clone())?;
     if out.n_elements() > 0 {
-        launch(ctx, kind, &[input], &mut out, &pool)?;
+        launch(ctx, kind, &[input], &mut out, &pool, false)?;
     }
     ctx.set_output(0, out);
     Ok(())
@@ -71,14 +149,14 @@ fn check(name: &str, found: &Shape, pool: &Pool) -> Result<()> {
     }
 }
 
-fn max_backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn max_backward(ctx: &mut KernelCtx<'_>, relu: bool) -> Result<()> {
     let input = ctx.input(0)?;
     no_depth(ctx, input.shape())?;
     let pool = Pool::new(ctx.attrs(), input.shape())?;
     check("orig_output", ctx.input(1)?.shape(), &pool)?;
     check("grad", ctx.input(2)?.shape(), &pool)?;
-    backward(ctx, 1, &[input, ctx.input(1)?, ctx.input(2)?], input.shape().clone(), &pool)
-        .map(|out| ctx.set_output(0, out))
+    let inputs = [input, ctx.input(1)?, ctx.input(2)?];
+    backward(ctx, MAX_GRAD, &inputs, input.shape().clone(), &pool, relu).map(|out| ctx.set_output(0, out))
 }
 
 fn avg_backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -86,15 +164,22 @@ fn avg_backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let pool = Pool::new(ctx.attrs(), &shape)?;
     let grad = ctx.input(1)?;
     check("grad", grad.shape(), &pool)?;
-    backward(ctx, 3, &[grad], shape, &pool).map(|out| ctx.set_output(0, out))
+    backward(ctx, 3, &[grad], shape, &pool, false).map(|out| ctx.set_output(0, out))
 }
 
-fn backward(ctx: &KernelCtx<'_>, kind: usize, inputs: &[&Tensor], shape: Shape, pool: &Pool) -> Result<Tensor> {
+fn backward(
+    ctx: &KernelCtx<'_>,
+    kind: usize,
+    inputs: &[&Tensor],
+    shape: Shape,
+    pool: &Pool,
+    relu: bool,
+) -> Result<Tensor> {
     if pool.shape.n_elements() == 0 || shape.n_elements() == 0 {
         return zeros(ctx, inputs[0].dtype(), shape);
     }
     let mut out = ctx.allocate(inputs[0].dtype(), shape)?;
-    launch(ctx, kind, inputs, &mut out, pool)?;
+    launch(ctx, kind, inputs, &mut out, pool, relu)?;
     Ok(out)
 }
 
@@ -105,9 +190,12 @@ mod tests {
     #[test]
     fn sources_compile() {
         let all = FLOATS.iter().flat_map(|&dtype| {
-            NAMES.iter().enumerate().map(move |(kind, op)| {
-                let key = ProgramKey { family: "pool", op, dtypes: [Some(dtype), None, None], variant: 0 };
-                (key, source(kind, dtype))
+            NAMES.iter().enumerate().flat_map(move |(kind, op)| {
+                [false, true].map(|is_long| {
+                    let key = ProgramKey { family: "pool", op, dtypes: [Some(dtype), None, None], variant: 0 };
+                    let per = if matches!(kind, MAX_GRAD | 3) { 1 } else { 16 / dtype.size().unwrap_or(16) };
+                    (key, source(kind, dtype, Form { per, is_long, relu: is_long, window: [2, 3] }))
+                })
             })
         });
         super::super::tests::compiles(all);

@@ -10,12 +10,13 @@ use kolo_graph::AttrValue;
 use kolo_graph::shape_fns::resolve_axis;
 use smallvec::SmallVec;
 
+use super::columns::reduce_columns;
 use super::{FLOATS, NUMBERS, PLAIN, Table, c_type, function, gpu};
 use crate::KernelCtx;
 
 /// How values are reduced.
-struct Reducer {
-    name: &'static str,
+pub(super) struct Reducer {
+    pub name: &'static str,
     start: &'static str,
     step: &'static str,
     join: &'static str,
@@ -24,11 +25,11 @@ struct Reducer {
     keeps_one: bool,
 }
 
-const SUM: Reducer =
+pub(super) const SUM: Reducer =
     Reducer { name: "sum", start: "(A)0", step: "(a) + (A)(x)", join: "(a) + (b)", finish: "(a)", keeps_one: true };
 const MEAN: Reducer = Reducer { name: "mean", finish: "(a) / (A)(n)", ..SUM };
 const PROD: Reducer = Reducer { name: "prod", start: "(A)1", step: "(a) * (A)(x)", join: "(a) * (b)", ..SUM };
-const MAX: Reducer = Reducer {
+pub(super) const MAX: Reducer = Reducer {
     name: "max",
     start: "LEAST",
     step: "((x) > (a) || is_nan((A)(x))) ? (A)(x) : (a)",
@@ -174,6 +175,10 @@ fn reduced(
     }
     let n_in = shape.n_elements() / n_out;
     let (kept, reduced) = sides(shape, is_reduced)?;
+    if kept.steps.as_slice() == [1] && reduced.sizes.len() == 1 && n_in > 0 {
+        reduce_columns(ctx, reducer, &[input], None, (n_in, n_out), &mut out)?;
+        return Ok(out);
+    }
     // Which side lies innermost decides who reads neighbours.
     let by_row = reduced.steps.last() == Some(&1) || n_in == 0;
     let busy = device.multiprocessors() * 8;
@@ -216,11 +221,14 @@ fn reduced(
     device.launch(kernel, grid, &args)?;
     drop(args);
     if let Some(partial) = &partial {
-        let key =
-            ProgramKey { family: "reduce_parts", op: reducer.name, dtypes: [Some(dtype), None, None], variant: 0 };
-        let kernel = device.function(&key, || parts_source(reducer, dtype))?;
+        // Few outputs of many parts are a warp's work each.
+        let by_warp = n_parts > 32;
+        let variant = u32::from(by_warp);
+        let key = ProgramKey { family: "reduce_parts", op: reducer.name, dtypes: [Some(dtype), None, None], variant };
+        let kernel = device.function(&key, || parts_source(reducer, dtype, by_warp))?;
         let args = Args::new().input(partial).output(&mut out).size(n_out).size(n_parts).size(n_in);
-        device.launch(kernel, Grid::over(n_out), &args)?;
+        let grid = if by_warp { Grid::blocks(n_out.div_ceil(8), 256)? } else { Grid::over(n_out) };
+        device.launch(kernel, grid, &args)?;
     }
     Ok(out)
 }
@@ -237,12 +245,13 @@ fn source(reducer: &Reducer, dtype: DType, by_row: bool, few: bool, kept_rank: u
 }
 
 /// The kernel that joins the parts.
-fn parts_source(reducer: &Reducer, dtype: DType) -> String {
-    format!("{}{}", definitions(reducer, dtype), include_str!("reduce_parts.cu"))
+fn parts_source(reducer: &Reducer, dtype: DType, by_warp: bool) -> String {
+    let by_warp = u32::from(by_warp);
+    format!("{}#define BY_WARP {by_warp}\n{}", definitions(reducer, dtype), include_str!("reduce_parts.cu"))
 }
 
 /// Types and steps of a reducer. Floats are accumulated as `float` or `double`, everything else as 64-bit integers.
-fn definitions(reducer: &Reducer, dtype: DType) -> String {
+pub(super) fn definitions(reducer: &Reducer, dtype: DType) -> String {
     let accumulator = match dtype {
         DType::F64 => "f64",
         DType::F32 | DType::F16 | DType::BF16 => "f32",
@@ -329,13 +338,13 @@ pub(super) fn sum_rows(ctx: &KernelCtx<'_>, input: &Tensor, rows: usize, n: usiz
     let key = ProgramKey { family: "sum_rows", op: "plain", dtypes: [Some(wide), Some(dtype), None], variant: 0 };
     let kernel = device.function(&key, || sum_rows_source(wide, dtype))?;
     let args = Args::new().input(input).output(&mut out).size(n).size(rows).size(rows);
-    device.launch(kernel, Grid::over(n), &args)?;
+    device.launch(kernel, Grid::blocks(n.div_ceil(8), 256)?, &args)?;
     Ok(out)
 }
 
 fn sum_rows_source(wide: DType, dtype: DType) -> String {
     format!(
-        "typedef {} A;\ntypedef {} U;\n#define START ((A)0)\n#define JOIN(a, b) ((a) + (b))\n#define FINISH(a, n) (a)\n{}",
+        "typedef {} A;\ntypedef {} U;\n#define START ((A)0)\n#define JOIN(a, b) ((a) + (b))\n#define FINISH(a, n) (a)\n#define BY_WARP 1\n{}",
         c_type(wide),
         c_type(dtype),
         include_str!("reduce_parts.cu")
@@ -356,7 +365,8 @@ mod tests {
                 for (v, (by_row, few)) in [(false, false), (true, false), (true, true)].into_iter().enumerate() {
                     all.push((key(reducer.name, dtype, v as u32), source(reducer, dtype, by_row, few, 2, 1)));
                 }
-                all.push((key(reducer.name, dtype, 9), parts_source(reducer, dtype)));
+                all.push((key(reducer.name, dtype, 9), parts_source(reducer, dtype, false)));
+                all.push((key(reducer.name, dtype, 10), parts_source(reducer, dtype, true)));
             }
         }
         for reducer in [&SUM, &MAX] {

@@ -13,8 +13,8 @@ pub(super) fn add(table: &mut Table) {
     function(table, "LogSoftmax", "T", FLOATS, &[], |ctx| softmax(ctx, 1));
     function(table, "SoftmaxCrossEntropyWithLogits", "T", FLOATS, &[], cross_entropy);
     function(table, "SparseSoftmaxCrossEntropyWithLogits", "T", FLOATS, &[], sparse_cross_entropy);
-    function(table, "KoloLayerNorm", "T", FLOATS, &[], layer_norm);
-    function(table, "KoloLayerNormGrad", "T", FLOATS, &[], layer_norm_grad);
+    function(table, "_KoloFusedCrossEntropy", "T", FLOATS, &[], cross_entropy);
+    function(table, "_KoloFusedSparseCrossEntropy", "T", FLOATS, &[], sparse_cross_entropy);
 }
 
 const NAMES: [&str; 7] = [
@@ -87,13 +87,19 @@ fn cross_entropy(ctx: &mut KernelCtx<'_>) -> Result<()> {
         run(device, Expression { name: "copy", text: "x0" }, &[Some(tensor)], &mut wide, &[])?;
         Ok(wide)
     };
-    let mut loss = zeros(ctx, dtype, Shape::new(&[n_rows])?)?;
+    let mut loss = match shape.n_elements() {
+        0 => zeros(ctx, dtype, Shape::new(&[n_rows])?)?,
+        _ => ctx.allocate(dtype, Shape::new(&[n_rows])?)?,
+    };
+    let (weights, rest) = weights(ctx, n_rows)?;
     let mut backprop = ctx.allocate(dtype, shape.clone())?;
     if shape.n_elements() > 0 {
         let (features, labels) = (whole(ctx, 0)?, whole(ctx, 1)?);
         let args = Args::new().input(&features).input(&labels).output(&mut loss).output(&mut backprop).size(n);
+        let args = weighted(args, weights.as_ref());
         device.launch(kernel(device, 2, dtype, None)?, rows_grid(n_rows, n)?, &args)?;
     }
+    let backprop = times(ctx, backprop, rest)?;
     ctx.set_output(0, loss);
     ctx.set_output(1, backprop);
     Ok(())
@@ -112,19 +118,51 @@ fn sparse_cross_entropy(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     let (dtype, labels, device) = (ctx.input(0)?.dtype(), ctx.input(1)?.dtype(), gpu(ctx)?);
     let mut loss = ctx.allocate(dtype, Shape::new(&[n_rows])?)?;
+    let (weights, rest) = weights(ctx, n_rows)?;
     let mut backprop = ctx.allocate(dtype, shape.clone())?;
     if shape.n_elements() > 0 {
         let args =
             Args::new().input(ctx.input(0)?).input(ctx.input(1)?).output(&mut loss).output(&mut backprop).size(n);
+        let args = weighted(args, weights.as_ref());
         device.launch(kernel(device, 3, dtype, Some(labels))?, rows_grid(n_rows, n)?, &args)?;
     }
+    let backprop = times(ctx, backprop, rest)?;
     ctx.set_output(0, loss);
     ctx.set_output(1, backprop);
     Ok(())
 }
 
+/// What the backprop is multiplied by, if the op has such an input: in the kernel if it is one number for each row or for all,
+/// or afterwards.
+fn weights(ctx: &KernelCtx<'_>, n_rows: usize) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    if ctx.n_inputs() < 3 {
+        return Ok((None, None));
+    }
+    let weights = ctx.input(2)?.clone();
+    match weights.shape().dims() {
+        [] | [1] | [1, 1] => Ok((Some(weights), None)),
+        [rows, 1] if *rows == n_rows => Ok((Some(weights), None)),
+        _ => Ok((None, Some(weights))),
+    }
+}
+
+fn weighted<'a>(args: Args<'a>, weights: Option<&'a Tensor>) -> Args<'a> {
+    match weights {
+        Some(weights) => args.input(weights).i64(i64::from(weights.n_elements() > 1)),
+        None => args.i64(0).i64(0),
+    }
+}
+
+fn times(ctx: &KernelCtx<'_>, backprop: Tensor, rest: Option<Tensor>) -> Result<Tensor> {
+    let Some(rest) = rest else { return Ok(backprop) };
+    let shape = broadcast_shape(backprop.shape(), rest.shape())?;
+    let mut out = ctx.allocate(backprop.dtype(), shape)?;
+    run(gpu(ctx)?, Expression { name: "Mul", text: "x0 * x1" }, &[Some(&rest), Some(&backprop)], &mut out, &[])?;
+    Ok(out)
+}
+
 /// Rows and their length; scale and offset must fit.
-fn layer(ctx: &KernelCtx<'_>, x: usize, vectors: &[usize]) -> Result<(usize, usize)> {
+pub(super) fn layer(ctx: &KernelCtx<'_>, x: usize, vectors: &[usize]) -> Result<(usize, usize)> {
     let shape = ctx.input(x)?.shape();
     let Some(&n) = shape.last() else { return Err(Error::invalid_argument("a scalar has no rows to normalise")) };
     for &i in vectors {
@@ -138,7 +176,8 @@ fn layer(ctx: &KernelCtx<'_>, x: usize, vectors: &[usize]) -> Result<(usize, usi
     Ok((shape.n_elements().checked_div(n).unwrap_or(0), n))
 }
 
-fn layer_norm(ctx: &mut KernelCtx<'_>) -> Result<()> {
+/// Layer norm of rows of any length.
+pub(super) fn long_layer_norm(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (n_rows, n) = layer(ctx, 0, &[1, 2])?;
     let (dtype, device) = (ctx.input(0)?.dtype(), gpu(ctx)?);
     let mut out = ctx.allocate(dtype, ctx.input(0)?.shape().clone())?;
@@ -156,7 +195,8 @@ fn layer_norm(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn layer_norm_grad(ctx: &mut KernelCtx<'_>) -> Result<()> {
+/// The gradient of layer norm for rows of any length.
+pub(super) fn long_layer_norm_grad(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (n_rows, n) = layer(ctx, 1, &[2])?;
     if ctx.input(0)?.shape() != ctx.input(1)?.shape() {
         return Err(Error::invalid_argument(format!(

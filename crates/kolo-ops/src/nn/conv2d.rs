@@ -25,6 +25,15 @@ pub fn conv2d<'g>(images: Output<'g>, filter: Output<'g>, strides: [i64; 2], pad
     images.graph().op("Conv2D").input(images).input(filter).attr("strides", strides).attr("padding", padding).out()
 }
 
+/// As [`conv2d`], with zeros above, below, left and right of the images.
+#[track_caller]
+pub fn conv2d_explicit<'g>(images: Output<'g>, filter: Output<'g>, strides: [i64; 2], around: [i64; 4]) -> Output<'g> {
+    let [top, bottom, left, right] = around;
+    let builder = images.graph().op("Conv2D").input(images).input(filter).attr("padding", "EXPLICIT");
+    let builder = builder.attr("strides", vec![1, strides[0], strides[1], 1]);
+    builder.attr("explicit_paddings", vec![0, 0, top, bottom, left, right, 0, 0]).out()
+}
+
 macro_rules! attrs {
     ($types:literal) => {
         concat!(

@@ -4,10 +4,12 @@ use kolo_core::{Error, Result};
 
 use crate::{KernelCtx, Op};
 
+pub mod attention;
 pub mod avg_pool;
 pub mod batch_norm;
 pub mod bias_add;
 pub(crate) mod channels;
+pub mod class_loss;
 pub mod conv2d;
 pub mod conv3d;
 pub mod cross_entropy;
@@ -32,6 +34,8 @@ pub(crate) mod window;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
+    &attention::ATTENTION,
+    &attention::ATTENTION_GRAD,
     &avg_pool::AVG_POOL,
     &avg_pool::AVG_POOL_GRAD,
     &batch_norm::FUSED_BATCH_NORM,
@@ -43,6 +47,8 @@ pub static OPS: &[&Op] = &[
     &bias_add::BIAS_ADD,
     &bias_add::BIAS_ADD_GRAD,
     &bias_add::BIAS_ADD_V1,
+    &class_loss::CLASS_LOSS,
+    &class_loss::CLASS_LOSS_GRAD,
     &conv2d::CONV2D,
     &conv3d::CONV3D,
     &conv3d::CONV3D_BACKPROP_FILTER_V2,

@@ -36,7 +36,7 @@ pub(crate) static SPARSE_SOFTMAX_CROSS_ENTROPY_WITH_LOGITS: Op = Op {
     cost: Cost::Elements,
 };
 
-fn different_rows(logits: &dyn std::fmt::Display, labels: &dyn std::fmt::Display) -> Error {
+pub(crate) fn different_rows(logits: &dyn std::fmt::Display, labels: &dyn std::fmt::Display) -> Error {
     Error::invalid_argument(format!(
         "logits and labels must have the same first dimension, got logits shape {logits} and labels shape {labels}"
     ))
@@ -74,7 +74,7 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 }
 
 /// The labels as indices; an error that lists them if one is out of range.
-fn classes(labels: &[i64], n_classes: usize) -> Result<Vec<usize>> {
+pub(crate) fn classes(labels: &[i64], n_classes: usize) -> Result<Vec<usize>> {
     let class = |&label: &i64| usize::try_from(label).ok().filter(|&class| class < n_classes);
     labels
         .iter()

@@ -4,7 +4,7 @@
 //! then the same kernels run on the same memory each time, and one call stands for all of them. Feeds are copied into fixed
 //! buffers, fetches out of fixed ones. Nodes that run on the host (shapes, axes, numbers of elements) ran during the capture
 //! and give the same each time, since they see only constants and the shapes of feeds and variables, which are part of the
-//! agreement; what they sent to the card is kept there. So a capture is for feeds of certain shapes, and a plan has a few.
+//! agreement; what they sent to the card is kept there, and so is what nodes on the card compute from such values alone. So a capture is for feeds of certain shapes, and a plan has a few.
 //!
 //! Before each replay the variables must be where the capture saw them, and nobody else may hold what it writes to; otherwise
 //! the step runs as usual. Whatever cannot be captured says so once (`KOLO_LOG=kolo::capture=debug`) and runs as usual too.
@@ -18,10 +18,10 @@ use kolo_core::{DType, Error, Memory, Result, Shape, Tensor};
 use kolo_device::Device;
 use kolo_device::cuda::{Captured, CudaDevice};
 use kolo_graph::Flow;
-use kolo_ops::{Touched, VariableCell, record_variables};
+use kolo_ops::{Input, Touched, VariableCell, record_variables};
 use parking_lot::Mutex;
 
-use super::plan::{PartPlan, PlanKernel, updates_variable};
+use super::plan::{NodePlan, PartPlan, PlanKernel, updates_variable};
 use super::step::Step;
 
 /// Runs before a capture: kernels are compiled, algorithms chosen and memory taken in these.
@@ -188,6 +188,10 @@ impl Replay {
         }
         let step = new_step();
         let capturing = device.begin_capture()?;
+        part.constants
+            .iter()
+            .filter(|constant| is_on_card(constant))
+            .for_each(|constant| device.keep_in_capture(constant));
         let (fetches, touched) = record_variables(|| {
             let values: Vec<(usize, &Tensor)> = fixed.iter().map(|(number, tensor)| (*number, tensor)).collect();
             step.feed(&values, false);
@@ -251,6 +255,19 @@ impl Replay {
         events.iter().try_for_each(|event| event.wait())?;
         Ok(Some(fetched))
     }
+}
+
+/// Whether a call that is being captured gives the same in every replay, because what it reads is the same: then it is made
+/// now, once, and its outputs are kept.
+pub(super) fn is_constant_call(device: &CudaDevice, node: &NodePlan, inputs: &[Input]) -> bool {
+    if !device.is_capturing() {
+        return false;
+    }
+    let is_same = |input: &Input| match input {
+        Input::Tensor(tensor) => !is_on_card(tensor) || device.is_kept_in_capture(tensor),
+        Input::Empty | Input::Reference(_) => false,
+    };
+    matches!(node.node.op(), "OnesLike" | "ZerosLike") || (!inputs.is_empty() && inputs.iter().all(is_same))
 }
 
 fn form(tensor: &Tensor) -> (DType, &Shape) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kolo_core::{DType, Error, Memory, Result, Tensor};
 use kolo_device::Device;
-use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes};
+use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes, OutputInfo};
 use kolo_ops::{
     AsyncKernel, Cost, Kernel, KernelCtx, KernelInit, KernelMaker, ResourceStore, find_kernel, find_op, host_arguments,
 };
@@ -127,6 +127,9 @@ pub(crate) struct NodePlan {
     /// It writes to a variable and is on a device where one thread runs the nodes: it waits until nothing else is ready, so
     /// that readers of the old value are done and the update need not copy it first.
     pub is_late: bool,
+    /// On a GPU: it depends on nothing but its inputs, and its outputs are not known to be large. While a step is captured
+    /// such a node is computed once if its inputs are the same in all replays.
+    pub may_fold: bool,
     /// Inputs that are constants, and which of [`PartPlan::constants`] they are. They are filled in when the node runs.
     pub constants: SmallVec<[(u32, u32); 2]>,
 }
@@ -141,6 +144,8 @@ pub(crate) struct OutputPlan {
 
 /// Most elements of an output of a tiny node.
 const TINY: usize = 16;
+/// Most elements of an output that is computed once per capture and then kept.
+const MOST_FOLDED: usize = 1 << 20;
 /// Most inputs of a tiny node: the bits of [`NodePlan::constant_inputs`].
 const TINY_INPUTS: usize = 32;
 
@@ -305,13 +310,17 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             && node.inputs.len() <= TINY_INPUTS
             && node.outputs.iter().all(|output| output.shape.n_elements().is_some_and(|n| n <= TINY));
         let outputs = node.outputs.iter().map(|output| OutputPlan { edges: 0..0, fetches: 0..0, dtype: output.dtype });
+        let on_host = own_memory && kernel_of(node).is_ok_and(|kernel| kernel.device == "CPU");
+        let is_pure = flow == Flow::Plain && !node.def.stateful && !has_references && !updates_variable(node.op());
+        let is_small = |output: &OutputInfo| output.shape.n_elements().is_none_or(|n| n <= MOST_FOLDED);
         plans.push(NodePlan {
+            may_fold: own_memory && !on_host && is_pure && node.outputs.iter().all(is_small),
             node: node.clone(),
             kernel,
             cost,
             is_tiny,
             is_late: own_memory && updates_variable(node.op()),
-            on_host: own_memory && kernel_of(node).is_ok_and(|kernel| kernel.device == "CPU"),
+            on_host,
             constant_inputs: if is_tiny { constants.iter().map(|&(i, _)| 1 << i).sum() } else { 0 },
             has_references,
             flow,
@@ -376,7 +385,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
 
 /// Whether an op writes to a variable that it is given.
 pub(crate) fn updates_variable(op: &str) -> bool {
-    let op = op.strip_prefix("Resource").unwrap_or(op);
+    let op = op.strip_prefix("Resource").or(op.strip_prefix("_Kolo")).unwrap_or(op);
     ["Apply", "SparseApply", "Assign", "Scatter"].iter().any(|prefix| op.starts_with(prefix))
         && !matches!(op, "ScatterNd" | "ScatterNdNonAliasingAdd")
 }

@@ -7,12 +7,14 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Memory, Result, Tensor};
+use kolo_device::cuda::{CudaDevice, outside_capture};
 use kolo_graph::{Flow, Node};
 use kolo_ops::{
     CancelToken, Done, FrameIteration, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices,
 };
 use parking_lot::{Mutex, MutexGuard};
 
+use super::capture::is_constant_call;
 use super::plan::{NodePlan, PartPlan, PlanKernel};
 use super::state::{State, Token, flow_outputs, read_references};
 use crate::rendezvous::{LocalRendezvous, StepRendezvous};
@@ -637,6 +639,8 @@ impl Step {
         if outputs.len() != node.outputs.len() {
             outputs.resize_with(node.outputs.len(), || None);
         }
+        let gpu = if node.may_fold { plan.unit.device.as_any().downcast_ref::<CudaDevice>() } else { None };
+        let folds = gpu.filter(|gpu| is_constant_call(gpu, node, inputs));
         let mut ctx = call.ctx(plan, inputs, outputs, services);
         // A kernel that panics is our bug; it must not take the step's other threads down with it.
         let run = std::panic::AssertUnwindSafe(|| match &node.kernel {
@@ -647,7 +651,18 @@ impl Step {
                 Err(Error::internal("not a synchronous kernel"))
             }
         });
-        std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)))?;
+        let run = || std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)));
+        match folds {
+            None => run()?,
+            Some(gpu) => {
+                outside_capture(run)?;
+                for output in outputs.iter().flatten() {
+                    if let OutputValue::Tensor(tensor) = output {
+                        gpu.keep_in_capture(tensor);
+                    }
+                }
+            }
+        }
         for (i, (output, info)) in outputs.iter().zip(&node.outputs).enumerate() {
             match output {
                 Some(OutputValue::Tensor(tensor)) if tensor.dtype() != info.dtype => {

@@ -1,0 +1,110 @@
+//! Choosing among a library's algorithms by timing them, once for each shape.
+//!
+//! What was chosen is remembered for the whole process: two sessions on one card compute the same bits.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use cudarc::driver::{result, sys};
+use kolo_core::Result;
+use parking_lot::Mutex;
+
+use super::check;
+use super::device::CudaDevice;
+
+/// Calls that are timed together, so that small kernels are not lost in the time it takes to start them.
+const N_CALLS: usize = 10;
+/// Calls that take longer, in seconds, are timed alone.
+const LONG: f64 = 100e-6;
+/// After this many seconds for one shape the best so far is good enough.
+const BUDGET: f64 = 0.4;
+
+/// Choices that were made, by card and call.
+pub(super) struct Chosen<K, V>(Mutex<Option<Entries<K, V>>>);
+
+type Entries<K, V> = HashMap<(String, K), V>;
+
+impl<K: Eq + Hash, V: Copy> Chosen<K, V> {
+    pub const fn new() -> Chosen<K, V> {
+        Chosen(Mutex::new(None))
+    }
+
+    pub fn get(&self, device: &CudaDevice, key: K) -> Option<V> {
+        self.0.lock().as_ref()?.get(&(device.card().to_owned(), key)).copied()
+    }
+
+    /// Remembers a choice, unless another thread was first; gives the one that counts.
+    pub fn insert(&self, device: &CudaDevice, key: K, value: V) -> V {
+        *self.0.lock().get_or_insert_default().entry((device.card().to_owned(), key)).or_insert(value)
+    }
+}
+
+/// The fastest of `candidates`, by the time that `enqueue` makes the card work, and that time in seconds. Those that fail are
+/// left out; `None` if all do.
+pub(super) fn fastest<C: Copy>(
+    device: &CudaDevice,
+    candidates: &[C],
+    mut enqueue: impl FnMut(C) -> Result<()>,
+) -> Option<(C, f64)> {
+    let start = std::time::Instant::now();
+    let mut best: Option<(C, f64)> = None;
+    for (i, &candidate) in candidates.iter().enumerate() {
+        if best.is_some() && start.elapsed().as_secs_f64() > BUDGET {
+            break;
+        }
+        let Ok(seconds) = seconds(device, || enqueue(candidate)) else { continue };
+        tracing::trace!(target: "kolo::tune", "candidate {i}: {:.2} us", seconds * 1e6);
+        if best.is_none_or(|(_, least)| seconds < least) {
+            best = Some((candidate, seconds));
+        }
+    }
+    best
+}
+
+/// Seconds that the card works on what `enqueue` enqueues. It is called several times.
+fn seconds(device: &CudaDevice, mut enqueue: impl FnMut() -> Result<()>) -> Result<f64> {
+    let once = seconds_each(device, 1, &mut enqueue)?;
+    if once > LONG { Ok(once) } else { seconds_each(device, N_CALLS, &mut enqueue) }
+}
+
+fn seconds_each(device: &CudaDevice, n_calls: usize, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
+    // Captured first: what is timed is the card's work, not the host's.
+    let capturing = device.begin_capture()?;
+    for _ in 0..n_calls {
+        enqueue()?;
+    }
+    let captured = capturing.end()?;
+    captured.replay()?;
+    let (start, end) = (Timer::new()?, Timer::new()?);
+    let stream = device.streams().compute.cu_stream();
+    let mut least = f64::INFINITY;
+    for _ in 0..2 {
+        // SAFETY: events and stream are alive.
+        check("recording an event", unsafe { result::event::record(start.0, stream) })?;
+        captured.replay()?;
+        // SAFETY: as above.
+        check("recording an event", unsafe { result::event::record(end.0, stream) })?;
+        // SAFETY: as above.
+        check("waiting for the card", unsafe { result::event::synchronize(end.0) })?;
+        // SAFETY: both events were recorded and have come.
+        let millis = check("reading a timer", unsafe { result::event::elapsed(start.0, end.0) })?;
+        least = least.min(f64::from(millis) / 1e3 / n_calls as f64);
+    }
+    Ok(least)
+}
+
+/// An event that knows its time.
+struct Timer(sys::CUevent);
+
+impl Timer {
+    fn new() -> Result<Timer> {
+        check("making an event", result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)).map(Timer)
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // SAFETY: the event is ours and this is its last use. There is nothing to do about a failure.
+        let _ = unsafe { result::event::destroy(self.0) };
+    }
+}

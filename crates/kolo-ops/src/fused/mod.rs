@@ -1,0 +1,92 @@
+//! Ops that stand for several. The runtime makes them when it plans a step for a GPU, where one kernel that does the work of
+//! many is faster; no program asks for them, and only GPUs have kernels (`cuda/fused.rs` and its neighbours).
+
+use kolo_graph::{Gradient, OpDef};
+
+use crate::{Cost, Op};
+
+pub mod program;
+
+/// The ops of this area.
+pub static OPS: &[&Op] = &[
+    &APPLY_ALL,
+    &CROSS_ENTROPY,
+    &LAYER_NORM_GRAD,
+    &MAP,
+    &MAP_AND_SUM,
+    &MAT_MUL,
+    &MAX_POOL_GRAD_RELU,
+    &SPARSE_CROSS_ENTROPY,
+];
+
+const fn fused(name: &'static str, signature: &'static str, cost: Cost) -> Op {
+    Op {
+        def: OpDef {
+            name,
+            signature,
+            gradient: Gradient::Refused("it is made when a step is planned; differentiate before"),
+            ..OpDef::BASE
+        },
+        kernels: &[],
+        cost,
+    }
+}
+
+/// A tree of elementwise ops; see [`program::Program`].
+pub static MAP: Op = fused(
+    "_KoloFusedMap",
+    "(inputs:list(Tin)) -> (output:T) ; Tin:list(type)>=1, T:type, program:string",
+    Cost::Elements,
+);
+
+/// A tree of elementwise ops, and the sums of its value over all dimensions but the last.
+pub static MAP_AND_SUM: Op = fused(
+    "_KoloFusedMapAndSum",
+    "(inputs:list(Tin)) -> (output:T, sums:T) ; Tin:list(type)>=1, T:type, program:string",
+    Cost::Elements,
+);
+
+/// `MatMul`, `BiasAdd`, and `Relu` if there is one.
+pub static MAT_MUL: Op = fused(
+    "_KoloFusedMatMul",
+    "(a:T, b:T, bias:T) -> (product:T) ; transpose_a:bool=false, transpose_b:bool=false, relu:bool=false, T:type",
+    Cost::Heavy,
+);
+
+/// `SoftmaxCrossEntropyWithLogits`, whose backprop is multiplied by the gradient of the loss at once.
+pub static CROSS_ENTROPY: Op = fused(
+    "_KoloFusedCrossEntropy",
+    "(features:T, labels:T, weights:T) -> (loss:T, backprop:T) ; T:type",
+    Cost::Elements,
+);
+
+/// `KoloLayerNormGrad`, and what is added to its first output.
+pub static LAYER_NORM_GRAD: Op = fused(
+    "_KoloFusedLayerNormGrad",
+    "(dy:T, x:T, scale:T, plus:T) -> (dx:T, dscale:T, doffset:T) ; T:type, epsilon:float=9.99999974737875e-06",
+    Cost::Elements,
+);
+
+/// As [`CROSS_ENTROPY`], with class numbers for labels.
+pub static SPARSE_CROSS_ENTROPY: Op = fused(
+    "_KoloFusedSparseCrossEntropy",
+    "(features:T, labels:Tlabels, weights:T) -> (loss:T, backprop:T) ; T:type, Tlabels:type",
+    Cost::Elements,
+);
+
+/// `MaxPoolGrad` of the output of a `Relu`, and then that one's gradient.
+pub static MAX_POOL_GRAD_RELU: Op = fused(
+    "_KoloFusedMaxPoolGradRelu",
+    "(orig_input:T, orig_output:T, grad:T) -> (output:T) ; ksize:list(int)>=4, strides:list(int)>=4, \
+     padding:string{SAME|VALID|EXPLICIT}, explicit_paddings:list(int)=[], data_format:string{NHWC|NCHW}=\"NHWC\", T:type",
+    Cost::Elements,
+);
+
+/// One optimizer's dense updates of many variables: all handles (of each variable and then of its slots), the scalars that all
+/// of them share, and all gradients, which may be of a narrower type. `rule` is the op of a single update, `flag` its boolean attribute.
+pub static APPLY_ALL: Op = fused(
+    "_KoloApplyAll",
+    "(handles:M*resource, scalars:S*T, grads:N*Tgrad) -> () ; \
+     rule:string, flag:bool=false, M:int>=1, S:int>=1, N:int>=1, T:type, Tgrad:type",
+    Cost::Elements,
+);

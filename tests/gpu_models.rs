@@ -1,0 +1,242 @@
+//! The ops of large models on a real GPU, against the CPU: in all their precisions, in sizes that fit tiles and in sizes that do not;
+//! and whole steps of small models. On a machine without a GPU every test says that it was skipped, and why, with a count.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kolo::optim::{AdamW, Momentum, Optimizer};
+use kolo::recipes::{gpt2, resnet};
+use kolo::{DType, GpuOptions, Graph, Output, Session, SessionConfig, Shape, Tensor, gradients, nn, ops};
+
+/// The body of a test, unless there is no GPU. A skipped test says so where the harness does not hide it.
+fn on_gpu(test: impl FnOnce()) {
+    static SKIPPED: AtomicUsize = AtomicUsize::new(0);
+    match kolo::cuda::discover(None).absent {
+        Some(why) => {
+            let n = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
+            let name = std::thread::current().name().unwrap_or("a test").to_owned();
+            let _ = writeln!(std::io::stderr(), "skipped ({n} GPU tests so far): {name}: {why}");
+        }
+        None => test(),
+    }
+}
+
+fn config(n_gpus: usize) -> SessionConfig {
+    let gpu = GpuOptions { full_precision: true, ..GpuOptions::default() };
+    SessionConfig { gpu, device_count: [("GPU".to_owned(), n_gpus)].into(), ..SessionConfig::default() }
+}
+
+/// Numbers that look random and are the same everywhere.
+fn wavy(dims: &[usize], seed: u32) -> Tensor {
+    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+    let values: Vec<f32> = (0..dims.iter().product())
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect();
+    Tensor::from_vec(Shape::new(dims).expect("a small shape"), values).expect("as many as the shape has")
+}
+
+/// How much two tensors differ at most, as a part of the largest value.
+fn difference(a: &Tensor, b: &Tensor) -> f32 {
+    assert_eq!(a.shape(), b.shape());
+    let (a, b) = (a.data::<f32>().expect("float"), b.data::<f32>().expect("float"));
+    let largest = b.iter().fold(1e-6f32, |most, x| most.max(x.abs()));
+    a.iter().zip(b).fold(0.0, |most: f32, (x, y)| if x == y { most } else { most.max((x - y).abs() / largest) })
+}
+
+/// `build` gets float inputs of these shapes and gives an output; it and the gradients by all inputs must agree.
+fn agree(
+    what: &str,
+    dtype: DType,
+    shapes: &[&[usize]],
+    build: impl for<'g> Fn(&'g Graph, &[Output<'g>]) -> Output<'g>,
+) {
+    let run = |config: SessionConfig| -> Vec<Tensor> {
+        let g = kolo::graph();
+        let sources: Vec<Output<'_>> =
+            shapes.iter().enumerate().map(|(i, dims)| g.constant(wavy(dims, 7 + i as u32))).collect();
+        let inputs: Vec<Output<'_>> = sources.iter().map(|&x| ops::cast(x, dtype)).collect();
+        let y = ops::cast(build(&g, &inputs), DType::F32);
+        let shape = y.shape().known().expect("shapes are known");
+        let loss = ops::sum_all(y * g.constant(wavy(&shape, 99)));
+        let mut outputs = vec![y];
+        for grad in gradients(&[loss], &sources).expect("has a gradient").into_iter().flatten() {
+            outputs.push(grad.dense().expect("dense"));
+        }
+        Session::with_config(&g, config).expect("a session").run(&outputs, &[], &[]).expect("runs")
+    };
+    let (cpu, gpu) = (run(config(0)), run(config(1)));
+    assert_eq!(cpu.len(), gpu.len());
+    let tolerance = match dtype {
+        DType::BF16 => 2e-2,
+        DType::F16 => 4e-3,
+        _ => 2e-5,
+    };
+    for (i, (cpu, gpu)) in cpu.iter().zip(&gpu).enumerate() {
+        let found = difference(gpu, cpu);
+        println!("{what} {dtype} {shapes:?} output {i}: {found:.2e}");
+        assert!(found <= tolerance, "{what} of {dtype}, output {i}: they differ by {found}");
+    }
+}
+
+#[test]
+fn attention_agrees() {
+    on_gpu(|| {
+        for (batch, length, heads, size) in
+            [(2, 64, 2, 64), (1, 200, 3, 64), (2, 129, 1, 32), (1, 70, 2, 128), (2, 33, 2, 20), (1, 1, 1, 64)]
+        {
+            for dtype in [DType::BF16, DType::F16, DType::F32, DType::F64] {
+                for causal in [true, false] {
+                    agree("attention", dtype, &[&[batch, length, 3 * heads * size]], |_, x| {
+                        ops::attention(x[0], heads, causal)
+                    });
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn layer_norm_agrees() {
+    on_gpu(|| {
+        for (rows, n) in [(100, 768), (33, 8), (7, 1000), (3, 5), (1, 4096), (2000, 256)] {
+            for dtype in [DType::BF16, DType::F16, DType::F32] {
+                agree("layer norm", dtype, &[&[rows, n], &[n], &[n]], |_, x| ops::layer_norm(x[0], x[1], x[2], 1e-5));
+            }
+        }
+    });
+}
+
+#[test]
+fn batch_norm_agrees() {
+    on_gpu(|| {
+        for dims in [[4, 7, 7, 64], [2, 9, 5, 24], [8, 3, 3, 2048], [3, 4, 4, 5]] {
+            for dtype in [DType::BF16, DType::F16, DType::F32] {
+                agree("batch norm", dtype, &[&dims], |g, x| {
+                    let channels = dims[3];
+                    let (scale, offset) = (g.constant(wavy(&[channels], 3)), g.constant(wavy(&[channels], 4)));
+                    ops::batch_norm_training(x[0], scale, offset, 1e-3).y
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn class_loss_agrees() {
+    on_gpu(|| {
+        for (rows, n) in [(10, 50304), (64, 1000), (5, 3), (1, 1)] {
+            for dtype in [DType::BF16, DType::F16, DType::F32] {
+                agree("class loss", dtype, &[&[rows, n]], |g, x| {
+                    let labels: Vec<i64> = (0..rows as i64).map(|i| i * 7919 % n as i64).collect();
+                    ops::class_loss(x[0], g.constant(Tensor::from(labels)))
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn convolutions_agree() {
+    on_gpu(|| {
+        for dtype in [DType::F32, DType::BF16] {
+            for (stride, side, channels) in [(1, 3, 16), (2, 3, 16), (1, 1, 16), (2, 1, 16), (2, 7, 3)] {
+                agree("convolution", dtype, &[&[2, 14, 14, channels], &[side, side, channels, 32]], |_, x| {
+                    ops::conv2d_explicit(x[0], x[1], [stride, stride], [side as i64 / 2; 4])
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn pools_agree() {
+    on_gpu(|| {
+        for dtype in [DType::F32, DType::BF16, DType::F64] {
+            for dims in [[2, 12, 12, 16], [1, 7, 9, 3], [2, 5, 4, 24]] {
+                for (window, stride) in [(3, 2), (2, 2), (3, 1), (2, 3), (4, 4)] {
+                    for padding in [nn::Padding::Same, nn::Padding::Valid] {
+                        // Rounded, so that windows have several largest values; with and without a Relu, which is fused.
+                        for relu in [false, true] {
+                            agree("max pool", dtype, &[&dims], |_, x| {
+                                let x = (x[0] - ops::stop_gradient(x[0])) + ops::round(x[0] * 3.0);
+                                let x = if relu { ops::relu(x) } else { x };
+                                nn::max_pool(x, [window, window], [stride, stride], padding)
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// The losses of some steps.
+fn losses(
+    config: SessionConfig,
+    steps: usize,
+    build: impl for<'g> Fn(&'g Graph) -> (Output<'g>, kolo::Operation<'g>),
+) -> Vec<f32> {
+    let g = kolo::graph();
+    g.set_seed(1);
+    let (loss, train) = build(&g);
+    let init = g.global_variables_initializer();
+    let session = Session::with_config(&g, config).expect("a session");
+    session.run_op(init).expect("initialises");
+    let step = || session.run(&[loss], &[], &[train]).expect("runs")[0].scalar_value::<f32>().expect("a float");
+    (0..steps).map(|_| step()).collect()
+}
+
+fn same_course(what: &str, (cpu, gpu): (Vec<f32>, Vec<f32>), tolerance: f32) {
+    println!("{what}: cpu {cpu:?}, gpu {gpu:?}");
+    assert!(cpu.last() < cpu.first() && gpu.last() < gpu.first(), "{what} does not learn");
+    for (a, b) in cpu.iter().zip(&gpu) {
+        assert!((a - b).abs() <= tolerance * (1.0 + a.abs()), "{what}: {cpu:?} and {gpu:?}");
+    }
+}
+
+#[test]
+fn a_small_gpt2_learns_as_on_a_cpu() {
+    on_gpu(|| {
+        for (compute, tolerance) in [(DType::F32, 2e-4), (DType::BF16, 2e-2)] {
+            let size = gpt2::Size { vocabulary: 96, context: 48, width: 128, layers: 2, heads: 2, compute };
+            let run = |config| {
+                losses(config, 8, |g| {
+                    let tokens = gpt2::synthetic_tokens(4 * 48 + 1, 96, 1);
+                    let window = |from: usize| {
+                        let part: Vec<i64> = tokens[from..from + 4 * 48].iter().map(|&token| token.into()).collect();
+                        let value = Tensor::from_vec([4, 48], part).expect("as many as the shape has");
+                        g.new_variable("tokens", value).not_trainable().build().read()
+                    };
+                    let loss = gpt2::parts(gpt2::logits(window(0), &size), window(1)).loss;
+                    (loss, AdamW::new(1e-3, 0.1).minimize(loss, None).expect("has gradients"))
+                })
+            };
+            same_course("gpt2", (run(config(0)), run(config(1))), tolerance);
+        }
+    });
+}
+
+#[test]
+fn a_small_resnet_learns_as_on_a_cpu() {
+    on_gpu(|| {
+        for (compute, tolerance) in [(DType::F32, 5e-3), (DType::BF16, 0.15)] {
+            let size = resnet::Size { side: 32, classes: 8, width: 8, blocks: [1, 2, 1, 1], compute };
+            let run = |config| {
+                losses(config, 5, |g| {
+                    let data = resnet::synthetic(16, &size, 1).expect("images").batch(16, true).all().expect("images");
+                    let labels = Tensor::from(data[1].integers().expect("whole numbers"));
+                    let held = |name: &str, value: Tensor| g.new_variable(name, value).not_trainable().build().read();
+                    let logits = resnet::logits(held("images", data[0].clone()), &size);
+                    let loss = resnet::parts(logits, held("labels", labels)).loss;
+                    let updates = nn::update_ops(g);
+                    let train = g.control_dependencies(&updates, || Momentum::new(0.01, 0.9).minimize(loss, None));
+                    (loss, train.expect("has gradients"))
+                })
+            };
+            same_course("resnet", (run(config(0)), run(config(1))), tolerance);
+        }
+    });
+}
