@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use kolo::{ClusterSpec, Durability, Error, FileAccess, MessageLimits, Result, Server, ServerConfig, SessionConfig, TaskName};
+use kolo::{
+    ClusterSpec, Durability, Error, FileAccess, MessageLimits, Result, Server, ServerConfig, SessionConfig, TaskName,
+};
 
 use super::print;
 use super::security::SecurityFlags;
@@ -145,9 +147,9 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The task that `--replica` names.
 fn replica(text: &str, cluster: &ClusterSpec) -> Result<TaskName> {
-    let (job, task) = text.rsplit_once(':').ok_or_else(|| {
-        Error::invalid_argument(format!("--replica '{text}' is not a task; it looks like ps:1"))
-    })?;
+    let (job, task) = text
+        .rsplit_once(':')
+        .ok_or_else(|| Error::invalid_argument(format!("--replica '{text}' is not a task; it looks like ps:1")))?;
     let task = cluster.task_index(job, task).map_err(|error| error.context("--replica"))?;
     Ok(TaskName::new(job, task))
 }

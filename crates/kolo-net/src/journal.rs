@@ -243,12 +243,24 @@ pub(crate) fn entry(store: &ResourceStore, place: &(usize, Key)) -> Result<Optio
     let has_rank = dims.is_some();
     let value = Some(WireTensor::new(value)?);
     let dims = dims.unwrap_or_default();
-    Ok(Some(VariableEntry { value, dims, has_rank, device: *device as u32, container: container.clone(), name: name.clone() }))
+    Ok(Some(VariableEntry {
+        value,
+        dims,
+        has_rank,
+        device: *device as u32,
+        container: container.clone(),
+        name: name.clone(),
+    }))
 }
 
 /// That a variable is no more.
 pub(crate) fn gone((device, (container, name)): &(usize, Key)) -> VariableEntry {
-    VariableEntry { device: *device as u32, container: container.clone(), name: name.clone(), ..VariableEntry::default() }
+    VariableEntry {
+        device: *device as u32,
+        container: container.clone(),
+        name: name.clone(),
+        ..VariableEntry::default()
+    }
 }
 
 /// Gives a variable the value that it had.

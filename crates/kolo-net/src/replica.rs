@@ -18,9 +18,7 @@ use parking_lot::Mutex;
 
 use crate::journal::{Key, entry, gone, restore};
 use crate::peers::{Peers, TaskName};
-use crate::proto::{
-    KoloClaimRequest, KoloClaimResponse, KoloReplicateRequest, KoloReplicateResponse, VariableEntry,
-};
+use crate::proto::{KoloClaimRequest, KoloClaimResponse, KoloReplicateRequest, KoloReplicateResponse, VariableEntry};
 
 /// How long the other task has to keep a record.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -33,7 +31,9 @@ pub(crate) fn default_place(own: &TaskName, peers: &Peers) -> Result<TaskName> {
     let other = tasks.iter().find(|task| task.job != own.job);
     let place = next.copied().filter(|task| *task != own).or(other);
     place.cloned().ok_or_else(|| {
-        Error::failed_precondition(format!("{own} is alone in its cluster: no other task can keep a copy of its variables"))
+        Error::failed_precondition(format!(
+            "{own} is alone in its cluster: no other task can keep a copy of its variables"
+        ))
     })
 }
 
@@ -66,7 +66,9 @@ impl Replicator {
         for entry in claimed.entry {
             let (device, key) = (entry.device as usize, (entry.container.clone(), entry.name.clone()));
             let store = stores.get(device).ok_or_else(|| {
-                Error::failed_precondition(format!("the copy on {to} has variables of device {device}, which is not here"))
+                Error::failed_precondition(format!(
+                    "the copy on {to} has variables of device {device}, which is not here"
+                ))
             })?;
             restore(store, &key, entry)?;
             known.insert((device, key));

@@ -232,7 +232,8 @@ impl Connection {
             return Ok(keys.clone());
         }
         let parsed = Keys::decode(bytes.clone()).map_err(|error| Error::data_loss(format!("keys: {error}")))?;
-        let keys: Arc<[RendezvousKey]> = parsed.key.iter().map(|key| RendezvousKey::parse(key)).collect::<Result<_>>()?;
+        let keys: Arc<[RendezvousKey]> =
+            parsed.key.iter().map(|key| RendezvousKey::parse(key)).collect::<Result<_>>()?;
         if self.known.len() >= MAX_KNOWN {
             self.known.clear();
         }

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use kolo::cluster::Replicas;
+use kolo::tls::Security;
 use kolo::train::hooks::{CheckpointSaver, StopAtStep};
 use kolo::train::{MonitoredTrainingSession, global_step};
-use kolo::tls::Security;
 use kolo::{ClusterSpec, Connect as _, Error, Graph, Result, Server, ServerConfig, Session, SessionConfig};
 use serde_json::json;
 
@@ -46,9 +46,8 @@ pub fn run<'g>(
     };
     let own = format!("/job:worker/task:{}", role.task);
     let config = SessionConfig { device_filters: vec!["/job:ps".to_owned(), own], ..SessionConfig::default() };
-    let connect = move |graph: &Graph| {
-        Session::connect_secured(&target, graph, config.clone(), &security).map(Arc::new)
-    };
+    let connect =
+        move |graph: &Graph| Session::connect_secured(&target, graph, config.clone(), &security).map(Arc::new);
     let open = connect.clone();
 
     let last = common.max_steps.unwrap_or(i64::try_from(n_steps).unwrap_or(i64::MAX));
