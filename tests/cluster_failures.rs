@@ -53,6 +53,12 @@ fn a_task_of_another_cluster_and_a_wrong_token_are_named() {
     let (is_well, text) = kolo(&["doctor", "--cluster", &spec.text]);
     assert!(!is_well && text.contains("ps:0 was started with another cluster"), "{text}");
     drop(ps);
+    // Over gRPC there is no greeting; the master asks.
+    let by_grpc = Spec::new(&[("ps", 1), ("worker", 1)]);
+    let _by_grpc_worker = by_grpc.serve("worker", 0, &["--grpc-only"]);
+    let _by_grpc_ps = by_grpc.with("worker", 0, "127.0.0.1:9").serve("ps", 0, &[]);
+    let error = connect(&by_grpc.target("worker", 0)).err().unwrap();
+    assert!(error.code() == Code::FailedPrecondition && error.message().contains("different clusters"), "{error}");
 
     let _ps = spec.serve("ps", 0, &["--token", "a-token-of-the-ps"]);
     let error = connect(&spec.target("worker", 0)).err().unwrap();
@@ -538,4 +544,74 @@ fn a_task_that_keeps_variables_may_be_restarted() {
     let value = session.fetch(v.read()).unwrap().scalar_value::<i64>().unwrap();
     // One of before, one of after; what was not acknowledged may count or not.
     assert!(value >= 2, "{value}");
+}
+
+#[test]
+fn a_program_trains_through_a_server_that_runs_already() {
+    let _turn = one_at_a_time();
+    let training = Training::new("target", 1);
+    let spec = &training.spec;
+    let (_ps, _worker) = (spec.serve("ps", 0, &[]), spec.serve("worker", 0, &[]));
+    let (data, target) = (training.folder.path("data"), spec.target("worker", 0));
+    let train = |target: &str| {
+        let args = ["train", "mnist", "--json", "--log-every", "1", "--batch-size", "20", "--max-steps", "30"];
+        let mut client = Process::start("client", &[&args[..], &["--data", &data, "--target", target]].concat());
+        let is_well = client.wait().success();
+        (is_well, client.steps(), client.text())
+    };
+    let (is_well, steps, text) = train(&target);
+    assert!(is_well && !steps.is_empty() && text.contains("\"step\":30,"), "{text}");
+    // The variables are on the parameter server still, and so is the step.
+    let (is_well, _, text) = train(&target);
+    assert!(is_well && text.contains("\"own_steps\":0"), "{text}");
+    let (is_well, _, text) = train(&spec.target("ps", 0));
+    assert!(!is_well && text.contains("give the address of one of those"), "{text}");
+}
+
+#[test]
+fn hybrid_training_goes_on_without_a_worker_that_is_stopped() {
+    stopped_in_hybrid_mode(Duration::from_secs(8));
+}
+
+#[test]
+#[ignore = "takes half a minute; the same as above for as long as an operator might take to notice"]
+fn hybrid_training_goes_on_without_a_worker_that_is_stopped_for_half_a_minute() {
+    stopped_in_hybrid_mode(Duration::from_secs(30));
+}
+
+/// One of three workers is stopped for a while: the others go on, and when it wakes it does no harm.
+fn stopped_in_hybrid_mode(stop: Duration) {
+    let _turn = one_at_a_time();
+    let training = Training::new("hybrid", 3);
+    let _ps = training.spec.serve("ps", 0, &[]);
+    let mode = ["--hybrid", "timeout=200ms,min=0.5"];
+    let chief = training.worker(0, &[&mode[..], &["--checkpoint-every", "1000000"]].concat());
+    let others = [training.worker(1, &mode), training.worker(2, &mode)];
+    others.iter().for_each(|worker| drop(worker.wait_for_step(0, |_| true)));
+    chief.wait_for_step(0, |step| step > 10);
+    others[1].signal("STOP");
+    let stopped = Instant::now();
+    let before = chief.steps().into_iter().max().unwrap();
+    // It is noticed, by name.
+    let named = loop {
+        let (_, text) = kolo(&["doctor", "--cluster", &training.spec.text, "--deadline", "0.5"]);
+        if text.contains("worker:2") && text.contains("does not answer") {
+            break text;
+        }
+        assert!(stopped.elapsed() < PATIENCE, "{text}");
+    };
+    println!("named after {:?}: {named}", stopped.elapsed());
+    while stopped.elapsed() < stop {
+        let n = chief.lines().len();
+        chief.wait_for_step(n, |_| true);
+    }
+    let during = chief.steps().into_iter().max().unwrap();
+    assert!(during > before, "{before} and {during}");
+    others[1].signal("CONT");
+    // It goes on from where the others are: what it had computed is late, and the step never falls.
+    let n = others[1].lines().len();
+    others[1].wait_for_step(n, |step| step >= during);
+    for process in [&chief, &others[0], &others[1]] {
+        assert!(process.steps().is_sorted(), "{:?}", process.steps());
+    }
 }

@@ -40,8 +40,10 @@ def prepare(context, name, with_kolo):
     at = lines.index("import tensorflow.compat.v1 as tf")
     lines.insert(at + 1, "import kolo_tf")
     script = context.path(name)
-    with open(script, "w") as f:
+    # A process that was started before may be about to read the script: it must never find half of one.
+    with open(script + ".new", "w") as f:
         f.write("\n".join(lines))
+    os.replace(script + ".new", script)
     env["PYTHONPATH"] = os.path.join(ROOT, "python")
     env["KOLO_BIN"] = os.environ.get("KOLO_BIN") or "kolo"
     if context.servers == "tensorflow":

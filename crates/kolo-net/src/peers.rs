@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use crate::batch::Batch;
 use crate::cluster::ClusterSpec;
 use crate::overdue::Mastered;
-use crate::proto::{RecvTensorRequest, RecvTensorResponse};
+use crate::proto::{ClusterDef, RecvTensorRequest, RecvTensorResponse};
 use crate::random::random_id;
 use crate::services::{Each, Group, Guard, WorkerService};
 use crate::worker::transfers::{Fetch, Waiter};
@@ -86,6 +86,24 @@ impl Peers {
     /// Every task of the cluster.
     pub fn tasks(&self) -> Vec<TaskName> {
         self.cluster.all_tasks().map(|(job, task, _)| TaskName::new(job, task)).collect()
+    }
+
+    /// The tasks of a cluster that a session brings (`ConfigProto.cluster_def`): all tasks if it brings none. It may leave out
+    /// tasks of this cluster; others, or others' addresses, are refused.
+    pub fn tasks_of(&self, cluster: Option<&ClusterDef>) -> Result<Vec<TaskName>> {
+        let Some(cluster) = cluster.filter(|cluster| !cluster.job.is_empty()) else { return Ok(self.tasks()) };
+        let cluster = ClusterSpec::from_def(cluster).map_err(|error| error.context("cluster_def"))?;
+        let mut tasks = Vec::with_capacity(cluster.n_tasks());
+        for (job, task, address) in cluster.all_tasks() {
+            if self.cluster.address(job, task).ok() != Some(address) {
+                return Err(Error::unimplemented(format!(
+                    "the session's own cluster (ConfigProto.cluster_def) has {job}:{task} at {address}, which is not of this \
+                     server's cluster; start the servers with that cluster"
+                )));
+            }
+            tasks.push(TaskName::new(job, task));
+        }
+        Ok(tasks)
     }
 
     /// How to reach a task.
@@ -173,5 +191,25 @@ struct AbortOnDrop(tokio::task::JoinHandle<()>);
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_may_bring_a_part_of_the_cluster_and_no_other() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let cluster = ClusterSpec::parse("ps=a:1,a:2;worker=b:1").unwrap();
+        let connect: Connect = Box::new(|task, _| panic!("{task} is not needed"));
+        let peers = Peers::new(TaskName::new("ps", 0), cluster, runtime.handle().clone(), connect);
+        assert_eq!(peers.tasks_of(None).unwrap().len(), 3);
+        assert_eq!(peers.tasks_of(Some(&ClusterDef::default())).unwrap().len(), 3);
+        let tasks = |text: &str| peers.tasks_of(Some(&ClusterSpec::parse(text).unwrap().to_def()));
+        assert_eq!(tasks("ps=a:1;worker=b:1").unwrap(), [TaskName::new("ps", 0), TaskName::new("worker", 0)]);
+        for other in ["ps=a:1;worker=b:2", "ps=a:1,a:2,a:3", "chief=a:1"] {
+            assert_eq!(tasks(other).unwrap_err().code(), kolo_core::Code::Unimplemented, "{other}");
+        }
     }
 }

@@ -176,6 +176,11 @@ macro_rules! service {
         /// Sends what waits for the next call, now.
         fn flush(&self) {}
 
+        /// Whether this task and that one have told each other which cluster they are in.
+        fn has_greeted(&self) -> bool {
+            false
+        }
+
         /// A part of a step is about to be run here: asks for what it will need.
         fn prepare(&self, request: &RunGraphRequest) {
             let _ = request;

@@ -186,6 +186,10 @@ macro_rules! peer {
             }
         }
 
+        fn has_greeted(&self) -> bool {
+            self.inner.link().is_some()
+        }
+
         fn end_step(&self, step_id: u64) -> bool {
             self.inner.link().is_some_and(|link| link.end_step(step_id).is_ok())
         }

@@ -91,12 +91,6 @@ pub(super) fn place_options(config: &ConfigProto) -> PlaceOptions {
 
 /// Refuses options that a cluster cannot honour.
 pub(super) fn check_config(config: &ConfigProto) -> Result<()> {
-    if config.cluster_def.as_ref().is_some_and(|cluster| !cluster.job.is_empty()) {
-        return Err(Error::unimplemented(
-            "a session that brings its own cluster (ConfigProto.cluster_def) is not supported; start the servers with that \
-             cluster",
-        ));
-    }
     if config.use_per_session_threads || !config.session_inter_op_thread_pool.is_empty() {
         return Err(Error::invalid_argument(
             "Distributed session does not support session thread pool options (use_per_session_threads, \

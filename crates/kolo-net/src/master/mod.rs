@@ -18,6 +18,7 @@ use kolo_graph::DeviceInfo;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
+use crate::cluster::ClusterSpec;
 use crate::peers::{Peers, TaskName};
 use crate::proto;
 use crate::random::random_u64;
@@ -31,6 +32,9 @@ use session::{Session, from_task};
 
 /// The requests that a master remembers, as TensorFlow's masters do.
 const N_REQUESTS: usize = 10_000;
+
+/// How long a task has to say which cluster it is in.
+const COMPARE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// One task's master.
 pub struct Master {
@@ -77,13 +81,18 @@ impl Master {
             )));
         }
         let filters = filters(&config.device_filters)?;
-        let tasks: Vec<TaskName> =
-            self.peers.tasks().into_iter().filter(|task| self.is_wanted(task, &filters)).collect();
+        let mut tasks = self.peers.tasks_of(config.cluster_def.as_ref())?;
+        tasks.retain(|task| self.is_wanted(task, &filters));
+        if !tasks.contains(&self.peers.own) {
+            let own = &self.peers.own;
+            return Err(Error::invalid_argument(format!("cluster_def does not have {own}, the session's own server")));
+        }
         let deadline = match u64::try_from(config.operation_timeout_in_ms) {
             Ok(millis) if millis > 0 => Duration::from_millis(millis),
             _ => self.ready_deadline,
         };
         let attributes = self.ask_devices(&tasks, &filters, deadline).await?;
+        self.compare_clusters(&tasks).await?;
         let infos = infos(&attributes)?;
         let handle = format!("{:016x}", random_u64());
         let devices = Devices { own: self.peers.own.clone(), infos };
@@ -180,6 +189,31 @@ impl Master {
             }
         }
         Ok(all)
+    }
+
+    /// Refuses tasks of another cluster. Kolo's own transport does so when it connects; over gRPC they are asked. TensorFlow's
+    /// tasks do not know the question.
+    async fn compare_clusters(&self, tasks: &[TaskName]) -> Result<()> {
+        let mut asking = JoinSet::new();
+        for task in tasks.iter().cloned() {
+            let worker = self.peers.task(&task)?;
+            if !worker.has_greeted() {
+                // A step that there is none of: nothing but the cluster is wanted.
+                let call = worker.report(proto::KoloReportRequest { step_id: -1 });
+                asking.spawn(async move { (tokio::time::timeout(COMPARE_DEADLINE, call).await, task) });
+            }
+        }
+        while let Some(answer) = asking.join_next().await {
+            let (answer, task) = answer.map_err(|error| Error::internal(format!("KoloReport failed: {error}")))?;
+            let Some(theirs) = answer.ok().and_then(Result::ok).and_then(|report| report.cluster) else { continue };
+            if let Some(difference) = self.peers.cluster.first_difference(&ClusterSpec::from_def(&theirs)?) {
+                return Err(Error::failed_precondition(format!(
+                    "{} and {task} were started with different clusters: {difference}",
+                    self.peers.own
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Tells all tasks of a session.

@@ -285,6 +285,10 @@ impl WorkerService for LocalWorker {
         self.0.steps.flush();
     }
 
+    fn has_greeted(&self) -> bool {
+        true
+    }
+
     fn prepare(&self, request: &proto::RunGraphRequest) {
         // Whatever is wrong will be wrong again when the part is run, and is said then.
         let _ = self.0.ask_ahead(request);
@@ -313,11 +317,8 @@ impl WorkerService for LocalWorker {
             return now(Err(Error::invalid_argument("Session must be non-empty.")));
         }
         let def = request.server_def.unwrap_or_default();
-        if def.cluster.is_some_and(|cluster| !cluster.job.is_empty()) {
-            return now(Err(Error::unimplemented(
-                "a session that brings its own cluster (ConfigProto.cluster_def) is not supported; start the servers with \
-                 that cluster",
-            )));
+        if let Err(error) = self.0.peers.tasks_of(def.cluster.as_ref()) {
+            return now(Err(error));
         }
         let mut sessions = self.0.sessions.lock();
         let isolated = request.isolate_session_state;
