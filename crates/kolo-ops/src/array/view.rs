@@ -75,7 +75,7 @@ impl View {
         // About one memory access each; strided ones miss the cache.
         let rows = pool::grain(if step == 1 { 0.2 } else { 1.0 }).div_ceil(run).max(1);
         // Whole tiles, or most of each cache line would be fetched for nothing.
-        let rows = if transposed { rows.next_multiple_of(TILE) } else { rows };
+        let rows = if transposed { rows.next_multiple_of(WIDE) } else { rows };
         pool.for_each_chunk(out, rows * run, |i, out| {
             let mut walk = Walk::new(self.start, outer, i * rows);
             if transposed {
@@ -130,7 +130,7 @@ impl View {
     }
 }
 
-/// Columns that are read before rows of them are written.
+/// Rows and columns that are read before any are written, where there are as many.
 const WIDE: usize = 64;
 /// A square of this many elements a side fits the first cache, in and out.
 const TILE: usize = 16;
@@ -139,10 +139,14 @@ const TILE: usize = 16;
 /// line that is fetched is used up.
 fn read_transposed<E: Item>(mut out: &mut [E], input: &[E], run: usize, step: usize, walk: &mut Walk<'_>) {
     while !out.is_empty() {
-        let rows = walk.rows_left().min(TILE).min(out.len() / run);
+        let rows = walk.rows_left().min(out.len() / run);
+        let rows = if rows >= WIDE { WIDE } else { rows.min(TILE) };
         let (now, later) = out.split_at_mut(rows * run);
-        if rows == TILE && const { size_of::<E>() <= 8 && !std::mem::needs_drop::<E>() } {
-            read_tiles(now, input, run, step, walk.at as usize);
+        if (rows == WIDE || rows == TILE) && const { size_of::<E>() <= 8 && !std::mem::needs_drop::<E>() } {
+            match rows {
+                WIDE => read_tiles::<E, WIDE>(now, input, run, step, walk.at as usize),
+                _ => read_tiles::<E, TILE>(now, input, run, step, walk.at as usize),
+            }
             walk.advance(rows);
             out = later;
             continue;
@@ -162,20 +166,18 @@ fn read_transposed<E: Item>(mut out: &mut [E], input: &[E], run: usize, step: us
     }
 }
 
-/// [`TILE`] rows, by way of a buffer: each line of the input is read once, and each line of the output written once, even
+/// `ROWS` rows, by way of a buffer: each line of the input is read once, and each line of the output written once, even
 /// where many of them share a place in the cache.
-fn read_tiles<E: Item>(out: &mut [E], input: &[E], run: usize, step: usize, start: usize) {
-    let mut buffer: [E; TILE * WIDE] = std::array::from_fn(|_| E::default());
+fn read_tiles<E: Item, const ROWS: usize>(out: &mut [E], input: &[E], run: usize, step: usize, start: usize) {
+    let mut buffer: [[E; WIDE]; ROWS] = std::array::from_fn(|_| std::array::from_fn(|_| E::default()));
     for column in (0..run).step_by(WIDE) {
         let columns = WIDE.min(run - column);
         for i in 0..columns {
-            if let Some(line) = input[start + (column + i) * step..].first_chunk::<TILE>() {
-                for (row, x) in line.iter().enumerate() {
-                    buffer[row * WIDE + i] = x.clone();
-                }
+            if let Some(line) = input[start + (column + i) * step..].first_chunk::<ROWS>() {
+                buffer.iter_mut().zip(line).for_each(|(row, x)| row[i] = x.clone());
             }
         }
-        for (row, line) in buffer.chunks_exact(WIDE).enumerate() {
+        for (row, line) in buffer.iter().enumerate() {
             out[row * run + column..][..columns].clone_from_slice(&line[..columns]);
         }
     }

@@ -146,14 +146,12 @@ fn pool_forward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()>
             vectorize(
                 #[inline(always)]
                 || {
-                    out.fill(T::LOWEST);
                     for (image, out) in
                         images.chunks_exact(pool.input().max(1)).zip(out.chunks_exact_mut(pool.output()))
                     {
-                        for_taps(&pool.h, &pool.w, |o, _, i| {
-                            let (out, image) = (&mut out[o * c..(o + 1) * c], &image[i * c..(i + 1) * c]);
-                            out.iter_mut().zip(image).for_each(|(y, &x)| *y = y.max(x));
-                        });
+                        for (o, out) in out.chunks_exact_mut(c).enumerate() {
+                            largest_of_window(&pool, image, [o / pool.w.output, o % pool.w.output], out);
+                        }
                     }
                 },
             );
@@ -161,6 +159,38 @@ fn pool_forward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()>
     }
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// Channels whose largest values so far are kept in registers.
+const BLOCK: usize = 64;
+
+/// The largest value of each channel in the window at one place of the output.
+#[inline(always)]
+fn largest_of_window<T: Number>(pool: &Pool, image: &[T], [oh, ow]: [usize; 2], out: &mut [T]) {
+    let (rows, across, c) = (pool.h.taps(oh), pool.w.taps(ow), pool.channels);
+    let (blocks, rest) = out.as_chunks_mut::<BLOCK>();
+    let first_of_rest = blocks.len() * BLOCK;
+    rest.fill(T::LOWEST);
+    for (b, block) in blocks.iter_mut().enumerate() {
+        *block = [T::LOWEST; BLOCK];
+        for kh in rows.clone() {
+            for kw in across.clone() {
+                let pixel = (pool.h.at(oh, kh) * pool.w.input + pool.w.at(ow, kw)) * c;
+                if let Some(x) = image[pixel + b * BLOCK..].first_chunk::<BLOCK>() {
+                    block.iter_mut().zip(x).for_each(|(y, &x)| *y = y.max(x));
+                }
+            }
+        }
+    }
+    if rest.is_empty() {
+        return;
+    }
+    for kh in rows {
+        for kw in across.clone() {
+            let pixel = (pool.h.at(oh, kh) * pool.w.input + pool.w.at(ow, kw)) * c;
+            rest.iter_mut().zip(&image[pixel + first_of_rest..]).for_each(|(y, &x)| *y = y.max(x));
+        }
+    }
 }
 
 /// The largest of each group of neighbouring channels.

@@ -26,13 +26,23 @@ pub(super) fn forward<R: Real>(pool: &IntraPool, plan: &Depthwise, x: &[R], f: &
         |row, y| {
             let (n, oh) = (row / h.output, row % h.output);
             let mut pairs = Vec::with_capacity(h.kernel * w.kernel);
+            // Where the window is all inside the image, the next place has the same pairs, a little further on.
+            let mut whole = None;
             for (ow, y) in y.chunks_exact_mut(c).enumerate() {
-                pairs.clear();
-                for kh in h.taps(oh) {
-                    let line = (n * h.input + h.at(oh, kh)) * w.input;
-                    pairs.extend(w.taps(ow).map(|kw| (line + w.at(ow, kw), kh * w.kernel + kw)));
-                }
-                gather(y, x, f, &pairs);
+                let across = w.taps(ow);
+                let shift = match whole {
+                    Some(first) if across.len() == w.kernel => (ow - first) * w.stride,
+                    _ => {
+                        pairs.clear();
+                        for kh in h.taps(oh) {
+                            let line = (n * h.input + h.at(oh, kh)) * w.input;
+                            pairs.extend(across.clone().map(|kw| (line + w.at(ow, kw), kh * w.kernel + kw)));
+                        }
+                        whole = (across.len() == w.kernel).then_some(ow);
+                        0
+                    }
+                };
+                gather(y, x, f, &pairs, shift);
             }
         },
     );
@@ -53,14 +63,24 @@ pub(super) fn backprop_input<R: Real>(pool: &IntraPool, plan: &Depthwise, f: &[R
         |row, dx| {
             let (n, ih) = (row / h.input, row % h.input);
             let mut pairs = Vec::with_capacity(h.kernel * w.kernel);
+            let mut whole = None;
             for (iw, dx) in dx.chunks_exact_mut(c).enumerate() {
-                pairs.clear();
-                for (kh, oh) in (0..h.kernel).filter_map(|kh| Some((kh, place(&h, ih, kh)?))) {
-                    let line = (n * h.output + oh) * w.output;
-                    let places = (0..w.kernel).filter_map(|kw| Some((line + place(&w, iw, kw)?, kh * w.kernel + kw)));
-                    pairs.extend(places);
-                }
-                gather(dx, dy, f, &pairs);
+                let is_whole = w.stride == 1 && [0, w.kernel.max(1) - 1].iter().all(|&kw| place(&w, iw, kw).is_some());
+                let shift = match whole {
+                    Some(first) if is_whole => iw - first,
+                    _ => {
+                        pairs.clear();
+                        for (kh, oh) in (0..h.kernel).filter_map(|kh| Some((kh, place(&h, ih, kh)?))) {
+                            let line = (n * h.output + oh) * w.output;
+                            let places =
+                                (0..w.kernel).filter_map(|kw| Some((line + place(&w, iw, kw)?, kh * w.kernel + kw)));
+                            pairs.extend(places);
+                        }
+                        whole = is_whole.then_some(iw);
+                        0
+                    }
+                };
+                gather(dx, dy, f, &pairs, shift);
             }
         },
     );
@@ -123,9 +143,10 @@ fn place(axis: &Axis, at: usize, k: usize) -> Option<usize> {
     (distance.is_multiple_of(axis.stride) && place < axis.output).then_some(place)
 }
 
-/// `to[c] = Σ from[place][c] · f[tap][c]` over pairs of places and taps.
+/// `to[c] = Σ from[place + shift][c] · f[tap][c]` over pairs of places and taps.
 #[inline(always)]
-fn gather<R: Real>(to: &mut [R], from: &[R], f: &[R], pairs: &[(usize, usize)]) {
+fn gather<R: Real>(to: &mut [R], from: &[R], f: &[R], pairs: &[(usize, usize)], shift: usize) {
+    let from = &from[shift * to.len()..];
     let (c, mut at) = (to.len(), 0);
     while at < c {
         at += match c - at {
