@@ -16,8 +16,11 @@ use super::device::CudaDevice;
 const N_CALLS: usize = 10;
 /// Calls that take longer, in seconds, are timed alone.
 const LONG: f64 = 100e-6;
-/// After this many seconds for one shape the best so far is good enough.
-const BUDGET: f64 = 0.4;
+/// After the card has worked so many seconds for one shape the best so far is good enough.
+const BUDGET: f64 = 0.2;
+/// After so many seconds by the clock too: a library loads its kernels when they are first used, which takes far longer than
+/// running them.
+const PATIENCE: f64 = 2.0;
 
 /// Choices that were made, by card and call.
 pub(super) struct Chosen<K, V>(Mutex<Option<Entries<K, V>>>);
@@ -48,11 +51,14 @@ pub(super) fn fastest<C: Copy>(
 ) -> Option<(C, f64)> {
     let start = std::time::Instant::now();
     let mut best: Option<(C, f64)> = None;
+    let mut worked = 0.0;
     for (i, &candidate) in candidates.iter().enumerate() {
-        if best.is_some() && start.elapsed().as_secs_f64() > BUDGET {
+        if best.is_some() && (worked > BUDGET || start.elapsed().as_secs_f64() > PATIENCE) {
+            tracing::debug!(target: "kolo::tune", "{i} of {} candidates were timed", candidates.len());
             break;
         }
         let Ok(seconds) = seconds(device, || enqueue(candidate)) else { continue };
+        worked += seconds * if seconds > LONG { 3.0 } else { 3.0 * (N_CALLS + 1) as f64 };
         tracing::trace!(target: "kolo::tune", "candidate {i}: {:.2} us", seconds * 1e6);
         if best.is_none_or(|(_, least)| seconds < least) {
             best = Some((candidate, seconds));
