@@ -52,7 +52,9 @@ pub use op_def::{Flow, Grad, Gradient, GradientFn, HandleRule, IndexedSlices, Op
 pub use operators::IntoOutput;
 pub use origin::Origin;
 pub use output::{OpBuilder, Operation, Output};
-pub use partition::{Granularity, LoopControl, Partition, PartitionOptions, Transfer, moved_bytes, partition};
+pub use partition::{
+    Granularity, LoopControl, Partition, PartitionOptions, Transfer, implicit_copy, moved_bytes, partition,
+};
 pub use place::{DeviceInfo, KernelSupport, Order, PlaceOptions, Placement, Policy, place, state_stays};
 pub use placed::{LogFormat, Placed, PlacedGraph, Rule, log_lines};
 pub use prune::{Pruned, Request, prune};

@@ -22,7 +22,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use kolo_core::{DType, Error, Result};
+use kolo_core::{DType, DeviceName, Error, Result};
 
 use crate::control_loops::{ControlLoops, add_control_loops, is_control_loop};
 use crate::cost::output_bytes;
@@ -164,6 +164,36 @@ pub fn moved_bytes(placed: &PlacedGraph<'_>, pruned: &Pruned) -> BTreeMap<NodeId
         *total = total.and_then(|total| total.checked_add(output_bytes(placed.nodes.output(at))?));
     }
     bytes
+}
+
+/// The first value that placement alone makes move between memories: which it is, and the node that reads it elsewhere. An
+/// `Identity` that is pinned asks for the copy; control edges move nothing; arguments in host memory stay there, whichever
+/// device of the task reads them.
+pub fn implicit_copy(
+    placed: &PlacedGraph<'_>,
+    pruned: &Pruned,
+    support: &dyn KernelSupport,
+) -> Option<(Endpoint, NodeId)> {
+    let nodes = placed.nodes;
+    let name = |id: NodeId| placed.placed(id).map(|placed_at| &placed.devices[placed_at.device].name);
+    let on_host = |marks: Vec<bool>, i: usize, device: &DeviceName| {
+        device.kind.eq_ignore_ascii_case("CPU") || marks.get(i).copied().unwrap_or(false)
+    };
+    for &id in &pruned.nodes {
+        let (node, Some(to)) = (nodes.node(id), name(id)) else { continue };
+        if node.op() == "Identity" && !node.device.is_empty() {
+            continue;
+        }
+        for (i, &at) in node.inputs.iter().enumerate().filter(|(_, at)| pruned.feed_of(**at).is_none()) {
+            let Some(from) = name(at.node).filter(|from| *from != to) else { continue };
+            let leaves_host = on_host(support.host_outputs(nodes.node(at.node), from), at.index as usize, from);
+            let stays = leaves_host && on_host(support.host_inputs(node, to), i, to);
+            if !(stays && from.same_task(to) && from.kind != to.kind) {
+                return Some((at, id));
+            }
+        }
+    }
+    None
 }
 
 /// For each device the place it belongs to: itself, or the first device of its task.

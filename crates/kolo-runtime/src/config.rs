@@ -37,6 +37,9 @@ pub struct SessionConfig {
     /// Measured times of nodes and links, for [`Policy::Cost`] and for the price of fall-backs. Traces fill it:
     /// [`crate::StepTrace::add_to`]. Shared by all clones of this configuration.
     pub costs: Arc<CostModel>,
+    /// Refuses runs in which a value moves from one device's memory to another's without being asked to: by a feed, a fetch,
+    /// or an `Identity` that is pinned.
+    pub deny_implicit_copies: bool,
     /// Logs where every node was placed.
     pub log_device_placement: bool,
     /// For a remote session: the tasks it may use, as partial device names such as `/job:ps`. Empty means all. Tasks that are

@@ -226,8 +226,10 @@ impl LocalSession {
             token.deregister(registration);
         }
         self.forget(step.id);
+        let fetched = step.finish(plan.n_fetches)?;
+        // Copies of what was fetched are part of the trace.
         metadata.trace.nodes = step.take_trace();
-        Ok((plan.all_fetches(step.finish(plan.n_fetches)?, feeds)?, metadata))
+        Ok((plan.all_fetches(fetched, feeds)?, metadata))
     }
 
     /// Counts a step among those in flight. A plan that went stale between its look-up and now must not run: its

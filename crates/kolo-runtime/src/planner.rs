@@ -5,11 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kolo_core::{DType, DeviceName, DeviceSpec, Memory, Result};
+use kolo_core::{DType, DeviceName, DeviceSpec, Error, Memory, Result};
 use kolo_graph::{
     DeviceInfo, Endpoint, FallbackCost, KernelSupport, Node, NodeId, Nodes, Origin, PartitionOptions, PlaceOptions,
-    Placed, Placement, Request, Rule, colocation_leaders, holds_state, moved_bytes, partition, place, price_fallbacks,
-    prune, state_stays,
+    Placed, PlacedGraph, Placement, Request, Rule, colocation_leaders, holds_state, implicit_copy, moved_bytes,
+    partition, place, price_fallbacks, prune, state_stays,
 };
 use kolo_ops::{KernelMaker, find_kernel, find_op, host_arguments, kernels_of, registry};
 
@@ -94,6 +94,7 @@ pub(crate) struct Planner {
     infos: Vec<DeviceInfo>,
     options: PlaceOptions,
     log: bool,
+    denies_copies: bool,
     /// Steps on one GPU may be captured.
     captures: bool,
     /// Nodes on GPUs may be put together.
@@ -121,6 +122,7 @@ impl Planner {
                 ..PlaceOptions::default()
             },
             log: config.log_device_placement,
+            denies_copies: config.deny_implicit_copies,
             captures: !config.gpu.no_capture,
             fuses: !config.gpu.no_fusion,
             earlier: HashMap::new(),
@@ -139,6 +141,11 @@ impl Planner {
         let pruned = prune(nodes, &request)?;
         let support = Support { devices: &self.devices };
         let placed = place(nodes, &pruned.nodes, &self.infos, &support, &self.earlier, &self.options)?;
+        if self.denies_copies
+            && let Some((value, reader)) = implicit_copy(&placed, &pruned, &support)
+        {
+            return Err(self.copy_denied(nodes, &placed, value, reader));
+        }
         let moved = moved_bytes(&placed, &pruned);
         let options = PartitionOptions { support: Some(&support), ..PartitionOptions::default() };
         let fresh = &mut self.fresh;
@@ -203,6 +210,22 @@ impl Planner {
             n_fetches: wanted.fetches.len(),
             echoes: wanted.fetches.iter().enumerate().filter_map(echo).collect(),
         })
+    }
+
+    fn copy_denied(&self, nodes: &Nodes, placed: &PlacedGraph<'_>, value: Endpoint, reader: NodeId) -> Error {
+        let at = |id: NodeId| placed.placed(id).map_or_else(String::new, |row| self.infos[row.device].name.to_string());
+        let (from, to) = (nodes.node(value.node), nodes.node(reader));
+        Error::invalid_argument(format!(
+            "output {} of '{}' ({}) on {} would be copied for '{}' ({}) on {}, and implicit copies are denied; place both on \
+             one device, or ask for the copy with an Identity that is pinned there",
+            value.index,
+            from.name,
+            from.op(),
+            at(value.node),
+            to.name,
+            to.op(),
+            at(reader),
+        ))
     }
 
     pub fn report(&self, nodes: &Nodes) -> PlacementReport {

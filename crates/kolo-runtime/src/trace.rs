@@ -116,7 +116,6 @@ impl TraceSink {
     }
 
     pub fn record(&self, node: &Node, device: &Arc<str>, start: Instant, outputs: &[Option<OutputValue>]) {
-        let duration = start.elapsed();
         let n_bytes = outputs
             .iter()
             .map(|output| match output {
@@ -124,17 +123,20 @@ impl TraceSink {
                 Some(OutputValue::Reference(_)) | None => 0,
             })
             .sum();
+        self.push(node.name.clone(), node.op(), device, start, n_bytes);
+    }
+
+    /// A copy of a feed to a device or of a fetch from one. Other copies are nodes: `_Send` and `_Recv`.
+    pub fn record_copy(&self, name: String, device: &Arc<str>, start: Instant, n_bytes: usize) {
+        self.push(name.into(), "_Copy", device, start, n_bytes);
+    }
+
+    fn push(&self, node: Arc<str>, op: &'static str, device: &Arc<str>, start: Instant, n_bytes: usize) {
+        let duration = start.elapsed();
         let thread = std::thread::current();
         let thread = thread.name().map_or_else(|| format!("{:?}", thread.id()), str::to_owned);
-        self.nodes.lock().push(NodeTrace {
-            node: node.name.clone(),
-            op: node.op(),
-            device: device.clone(),
-            thread,
-            start: start.saturating_duration_since(self.start),
-            duration,
-            n_bytes,
-        });
+        let start = start.saturating_duration_since(self.start);
+        self.nodes.lock().push(NodeTrace { node, op, device: device.clone(), thread, start, duration, n_bytes });
     }
 
     pub fn take(&self) -> Vec<NodeTrace> {

@@ -51,6 +51,31 @@ fn the_three_rules_in_order() {
 }
 
 #[test]
+fn implicit_copies_can_be_denied() {
+    let g = kolo_ops::graph();
+    let (a, b) = g.device("/cpu:0", || two_by_two(&g));
+    let implicit = g.device("/cpu:1", || matmul(a, b));
+    let asked_for = g.device("/cpu:1", || {
+        let [a, b] = [a, b].map(|value| g.op("Identity").input(value).out());
+        matmul(a, b)
+    });
+    let fed = g.placeholder::<f32>("x", [Some(2), Some(2)]);
+    let from_feed = g.device("/cpu:1", || matmul(fed, fed));
+    let session = Session::with_config(&g, SessionConfig { deny_implicit_copies: true, ..cpus(2) }).unwrap();
+    let error = session.fetch(implicit).unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    for part in
+        ["output 0 of 'a' (Const)", "device:CPU:0", "'MatMul' (MatMul)", "device:CPU:1", "Identity that is pinned"]
+    {
+        assert!(error.to_string().contains(part), "{part}: {error}");
+    }
+    session.fetch(asked_for).unwrap();
+    let value = Tensor::from([[1.0f32, 0.0], [0.0, 1.0]]);
+    session.run(&[from_feed], &[(fed, value)], &[]).unwrap();
+    Session::with_config(&g, cpus(2)).unwrap().fetch(implicit).unwrap();
+}
+
+#[test]
 fn a_pin_without_a_kernel_is_refused_with_all_that_helps() {
     let g = kolo_ops::graph();
     let (a, b) = two_by_two(&g);

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod curve;
+mod gpu;
 mod job;
 mod options;
 mod progress;

@@ -10,6 +10,7 @@ use kolo::train::Every;
 use kolo::{DeviceSpec, Error, Result, SessionConfig};
 
 use super::cluster::ClusterFlags;
+use super::gpu::GpuFlags;
 use crate::cli::graph_file::parse_devices;
 
 /// Flags that all recipes share.
@@ -54,12 +55,11 @@ pub struct Common {
     /// Share every batch among so many devices, such as cpu=4
     #[arg(long, value_name = "KIND=N")]
     pub devices: Option<String>,
-    /// Enqueue every kernel of a step on a GPU by itself instead of replaying the step, for comparison
+    #[command(flatten)]
+    pub gpu: GpuFlags,
+    /// Fail if a value moves between devices by itself: all but feeds, fetches and pinned Identity nodes
     #[arg(long)]
-    pub no_capture: bool,
-    /// On a GPU, run nodes one by one instead of fused
-    #[arg(long)]
-    pub no_fusion: bool,
+    pub deny_implicit_copies: bool,
     /// A line every so many steps, when there is no terminal
     #[arg(long, default_value_t = 100, value_name = "STEPS")]
     pub log_every: u64,
@@ -169,9 +169,11 @@ impl Common {
 
     /// The devices of the session.
     pub fn session_config(&self) -> Result<SessionConfig> {
-        let mut config = SessionConfig::default();
-        config.gpu.no_capture = self.no_capture;
-        config.gpu.no_fusion = self.no_fusion;
+        let mut config = SessionConfig {
+            gpu: self.gpu.options()?,
+            deny_implicit_copies: self.deny_implicit_copies,
+            ..SessionConfig::default()
+        };
         if let Some(device) = &self.device {
             let spec = DeviceSpec::parse(device)?;
             if spec.kind.as_deref() == Some("GPU") {
@@ -183,6 +185,8 @@ impl Common {
         if let Some(devices) = &self.devices {
             let list = parse_devices(devices)?;
             list.bind(&mut config);
+            // As for a single GPU.
+            config.allow_soft_placement |= list.counts.contains_key("GPU");
             config.device_count.extend(list.counts);
         }
         Ok(config)

@@ -224,10 +224,14 @@ impl Step {
             for feed in &part.plan.feeds {
                 let Some((_, value)) = values.iter().find(|(i, _)| *i == feed.feed as usize) else { continue };
                 let device = &part.plan.unit.device;
+                let start = Instant::now();
                 let copied = match feed.on_device {
                     true => device.copy(value, device.memory()).map(|(copy, _)| Some(copy)),
                     false => Ok(None),
                 };
+                if let (true, Some(sink)) = (feed.on_device, &self.trace) {
+                    sink.record_copy(format!("feed {}", feed.feed), &part.plan.unit.name, start, value.n_bytes());
+                }
                 let copied = copied.unwrap_or_else(|error| {
                     self.fail(error.and(format!(" (feed {} of {})", feed.feed, part.plan.unit.name)));
                     None
@@ -326,22 +330,31 @@ impl Step {
         // All copies to the host are begun before the first is waited for.
         let mut copies = Vec::new();
         for part in &self.parts {
-            let mut to_host = |value: Tensor| -> Result<Tensor> {
+            let mut to_host = |fetch: u32, value: Tensor| -> Result<Tensor> {
                 if !matches!(value.memory(), Memory::Cuda(_)) {
                     return Ok(value);
                 }
+                let start = Instant::now();
                 let (copy, event) = part.plan.unit.device.copy(&value, Memory::Host)?;
-                copies.extend(event);
+                copies.push((event, fetch, &part.plan.unit.name, start, copy.n_bytes()));
                 Ok(copy)
             };
             for (fetch, value) in part.state.lock().fetched.drain(..) {
-                values[fetch as usize] = Some(to_host(value?)?);
+                values[fetch as usize] = Some(to_host(fetch, value?)?);
             }
             for (fetch, value) in &part.plan.fetched_constants {
-                values[*fetch as usize] = Some(to_host(value.clone())?);
+                values[*fetch as usize] = Some(to_host(*fetch, value.clone())?);
             }
         }
-        copies.iter().try_for_each(|copy| copy.wait())
+        for (event, fetch, device, start, n_bytes) in copies {
+            if let Some(event) = event {
+                event.wait()?;
+            }
+            if let Some(sink) = &self.trace {
+                sink.record_copy(format!("fetch {fetch}"), device, start, n_bytes);
+            }
+        }
+        Ok(())
     }
 
     /// The fetches where they are, on the host or on a card, by number; the step's first error if it failed.
