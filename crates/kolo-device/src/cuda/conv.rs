@@ -12,7 +12,7 @@ use super::device::CudaDevice;
 use super::engines::{ALIGNMENT, Engine, Graph};
 use super::launch::cuda_buffer;
 use super::library::has_cudnn;
-use super::tune::{Chosen, fastest};
+use super::tune::{Chosen, Spending, fastest};
 use crate::Device;
 
 /// A convolution of a batch of images.
@@ -339,7 +339,7 @@ impl CudaDevice {
         unsafe { result::set_stream(dnn.handle, self.compute_stream().cast()) }
             .map_err(|error| failed("choosing a stream", call, error))?;
         let plan = dnn.plan(call, pass)?;
-        let is_aligned = tensors.iter().all(|at| *at as usize % ALIGNMENT == 0);
+        let is_aligned = tensors.iter().all(|at| (*at as usize).is_multiple_of(ALIGNMENT));
         if is_aligned {
             let choice = match (plan.choice, CHOSEN.get(self, (*call, pass))) {
                 (Some(choice), _) => Some(choice),
@@ -366,7 +366,8 @@ impl CudaDevice {
         Err(last)
     }
 
-    /// Chooses the fastest algorithm or engine, for good. `None` while a step is captured, and if all fail.
+    /// Chooses the fastest algorithm or engine, for good. `None` until the shape has been used a few times, while a step is
+    /// captured, and if all fail.
     fn time_choices(
         &self,
         dnn: &mut Dnn,
@@ -375,9 +376,10 @@ impl CudaDevice {
         plan: &Plan,
         tensors: [*mut c_void; 3],
     ) -> Result<Option<Choice>> {
-        if self.is_capturing() {
+        if self.is_capturing() || !CHOSEN.is_due(self, (*call, pass)) {
             return Ok(None);
         }
+        let _spending = Spending::begin();
         let mut choices = dnn.set_up(call, pass, None).unwrap_or_default();
         choices.extend(dnn.choices(call, pass, plan)?);
         let stream = |dnn: &Dnn| {
