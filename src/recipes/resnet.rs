@@ -140,7 +140,7 @@ mod tests {
             session.run_op(init).unwrap();
             let batch = synthetic(16, &size, 1).unwrap().batch(16, true).batches().unwrap().next().unwrap().unwrap();
             let feeds = [(images, batch.tensors[0].clone()), (labels, batch.tensors[1].clone())];
-            let mut step = || session.run(&[loss], &feeds, &[train]).unwrap()[0].scalar_value::<f32>().unwrap();
+            let step = || session.run(&[loss], &feeds, &[train]).unwrap()[0].scalar_value::<f32>().unwrap();
             let first = step();
             let last = (0..12).map(|_| step()).last().unwrap();
             assert!(last.is_finite() && last < first * 0.8, "{compute}: {first} became {last}");

@@ -3,6 +3,7 @@
 //! | what | becomes |
 //! | --- | --- |
 //! | `MatMul`, `BiasAdd`, perhaps `Relu` | a product with an epilogue |
+//! | `BiasAdd`, `Relu`, `MaxPool`, and their gradients | one pass over the images each |
 //! | `MaxPoolGrad`, `ReluGrad` | one pass over the images |
 //! | `KoloLayerNormGrad`, and what is added to its gradient | one pass over the rows |
 //! | a cross entropy, and its backprop times the gradient of the loss | one kernel |
@@ -28,9 +29,16 @@ pub(crate) fn fuse(partition: &Partition, device: &DeviceName) -> Partition {
         moved: HashMap::new(),
         device,
     };
-    for pass in
-        [Work::products, Work::pools, Work::losses, Work::norms, Work::trees, Work::bias_gradients, Work::updates]
-    {
+    for pass in [
+        Work::products,
+        Work::biased_pools,
+        Work::pools,
+        Work::losses,
+        Work::norms,
+        Work::trees,
+        Work::bias_gradients,
+        Work::updates,
+    ] {
         let uses = work.uses();
         pass(&mut work, &uses);
     }
@@ -194,6 +202,87 @@ impl Work<'_> {
                 self.remove(bias_id, root_id);
             }
         }
+    }
+
+    fn biased_pools(&mut self, uses: &Uses) {
+        for pool_id in self.ids() {
+            let Some(pool) = self.node(pool_id).filter(|node| node.op() == "MaxPool" && !is_nchw(node)) else {
+                continue;
+            };
+            let seen = pool.inputs[0];
+            let Some(relu) = self.maker(seen, &["Relu"]) else { continue };
+            let Some(bias) = self.maker(relu.inputs[0], &["BiasAdd", "BiasAddV1"]) else { continue };
+            // Windows that overlap would look at each element more than once.
+            if pool.attrs.find("ksize") != pool.attrs.find("strides")
+                || is_nchw(bias)
+                || uses.sole_user(relu.inputs[0]) != Some(seen.node)
+                || uses.fetched.contains(&seen)
+                || uses.control.contains(&seen.node)
+                || ![pool, relu, bias].iter().all(|node| self.is_plain(node))
+            {
+                continue;
+            }
+            let gradient = match uses.data.get(&seen).map(Vec::as_slice) {
+                Some([_]) => None,
+                Some(users) => match self.pool_gradient(uses, pool_id, seen, users) {
+                    Some(found) => Some(found),
+                    None => continue,
+                },
+                None => continue,
+            };
+            let (bias_id, inputs) = (relu.inputs[0].node, bias.inputs.clone());
+            let forward = made(
+                &fused::BIAS_RELU_POOL,
+                pool,
+                &[bias, relu, pool],
+                inputs.clone(),
+                vec![pool.outputs[0].clone()],
+                pool.attrs.clone(),
+            );
+            if let Some([pool_grad_id, relu_grad_id, sum_id]) = gradient
+                && let Some(pool_grad) = self.node(pool_grad_id)
+                && let Some(relu_grad) = self.node(relu_grad_id)
+                && let Some(sum) = self.node(sum_id)
+            {
+                let outputs = vec![relu_grad.outputs[0].clone(), sum.outputs[0].clone()];
+                let inputs = vec![inputs[0], inputs[1], pool_grad.inputs[1], pool_grad.inputs[2]];
+                let of = [pool_grad, relu_grad];
+                let attrs = pool_grad.attrs.clone();
+                let node = made(&fused::BIAS_RELU_POOL_GRAD, relu_grad, &of, inputs, outputs, attrs);
+                self.nodes[relu_grad_id.index()] = Some(node);
+                self.redirect(first(sum_id), Endpoint { node: relu_grad_id, index: 1 });
+                self.remove(sum_id, relu_grad_id);
+                self.remove(pool_grad_id, relu_grad_id);
+            }
+            self.nodes[pool_id.index()] = Some(forward);
+            self.remove(bias_id, pool_id);
+            self.remove(seen.node, pool_id);
+        }
+    }
+
+    /// The gradients of a pool, of the `Relu` before it, and of the bias before that, if what is pooled (`seen`) is used by
+    /// nothing but the pool and these.
+    fn pool_gradient(&self, uses: &Uses, pool: NodeId, seen: Endpoint, users: &[NodeId]) -> Option<[NodeId; 3]> {
+        let with = |op: &str| users.iter().copied().find(|id| self.node(*id).is_some_and(|node| node.op() == op));
+        let (pool_grad_id, relu_grad_id) = (with("MaxPoolGrad")?, with("ReluGrad")?);
+        let (pool_grad, relu_grad) = (self.node(pool_grad_id)?, self.node(relu_grad_id)?);
+        let sums = uses.data.get(&first(relu_grad_id))?;
+        let sum_id = sums.iter().copied().find(|id| self.node(*id).is_some_and(|node| node.op() == "BiasAddGrad"))?;
+        let sum = self.node(sum_id)?;
+        let fits = users.len() == 3
+            && pool_grad.inputs[0] == seen
+            && pool_grad.inputs[1] == first(pool)
+            && pool_grad.attrs.find("ksize") == self.node(pool)?.attrs.find("ksize")
+            && pool_grad.attrs.find("strides") == self.node(pool)?.attrs.find("strides")
+            && pool_grad.attrs.find("padding") == self.node(pool)?.attrs.find("padding")
+            && relu_grad.inputs[0] == first(pool_grad_id)
+            && relu_grad.inputs[1] == seen
+            && uses.sole_user(first(pool_grad_id)) == Some(relu_grad_id)
+            && !is_nchw(pool_grad)
+            && !is_nchw(sum)
+            && sum.control_inputs.is_empty()
+            && [pool_grad, relu_grad, sum].iter().all(|node| self.is_plain(node));
+        fits.then_some([pool_grad_id, relu_grad_id, sum_id])
     }
 
     fn pools(&mut self, uses: &Uses) {
@@ -772,5 +861,35 @@ mod tests {
         let grad = gradients(&[pooled], &[x]).unwrap()[0].unwrap().dense().unwrap();
         let part = fused_part(&g, &[grad]);
         assert_eq!((count(&part, "_KoloFusedMaxPoolGradRelu"), count(&part, "ReluGrad")), (1, 0));
+    }
+
+    #[test]
+    fn a_pool_takes_its_bias_and_relu_along_both_ways() {
+        let g = kolo_ops::graph();
+        let (x, b) = (input(&g, "x", &[2, 4, 4, 3]), input(&g, "b", &[3]));
+        let pooled = max_pool(relu(bias_add(x, b)), [2, 2], [2, 2], "SAME");
+        let grads = gradients(&[pooled], &[x, b]).unwrap();
+        let grads: Vec<Output<'_>> = grads.into_iter().map(|grad| grad.unwrap().dense().unwrap()).collect();
+        let part = fused_part(&g, &[pooled, grads[0], grads[1]]);
+        assert_eq!((count(&part, "_KoloFusedBiasReluPool"), count(&part, "_KoloFusedBiasReluPoolGrad")), (1, 1));
+        for op in ["BiasAdd", "Relu", "MaxPool", "MaxPoolGrad", "ReluGrad", "BiasAddGrad"] {
+            assert_eq!(count(&part, op), 0, "{op}");
+        }
+        let at: Vec<i64> = part.fetches.iter().map(|(_, at)| i64::from(at.index)).collect();
+        assert_eq!(at, [0, 0, 1]);
+        assert_eq!(part.fetches[1].1.node, part.fetches[2].1.node);
+    }
+
+    #[test]
+    fn what_is_pooled_stays_if_it_is_wanted_elsewhere() {
+        let g = kolo_ops::graph();
+        let (x, b) = (input(&g, "x", &[2, 4, 4, 3]), input(&g, "b", &[3]));
+        let seen = relu(bias_add(x, b));
+        let pooled = max_pool(seen, [2, 2], [2, 2], "SAME");
+        let part = fused_part(&g, &[pooled, seen]);
+        assert_eq!((count(&part, "_KoloFusedBiasReluPool"), count(&part, "MaxPool")), (0, 1));
+        let overlapping = max_pool(relu(bias_add(x, b)), [3, 3], [2, 2], "SAME");
+        let part = fused_part(&g, &[overlapping]);
+        assert_eq!(count(&part, "_KoloFusedBiasReluPool"), 0);
     }
 }

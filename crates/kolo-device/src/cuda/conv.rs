@@ -1,5 +1,5 @@
-//! Convolutions by cuDNN. The algorithm of each shape is chosen once, by timing what the library advises, and remembered. Its
-//! workspace is a tensor like any other, from the device's own memory.
+//! Convolutions by cuDNN. The algorithm or engine of each shape is chosen once, by timing what the library advises, and
+//! remembered. Its workspace is a tensor like any other, from the device's own memory.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -9,9 +9,10 @@ use cudarc::cudnn::sys;
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 
 use super::device::CudaDevice;
+use super::engines::{ALIGNMENT, Engine, Graph};
 use super::launch::cuda_buffer;
 use super::library::has_cudnn;
-use super::tune::{Chosen, fastest};
+use super::tune::{Chosen, Spending, fastest};
 use crate::Device;
 
 /// A convolution of a batch of images.
@@ -56,6 +57,8 @@ pub enum ConvPass {
 pub(super) struct Dnn {
     handle: sys::cudnnHandle_t,
     plans: HashMap<(Conv, ConvPass), Plan>,
+    /// Engines that were set up, by their number among those that are advised.
+    engines: HashMap<(Conv, ConvPass, usize), Engine>,
 }
 
 // SAFETY: a handle may be used by any thread, one at a time; `Dnn` is behind a lock.
@@ -88,6 +91,7 @@ impl Choice {
             Algorithm::Forward(algorithm) => format!("{algorithm:?}"),
             Algorithm::Input(algorithm) => format!("{algorithm:?}"),
             Algorithm::Filter(algorithm) => format!("{algorithm:?}"),
+            Algorithm::Engine(i) => format!("engine {i}"),
         };
         format!("{name} {:?}", self.math)
     }
@@ -98,6 +102,8 @@ enum Algorithm {
     Forward(sys::cudnnConvolutionFwdAlgo_t),
     Input(sys::cudnnConvolutionBwdDataAlgo_t),
     Filter(sys::cudnnConvolutionBwdFilterAlgo_t),
+    /// The number of an engine among those that the library advises, the same each time.
+    Engine(usize),
 }
 
 /// Most bytes of a workspace: beyond that a slower algorithm is the better choice.
@@ -133,7 +139,7 @@ impl Dnn {
         }
         let handle =
             result::create_handle().map_err(|error| Error::internal(format!("cuDNN does not start: {:?}", error.0)))?;
-        Ok(Dnn { handle, plans: HashMap::new() })
+        Ok(Dnn { handle, plans: HashMap::new(), engines: HashMap::new() })
     }
 
     fn plan(&mut self, call: &Conv, pass: ConvPass) -> Result<Plan> {
@@ -146,6 +152,31 @@ impl Dnn {
         })?;
         self.plans.insert((*call, pass), plan);
         Ok(plan)
+    }
+
+    /// Sets up engines of a pass, all or one, unless they are there; gives those that can be used.
+    fn set_up(&mut self, call: &Conv, pass: ConvPass, only: Option<usize>) -> Result<Vec<Choice>> {
+        // Engines may round floats to TF32, and are not asked whether they do.
+        if call.dtype == DType::F32 && !call.allow_tf32 {
+            return Ok(Vec::new());
+        }
+        let graph = Graph::new(self.handle, call, pass)?;
+        let mut choices = Vec::new();
+        for i in (0..graph.n_engines()).filter(|i| only.is_none_or(|only| only == *i)) {
+            let Ok(engine) = graph.engine(self.handle, i) else { continue };
+            if engine.workspace <= MOST_WORKSPACE {
+                let math = sys::cudnnMathType_t::CUDNN_DEFAULT_MATH;
+                choices.push(Choice { algorithm: Algorithm::Engine(i), workspace: engine.workspace, math });
+                self.engines.insert((*call, pass, i), engine);
+            }
+        }
+        Ok(choices)
+    }
+
+    /// Forgets the engines of a pass that were not chosen.
+    fn keep(&mut self, call: &Conv, pass: ConvPass, choice: Choice) {
+        let is_it = |i: usize| matches!(choice.algorithm, Algorithm::Engine(chosen) if chosen == i);
+        self.engines.retain(|(other, other_pass, i), _| (other, *other_pass) != (call, pass) || is_it(*i));
     }
 
     /// What the heuristics advise, best first.
@@ -256,6 +287,8 @@ fn describe(call: &Conv) -> std::result::Result<Plan, Described> {
 
 impl Drop for Dnn {
     fn drop(&mut self) {
+        // They refer to the handle.
+        self.engines.clear();
         for plan in self.plans.values() {
             // SAFETY: made once per plan and destroyed here. There is nothing to do about a failure.
             unsafe {
@@ -306,50 +339,85 @@ impl CudaDevice {
         unsafe { result::set_stream(dnn.handle, self.compute_stream().cast()) }
             .map_err(|error| failed("choosing a stream", call, error))?;
         let plan = dnn.plan(call, pass)?;
-        if let Some(choice) = plan.choice {
-            return self.enqueue(dnn, call, &plan, choice, tensors);
-        }
-        if let Some(choice) = CHOSEN.get(self, (*call, pass)) {
-            dnn.plans.insert((*call, pass), Plan { choice: Some(choice), ..plan });
-            return self.enqueue(dnn, call, &plan, choice, tensors);
-        }
-        let choices = dnn.choices(call, pass, &plan)?;
-        if !self.is_capturing() {
-            let stream = |dnn: &Dnn| {
-                // SAFETY: the handle is alive and so is the stream.
-                unsafe { result::set_stream(dnn.handle, self.compute_stream().cast()) }
-                    .map_err(|error| failed("choosing a stream", call, error))
+        let is_aligned = tensors.iter().all(|at| (*at as usize).is_multiple_of(ALIGNMENT));
+        if is_aligned {
+            let choice = match (plan.choice, CHOSEN.get(self, (*call, pass))) {
+                (Some(choice), _) => Some(choice),
+                (None, Some(choice)) => {
+                    if let Algorithm::Engine(i) = choice.algorithm {
+                        dnn.set_up(call, pass, Some(i))?;
+                    }
+                    dnn.plans.insert((*call, pass), Plan { choice: Some(choice), ..plan });
+                    Some(choice)
+                }
+                (None, None) => self.time_choices(dnn, call, pass, &plan, tensors)?,
             };
-            let timed = fastest(self, &choices, |choice| {
-                stream(dnn)?;
-                self.enqueue(dnn, call, &plan, choice, tensors)
-            });
-            stream(dnn)?;
-            if let Some((choice, seconds)) = timed {
-                tracing::debug!(
-                    target: "kolo::tune",
-                    "{pass:?} {call:?}: {:.2} us, {} the best of {}, {} bytes of workspace",
-                    seconds * 1e6, choice.describe(), choices.len(), choice.workspace
-                );
-                let choice = CHOSEN.insert(self, (*call, pass), choice);
-                dnn.plans.insert((*call, pass), Plan { choice: Some(choice), ..plan });
-                return self.enqueue(dnn, call, &plan, choice, tensors);
+            if let Some(choice) = choice {
+                return self.enqueue(dnn, call, pass, &plan, choice, tensors);
             }
         }
         let mut last = Error::unimplemented(format!("cuDNN has no algorithm for {call:?}"));
-        for choice in choices {
-            match self.enqueue(dnn, call, &plan, choice, tensors) {
-                Ok(()) => {
-                    dnn.plans.insert((*call, pass), Plan { choice: Some(choice), ..plan });
-                    return Ok(());
-                }
+        for choice in dnn.choices(call, pass, &plan)? {
+            match self.enqueue(dnn, call, pass, &plan, choice, tensors) {
+                Ok(()) => return Ok(()),
                 Err(error) => last = error,
             }
         }
         Err(last)
     }
 
-    fn enqueue(&self, dnn: &Dnn, call: &Conv, plan: &Plan, choice: Choice, tensors: [*mut c_void; 3]) -> Result<()> {
+    /// Chooses the fastest algorithm or engine, for good. `None` until the shape has been used a few times, while a step is
+    /// captured, and if all fail.
+    fn time_choices(
+        &self,
+        dnn: &mut Dnn,
+        call: &Conv,
+        pass: ConvPass,
+        plan: &Plan,
+        tensors: [*mut c_void; 3],
+    ) -> Result<Option<Choice>> {
+        if self.is_capturing() || !CHOSEN.is_due(self, (*call, pass)) {
+            return Ok(None);
+        }
+        let _spending = Spending::begin();
+        let mut choices = dnn.set_up(call, pass, None).unwrap_or_default();
+        choices.extend(dnn.choices(call, pass, plan)?);
+        let stream = |dnn: &Dnn| {
+            // SAFETY: the handle is alive and so is the stream.
+            unsafe { result::set_stream(dnn.handle, self.compute_stream().cast()) }
+                .map_err(|error| failed("choosing a stream", call, error))
+        };
+        let timed = fastest(self, &choices, |choice| {
+            stream(dnn)?;
+            self.enqueue(dnn, call, pass, plan, choice, tensors)
+        });
+        stream(dnn)?;
+        let Some((choice, seconds)) = timed else { return Ok(None) };
+        tracing::debug!(
+            target: "kolo::tune",
+            "{pass:?} {call:?}: {:.2} us, {} the best of {}, {} bytes of workspace",
+            seconds * 1e6, choice.describe(), choices.len(), choice.workspace
+        );
+        let choice = CHOSEN.insert(self, (*call, pass), choice);
+        if let Algorithm::Engine(i) = choice.algorithm
+            && !dnn.engines.contains_key(&(*call, pass, i))
+        {
+            dnn.set_up(call, pass, Some(i))?;
+        }
+        dnn.keep(call, pass, choice);
+        dnn.plans.insert((*call, pass), Plan { choice: Some(choice), ..*plan });
+        Ok(Some(choice))
+    }
+
+    fn enqueue(
+        &self,
+        dnn: &Dnn,
+        call: &Conv,
+        pass: ConvPass,
+        plan: &Plan,
+        choice: Choice,
+        tensors: [*mut c_void; 3],
+    ) -> Result<()> {
         // Taken and given back here: whoever gets it next is enqueued later on the same stream.
         let workspace = match choice.workspace {
             0 => None,
@@ -368,6 +436,19 @@ impl CudaDevice {
             _ => ((&raw const one).cast(), (&raw const zero).cast()),
         };
         let [a, b, out] = tensors;
+        if let Algorithm::Engine(i) = choice.algorithm {
+            let engine = dnn.engines.get(&(*call, pass, i));
+            let engine = engine.ok_or_else(|| Error::internal("an engine of cuDNN that was not set up"))?;
+            // The order in which an engine knows them: image, filter, output.
+            let known = match pass {
+                ConvPass::Forward => [a, b, out],
+                ConvPass::BackpropInput => [out, a, b],
+                ConvPass::BackpropFilter => [a, out, b],
+            };
+            // SAFETY: the engine is for this call and was set up with this handle. The tensors have its sizes (checked by the
+            // caller), are of this device, and are alive until the compute stream has passed this call; so is the workspace.
+            return unsafe { engine.enqueue(dnn.handle, known, space) };
+        }
         let (handle, n) = (dnn.handle, choice.workspace);
         let &Plan { input, output, filter, conv, .. } = plan;
         // SAFETY: descriptors and handle are alive. The tensors have the sizes of the descriptors (checked by the caller),
@@ -383,6 +464,7 @@ impl CudaDevice {
                 Algorithm::Filter(algorithm) => result::convolution_backward_filter(
                     handle, alpha, input, a, output, b, conv, algorithm, space, n, beta, filter, out,
                 ),
+                Algorithm::Engine(_) => Ok(()),
             })
         };
         done.map_err(|error| failed("convolving", call, error))

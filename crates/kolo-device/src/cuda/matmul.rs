@@ -1,5 +1,5 @@
-//! Matrix products by cuBLASLt. The algorithm of each shape is chosen once, by timing what the library advises, and
-//! remembered.
+//! Matrix products by cuBLASLt. The algorithm of a shape that comes again is chosen once, by timing what the library
+//! advises, and remembered.
 //!
 //! The library thinks in columns and tensors lie in rows: `C = A · B` in rows is `Cᵀ = Bᵀ · Aᵀ` in columns, which is the
 //! same bytes with the two inputs exchanged.
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::device::CudaDevice;
 use super::launch::cuda_buffer;
 use super::library::has_cublaslt;
-use super::tune::{Chosen, fastest};
+use super::tune::{Chosen, Spending, fastest};
 
 /// One product, or a batch of them, of matrices that lie in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -138,7 +138,8 @@ impl Lt {
         Ok(*self.plans.lock().entry((*call, alignment)).or_insert(plan))
     }
 
-    /// Replaces the library's first advice by what `enqueue` makes the card do fastest.
+    /// Replaces the library's first advice by what `enqueue` makes the card do fastest, once the shape has been used a few
+    /// times.
     fn time_choices(
         &self,
         device: &CudaDevice,
@@ -149,7 +150,9 @@ impl Lt {
         let key = (*call, alignment);
         let choice = match CHOSEN.get(device, key) {
             Some(choice) => choice,
+            None if !CHOSEN.is_due(device, key) => return Ok(self.plan(call, alignment)?.choice),
             None => {
+                let _spending = Spending::begin();
                 let plan = self.plan(call, alignment)?;
                 let advice = self.advice(call, alignment, (plan.desc, plan.a, plan.b, plan.c))?;
                 match fastest(device, &advice, &mut enqueue) {

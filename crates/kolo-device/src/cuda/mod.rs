@@ -27,6 +27,7 @@ mod capture;
 mod conv;
 mod device;
 mod discover;
+mod engines;
 mod launch;
 mod library;
 mod matmul;

@@ -29,6 +29,9 @@ unsafe impl Send for RawEvent {}
 
 impl Streams {
     pub fn new(context: Arc<CudaContext>) -> Result<Streams> {
+        // Otherwise the first stream waits for all that the card does, which fails while another session captures a step.
+        // SAFETY: what is tracked are cudarc's own slices, of which we make none.
+        unsafe { context.disable_event_tracking() };
         let stream = || check("making a stream", context.new_stream());
         Ok(Streams {
             compute: stream()?,

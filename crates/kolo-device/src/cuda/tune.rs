@@ -1,9 +1,13 @@
 //! Choosing among a library's algorithms by timing them, once for each shape.
 //!
-//! What was chosen is remembered for the whole process: two sessions on one card compute the same bits.
+//! Timing takes longer than many uses of a shape, so it is put off until a shape has been used a few times, and all timing
+//! together is bounded. What was chosen is remembered for the whole process: from then on two sessions on one card compute
+//! the same bits.
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{result, sys};
 use kolo_core::Result;
@@ -16,13 +20,51 @@ use super::device::CudaDevice;
 const N_CALLS: usize = 10;
 /// Calls that take longer, in seconds, are timed alone.
 const LONG: f64 = 100e-6;
-/// After this many seconds for one shape the best so far is good enough.
-const BUDGET: f64 = 0.4;
+/// After the card has worked so many seconds for one shape the best so far is good enough.
+const BUDGET: f64 = 0.2;
+/// After so many seconds by the clock too: a library loads its kernels when they are first used, which takes far longer than
+/// running them.
+const PATIENCE: f64 = 2.0;
+
+/// The use of a shape at which it is timed. Before a step is captured it runs as often.
+const TIMED_AT: u32 = 3;
+/// After so much time, all shapes together, the library's first advice is good enough for the rest.
+const MOST_SPENT: Duration = Duration::from_secs(60);
+
+/// Microseconds that were spent on timing.
+static SPENT: AtomicU64 = AtomicU64::new(0);
+
+/// Counts the time until it is dropped as spent.
+pub(super) struct Spending(Instant);
+
+impl Spending {
+    pub fn begin() -> Spending {
+        Spending(Instant::now())
+    }
+}
+
+impl Drop for Spending {
+    fn drop(&mut self) {
+        let micros = u64::try_from(self.0.elapsed().as_micros()).unwrap_or(u64::MAX);
+        SPENT.fetch_add(micros, Ordering::Relaxed);
+    }
+}
 
 /// Choices that were made, by card and call.
 pub(super) struct Chosen<K, V>(Mutex<Option<Entries<K, V>>>);
 
-type Entries<K, V> = HashMap<(String, K), V>;
+type Entries<K, V> = HashMap<(String, K), Entry<V>>;
+
+struct Entry<V> {
+    n_uses: u32,
+    choice: Option<V>,
+}
+
+impl<V> Default for Entry<V> {
+    fn default() -> Entry<V> {
+        Entry { n_uses: 0, choice: None }
+    }
+}
 
 impl<K: Eq + Hash, V: Copy> Chosen<K, V> {
     pub const fn new() -> Chosen<K, V> {
@@ -30,12 +72,26 @@ impl<K: Eq + Hash, V: Copy> Chosen<K, V> {
     }
 
     pub fn get(&self, device: &CudaDevice, key: K) -> Option<V> {
-        self.0.lock().as_ref()?.get(&(device.card().to_owned(), key)).copied()
+        self.0.lock().as_ref()?.get(&(device.card().to_owned(), key))?.choice
+    }
+
+    /// Counts a use of a shape that has no choice yet, and says whether to time it now.
+    pub fn is_due(&self, device: &CudaDevice, key: K) -> bool {
+        Duration::from_micros(SPENT.load(Ordering::Relaxed)) < MOST_SPENT && self.count(device.card(), key)
+    }
+
+    fn count(&self, card: &str, key: K) -> bool {
+        let mut entries = self.0.lock();
+        let entry = entries.get_or_insert_default().entry((card.to_owned(), key)).or_default();
+        entry.n_uses = entry.n_uses.saturating_add(1);
+        entry.n_uses >= TIMED_AT
     }
 
     /// Remembers a choice, unless another thread was first; gives the one that counts.
     pub fn insert(&self, device: &CudaDevice, key: K, value: V) -> V {
-        *self.0.lock().get_or_insert_default().entry((device.card().to_owned(), key)).or_insert(value)
+        let mut entries = self.0.lock();
+        let entry = entries.get_or_insert_default().entry((device.card().to_owned(), key)).or_default();
+        *entry.choice.get_or_insert(value)
     }
 }
 
@@ -46,13 +102,16 @@ pub(super) fn fastest<C: Copy>(
     candidates: &[C],
     mut enqueue: impl FnMut(C) -> Result<()>,
 ) -> Option<(C, f64)> {
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     let mut best: Option<(C, f64)> = None;
+    let mut worked = 0.0;
     for (i, &candidate) in candidates.iter().enumerate() {
-        if best.is_some() && start.elapsed().as_secs_f64() > BUDGET {
+        if best.is_some() && (worked > BUDGET || start.elapsed().as_secs_f64() > PATIENCE) {
+            tracing::debug!(target: "kolo::tune", "{i} of {} candidates were timed", candidates.len());
             break;
         }
         let Ok(seconds) = seconds(device, || enqueue(candidate)) else { continue };
+        worked += seconds * if seconds > LONG { 3.0 } else { 3.0 * (N_CALLS + 1) as f64 };
         tracing::trace!(target: "kolo::tune", "candidate {i}: {:.2} us", seconds * 1e6);
         if best.is_none_or(|(_, least)| seconds < least) {
             best = Some((candidate, seconds));
@@ -106,5 +165,19 @@ impl Drop for Timer {
     fn drop(&mut self) {
         // SAFETY: the event is ours and this is its last use. There is nothing to do about a failure.
         let _ = unsafe { result::event::destroy(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_is_timed_when_it_comes_again() {
+        let chosen: Chosen<u32, u32> = Chosen::new();
+        let due = |card: &str, key| (0..4).map(|_| chosen.count(card, key)).collect::<Vec<_>>();
+        assert_eq!(due("a", 1), [false, false, true, true]);
+        assert_eq!(due("a", 2), [false, false, true, true]);
+        assert_eq!(due("b", 1), [false, false, true, true]);
     }
 }

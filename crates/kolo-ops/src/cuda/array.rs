@@ -290,6 +290,15 @@ fn transposition(view: &View) -> Option<(usize, usize, usize, i64, i64)> {
     is_turned.then_some((batch, rows, columns, in_batch, column_step as i64))
 }
 
+/// A matrix with rows and columns exchanged.
+pub(crate) fn turned(ctx: &KernelCtx<'_>, matrix: &Tensor) -> Result<Tensor> {
+    let &[columns, rows] = matrix.shape().dims() else {
+        return Err(Error::internal(format!("{} is not a matrix", matrix.shape())));
+    };
+    let out = ctx.allocate(matrix.dtype(), Shape::new(&[rows, columns])?)?;
+    transpose(gpu(ctx)?, matrix, out, 0, 1, rows, columns, 0, rows as i64)
+}
+
 #[allow(clippy::too_many_arguments)]
 fn transpose(
     device: &CudaDevice,

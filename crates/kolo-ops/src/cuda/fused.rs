@@ -323,6 +323,24 @@ impl Kernel for FusedMap {
     }
 }
 
+/// The sums of an elementwise op's values down their columns; the inputs have one shape.
+pub(super) fn mapped_sums(
+    ctx: &KernelCtx<'_>,
+    op: &'static str,
+    inputs: &[&Tensor],
+    columns: usize,
+    sums: &mut Tensor,
+) -> Result<()> {
+    let dtype = sums.dtype();
+    let args: Vec<String> = (0..inputs.len()).map(|i| format!("i{i}")).collect();
+    let element =
+        Element::new(&format!("{op},{},-,{}", dtype.name(), args.join(" ")), vec![dtype; inputs.len()], dtype)?;
+    let n = inputs[0].n_elements();
+    let mut values = ctx.allocate(dtype, inputs[0].shape().clone())?;
+    let mapped = Mapped { name: element.name, code: &element.code, out: &mut values };
+    reduce_columns(ctx, &SUM, inputs, Some(mapped), (n / columns, columns), sums)
+}
+
 /// `_KoloFusedMapAndSum`.
 struct FusedMapAndSum(Element);
 

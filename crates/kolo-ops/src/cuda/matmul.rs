@@ -3,6 +3,7 @@
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Epilogue, MatMul, MatMulKind};
 
+use super::array::turned;
 use super::map::{Expression, run};
 use super::{FLOATS, Table, function, gpu, zeros};
 use crate::math::elementwise::broadcast_shape;
@@ -94,6 +95,15 @@ fn sides(tensor: &Tensor, transposed: bool) -> [usize; 2] {
     }
 }
 
+/// Whether a gradient of weights, `aᵀ · b`, is faster of matrices that are turned first: the matrix units read TF32 along the
+/// inner size only. On an H200 a product of 4096x1024 by 1024x4096 takes 150 microseconds as it is and 95 turned, and turning
+/// both takes 20; what turning takes grows with the sides, what it saves with the area.
+fn pays_to_turn(call: &MatMul) -> bool {
+    let is_skewed = call.transpose_a && !call.transpose_b && call.batch == 1;
+    let (m, n) = (call.m as u128, call.n as u128);
+    is_skewed && call.dtype == DType::F32 && call.kind == MatMulKind::Tf32 && call.k >= 256 && m * n > 1500 * (m + n)
+}
+
 fn batch_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
     if a.rank() < 2 || b.rank() < 2 {
@@ -155,7 +165,13 @@ fn product(ctx: &mut KernelCtx<'_>, transpose_a: bool, transpose_b: bool) -> Res
     if call.shared_b && !transpose_a {
         call = MatMul { m: m * n_batch, batch: 1, shared_a: false, shared_b: false, ..call };
     }
-    device.matmul(&call, &a, &b, None, &mut out)?;
+    if pays_to_turn(&call) {
+        let (a, b) = (turned(ctx, &a)?, turned(ctx, &b)?);
+        let call = MatMul { transpose_a: false, transpose_b: true, ..call };
+        device.matmul(&call, &a, &b, None, &mut out)?;
+    } else {
+        device.matmul(&call, &a, &b, None, &mut out)?;
+    }
     drop((a, b));
     ctx.set_output(0, out);
     Ok(())

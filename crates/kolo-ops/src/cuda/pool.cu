@@ -117,8 +117,12 @@ extern "C" __global__ void KOLO_ENTRY(const T* grad, T* out, N n, N channels, Wi
 }
 #elif KIND == 4
 // The gradient of the largest value under windows of TALL by BROAD that lie side by side and cover the image: a thread reads a
-// window and writes all of its gradients.
+// window and writes all of its gradients. With BIAS, what was pooled is `in` with a bias added, and then Relu.
+#if BIAS
+extern "C" __global__ void KOLO_ENTRY(const T* in, const T* bias, const T* grad, T* out, N n, N channels, Window h, Window w) {
+#else
 extern "C" __global__ void KOLO_ENTRY(const T* in, const T* top, const T* grad, T* out, N n, N channels, Window h, Window w) {
+#endif
     const N windows = n / (TALL * BROAD) / PER;
     for (N i = (N)thread_number(); i < windows; i += (N)n_threads()) {
         const N c = i * PER % channels, ow = i * PER / channels % w.output, oh = i * PER / channels / w.output % h.output;
@@ -129,6 +133,13 @@ extern "C" __global__ void KOLO_ENTRY(const T* in, const T* top, const T* grad, 
         for (int k = 0; k < TALL * BROAD; k++)
             x[k] = *(const Pack<T, PER>*)(in + base + (i64)(k / BROAD * w.input + k % BROAD) * channels);
         const Pack<T, PER> g = ((const Pack<T, PER>*)grad)[i];
+#if BIAS
+        const Pack<T, PER> b = *(const Pack<T, PER>*)(bias + c);
+        #pragma unroll
+        for (int k = 0; k < TALL * BROAD; k++)
+            #pragma unroll
+            for (int j = 0; j < PER; j++) x[k].at[j] = Narrow<T>::from(widen(x[k].at[j]) + widen(b.at[j]));
+#endif
         Pack<T, PER> y[TALL * BROAD];
         #pragma unroll
         for (int j = 0; j < PER; j++) {
@@ -197,6 +208,44 @@ extern "C" __global__ void KOLO_ENTRY(const u8* taps, const T* grad, T* out, N n
         Pack<T, PER> y;
         #pragma unroll
         for (int j = 0; j < PER; j++) y.at[j] = Narrow<T>::from(sum[j]);
+        ((Pack<T, PER>*)out)[i] = y;
+    }
+}
+#elif KIND == 7
+// The largest value under windows of TALL by BROAD that lie side by side and cover the image. With BIAS, of what is pooled with
+// a bias added, and then Relu.
+#if BIAS
+extern "C" __global__ void KOLO_ENTRY(const T* in, const T* bias, T* out, N n, N channels, Window h, Window w) {
+#else
+extern "C" __global__ void KOLO_ENTRY(const T* in, T* out, N n, N channels, Window h, Window w) {
+#endif
+    for (N i = (N)thread_number(); i < n / PER; i += (N)n_threads()) {
+        const N c = i * PER % channels, ow = i * PER / channels % w.output, oh = i * PER / channels / w.output % h.output;
+        const N image = i * PER / channels / w.output / h.output;
+        const i64 base = ((i64)(image * h.input + oh * TALL) * w.input + ow * BROAD) * channels + c;
+        Pack<T, PER> x[TALL * BROAD];
+        #pragma unroll
+        for (int k = 0; k < TALL * BROAD; k++)
+            x[k] = *(const Pack<T, PER>*)(in + base + (i64)(k / BROAD * w.input + k % BROAD) * channels);
+#if BIAS
+        const Pack<T, PER> b = *(const Pack<T, PER>*)(bias + c);
+#endif
+        Pack<T, PER> y;
+        #pragma unroll
+        for (int j = 0; j < PER; j++) {
+            W most = -INFINITE;
+            #pragma unroll
+            for (int k = 0; k < TALL * BROAD; k++) {
+#if BIAS
+                W value = widen(Narrow<T>::from(widen(x[k].at[j]) + widen(b.at[j])));
+                if (value < (W)0) value = 0;
+                most = larger(most, value);
+#else
+                most = larger(most, widen(x[k].at[j]));
+#endif
+            }
+            y.at[j] = Narrow<T>::from(most);
+        }
         ((Pack<T, PER>*)out)[i] = y;
     }
 }

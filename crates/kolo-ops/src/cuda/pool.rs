@@ -4,7 +4,10 @@
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
-use super::map::is_aligned;
+use super::columns::reduce_columns;
+use super::fused::mapped_sums;
+use super::map::{Expression, is_aligned, run};
+use super::reduce::SUM;
 use super::{FLOATS, Table, c_type, function, gpu, zeros};
 use crate::KernelCtx;
 use crate::nn::pool::{Pool, depth_group};
@@ -14,16 +17,21 @@ pub(super) fn add(table: &mut Table) {
     function(table, "MaxPool", "T", FLOATS, &[], |ctx| forward(ctx, 0));
     function(table, "MaxPoolGrad", "T", FLOATS, &[], |ctx| max_backward(ctx, false));
     function(table, "_KoloFusedMaxPoolGradRelu", "T", FLOATS, &[], |ctx| max_backward(ctx, true));
+    function(table, "_KoloFusedBiasReluPool", "T", FLOATS, &[], biased_forward);
+    function(table, "_KoloFusedBiasReluPoolGrad", "T", FLOATS, &[], biased_backward);
     function(table, "AvgPool", "T", FLOATS, &[], |ctx| forward(ctx, 2));
     function(table, "AvgPoolGrad", "T", FLOATS, &["orig_input_shape"], avg_backward);
 }
 
-const NAMES: [&str; 7] = ["max", "max_grad", "avg", "avg_grad", "max_grad_apart", "max_taps", "max_grad_taps"];
+const NAMES: [&str; 8] =
+    ["max", "max_grad", "avg", "avg_grad", "max_grad_apart", "max_taps", "max_grad_taps", "max_apart"];
+const MAX: usize = 0;
 const MAX_GRAD: usize = 1;
 const MAX_GRAD_APART: usize = 4;
 /// Two kernels for windows that overlap: which tap was the largest, and then the gradient of those.
 const MAX_TAPS: usize = 5;
 const MAX_GRAD_TAPS: usize = 6;
+const MAX_APART: usize = 7;
 /// Taps are numbered in a byte, in which this means none.
 const NO_TAP: usize = 255;
 
@@ -36,25 +44,29 @@ struct Form {
     is_long: bool,
     /// The gradient of a `Relu` before the pool too.
     relu: bool,
+    /// A bias and a `Relu` before the pool.
+    bias: bool,
     /// The window, where the kernel is for one size only.
     window: [usize; 2],
 }
 
 fn kernel(device: &CudaDevice, kind: usize, dtype: DType, form: Form) -> Result<Function> {
     let [tall, broad] = form.window.map(|size| size as u32);
-    let variant = form.per as u32 | u32::from(form.is_long) << 8 | u32::from(form.relu) << 9 | tall << 16 | broad << 24;
+    let variant = form.per as u32 | u32::from(form.is_long) << 8 | u32::from(form.relu) << 9;
+    let variant = variant | u32::from(form.bias) << 10 | tall << 16 | broad << 24;
     let key = ProgramKey { family: "pool", op: NAMES[kind], dtypes: [Some(dtype), None, None], variant };
     device.function(&key, || source(kind, dtype, form))
 }
 
 fn source(kind: usize, dtype: DType, form: Form) -> String {
-    let Form { per, is_long, relu, window: [tall, broad] } = form;
+    let Form { per, is_long, relu, bias, window: [tall, broad] } = form;
     format!(
         "typedef {} T;\ntypedef Wide<T>::type W;\ntypedef {} N;\n#define INFINITE ((W)__int_as_float(0x7f800000))\n\
-         #define KIND {kind}\n#define PER {per}\n#define RELU {}\n#define TALL {tall}\n#define BROAD {broad}\n{}",
+         #define KIND {kind}\n#define PER {per}\n#define RELU {}\n#define BIAS {}\n#define TALL {tall}\n#define BROAD {broad}\n{}",
         c_type(dtype),
         if is_long { "i64" } else { "i32" },
         u32::from(relu),
+        u32::from(bias),
         include_str!("pool.cu")
     )
 }
@@ -69,28 +81,32 @@ fn words(axis: &Axis, is_long: bool) -> Vec<u64> {
     }
 }
 
-/// Enqueues what a kind of kernel does, over all elements of `out`.
+/// Whether the windows lie side by side, cover the image, and are few enough elements for one thread.
+fn is_apart(pool: &Pool) -> bool {
+    let apart = |axis: &Axis| {
+        axis.kernel == axis.stride && axis.before == 0 && axis.dilation == 1 && axis.output * axis.stride == axis.input
+    };
+    apart(&pool.h) && apart(&pool.w) && pool.h.kernel * pool.w.kernel <= 9
+}
+
+/// Enqueues what a kind of kernel does, over all elements of `out`. A bias is possible only where windows are apart.
 fn launch(
     ctx: &KernelCtx<'_>,
     kind: usize,
     inputs: &[&Tensor],
     out: &mut Tensor,
     pool: &Pool,
-    relu: bool,
+    form: Form,
 ) -> Result<()> {
-    let Pool { h, w, .. } = pool;
-    let apart = |axis: &Axis| {
-        axis.kernel == axis.stride && axis.before == 0 && axis.dilation == 1 && axis.output * axis.stride == axis.input
-    };
-    let is_apart = apart(h) && apart(w) && h.kernel * w.kernel <= 9;
     match (kind, inputs) {
-        (MAX_GRAD, _) if is_apart => enqueue(ctx, MAX_GRAD_APART, inputs, out, pool, relu),
-        (MAX_GRAD, &[input, top, grad]) if h.kernel.saturating_mul(w.kernel) < NO_TAP => {
+        (MAX, _) if is_apart(pool) => enqueue(ctx, MAX_APART, inputs, out, pool, form),
+        (MAX_GRAD, _) if is_apart(pool) => enqueue(ctx, MAX_GRAD_APART, inputs, out, pool, form),
+        (MAX_GRAD, &[input, top, grad]) if pool.h.kernel.saturating_mul(pool.w.kernel) < NO_TAP => {
             let mut taps = ctx.allocate(DType::U8, pool.shape.clone())?;
-            enqueue(ctx, MAX_TAPS, &[input, top], &mut taps, pool, relu)?;
-            enqueue(ctx, MAX_GRAD_TAPS, &[&taps, grad], out, pool, relu)
+            enqueue(ctx, MAX_TAPS, &[input, top], &mut taps, pool, form)?;
+            enqueue(ctx, MAX_GRAD_TAPS, &[&taps, grad], out, pool, form)
         }
-        _ => enqueue(ctx, kind, inputs, out, pool, relu),
+        _ => enqueue(ctx, kind, inputs, out, pool, form),
     }
 }
 
@@ -101,7 +117,7 @@ fn enqueue(
     inputs: &[&Tensor],
     out: &mut Tensor,
     pool: &Pool,
-    relu: bool,
+    form: Form,
 ) -> Result<()> {
     let (device, n) = (gpu(ctx)?, out.n_elements());
     let dtype = if kind == MAX_TAPS { inputs[0].dtype() } else { out.dtype() };
@@ -110,14 +126,14 @@ fn enqueue(
     // Padding and reach are added to indices.
     let reach = |axis: &Axis| axis.input + axis.output * axis.stride + axis.kernel * axis.dilation;
     let is_long = most > (1 << 30) || reach(h).max(reach(w)) > (1 << 30);
-    let is_apart = kind == MAX_GRAD_APART;
+    let is_apart = matches!(kind, MAX_APART | MAX_GRAD_APART);
     let mut per = if matches!(kind, MAX_GRAD | 3) { 1 } else { 16 / dtype.size().unwrap_or(16) };
     while per > 1 && !(channels % per == 0 && inputs.iter().copied().chain([&*out]).all(|x| is_aligned(x, per))) {
         per /= 2;
     }
     let window = if is_apart { [h.kernel, w.kernel] } else { [0, 0] };
-    let kernel = kernel(device, kind, dtype, Form { per, is_long, relu, window })?;
-    let n_items = if is_apart { n / (h.kernel * w.kernel) / per } else { n / per };
+    let kernel = kernel(device, kind, dtype, Form { per, is_long, window, ..form })?;
+    let n_items = if kind == MAX_GRAD_APART { n / (h.kernel * w.kernel) / per } else { n / per };
     let args = inputs.iter().fold(Args::new(), |args, &tensor| args.input(tensor)).output(out);
     let args = args.size(n).size(*channels).words(&words(h, is_long)).words(&words(w, is_long));
     device.launch(kernel, Grid::over(n_items), &args)
@@ -136,7 +152,7 @@ fn forward(ctx: &mut KernelCtx<'_>, kind: usize) -> Result<()> {
     let pool = Pool::new(ctx.attrs(), input.shape())?;
     let mut out = ctx.allocate(input.dtype(), pool.shape.clone())?;
     if out.n_elements() > 0 {
-        launch(ctx, kind, &[input], &mut out, &pool, false)?;
+        launch(ctx, kind, &[input], &mut out, &pool, Form::default())?;
     }
     ctx.set_output(0, out);
     Ok(())
@@ -156,7 +172,71 @@ fn max_backward(ctx: &mut KernelCtx<'_>, relu: bool) -> Result<()> {
     check("orig_output", ctx.input(1)?.shape(), &pool)?;
     check("grad", ctx.input(2)?.shape(), &pool)?;
     let inputs = [input, ctx.input(1)?, ctx.input(2)?];
-    backward(ctx, MAX_GRAD, &inputs, input.shape().clone(), &pool, relu).map(|out| ctx.set_output(0, out))
+    backward(ctx, MAX_GRAD, &inputs, input.shape().clone(), &pool, Form { relu, ..Form::default() })
+        .map(|out| ctx.set_output(0, out))
+}
+
+/// Relu of the input with its bias, which must fit.
+const BIAS_RELU: Expression = Expression { name: "bias_relu", text: "x0 + x1 < (W)0 ? (W)0 : x0 + x1" };
+
+fn check_bias(ctx: &KernelCtx<'_>, pool: &Pool) -> Result<()> {
+    let (input, bias) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
+    match *bias.dims() == [pool.channels] && input.last() == Some(&pool.channels) {
+        true => Ok(()),
+        false => Err(Error::invalid_argument(format!(
+            "Must provide as many biases as the last dimension of the input tensor: {bias} vs. {input}"
+        ))),
+    }
+}
+
+/// `MaxPool` of `Relu` of the input with a bias.
+fn biased_forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (input, bias) = (ctx.input(0)?, ctx.input(1)?);
+    no_depth(ctx, input.shape())?;
+    let pool = Pool::new(ctx.attrs(), input.shape())?;
+    check_bias(ctx, &pool)?;
+    let mut out = ctx.allocate(input.dtype(), pool.shape.clone())?;
+    if out.n_elements() == 0 || input.n_elements() == 0 {
+        gpu(ctx)?.fill(&mut out, 0)?;
+    } else if is_apart(&pool) {
+        launch(ctx, MAX, &[input, bias], &mut out, &pool, Form { bias: true, ..Form::default() })?;
+    } else {
+        let mut seen = ctx.allocate(input.dtype(), input.shape().clone())?;
+        run(gpu(ctx)?, BIAS_RELU, &[Some(input), Some(bias)], &mut seen, &[])?;
+        launch(ctx, MAX, &[&seen], &mut out, &pool, Form::default())?;
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+/// The gradients of [`biased_forward`] with respect to its input and its bias.
+fn biased_backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (input, bias, top, grad) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?, ctx.input(3)?);
+    no_depth(ctx, input.shape())?;
+    let pool = Pool::new(ctx.attrs(), input.shape())?;
+    check_bias(ctx, &pool)?;
+    check("orig_output", top.shape(), &pool)?;
+    check("grad", grad.shape(), &pool)?;
+    let (dtype, shape, channels) = (input.dtype(), input.shape().clone(), pool.channels);
+    let mut sums = ctx.allocate(dtype, Shape::new(&[channels])?)?;
+    let form = Form { relu: true, ..Form::default() };
+    let out = if pool.shape.n_elements() == 0 || shape.n_elements() == 0 {
+        gpu(ctx)?.fill(&mut sums, 0)?;
+        zeros(ctx, dtype, shape)?
+    } else if is_apart(&pool) {
+        // One element of each window has all of its gradient: what is summed is a window's, if the window is positive.
+        mapped_sums(ctx, "ReluGrad", &[grad, top], channels, &mut sums)?;
+        backward(ctx, MAX_GRAD, &[input, bias, grad], shape, &pool, Form { bias: true, ..form })?
+    } else {
+        let mut seen = ctx.allocate(dtype, shape.clone())?;
+        run(gpu(ctx)?, BIAS_RELU, &[Some(input), Some(bias)], &mut seen, &[])?;
+        let out = backward(ctx, MAX_GRAD, &[&seen, top, grad], shape, &pool, form)?;
+        reduce_columns(ctx, &SUM, &[&out], None, (out.n_elements() / channels, channels), &mut sums)?;
+        out
+    };
+    ctx.set_output(0, out);
+    ctx.set_output(1, sums);
+    Ok(())
 }
 
 fn avg_backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -164,7 +244,7 @@ fn avg_backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let pool = Pool::new(ctx.attrs(), &shape)?;
     let grad = ctx.input(1)?;
     check("grad", grad.shape(), &pool)?;
-    backward(ctx, 3, &[grad], shape, &pool, false).map(|out| ctx.set_output(0, out))
+    backward(ctx, 3, &[grad], shape, &pool, Form::default()).map(|out| ctx.set_output(0, out))
 }
 
 fn backward(
@@ -173,13 +253,13 @@ fn backward(
     inputs: &[&Tensor],
     shape: Shape,
     pool: &Pool,
-    relu: bool,
+    form: Form,
 ) -> Result<Tensor> {
     if pool.shape.n_elements() == 0 || shape.n_elements() == 0 {
         return zeros(ctx, inputs[0].dtype(), shape);
     }
     let mut out = ctx.allocate(inputs[0].dtype(), shape)?;
-    launch(ctx, kind, inputs, &mut out, pool, relu)?;
+    launch(ctx, kind, inputs, &mut out, pool, form)?;
     Ok(out)
 }
 
@@ -191,10 +271,10 @@ mod tests {
     fn sources_compile() {
         let all = FLOATS.iter().flat_map(|&dtype| {
             NAMES.iter().enumerate().flat_map(move |(kind, op)| {
-                [false, true].map(|is_long| {
+                [(false, false), (true, false), (true, true)].map(|(is_long, bias)| {
                     let key = ProgramKey { family: "pool", op, dtypes: [Some(dtype), None, None], variant: 0 };
                     let per = if matches!(kind, MAX_GRAD | 3) { 1 } else { 16 / dtype.size().unwrap_or(16) };
-                    (key, source(kind, dtype, Form { per, is_long, relu: is_long, window: [2, 3] }))
+                    (key, source(kind, dtype, Form { per, is_long, relu: is_long, bias, window: [2, 3] }))
                 })
             })
         });

@@ -10,6 +10,8 @@ pub mod program;
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
     &APPLY_ALL,
+    &BIAS_RELU_POOL,
+    &BIAS_RELU_POOL_GRAD,
     &CROSS_ENTROPY,
     &LAYER_NORM_GRAD,
     &MAP,
@@ -79,6 +81,23 @@ pub static MAX_POOL_GRAD_RELU: Op = fused(
     "_KoloFusedMaxPoolGradRelu",
     "(orig_input:T, orig_output:T, grad:T) -> (output:T) ; ksize:list(int)>=4, strides:list(int)>=4, \
      padding:string{SAME|VALID|EXPLICIT}, explicit_paddings:list(int)=[], data_format:string{NHWC|NCHW}=\"NHWC\", T:type",
+    Cost::Elements,
+);
+
+/// `BiasAdd`, `Relu` and `MaxPool`.
+pub static BIAS_RELU_POOL: Op = fused(
+    "_KoloFusedBiasReluPool",
+    "(input:T, bias:T) -> (output:T) ; ksize:list(int)>=4, strides:list(int)>=4, \
+     padding:string{SAME|VALID|EXPLICIT}, explicit_paddings:list(int)=[], data_format:string{NHWC|NCHW}=\"NHWC\", T:type",
+    Cost::Elements,
+);
+
+/// The gradients of [`BIAS_RELU_POOL`] with respect to its inputs.
+pub static BIAS_RELU_POOL_GRAD: Op = fused(
+    "_KoloFusedBiasReluPoolGrad",
+    "(orig_input:T, bias:T, orig_output:T, grad:T) -> (output:T, bias_grad:T) ; ksize:list(int)>=4, \
+     strides:list(int)>=4, padding:string{SAME|VALID|EXPLICIT}, explicit_paddings:list(int)=[], \
+     data_format:string{NHWC|NCHW}=\"NHWC\", T:type",
     Cost::Elements,
 );
 
