@@ -55,12 +55,11 @@ macro_rules! script {
 const PYTHON: &str = "the function is in the memory of the Python process that made the graph";
 const COLLECTIVE: &str =
     "groups of workers are not formed here; Kolo's own strategies sum through accumulators and variables";
-const OLD_FORMAT: &str = "the checkpoint format before V2, which TensorFlow has not written by default since 2016; convert with RestoreV2 there";
+const OLD_FORMAT: &str = "the checkpoint format before V2; TensorFlow reads it and writes V2";
 const JPEG: &str = "there is no JPEG decoder yet; PNG works";
-const BARRIERS: &str = "a barrier's elements are put in and taken out by ops that no program of the survey uses";
-const IN_PLACE: &str = "rewrites inside TensorFlow's process make it, to write into a buffer that others hold; it never leaves that process";
-const HANDLES: &str =
-    "rewrites inside TensorFlow's process make it of several VarHandleOps; it never leaves that process";
+const BARRIERS: &str = "the ops that put elements into a barrier and take them out are not on the list of ops";
+const IN_PLACE: &str = "rewrites make it, to write into a buffer that others hold, which tensors here do not allow";
+const HANDLES: &str = "rewrites make it of several VarHandleOps; no graph that was recorded has one";
 
 ops! {
     // Python.

@@ -464,8 +464,19 @@ fn fused_trees_compute_what_their_nodes_do() {
         for dtype in [DType::F32, DType::BF16, DType::F64] {
             for shapes in &shapes {
                 let (fused, plain) = (values(dtype, shapes, false), values(dtype, shapes, true));
-                for (a, b) in fused.iter().zip(&plain) {
-                    close(a, b, if dtype == DType::BF16 { 1e-2 } else { 1e-5 });
+                for (i, (a, b)) in fused.iter().zip(&plain).enumerate() {
+                    // The third has been through f16, in which a last bit of float may decide the rounding.
+                    close(
+                        a,
+                        b,
+                        if dtype == DType::BF16 {
+                            1e-2
+                        } else if i == 2 {
+                            1e-3
+                        } else {
+                            1e-5
+                        },
+                    );
                 }
             }
         }

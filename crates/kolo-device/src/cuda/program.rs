@@ -109,14 +109,14 @@ impl Programs {
         if let Some(function) = self.functions.read().get(key) {
             return Ok(*function);
         }
-        // One thread compiles at a time: the same kernel is often wanted by several nodes at once.
+        // Threads compile side by side. Two that want the same kernel at once both do; that is rare and costs only time.
+        let entry = key.entry();
+        let source = format!("#define KOLO_ENTRY {entry}\n{PRELUDE}\n{}", source());
+        let image = self.image(&entry, &source)?;
         let mut modules = self.modules.lock();
         if let Some(function) = self.functions.read().get(key) {
             return Ok(*function);
         }
-        let entry = key.entry();
-        let source = format!("#define KOLO_ENTRY {entry}\n{PRELUDE}\n{}", source());
-        let image = self.image(&entry, &source)?;
         self.streams.bind()?;
         // SAFETY: the image is a whole program for this chip, from NVRTC or from a file with the right check sum.
         let module = check("loading a kernel", unsafe { result::module::load_data(image.as_ptr().cast()) })?;

@@ -92,7 +92,7 @@ impl Master {
             _ => self.ready_deadline,
         };
         let attributes = self.ask_devices(&tasks, &filters, deadline).await?;
-        self.compare_clusters(&tasks).await?;
+        self.compare_clusters(&tasks, COMPARE_DEADLINE.min(deadline / 4)).await?;
         let infos = infos(&attributes)?;
         let handle = format!("{:016x}", random_u64());
         let devices = Devices { own: self.peers.own.clone(), infos };
@@ -193,14 +193,14 @@ impl Master {
 
     /// Refuses tasks of another cluster. Kolo's own transport does so when it connects; over gRPC they are asked. TensorFlow's
     /// tasks do not know the question.
-    async fn compare_clusters(&self, tasks: &[TaskName]) -> Result<()> {
+    async fn compare_clusters(&self, tasks: &[TaskName], patience: Duration) -> Result<()> {
         let mut asking = JoinSet::new();
         for task in tasks.iter().cloned() {
             let worker = self.peers.task(&task)?;
             if !worker.has_greeted() {
                 // A step that there is none of: nothing but the cluster is wanted.
                 let call = worker.report(proto::KoloReportRequest { step_id: -1 });
-                asking.spawn(async move { (tokio::time::timeout(COMPARE_DEADLINE, call).await, task) });
+                asking.spawn(async move { (tokio::time::timeout(patience, call).await, task) });
             }
         }
         while let Some(answer) = asking.join_next().await {

@@ -116,14 +116,14 @@ fn gray([r, g, b]: [u16; 3]) -> u16 {
     if r == g && g == b {
         return r;
     }
-    let weighted = |r: u16, g: u16, b: u16| -> u32 {
-        (9798 * u32::from(r) + 19235 * u32::from(g) + 3735 * u32::from(b) + 16384) >> 15
+    let weighted = |r: u16, g: u16, b: u16, half: u32| -> u32 {
+        (9798 * u32::from(r) + 19235 * u32::from(g) + 3735 * u32::from(b) + half) >> 15
     };
-    // Eight bits are weighted as such, so that the result is libpng's.
+    // Eight bits are weighted as such and cut off, sixteen are rounded, so that the result is libpng's.
     let is_narrow = [r, g, b].iter().all(|sample| sample % 257 == 0);
     match is_narrow {
-        true => (weighted(r / 257, g / 257, b / 257) * 257) as u16,
-        false => weighted(r, g, b) as u16,
+        true => (weighted(r / 257, g / 257, b / 257, 0) * 257) as u16,
+        false => weighted(r, g, b, 16_384) as u16,
     }
 }
 

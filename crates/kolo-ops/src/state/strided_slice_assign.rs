@@ -53,7 +53,7 @@ fn assign(ctx: &mut KernelCtx<'_>) -> Result<()> {
         }
         let (view, shape) = resolve(ctx, variable.shape(), 1)?;
         if *value.shape() != shape {
-            return Err(Error::unimplemented(format!(
+            return Err(Error::invalid_argument(format!(
                 "sliced l-value shape {shape} does not match r-value shape {}. Automatic broadcasting not yet \
                  implemented.",
                 value.shape()
@@ -133,7 +133,7 @@ mod tests {
         let found = after(words(&["a", "b"]), [[0, 1], [1, 2], [1, 1]], 0, words(&["z"]));
         assert_eq!(found, Ok(words(&["a", "z"])));
         let error = after(v(), [[0, 0], [1, 2], [1, 1]], 0, Tensor::scalar(1.0f32)).unwrap_err();
-        assert_eq!(error.code(), Code::Unimplemented);
+        assert_eq!(error.code(), Code::InvalidArgument);
         assert!(error.message().contains("sliced l-value shape [1,2] does not match r-value shape []"), "{error}");
     }
 }

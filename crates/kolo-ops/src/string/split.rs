@@ -113,12 +113,15 @@ fn at_spaces(text: &Bytes, most: usize) -> Vec<Bytes> {
     loop {
         let Some(start) = rest.iter().position(|&byte| !is_space(byte)) else { return words };
         rest = &rest[start..];
-        let end = match words.len() == most {
-            true => rest.len(),
-            false => rest.iter().position(|&byte| is_space(byte)).unwrap_or(rest.len()),
-        };
+        let end = rest.iter().position(|&byte| is_space(byte)).unwrap_or(rest.len());
         words.push(text.slice_ref(&rest[..end]));
         rest = &rest[end..];
+        if words.len() == most {
+            // What is left follows as it is, even if it is nothing: so does TensorFlow, and not Python.
+            let start = rest.iter().position(|&byte| !is_space(byte)).unwrap_or(rest.len());
+            words.push(text.slice_ref(&rest[start..]));
+            return words;
+        }
     }
 }
 
@@ -186,6 +189,7 @@ mod tests {
         };
         assert_eq!(cut("a,b,c,d", ",", 2), words(["a", "b", "c,d"]));
         assert_eq!(cut("  a  b  c  ", "", 1), words(["a", "b  c  "]));
+        assert_eq!(cut("d", "", 1), words(["d", ""]));
         assert_eq!(cut(" a b ", "", 0), words([" a b "]));
         assert_eq!(cut("a,b", ",", 0), words(["a,b"]));
     }
