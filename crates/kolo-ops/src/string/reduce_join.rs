@@ -45,7 +45,7 @@ fn resolved(axes: &[i64], rank: usize) -> Result<Vec<usize>> {
     for &axis in axes {
         let from_start = if axis < 0 { axis.saturating_add(rank as i64) } else { axis };
         let at = usize::try_from(from_start).ok().filter(|&at| at < rank).ok_or_else(|| {
-            Error::invalid_argument(format!("Invalid reduction dimension {axis} for input with {rank} dimension(s)"))
+            Error::out_of_range(format!("Invalid reduction dimension {axis} for input with {rank} dimension(s)"))
         })?;
         if list.contains(&at) {
             return Err(Error::invalid_argument(format!("Duplicate reduction dimension {axis}")));
