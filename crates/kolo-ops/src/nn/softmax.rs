@@ -81,7 +81,10 @@ fn softmax_f32(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let chunk = rows_per_task(1.0, n) * n;
         ctx.pool().for_each_chunk(out.data_mut::<f32>()?, chunk, |i, out| match input {
             Some(input) => vmath::softmax_f32(&input[i * chunk..i * chunk + out.len()], out, n),
-            None => vmath::softmax_f32(&out.to_vec(), out, n),
+            None => {
+                let before = out.to_vec();
+                vmath::softmax_f32(&before, out, n);
+            }
         });
     }
     ctx.set_output(0, out);
