@@ -27,7 +27,7 @@ pub struct UpdateLayout {
     pub flag: &'static str,
 }
 
-/// The layout of an op, if it is an update that [`ApplyAll`] can do together with others of its kind.
+/// The layout of an op, if it is an update that `_KoloApplyAll` can do together with others of its kind.
 pub fn update_layout(op: &str) -> Option<UpdateLayout> {
     let (rule, sparse) = rule_of(op)?;
     // The step of AdagradDA is no number of the variables' type.
