@@ -568,19 +568,10 @@ fn a_program_trains_through_a_server_that_runs_already() {
     assert!(!is_well && text.contains("give the address of one of those"), "{text}");
 }
 
+/// One of three workers is stopped for half a minute: the others go on, and when it wakes it does no harm.
 #[test]
 fn hybrid_training_goes_on_without_a_worker_that_is_stopped() {
-    stopped_in_hybrid_mode(Duration::from_secs(8));
-}
-
-#[test]
-#[ignore = "takes half a minute; the same as above for as long as an operator might take to notice"]
-fn hybrid_training_goes_on_without_a_worker_that_is_stopped_for_half_a_minute() {
-    stopped_in_hybrid_mode(Duration::from_secs(30));
-}
-
-/// One of three workers is stopped for a while: the others go on, and when it wakes it does no harm.
-fn stopped_in_hybrid_mode(stop: Duration) {
+    let stop = Duration::from_secs(30);
     let _turn = one_at_a_time();
     let training = Training::new("hybrid", 3);
     let _ps = training.spec.serve("ps", 0, &[]);

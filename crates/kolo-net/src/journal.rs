@@ -133,21 +133,7 @@ impl Journal {
             return Ok(());
         }
         let mut state = self.state.lock();
-        let mut entries = Vec::new();
-        for (device, store) in self.stores.iter().enumerate() {
-            for key in keys {
-                // One variable has one place, however a graph spells its container.
-                let place = (device, (store.container(&key.0).to_owned(), key.1.clone()));
-                match entry(store, &place)? {
-                    Some(entry) => {
-                        state.known.insert(place);
-                        entries.push(entry);
-                    }
-                    None if state.known.remove(&place) => entries.push(gone(&place)),
-                    None => {}
-                }
-            }
-        }
+        let entries = changes(&self.stores, keys, &mut state.known)?;
         self.append(&mut state, entries)
     }
 
@@ -231,6 +217,31 @@ pub(crate) fn written(nodes: &Nodes) -> BTreeSet<Key> {
     keys
 }
 
+/// What these variables are now on each device, for a record; `known` becomes those that have a value. Who writes the record keeps
+/// `known` locked, so that records come in the order of the values.
+pub(crate) fn changes(
+    stores: &[Arc<ResourceStore>],
+    keys: &BTreeSet<Key>,
+    known: &mut BTreeSet<(usize, Key)>,
+) -> Result<Vec<VariableEntry>> {
+    let mut entries = Vec::new();
+    for (device, store) in stores.iter().enumerate() {
+        for key in keys {
+            // One variable has one place, however a graph spells its container.
+            let place = (device, (store.container(&key.0).to_owned(), key.1.clone()));
+            match entry(store, &place)? {
+                Some(entry) => {
+                    known.insert(place);
+                    entries.push(entry);
+                }
+                None if known.remove(&place) => entries.push(gone(&place)),
+                None => {}
+            }
+        }
+    }
+    Ok(entries)
+}
+
 /// What a variable is now; `None` if it has no value.
 pub(crate) fn entry(store: &ResourceStore, place: &(usize, Key)) -> Result<Option<VariableEntry>> {
     let (device, (container, name)) = place;
@@ -254,7 +265,7 @@ pub(crate) fn entry(store: &ResourceStore, place: &(usize, Key)) -> Result<Optio
 }
 
 /// That a variable is no more.
-pub(crate) fn gone((device, (container, name)): &(usize, Key)) -> VariableEntry {
+fn gone((device, (container, name)): &(usize, Key)) -> VariableEntry {
     VariableEntry {
         device: *device as u32,
         container: container.clone(),

@@ -16,7 +16,7 @@ use kolo_ops::ResourceStore;
 use kolo_runtime::Host;
 use parking_lot::Mutex;
 
-use crate::journal::{Key, entry, gone, restore};
+use crate::journal::{Key, changes, entry, restore};
 use crate::peers::{Peers, TaskName};
 use crate::proto::{KoloClaimRequest, KoloClaimResponse, KoloReplicateRequest, KoloReplicateResponse, VariableEntry};
 
@@ -113,20 +113,7 @@ impl Replicator {
     /// What these variables are now. The number is taken before the values, under one lock: a larger one has later values.
     fn record(&self, keys: &BTreeSet<Key>) -> Result<KoloReplicateRequest> {
         let mut state = self.state.lock();
-        let mut entries = Vec::new();
-        for (device, store) in self.stores.iter().enumerate() {
-            for key in keys {
-                let place = (device, (store.container(&key.0).to_owned(), key.1.clone()));
-                match entry(store, &place)? {
-                    Some(entry) => {
-                        state.known.insert(place);
-                        entries.push(entry);
-                    }
-                    None if state.known.remove(&place) => entries.push(gone(&place)),
-                    None => {}
-                }
-            }
-        }
+        let entries = changes(&self.stores, keys, &mut state.known)?;
         Ok(self.next(&mut state, entries, false))
     }
 

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::columns::reduce_columns;
 use super::{FLOATS, NUMBERS, PLAIN, Table, c_type, function, gpu};
 use crate::KernelCtx;
+use crate::math::reduce::Wanted;
 
 /// How values are reduced.
 pub(super) struct Reducer {
@@ -66,33 +67,7 @@ pub(super) fn add(table: &mut Table) {
 }
 
 fn reduce(ctx: &mut KernelCtx<'_>, reducer: &Reducer) -> Result<()> {
-    let shape = ctx.input(0)?.shape().clone();
-    if ctx.input(1)?.shape().rank() > 1 {
-        let found = ctx.input(1)?.shape();
-        return Err(Error::invalid_argument(format!("reduction axes must be a scalar or a vector, found {found}")));
-    }
-    let mut is_reduced: SmallVec<[bool; 8]> = SmallVec::from_elem(false, shape.rank());
-    for axis in ctx.integers(1)? {
-        let axis = resolve_axis(axis, shape.rank())?;
-        if std::mem::replace(&mut is_reduced[axis], true) {
-            return Err(Error::invalid_argument(format!(
-                "Invalid reduction arguments: Axes contains duplicate dimension: {axis}"
-            )));
-        }
-    }
-    let keep = ctx.attrs().bool("keep_dims")?;
-    let kept: SmallVec<[usize; 8]> = shape
-        .iter()
-        .zip(&is_reduced)
-        .filter_map(|(&n, &reduced)| if !reduced { Some(n) } else { keep.then_some(1) })
-        .collect();
-    let kept = Shape::new(&kept)?;
-    let reduces = shape.iter().zip(&is_reduced).any(|(&n, &reduced)| reduced && n != 1);
-    if reducer.keeps_one && !reduces {
-        let out = ctx.take_input(0)?.reshaped(kept)?;
-        ctx.set_output(0, out);
-        return Ok(());
-    }
+    let Some(Wanted { shape, is_reduced, kept }) = Wanted::of(ctx, reducer.keeps_one)? else { return Ok(()) };
     let out = reduced(ctx, reducer, &shape, &is_reduced, kept)?;
     ctx.set_output(0, out);
     Ok(())

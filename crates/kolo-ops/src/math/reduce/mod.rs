@@ -19,25 +19,29 @@ pub(crate) mod walk;
 pub(crate) fn reduce<T: Element, R: Reducer<T>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let Some(wanted) = Wanted::of(ctx, R::KEEPS_ONE)? else { return Ok(()) };
     let mut out = ctx.allocate(T::DTYPE, wanted.kept)?;
-    match wanted.reduction {
-        None => out.data_mut::<T>()?.fill(R::finish(R::START, 0)),
-        Some(reduction) => reduction.run::<T, R>(ctx.pool(), ctx.data(0)?, out.data_mut()?),
+    if wanted.shape.n_elements() == 0 {
+        out.data_mut::<T>()?.fill(R::finish(R::START, 0));
+    } else {
+        let reduction = Reduction::new(&wanted.shape, &wanted.is_reduced);
+        reduction.run::<T, R>(ctx.pool(), ctx.data(0)?, out.data_mut()?);
     }
     ctx.set_output(0, out);
     Ok(())
 }
 
-/// What a reduction is asked to do, whatever its elements are and however they are brought together.
-struct Wanted {
+/// What a reduction is asked to do, whatever its elements are, wherever they lie, and however they are brought together.
+pub(crate) struct Wanted {
+    /// The shape of the input.
+    pub(crate) shape: Shape,
+    /// Which of its dimensions go.
+    pub(crate) is_reduced: SmallVec<[bool; 4]>,
     /// The shape of the output.
-    kept: Shape,
-    /// How to walk the input; nothing if it is empty.
-    reduction: Option<Reduction>,
+    pub(crate) kept: Shape,
 }
 
 impl Wanted {
     /// Nothing if the input went through as it is, since only sizes of 1 are reduced and `keeps_one` allows it.
-    fn of(ctx: &mut KernelCtx<'_>, keeps_one: bool) -> Result<Option<Wanted>> {
+    pub(crate) fn of(ctx: &mut KernelCtx<'_>, keeps_one: bool) -> Result<Option<Wanted>> {
         let shape = ctx.input(0)?.shape().clone();
         if ctx.input(1)?.shape().rank() > 1 {
             let found = ctx.input(1)?.shape();
@@ -67,8 +71,7 @@ impl Wanted {
             ctx.set_output(0, out);
             return Ok(None);
         }
-        let reduction = (shape.n_elements() != 0).then(|| Reduction::new(&shape, &is_reduced));
-        Ok(Some(Wanted { kept, reduction }))
+        Ok(Some(Wanted { shape, is_reduced, kept }))
     }
 }
 

@@ -1,0 +1,107 @@
+//! Products with their bias and activation, losses, and norms with what is added to their gradient.
+
+use kolo_core::DType;
+use kolo_graph::{Attrs, Endpoint};
+use kolo_ops::fused;
+
+use super::{Uses, Work, first, is_nchw, made};
+
+impl Work<'_> {
+    pub(super) fn products(&mut self, uses: &Uses) {
+        for bias_id in self.ids() {
+            let Some(bias) = self.node(bias_id).filter(|node| matches!(node.op(), "BiasAdd" | "BiasAddV1")) else {
+                continue;
+            };
+            let at = bias.inputs[0];
+            let Some(product) = self.maker(at, &["MatMul"]) else { continue };
+            let dtype = product.outputs[0].dtype;
+            if is_nchw(bias)
+                || !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+                || uses.sole_user(at) != Some(bias_id)
+                || !self.is_plain(bias)
+                || !self.is_plain(product)
+            {
+                continue;
+            }
+            let relu_id = uses
+                .sole_user(first(bias_id))
+                .filter(|id| self.node(*id).is_some_and(|node| node.op() == "Relu" && self.is_plain(node)));
+            let root_id = relu_id.unwrap_or(bias_id);
+            let Some(root) = self.node(root_id) else { continue };
+            let mut attrs = Attrs::default();
+            attrs.set("T", dtype);
+            attrs.set("relu", relu_id.is_some());
+            for name in ["transpose_a", "transpose_b"] {
+                attrs.set(name, product.attrs.bool(name).unwrap_or(false));
+            }
+            let inputs = vec![product.inputs[0], product.inputs[1], bias.inputs[1]];
+            let node =
+                made(&fused::MAT_MUL, root, &[product, bias, root], inputs, vec![root.outputs[0].clone()], attrs);
+            self.nodes[root_id.index()] = Some(node);
+            self.remove(at.node, root_id);
+            if root_id != bias_id {
+                self.remove(bias_id, root_id);
+            }
+        }
+    }
+
+    pub(super) fn losses(&mut self, uses: &Uses) {
+        const LOSSES: [&str; 2] = ["SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"];
+        for times_id in self.ids() {
+            let Some(times) = self.node(times_id).filter(|node| node.op() == "Mul") else { continue };
+            let is_backprop = |at: &&Endpoint| at.index == 1 && self.maker(**at, &LOSSES).is_some();
+            let Some(&backprop) = times.inputs.iter().find(is_backprop) else { continue };
+            let Some(loss) = self.node(backprop.node) else { continue };
+            let others: Vec<Endpoint> = times.inputs.iter().copied().filter(|at| *at != backprop).collect();
+            let &[weights] = others.as_slice() else { continue };
+            let is_sole = uses.data.get(&backprop).is_some_and(|users| *users == [times_id]);
+            // Weights that depend on the loss cannot be there before it.
+            if !is_sole
+                || uses.fetched.contains(&backprop)
+                || !self.is_plain(times)
+                || !self.is_plain(loss)
+                || self.reaches(backprop.node, weights.node)
+                || times.control_inputs.iter().any(|id| self.reaches(backprop.node, *id))
+            {
+                continue;
+            }
+            let op = if loss.op() == LOSSES[0] { &fused::CROSS_ENTROPY } else { &fused::SPARSE_CROSS_ENTROPY };
+            let outputs = vec![loss.outputs[0].clone(), times.outputs[0].clone()];
+            let inputs = vec![loss.inputs[0], loss.inputs[1], weights];
+            let node = made(op, times, &[loss, times], inputs, outputs, loss.attrs.clone());
+            self.nodes[times_id.index()] = Some(node);
+            self.redirect(first(times_id), Endpoint { node: times_id, index: 1 });
+            self.redirect(first(backprop.node), first(times_id));
+            self.remove(backprop.node, times_id);
+        }
+    }
+
+    pub(super) fn norms(&mut self, uses: &Uses) {
+        for sum_id in self.ids() {
+            let Some(sum) = self.node(sum_id).filter(|node| node.op() == "AddN" && node.inputs.len() == 2) else {
+                continue;
+            };
+            let is_norm = |at: &&Endpoint| at.index == 0 && self.maker(**at, &["KoloLayerNormGrad"]).is_some();
+            let Some(&dx) = sum.inputs.iter().find(is_norm) else { continue };
+            let (Some(norm), Some(&plus)) = (self.node(dx.node), sum.inputs.iter().find(|at| **at != dx)) else {
+                continue;
+            };
+            if uses.sole_user(dx) != Some(sum_id)
+                || !self.is_plain(sum)
+                || !self.is_plain(norm)
+                || self.reaches(dx.node, plus.node)
+                || sum.control_inputs.iter().any(|id| self.reaches(dx.node, *id))
+            {
+                continue;
+            }
+            let outputs = vec![sum.outputs[0].clone(), norm.outputs[1].clone(), norm.outputs[2].clone()];
+            let inputs = norm.inputs.iter().copied().chain([plus]).collect();
+            let node = made(&fused::LAYER_NORM_GRAD, sum, &[norm, sum], inputs, outputs, norm.attrs.clone());
+            self.nodes[sum_id.index()] = Some(node);
+            for index in [1, 2] {
+                self.redirect(Endpoint { node: dx.node, index }, Endpoint { node: sum_id, index });
+            }
+            self.remove(dx.node, sum_id);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Trees of elementwise ops, and the sums of their values over all but the last dimension.
+
+use std::collections::HashSet;
+
+use kolo_core::DType;
+use kolo_graph::{Attrs, Endpoint, Node, NodeId};
+use kolo_ops::fused;
+use kolo_ops::fused::program::{Arg, MOST_INPUTS, MOST_STEPS, Program, Step, step_of};
+
+use super::{Uses, Work, first, is_nchw, made};
+
+impl Work<'_> {
+    pub(super) fn trees(&mut self, uses: &Uses) {
+        let mut taken = HashSet::new();
+        for root_id in self.ids().into_iter().rev() {
+            if taken.contains(&root_id) || !self.is_step(root_id) {
+                continue;
+            }
+            let group = self.tree(root_id, uses, &taken);
+            if group.len() < 2 {
+                continue;
+            }
+            let (Some(root), Some((program, inputs, types))) = (self.node(root_id), self.program(&group)) else {
+                continue;
+            };
+            let mut attrs = Attrs::default();
+            attrs.set("Tin", types);
+            attrs.set("T", root.outputs[0].dtype);
+            attrs.set("program", program.to_string().as_str());
+            let of: Vec<&Node> = group.iter().filter_map(|id| self.node(*id)).collect();
+            let node = made(&fused::MAP, root, &of, inputs, vec![root.outputs[0].clone()], attrs);
+            taken.extend(group.iter().copied());
+            self.nodes[root_id.index()] = Some(node);
+            for id in group.into_iter().filter(|id| *id != root_id) {
+                self.remove(id, root_id);
+            }
+        }
+    }
+
+    fn is_step(&self, id: NodeId) -> bool {
+        self.node(id).is_some_and(|node| node.outputs.len() == 1 && step_of(node).is_some() && self.is_plain(node))
+    }
+
+    /// The nodes of the largest tree under `root` whose values nobody else sees, inputs before their users.
+    fn tree(&self, root: NodeId, uses: &Uses, taken: &HashSet<NodeId>) -> Vec<NodeId> {
+        let mut group = vec![root];
+        let mut next = 0;
+        while next < group.len() {
+            let makers: Vec<Endpoint> = self.node(group[next]).map(|node| node.inputs.clone()).unwrap_or_default();
+            next += 1;
+            for at in makers {
+                let id = at.node;
+                let inside = |users: &Vec<NodeId>| users.iter().all(|user| group.contains(user));
+                if group.contains(&id)
+                    || group.len() >= MOST_STEPS
+                    || taken.contains(&id)
+                    || !uses.data.get(&at).is_some_and(inside)
+                    || uses.fetched.contains(&at)
+                    || uses.control.contains(&id)
+                    || !self.is_step(id)
+                    || self.is_smaller(id, root)
+                {
+                    continue;
+                }
+                group.push(id);
+                if self.inputs(&group).len() > MOST_INPUTS {
+                    group.pop();
+                } else {
+                    // What was looked at before may have its last user inside now.
+                    next = 0;
+                }
+            }
+        }
+        group.sort_unstable();
+        group
+    }
+
+    /// Whether a value is known to be spread over a larger one: computing it again for each element would not pay.
+    fn is_smaller(&self, id: NodeId, root: NodeId) -> bool {
+        let shape = |id: NodeId| self.node(id).and_then(|node| Some(node.outputs[0].shape.dims()?.to_vec()));
+        let (Some(small), Some(large)) = (shape(id), shape(root)) else { return false };
+        small.len() != large.len() || small.iter().zip(&large).any(|(a, b)| *a == Some(1) && *b != Some(1))
+    }
+
+    /// What a group takes from outside, each once.
+    fn inputs(&self, group: &[NodeId]) -> Vec<Endpoint> {
+        let mut inputs = Vec::new();
+        for at in group.iter().filter_map(|id| self.node(*id)).flat_map(|node| &node.inputs) {
+            if !group.contains(&at.node) && !inputs.contains(at) {
+                inputs.push(*at);
+            }
+        }
+        inputs
+    }
+
+    /// A group in order as a program, with its inputs and their types.
+    fn program(&self, group: &[NodeId]) -> Option<(Program, Vec<Endpoint>, Vec<DType>)> {
+        let inputs = self.inputs(group);
+        let mut types: Vec<Option<DType>> = vec![None; inputs.len()];
+        let mut steps = Vec::new();
+        for id in group {
+            let node = self.node(*id)?;
+            let (op, parameter) = step_of(node)?;
+            let mut args = Vec::new();
+            for (i, at) in node.inputs.iter().enumerate() {
+                args.push(match group.iter().position(|id| *id == at.node) {
+                    Some(value) => Arg::Value(value),
+                    None => {
+                        let input = inputs.iter().position(|input| input == at)?;
+                        types[input] = Some(input_type(node, i)?);
+                        Arg::Input(input)
+                    }
+                });
+            }
+            steps.push(Step { op, out: node.outputs[0].dtype, parameter, args });
+        }
+        let types: Vec<DType> = types.into_iter().collect::<Option<_>>()?;
+        Some((Program { steps, n_inputs: inputs.len() }, inputs, types))
+    }
+
+    pub(super) fn bias_gradients(&mut self, _: &Uses) {
+        for sum_id in self.ids() {
+            let Some(sum) = self.node(sum_id).filter(|node| node.op() == "BiasAddGrad") else { continue };
+            let at = sum.inputs[0];
+            if is_nchw(sum) || !sum.control_inputs.is_empty() || !self.is_plain(sum) || at.index != 0 {
+                continue;
+            }
+            let Some(map) = self.node(at.node) else { continue };
+            let is_fused = map.op() == fused::MAP.def.name;
+            if !map.outputs[0].dtype.is_float() || !(is_fused || self.is_step(at.node)) {
+                continue;
+            }
+            let (inputs, attrs) = if is_fused {
+                (map.inputs.clone(), map.attrs.clone())
+            } else {
+                let Some((program, inputs, types)) = self.program(&[at.node]) else { continue };
+                let mut attrs = Attrs::default();
+                attrs.set("Tin", types);
+                attrs.set("T", map.outputs[0].dtype);
+                attrs.set("program", program.to_string().as_str());
+                (inputs, attrs)
+            };
+            let outputs = vec![map.outputs[0].clone(), sum.outputs[0].clone()];
+            let node = made(&fused::MAP_AND_SUM, map, &[map], inputs, outputs, attrs);
+            self.nodes[at.node.index()] = Some(node);
+            self.redirect(first(sum_id), Endpoint { node: at.node, index: 1 });
+            self.remove(sum_id, at.node);
+        }
+    }
+}
+
+/// The element type of a step's input.
+fn input_type(node: &Node, i: usize) -> Option<DType> {
+    let name = match (node.op(), i) {
+        ("Cast", _) => "SrcT",
+        ("SelectV2", 0) | ("LogicalNot" | "LogicalAnd" | "LogicalOr", _) => return Some(DType::Bool),
+        _ => "T",
+    };
+    node.attrs.dtype(name).ok()
+}

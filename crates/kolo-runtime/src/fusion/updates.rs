@@ -1,0 +1,101 @@
+//! An optimizer's updates of many variables.
+
+use std::collections::HashSet;
+
+use kolo_core::DType;
+use kolo_graph::{Attrs, Endpoint, Node, NodeId};
+use kolo_ops::fused::program::step_of;
+use kolo_ops::{find_kernel, fused, update_layout};
+
+use super::{Uses, Work, made};
+
+impl Work<'_> {
+    /// What the gradient of an update is cast from, if it is a narrower float that nothing else wants cast.
+    fn narrow_gradient(&self, id: NodeId, at: Endpoint, uses: &Uses) -> Option<(Endpoint, DType)> {
+        let cast = self.maker(at, &["Cast"]).filter(|cast| self.is_plain(cast) && step_of(cast).is_some())?;
+        let (from, to) = (cast.attrs.dtype("SrcT").ok()?, cast.outputs[0].dtype);
+        let is_narrow = matches!(from, DType::F16 | DType::BF16) && to == DType::F32;
+        (is_narrow && uses.sole_user(at) == Some(id)).then(|| (cast.inputs[0], from))
+    }
+
+    pub(super) fn updates(&mut self, uses: &Uses) {
+        let mut groups: Vec<(String, Vec<NodeId>)> = Vec::new();
+        for (id, node) in self.iter() {
+            let Some(layout) = update_layout(node.op()) else { continue };
+            let Ok(dtype) = node.attrs.dtype("T") else { continue };
+            if !find_kernel(node, self.device).is_ok_and(|kernel| kernel.device == "GPU") || !node.outputs.is_empty() {
+                continue;
+            }
+            let flag = !layout.flag.is_empty() && node.attrs.bool(layout.flag).unwrap_or(false);
+            let scalars: Vec<Endpoint> = layout.scalars.iter().map(|&i| node.inputs[i]).collect();
+            let grad = self.narrow_gradient(id, node.inputs[layout.grad], uses).map_or(dtype, |(_, grad)| grad);
+            let key = format!("{} {dtype} {grad} {flag} {scalars:?}", node.op());
+            match groups.iter_mut().find(|(other, _)| *other == key) {
+                Some((_, group)) => group.push(id),
+                None => groups.push((key, vec![id])),
+            }
+        }
+        for (_, group) in groups {
+            self.update_together(&group, uses);
+        }
+    }
+
+    /// Puts updates together, those left out that depend on others of them or work on the same variable.
+    fn update_together(&mut self, group: &[NodeId], uses: &Uses) {
+        let mut chosen: Vec<NodeId> = Vec::new();
+        let mut handles: HashSet<Endpoint> = HashSet::new();
+        for &id in group {
+            let Some(node) = self.node(id) else { continue };
+            let Some(layout) = update_layout(node.op()) else { continue };
+            let mine = &node.inputs[..layout.n_handles];
+            if mine.iter().any(|at| handles.contains(at)) || self.any_reaches(&chosen, id) {
+                continue;
+            }
+            handles.extend(mine);
+            chosen.push(id);
+        }
+        // A later one may be what an earlier one waits for.
+        while let Some(at) = (0..chosen.len()).find(|&i| {
+            let rest: Vec<NodeId> = chosen.iter().copied().filter(|id| *id != chosen[i]).collect();
+            self.any_reaches(&rest, chosen[i])
+        }) {
+            chosen.remove(at);
+        }
+        let Some(&root_id) = chosen.last().filter(|_| chosen.len() > 1) else { return };
+        let mut nodes: Vec<&Node> = chosen.iter().filter_map(|id| self.node(*id)).collect();
+        let n_updates = nodes.len();
+        let Some(root) = self.node(root_id) else { return };
+        let Some(layout) = update_layout(root.op()) else { return };
+        let Ok(dtype) = root.attrs.dtype("T") else { return };
+        let mut inputs: Vec<Endpoint> =
+            nodes.iter().flat_map(|node| node.inputs[..layout.n_handles].to_vec()).collect();
+        let n_handles = inputs.len();
+        inputs.extend(layout.scalars.iter().map(|&i| root.inputs[i]));
+        let mut grad_dtype = dtype;
+        let mut casts = Vec::new();
+        for (id, node) in chosen.iter().zip(nodes.clone()) {
+            let at = node.inputs[layout.grad];
+            let Some((from, narrow)) = self.narrow_gradient(*id, at, uses) else {
+                inputs.push(at);
+                continue;
+            };
+            inputs.push(from);
+            grad_dtype = narrow;
+            casts.push(at.node);
+            nodes.extend(self.node(at.node));
+        }
+        let mut attrs = Attrs::default();
+        attrs.set("rule", root.op());
+        attrs.set("flag", !layout.flag.is_empty() && root.attrs.bool(layout.flag).unwrap_or(false));
+        attrs.set("M", n_handles as i64);
+        attrs.set("S", layout.scalars.len() as i64);
+        attrs.set("N", n_updates as i64);
+        attrs.set("T", dtype);
+        attrs.set("Tgrad", grad_dtype);
+        let node = made(&fused::APPLY_ALL, root, &nodes, inputs, Vec::new(), attrs);
+        self.nodes[root_id.index()] = Some(node);
+        for id in chosen.into_iter().filter(|id| *id != root_id).chain(casts) {
+            self.remove(id, root_id);
+        }
+    }
+}
