@@ -529,12 +529,11 @@ impl Step {
         loop {
             n_nodes = n_nodes.wrapping_add(1);
             if share == Share::Small && n_nodes.is_multiple_of(64) && state.has_ready() && begun.elapsed() > PATIENCE {
-                // Many small nodes are long too.
-                drop(state);
-                self.spawn_runner(index);
-                state = part.state.lock();
+                // Many small nodes are long too. This runner leaves before the next one comes: whoever makes a node ready leaves
+                // it to a runner that is there, so none may be counted that will not look again.
                 state.n_runners -= 1;
-                return self.finish_part_if_idle(part, state);
+                drop(state);
+                return self.spawn_runner(index);
             }
             let next = match share {
                 _ if state.aborted => None,
