@@ -26,6 +26,10 @@ pub(crate) static REF_SELECT: Op = Op {
 };
 
 fn select(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(0)?.shape();
+    if shape.rank() != 0 {
+        return Err(Error::invalid_argument(format!("Index must be a scalar, but it has shape {shape}")));
+    }
     let (index, n) = (ctx.scalar::<i32>(0)?, ctx.n_inputs() - 1);
     match usize::try_from(index) {
         Ok(index) if index < n => ctx.forward(index + 1, 0),

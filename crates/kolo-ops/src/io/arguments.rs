@@ -8,15 +8,20 @@ use crate::KernelCtx;
 
 /// A scalar string that is a path, or a part of one.
 pub(super) fn text(ctx: &KernelCtx<'_>, i: usize, what: &str) -> Result<String> {
-    match ctx.input(i)?.strings()? {
-        [text] => utf8(text, what),
-        other => Err(Error::invalid_argument(format!("{what} should be one string, found {}", other.len()))),
+    let input = ctx.input(i)?;
+    match input.strings()? {
+        [text] if input.shape().rank() == 0 => utf8(text, what),
+        _ => Err(Error::invalid_argument(format!("{what} should be one string, found shape {}", input.shape()))),
     }
 }
 
 /// The strings of a vector.
 pub(super) fn texts(ctx: &KernelCtx<'_>, i: usize, what: &str) -> Result<Vec<String>> {
-    ctx.input(i)?.strings()?.iter().map(|text| utf8(text, what)).collect()
+    let input = ctx.input(i)?;
+    if input.shape().rank() != 1 {
+        return Err(Error::invalid_argument(format!("{what} should be a vector, found shape {}", input.shape())));
+    }
+    input.strings()?.iter().map(|text| utf8(text, what)).collect()
 }
 
 fn utf8(text: &[u8], what: &str) -> Result<String> {

@@ -89,6 +89,18 @@ pub fn file_error(what: &str, path: &Path, error: &io::Error) -> Error {
     Error::new(code, format!("{what} {}: {error}", path.display()))
 }
 
+/// Makes a directory and those above it, if they are missing.
+pub fn make_directory(directory: &Path) -> Result<()> {
+    fs::create_dir_all(directory).map_err(|error| match error.kind() {
+        // A file has its name, which is not what "already exists" would say of a directory.
+        io::ErrorKind::AlreadyExists => Error::failed_precondition(format!(
+            "cannot make the directory {}: there is a file of that name",
+            directory.display()
+        )),
+        _ => file_error("cannot make the directory", directory, &error),
+    })
+}
+
 /// A file under a temporary name. It gets its own name by [`NewFile::publish`]; dropped before that, it is removed.
 pub struct NewFile {
     file: File,
@@ -101,8 +113,7 @@ impl NewFile {
     /// Begins a file that will be called `target`. The directory is made if it is missing.
     pub fn create(target: &Path) -> Result<NewFile> {
         if let Some(directory) = target.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-            fs::create_dir_all(directory)
-                .map_err(|error| file_error("cannot make the directory", directory, &error))?;
+            make_directory(directory)?;
         }
         let temporary = temporary_name(target);
         let file = OpenOptions::new()

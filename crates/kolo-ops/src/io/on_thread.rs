@@ -22,7 +22,7 @@ impl Request {
     /// The one string of input `i`.
     pub fn text(&self, i: usize, what: &str) -> Result<&Bytes> {
         match self.inputs[i].strings()? {
-            [text] => Ok(text),
+            [text] if self.inputs[i].shape().rank() == 0 => Ok(text),
             _ => Err(Error::invalid_argument(format!(
                 "{what} tensor must be scalar, but had shape: {}",
                 self.inputs[i].shape()

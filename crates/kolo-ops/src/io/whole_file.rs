@@ -67,7 +67,10 @@ pub(crate) static MATCHING_FILES: Op = Op {
     def: OpDef {
         name: "MatchingFiles",
         signature: "(pattern:string) -> (filenames:string)",
-        shape: |_| Ok(vec![PartialShape::of_rank(1)]),
+        shape: |ctx| match ctx.input(0).rank() {
+            Some(rank) if rank > 1 => Err(not_a_list(ctx.input(0))),
+            _ => Ok(vec![PartialShape::of_rank(1)]),
+        },
         gradient: Gradient::None("names are not numbers"),
         ..OpDef::BASE
     },
@@ -102,7 +105,14 @@ fn write(request: &Request) -> Result<Vec<Tensor>> {
     Ok(Vec::new())
 }
 
+fn not_a_list(shape: &dyn std::fmt::Display) -> Error {
+    Error::invalid_argument(format!("Input patterns tensor must be scalar or vector, but had shape: {shape}"))
+}
+
 fn matching(request: &Request) -> Result<Vec<Tensor>> {
+    if request.inputs[0].shape().rank() > 1 {
+        return Err(not_a_list(request.inputs[0].shape()));
+    }
     let mut names: Vec<String> = Vec::new();
     for pattern in request.inputs[0].strings()? {
         path_of(pattern)?;

@@ -124,7 +124,8 @@ fn gamma(alpha: f64, mut draws: Draws) -> f64 {
         // Exponential.
         return -(-draws.uniform()).ln_1p();
     }
-    if alpha.is_nan() || alpha <= 0.0 {
+    // A shape of 0 gives zeros, as the power below makes them.
+    if alpha.is_nan() || alpha < 0.0 {
         return f64::NAN;
     }
     let is_small = alpha < 1.0;

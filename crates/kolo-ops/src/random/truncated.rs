@@ -34,7 +34,10 @@ pub(crate) static PARAMETERIZED_TRUNCATED_NORMAL: Op = Op {
         name: "ParameterizedTruncatedNormal",
         signature: "(shape:T, means:dtype, stdevs:dtype, minvals:dtype, maxvals:dtype) -> (output:dtype) ; seed:int=0, \
                     seed2:int=0, dtype:type{half,bfloat16,float,double}, T:type{int32,int64}",
-        shape: shape_fns::from_shape_input,
+        shape: |ctx| {
+            ctx.input_of_rank(0, 1)?;
+            shape_fns::from_shape_input(ctx)
+        },
         gradient: Gradient::None("random numbers are taken for constants"),
         stateful: true,
         ..OpDef::BASE
@@ -60,6 +63,9 @@ const NAMES: [&str; 4] = ["means", "stdevs", "minvals", "maxvals"];
 
 impl<T: Number> Kernel for Truncated<T> {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
+        if ctx.input(0)?.shape().rank() != 1 {
+            return Err(Error::invalid_argument(format!("shape must be a vector, got {}", ctx.input(0)?.shape())));
+        }
         let shape = Shape::from_signed(&ctx.integers(0)?)?;
         let Some((&n_rows, row)) = shape.split_first() else {
             return Err(Error::invalid_argument("Shape tensor must not be empty, got a scalar shape"));

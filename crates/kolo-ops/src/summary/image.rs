@@ -53,7 +53,8 @@ pub fn images(tag: &str, tensor: &Tensor, max_images: usize, bad_color: &[u8]) -
     let &[n, height, width, depth @ (1 | 3 | 4)] = shape.dims() else {
         return Err(Error::invalid_argument(format!("Tensor must be 4-D with last dim 1, 3, or 4, not {shape}")));
     };
-    if shape.n_elements() == 0 {
+    // No pictures are nothing to show; pictures of no size are a mistake.
+    if height == 0 || width == 0 {
         return Err(Error::invalid_argument(format!(
             "input tensor must have non-zero dims. Found: [{n}, {height}, {width}, {depth}]."
         )));

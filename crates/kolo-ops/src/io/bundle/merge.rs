@@ -12,7 +12,7 @@ use super::reader::Bundle;
 use super::table::write_table;
 use super::writer::Entries;
 use super::{data_path, header, index_path};
-use crate::io::files::{FileAccess, file_error, sync_directory_of, write_whole};
+use crate::io::files::{FileAccess, file_error, make_directory, sync_directory_of, write_whole};
 
 /// What [`merge`] does besides.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +36,10 @@ pub fn merge(sources: &[String], destination: &str, options: &MergeOptions) -> R
         let mut bundle = match Bundle::open_within(source, &options.access) {
             Ok(bundle) => bundle,
             Err(error) if error.code() == Code::NotFound && options.allow_missing_files => continue,
+            // What is missing is then the caller's mistake, and TensorFlow calls it that.
+            Err(error) if error.code() == Code::NotFound => {
+                return Err(Error::invalid_argument(format!("{}; allow_missing_files is false", error.message())));
+            }
             Err(error) => return Err(error),
         };
         // A file that is missing or cut short is found now, while all is where it was.
@@ -49,8 +53,7 @@ pub fn merge(sources: &[String], destination: &str, options: &MergeOptions) -> R
     for (shard, from) in files.iter().enumerate() {
         let to = data_path(destination, shard, files.len());
         if let Some(directory) = to.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-            fs::create_dir_all(directory)
-                .map_err(|error| file_error("cannot make the directory", directory, &error))?;
+            make_directory(directory)?;
         }
         fs::rename(from, &to)
             .map_err(|error| file_error("cannot rename", from, &error).and(format_args!(" (to {})", to.display())))?;
@@ -159,7 +162,7 @@ mod tests {
         let sources = [dir.text("a"), dir.text("b")];
         save(&sources[0], &[item("v", 1i32)], None).unwrap();
         let error = merge(&sources, &dir.text("m"), false).unwrap_err();
-        assert_eq!(error.code(), Code::NotFound);
+        assert_eq!(error.code(), Code::InvalidArgument);
         save(&sources[1], &[item("v", Tensor::zeros(DType::F32, [2]).unwrap())], None).unwrap();
         let before = dir.names();
         let error = merge(&sources, &dir.text("m"), false).unwrap_err();

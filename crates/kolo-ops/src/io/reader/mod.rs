@@ -78,7 +78,10 @@ pub(crate) static READER_READ_V2: Op = reader_op(
 pub(crate) static READER_READ_UP_TO_V2: Op = reader_op(
     "ReaderReadUpToV2",
     "(reader_handle:resource, queue_handle:resource, num_records:int64) -> (keys:string, values:string)",
-    |_| Ok(vec![PartialShape::of_rank(1); 2]),
+    |ctx| {
+        ctx.input_of_rank(2, 0)?;
+        Ok(vec![PartialShape::of_rank(1); 2])
+    },
     &[cpu_made(KernelMaker::Async(|init| Read::make(init, true)))],
 );
 
@@ -136,6 +139,10 @@ impl Read {
         let wanted = match self.many {
             false => Wanted::One,
             true => {
+                let shape = ctx.input(2)?.shape();
+                if shape.rank() != 0 {
+                    return Err(Error::invalid_argument(format!("num_records must be a scalar, found shape {shape}")));
+                }
                 let n = ctx.scalar::<i64>(2)?;
                 let n = usize::try_from(n).ok().filter(|&n| n > 0);
                 Wanted::UpTo(n.ok_or_else(|| Error::invalid_argument("num_records must be positive"))?)
