@@ -1,5 +1,6 @@
 """Cases of ops that came later, of several areas: sparse tensors, images that change their size, volumes, equations, tables,
-variables changed in parts, staging areas, and what TensorFlow's rewrites make of several ops."""
+variables changed in parts, staging areas, values that stay in a session, references, locks, pictures that are written, and
+what TensorFlow's rewrites make of several ops."""
 
 import numpy as np
 
@@ -214,6 +215,208 @@ def rewritten(a):
          fetch=[0, 1, 2], expected=[np.maximum(y[0] + side, 0), y[1], y[2]], **SUMS)
 
 
+def kept_values(a):
+    """A handle's name differs from run to run, so what it stands for is compared."""
+    for op in ("GetSessionHandle", "GetSessionHandleV2"):
+        for d in ("float32", "int64", "string", "bool"):
+            n = Nodes()
+            n.op("keep", op, [n.const("x", values(d, [2, 2]))])
+            n.op("name", "Placeholder", [], {"dtype": "string"})
+            n.op("get", "GetSessionTensor", ["name"], {"dtype": d})
+            n.op("delete", "DeleteSessionTensor", ["name"])
+            it, other = {"feed_result": {"name": (0, 0)}}, {"feed_result": {"name": (1, 0)}}
+            a.program(f"{op}/{d}", n, [
+                {"fetch": ["keep"], "compare": "none"}, {"fetch": ["keep"], "compare": "none"}, {"fetch": ["get"], **it},
+                {"fetch": ["get"], **other}, {"target": ["delete"], **it},
+                {"fetch": ["get"], "error": True, **it}, {"fetch": ["get"], **other}, {"target": ["delete"], "error": True, **it}],
+                ops=[op, "GetSessionTensor", "DeleteSessionTensor"])
+    n = Nodes()
+    n.op("keep", "GetSessionHandle", [n.const("x", F(2))])
+    n.op("name", "Placeholder", [], {"dtype": "string"})
+    n.op("wrong", "GetSessionTensor", ["name"], {"dtype": "int32"})
+    a.program("GetSessionTensor/other-dtype", n, [{"fetch": ["keep"], "compare": "none"},
+                                                  {"fetch": ["wrong"], "error": True, "feed_result": {"name": (0, 0)}}], ops=["GetSessionTensor"])
+    for label, name in (("unknown", S("no such")), ("parts", S("a;b;c")), ("vector", W("a", "b")), ("number", array(1.0))):
+        n = Nodes()
+        n.op("get", "GetSessionTensor", [n.const("name", name)], {"dtype": "float32"})
+        a.program(f"GetSessionTensor/{label}", n, [{"fetch": ["get"], "error": True}], ops=["GetSessionTensor"])
+        n = Nodes()
+        n.op("delete", "DeleteSessionTensor", [n.const("name", name)])
+        a.program(f"DeleteSessionTensor/{label}", n, [{"target": ["delete"], "error": True}], ops=["DeleteSessionTensor"])
+
+
+def references(a):
+    for d in ("float32", "int64", "string", "bool"):
+        n = Nodes()
+        n.op("v", "VariableV2", [], {"shape": [3], "dtype": d})
+        n.op("init", "Assign", ["v", n.const("x", values(d, [3]))])
+        n.op("same", "RefIdentity", ["v"])
+        n.op("set", "Assign", ["same", n.const("y", values(d, [3], seed=1))])
+        a.program(f"RefIdentity/{d}", n, [{"fetch": ["same"], "error": True}, {"target": ["init"]}, {"fetch": ["same"]}, {"target": ["set"]},
+                                          {"fetch": ["v"]}], ops=["RefIdentity"])
+    n = Nodes()
+    n.op("same", "RefIdentity", [n.const("x", F(2))])
+    a.program("RefIdentity/value", n, [{"fetch": ["same"], "error": True}], ops=["RefIdentity"])
+    for label, shapes in (("same", [[2], [2], [2]]), ("shapes", [[2], [3], [1, 2]]), ("one", [[2]])):
+        n = Nodes()
+        for i, shape in enumerate(shapes):
+            n.op(f"v{i}", "VariableV2", [], {"shape": shape, "dtype": "float32"})
+            n.op(f"init{i}", "Assign", [f"v{i}", n.const(f"x{i}", F(*shape, seed=i))])
+        n.op("init", "NoOp", [], control=[f"init{i}" for i in range(len(shapes))])
+        n.op("index", "Placeholder", [], {"dtype": "int32"})
+        n.op("one", "RefSelect", ["index", [f"v{i}" for i in range(len(shapes))]])
+        n.op("neg", "Neg", ["one"])
+        n.op("set", "Assign", ["one", n.const("y", F(*shapes[-1], seed=9))])
+        at = lambda i: {"feed": {"index": array(i)}}
+        runs = [{"target": ["init"]}] + [{"fetch": ["neg"], **at(i)} for i in range(len(shapes))]
+        runs += [{"fetch": ["neg"], "error": True, **at(i)} for i in (len(shapes), -1, [0], [0, 0])]
+        runs += [{"target": ["set"], **at(len(shapes) - 1)}] + [{"fetch": [f"v{i}"]} for i in range(len(shapes))]
+        a.program(f"RefSelect/{label}", n, runs, ops=["RefSelect"])
+    n = Nodes()
+    n.op("v", "VariableV2", [], {"shape": [2], "dtype": "float32"})
+    n.op("one", "RefSelect", [n.const("i", array(0)), ["v"]])
+    a.program("RefSelect/uninitialized", n, [{"fetch": ["one"], "error": True}], ops=["RefSelect"])
+    for label, i in (("vector", array([0])), ("float", array(0.0))):
+        n = Nodes()
+        n.op("v", "VariableV2", [], {"shape": [2], "dtype": "float32"})
+        n.op("one", "RefSelect", [n.const("i", i), ["v"]])
+        a.program(f"RefSelect/{label}", n, [{"fetch": ["one"], "error": True}], ops=["RefSelect"])
+
+
+def locks(a):
+    ops = ["MutexV2", "MutexLock", "ConsumeMutexLock"]
+    n = Nodes()
+    n.op("m", "MutexV2", [], {"shared_name": "m"})
+    n.op("v", "VariableV2", [], {"shape": [], "dtype": "int32"})
+    n.op("init", "Assign", ["v", n.const("zero", array(0))])
+    one, last = n.const("one", array(1)), None
+    for i in range(3):
+        n.op(f"lock{i}", "MutexLock", ["m"])
+        # The step is only done if each lock is given back by the one before.
+        n.op(f"add{i}", "AssignAdd", ["v", one], control=[f"lock{i}"])
+        n.op(f"done{i}", "ConsumeMutexLock", [f"lock{i}"], control=[f"add{i}"])
+    n.op("all", "NoOp", [], control=["done0", "done1", "done2"])
+    a.program("MutexV2/in-turn", n, [{"target": ["init"]}, {"target": ["all"]}, {"fetch": ["v"]}, {"target": ["all"]}, {"fetch": ["v"]}], ops=ops)
+    n = Nodes()
+    n.op("m", "MutexV2", [], {"shared_name": "m"})
+    n.op("again", "MutexV2", [], {"shared_name": "m"})
+    n.op("first", "MutexLock", ["m"])
+    n.op("second", "MutexLock", ["again"], control=["first"])
+    n.op("consume", "ConsumeMutexLock", ["first"], control=["second"])
+    n.op("alone", "MutexLock", ["m"])
+    n.op("free", "ConsumeMutexLock", ["alone"])
+    a.program("MutexLock/held", n, [{"target": ["consume"], "error": True, "timeout_ms": 300}, {"target": ["free"]}], ops=ops)
+    n = Nodes()
+    n.op("m", "MutexV2", [])
+    n.op("first", "MutexLock", ["m"])
+    n.op("unused", "NoOp", [], control=["first"])
+    a.program("MutexLock/dropped", n, [{"target": ["unused"]}, {"target": ["unused"]}], ops=["MutexV2", "MutexLock"])
+    n = Nodes()
+    n.op("q", "FIFOQueueV2", [], {"component_types": ["int32"], "shared_name": "q"})
+    n.op("lock", "MutexLock", ["q"])
+    n.op("done", "ConsumeMutexLock", ["lock"])
+    a.program("MutexLock/queue", n, [{"target": ["done"], "error": True}], ops=["MutexLock"])
+    for op, x in (("MutexLock", array(1.0)), ("ConsumeMutexLock", array(1.0))):
+        n = Nodes()
+        n.op("op", op, [n.const("x", x)])
+        a.program(f"{op}/number", n, [{"target": ["op"], "error": True}], ops=[op])
+
+
+def queues(a):
+    n = Nodes()
+    n.op("q", "FIFOQueueV2", [], {"component_types": ["float32"], "shapes": [[]], "shared_name": "q"})
+    n.op("old", "FakeQueue", ["q"])
+    n.op("put", "QueueEnqueueV2", ["q", [n.const("x", array(1.5))]])
+    n.op("put_old", "QueueEnqueue", ["old", [n.const("y", array(2.5))]])
+    n.op("size", "QueueSize", ["old"])
+    n.op("size2", "QueueSizeV2", ["q"])
+    n.op("pop", "QueueDequeue", ["old"], {"component_types": ["float32"]})
+    n.op("close", "QueueClose", ["old"])
+    a.program("FakeQueue/both", n, [{"target": ["put"]}, {"target": ["put_old"]}, {"fetch": ["size", "size2"]}, {"fetch": ["pop"]}, {"fetch": ["size2"]},
+                                    {"target": ["close"]}, {"fetch": ["pop"]}, {"fetch": ["pop"], "error": True}], ops=["FakeQueue"])
+    n = Nodes()
+    n.op("old", "FakeQueue", [n.const("x", array(1.5))])
+    n.op("size", "QueueSize", ["old"])
+    a.program("FakeQueue/number", n, [{"fetch": ["size"], "error": True}], ops=["FakeQueue"])
+
+
+def fed_values(a):
+    for label, shape, good, bad in (("scalar", [], array(2.0), array([1.0])), ("partial", [None, 2], F(3, 2), F(3, 3)), ("any", None, F(1, 2), None)):
+        n = Nodes()
+        n.op("x", "PlaceholderV2", [], {"dtype": "float32", "shape": shape})
+        n.op("y", "Neg", ["x"])
+        runs = [{"fetch": ["y"], "feed": {"x": good}}, {"fetch": ["y"], "error": True}, {"fetch": ["x"], "feed": {"x": good}}]
+        if bad is not None:
+            runs.append({"fetch": ["y"], "feed": {"x": bad}, "error": True})
+        a.program(f"PlaceholderV2/{label}", n, runs, ops=["PlaceholderV2"])
+    # Abort ends TensorFlow's process, so it is placed in a branch that is not taken.
+    n = Nodes()
+    n.op("switch", "Switch", [n.const("x", F(2)), n.const("no", array(False))])
+    n.op("yes", "Identity", ["switch:1"])
+    n.op("abort", "Abort", [], {"error_msg": "enough"}, control=["yes"])
+    n.op("after", "Identity", ["switch"])
+    a.program("Abort/not-taken", n, [{"fetch": ["after"], "target": ["abort"]}], ops=["Abort"])
+
+
+def pictures(a):
+    """PNG files are compared by what they show: how they are packed is nobody's business."""
+    for d in ("uint8", "uint16"):
+        most = 255 if d == "uint8" else 65535
+        for label, shape, kw in (("grey", [2, 3, 1], {}), ("grey-alpha", [2, 3, 2], {}), ("colour", [3, 2, 3], {}), ("alpha", [2, 2, 4], {}),
+                                 ("stored", [2, 3, 3], {"compression": 0}), ("best", [2, 3, 3], {"compression": 9})):
+            n = Nodes()
+            n.op("png", "EncodePng", [n.const("in/0", values(d, shape, 0, most))], kw)
+            n.op("back", "DecodePng", ["png"], {"dtype": d, "channels": 4 if shape[2] == 2 else 0})
+            a.program(f"EncodePng/{d}/{label}", n, [{"fetch": ["back"]}], ops=["EncodePng"], fed=True)
+    n = Nodes()
+    n.op("png", "EncodePng", [n.const("in/0", values("uint8", [2, 1, 2, 3], 0, 255))])
+    n.op("one", "GatherV2", ["png", n.const("i", array(1)), n.const("axis", array(0))], {"Tparams": "string"})
+    n.op("back", "DecodePng", ["one"])
+    n.op("shape", "Shape", ["png"])
+    a.program("EncodePng/batch", n, [{"fetch": ["back", "shape"]}], ops=["EncodePng"])
+    for label, x, kw in (("channels", values("uint8", [2, 2, 5], 0, 9), {}), ("matrix", values("uint8", [2, 2], 0, 9), {}),
+                         ("no-channels", np.zeros([2, 2, 0], np.uint8), {}),
+                         ("compression", values("uint8", [2, 2, 1], 0, 9), {"compression": 10}), ("negative", values("uint8", [2, 2, 1], 0, 9), {"compression": -2}),
+                         ("float", F(2, 2, 1), {})):
+        a.op("EncodePng", x, label=label, error=True, **kw)
+    for d in ("uint8", "float32", "float16", "float64"):
+        for label, shape, lo in (("grey", [1, 2, 2, 1], 0), ("colour", [1, 1, 2, 3], -2), ("alpha", [1, 2, 1, 4], 0)):
+            image_summary(a, f"{d}/{label}", values(d, shape, 0 if d == "uint8" else lo, 200 if d == "uint8" else 2))
+    image_summary(a, "zeros", np.zeros([1, 2, 2, 1], np.float32))
+    image_summary(a, "nan", array([[[[NAN, 1.0, 2.0], [0.5, 1.0, -2.0]]]]))
+    image_summary(a, "infinite", array([[[[INF], [0.5]], [[1.0], [-INF]]]]))
+    image_summary(a, "bad-colour", array([[[[NAN, 1.0, 2.0], [0.5, 1.0, 2.0]]]]), bad_color=np.array([1, 2, 3], np.uint8))
+    image_summary(a, "first-of-three", values("uint8", [3, 2, 2, 1], 0, 255))
+    for most in (2, 3, 9):
+        n = Nodes()
+        n.op("summary", "ImageSummary", [n.const("in/tag", S("im")), n.const("in/x", values("uint8", [3, 1, 2, 1], 0, 255))], {"max_images": most})
+        n.op("line", "Reshape", ["summary", n.const("s", array([1]))])
+        n.op("parts", "StringSplitV2", ["line", n.const("sep", S("im/image/"))])
+        n.op("last", "GatherV2", ["parts:1", n.const("i", array(2)), n.const("axis", array(0))])
+        # Behind the number and the headers of an image is its file.
+        n.op("png", "Substr", ["last", n.const("pos", array(11)), n.const("len", array(999))])
+        n.op("pixels", "DecodePng", ["png"])
+        n.op("head", "Substr", ["last", n.const("zero", array(0)), n.const("one", array(1))])
+        a.program(f"ImageSummary/most-{most}", n, [{"fetch": ["parts:2", "head", "pixels"]}], ops=["ImageSummary"])
+    x = values("uint8", [1, 2, 2, 1], 0, 9)
+    a.op("ImageSummary", S("a"), x[:0], label="empty")
+    for label, tag, images, kw in (("tags", W("a", "b"), x, {}), ("rank", S("a"), x[0], {}), ("two-channels", S("a"), values("uint8", [1, 2, 2, 2]), {}),
+                                   ("no-rows", S("a"), x[:, :0], {}), ("int32", S("a"), x.astype(np.int32), {}), ("short-colour", S("a"), F(1, 1, 1, 3), {"bad_color": np.array([1, 2], np.uint8)}),
+                                   ("float-colour", S("a"), F(1, 1, 1, 1), {"bad_color": array([1.0])}), ("no-images", S("a"), x, {"max_images": 0})):
+        a.op("ImageSummary", tag, images, label=label, error=True, **kw)
+
+
+def image_summary(a, label, x, **kw):
+    """The tag and the size, which are in front of the PNG file, and the pixels of the file. All lengths are below 128, so
+    that they take one byte each."""
+    n = Nodes()
+    n.op("summary", "ImageSummary", [n.const("in/tag", S("t")), n.const("in/x", x)], {"max_images": 1, **kw})
+    for name, pos, length in (("tag", 2, 9), ("size", 13, 6), ("png", 21, 999)):
+        n.op(name, "Substr", ["summary", n.const(f"{name}/pos", array(pos)), n.const(f"{name}/len", array(length))])
+    n.op("pixels", "DecodePng", ["png"])
+    a.program(f"ImageSummary/{label}", n, [{"fetch": ["tag", "size", "pixels"]}], ops=["ImageSummary"], fed=True)
+
+
 def cases(a):
     sparse(a)
     images(a)
@@ -223,3 +426,9 @@ def cases(a):
     tables(a)
     staging(a)
     rewritten(a)
+    kept_values(a)
+    references(a)
+    locks(a)
+    queues(a)
+    fed_values(a)
+    pictures(a)

@@ -8,7 +8,9 @@ reads them; conformance/ops/README.md says how to add one.
 import gzip
 import json
 import os
+import shutil
 import struct
+import tempfile
 import zlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -258,6 +260,39 @@ def fed(graph_def):
     return out, feeds
 
 
+def replaced(value, old, new):
+    """A value with `old` replaced in its strings, if it has any."""
+    if isinstance(value, bytes):
+        return value.replace(old, new)
+    if not isinstance(value, np.ndarray) or value.dtype != object:
+        return value
+    out = np.empty(value.shape, object)
+    for i, text in np.ndenumerate(value):
+        out[i] = (text.encode() if isinstance(text, str) else text).replace(old, new)
+    return out
+
+
+def in_folder(graph_def, folder):
+    """The same graph with the folder's name for `{dir}` in its constants."""
+    if b"{dir}" not in graph_def.SerializeToString():
+        return graph_def
+    out = graph_pb2.GraphDef.FromString(graph_def.SerializeToString())
+    for n in out.node:
+        if n.op == "Const":
+            texts = n.attr["value"].tensor.string_val
+            texts[:] = [t.replace(b"{dir}", folder) for t in texts]
+    return out
+
+
+def as_feed(value, node, number):
+    """A result as what another run is fed: of a handle, its name. Python cannot read a resource handle's name; it is made
+    of the node, the number of the handle in its session, and the device."""
+    value = getattr(value, "handle", value)
+    if isinstance(value, str) and value.startswith("["):
+        value = f"{node};{number};/job:localhost/replica:0/task:0/device:CPU:0"
+    return np.array(value.encode() if isinstance(value, str) else value, object)
+
+
 class Area:
     """The cases of one area, that is, of one golden file."""
 
@@ -272,7 +307,7 @@ class Area:
            compare="equal", fetch=None, feed=True, expected=None, half_atol=None, **attrs):
         """One call of `op`. An input is an array, or a list of arrays where the op takes several. `error=True` wants
         TensorFlow to refuse it. `grad` is whether to compare gradients too; by default where TensorFlow has them and
-        the inputs are float or double. `expected` are the results where TensorFlow cannot run it as it is; `half_atol`
+        the inputs are float or double; `{dir}` in a string stands for an empty folder. `expected` are the results where TensorFlow cannot run it as it is; `half_atol`
         the absolute tolerance of half and bfloat16 alone."""
         name = "/".join(str(p) for p in (op, dtype, label) if p)
         if self.skipped(name):
@@ -312,6 +347,8 @@ class Area:
         fetches = [f if ":" in f else f + ":0" for f in fetches]
         run = {"fetch": fetches} if fetches else {"target": ["op"]}
         case = {"name": name, "ops": [op], "runs": [run]}
+        if b"{dir}" in nodes.graph.SerializeToString():
+            case["dir"] = True
         if not feed:
             case["fed"] = False
         for key, value in (("rtol", rtol), ("atol", atol), ("half_atol", half_atol)):
@@ -396,8 +433,10 @@ class Area:
     def run_once(self, graph_def, fetches, feeds):
         """(error code or None, values)."""
         self.last_error = ""
+        folder = tempfile.mkdtemp()
         try:
-            g = imported(graph_def)
+            g = imported(in_folder(graph_def, folder.encode()))
+            feeds = {k: replaced(v, b"{dir}", folder.encode()) for k, v in feeds.items()}
             with tf1.Session(graph=g, config=config()) as s:
                 if not fetches:
                     s.run(["op"], feeds)
@@ -406,6 +445,8 @@ class Area:
         except (tf.errors.OpError, ValueError, TypeError) as e:
             self.last_error = str(e)[:300]
             return error_name(e), None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     # ---- several nodes, several runs
 
@@ -422,22 +463,28 @@ class Area:
 
     def program(self, name, nodes, runs, ops=None, grad=None, train=None, fed=False, **keys):
         """A graph and runs in order. `nodes` is a Nodes or a GraphDef; a run is a dict with any of fetch, target, feed
-        (name -> array), error=True, compare, timeout_ms, repeat. `ops` names what the case counts for; by default all but the constants."""
+        (name -> array), feed_result (name -> which run and which of its fetches), error=True, compare, timeout_ms, repeat.
+        `ops` names what the case counts for; by default all but the constants. With `dir=True`, `{dir}` in constants,
+        feeds and results stands for an empty folder of its own."""
         if self.skipped(name):
             return
+        folder = tempfile.mkdtemp() if keys.get("dir") else None
         try:
-            self._program(name, nodes, runs, ops, grad, train, fed, keys)
+            self._program(name, nodes, runs, ops, grad, train, fed, keys, (folder or "{dir}").encode())
         except Exception as e:  # noqa: BLE001
             self.failures.append(f"{self.name}: {name}: {type(e).__name__}: {str(e)[:400]}")
+        finally:
+            if folder:
+                shutil.rmtree(folder, ignore_errors=True)
 
-    def _program(self, name, nodes, runs, ops, grad, train, fed, keys):
+    def _program(self, name, nodes, runs, ops, grad, train, fed, keys, folder):
         graph_def = nodes.graph if isinstance(nodes, Nodes) else nodes
         graph_def = graph_pb2.GraphDef.FromString(graph_def.SerializeToString())
         ops = ops or sorted({n.op for n in graph_def.node} - {"Const", "Placeholder", "NoOp", "Identity"})
         case = {"name": name, "ops": ops, "runs": [], "fed": fed, **keys}
-        expected, feeds_kept = [], []
+        expected, feeds_kept, results = [], [], []
         try:
-            g = imported(graph_def)
+            g = imported(in_folder(graph_def, folder))
         except (tf.errors.OpError, ValueError) as e:
             refused = [r for r in runs if r.get("error")]
             if not refused:
@@ -453,14 +500,19 @@ class Area:
                 fetches = [f if ":" in f else f + ":0" for f in r.get("fetch", [])]
                 targets = list(r.get("target", []))
                 feeds = {k if ":" in k else k + ":0": array(v) for k, v in r.get("feed", {}).items()}
+                earlier = {k if ":" in k else k + ":0": at for k, at in r.get("feed_result", {}).items()}
+                given = {k: replaced(v, b"{dir}", folder) for k, v in feeds.items()}
+                for k, (at, i_fetch) in earlier.items():
+                    given[k] = as_feed(results[at][i_fetch], runs[at]["fetch"][i_fetch], at)
                 code, got = None, []
                 try:
                     for _ in range(r.get("repeat", 1) - 1):
-                        s.run(fetches + targets, feeds)
-                    got = s.run(fetches + targets, feeds, options=tf1.RunOptions(timeout_in_ms=r.get("timeout_ms", 20000)))
+                        s.run(fetches + targets, given)
+                    got = s.run(fetches + targets, given, options=tf1.RunOptions(timeout_in_ms=r.get("timeout_ms", 20000)))
                     got = got[: len(fetches)]
                 except (tf.errors.OpError, ValueError, TypeError) as e:
                     code, text = error_name(e), str(e)[:300]
+                results.append(got)
                 if bool(r.get("error")) != (code is not None):
                     raise Failure(f"run {i}: " + ("TensorFlow took it" if code is None else f"{code}: {text}"))
                 if fetches:
@@ -472,9 +524,12 @@ class Area:
                     for k, v in feeds.items():
                         run["feed"][k] = len(feeds_kept)
                         feeds_kept.append(v)
+                if earlier:
+                    run["feed_result"] = {k: list(at) for k, at in earlier.items()}
                 if code:
                     run["error"] = code
-                elif fetches:
+                elif fetches and r.get("compare") != "none":
+                    got = [replaced(v, folder, b"{dir}") for v in got]
                     run["expect"] = list(range(len(expected), len(expected) + len(got)))
                     # Where only the shape counts, nothing that differs from run to run is kept.
                     expected.extend(np.zeros_like(v) if r.get("compare") == "shape" else v for v in got)

@@ -14,6 +14,8 @@ pub struct Case {
     pub runs: Vec<Run>,
     /// Whether it may also run with its inputs fed.
     pub may_feed: bool,
+    /// Whether `{dir}` in its strings stands for an empty folder.
+    pub has_folder: bool,
     pub tolerance: Tolerance,
     pub grad: Option<GradCase>,
     pub train: Option<Json>,
@@ -25,6 +27,8 @@ pub struct Run {
     pub fetches: Vec<String>,
     pub targets: Vec<String>,
     pub feeds: Vec<(String, Tensor)>,
+    /// What is fed from an earlier run: the run and which of its fetches. Of a handle, its name.
+    pub feed_results: Vec<(String, usize, usize)>,
     pub expect: Vec<usize>,
     pub error: Option<String>,
     /// The error when the inputs are fed, if it differs; `OK` if there is none then.
@@ -89,6 +93,15 @@ impl Case {
                 .flatten()
                 .map(|(name, i)| (name.clone(), feeds[&(i.as_u64().unwrap() as usize)].clone()))
                 .collect(),
+            feed_results: run["feed_result"]
+                .as_object()
+                .into_iter()
+                .flatten()
+                .filter_map(|(name, at)| match indices(at)[..] {
+                    [Some(run), Some(fetch)] => Some((name.clone(), run, fetch)),
+                    _ => None,
+                })
+                .collect(),
             expect: indices(&run["expect"]).into_iter().flatten().collect(),
             error: run["error"].as_str().map(str::to_owned),
             error_fed: run["error_fed"].as_str().map(str::to_owned),
@@ -101,6 +114,7 @@ impl Case {
             ops: strings(&json["ops"]),
             runs: runs.collect(),
             may_feed: json["fed"].as_bool().unwrap_or(true) && def.node.iter().any(is_input),
+            has_folder: json["dir"].as_bool().unwrap_or(false),
             tolerance: Tolerance {
                 rtol: json["rtol"].as_f64(),
                 atol: json["atol"].as_f64(),

@@ -9,6 +9,7 @@
 mod case;
 mod compare;
 mod coverage;
+mod folder;
 mod known;
 mod run;
 mod signatures;

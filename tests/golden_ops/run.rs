@@ -12,6 +12,7 @@ use kolo::{
 
 use crate::case::{Case, GradCase, Run};
 use crate::compare::difference;
+use crate::folder::Folder;
 use crate::train;
 
 /// `(mode, what differs)` for each mode in which the case disagrees.
@@ -71,23 +72,34 @@ pub fn on_gpu() -> bool {
 }
 
 fn forward(case: &Case, def: &GraphDef, feeds: &[(String, Tensor)], is_fed: bool) -> Vec<String> {
-    let made = import(def).and_then(|graph| session(&graph).map(|session| (graph, session)));
+    let folder = match Folder::new(case.has_folder) {
+        Ok(folder) => folder,
+        Err(error) => return vec![format!("no folder for its files: {error}")],
+    };
+    let made = folder
+        .in_graph(def)
+        .and_then(|def| import(&def))
+        .and_then(|graph| session(&graph).map(|session| (graph, session)));
     if let Err(error) = &made
         && case.runs.iter().any(|run| run.error.as_ref().is_some_and(|code| is_code(error, code)))
     {
         // What TensorFlow refuses in a run, we may refuse before.
         return Vec::new();
     }
-    let mut complaints = Vec::new();
+    let (mut complaints, mut results) = (Vec::new(), Vec::new());
     for (i, run) in case.runs.iter().enumerate() {
         let wanted = if is_fed { run.error_fed.as_deref().or(run.error.as_deref()) } else { run.error.as_deref() };
         if wanted == Some("OK") {
+            results.push(Vec::new());
             continue;
         }
         let outcome = match &made {
-            Ok((_, session)) => run_once(session, run, feeds),
+            Ok((_, session)) => given(run, feeds, &results, &folder).and_then(|feeds| run_once(session, run, &feeds)),
             Err(error) => Err(error.clone()),
         };
+        results.push(outcome.as_ref().map_or_else(|_| Vec::new(), Vec::clone));
+        let outcome =
+            outcome.and_then(|values| values.iter().map(|value| folder.take(value)).collect::<Result<Vec<_>>>());
         let before = complaints.len();
         match (outcome, wanted) {
             (Ok(values), None) => {
@@ -121,11 +133,30 @@ fn is_code(error: &Error, name: &str) -> bool {
     format!("{code:?}").eq_ignore_ascii_case(&name.replace('_', ""))
 }
 
+/// All that a run is fed: the case's inputs, the run's own, and results of earlier runs.
+fn given(
+    run: &Run,
+    feeds: &[(String, Tensor)],
+    results: &[Vec<Tensor>],
+    folder: &Folder,
+) -> Result<Vec<(String, Tensor)>> {
+    let mut all = Vec::new();
+    for (name, value) in feeds.iter().chain(&run.feeds) {
+        all.push((name.clone(), folder.put(value)?));
+    }
+    for (name, run, fetch) in &run.feed_results {
+        let value = results.get(*run).and_then(|values| values.get(*fetch));
+        let value = value.ok_or_else(|| Error::internal(format!("run {run} gave nothing to feed")))?;
+        let value = value.resource().map_or_else(|_| value.clone(), |handle| Tensor::string(handle.name.to_string()));
+        all.push((name.clone(), value));
+    }
+    Ok(all)
+}
+
 fn run_once(session: &Session, run: &Run, feeds: &[(String, Tensor)]) -> Result<Vec<Tensor>> {
     let fetches: Vec<&str> = run.fetches.iter().map(String::as_str).collect();
     let targets: Vec<&str> = run.targets.iter().map(String::as_str).collect();
-    let feeds: Vec<(&str, Tensor)> =
-        feeds.iter().chain(&run.feeds).map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let feeds: Vec<(&str, Tensor)> = feeds.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     let options = RunOptions { timeout: Some(Duration::from_millis(run.timeout_ms)), ..RunOptions::default() };
     for _ in 1..run.repeat {
         session.run_named_with(&options, &fetches, &feeds, &targets)?;
