@@ -14,6 +14,7 @@ use std::time::Duration;
 use kolo_core::{Error, Result, Tensor};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 
 use super::stream::Stream;
 
@@ -211,6 +212,7 @@ impl Outbox {
     /// The writing task: goes on where a full socket stopped others, and sends what was left lying. Ends when the outbox is
     /// closed.
     pub async fn drain(self: Arc<Self>) {
+        let _pump = Pump(tokio::spawn(self.stream.clone().pump()));
         let mut n_idle = 0;
         loop {
             if self.is_ticking.load(Ordering::Acquire) {
@@ -256,6 +258,15 @@ impl Outbox {
                 }
             }
         }
+    }
+}
+
+/// Gives to the socket what the stream has taken; ends with the writing task.
+struct Pump(JoinHandle<()>);
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a connection runs on: a socket, or TLS on a socket. Both are read and written without waiting, from any thread.
 
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 
 use bytes::BytesMut;
 use tokio::net::TcpStream;
@@ -43,7 +44,7 @@ impl Stream {
         }
     }
 
-    /// Writes what the socket takes. What was not counted must come again, first, in the next call.
+    /// Takes the beginning of what `slices` hold, and says how much: a socket has it then, or [`Stream::pump`] gives it to one.
     pub fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Stream::Plain(tcp) => tcp.try_write_vectored(slices),
@@ -53,12 +54,25 @@ impl Stream {
 
     /// Waits until a read that would have blocked is worth another try.
     pub async fn readable(&self) -> io::Result<()> {
-        self.tcp().readable().await
+        match self {
+            Stream::Plain(tcp) => tcp.readable().await,
+            Stream::Tls(tls) => tls.readable().await,
+        }
     }
 
     /// The same for a write.
     pub async fn writable(&self) -> io::Result<()> {
-        self.tcp().writable().await
+        match self {
+            Stream::Plain(tcp) => tcp.writable().await,
+            Stream::Tls(tls) => tls.writable().await,
+        }
+    }
+
+    /// Writes what was taken and has not left yet, for as long as the connection lives.
+    pub async fn pump(self: Arc<Self>) {
+        if let Stream::Tls(tls) = &*self {
+            tls.pump().await;
+        }
     }
 
     /// Ends the connection in both directions, so that whoever reads it stops.
@@ -67,17 +81,23 @@ impl Stream {
         let _ = socket2::SockRef::from(self.tcp()).shutdown(std::net::Shutdown::Both);
     }
 
-    /// Writes all of it.
+    /// Writes all of it, before there is a pump.
     pub async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.try_write_vectored(&[IoSlice::new(bytes)]) {
                 Ok(n) => bytes = &bytes[n..],
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => match self {
+                    Stream::Plain(tcp) => tcp.writable().await?,
+                    Stream::Tls(tls) => tls.flush().await?,
+                },
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        match self {
+            Stream::Plain(_) => Ok(()),
+            Stream::Tls(tls) => tls.flush().await,
+        }
     }
 
     /// Reads until the bytes are full.

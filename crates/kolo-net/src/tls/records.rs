@@ -26,9 +26,9 @@ const HEADER: usize = 5;
 const MAX_PLAIN: usize = 1 << 14;
 const MAX_SEALED: usize = MAX_PLAIN + 256;
 
-/// About how much is sealed before it is written: so little that it stays in a core's cache, so much that system calls do not
-/// count.
-const BATCH: usize = 128 << 10;
+/// About how much is sealed before it is handed on to be written: so little that it stays in a core's cache, so much that
+/// handing it on does not count.
+pub(super) const BATCH: usize = 128 << 10;
 
 /// How much is read at once: at first, and when there is much to read.
 const LEAST_BUFFER: usize = 32 << 10;
@@ -83,7 +83,6 @@ pub(super) fn halves<Data: Send + 'static>(
         keys: keys.clone(),
         n_sealed,
         limit: suite.common.confidentiality_limit.saturating_sub(RESERVE),
-        pending: VecDeque::new(),
     };
     let (n_opened, secret) = secrets.rx;
     let mut buffer = vec![0; LEAST_BUFFER.max(plain.len() + sealed.len() + HEADER + MAX_SEALED)];
@@ -127,102 +126,43 @@ pub(super) struct Sealer {
     n_sealed: u64,
     /// How many there may be.
     limit: u64,
-    /// Sealed, and not written yet.
-    pending: VecDeque<Record>,
-}
-
-struct Record {
-    bytes: Vec<u8>,
-    n_written: usize,
-    /// How much of what a caller wants to send is in it.
-    n_plain: usize,
 }
 
 impl Sealer {
-    /// Sends the beginning of what `slices` hold through `write`, and says how much of it has left. What has been sealed and
-    /// has not left is not counted, so the next call must bring it again; it is not sealed again.
-    pub fn write(
-        &mut self,
-        slices: &[IoSlice<'_>],
-        mut write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
-    ) -> io::Result<usize> {
-        loop {
-            let mut n_left = 0;
-            while !self.pending.is_empty() {
-                match self.write_pending(&mut write) {
-                    Ok(n) => n_left += n,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock && n_left > 0 => break,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            if n_left > 0 || slices.iter().all(|slice| slice.is_empty()) {
-                return Ok(n_left);
-            }
-            let slices: Vec<&[u8]> = slices.iter().map(|slice| &**slice).collect();
-            self.seal_some(OutboundChunks::new(&slices)).map_err(io::Error::other)?;
-        }
-    }
-
-    /// Says goodbye, if the socket takes it at once.
-    pub fn close(&mut self, mut write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) {
-        if self.seal(ContentType::Alert, CLOSE_NOTIFY[..].into()).is_ok() {
-            // Who is gone needs no goodbye.
-            while !self.pending.is_empty() && self.write_pending(&mut write).is_ok() {}
-        }
-    }
-
-    /// One system call. Says how many plain bytes have left with it.
-    fn write_pending(&mut self, write: &mut impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<usize> {
-        let slices: Vec<IoSlice<'_>> =
-            self.pending.iter().map(|record| IoSlice::new(&record.bytes[record.n_written..])).collect();
-        let mut n = write(&slices)?;
-        if n == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        let mut n_plain = 0;
-        while let Some(record) = self.pending.front_mut() {
-            let rest = record.bytes.len() - record.n_written;
-            if n < rest {
-                record.n_written += n;
-                break;
-            }
-            n -= rest;
-            n_plain += record.n_plain;
-            self.pending.pop_front();
-        }
-        Ok(n_plain)
-    }
-
-    fn seal_some(&mut self, mut rest: OutboundChunks<'_>) -> Result<(), Error> {
-        let mut n = 0;
+    /// Seals the beginning of what `slices` hold, about [`BATCH`] bytes of it, into records. Says how much that was.
+    pub fn seal(&mut self, slices: &[IoSlice<'_>], records: &mut VecDeque<Vec<u8>>) -> Result<usize, Error> {
+        let slices: Vec<&[u8]> = slices.iter().map(|slice| &**slice).collect();
+        let (mut rest, mut n) = (OutboundChunks::new(&slices), 0);
         while n < BATCH && !rest.is_empty() {
             if self.n_sealed >= self.limit || self.keys.owes_update.swap(false, Ordering::AcqRel) {
-                self.change_key()?;
+                self.change_key(&KEY_UPDATE, records)?;
             }
             let (first, others) = rest.split_at(MAX_PLAIN);
             n += first.len();
-            self.seal(ContentType::ApplicationData, first)?;
+            records.push_back(self.record(ContentType::ApplicationData, first)?);
             rest = others;
         }
-        Ok(())
+        Ok(n)
     }
 
-    fn change_key(&mut self) -> Result<(), Error> {
-        self.seal(ContentType::Handshake, KEY_UPDATE[..].into())?;
+    /// The record that ends a connection.
+    pub fn goodbye(&mut self) -> Result<Vec<u8>, Error> {
+        self.record(ContentType::Alert, CLOSE_NOTIFY[..].into())
+    }
+
+    fn change_key(&mut self, message: &[u8], records: &mut VecDeque<Vec<u8>>) -> Result<(), Error> {
+        records.push_back(self.record(ContentType::Handshake, message.into())?);
         let (n_sealed, secret) = self.keys.next.lock().next_to_send()?;
         self.cipher = encrypter(self.keys.suite, secret)?;
         self.n_sealed = n_sealed;
         Ok(())
     }
 
-    fn seal(&mut self, typ: ContentType, payload: OutboundChunks<'_>) -> Result<(), Error> {
-        let n_plain = if typ == ContentType::ApplicationData { payload.len() } else { 0 };
+    fn record(&mut self, typ: ContentType, payload: OutboundChunks<'_>) -> Result<Vec<u8>, Error> {
         let plain = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_2, payload };
-        let bytes = self.cipher.encrypt(plain, self.n_sealed)?.encode();
+        let record = self.cipher.encrypt(plain, self.n_sealed)?.encode();
         self.n_sealed += 1;
-        self.pending.push_back(Record { bytes, n_written: 0, n_plain });
-        Ok(())
+        Ok(record)
     }
 }
 
