@@ -12,6 +12,7 @@ use std::sync::Arc;
 use kolo_core::{Buffer, Error, Memory, Result};
 use parking_lot::Mutex;
 
+use crate::cpu::pages::Pages;
 use crate::cpu::topology::prefer_node;
 
 /// How much memory a device has handed out.
@@ -58,9 +59,45 @@ unsafe impl bytemuck::Zeroable for Line {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for Line {}
 
-type Block = Vec<Line>;
-
 const LINE: usize = 64;
+
+/// Memory of one size class.
+enum Block {
+    Lines(Vec<Line>),
+    /// For large ones.
+    Pages(Pages),
+}
+
+impl Block {
+    /// Zeroed memory of the system; `None` if there is none. Zeroing is free for large blocks: their pages come zeroed.
+    fn new(class: SizeClass) -> Option<Block> {
+        match class.n_bytes() {
+            n_bytes if n_bytes >= Pages::LEAST => Pages::new(n_bytes).ok().map(Block::Pages),
+            n_bytes => bytemuck::try_zeroed_vec::<Line>(n_bytes / LINE).ok().map(Block::Lines),
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Block::Lines(lines) => bytemuck::cast_slice(lines),
+            Block::Pages(pages) => pages.bytes(),
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Block::Lines(lines) => bytemuck::cast_slice_mut(lines),
+            Block::Pages(pages) => pages.bytes_mut(),
+        }
+    }
+}
+
+/// What is left where a block was.
+impl Default for Block {
+    fn default() -> Block {
+        Block::Lines(Vec::new())
+    }
+}
 
 impl Arena {
     /// An empty arena. `name` appears in messages; it is the device's.
@@ -89,15 +126,14 @@ impl Arena {
             None => {
                 if self.limit.is_some_and(|limit| state.stats.reserved + size > limit) {
                     let freed: u64 =
-                        state.free.iter_mut().flat_map(|list| list.drain(..)).map(|b| (b.len() * LINE) as u64).sum();
+                        state.free.iter_mut().flat_map(|list| list.drain(..)).map(|b| b.bytes().len() as u64).sum();
                     state.stats.reserved -= freed;
                 }
-                // Zeroing is free for large blocks: their pages come zeroed from the system.
-                let Ok(mut block) = bytemuck::try_zeroed_vec::<Line>(class.n_bytes() / LINE) else {
+                let Some(mut block) = Block::new(class) else {
                     return Err(self.exhausted(&state, n_bytes, tag).and(" (the system refused)"));
                 };
                 if let Some(node) = self.numa_node {
-                    prefer_node(bytemuck::cast_slice_mut(&mut block), node);
+                    prefer_node(block.bytes_mut(), node);
                 }
                 state.stats.reserved += size;
                 state.stats.n_system_allocations += 1;
@@ -171,10 +207,10 @@ impl Buffer for ArenaBuffer {
         self.n_bytes
     }
     fn host(&self) -> Option<&[u8]> {
-        Some(&bytemuck::cast_slice(&self.block)[..self.n_bytes])
+        Some(&self.block.bytes()[..self.n_bytes])
     }
     fn host_mut(&mut self) -> Option<&mut [u8]> {
-        Some(&mut bytemuck::cast_slice_mut(&mut self.block)[..self.n_bytes])
+        Some(&mut self.block.bytes_mut()[..self.n_bytes])
     }
     fn as_any(&self) -> &dyn Any {
         self

@@ -83,7 +83,7 @@ fn there_and_back(host: &Host) -> TaskGraph {
             end(&graph, &device, "_Send", to).input(last).build();
         }
     });
-    TaskSession::new(host).compile(&graph.snapshot(), FrameIds::Mixed).unwrap()
+    TaskSession::new(host).compile(&graph.snapshot(), FrameIds::Mixed).expect("the graph is whole")
 }
 
 /// A runner that has run for long hands over to a thread of its device. Whatever arrives at that moment must find somebody

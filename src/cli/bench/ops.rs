@@ -106,13 +106,22 @@ fn tensors(family: &Value, size: &str) -> Result<Vec<Tensor>> {
                     let output = node(&g, family, op, &before)?;
                     Session::new(&g)?.fetch(output)?
                 }
-                None => random(spec, i as u64 + 1)?,
+                None => in_device_memory(random(spec, i as u64 + 1)?)?,
             },
             spec => constant(spec)?,
         };
         made.push(tensor);
     }
     Ok(made)
+}
+
+/// A copy where an op's result would lie, as the value of a variable does, and not where this program has made it.
+fn in_device_memory(tensor: Tensor) -> Result<Tensor> {
+    let g = kolo::graph();
+    let value = g.constant(tensor.clone());
+    let op = if tensor.dtype() == DType::Bool { "LogicalOr" } else { "Maximum" };
+    let copy = g.op(op).inputs([value, value]).out();
+    Session::new(&g)?.fetch(copy)
 }
 
 /// `{"i32": …}` or `{"f32": …}`: a number, a list, or a list of lists.

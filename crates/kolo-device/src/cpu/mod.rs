@@ -7,7 +7,10 @@
 //! gemm    matrix products: packing, blocking, micro-kernels per instruction set
 //! conv    convolutions, as products that never store their patch matrix
 //! vmath   exp, log, tanh, sigmoid and reductions over slices
+//! pages   large blocks of memory, in huge pages
 //! topology which cores belong to which memory, and binding threads to cores
+//! stream  stores that go past the caches
+//! transpose rows and columns exchanged
 //! isa     runs plain loops compiled for the best instruction set present
 //! ```
 //!
@@ -18,10 +21,14 @@ pub mod conv;
 pub mod device;
 pub mod gemm;
 mod isa;
+pub(crate) mod pages;
 pub mod pool;
 mod scratch;
+pub mod stream;
 pub mod topology;
+mod transpose;
 pub mod vmath;
 
 pub use isa::{Isa, vectorize, vectorize_on};
 pub use pool::IntraPool;
+pub use transpose::transpose_words;

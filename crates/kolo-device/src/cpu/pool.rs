@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::stream::{fence, is_streamed, stream};
 use super::topology::bind_to_cores;
 
 /// A set of threads that work on one kernel's tasks together; [`IntraPool::set_threads`] changes how many.
@@ -199,6 +200,46 @@ impl IntraPool {
         self.parallel_for(parts.n_chunks(), &|i| f(i, unsafe { parts.chunk(i) }));
     }
 
+    /// [`IntraPool::for_each_chunk`] for an `f` that writes every element of its piece and reads none. Large results are made
+    /// in a buffer and stored past the caches; pieces of [`fill_grain`] elements are best.
+    ///
+    /// # Panics
+    /// As [`IntraPool::for_each_chunk`].
+    pub fn fill_chunks<T: Copy + Default + Send + bytemuck::NoUninit>(
+        &self,
+        data: &mut [T],
+        chunk_len: usize,
+        f: &(dyn Fn(usize, &mut [T]) + Sync),
+    ) {
+        let chunk_bytes = chunk_len.saturating_mul(size_of::<T>());
+        match is_streamed(size_of_val(data)) && chunk_bytes <= 8 * STREAM_BLOCK {
+            true => self.stream_chunks(data, chunk_len, f),
+            false => self.chunks_by(data, chunk_len, f),
+        }
+    }
+
+    fn stream_chunks<T: Copy + Default + Send + bytemuck::NoUninit>(
+        &self,
+        data: &mut [T],
+        chunk_len: usize,
+        f: &(dyn Fn(usize, &mut [T]) + Sync),
+    ) {
+        let parts = Parts::of(data, chunk_len);
+        let chunk_bytes = chunk_len.saturating_mul(size_of::<T>());
+        let (n_chunks, per_task) = (parts.n_chunks(), (STREAM_TASK / chunk_bytes.max(1)).max(1));
+        self.parallel_for(n_chunks.div_ceil(per_task), &|task| {
+            let mut buffer = vec![T::default(); chunk_len];
+            for i in task * per_task..((task + 1) * per_task).min(n_chunks) {
+                // SAFETY: `parallel_for` calls each index once, and every piece belongs to one task.
+                let piece = unsafe { parts.chunk(i) };
+                let buffer = &mut buffer[..piece.len()];
+                f(i, buffer);
+                stream(piece, buffer);
+            }
+            fence();
+        });
+    }
+
     /// [`IntraPool::for_each_chunk`] over two slices cut at the same places.
     ///
     /// # Panics
@@ -252,6 +293,22 @@ impl IntraPool {
 pub fn grain(ns_per_element: f64) -> usize {
     let len = MIN_TASK_NS / ns_per_element.max(1e-3);
     (len as usize).next_multiple_of(64).max(64)
+}
+
+/// Bytes that are made in a buffer at a time, on their way past the caches: they fit the first one.
+const STREAM_BLOCK: usize = 16 << 10;
+
+/// Bytes of a task that streams.
+const STREAM_TASK: usize = 256 << 10;
+
+/// How many elements a piece of [`IntraPool::fill_chunks`] should have in a result of `n` elements that cost about
+/// `ns_per_element` each.
+#[must_use]
+pub fn fill_grain<T>(n: usize, ns_per_element: f64) -> usize {
+    match is_streamed(n.saturating_mul(size_of::<T>())) {
+        true => (STREAM_BLOCK / size_of::<T>().max(1)).max(1),
+        false => grain(ns_per_element),
+    }
 }
 
 impl Drop for IntraPool {

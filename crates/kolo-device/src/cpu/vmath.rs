@@ -160,6 +160,16 @@ pub fn softmax_f32(x: &[f32], out: &mut [f32], cols: usize) {
     rows(x, out, cols, |x, out| {
         #[inline(always)]
         fn all<const FMA: bool>(x: &[f32], out: &mut [f32], cols: usize) {
+            if cols >= LANES {
+                for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
+                    let scale = 1.0
+                        / exp_below::<FMA>(x, lanes_max(x), |i, values| {
+                            out[i..][..values.len()].copy_from_slice(values)
+                        });
+                    out.iter_mut().for_each(|x| *x *= scale);
+                }
+                return;
+            }
             shifted(x, out, cols);
             for x in out.iter_mut() {
                 *x = exp::<FMA>(*x);
@@ -178,10 +188,19 @@ pub fn softmax_f32(x: &[f32], out: &mut [f32], cols: usize) {
 /// # Panics
 /// If the slices differ in length or are not whole rows.
 pub fn log_softmax_f32(x: &[f32], out: &mut [f32], cols: usize) {
-    let mut exps = vec![0.0; BLOCK.max(cols).min(x.len())];
+    // Wide rows do without.
+    let mut exps = vec![0.0; if cols < LANES { BLOCK.min(x.len()) } else { 0 }];
     rows(x, out, cols, |x, out| {
         #[inline(always)]
         fn all<const FMA: bool>(x: &[f32], out: &mut [f32], exps: &mut [f32], cols: usize) {
+            if cols >= LANES {
+                for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
+                    let max = lanes_max(x);
+                    let log_sum = log::<FMA>(exp_below::<FMA>(x, max, |_, _| ()));
+                    out.iter_mut().zip(x).for_each(|(y, x)| *y = x - max - log_sum);
+                }
+                return;
+            }
             shifted(x, out, cols);
             for (e, &x) in exps.iter_mut().zip(out.iter()) {
                 *e = exp::<FMA>(x);
@@ -191,7 +210,8 @@ pub fn log_softmax_f32(x: &[f32], out: &mut [f32], cols: usize) {
                 row.iter_mut().for_each(|x| *x -= log_sum);
             }
         }
-        on_best!(all(x, out, &mut exps[..x.len()], cols));
+        let n = exps.len().min(x.len());
+        on_best!(all(x, out, &mut exps[..n], cols));
     });
 }
 
@@ -206,6 +226,29 @@ fn rows(x: &[f32], out: &mut [f32], cols: usize, mut f: impl FnMut(&[f32], &mut 
     for (x, out) in x.chunks(group).zip(out.chunks_mut(group)) {
         f(x, out);
     }
+}
+
+/// The sum of `exp(x - max)` of a wide row. `each` is handed the values, some at a time, with the number of the first.
+#[inline(always)]
+fn exp_below<const FMA: bool>(x: &[f32], max: f32, mut each: impl FnMut(usize, &[f32])) -> f32 {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let (mut lanes, mut values) = ([0.0; LANES], [0.0; LANES]);
+    for (i, chunk) in chunks.iter().enumerate() {
+        for l in 0..LANES {
+            values[l] = exp::<FMA>(chunk[l] - max);
+        }
+        for l in 0..LANES {
+            lanes[l] += values[l];
+        }
+        each(i * LANES, &values);
+    }
+    let mut tail = 0.0;
+    for (value, x) in values.iter_mut().zip(rest) {
+        *value = exp::<FMA>(x - max);
+        tail += *value;
+    }
+    each(chunks.len() * LANES, &values[..rest.len()]);
+    fold(lanes, |a, b| a + b) + tail
 }
 
 /// `out = x - max(row of x)`.

@@ -85,8 +85,8 @@ fn cast_from<S: Source>(ctx: &KernelCtx<'_>, to: DType) -> Result<Tensor> {
 fn whole_numbers(ctx: &KernelCtx<'_>) -> Result<Tensor> {
     let mut out = ctx.allocate(DType::I32, ctx.input(0)?.shape().clone())?;
     let input = ctx.data::<f32>(0)?;
-    let chunk = pool::grain(0.3);
-    ctx.pool().for_each_chunk(out.data_mut::<i32>()?, chunk, |i, out| {
+    let chunk = pool::fill_grain::<i32>(input.len(), 0.3);
+    ctx.pool().fill_chunks(out.data_mut::<i32>()?, chunk, &|i, out| {
         vmath::f32_to_i32(&input[i * chunk..i * chunk + out.len()], out);
     });
     Ok(out)
@@ -95,8 +95,8 @@ fn whole_numbers(ctx: &KernelCtx<'_>) -> Result<Tensor> {
 fn convert<S: Source, D: Target>(ctx: &KernelCtx<'_>) -> Result<Tensor> {
     let mut out = ctx.allocate(D::DTYPE, ctx.input(0)?.shape().clone())?;
     let input = ctx.data::<S>(0)?;
-    let chunk = pool::grain(0.5);
-    ctx.pool().for_each_chunk(out.data_mut::<D>()?, chunk, |i, out| {
+    let chunk = pool::fill_grain::<D>(input.len(), 0.5);
+    ctx.pool().fill_chunks(out.data_mut::<D>()?, chunk, &|i, out| {
         let input = &input[i * chunk..i * chunk + out.len()];
         if const { is_common(S::DTYPE) && is_common(D::DTYPE) } {
             vectorize(

@@ -2,7 +2,7 @@
 //! `ConcatOffset`: where each begins.
 
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
-use kolo_device::cpu::{IntraPool, pool};
+use kolo_device::cpu::IntraPool;
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
@@ -234,11 +234,12 @@ impl Job for Join<'_> {
         if out.is_empty() {
             return Ok(());
         }
-        let grain = pool::grain(0.2);
+        let grain = E::fill_grain(out.len(), 0.2);
         if self.n_rows == 1 {
             for input in inputs {
                 let (mine, rest) = out.split_at_mut(input.len());
-                self.pool.for_each_chunk(mine, grain, |i, mine| {
+                let grain = E::fill_grain(mine.len(), 0.2);
+                E::fill_chunks(self.pool, mine, grain, &|i, mine| {
                     mine.clone_from_slice(&input[i * grain..i * grain + mine.len()]);
                 });
                 out = rest;
@@ -248,7 +249,7 @@ impl Job for Join<'_> {
         // The output is not empty, so there is at least one row and one element in it.
         let row_len = out.len() / self.n_rows;
         let rows_per_chunk = grain.div_ceil(row_len);
-        self.pool.for_each_chunk(out, rows_per_chunk * row_len, |i, out| {
+        E::fill_chunks(self.pool, out, rows_per_chunk * row_len, &|i, out| {
             for (row, mut out) in out.chunks_mut(row_len).enumerate() {
                 let row = i * rows_per_chunk + row;
                 for input in inputs {

@@ -2,15 +2,46 @@
 //! taken for its bytes (or for a byte string).
 
 use bytes::Bytes;
+use half::{bf16, f16};
 use kolo_core::{DType, Error, Result, Shape, Tensor, TensorData};
+use kolo_device::cpu::{IntraPool, pool};
 use kolo_graph::{Graph, Output};
 use smallvec::SmallVec;
 
 use crate::KernelCtx;
 
 /// An element seen from outside: something that can be copied. The default is zero, or the empty string.
-pub(crate) trait Item: Clone + Default + Send + Sync {}
-impl<T: Clone + Default + Send + Sync> Item for T {}
+pub(crate) trait Item: Clone + Default + Send + Sync {
+    /// [`pool::fill_grain`] for such elements.
+    fn fill_grain(n: usize, ns: f64) -> usize {
+        let _ = n;
+        pool::grain(ns)
+    }
+
+    /// [`IntraPool::fill_chunks`] for such elements.
+    fn fill_chunks(pool: &IntraPool, out: &mut [Self], chunk: usize, f: &(dyn Fn(usize, &mut [Self]) + Sync)) {
+        pool.for_each_chunk(out, chunk, f);
+    }
+}
+
+/// Strings own memory elsewhere and are moved one by one.
+impl Item for Bytes {}
+
+macro_rules! plain_items {
+    ($($type:ty),*) => {
+        $(impl Item for $type {
+            fn fill_grain(n: usize, ns: f64) -> usize {
+                pool::fill_grain::<$type>(n, ns)
+            }
+
+            fn fill_chunks(pool: &IntraPool, out: &mut [Self], chunk: usize, f: &(dyn Fn(usize, &mut [Self]) + Sync)) {
+                pool.fill_chunks(out, chunk, f);
+            }
+        })*
+    };
+}
+plain_items!([u8; 1], [u8; 2], [u8; 4], [u8; 8], [u8; 16], u32);
+plain_items!(f16, bf16, f32, f64, i8, i16, i32, i64, u8, u16, u64);
 
 /// A loop over elements of any type. All slices hold elements of one dtype.
 pub(crate) trait Job {

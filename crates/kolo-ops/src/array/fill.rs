@@ -109,7 +109,7 @@ struct Fill<'a>(&'a IntraPool);
 impl Job for Fill<'_> {
     fn run<E: Item>(self, out: &mut [E], inputs: &[&[E]]) -> Result<()> {
         let [[value]] = inputs else { return Err(Error::internal("Fill takes one value")) };
-        self.0.for_each_chunk(out, pool::grain(0.1), |_, out| out.fill(value.clone()));
+        E::fill_chunks(self.0, out, E::fill_grain(out.len(), 0.1), &|_, out| out.fill(value.clone()));
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! `Gather` and `GatherV2`: slices of a tensor picked by number, along any dimension.
 
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
-use kolo_device::cpu::{IntraPool, pool};
+use kolo_device::cpu::IntraPool;
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Grad, Gradient, IndexedSlices, InferCtx, OpDef, Operation, Output};
 
@@ -242,8 +242,8 @@ impl Job for Pick<'_> {
         }
         let (input, row_len) = (inputs[0], self.row_len);
         // About a cache miss for every row, and a copy.
-        let per_chunk = pool::grain(0.2).div_ceil(row_len + 20).max(1);
-        self.pool.for_each_chunk(out, per_chunk * row_len, |i, out| {
+        let per_chunk = E::fill_grain(out.len(), 0.2).div_ceil(row_len + 20).max(1);
+        E::fill_chunks(self.pool, out, per_chunk * row_len, &|i, out| {
             for (k, out) in out.chunks_mut(row_len).enumerate() {
                 let k = i * per_chunk + k;
                 let (block, picked) = (k / self.n_picked, k % self.n_picked);

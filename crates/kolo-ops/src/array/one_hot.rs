@@ -1,7 +1,7 @@
 //! `OneHot`: numbers as vectors with one element set.
 
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_device::cpu::{IntraPool, pool};
+use kolo_device::cpu::IntraPool;
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Gradient, IntoOutput, OpDef, Output};
 
@@ -85,8 +85,8 @@ impl Job for Mark<'_> {
         if out.is_empty() {
             return Ok(());
         }
-        let blocks = pool::grain(0.2).div_ceil(depth * inner).max(1);
-        self.pool.for_each_chunk(out, blocks * depth * inner, |task, out| {
+        let blocks = E::fill_grain(out.len(), 0.2).div_ceil(depth * inner).max(1);
+        E::fill_chunks(self.pool, out, blocks * depth * inner, &|task, out| {
             let blocks =
                 out.chunks_exact_mut(depth * inner).zip(self.indices[task * blocks * inner..].chunks_exact(inner));
             for (block, indices) in blocks {

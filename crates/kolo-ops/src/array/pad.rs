@@ -1,7 +1,7 @@
 //! `Pad` and `PadV2`: a tensor with a margin of one value around it.
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape, Tensor};
-use kolo_device::cpu::{IntraPool, pool};
+use kolo_device::cpu::IntraPool;
 use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
 use super::elements::{Item, Job, build, integers, product};
@@ -202,8 +202,8 @@ impl Job for Pad<'_> {
             return Ok(());
         };
         let row_len = inner.whole();
-        let rows = pool::grain(0.3).div_ceil(row_len).max(1);
-        self.pool.for_each_chunk(out, rows * row_len, |i, out| {
+        let rows = E::fill_grain(out.len(), 0.3).div_ceil(row_len).max(1);
+        E::fill_chunks(self.pool, out, rows * row_len, &|i, out| {
             for (k, out) in out.chunks_mut(row_len).enumerate() {
                 let mut k = i * rows + k;
                 // Which row of the input this is, unless it lies in a margin.

@@ -183,7 +183,7 @@ fn blended(ctx: &KernelCtx<'_>, condition: &[u8], a: &Tensor, b: &Tensor, shape:
     }
 }
 
-fn blend<E: bytemuck::Pod + Send + Sync>(
+fn blend<E: bytemuck::Pod + Default + Send + Sync>(
     ctx: &KernelCtx<'_>,
     condition: &[u8],
     a: &Tensor,
@@ -201,8 +201,8 @@ fn blend<E: bytemuck::Pod + Send + Sync>(
         if condition.len() != n || [a, b].iter().any(|side| side.len() != n && side.len() != 1) {
             return Ok(None);
         }
-        let chunk = pool::grain(0.3);
-        ctx.pool().for_each_chunk(out, chunk, |i, out| {
+        let chunk = pool::fill_grain::<E>(n, 0.3);
+        ctx.pool().fill_chunks(out, chunk, &|i, out| {
             let range = i * chunk..i * chunk + out.len();
             let condition = &condition[range.clone()];
             match (a.len() == n, b.len() == n) {

@@ -325,6 +325,13 @@ pub(crate) fn read_view(ctx: &KernelCtx<'_>, input: &Tensor, view: &View, shape:
     if is_on_card(input) {
         return crate::cuda::array::read_view(ctx, input, view, shape);
     }
+    if input.dtype().size() == Some(4)
+        && let Ok(words) = bytemuck::try_cast_slice(input.host_bytes()?)
+    {
+        let mut out = ctx.allocate(input.dtype(), shape)?;
+        view.read_words(ctx.pool(), bytemuck::cast_slice_mut(out.host_bytes_mut()?), words);
+        return Ok(out);
+    }
     build(ctx, input.dtype(), shape, &[input], ReadView { pool: ctx.pool(), view })
 }
 

@@ -1,7 +1,8 @@
 //! Strided views: which elements of a tensor, in which order. Transpositions, slices, reversals, broadcasts and tiles are
 //! all one view read into a new tensor; the gradient of a slice is one written into zeros.
 
-use kolo_device::cpu::{IntraPool, pool};
+use kolo_device::cpu::stream::is_streamed;
+use kolo_device::cpu::{IntraPool, pool, transpose_words};
 use smallvec::SmallVec;
 
 use super::elements::Item;
@@ -66,21 +67,47 @@ impl View {
 
     /// Copies the elements that the view shows of `input` to `out`, in order. `out` must be as long as the view.
     pub(crate) fn read<E: Item>(&self, pool: &IntraPool, out: &mut [E], input: &[E]) {
+        self.read_by(pool, out, input, read_transposed);
+    }
+
+    /// The same for elements of four bytes, which are turned in registers.
+    pub(crate) fn read_words(&self, pool: &IntraPool, out: &mut [u32], input: &[u32]) {
+        let past_caches = is_streamed(size_of_val(out));
+        self.read_by(pool, out, input, |mut out, input, run, step, walk| {
+            while !out.is_empty() {
+                let rows = walk.rows_left().min(out.len() / run);
+                let (now, later) = out.split_at_mut(rows * run);
+                transpose_words(&input[walk.at as usize..], step, now, run, past_caches);
+                walk.advance(rows);
+                out = later;
+            }
+        });
+    }
+
+    fn read_by<E: Item>(
+        &self,
+        pool: &IntraPool,
+        out: &mut [E],
+        input: &[E],
+        transpose: impl Fn(&mut [E], &[E], usize, usize, &mut Walk<'_>) + Sync,
+    ) {
         let (run, step) = self.run();
         if out.is_empty() || run == 0 {
             return;
         }
         let outer = self.outer();
         let transposed = step > 1 && outer.last().is_some_and(|&(_, step)| step == 1);
+        if transposed {
+            // Whole tiles, or most of each cache line would be fetched for nothing.
+            let rows = pool::grain(1.0).div_ceil(run).max(1).next_multiple_of(WIDE);
+            return pool.for_each_chunk(out, rows * run, |i, out| {
+                transpose(out, input, run, step as usize, &mut Walk::new(self.start, outer, i * rows));
+            });
+        }
         // About one memory access each; strided ones miss the cache.
-        let rows = pool::grain(if step == 1 { 0.2 } else { 1.0 }).div_ceil(run).max(1);
-        // Whole tiles, or most of each cache line would be fetched for nothing.
-        let rows = if transposed { rows.next_multiple_of(WIDE) } else { rows };
-        pool.for_each_chunk(out, rows * run, |i, out| {
+        let rows = E::fill_grain(out.len(), if step == 1 { 0.2 } else { 1.0 }).div_ceil(run).max(1);
+        E::fill_chunks(pool, out, rows * run, &|i, out| {
             let mut walk = Walk::new(self.start, outer, i * rows);
-            if transposed {
-                return read_transposed(out, input, run, step as usize, &mut walk);
-            }
             for out in out.chunks_mut(run) {
                 let at = walk.at as usize;
                 match step {
@@ -100,7 +127,7 @@ impl View {
     }
 
     /// Copies `input`, in order, to the elements of `out` that the view shows.
-    pub(crate) fn write<E: Item>(&self, out: &mut [E], input: &[E]) {
+    pub(crate) fn write<E: Clone>(&self, out: &mut [E], input: &[E]) {
         let (run, step) = self.run();
         if input.is_empty() || run == 0 {
             return;
@@ -268,6 +295,10 @@ mod tests {
             let mut out = vec![[0; 4]; expected.len()];
             View::new(*start, dims.iter().copied()).read(&pool, &mut out, &input);
             assert!(out == expected, "{start} {dims:?}");
+            let words: Vec<u32> = input.iter().map(|x| u32::from_le_bytes(*x)).collect();
+            let mut out = vec![0; expected.len()];
+            View::new(*start, dims.iter().copied()).read_words(&pool, &mut out, &words);
+            assert!(out.iter().zip(&expected).all(|(x, y)| x.to_le_bytes() == *y), "{start} {dims:?} as words");
         }
     }
 

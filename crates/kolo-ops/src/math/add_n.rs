@@ -76,13 +76,14 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     let pool = ctx.pool();
     // A task reads one chunk of every input.
-    let chunk = pool::grain(0.15 * n as f64);
+    let ns = 0.15 * n as f64;
+    let chunk = if into.is_some() { pool::grain(ns) } else { pool::fill_grain::<T>(shape.n_elements(), ns) };
     let mut out = match into {
         Some(i) => ctx.take_input(i)?,
         None => ctx.allocate(T::DTYPE, shape)?,
     };
     let others: Vec<&[T]> = (0..n).filter(|&i| Some(i) != into).map(|i| ctx.data::<T>(i)).collect::<Result<_>>()?;
-    pool.for_each_chunk(out.data_mut::<T>()?, chunk, |at, sum| {
+    let each = |at: usize, sum: &mut [T]| {
         let (start, end) = (at * chunk, at * chunk + sum.len());
         lanes::<T, _>(
             #[inline(always)]
@@ -107,7 +108,11 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                 }
             },
         );
-    });
+    };
+    match into {
+        Some(_) => pool.for_each_chunk(out.data_mut::<T>()?, chunk, each),
+        None => pool.fill_chunks(out.data_mut::<T>()?, chunk, &each),
+    }
     ctx.set_output(0, out);
     Ok(())
 }

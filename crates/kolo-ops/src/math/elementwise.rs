@@ -37,14 +37,15 @@ pub fn map<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, f: impl Fn(
 fn map_by<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, each: &MapLoop<'_, T, U>) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let (mut out, in_place) = ctx.reuse_or_allocate(0, U::DTYPE, shape)?;
-    let (pool, chunk) = (ctx.pool(), pool::grain(ns));
+    let pool = ctx.pool();
     if in_place {
-        pool.for_each_chunk(out.data_mut::<U>()?, chunk, |_, values| {
+        pool.for_each_chunk(out.data_mut::<U>()?, pool::grain(ns), |_, values| {
             over_itself(values, |_, before, after| each(before, after));
         });
     } else {
         let input = ctx.data::<T>(0)?;
-        pool.for_each_chunk(out.data_mut::<U>()?, chunk, |i, out| each(&input[i * chunk..i * chunk + out.len()], out));
+        let chunk = pool::fill_grain::<U>(input.len(), ns);
+        pool.fill_chunks(out.data_mut::<U>()?, chunk, &|i, out| each(&input[i * chunk..i * chunk + out.len()], out));
     }
     ctx.set_output(0, out);
     Ok(())
@@ -71,12 +72,13 @@ pub fn map_slices<T: Element>(
 ) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let (mut out, reused) = ctx.reuse_or_allocate(0, T::DTYPE, shape)?;
-    let (pool, chunk) = (ctx.pool(), pool::grain(ns));
+    let pool = ctx.pool();
     if reused {
-        pool.for_each_chunk(out.data_mut::<T>()?, chunk, |_, values| in_place(values));
+        pool.for_each_chunk(out.data_mut::<T>()?, pool::grain(ns), |_, values| in_place(values));
     } else {
         let input = ctx.data::<T>(0)?;
-        pool.for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
+        let chunk = pool::fill_grain::<T>(input.len(), ns);
+        pool.fill_chunks(out.data_mut::<T>()?, chunk, &|i, out| {
             between(&input[i * chunk..i * chunk + out.len()], out);
         });
     }
@@ -137,8 +139,8 @@ fn zip_by<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, each: &ZipLo
     let mut out = ctx.allocate(U::DTYPE, shape)?;
     let (left, right) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
     // Whole runs of the innermost dimension per task, so that a run is never cut.
-    let rows_per_chunk = pool::grain(ns).div_ceil(walk.run).max(1);
-    pool.for_each_chunk(out.data_mut::<U>()?, rows_per_chunk * walk.run, |i, out| {
+    let rows_per_chunk = pool::fill_grain::<U>(out.n_elements(), ns).div_ceil(walk.run).max(1);
+    pool.fill_chunks(out.data_mut::<U>()?, rows_per_chunk * walk.run, &|i, out| {
         each(out, left, right, &walk, i * rows_per_chunk);
     });
     ctx.set_output(0, out);
@@ -182,7 +184,8 @@ fn zip_flat<T: Element, U: Element>(
         }
         _ => {
             let (left, right) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
-            pool.for_each_chunk(target, chunk, |i, out| {
+            let chunk = pool::fill_grain::<U>(target.len(), ns);
+            pool.fill_chunks(target, chunk, &|i, out| {
                 each(out, piece(left, moves.0, i * chunk), piece(right, moves.1, i * chunk), &walk, 0);
             });
         }

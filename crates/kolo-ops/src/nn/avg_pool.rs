@@ -8,8 +8,7 @@ use kolo_graph::{Gradient, OpDef, Output};
 use crate::math::binary::first;
 use crate::nn::conv2d::{like, shape};
 use crate::nn::float::Float;
-use crate::nn::pool::{Pool, infer};
-use crate::nn::window::for_taps;
+use crate::nn::pool::{Folding, Pool, infer};
 use crate::op::{Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -69,26 +68,62 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let step = pool.images_per_task();
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, step * pool.output(), |task, out| {
             let images = &values[task * step * pool.input()..];
-            let mut sums = vec![T::real(0.0); pool.output()];
-            for (image, out) in images.chunks_exact(pool.input().max(1)).zip(out.chunks_exact_mut(pool.output())) {
-                sums.fill(T::real(0.0));
-                vectorize(
-                    #[inline(always)]
-                    || {
-                        for_taps(&pool.h, &pool.w, |o, _, i| {
-                            let (sums, image) = (&mut sums[o * c..(o + 1) * c], &image[i * c..(i + 1) * c]);
-                            sums.iter_mut().zip(image).for_each(|(sum, x)| *sum += x.widen());
-                        });
-                        for ((out, sums), &weight) in out.chunks_exact_mut(c).zip(sums.chunks_exact(c)).zip(&weights) {
-                            out.iter_mut().zip(sums).for_each(|(y, &sum)| *y = T::narrow(sum * weight));
+            vectorize(
+                #[inline(always)]
+                || {
+                    for (image, out) in
+                        images.chunks_exact(pool.input().max(1)).zip(out.chunks_exact_mut(pool.output()))
+                    {
+                        for (o, out) in out.chunks_exact_mut(c).enumerate() {
+                            mean_of_window(&pool, image, o, weights[o], out);
                         }
-                    },
-                );
-            }
+                    }
+                },
+            );
         });
     }
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// The mean of each channel in the window at place `o` of the output; `weight` is one over the number of values.
+#[inline(always)]
+fn mean_of_window<T: Float>(pool: &Pool, image: &[T], o: usize, weight: T::Real, out: &mut [T]) {
+    let (oh, ow) = (o / pool.w.output, o % pool.w.output);
+    let place = |kh, kw| (pool.h.at(oh, kh) * pool.w.input + pool.w.at(ow, kw), ());
+    let window = [pool.h.taps(oh), pool.w.taps(ow)];
+    Folding { image, channels: pool.channels, window, place }.run(
+        T::real(0.0),
+        #[inline(always)]
+        |sum, x, ()| sum + x.widen(),
+        #[inline(always)]
+        |first, sums| {
+            for (y, &sum) in out[first..].iter_mut().zip(sums) {
+                *y = T::narrow(sum * weight);
+            }
+        },
+    );
+}
+
+/// What pixel `i` of the input gets of the gradients of all windows that cover it.
+#[inline(always)]
+fn gradient_of_pixel<T: Float>(pool: &Pool, grad: &[T], i: usize, weights: &[T::Real], dx: &mut [T]) {
+    let place = |oh, ow| {
+        let o = oh * pool.w.output + ow;
+        (o, weights[o])
+    };
+    let window = [pool.h.places(i / pool.w.input), pool.w.places(i % pool.w.input)];
+    Folding { image: grad, channels: pool.channels, window, place }.run(
+        T::real(0.0),
+        #[inline(always)]
+        |sum, dy, weight| sum + dy.widen() * weight,
+        #[inline(always)]
+        |first, sums| {
+            for (dx, &sum) in dx[first..].iter_mut().zip(sums) {
+                *dx = T::narrow(sum);
+            }
+        },
+    );
 }
 
 fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -99,26 +134,23 @@ fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let found = grad.shape();
         return Err(Error::invalid_argument(format!("Expected grad shape to be {}, but got {found}", pool.shape)));
     }
-    let mut out = ctx.allocate_zeroed(T::DTYPE, shape)?;
+    let mut out = ctx.allocate(T::DTYPE, shape)?;
     let (grad, c, weights) = (grad.data::<T>()?, pool.channels, weights::<T>(&pool));
-    if out.n_elements() > 0 && !grad.is_empty() {
+    if out.n_elements() > 0 {
         let step = pool.images_per_task();
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, step * pool.input(), |task, dx| {
-            let grads = &grad[task * step * pool.output()..];
-            for (dx, grad) in dx.chunks_exact_mut(pool.input()).zip(grads.chunks_exact(pool.output())) {
-                vectorize(
-                    #[inline(always)]
-                    || {
-                        for_taps(&pool.h, &pool.w, |o, _, i| {
-                            let (dx, grad) = (&mut dx[i * c..(i + 1) * c], &grad[o * c..(o + 1) * c]);
-                            let weight = weights[o];
-                            for (dx, dy) in dx.iter_mut().zip(grad) {
-                                *dx = T::narrow(dx.widen() + dy.widen() * weight);
-                            }
-                        });
-                    },
-                );
-            }
+            let first = task * step * pool.output();
+            vectorize(
+                #[inline(always)]
+                || {
+                    for (image, dx) in dx.chunks_exact_mut(pool.input()).enumerate() {
+                        let grad = &grad[first + image * pool.output()..][..pool.output()];
+                        for (i, dx) in dx.chunks_exact_mut(c).enumerate() {
+                            gradient_of_pixel(&pool, grad, i, &weights, dx);
+                        }
+                    }
+                },
+            );
         });
     }
     ctx.set_output(0, out);

@@ -2,14 +2,14 @@
 //! (Ioffe and Szegedy, 2015), and the gradients of that. In training mean and variance are the batch's; otherwise given.
 
 use half::{bf16, f16};
-use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
+use kolo_core::{DType, Element, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::{IntraPool, vectorize};
 use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
 use crate::math::binary::first;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
 use crate::nn::float::Float;
-use crate::nn::rows::rows_per_task;
+use crate::nn::rows::{rows_per_fill, rows_per_task};
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -509,13 +509,13 @@ fn add_rows(view: Channels, o: usize, sums: &mut [f32], add: impl Fn(usize, usiz
 }
 
 /// Calls `f(position, channel, run)` for every run of `out`: a row of channels, or a plane of one channel.
-fn each_run<T: Send>(pool: &IntraPool, view: Channels, out: &mut [T], f: impl Fn(usize, usize, &mut [T]) + Sync) {
+fn each_run<T: Element>(pool: &IntraPool, view: Channels, out: &mut [T], f: impl Fn(usize, usize, &mut [T]) + Sync) {
     if out.is_empty() {
         return;
     }
     let run = view.run();
-    let chunk = rows_per_task(1.0, run) * run;
-    pool.for_each_chunk(out, chunk, |i, out| {
+    let chunk = rows_per_fill::<T>(out.len(), 1.0, run) * run;
+    pool.fill_chunks(out, chunk, &|i, out| {
         vectorize(
             #[inline(always)]
             || {

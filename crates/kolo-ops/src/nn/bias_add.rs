@@ -8,7 +8,7 @@ use kolo_graph::{Gradient, OpDef, Operation, Output};
 use crate::math::binary::first;
 use crate::math::number::Number;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
-use crate::nn::rows::rows_per_task;
+use crate::nn::rows::{rows_per_fill, rows_per_task};
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -119,8 +119,11 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let run = view.run();
     if run > 0 {
         // Whole runs per task: rows of channels, or planes of one channel.
-        let chunk = rows_per_task(0.3, run) * run;
-        ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
+        let chunk = match input {
+            Some(input) => rows_per_fill::<T>(input.len(), 0.3, run),
+            None => rows_per_task(0.3, run),
+        } * run;
+        let each = |i: usize, out: &mut [T]| {
             let input = input.map(|input| &input[i * chunk..i * chunk + out.len()]);
             let first_run = i * (chunk / run);
             vectorize(
@@ -154,7 +157,11 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                     }
                 },
             );
-        });
+        };
+        match in_place {
+            true => ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, each),
+            false => ctx.pool().fill_chunks(out.data_mut::<T>()?, chunk, &each),
+        }
     }
     ctx.set_output(0, out);
     Ok(())

@@ -9,7 +9,7 @@ use kolo_graph::{Attrs, Gradient, OpDef, Output, shape_fns};
 use crate::math::binary::first;
 use crate::math::number::Number;
 use crate::nn::conv2d::like;
-use crate::nn::pool::{Pool, depth_group, infer, infer_with};
+use crate::nn::pool::{Folding, Pool, depth_group, infer, infer_with};
 use crate::nn::window::for_taps;
 use crate::op::{Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
@@ -161,36 +161,18 @@ fn pool_forward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()>
     Ok(())
 }
 
-/// Channels whose largest values so far are kept in registers.
-const BLOCK: usize = 64;
-
 /// The largest value of each channel in the window at one place of the output.
 #[inline(always)]
 fn largest_of_window<T: Number>(pool: &Pool, image: &[T], [oh, ow]: [usize; 2], out: &mut [T]) {
-    let (rows, across, c) = (pool.h.taps(oh), pool.w.taps(ow), pool.channels);
-    let (blocks, rest) = out.as_chunks_mut::<BLOCK>();
-    let first_of_rest = blocks.len() * BLOCK;
-    rest.fill(T::LOWEST);
-    for (b, block) in blocks.iter_mut().enumerate() {
-        *block = [T::LOWEST; BLOCK];
-        for kh in rows.clone() {
-            for kw in across.clone() {
-                let pixel = (pool.h.at(oh, kh) * pool.w.input + pool.w.at(ow, kw)) * c;
-                if let Some(x) = image[pixel + b * BLOCK..].first_chunk::<BLOCK>() {
-                    block.iter_mut().zip(x).for_each(|(y, &x)| *y = y.max(x));
-                }
-            }
-        }
-    }
-    if rest.is_empty() {
-        return;
-    }
-    for kh in rows {
-        for kw in across.clone() {
-            let pixel = (pool.h.at(oh, kh) * pool.w.input + pool.w.at(ow, kw)) * c;
-            rest.iter_mut().zip(&image[pixel + first_of_rest..]).for_each(|(y, &x)| *y = y.max(x));
-        }
-    }
+    let place = |kh, kw| (pool.h.at(oh, kh) * pool.w.input + pool.w.at(ow, kw), ());
+    let window = [pool.h.taps(oh), pool.w.taps(ow)];
+    Folding { image, channels: pool.channels, window, place }.run(
+        T::LOWEST,
+        #[inline(always)]
+        |y, x, ()| y.max(x),
+        #[inline(always)]
+        |first, largest| out[first..][..largest.len()].copy_from_slice(largest),
+    );
 }
 
 /// The largest of each group of neighbouring channels.

@@ -1,5 +1,7 @@
 //! What the pools share: sizes, shapes, and how images are dealt out to tasks.
 
+use std::ops::Range;
+
 use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_graph::{Attrs, InferCtx};
 
@@ -52,6 +54,55 @@ impl Pool {
     pub fn images_per_task(&self) -> usize {
         let window = self.h.kernel * self.w.kernel;
         rows_per_task(0.5, self.output() * window)
+    }
+}
+
+/// Pixels of an image of which each channel is folded into one number.
+pub struct Folding<'a, T, P> {
+    /// The image, row-major.
+    pub image: &'a [T],
+    /// The values of a pixel, which lie side by side.
+    pub channels: usize,
+    /// Which of a window's rows and columns count.
+    pub window: [Range<usize>; 2],
+    /// Where the pixel of a row and a column of the window is in the image, and what else `fold` should know of it.
+    pub place: P,
+}
+
+impl<T: Copy, W: Copy, P: Fn(usize, usize) -> (usize, W)> Folding<'_, T, P> {
+    /// Folds all channels, some at a time, which stay in registers meanwhile: calls `done` with the number of the first channel
+    /// and what the next ones have become.
+    #[inline(always)]
+    pub fn run<S: Copy>(&self, start: S, fold: impl Fn(S, T, W) -> S, mut done: impl FnMut(usize, &[S])) {
+        let mut first = 0;
+        while self.channels - first >= 64 {
+            done(first, &self.block::<S, 64>(first, start, &fold));
+            first += 64;
+        }
+        while self.channels - first >= 16 {
+            done(first, &self.block::<S, 16>(first, start, &fold));
+            first += 16;
+        }
+        for first in first..self.channels {
+            done(first, &self.block::<S, 1>(first, start, &fold));
+        }
+    }
+
+    #[inline(always)]
+    fn block<S: Copy, const N: usize>(&self, first: usize, start: S, fold: &impl Fn(S, T, W) -> S) -> [S; N] {
+        let mut folded = [start; N];
+        let [rows, columns] = &self.window;
+        for row in rows.clone() {
+            for column in columns.clone() {
+                let (pixel, with) = (self.place)(row, column);
+                if let Some(values) = self.image[pixel * self.channels + first..].first_chunk::<N>() {
+                    for i in 0..N {
+                        folded[i] = fold(folded[i], values[i], with);
+                    }
+                }
+            }
+        }
+        folded
     }
 }
 

@@ -8,6 +8,11 @@ pub fn rows_per_task(ns: f64, length: usize) -> usize {
     (pool::grain(ns) / length.max(1)).max(1)
 }
 
+/// The same for [`IntraPool::fill_chunks`] into a result of `n` elements.
+pub fn rows_per_fill<T>(n: usize, ns: f64, length: usize) -> usize {
+    (pool::fill_grain::<T>(n, ns) / length.max(1)).max(1)
+}
+
 /// A part of the first output and the same rows of the second.
 type Part<'a, A, B> = Mutex<Option<(&'a mut [A], &'a mut [B])>>;
 

@@ -7,8 +7,8 @@ use kolo_graph::{Gradient, GradientFn, InferCtx, OpDef, Output};
 
 use crate::math::binary::first;
 use crate::nn::float::{Float, largest, sum_by};
-use crate::nn::rows::rows_per_task;
-use crate::op::{KernelDef, Op, cpu, cpu_kernels};
+use crate::nn::rows::{rows_per_fill, rows_per_task};
+use crate::op::{KernelDef, Op, cpu};
 use crate::{Cost, KernelCtx};
 
 /// `exp(x)` over its sum along the last dimension.
@@ -40,7 +40,7 @@ pub(crate) static LOG_SOFTMAX: Op = op(
         let softmax = op.graph().op("Exp").input(y).out();
         Ok(vec![Some((dy - sum_of_rows(dy) * softmax).into())])
     },
-    cpu_kernels!(log_softmax_kernel: f32, f64, f16, bf16),
+    LOG_SOFTMAX_KERNELS,
 );
 
 const fn op(name: &'static str, signature: &'static str, gradient: GradientFn, kernels: &'static [KernelDef]) -> Op {
@@ -72,20 +72,40 @@ const SOFTMAX_KERNELS: &[KernelDef] = &[
     cpu(DType::BF16, softmax_kernel::<bf16>),
 ];
 
+const LOG_SOFTMAX_KERNELS: &[KernelDef] = &[
+    cpu(DType::F32, log_softmax_f32),
+    cpu(DType::F64, log_softmax_kernel::<f64>),
+    cpu(DType::F16, log_softmax_kernel::<f16>),
+    cpu(DType::BF16, log_softmax_kernel::<bf16>),
+];
+
 fn softmax_f32(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    each_row_f32(ctx, vmath::softmax_f32)
+}
+
+fn log_softmax_f32(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    each_row_f32(ctx, vmath::log_softmax_f32)
+}
+
+/// Runs `f(input, output, length of a row)` on the rows of the last dimension, some at a time.
+fn each_row_f32(ctx: &mut KernelCtx<'_>, f: fn(&[f32], &mut [f32], usize)) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let Some(&n) = shape.last() else { return Err(no_dimension()) };
     let (mut out, in_place) = ctx.reuse_or_allocate(0, DType::F32, shape)?;
     let input = if in_place { None } else { Some(ctx.data::<f32>(0)?) };
     if n > 0 {
-        let chunk = rows_per_task(1.0, n) * n;
-        ctx.pool().for_each_chunk(out.data_mut::<f32>()?, chunk, |i, out| match input {
-            Some(input) => vmath::softmax_f32(&input[i * chunk..i * chunk + out.len()], out, n),
-            None => {
-                let before = out.to_vec();
-                vmath::softmax_f32(&before, out, n);
+        match input {
+            Some(input) => {
+                let chunk = rows_per_fill::<f32>(input.len(), 1.0, n) * n;
+                ctx.pool().fill_chunks(out.data_mut::<f32>()?, chunk, &|i, out| {
+                    f(&input[i * chunk..i * chunk + out.len()], out, n);
+                });
             }
-        });
+            None => ctx.pool().for_each_chunk(out.data_mut::<f32>()?, rows_per_task(1.0, n) * n, |_, out| {
+                let before = out.to_vec();
+                f(&before, out, n);
+            }),
+        }
     }
     ctx.set_output(0, out);
     Ok(())

@@ -50,6 +50,14 @@ impl Axis {
         first.min(last)..last
     }
 
+    /// The places from which a window without dilation covers position `i` of the image.
+    #[inline(always)]
+    pub fn places(&self, i: usize) -> std::ops::Range<usize> {
+        let at = i + self.before;
+        let last = (at / self.stride + 1).min(self.output);
+        ((at + 1).saturating_sub(self.kernel)).div_ceil(self.stride).min(last)..last
+    }
+
     /// Where tap `k` at place `o` is in the image; it must be in there.
     #[inline(always)]
     pub fn at(&self, o: usize, k: usize) -> usize {
@@ -269,6 +277,25 @@ mod tests {
         assert_eq!(size(0, 3, 2, 1, Padding::Same), Some((0, 0)));
         assert_eq!(size(5, 0, 2, 1, Padding::Same), None);
         assert_eq!(size(5, usize::MAX, 2, 3, Padding::Valid), None);
+    }
+
+    #[test]
+    fn the_places_of_a_position_are_those_whose_taps_meet_it() {
+        for (input, kernel, stride, padding) in [
+            (5, 3, 1, Padding::Same),
+            (6, 2, 2, Padding::Valid),
+            (7, 2, 2, Padding::Valid),
+            (9, 3, 2, Padding::Same),
+            (9, 2, 3, Padding::Same),
+            (2, 3, 1, Padding::Valid),
+        ] {
+            let axis = axis(input, kernel, stride, 1, padding).unwrap();
+            for i in 0..input {
+                let meets = |&o: &usize| axis.taps(o).any(|k| axis.at(o, k) == i);
+                let expected: Vec<usize> = (0..axis.output).filter(meets).collect();
+                assert_eq!(axis.places(i).collect::<Vec<_>>(), expected, "{axis:?} at {i}");
+            }
+        }
     }
 
     #[test]

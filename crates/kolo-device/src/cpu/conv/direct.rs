@@ -30,6 +30,22 @@ struct Inside {
     at: usize,
 }
 
+/// Where the pixels of a grid go: to `start`, and so much further for each image, line and pixel.
+#[derive(Clone, Copy)]
+pub(super) struct Target<T> {
+    pub start: *mut T,
+    pub image: usize,
+    pub line: usize,
+    pub pixel: usize,
+}
+
+impl<T> Target<T> {
+    /// A grid of `lines` by `columns` pixels of `n` values, one after the other.
+    pub(super) fn dense(start: *mut T, (lines, columns): (usize, usize), n: usize) -> Target<T> {
+        Target { start, image: lines * columns * n, line: columns * n, pixel: n }
+    }
+}
+
 /// Images that make the rows of a tile worth while.
 const MIN_BATCH: usize = 8;
 /// Values in a row of taps below which copying them to a patch matrix is as fast.
@@ -74,8 +90,14 @@ impl<'a, T: Real> Direct<'a, T> {
     /// `out = conv(source, filter)`, then the epilogue.
     ///
     /// # Safety
-    /// `filter` must have a row of `n` per tap and channel, `out` one per pixel of the grid in each image.
-    pub(super) unsafe fn forward(&self, pool: &IntraPool, filter: *const T, out: *mut T, epilogue: &Epilogue<'_, T>) {
+    /// `filter` must have a row of `n` per tap and channel, `out` room for one per pixel of the grid in each image.
+    pub(super) unsafe fn forward(
+        &self,
+        pool: &IntraPool,
+        filter: *const T,
+        out: Target<T>,
+        epilogue: &Epilogue<'_, T>,
+    ) {
         let kernels = T::kernels(Isa::best());
         let (c, n) = (self.patches.channels, self.n);
         let run = self.taps[1] * c;
@@ -101,7 +123,8 @@ impl<'a, T: Real> Direct<'a, T> {
         let groups = self.batch.div_ceil(kernels.mr);
         let bands = N_TASKS.div_ceil(groups).min(grid_h);
         let columns: Vec<Inside> = (0..grid_w).map(|x| self.columns(x)).collect();
-        let (b, out) = (Shared(packed.as_ptr::<T>()), Shared(out));
+        let (b, start) = (Shared(packed.as_ptr::<T>()), Shared(out.start));
+        let Target { image: ldc, line, pixel, .. } = out;
         let source = Shared(self.patches.source.as_ptr().cast_mut());
         pool.parallel_for(groups * bands, &|task| {
             let images = nth_block(self.batch, groups, task % groups);
@@ -114,11 +137,10 @@ impl<'a, T: Real> Direct<'a, T> {
                         let is_empty = rows.len == 0 || columns.len == 0;
                         let at = (rows.at * self.patches.width + columns.at) * c;
                         let tap = rows.first * run + columns.first * c;
-                        let ldc = grid_h * grid_w * n;
                         // SAFETY: the taps inside the image are in the source and the packed filter; the tile of
                         // the output is this task's alone.
                         unsafe {
-                            let out = out.get().add(images.start * ldc + (y * grid_w + x) * n + col);
+                            let out = start.get().add(images.start * ldc + y * line + x * pixel + col);
                             micro(&Tile {
                                 k: columns.len * c,
                                 segments: if is_empty { 0 } else { rows.len },

@@ -21,7 +21,7 @@ mod patches;
 #[cfg(test)]
 mod tests;
 
-use direct::Direct;
+use direct::{Direct, Target};
 use patches::{Patches, runs};
 
 /// Sizes of a convolution. Padding on the other sides follows from the output's size.
@@ -124,7 +124,8 @@ pub fn conv2d<T: ConvElement>(
     unsafe {
         let images = Direct::new(&patches, shape.batch, n);
         if let Some(images) = images.filter(|_| epilogue.row_bias.is_none()) {
-            images.forward(pool, filter.as_ptr(), out.as_mut_ptr(), &epilogue);
+            let out = Target::dense(out.as_mut_ptr(), patches.grid, n);
+            images.forward(pool, filter.as_ptr(), out, &epilogue);
             return Ok(());
         }
         product(
@@ -201,49 +202,26 @@ pub fn conv2d_backprop_input<T: ConvElement>(
     grad_input: &mut [T],
 ) -> Result<(), String> {
     shape.check(grad_input.len(), filter.len(), grad_out.len())?;
-    if shape.stride == [1, 1] {
-        // SAFETY: the class of all pixels has the input's rows.
-        unsafe { input_class(pool, shape, [0, 0], filter, grad_out, grad_input.as_mut_ptr()) };
-        return Ok(());
-    }
-    let [height, width, c] = shape.input;
-    let [step_y, step_x] = shape.stride;
-    for y0 in 0..step_y.min(height) {
-        for x0 in 0..step_x.min(width) {
-            let (grid_h, grid_w) = ((height - y0).div_ceil(step_y), (width - x0).div_ceil(step_x));
-            let class = Scratch::take::<T>(shape.batch * grid_h * grid_w * c);
-            let pixels = Shared(class.as_ptr::<T>());
-            let dst = Shared(grad_input.as_mut_ptr());
-            // SAFETY: the scratch has room for every pixel of the class.
-            unsafe { input_class(pool, shape, [y0, x0], filter, grad_out, pixels.get()) };
-            pool.parallel_for(shape.batch, &|image| {
-                for i in 0..grid_h * grid_w {
-                    let (y, x) = (i / grid_w * step_y + y0, i % grid_w * step_x + x0);
-                    let at = ((image * height + y) * width + x) * c;
-                    // SAFETY: a pixel of the class and its own place in the gradient.
-                    unsafe {
-                        let pixel = pixels.get().add((image * grid_h * grid_w + i) * c);
-                        std::ptr::copy_nonoverlapping(pixel, dst.get().add(at), c);
-                    }
-                }
-            });
-            class.put_back();
+    for y0 in 0..shape.stride[0].min(shape.input[0]) {
+        for x0 in 0..shape.stride[1].min(shape.input[1]) {
+            // SAFETY: the lengths were checked above.
+            unsafe { input_class(pool, shape, [y0, x0], filter, grad_out, grad_input.as_mut_ptr()) };
         }
     }
     Ok(())
 }
 
-/// The gradient of input pixels `first + i * stride`, written densely to `dst`.
+/// The gradient of input pixels `first + i * stride`, which lie apart in `grad_input`.
 ///
 /// # Safety
-/// Lengths must have been checked; `dst` must have room for the class.
+/// Lengths must have been checked.
 unsafe fn input_class<T: ConvElement>(
     pool: &IntraPool,
     shape: &ConvShape,
     first: [usize; 2],
     filter: &[T],
     grad_out: &[T],
-    dst: *mut T,
+    grad_input: *mut T,
 ) {
     let [c, o] = [shape.input[2], shape.output[2]];
     let grid: [usize; 2] = std::array::from_fn(|d| (shape.input[d] - first[d]).div_ceil(shape.stride[d]));
@@ -282,32 +260,56 @@ unsafe fn input_class<T: ConvElement>(
         step: (1, 1),
         runs: runs(&taps, o),
     };
-    // SAFETY: the turned filter has k rows of c, and `dst` room for the class's pixels.
+    let [height, width, _] = shape.input;
+    let [step_y, step_x] = shape.stride;
+    let target = Target {
+        // SAFETY: the first pixel of the class is one of the input's.
+        start: unsafe { grad_input.add((first[0] * width + first[1]) * c) },
+        image: height * width * c,
+        line: step_y * width * c,
+        pixel: step_x * c,
+    };
+    // SAFETY: the turned filter has k rows of c, and the class's pixels are in the gradient.
     unsafe {
         if let Some(images) = Direct::new(&patches, shape.batch, c) {
-            images.forward(pool, turned.as_ptr(), dst, &Epilogue::default());
+            images.forward(pool, turned.as_ptr(), target, &Epilogue::default());
             turned.put_back();
             return;
         }
-        product(
-            pool,
-            &Problem {
-                m: shape.batch * grid[0] * grid[1],
-                n: c,
-                k: taps.len() * o,
-                alpha: T::ONE,
-                a: Left::Gather(&patches, Layout::Rows),
-                b: turned.as_ptr(),
-                b_layout: Layout::Rows,
-                ldb: c,
-                accumulate: false,
-                c: dst,
-                ldc: c,
-                epilogue: Epilogue::default(),
-            },
-        );
     }
+    let is_dense = shape.stride == [1, 1];
+    let class = Scratch::take::<T>(if is_dense { 0 } else { shape.batch * grid[0] * grid[1] * c });
+    let problem = Problem {
+        m: shape.batch * grid[0] * grid[1],
+        n: c,
+        k: taps.len() * o,
+        alpha: T::ONE,
+        a: Left::Gather(&patches, Layout::Rows),
+        b: turned.as_ptr(),
+        b_layout: Layout::Rows,
+        ldb: c,
+        accumulate: false,
+        c: if is_dense { grad_input } else { class.as_ptr::<T>() },
+        ldc: c,
+        epilogue: Epilogue::default(),
+    };
+    // SAFETY: as above; the scratch has room for every pixel of the class.
+    unsafe { product(pool, &problem) };
     turned.put_back();
+    if !is_dense {
+        let (pixels, start) = (Shared(class.as_ptr::<T>()), Shared(target.start));
+        pool.parallel_for(shape.batch, &|image| {
+            for i in 0..grid[0] * grid[1] {
+                let at = image * target.image + i / grid[1] * target.line + i % grid[1] * target.pixel;
+                // SAFETY: a pixel of the class and its own place in the gradient.
+                unsafe {
+                    let pixel = pixels.get().add((image * grid[0] * grid[1] + i) * c);
+                    std::ptr::copy_nonoverlapping(pixel, start.get().add(at), c);
+                }
+            }
+        });
+    }
+    class.put_back();
 }
 
 /// Types with convolutions: `f32` and `f64`.

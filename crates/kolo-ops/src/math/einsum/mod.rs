@@ -14,6 +14,7 @@ use half::{bf16, f16};
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_graph::{Grad, Gradient, Graph, InferCtx, IntoOutput, OpDef, Operation, Output};
 
+use crate::array::elements::Item;
 use crate::array::view::{View, strides};
 use crate::math::binary::first;
 use crate::math::matmul::{MatrixElement, Sizes};
@@ -224,7 +225,7 @@ struct Layout<'a> {
     summed: Vec<Label>,
 }
 
-fn forward<T: MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn forward<T: MatrixElement + Item>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let n = ctx.n_inputs();
     let equation = Equation::parse(ctx.attrs().str("equation")?, n)?;
     if n > 2 {
@@ -296,7 +297,7 @@ fn forward<T: MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 }
 
 /// Operand `i` as `[batch, kept, contracted]`, in row-major order.
-fn lay_out<'a, T: Number>(
+fn lay_out<'a, T: Number + Item>(
     ctx: &'a KernelCtx<'_>,
     i: usize,
     labels: &[Label],

@@ -253,16 +253,22 @@ pub(crate) fn reduce_run<T: Element, R: Reducer<T>>(values: &[T]) -> R::Acc {
             for (acc, &x) in lanes.iter_mut().zip(rest) {
                 *acc = R::step(*acc, x);
             }
-            let mut n = LANES;
-            while n > 1 {
-                n /= 2;
-                for i in 0..n {
-                    lanes[i] = R::join(lanes[i], lanes[i + n]);
-                }
-            }
+            halve::<_, 16>(&mut lanes, R::join);
+            halve::<_, 8>(&mut lanes, R::join);
+            halve::<_, 4>(&mut lanes, R::join);
+            halve::<_, 2>(&mut lanes, R::join);
+            halve::<_, 1>(&mut lanes, R::join);
             lanes[0]
         },
     )
+}
+
+/// Joins lanes `N` apart. The number is known when this is compiled, so that lanes stay in registers.
+#[inline(always)]
+fn halve<A: Copy, const N: usize>(lanes: &mut [A; LANES], join: impl Fn(A, A) -> A) {
+    for i in 0..N {
+        lanes[i] = join(lanes[i], lanes[i + N]);
+    }
 }
 
 /// Joins what `of` gives for each of `rows`, as a tree.

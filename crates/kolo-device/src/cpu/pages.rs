@@ -1,0 +1,114 @@
+//! Memory straight from the system, in huge pages where it gives them.
+//!
+//! A large tensor in pages of 4 KiB costs a fault for each of them the first time, and the processor can remember where only
+//! a few of them are: an op that strides through one, such as a transpose, then waits for page tables more than for data.
+
+use std::io;
+use std::ptr::NonNull;
+
+/// The size of a huge page where they are most common. A wrong guess costs some address space and nothing else.
+const HUGE: usize = 2 << 20;
+
+/// A block of zeroed memory that begins at a huge page.
+pub(crate) struct Pages {
+    start: NonNull<u8>,
+    n_bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and `&mut self` is needed to write to it.
+unsafe impl Send for Pages {}
+// SAFETY: as above; through `&self` it is only read.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Blocks below this are not worth a mapping of their own.
+    pub const LEAST: usize = 2 * HUGE;
+
+    /// Takes memory from the system.
+    pub fn new(n_bytes: usize) -> io::Result<Pages> {
+        let reserved = n_bytes.checked_add(HUGE).filter(|_| n_bytes > 0).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: a new mapping at an address that the system chooses replaces nothing; `reserved` is not 0.
+        let mapped = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                reserved,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let mapped = mapped.cast::<u8>();
+        let before = mapped.align_offset(HUGE);
+        let after = (reserved - before - n_bytes) / page_size() * page_size();
+        // SAFETY: `before` is below `HUGE`, so the start, and `n_bytes` after it, lie in the mapping.
+        let start = unsafe { mapped.add(before) };
+        // SAFETY: both ranges are whole pages of the mapping that was just made, outside of `start..start + n_bytes`; nobody
+        // else knows of them. The advice changes how the range is backed and not what it holds; a refusal changes nothing.
+        unsafe {
+            if before > 0 {
+                libc::munmap(mapped.cast(), before);
+            }
+            if after > 0 {
+                libc::munmap(mapped.add(reserved - after).cast(), after);
+            }
+            #[cfg(target_os = "linux")]
+            libc::madvise(start.cast(), n_bytes, libc::MADV_HUGEPAGE);
+        }
+        let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Pages { start, n_bytes })
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is at least `n_bytes` long, zeroed by the system, and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.n_bytes) }
+    }
+
+    /// The bytes, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; `&mut self` keeps others away.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.n_bytes) }
+    }
+}
+
+/// The system's own pages, which divide huge ones.
+fn page_size() -> usize {
+    // SAFETY: asks for a constant of the system.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).ok().filter(|size| HUGE.is_multiple_of(*size)).unwrap_or(HUGE)
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: what is left of the mapping begins at `start`; the system rounds the length up to its pages, which are all
+        // ours, and no slice of it outlives `self`.
+        let result = unsafe { libc::munmap(self.start.as_ptr().cast(), self.n_bytes) };
+        debug_assert_eq!(result, 0, "a mapping of our own can be removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_aligned_zeroed_and_writable_to_their_ends() {
+        for n_bytes in [Pages::LEAST, Pages::LEAST + 64, 5 << 20, (7 << 20) + 4096 + 64] {
+            let mut pages = Pages::new(n_bytes).unwrap();
+            assert_eq!(pages.bytes().as_ptr() as usize % HUGE, 0);
+            assert!(pages.bytes().len() == n_bytes && pages.bytes().iter().all(|&byte| byte == 0));
+            pages.bytes_mut()[n_bytes - 1] = 7;
+            pages.bytes_mut()[0] = 8;
+            assert_eq!((pages.bytes()[0], pages.bytes()[n_bytes - 1]), (8, 7));
+        }
+    }
+
+    #[test]
+    fn absurd_sizes_are_an_error() {
+        assert!(Pages::new(0).is_err() && Pages::new(usize::MAX).is_err() && Pages::new(usize::MAX / 2).is_err());
+    }
+}
