@@ -4,7 +4,6 @@
 //! `rustls` makes the handshake and derives all keys; its ciphers seal and open. What is left to do here is to cut bytes into
 //! records, to count them, and to change keys when a peer asks for it or when a key has sealed as much as it may.
 
-use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,6 +28,9 @@ const MAX_SEALED: usize = MAX_PLAIN + 256;
 /// About how much is sealed before it is handed on to be written: so little that it stays in a core's cache, so much that
 /// handing it on does not count.
 pub(super) const BATCH: usize = 128 << 10;
+
+/// The most bytes that it has when it is sealed, but for a change of keys.
+pub(super) const SEALED_BATCH: usize = (BATCH / MAX_PLAIN + 1) * (HEADER + MAX_SEALED);
 
 /// How much is read at once: at first, and when there is much to read.
 const LEAST_BUFFER: usize = 32 << 10;
@@ -129,17 +131,19 @@ pub(super) struct Sealer {
 }
 
 impl Sealer {
-    /// Seals the beginning of what `slices` hold, about [`BATCH`] bytes of it, into records. Says how much that was.
-    pub fn seal(&mut self, slices: &[IoSlice<'_>], records: &mut VecDeque<Vec<u8>>) -> Result<usize, Error> {
+    /// Seals the beginning of what `slices` hold, about [`BATCH`] bytes of it, and says how much that was. The records are
+    /// copied behind what `sealed` holds: they are of the library's making, and to keep them as they are until they have been
+    /// written costs more than the copy, since the allocator then asks the system for memory and gives it back all the time.
+    pub fn seal(&mut self, slices: &[IoSlice<'_>], sealed: &mut Vec<u8>) -> Result<usize, Error> {
         let slices: Vec<&[u8]> = slices.iter().map(|slice| &**slice).collect();
         let (mut rest, mut n) = (OutboundChunks::new(&slices), 0);
         while n < BATCH && !rest.is_empty() {
             if self.n_sealed >= self.limit || self.keys.owes_update.swap(false, Ordering::AcqRel) {
-                self.change_key(&KEY_UPDATE, records)?;
+                self.change_key(&KEY_UPDATE, sealed)?;
             }
             let (first, others) = rest.split_at(MAX_PLAIN);
             n += first.len();
-            records.push_back(self.record(ContentType::ApplicationData, first)?);
+            sealed.extend(self.record(ContentType::ApplicationData, first)?);
             rest = others;
         }
         Ok(n)
@@ -150,8 +154,8 @@ impl Sealer {
         self.record(ContentType::Alert, CLOSE_NOTIFY[..].into())
     }
 
-    fn change_key(&mut self, message: &[u8], records: &mut VecDeque<Vec<u8>>) -> Result<(), Error> {
-        records.push_back(self.record(ContentType::Handshake, message.into())?);
+    fn change_key(&mut self, message: &[u8], sealed: &mut Vec<u8>) -> Result<(), Error> {
+        sealed.extend(self.record(ContentType::Handshake, message.into())?);
         let (n_sealed, secret) = self.keys.next.lock().next_to_send()?;
         self.cipher = encrypter(self.keys.suite, secret)?;
         self.n_sealed = n_sealed;

@@ -17,13 +17,16 @@ use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-use super::records::{BATCH, Opener, Sealer};
+use super::records::{BATCH, Opener, SEALED_BATCH, Sealer};
 
 /// So much may be sealed and not written.
 const MOST_AHEAD: usize = 4 * BATCH;
 
-/// The most records of one system call.
+/// The most batches of one system call.
 const MAX_SLICES: usize = 64;
+
+/// So many large buffers are kept for later.
+const MAX_SPARE: usize = MOST_AHEAD / BATCH + 1;
 
 /// The connection.
 pub(crate) struct TlsStream {
@@ -40,11 +43,13 @@ pub(crate) struct TlsStream {
 /// What is sealed and not written.
 #[derive(Default)]
 struct Out {
-    records: VecDeque<Vec<u8>>,
-    /// Bytes of the first record that have left.
+    batches: VecDeque<Vec<u8>>,
+    /// Bytes of the first batch that have left.
     n_written: usize,
     /// Bytes of all of them, with those that are being written.
     n_bytes: usize,
+    /// Empty buffers.
+    spare: Vec<Vec<u8>>,
     /// Somebody writes, and will look again.
     is_writing: bool,
     /// Why nothing can be sent any more.
@@ -93,12 +98,15 @@ impl TlsStream {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let mut sealer = self.sealer.lock();
-        let mut records = VecDeque::new();
-        let sealed = sealer.seal(slices, &mut records);
-        {
+        let mut batch = match n_all < BATCH {
+            true => Vec::new(),
+            false => self.out.lock().spare.pop().unwrap_or_else(|| Vec::with_capacity(SEALED_BATCH)),
+        };
+        let sealed = sealer.seal(slices, &mut batch);
+        if !batch.is_empty() {
             let mut out = self.out.lock();
-            out.n_bytes += records.iter().map(Vec::len).sum::<usize>();
-            out.records.append(&mut records);
+            out.n_bytes += batch.len();
+            out.batches.push_back(batch);
         }
         drop(sealer);
         let n = sealed.map_err(io::Error::other)?;
@@ -156,24 +164,24 @@ impl TlsStream {
 
     fn write_out(&self) -> io::Result<()> {
         let _writing = Writing(self);
-        let mut records = {
+        let mut batches = {
             let mut out = self.out.lock();
             if let Some(why) = &out.failed {
                 return Err(io::Error::new(io::ErrorKind::BrokenPipe, why.clone()));
             }
-            if out.is_writing || out.records.is_empty() {
+            if out.is_writing || out.batches.is_empty() {
                 return Ok(());
             }
             out.is_writing = true;
-            std::mem::take(&mut out.records)
+            std::mem::take(&mut out.batches)
         };
         let mut n_written = self.out.lock().n_written;
         loop {
-            let slices: Vec<IoSlice<'_>> = records
+            let slices: Vec<IoSlice<'_>> = batches
                 .iter()
                 .take(MAX_SLICES)
                 .enumerate()
-                .map(|(i, record)| IoSlice::new(&record[if i == 0 { n_written } else { 0 }..]))
+                .map(|(i, batch)| IoSlice::new(&batch[if i == 0 { n_written } else { 0 }..]))
                 .collect();
             let written = match self.tcp.try_write_vectored(&slices) {
                 Ok(0) => Err(io::ErrorKind::WriteZero.into()),
@@ -182,26 +190,31 @@ impl TlsStream {
             };
             let n = *written.as_ref().unwrap_or(&0);
             n_written += n;
-            while let Some(len) = records.front().map(Vec::len).filter(|&len| len <= n_written) {
-                n_written -= len;
-                records.pop_front();
-            }
             let mut out = self.out.lock();
+            while batches.front().is_some_and(|batch| batch.len() <= n_written)
+                && let Some(mut batch) = batches.pop_front()
+            {
+                n_written -= batch.len();
+                if batch.capacity() >= SEALED_BATCH && out.spare.len() < MAX_SPARE {
+                    batch.clear();
+                    out.spare.push(batch);
+                }
+            }
             let was_full = out.n_bytes >= MOST_AHEAD;
             out.n_bytes -= n;
             if was_full && out.n_bytes < MOST_AHEAD {
                 self.room.notify_one();
             }
             // What came meanwhile stands behind what is left.
-            records.append(&mut out.records);
+            batches.append(&mut out.batches);
             match written {
-                Ok(_) if !records.is_empty() => {}
+                Ok(_) if !batches.is_empty() => {}
                 Ok(_) => {
                     (out.is_writing, out.n_written) = (false, 0);
                     return Ok(());
                 }
                 Err(error) => {
-                    (out.is_writing, out.n_written, out.records) = (false, n_written, records);
+                    (out.is_writing, out.n_written, out.batches) = (false, n_written, batches);
                     drop(out);
                     if error.kind() != io::ErrorKind::WouldBlock {
                         self.fail(error.to_string());
@@ -238,7 +251,7 @@ impl Drop for TlsStream {
         if let Ok(goodbye) = self.sealer.get_mut().goodbye() {
             let out = self.out.get_mut();
             out.n_bytes += goodbye.len();
-            out.records.push_back(goodbye);
+            out.batches.push_back(goodbye);
             let _ = self.write_out();
         }
     }

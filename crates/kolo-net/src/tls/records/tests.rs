@@ -104,9 +104,9 @@ async fn keys_are_changed_before_they_have_sealed_too_much() {
     // The other side may ask for it, too.
     here.sealer.lock().limit = u64::MAX;
     there.sealer.lock().limit = u64::MAX;
-    let mut records = VecDeque::new();
-    here.sealer.lock().change_key(&KEY_UPDATE_REQUEST, &mut records).unwrap();
-    here.tcp().try_write(&records[0]).unwrap();
+    let mut request = Vec::new();
+    here.sealer.lock().change_key(&KEY_UPDATE_REQUEST, &mut request).unwrap();
+    here.tcp().try_write(&request).unwrap();
     exchange(&here, &there, &[100, 100_000]).await;
     assert!(!there.sealer.lock().keys.owes_update.load(Ordering::Acquire), "it was answered");
 }
@@ -142,10 +142,10 @@ async fn bytes_that_were_not_sealed_end_the_connection() {
 #[tokio::test]
 async fn a_record_that_was_changed_on_the_way_is_refused() {
     let (here, there) = pair().await;
-    let mut records = VecDeque::new();
-    here.sealer.lock().seal(&[IoSlice::new(b"a tensor's bytes")], &mut records).unwrap();
-    records[0][9] ^= 1;
-    here.tcp().try_write(&records[0]).unwrap();
+    let mut record = Vec::new();
+    here.sealer.lock().seal(&[IoSlice::new(b"a tensor's bytes")], &mut record).unwrap();
+    record[9] ^= 1;
+    here.tcp().try_write(&record).unwrap();
     let read = tokio::time::timeout(LONG, receive(&there, 1)).await.expect("it does not hang");
     assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
 }
