@@ -246,6 +246,32 @@ async fn a_connection_that_dies_in_a_tensor_fails_its_calls() {
 }
 
 #[tokio::test]
+async fn a_connection_that_dies_while_much_is_sent_fails_its_calls() {
+    let files = files();
+    for tls in [None, Some(&files)] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let acceptor = tls.map(|files| files.server().unwrap());
+        let server = tokio::spawn(async move {
+            let tcp = listener.accept().await.unwrap().0;
+            let stream = match acceptor {
+                Some(tls) => Stream::Tls(Box::new(tls.accept(tcp).await.unwrap())),
+                None => Stream::Plain(tcp),
+            };
+            welcome(&stream, &identity("ps", false)).await.unwrap();
+            stream.read_exact(&mut [0; HEADER]).await.unwrap();
+        });
+        let grpc = GrpcMaster::new("ps", &*address, link_options(tls), Handle::current());
+        let master = KoloMaster::new(address, how(tls, false), Arc::new(grpc));
+        let tensor = Some(WireTensor::from(floats(8 << 20)));
+        let feed = vec![NamedTensorProto { name: "x".into(), tensor }];
+        let error = soon(master.run_step(RunStepRequest { feed, ..RunStepRequest::default() })).await.unwrap_err();
+        assert_eq!(error.code(), Code::Unavailable, "{error}");
+        soon(server).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn what_makes_no_sense_inside_of_tls_ends_its_connection_alone() {
     let files = files();
     let server = Served::new(Some(&files), false).await;

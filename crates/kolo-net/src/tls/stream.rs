@@ -136,7 +136,10 @@ impl TlsStream {
 
     /// Writes what is sealed, as it comes, until the connection breaks.
     pub async fn pump(&self) {
-        while self.flush().await.is_ok() {
+        loop {
+            if let Err(error) = self.flush().await {
+                return self.fail(error.to_string());
+            }
             self.wake.notified().await;
         }
     }
