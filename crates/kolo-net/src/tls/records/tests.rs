@@ -199,3 +199,15 @@ async fn a_handshake_that_was_changed_on_the_way_fails_and_does_not_hang() {
         assert!(accepted.is_err(), "{at}");
     }
 }
+
+#[tokio::test]
+async fn who_says_nothing_in_a_handshake_is_not_waited_for() {
+    let (_, server, client) = certificates();
+    let ((here, _silent_server), (_silent_caller, there)) = (sockets().await, sockets().await);
+    let both = async { tokio::join!(client.connect(here, "127.0.0.1:1"), server.accept(there)) };
+    let (connected, accepted) = tokio::time::timeout(2 * LONG, both).await.expect("it does not hang");
+    let error = connected.err().expect("nobody answered");
+    assert_eq!(error.code(), kolo_core::Code::Unavailable);
+    assert!(error.message().contains("no TLS handshake in"), "{error}");
+    assert_eq!(accepted.err().expect("nobody called").kind(), io::ErrorKind::TimedOut);
+}
