@@ -212,7 +212,7 @@ impl IntraPool {
         f: &(dyn Fn(usize, &mut [T]) + Sync),
     ) {
         let chunk_bytes = chunk_len.saturating_mul(size_of::<T>());
-        match is_streamed(size_of_val(data)) && chunk_bytes <= 8 * STREAM_BLOCK {
+        match is_streamed(size_of_val(data)) && chunk_bytes <= MOST_STREAMED {
             true => self.stream_chunks(data, chunk_len, f),
             false => self.chunks_by(data, chunk_len, f),
         }
@@ -296,7 +296,10 @@ pub fn grain(ns_per_element: f64) -> usize {
 }
 
 /// Bytes that are made in a buffer at a time, on their way past the caches: they fit the first one.
-const STREAM_BLOCK: usize = 16 << 10;
+const STREAM_BLOCK: usize = 4 << 10;
+
+/// Larger pieces are written where they belong at once: their buffer would not fit the second cache either.
+const MOST_STREAMED: usize = 128 << 10;
 
 /// Bytes of a task that streams.
 const STREAM_TASK: usize = 256 << 10;

@@ -219,11 +219,23 @@ fn blend<E: bytemuck::Pod + Default + Send + Sync>(
     Ok(Some(out))
 }
 
+/// Elements that are chosen at a time.
+const BLOCK: usize = 64;
+
 fn choose_between<E: Copy>(out: &mut [E], condition: &[u8], a: &[E], b: &[E]) {
     vectorize(
         #[inline(always)]
         || {
-            for (((y, &c), &a), &b) in out.iter_mut().zip(condition).zip(a).zip(b) {
+            // In blocks of a known size, which become vectors whatever the four slices are.
+            let (blocks, rest) = out.as_chunks_mut::<BLOCK>();
+            let n = blocks.len() * BLOCK;
+            let sides = a.as_chunks::<BLOCK>().0.iter().zip(b.as_chunks::<BLOCK>().0);
+            for ((y, c), (a, b)) in blocks.iter_mut().zip(condition.as_chunks::<BLOCK>().0).zip(sides) {
+                for i in 0..BLOCK {
+                    y[i] = if c[i] != 0 { a[i] } else { b[i] };
+                }
+            }
+            for (((y, &c), &a), &b) in rest.iter_mut().zip(&condition[n..]).zip(&a[n..]).zip(&b[n..]) {
                 *y = if c != 0 { a } else { b };
             }
         },

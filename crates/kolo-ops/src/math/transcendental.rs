@@ -65,7 +65,6 @@ ops! {
 
 unary_kernels! {
     SQRT_KERNELS, sqrt_kernel, 0.5, |x| Float::sqrt(x);
-    RSQRT_KERNELS, rsqrt_kernel, 0.8, |x| T::Wide::one() / Float::sqrt(x);
     EXPM1_KERNELS, expm1_kernel, 8.0, |x| Float::exp_m1(x);
     LOG1P_KERNELS, log1p_kernel, 8.0, |x| Float::ln_1p(x);
     SIN_KERNELS, sin_kernel, 8.0, |x| Float::sin(x);
@@ -102,6 +101,7 @@ macro_rules! fast_kernels {
 fast_kernels! {
     EXP_KERNELS, exp_kernel, exp_f32, vmath::exp_f32, vmath::exp_f32_to, |x| Float::exp(x);
     LOG_KERNELS, log_kernel, log_f32, vmath::log_f32, vmath::log_f32_to, |x| Float::ln(x);
+    RSQRT_KERNELS, rsqrt_kernel, rsqrt_f32, vmath::rsqrt_f32, vmath::rsqrt_f32_to, |x| T::Wide::one() / Float::sqrt(x);
     TANH_KERNELS, tanh_kernel, tanh_f32, vmath::tanh_f32, vmath::tanh_f32_to, |x| Float::tanh(x);
     // Far below zero the exponential is infinite and the result 0, as it should be.
     SIGMOID_KERNELS, sigmoid_kernel, sigmoid_f32, vmath::sigmoid_f32, vmath::sigmoid_f32_to,

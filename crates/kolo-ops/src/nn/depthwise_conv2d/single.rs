@@ -130,7 +130,11 @@ fn each_row<R: Real>(pool: &IntraPool, taps: usize, row: usize, out: &mut [R], f
     pool.for_each_chunk(out, rows * row, |i, out| {
         vectorize(
             #[inline(always)]
-            || out.chunks_exact_mut(row).enumerate().for_each(|(k, out)| f(i * rows + k, out)),
+            || {
+                for (k, out) in out.chunks_exact_mut(row).enumerate() {
+                    f(i * rows + k, out);
+                }
+            },
         );
     });
 }
@@ -173,7 +177,9 @@ fn gather_block<R: Real, const N: usize>(
     let mut sums = [R::zero(); N];
     for &(place, tap) in pairs {
         if let (Some(x), Some(f)) = (from[place * c + at..].first_chunk::<N>(), f[tap * c + at..].first_chunk::<N>()) {
-            sums.iter_mut().zip(x.iter().zip(f)).for_each(|(sum, (&x, &f))| *sum += x * f);
+            for i in 0..N {
+                sums[i] += x[i] * f[i];
+            }
         }
     }
     to[at..at + N].copy_from_slice(&sums);
@@ -207,7 +213,9 @@ fn correlate_block<R: Real, const N: usize>(
     let mut sums = [R::zero(); N];
     for i in 0..n {
         if let (Some(a), Some(b)) = (a.0[i * a.1 + at..].first_chunk::<N>(), b.0[i * b.1 + at..].first_chunk::<N>()) {
-            sums.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (&a, &b))| *sum += a * b);
+            for i in 0..N {
+                sums[i] += a[i] * b[i];
+            }
         }
     }
     to[at..at + N].iter_mut().zip(&sums).for_each(|(to, &sum)| *to += sum);
