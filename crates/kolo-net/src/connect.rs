@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::runtime::{Handle, Runtime};
 
 use crate::client::ClientSession;
-use crate::framed::{Allocate, Identity, KoloMaster};
+use crate::framed::{How, Identity, KoloMaster};
 use crate::grpc;
 use crate::master::{LocalMaster, Master};
 use crate::peers::TaskName;
@@ -59,19 +59,17 @@ impl Connect for Session {
                     token: security.token.clone(),
                     ..grpc::LinkOptions::default()
                 };
-                let (limits, has_tls) = (options.limits, options.tls.is_some());
                 let token = security.token.as_ref().map(Token::text);
-                let grpc = Arc::new(grpc::GrpcMaster::new(target, address, options, runtime.clone()));
-                let master: Arc<dyn MasterService> = match has_tls {
-                    true => grpc,
-                    false => {
-                        let own = TaskName::new("", 0);
-                        let identity = Identity { own, cluster: None, token, shares_memory: false };
-                        let allocate: Allocate = Arc::new(Tensor::zeros);
-                        Arc::new(KoloMaster::new(address.to_owned(), identity, limits, allocate, grpc))
-                    }
+                let own = TaskName::new("", 0);
+                let how = How {
+                    identity: Identity { own, cluster: None, token, shares_memory: false },
+                    tls: options.tls.clone(),
+                    limits: options.limits,
+                    allocate: Arc::new(Tensor::zeros),
                 };
-                (master, runtime)
+                let grpc = Arc::new(grpc::GrpcMaster::new(target, address, options, runtime.clone()));
+                let master = Arc::new(KoloMaster::new(address.to_owned(), how, grpc));
+                (master as Arc<dyn MasterService>, runtime)
             }
         };
         Session::remote(graph, ClientSession::new(master, runtime, target, &config), config)

@@ -242,7 +242,7 @@ fn edges<'a>(
 }
 
 fn has_ended(part: &StepReport) -> bool {
-    part.has_begun && part.wait.is_empty() && part.n_running == 0
+    part.has_begun && part.wait.is_empty() && part.n_running == 0 && part.n_unattended == 0
 }
 
 /// The task that others wait for and that waits for no other one, or, if they wait in a circle, one that has something to do
@@ -257,7 +257,8 @@ fn root(edges: &BTreeMap<&str, BTreeSet<&str>>, known: &Known<'_>, is_silent: &i
     };
     let best = all.into_iter().min_by_key(|task| {
         let is_awaited = n_waiting(task) > 0;
-        let is_culprit = is_awaited && is_silent(task);
+        let stands_still = known.parts.get(*task).is_some_and(|part| part.n_unattended > 0 && part.n_running == 0);
+        let is_culprit = is_awaited && (is_silent(task) || stands_still);
         (!is_culprit, edges.contains_key(task), std::cmp::Reverse(n_waiting(task)), !has_own(task))
     });
     let master = || known.master.as_ref().map(|(master, _)| master.clone()).unwrap_or_default();
@@ -295,6 +296,9 @@ fn describe(step: &StepReport, report: Option<&TaskReport>) -> String {
             format!("in op {node} ({op}) for {:.1} s", *lasts_ms as f64 / 1e3)
         }
         None if !step.has_begun => "its master has not told it to run the step".to_owned(),
+        None if step.n_unattended > 0 && step.n_running == 0 => {
+            format!("{} node(s) are ready and nobody runs them, a fault of Kolo's: please report it", step.n_unattended)
+        }
         None if step.n_running > 0 => format!("{} kernel(s) running", step.n_running),
         None => match step.wait.iter().find(|wait| wait.for_task.is_empty()) {
             Some(wait) => format!("waits for {} of {}", wait.tensor, short(&wait.from_task)),
@@ -322,7 +326,7 @@ mod tests {
     use super::*;
 
     fn report(task: u32, wait: Vec<WaitReport>) -> TaskReport {
-        let step = StepReport { step_id: 4711, age_ms: 3200, has_begun: true, wait, n_running: 0 };
+        let step = StepReport { step_id: 4711, age_ms: 3200, has_begun: true, wait, ..StepReport::default() };
         let report = KoloReportResponse { step: vec![step], last_ended_ms: 3100, ..KoloReportResponse::default() };
         TaskReport { task: TaskName::new("worker", task), report: Ok(report) }
     }
@@ -384,6 +388,17 @@ mod tests {
         let findings = diagnose(&[report(0, vec![recv(1), asked]), unheard(1)], Duration::ZERO);
         assert_eq!(findings[0].root, TaskName::new("worker", 1).to_string());
         assert_eq!(findings[0].waiting, [TaskName::new("worker", 0).to_string()]);
+    }
+
+    #[test]
+    fn a_task_that_leaves_ready_nodes_alone_is_the_root() {
+        let mut forgetful = report(1, vec![]);
+        if let Ok(report) = &mut forgetful.report {
+            report.step[0].n_unattended = 3;
+        }
+        let findings = diagnose(&[report(0, vec![recv(1)]), forgetful], Duration::ZERO);
+        assert_eq!(findings[0].root, TaskName::new("worker", 1).to_string());
+        assert!(findings[0].text.contains("3 node(s) are ready and nobody runs them"), "{}", findings[0].text);
     }
 
     #[test]

@@ -9,13 +9,13 @@ use kolo_device::DeviceAttributes;
 use kolo_ops::io::FileAccess;
 use kolo_runtime::{Host, SessionConfig};
 use parking_lot::Mutex;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::cluster::ClusterSpec;
 use crate::connect::announce;
-use crate::framed::{self, Allocate, HELLO, Identity, KoloPeer, serve_connection};
+use crate::framed::{self, Allocate, HELLO, How, Identity, KoloPeer, Stream, serve_connection};
 use crate::grpc;
 use crate::journal::{Durability, Journal};
 use crate::limits::MessageLimits;
@@ -153,8 +153,7 @@ impl Server {
         };
         let allocate = allocate(&host);
         let connect = {
-            let (identity, allocate, config) = (identity.clone(), allocate.clone(), config.clone());
-            let handle = runtime.handle().clone();
+            let (handle, grpc_only) = (runtime.handle().clone(), config.grpc_only);
             let links = grpc::LinkOptions {
                 limits: config.limits,
                 tls: config.security.client_tls()?,
@@ -163,16 +162,18 @@ impl Server {
                 memory: Some(grpc::ReceiveMemory::of(host.first_device())),
                 ..grpc::LinkOptions::default()
             };
+            let how = How {
+                identity: identity.clone(),
+                tls: links.tls.clone(),
+                limits: config.limits,
+                allocate: allocate.clone(),
+            };
             Box::new(move |task: &TaskName, address: &str| -> Arc<dyn crate::services::WorkerService> {
                 let grpc: Arc<dyn crate::services::WorkerService> =
                     Arc::new(grpc::GrpcPeer::new(task.to_string(), address, links.clone(), handle.clone()));
-                match config.grpc_only || links.tls.is_some() {
+                match grpc_only {
                     true => grpc,
-                    false => {
-                        let (identity, allocate) = (identity.clone(), allocate.clone());
-                        let address = address.to_owned();
-                        Arc::new(KoloPeer::new(task.clone(), address, identity, config.limits, allocate, grpc))
-                    }
+                    false => Arc::new(KoloPeer::new(task.clone(), address.to_owned(), how.clone(), grpc)),
                 }
             })
         };
@@ -322,27 +323,27 @@ struct Services {
 }
 
 impl Services {
-    /// Takes connections until told to stop. Which protocol a connection speaks shows in its first bytes.
+    /// Takes connections until told to stop. Which protocol a connection speaks shows in its first bytes, or was agreed on when
+    /// TLS began.
     async fn serve(self, listener: TcpListener, options: grpc::ServerOptions, mut stopped: watch::Receiver<bool>) {
         let services = Arc::new(self);
         let worker = Arc::new(LocalWorker(services.worker.clone()));
         let master = Arc::new(LocalMaster(services.master.clone()));
         let framed = services.clone();
-        // Whoever wants TLS wants it for everything.
-        let other = options.tls.is_none().then(|| grpc::OtherProtocol {
+        let other = grpc::OtherProtocol {
             hello: HELLO,
             serve: Box::new(move |stream| Box::pin(framed.clone().serve_framed(stream))),
-        });
+        };
         let ending = services.clone();
         let shutdown = async move {
             // The sender lives as long as the server.
             let _ = stopped.wait_for(|stopped| *stopped).await;
             ending.master.close_all().await;
         };
-        grpc::serve_with(listener, worker, master, options, other, shutdown).await;
+        grpc::serve_with(listener, worker, master, options, Some(other), shutdown).await;
     }
 
-    async fn serve_framed(self: Arc<Self>, stream: TcpStream) {
+    async fn serve_framed(self: Arc<Self>, stream: Stream) {
         let worker = Arc::new(LocalWorker(self.worker.clone()));
         let master = Arc::new(LocalMaster(self.master.clone()));
         let services = framed::Services { worker, master };

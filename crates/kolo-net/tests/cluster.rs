@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use kolo_core::{Code, DType, PartialShape, Tensor};
 use kolo_graph::WhileOptions;
+use kolo_net::tls::Security;
+use kolo_net::tls::cert::Authority;
 use kolo_net::{ClusterSpec, Connect as _, Server, ServerConfig};
 use kolo_ops::queue::FifoQueue;
 use kolo_runtime::{RunOptions, Session, SessionConfig};
@@ -33,40 +35,45 @@ fn cluster(jobs: &[(&str, usize)], config: &ServerConfig) -> Vec<Server> {
 }
 
 /// Reached by messages, not by the short way within this process.
-fn connect(server: &Server, graph: &kolo_graph::Graph, config: SessionConfig) -> Session {
+fn connect(servers: &ServerConfig, server: &Server, graph: &kolo_graph::Graph, config: SessionConfig) -> Session {
     let port = server.address().port();
-    Session::connect_with(&format!("grpc://localhost:{port}"), graph, config).unwrap()
+    Session::connect_secured(&format!("grpc://localhost:{port}"), graph, config, &servers.security).unwrap()
 }
 
-fn both_transports(test: impl Fn(ServerConfig)) {
-    for grpc_only in [false, true] {
-        test(ServerConfig { grpc_only, ..ServerConfig::default() });
+/// Kolo's own transport and gRPC, each with and without TLS.
+fn all_transports(test: impl Fn(ServerConfig)) {
+    let files = Authority::new(1).unwrap().issue("task", &["localhost".into(), "127.0.0.1".into()], 1).unwrap();
+    for tls in [None, Some(files)] {
+        for grpc_only in [false, true] {
+            let security = Security { tls: tls.clone(), ..Security::default() };
+            test(ServerConfig { grpc_only, security, ..ServerConfig::default() });
+        }
     }
 }
 
 #[test]
 fn nodes_run_where_they_are_pinned_and_values_travel() {
-    both_transports(|config| {
+    all_transports(|config| {
         let servers = cluster(&[("ps", 1), ("worker", 2)], &config);
         let g = kolo_ops::graph();
         let x = g.placeholder::<f32>("x", [None, Some(2)]);
         let w = g.device("/job:ps/task:0", || g.variable("w", [[1.0f32], [2.0]]));
         let y = g.device("/job:worker/task:1", || kolo_ops::math::matmul::matmul(x, w.read()));
         let init = g.global_variables_initializer();
-        let session = connect(&servers[1], &g, SessionConfig::default());
+        let session = connect(&config, &servers[1], &g, SessionConfig::default());
         session.run_op(init).unwrap();
         let out = session.run(&[y], &[(x, Tensor::from([[3.0f32, 4.0]]))], &[]).unwrap();
         assert_eq!(out, [Tensor::from([[11.0f32]])]);
         assert_eq!(session.list_devices().len(), 3);
         // Another client of another master sees the variable.
-        let other = connect(&servers[2], &g, SessionConfig::default());
+        let other = connect(&config, &servers[2], &g, SessionConfig::default());
         assert_eq!(other.fetch(w.read()).unwrap(), Tensor::from([[1.0f32], [2.0]]));
     });
 }
 
 #[test]
 fn a_loop_spans_tasks() {
-    both_transports(|config| {
+    all_transports(|config| {
         let servers = cluster(&[("ps", 1), ("worker", 1)], &config);
         let g = kolo_ops::graph();
         let init = [g.constant(0i32), g.constant(1.0f32)];
@@ -82,7 +89,7 @@ fn a_loop_spans_tasks() {
                 WhileOptions::default(),
             )
             .unwrap();
-        let session = connect(&servers[1], &g, SessionConfig::default());
+        let session = connect(&config, &servers[1], &g, SessionConfig::default());
         for _ in 0..3 {
             assert_eq!(session.fetch(out[1]).unwrap().scalar_value::<f32>().unwrap(), 63.0);
         }
@@ -91,7 +98,7 @@ fn a_loop_spans_tasks() {
 
 #[test]
 fn a_branch_that_is_not_taken_is_dead_on_other_tasks_too() {
-    both_transports(|config| {
+    all_transports(|config| {
         let servers = cluster(&[("ps", 1), ("worker", 1)], &config);
         let g = kolo_ops::graph();
         let p = g.placeholder::<bool>("p", [] as [Option<usize>; 0]);
@@ -99,7 +106,7 @@ fn a_branch_that_is_not_taken_is_dead_on_other_tasks_too() {
         let on_ps = || vec![g.device("/job:ps/task:0", || x * 2.0)];
         let on_worker = || vec![g.device("/job:worker/task:0", || x * 5.0)];
         let out = g.cond(p, on_ps, on_worker).unwrap();
-        let session = connect(&servers[1], &g, SessionConfig::default());
+        let session = connect(&config, &servers[1], &g, SessionConfig::default());
         for (which, wanted) in [(true, 6.0), (false, 15.0), (true, 6.0)] {
             let value = session.run(&[out[0]], &[(p, Tensor::scalar(which))], &[]).unwrap();
             assert_eq!(value[0].scalar_value::<f32>().unwrap(), wanted);
@@ -109,7 +116,7 @@ fn a_branch_that_is_not_taken_is_dead_on_other_tasks_too() {
 
 #[test]
 fn an_error_names_its_task_and_node_and_the_session_stays_usable() {
-    both_transports(|config| {
+    all_transports(|config| {
         let servers = cluster(&[("ps", 1), ("worker", 1)], &config);
         let g = kolo_ops::graph();
         let x = g.placeholder::<f32>("x", [None]);
@@ -117,7 +124,7 @@ fn an_error_names_its_task_and_node_and_the_session_stays_usable() {
             g.op("CheckNumerics").name("checked").input(x).attr("message", "not a number").out()
         });
         let sum = g.device("/job:worker/task:0", || checked + 1.0);
-        let session = connect(&servers[1], &g, SessionConfig::default());
+        let session = connect(&config, &servers[1], &g, SessionConfig::default());
         let error = session.run(&[sum], &[(x, Tensor::from([f32::NAN]))], &[]).unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument);
         assert!(error.message().starts_with("From /job:ps/replica:0/task:0:\n"), "{error}");
@@ -130,7 +137,7 @@ fn an_error_names_its_task_and_node_and_the_session_stays_usable() {
 /// One session fills a queue on ps, another waits for it there.
 #[test]
 fn queues_join_sessions_and_closing_wakes_those_who_wait() {
-    both_transports(|config| {
+    all_transports(|config| {
         let servers = cluster(&[("ps", 1), ("worker", 2)], &config);
         let g = kolo_ops::graph();
         let x = g.placeholder::<f32>("x", [] as [Option<usize>; 0]);
@@ -139,8 +146,8 @@ fn queues_join_sessions_and_closing_wakes_those_who_wait() {
         });
         let enqueue = queue.enqueue(&[x]);
         let dequeue = queue.dequeue()[0];
-        let waiting = Arc::new(connect(&servers[1], &g, SessionConfig::default()));
-        let filling = connect(&servers[2], &g, SessionConfig::default());
+        let waiting = Arc::new(connect(&config, &servers[1], &g, SessionConfig::default()));
+        let filling = connect(&config, &servers[2], &g, SessionConfig::default());
         let name = dequeue.name();
         let waiter = {
             let (waiting, name) = (waiting.clone(), name.clone());
@@ -171,14 +178,14 @@ fn queues_join_sessions_and_closing_wakes_those_who_wait() {
 
 #[test]
 fn partial_runs_feed_and_fetch_in_parts() {
-    both_transports(|config| {
+    all_transports(|config| {
         let servers = cluster(&[("ps", 1), ("worker", 1)], &config);
         let g = kolo_ops::graph();
         let a = g.placeholder::<f32>("a", [] as [Option<usize>; 0]);
         let b = g.placeholder::<f32>("b", [] as [Option<usize>; 0]);
         let r1 = g.device("/job:ps/task:0", || a * 2.0);
         let r2 = r1 + b;
-        let session = Arc::new(connect(&servers[1], &g, SessionConfig::default()));
+        let session = Arc::new(connect(&config, &servers[1], &g, SessionConfig::default()));
         let mut run = session.partial_run(&[a, b], &[r1, r2], &[]).unwrap();
         assert_eq!(run.run(&[r1], &[(a, Tensor::scalar(3.0f32))]).unwrap()[0].scalar_value::<f32>().unwrap(), 6.0);
         assert_eq!(run.run(&[r2], &[(b, Tensor::scalar(1.0f32))]).unwrap()[0].scalar_value::<f32>().unwrap(), 7.0);
@@ -187,32 +194,32 @@ fn partial_runs_feed_and_fetch_in_parts() {
 
 #[test]
 fn state_outlives_sessions_until_it_is_reset_and_isolated_sessions_share_none() {
-    both_transports(|config| {
+    all_transports(|config| {
         let servers = cluster(&[("ps", 1), ("worker", 1)], &config);
         let g = kolo_ops::graph();
         let v = g.device("/job:ps/task:0", || g.variable("v", 3.0f32));
         let init = g.global_variables_initializer();
-        connect(&servers[1], &g, SessionConfig::default()).run_op(init).unwrap();
-        let session = connect(&servers[1], &g, SessionConfig::default());
+        connect(&config, &servers[1], &g, SessionConfig::default()).run_op(init).unwrap();
+        let session = connect(&config, &servers[1], &g, SessionConfig::default());
         assert_eq!(session.fetch(v.read()).unwrap().scalar_value::<f32>().unwrap(), 3.0);
         let alone = SessionConfig { isolate_session_state: true, ..SessionConfig::default() };
-        let isolated = connect(&servers[1], &g, alone);
+        let isolated = connect(&config, &servers[1], &g, alone);
         assert_eq!(isolated.fetch(v.read()).unwrap_err().code(), Code::FailedPrecondition);
         session.reset(&[]);
         let error = session.fetch(v.read()).unwrap_err();
         assert_eq!((error.code(), error.message().contains("is not found")), (Code::Aborted, true), "{error}");
-        let after = connect(&servers[1], &g, SessionConfig::default());
+        let after = connect(&config, &servers[1], &g, SessionConfig::default());
         assert_eq!(after.fetch(v.read()).unwrap_err().code(), Code::FailedPrecondition);
     });
 }
 
 #[test]
 fn a_graph_grows_and_nodes_that_cannot_be_placed_are_named() {
-    both_transports(|config| {
+    all_transports(|config| {
         let servers = cluster(&[("ps", 1), ("worker", 1)], &config);
         let g = kolo_ops::graph();
         let a = g.device("/job:ps/task:0", || g.constant(2.0f32));
-        let session = connect(&servers[1], &g, SessionConfig::default());
+        let session = connect(&config, &servers[1], &g, SessionConfig::default());
         assert_eq!(session.fetch(a).unwrap().scalar_value::<f32>().unwrap(), 2.0);
         let b = g.device("/job:worker/task:0", || a + 1.0);
         session.extend(&g).unwrap();
@@ -227,35 +234,39 @@ fn a_graph_grows_and_nodes_that_cannot_be_placed_are_named() {
 
 #[test]
 fn strings_and_large_tensors_travel() {
-    both_transports(|config| {
-        let servers = cluster(&[("ps", 1), ("worker", 1)], &config);
-        let g = kolo_ops::graph();
-        let s = g.placeholder::<f32>("s", [None]);
-        let large = g.device("/job:ps/task:0", || s * 2.0);
-        let back = g.device("/job:worker/task:0", || large + 1.0);
-        let words = g.device("/job:ps/task:0", || {
-            g.constant(Tensor::from_strings([2], vec!["a".into(), "bcd".into()]).unwrap())
-        });
-        let words = g.device("/job:worker/task:0", || g.op("Identity").input(words).out());
-        let session = connect(&servers[1], &g, SessionConfig::default());
-        let n = 3_000_000;
-        let value = Tensor::from_vec([n], (0..n).map(|i| i as f32).collect()).unwrap();
-        let out = session.run(&[back, words], &[(s, value)], &[]).unwrap();
-        let data = out[0].data::<f32>().unwrap();
-        assert_eq!((data[0], data[1000], data[n - 1]), (1.0, 2001.0, (n - 1) as f32 * 2.0 + 1.0));
-        assert_eq!(out[1].strings().unwrap()[1].as_ref(), b"bcd");
+    all_transports(|config| {
+        large_tensors(&ServerConfig { shared_memory: false, ..config.clone() });
+        large_tensors(&config);
     });
+}
+
+fn large_tensors(config: &ServerConfig) {
+    let servers = cluster(&[("ps", 1), ("worker", 1)], config);
+    let g = kolo_ops::graph();
+    let s = g.placeholder::<f32>("s", [None]);
+    let large = g.device("/job:ps/task:0", || s * 2.0);
+    let back = g.device("/job:worker/task:0", || large + 1.0);
+    let words =
+        g.device("/job:ps/task:0", || g.constant(Tensor::from_strings([2], vec!["a".into(), "bcd".into()]).unwrap()));
+    let words = g.device("/job:worker/task:0", || g.op("Identity").input(words).out());
+    let session = connect(config, &servers[1], &g, SessionConfig::default());
+    let n = 2_000_003;
+    let value = Tensor::from_vec([n], (0..n).map(|i| i as f32).collect()).unwrap();
+    let out = session.run(&[back, words], &[(s, value)], &[]).unwrap();
+    let data = out[0].data::<f32>().unwrap();
+    assert!(data.len() == n && data.iter().enumerate().all(|(i, &x)| x == i as f32 * 2.0 + 1.0));
+    assert_eq!(out[1].strings().unwrap()[1].as_ref(), b"bcd");
 }
 
 #[test]
 fn a_trace_shows_all_tasks() {
-    both_transports(|config| {
+    all_transports(|config| {
         let servers = cluster(&[("ps", 1), ("worker", 1)], &config);
         let g = kolo_ops::graph();
         let x = g.placeholder::<f32>("x", [None]);
         let a = g.device("/job:ps/task:0", || x * 2.0);
         let b = g.device("/job:worker/task:0", || a + 1.0);
-        let session = connect(&servers[1], &g, SessionConfig::default());
+        let session = connect(&config, &servers[1], &g, SessionConfig::default());
         let options = RunOptions { trace: true, ..RunOptions::default() };
         let (_, metadata) = session.run_with(&options, &[b], &[(x, Tensor::from([1.0f32]))], &[]).unwrap();
         let ran = |op: &str, device: &str| {
@@ -268,14 +279,14 @@ fn a_trace_shows_all_tasks() {
 /// The worker is gone; whoever needs it is told at once, and the others go on.
 #[test]
 fn a_task_that_ends_is_noticed_and_filters_leave_it_out() {
-    both_transports(|config| {
+    all_transports(|config| {
         let config = ServerConfig { ready_deadline: Duration::from_millis(300), ..config };
         let mut servers = cluster(&[("ps", 1), ("worker", 2)], &config);
         let g = kolo_ops::graph();
         let v = g.device("/job:ps/task:0", || g.variable("v", 3.0f32));
         let y = g.device("/job:worker/task:1", || v.read() + 1.0);
         let init = g.global_variables_initializer();
-        let session = connect(&servers[1], &g, SessionConfig::default());
+        let session = connect(&config, &servers[1], &g, SessionConfig::default());
         session.run_op(init).unwrap();
         session.fetch(y).unwrap();
         drop(servers.pop());
@@ -284,27 +295,30 @@ fn a_task_that_ends_is_noticed_and_filters_leave_it_out() {
         assert_eq!(session.fetch(v.read()).unwrap().scalar_value::<f32>().unwrap(), 3.0);
 
         let target = format!("grpc://127.0.0.1:{}", servers[1].address().port());
-        let error = Session::connect(&target, &kolo_ops::graph()).err().unwrap();
+        let graph = kolo_ops::graph();
+        let refused = Session::connect_secured(&target, &graph, SessionConfig::default(), &config.security);
+        let error = refused.err().unwrap();
         assert!([Code::Unavailable, Code::DeadlineExceeded].contains(&error.code()), "{error:?}");
         assert!(error.message().contains("/job:worker/replica:0/task:1"), "{error}");
         let g = kolo_ops::graph();
         let v = g.device("/job:ps/task:0", || g.variable("v", 3.0f32));
         let filters = vec!["/job:ps".to_owned(), "/job:worker/task:0".to_owned()];
-        let session = connect(&servers[1], &g, SessionConfig { device_filters: filters, ..SessionConfig::default() });
+        let session =
+            connect(&config, &servers[1], &g, SessionConfig { device_filters: filters, ..SessionConfig::default() });
         assert_eq!(session.fetch(v.read()).unwrap().scalar_value::<f32>().unwrap(), 3.0);
     });
 }
 
 #[test]
 fn hundreds_of_blocked_runs_hold_no_threads() {
-    both_transports(|config| {
+    all_transports(|config| {
         let servers = cluster(&[("ps", 1)], &config);
         let g = kolo_ops::graph();
         let queue = FifoQueue::shared(&g, "q", &[(DType::F32, PartialShape::scalar())], None);
         let x = g.placeholder::<f32>("x", [None]);
         let fill = queue.enqueue_many(&[x]);
         let dequeue = queue.dequeue()[0].name();
-        let session = Arc::new(connect(&servers[0], &g, SessionConfig::default()));
+        let session = Arc::new(connect(&config, &servers[0], &g, SessionConfig::default()));
         let runs: Vec<_> = (0..200)
             .map(|_| {
                 let (session, dequeue) = (session.clone(), dequeue.clone());

@@ -113,6 +113,11 @@ impl TaskStep {
         self.step.n_runners()
     }
 
+    /// How many nodes are ready that no thread runs.
+    pub fn n_unattended(&self) -> usize {
+        self.step.n_unattended()
+    }
+
     /// What was recorded of each node, if asked for.
     pub fn take_trace(&self) -> Vec<NodeTrace> {
         self.step.take_trace()

@@ -108,7 +108,10 @@ fn what_arrives_while_a_runner_hands_over_is_run() {
                     let on_end = Box::new(move |error| ended.send(error).expect("the test listens"));
                     let running = graph.start(thread << 32 | step, Arc::new(echo), false, on_end);
                     let error = end.recv_timeout(Duration::from_secs(20)).unwrap_or_else(|_| {
-                        panic!("step {step} stands still with {} runners", running.n_runners());
+                        panic!(
+                            "step {step} stands still: {} nodes are ready and nobody runs them",
+                            running.n_unattended()
+                        );
                     });
                     assert_eq!(error, None);
                 }

@@ -8,6 +8,8 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::RefCell;
 use std::mem::size_of;
 
+use super::pages::Pages;
+
 /// Page alignment keeps packed panels from straddling pages and vectors from straddling lines.
 const ALIGN: usize = 4096;
 
@@ -15,6 +17,8 @@ const ALIGN: usize = 4096;
 pub(crate) struct Scratch {
     ptr: *mut u8,
     n_bytes: usize,
+    /// Where a large block comes from; a small one is the allocator's.
+    pages: Option<Pages>,
 }
 
 thread_local! {
@@ -55,18 +59,27 @@ impl Scratch {
 
     fn allocate(n_bytes: usize) -> Scratch {
         let n_bytes = n_bytes.next_multiple_of(ALIGN);
+        // Without room for another mapping the allocator may still have some.
+        if n_bytes >= Pages::LEAST
+            && let Ok(mut pages) = Pages::new(n_bytes)
+        {
+            return Scratch { ptr: pages.bytes_mut().as_mut_ptr(), n_bytes, pages: Some(pages) };
+        }
         let layout = Layout::from_size_align(n_bytes, ALIGN).expect("a scratch size fits in memory");
         // SAFETY: the size is at least one page, so not zero.
         let ptr = unsafe { alloc(layout) };
         if ptr.is_null() {
             handle_alloc_error(layout);
         }
-        Scratch { ptr, n_bytes }
+        Scratch { ptr, n_bytes, pages: None }
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
+        if self.pages.is_some() {
+            return;
+        }
         // SAFETY: `allocate` obtained this block with the same size and alignment.
         unsafe { dealloc(self.ptr, Layout::from_size_align_unchecked(self.n_bytes, ALIGN)) }
     }
@@ -83,5 +96,11 @@ mod tests {
         assert_eq!(ptr as usize % ALIGN, 0);
         first.put_back();
         assert_eq!(Scratch::take::<f32>(9_000).as_ptr::<f32>(), ptr);
+        let large = Scratch::take::<u8>(2 * Pages::LEAST);
+        let ptr = large.as_ptr::<u8>();
+        // SAFETY: the block is as long as was asked for, and nobody else has it.
+        unsafe { ptr.add(2 * Pages::LEAST - 1).write(7) };
+        large.put_back();
+        assert_eq!(Scratch::take::<u8>(2 * Pages::LEAST).as_ptr::<u8>(), ptr);
     }
 }

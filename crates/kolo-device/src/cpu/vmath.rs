@@ -114,7 +114,7 @@ pub fn rsqrt_f32_to(x: &[f32], out: &mut [f32]) {
 fn are_plain(x: &[f32]) -> bool {
     let mut plain = true;
     for &x in x {
-        plain &= x >= f32::MIN_POSITIVE && x < f32::INFINITY;
+        plain &= (f32::MIN_POSITIVE..f32::INFINITY).contains(&x);
     }
     plain
 }

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use kolo_core::{Error, Result};
 use prost::Message as _;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 
 use super::Failure;
 use super::shared::{Probe, sees};
+use super::stream::Stream;
 use crate::cluster::ClusterSpec;
 use crate::peers::TaskName;
 use crate::proto::ClusterDef;
@@ -85,7 +84,7 @@ impl Identity {
     }
 }
 
-async fn send(stream: &mut TcpStream, greeting: &Greeting) -> std::io::Result<()> {
+async fn send(stream: &Stream, greeting: &Greeting) -> std::io::Result<()> {
     let body = greeting.encode_to_vec();
     let mut bytes = HELLO.to_vec();
     bytes.extend((body.len() as u32).to_le_bytes());
@@ -102,23 +101,30 @@ enum Came {
     Nothing,
 }
 
-async fn receive(stream: &mut TcpStream) -> Result<Came> {
-    let broken = |error: std::io::Error| Error::unavailable(format!("the connection broke in the greeting: {error}"));
+fn broken(error: std::io::Error) -> Error {
+    Error::unavailable(format!("the connection broke in the greeting: {error}"))
+}
+
+async fn receive(stream: &Stream, broken: impl Fn(std::io::Error) -> Error) -> Result<Came> {
     let mut hello = [0; HELLO.len()];
     match stream.read_exact(&mut hello).await {
-        Ok(_) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(Came::Nothing),
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof && !stream.is_tls() => {
+            return Ok(Came::Nothing);
+        }
         Err(error) => return Err(broken(error)),
     }
     if hello != *HELLO {
         return Ok(Came::Other);
     }
-    let n = stream.read_u32_le().await.map_err(broken)? as usize;
+    let mut n = [0; 4];
+    stream.read_exact(&mut n).await.map_err(&broken)?;
+    let n = u32::from_le_bytes(n) as usize;
     if n > MOST {
         return Err(Error::resource_exhausted(format!("a greeting of {n} bytes; the limit is {MOST}")));
     }
     let mut bytes = vec![0; n];
-    stream.read_exact(&mut bytes).await.map_err(broken)?;
+    stream.read_exact(&mut bytes).await.map_err(&broken)?;
     let greeting = Greeting::decode(&bytes[..]).map_err(|error| Error::data_loss(format!("a greeting: {error}")))?;
     Ok(Came::Greeting(greeting))
 }
@@ -133,18 +139,23 @@ pub(super) enum Introduced {
     HungUp,
 }
 
-/// The caller's side.
-pub(super) async fn introduce(stream: &mut TcpStream, identity: &Identity) -> Result<Introduced> {
+/// The caller's side. With TLS a server that does not like our certificate says so only now.
+pub(super) async fn introduce(stream: &Stream, identity: &Identity) -> Result<Introduced> {
     let probe = identity.shares_memory.then(Probe::new).flatten();
     let mut greeting = identity.greeting();
     if let Some(probe) = &probe {
         (greeting.shared_path, greeting.shared_nonce) = (probe.path(), probe.nonce);
     }
     let exchange = async {
-        send(stream, &greeting)
-            .await
-            .map_err(|error| Error::unavailable(format!("the connection broke in the greeting: {error}")))?;
-        receive(stream).await
+        let refused = |error| match stream.is_tls() {
+            true => crate::tls::failed(&error),
+            false => broken(error),
+        };
+        match send(stream, &greeting).await {
+            // With TLS a server that has hung up has said why.
+            Err(error) if !stream.is_tls() => Err(broken(error)),
+            Ok(()) | Err(_) => receive(stream, refused).await,
+        }
     };
     let answer = tokio::time::timeout(DEADLINE, exchange).await.map_err(|_| {
         Error::deadline_exceeded(format!(
@@ -164,8 +175,8 @@ pub(super) async fn introduce(stream: &mut TcpStream, identity: &Identity) -> Re
 }
 
 /// The server's side: who calls, and whether large tensors go through shared memory.
-pub(super) async fn welcome(stream: &mut TcpStream, identity: &Identity) -> Result<(TaskName, bool)> {
-    let came = tokio::time::timeout(DEADLINE, receive(stream))
+pub(super) async fn welcome(stream: &Stream, identity: &Identity) -> Result<(TaskName, bool)> {
+    let came = tokio::time::timeout(DEADLINE, receive(stream, broken))
         .await
         .map_err(|_| Error::deadline_exceeded(format!("no greeting in {DEADLINE:?}")))??;
     let Came::Greeting(theirs) = came else { return Err(Error::data_loss("not a greeting")) };

@@ -8,12 +8,12 @@ use bytes::Bytes;
 use kolo_core::{Error, Result, Tensor};
 use parking_lot::Mutex;
 use prost::Message as _;
-use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::outbox::{Frame, Outbox};
 use super::read::{Arrived, Reader};
+use super::stream::Stream;
 use super::{Allocate, Failure, Header, Kind, TensorHead};
 use crate::limits::MessageLimits;
 
@@ -58,12 +58,13 @@ impl Waiting {
 
 impl Link {
     /// Takes over a connection after its greeting.
-    pub fn new(stream: TcpStream, peer: String, limits: MessageLimits, allocate: Allocate) -> Arc<Link> {
+    pub fn new(stream: Stream, peer: String, limits: MessageLimits, allocate: Allocate) -> Arc<Link> {
         let stream = Arc::new(stream);
         let outbox = Arc::new(Outbox::new(stream.clone()));
         let calls: Arc<Mutex<Calls>> = Arc::default();
         let writing = tokio::spawn(outbox.clone().drain());
-        let reading = tokio::spawn(read(stream, calls.clone(), outbox.clone(), peer, limits, allocate));
+        let end = End { calls: calls.clone(), outbox: outbox.clone(), peer, why: None };
+        let reading = tokio::spawn(read(stream, end, limits, allocate));
         Arc::new(Link { outbox, calls, next: AtomicU64::new(1), tasks: [writing, reading] })
     }
 
@@ -120,6 +121,12 @@ impl Link {
     /// Sends what goes with the next call, now.
     pub fn flush(&self) {
         self.outbox.flush_now();
+    }
+
+    /// Ends the reading task from outside.
+    #[cfg(test)]
+    pub fn abort_reading(&self) {
+        self.tasks[1].abort();
     }
 
     /// Says that a step is over, soon.
@@ -185,34 +192,53 @@ pub(super) fn frame(kind: Kind, method: u8, call: u64, message: &impl prost::Mes
     Frame { head, body: None }
 }
 
-async fn read(
-    stream: Arc<TcpStream>,
+/// Belongs to the task that reads: when that ends, however it does, nobody is left waiting for answers.
+struct End {
     calls: Arc<Mutex<Calls>>,
     outbox: Arc<Outbox>,
     peer: String,
-    limits: MessageLimits,
-    allocate: Allocate,
-) {
-    let releases = Arc::downgrade(&outbox);
+    /// Why it ended, if it was not by a panic or from outside.
+    why: Option<Error>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let peer = &self.peer;
+        let over = self.why.take().unwrap_or_else(|| match std::thread::panicking() {
+            true => Error::internal(format!("{peer}: the connection ended by a mistake of our own; the log says more")),
+            false => Error::unavailable(format!("{peer}: the connection was closed")),
+        });
+        self.outbox.close(over.clone());
+        let waiting = {
+            let mut calls = self.calls.lock();
+            calls.over = Some(over.clone());
+            std::mem::take(&mut calls.waiting)
+        };
+        for waiting in waiting.into_values() {
+            // One that cannot bear its answer must not keep the others from theirs.
+            let answer = std::panic::AssertUnwindSafe(|| waiting.answer(Err(over.clone())));
+            let _ = std::panic::catch_unwind(answer);
+        }
+    }
+}
+
+async fn read(stream: Arc<Stream>, mut end: End, limits: MessageLimits, allocate: Allocate) {
+    let releases = Arc::downgrade(&end.outbox);
     let left = Arc::new(move |id: u32| {
         // A connection that is gone has no files either.
         let _ = releases.upgrade().map(|outbox| outbox.push_later(bare(Kind::Release, u64::from(id))));
     });
     let mut reader = Reader::new(&stream, limits, allocate, left);
-    let over = loop {
+    let why = loop {
         match reader.next().await {
-            Ok(Some(arrived)) => deliver(&calls, arrived),
-            Ok(None) => break Error::unavailable(format!("{peer} has closed the connection; it may have ended")),
-            Err(error) => break error.context(peer),
+            Ok(Some(arrived)) => deliver(&end.calls, arrived),
+            Ok(None) => {
+                break Error::unavailable(format!("{} has closed the connection; it may have ended", end.peer));
+            }
+            Err(error) => break error.context(&end.peer),
         }
     };
-    outbox.close(over.clone());
-    let waiting = {
-        let mut calls = calls.lock();
-        calls.over = Some(over.clone());
-        std::mem::take(&mut calls.waiting)
-    };
-    waiting.into_values().for_each(|waiting| waiting.answer(Err(over.clone())));
+    end.why = Some(why);
 }
 
 fn deliver(calls: &Mutex<Calls>, arrived: Arrived) {

@@ -1,5 +1,5 @@
-//! Kolo's own transport between tasks that both are Kolo's: the same calls as over gRPC, on one TCP connection, with
-//! tensors that go from a buffer to the socket and from the socket into a buffer.
+//! Kolo's own transport between tasks that both are Kolo's: the same calls as over gRPC, on one TCP connection or inside of
+//! TLS on one, with tensors that go from a buffer to the socket and from the socket into a buffer.
 //!
 //! A connection begins with a greeting in both directions, by which a server tells it from gRPC on the same port, and by
 //! which tasks notice that they do not belong to the same cluster. Then come frames:
@@ -21,14 +21,18 @@ mod peer;
 mod read;
 mod server;
 mod shared;
+mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
 use kolo_core::{Code, DType, Error, Result, Shape, Tensor};
 
 pub(crate) use greeting::{HELLO, Identity};
-pub(crate) use peer::{KoloMaster, KoloPeer};
+pub(crate) use peer::{How, KoloMaster, KoloPeer};
 pub(crate) use server::{Services, serve_connection};
+pub(crate) use stream::Stream;
 
 /// Takes memory for a tensor that arrives.
 pub(crate) type Allocate = Arc<dyn Fn(DType, Shape) -> Result<Tensor> + Send + Sync>;
@@ -151,33 +155,4 @@ struct TensorHead {
     shared_id: u32,
     #[prost(string, tag = "6")]
     shared_path: String,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headers_are_read_as_they_are_written() {
-        let header = Header {
-            kind: Kind::Failure,
-            method: 7,
-            is_shared: true,
-            n_head: 0x1234_5678,
-            call: u64::MAX - 3,
-            n_body: 1 << 40,
-        };
-        let mut bytes = Vec::new();
-        header.write(&mut bytes);
-        let bytes: [u8; HEADER] = bytes.try_into().unwrap();
-        assert_eq!(Header::read(&bytes).unwrap(), header);
-        assert!(Header::read(&[9; HEADER]).is_err());
-    }
-
-    #[test]
-    fn errors_keep_code_text_and_whether_they_are_echoes() {
-        let error = Error::aborted("gone").into_derived();
-        let back = Failure::of(&error).into_error();
-        assert_eq!((back.code(), back.message(), back.is_derived()), (Code::Aborted, "gone", true));
-    }
 }

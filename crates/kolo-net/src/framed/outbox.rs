@@ -13,8 +13,10 @@ use std::time::Duration;
 
 use kolo_core::{Error, Result, Tensor};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use super::stream::Stream;
 
 /// How many slices go into one system call.
 const MAX_SLICES: usize = 64;
@@ -46,7 +48,7 @@ impl Frame {
 
 /// Frames on their way out.
 pub(super) struct Outbox {
-    stream: Arc<TcpStream>,
+    stream: Arc<Stream>,
     queue: Mutex<Queue>,
     /// The socket is full, or frames may lie: the writing task should look.
     wake: Notify,
@@ -74,7 +76,7 @@ enum Progress {
 }
 
 impl Outbox {
-    pub fn new(stream: Arc<TcpStream>) -> Outbox {
+    pub fn new(stream: Arc<Stream>) -> Outbox {
         Outbox { stream, queue: Mutex::default(), wake: Notify::new(), is_ticking: AtomicBool::new(false) }
     }
 
@@ -132,8 +134,14 @@ impl Outbox {
             Ok(Progress::Empty) => {}
             // The writing task flushes from now on.
             Ok(Progress::Full) => self.wake.notify_one(),
-            Err(error) => self.close(Error::unavailable(format!("the connection broke: {error}"))),
+            Err(error) => self.broke(&error),
         }
+    }
+
+    /// What was to be sent cannot be: whoever reads must stop, too, or those who wait for answers wait for ever.
+    pub fn broke(&self, error: &io::Error) {
+        self.close(Error::unavailable(format!("the connection broke: {error}")));
+        self.stream.shut_down();
     }
 
     /// Refuses further frames. What was not sent is dropped.
@@ -149,6 +157,7 @@ impl Outbox {
 
     /// Writes what the socket takes. Only whoever has set `is_flushing` may call it.
     fn flush(&self) -> io::Result<Progress> {
+        let _flushing = Flushing(self);
         loop {
             let (mut batch, n_written) = {
                 let mut queue = self.queue.lock();
@@ -203,6 +212,7 @@ impl Outbox {
     /// The writing task: goes on where a full socket stopped others, and sends what was left lying. Ends when the outbox is
     /// closed.
     pub async fn drain(self: Arc<Self>) {
+        let _pump = Pump(tokio::spawn(self.stream.clone().pump()));
         let mut n_idle = 0;
         loop {
             if self.is_ticking.load(Ordering::Acquire) {
@@ -232,7 +242,7 @@ impl Outbox {
             }
             while self.queue.lock().is_full {
                 if let Err(error) = self.stream.writable().await {
-                    return self.close(Error::unavailable(format!("the connection broke: {error}")));
+                    return self.broke(&error);
                 }
                 {
                     let mut queue = self.queue.lock();
@@ -244,9 +254,29 @@ impl Outbox {
                 match self.flush() {
                     Ok(Progress::Empty) => break,
                     Ok(Progress::Full) => {}
-                    Err(error) => return self.close(Error::unavailable(format!("the connection broke: {error}"))),
+                    Err(error) => return self.broke(&error),
                 }
             }
+        }
+    }
+}
+
+/// Gives to the socket what the stream has taken; ends with the writing task.
+struct Pump(JoinHandle<()>);
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Nobody else writes while somebody does; if that one panics, nobody ever will.
+struct Flushing<'a>(&'a Outbox);
+
+impl Drop for Flushing<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.broke(&io::Error::other("a mistake of our own; the log says more"));
         }
     }
 }
@@ -254,6 +284,7 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpStream;
 
     use super::*;
 
@@ -264,7 +295,7 @@ mod tests {
     async fn pair() -> (Arc<Outbox>, TcpStream) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (here, there) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
-        (Arc::new(Outbox::new(Arc::new(here.unwrap()))), there.unwrap().0)
+        (Arc::new(Outbox::new(Arc::new(Stream::Plain(here.unwrap())))), there.unwrap().0)
     }
 
     async fn expect(stream: &mut TcpStream, text: &str) {

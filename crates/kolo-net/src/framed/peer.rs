@@ -12,12 +12,14 @@ use super::Allocate;
 use super::greeting::{Identity, Introduced, introduce};
 use super::link::{Link, Reply};
 use super::server::{MasterMethod, WorkerMethod};
+use super::stream::Stream;
 use crate::grpc;
 use crate::limits::MessageLimits;
 use crate::peers::TaskName;
 use crate::proto::*;
 use crate::services::{Answer, Each, Group, Guard, MasterService, WorkerService, master_methods, worker_methods};
 use crate::tensor_wire::WireTensor;
+use crate::tls::ClientTls;
 
 /// How long one attempt to connect may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
@@ -47,14 +49,22 @@ struct Inner {
     /// What messages call it.
     name: String,
     address: String,
-    identity: Identity,
-    limits: MessageLimits,
-    allocate: Allocate,
+    how: How,
     state: Mutex<State>,
     /// The connection, if there is one, for calls that need not make one.
     current: parking_lot::Mutex<Option<Arc<Link>>>,
     /// Why the last attempt to connect failed.
     trouble: parking_lot::Mutex<Option<String>>,
+}
+
+/// How connections are made.
+#[derive(Clone)]
+pub(crate) struct How {
+    pub identity: Identity,
+    /// TLS; `None` is plain text.
+    pub tls: Option<ClientTls>,
+    pub limits: MessageLimits,
+    pub allocate: Allocate,
 }
 
 #[derive(Clone, Default)]
@@ -73,34 +83,21 @@ enum Way {
 }
 
 impl KoloPeer {
-    pub fn new(
-        task: TaskName,
-        address: String,
-        identity: Identity,
-        limits: MessageLimits,
-        allocate: Allocate,
-        grpc: Arc<dyn WorkerService>,
-    ) -> KoloPeer {
-        KoloPeer { inner: Inner::new(task.to_string(), address, identity, limits, allocate), grpc }
+    pub fn new(task: TaskName, address: String, how: How, grpc: Arc<dyn WorkerService>) -> KoloPeer {
+        KoloPeer { inner: Inner::new(task.to_string(), address, how), grpc }
     }
 }
 
 impl KoloMaster {
-    pub fn new(
-        address: String,
-        identity: Identity,
-        limits: MessageLimits,
-        allocate: Allocate,
-        grpc: Arc<dyn MasterService>,
-    ) -> KoloMaster {
-        KoloMaster { inner: Inner::new("the server".to_owned(), address, identity, limits, allocate), grpc }
+    pub fn new(address: String, how: How, grpc: Arc<dyn MasterService>) -> KoloMaster {
+        KoloMaster { inner: Inner::new("the server".to_owned(), address, how), grpc }
     }
 }
 
 impl Inner {
-    fn new(name: String, address: String, identity: Identity, limits: MessageLimits, allocate: Allocate) -> Arc<Inner> {
+    fn new(name: String, address: String, how: How) -> Arc<Inner> {
         let (state, current, trouble) = (Mutex::default(), Default::default(), Default::default());
-        Arc::new(Inner { name, address, identity, limits, allocate, state, current, trouble })
+        Arc::new(Inner { name, address, how, state, current, trouble })
     }
 
     /// The connection, if there is one.
@@ -121,32 +118,39 @@ impl Inner {
         }
         let connected = self.connect().await;
         *self.trouble.lock() = connected.as_ref().err().map(|error| error.message().to_owned());
-        let (stream, introduced) =
-            connected.map_err(|error| error.context(format_args!("{} at {}", self.name, self.address)))?;
-        match introduced {
-            Introduced::Kolo => {}
-            Introduced::Other => {
+        let connected = connected.map_err(|error| error.context(format_args!("{} at {}", self.name, self.address)))?;
+        let stream = match connected {
+            (Some(stream), Introduced::Kolo) => stream,
+            (None, _) | (_, Introduced::Other) => {
                 *state = State::Grpc;
                 return Ok(Way::Grpc);
             }
             // Who knows what it will be when it comes back: this call alone goes by gRPC.
-            Introduced::HungUp => return Ok(Way::Grpc),
-        }
+            (_, Introduced::HungUp) => return Ok(Way::Grpc),
+        };
         let peer = format!("{} at {}", self.name, self.address);
-        let link = Link::new(stream, peer, self.limits, self.allocate.clone());
+        let link = Link::new(stream, peer, self.how.limits, self.how.allocate.clone());
         *state = State::Kolo(link.clone());
         *self.current.lock() = Some(link.clone());
         Ok(Way::Kolo(link))
     }
 
-    async fn connect(&self) -> Result<(TcpStream, Introduced)> {
+    /// A connection, and who is at its other end.
+    async fn connect(&self) -> Result<(Option<Stream>, Introduced)> {
         let connected = tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect(&self.address)).await;
-        let mut stream = connected
+        let tcp = connected
             .map_err(|_| Error::unavailable(format!("no answer to the connection in {CONNECT_DEADLINE:?}")))?
             .map_err(|error| Error::unavailable(grpc::explain(&error)))?;
-        grpc::set_up(&stream).map_err(|error| Error::unavailable(error.to_string()))?;
-        let introduced = introduce(&mut stream, &self.identity).await?;
-        Ok((stream, introduced))
+        grpc::set_up(&tcp).map_err(|error| Error::unavailable(error.to_string()))?;
+        let stream = match &self.how.tls {
+            None => Stream::Plain(tcp),
+            Some(tls) => match tls.connect(tcp, &self.address).await? {
+                Some(stream) => Stream::Tls(Box::new(stream)),
+                None => return Ok((None, Introduced::Other)),
+            },
+        };
+        let introduced = introduce(&stream, &self.how.identity).await?;
+        Ok((Some(stream), introduced))
     }
 
     /// The same, however long it takes the task to come up. Says every second who is missing and why.

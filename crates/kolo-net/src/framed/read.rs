@@ -5,9 +5,9 @@ use std::io;
 use bytes::{Buf, Bytes, BytesMut};
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 use prost::Message as _;
-use tokio::net::TcpStream;
 
 use super::shared::{Incoming, Left};
+use super::stream::Stream;
 use super::{Allocate, HEADER, Header, TensorHead};
 use crate::limits::MessageLimits;
 
@@ -23,7 +23,7 @@ pub(super) struct Arrived {
 }
 
 pub(super) struct Reader<'a> {
-    stream: &'a TcpStream,
+    stream: &'a Stream,
     buffer: BytesMut,
     limits: MessageLimits,
     allocate: Allocate,
@@ -33,7 +33,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub fn new(stream: &'a TcpStream, limits: MessageLimits, allocate: Allocate, left: Left) -> Reader<'a> {
+    pub fn new(stream: &'a Stream, limits: MessageLimits, allocate: Allocate, left: Left) -> Reader<'a> {
         Reader { stream, buffer: BytesMut::with_capacity(CHUNK), limits, allocate, shared: Incoming::default(), left }
     }
 

@@ -13,16 +13,17 @@ use kolo_core::{Error, Result};
 use kolo_ops::{Received, RendezvousKey};
 use parking_lot::Mutex;
 use prost::Message as _;
-use tokio::net::TcpStream;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use super::greeting::{Identity, welcome};
 use super::link::frame;
 use super::outbox::{Frame, Outbox};
 use super::read::Reader;
 use super::shared::{LEAST, Outgoing};
+use super::stream::Stream;
 use super::{Allocate, Failure, HEADER, Header, Keys, Kind, TensorHead};
 use crate::batch::Batch;
+use crate::grpc::Unwound;
 use crate::limits::MessageLimits;
 use crate::proto::*;
 use crate::services::{Answer, Delivery, Guard, MasterService, WorkerService, master_methods, worker_methods};
@@ -46,16 +47,15 @@ const MAX_KNOWN: usize = 64;
 
 /// Serves one connection until the other side closes it. The calls that run then are given up.
 pub(crate) async fn serve_connection(
-    mut stream: TcpStream,
+    stream: Stream,
     services: Services,
     identity: &Identity,
     limits: MessageLimits,
     allocate: Allocate,
 ) -> Result<()> {
-    let (peer, is_shared) = welcome(&mut stream, identity).await?;
+    let (peer, is_shared) = welcome(&stream, identity).await?;
     let stream = Arc::new(stream);
     let outbox = Arc::new(Outbox::new(stream.clone()));
-    let writing = tokio::spawn(outbox.clone().drain());
     let mut connection = Connection {
         services,
         outbox: outbox.clone(),
@@ -64,9 +64,10 @@ pub(crate) async fn serve_connection(
         known: HashMap::new(),
         steps: HashSet::new(),
     };
+    let _end = End { outbox: outbox.clone(), writing: tokio::spawn(outbox.clone().drain()) };
     // Callers put nothing into shared memory.
     let mut reader = Reader::new(&stream, limits, allocate, Arc::new(|_| ()));
-    let result = loop {
+    loop {
         if !reader.has_frame() {
             // What the calls of one read have to say goes out together.
             outbox.release();
@@ -78,17 +79,30 @@ pub(crate) async fn serve_connection(
                 let _batch = Batch::open();
                 match connection.handle(arrived.header, arrived.head) {
                     Ok(()) => {}
-                    Err(error) => break Err(error.context(peer)),
+                    Err(error) => return Err(error.context(peer)),
                 }
             }
-            Ok(None) => break Ok(()),
-            Err(error) => break Err(error.context(peer)),
+            Ok(None) => return Ok(()),
+            Err(error) => return Err(error.context(peer)),
         }
-    };
-    outbox.close(Error::unavailable("the connection is closed"));
-    drop(connection);
-    writing.abort();
-    result
+    }
+}
+
+/// However serving ends, by a panic or from outside too: nobody writes to the connection any more, so it is closed and the
+/// other side hears of it.
+struct End {
+    outbox: Arc<Outbox>,
+    writing: JoinHandle<()>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        match std::thread::panicking() {
+            true => self.outbox.broke(&std::io::Error::other("a mistake of this task's own")),
+            false => self.outbox.close(Error::unavailable("the connection is closed")),
+        }
+        self.writing.abort();
+    }
 }
 
 /// What a connection is about to do.
@@ -167,7 +181,7 @@ impl Connection {
             }),
         };
         let mut answer = Box::pin(async move {
-            running.await.unwrap_or_else(|error| frame(Kind::Failure, method, call, &Failure::of(&error)))
+            Unwound(running).await.unwrap_or_else(|error| frame(Kind::Failure, method, call, &Failure::of(&error)))
         });
         // Most calls end without waiting. One that waits is looked at again by its task, so no waker is needed here.
         if let Poll::Ready(answer) = answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

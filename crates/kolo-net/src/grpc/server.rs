@@ -26,6 +26,7 @@ use tokio::task::JoinSet;
 use super::frame::{self, Intake, Outgoing, ReadError};
 use super::options::{CONNECTION_WINDOW, FRAME_BYTES, STREAM_WINDOW, ServerOptions, set_up};
 use super::status;
+use crate::framed::Stream;
 use crate::proto::*;
 use crate::services::{Answer, MasterService, Size, WorkerService, master_methods, worker_methods};
 
@@ -56,12 +57,12 @@ pub async fn serve(
     serve_with(listener, worker, master, options, None, shutdown).await;
 }
 
-/// Takes connections that begin with other bytes than HTTP/2's.
+/// Takes connections that begin with other bytes than HTTP/2's, or that agreed on Kolo's own transport inside of TLS.
 pub(crate) struct OtherProtocol {
     /// The bytes.
     pub hello: &'static [u8],
     /// Serves such a connection; the bytes have not been read yet.
-    pub serve: Box<dyn Fn(TcpStream) -> Serving + Send + Sync>,
+    pub serve: Box<dyn Fn(Stream) -> Serving + Send + Sync>,
 }
 
 /// A connection that is being served.
@@ -131,22 +132,35 @@ async fn connection(stream: TcpStream, shared: Arc<Shared>) {
     if let Err(error) = set_up(&stream) {
         tracing::debug!("a connection from {from:?} is not as it should be: {error}");
     }
+    let Some(tls) = shared.options.tls.clone() else {
+        return match &shared.other {
+            Some(other) if begins_with(&stream, other.hello).await => {
+                serve_other(other, Stream::Plain(stream), &shared).await;
+            }
+            _ => http(stream, shared).await,
+        };
+    };
     if let Some(other) = &shared.other
-        && begins_with(&stream, other.hello).await
+        && tls.is_offered_kolo(&stream).await
     {
-        let mut phases = shared.phases.clone();
-        let stopped = phases.wait_for(|phase| *phase == Phase::Stopped);
-        tokio::select! {
-            () = (other.serve)(stream) => {}
-            _ = stopped => {}
-        }
-        return;
+        return match tls.accept(stream).await {
+            Ok(stream) => serve_other(other, Stream::Tls(Box::new(stream)), &shared).await,
+            Err(error) => tracing::warn!("refused a connection from {from:?}: {error}"),
+        };
     }
-    let Some(tls) = shared.options.tls.clone() else { return http(stream, shared).await };
     match tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream)).await {
         Ok(Ok(stream)) => http(stream, shared).await,
         Ok(Err(error)) => tracing::warn!("refused a connection from {from:?}: {error}"),
         Err(_) => tracing::warn!("refused a connection from {from:?}: no TLS handshake in {HANDSHAKE:?}"),
+    }
+}
+
+async fn serve_other(other: &OtherProtocol, stream: Stream, shared: &Shared) {
+    let mut phases = shared.phases.clone();
+    let stopped = phases.wait_for(|phase| *phase == Phase::Stopped);
+    tokio::select! {
+        () = (other.serve)(stream) => {}
+        _ = stopped => {}
     }
 }
 
@@ -364,7 +378,7 @@ impl Call {
 }
 
 /// A handler whose panic is an error of its own call alone, and is told to the caller.
-struct Unwound<T>(Answer<T>);
+pub(crate) struct Unwound<T>(pub Answer<T>);
 
 impl<T> Future for Unwound<T> {
     type Output = Result<T>;

@@ -69,6 +69,9 @@ pub struct StepReport {
     /// How many threads run its kernels now.
     #[prost(uint32, tag = "5")]
     pub n_running: u32,
+    /// How many of its nodes are ready and run by nobody.
+    #[prost(uint32, tag = "6")]
+    pub n_unattended: u32,
 }
 
 /// One wait.

@@ -68,6 +68,7 @@ fn step_report(step: &Step, own: &str) -> proto::StepReport {
         has_begun: step.is_begun(),
         wait,
         n_running: step.n_runners() as u32,
+        n_unattended: step.n_unattended() as u32,
     }
 }
 

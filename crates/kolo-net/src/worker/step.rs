@@ -157,6 +157,11 @@ impl Step {
         self.running.lock().as_ref().map_or(0, TaskStep::n_runners)
     }
 
+    /// How many nodes are ready that no thread runs.
+    pub fn n_unattended(&self) -> usize {
+        self.running.lock().as_ref().map_or(0, TaskStep::n_unattended)
+    }
+
     pub fn take_trace(&self) -> Vec<NodeTrace> {
         self.running.lock().as_ref().map(TaskStep::take_trace).unwrap_or_default()
     }

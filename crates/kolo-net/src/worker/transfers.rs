@@ -240,7 +240,7 @@ impl Transfers {
     /// True if there is nothing in it that somebody could miss.
     pub fn is_empty(&self) -> bool {
         let state = self.state.lock();
-        state.values.is_empty() && state.waiters.is_empty() && state.questions.is_empty()
+        state.values.is_empty() && state.waiters.is_empty() && state.questions.is_empty() && state.ahead.is_empty()
     }
 
     /// What is waited for.
@@ -497,15 +497,17 @@ mod tests {
         table.ask_ahead(&[group(1, &[key(1), other.clone()])]);
         table.ask_ahead(&[group(1, &[key(1)])]);
         assert_eq!(asked.1.lock().len(), 1, "a step asks once");
+        assert!(!table.is_empty(), "what was asked for ahead would be missed");
         let each = asked.1.lock().pop().unwrap();
         // One comes before anybody needs it, the other after.
         each(0, Ok(value(1.0)));
         assert_eq!(recv(&table, key(1)).try_recv().unwrap(), Ok(1.0));
+        assert!(!table.is_empty(), "one is still to come");
         let waiting = recv(&table, other);
         assert!(waiting.try_recv().is_err() && table.waits()[0].is_remote);
         each(1, Ok(value(2.0)));
         assert_eq!(waiting.try_recv().unwrap(), Ok(2.0));
-        assert!(asked.0.lock().is_empty());
+        assert!(asked.0.lock().is_empty() && table.is_empty());
         each(1, Ok(value(3.0)));
         each(7, Ok(value(3.0)));
         // Whoever receives a second time asks for it.

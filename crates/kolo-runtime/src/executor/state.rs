@@ -168,6 +168,11 @@ impl State {
         self.large.len()
     }
 
+    /// How many nodes are ready.
+    pub fn n_ready(&self) -> usize {
+        self.small.len() + self.large.len()
+    }
+
     pub fn has_ready(&self) -> bool {
         !self.small.is_empty() || !self.large.is_empty()
     }

@@ -453,6 +453,15 @@ impl Step {
         self.parts.iter().map(|part| part.state.lock().n_runners).sum()
     }
 
+    /// How many nodes are ready in parts that no thread works on. More than a moment of this is a fault of the executor.
+    pub fn n_unattended(&self) -> usize {
+        let unattended = |part: &StepPart| {
+            let state = part.state.lock();
+            if state.n_runners == 0 && !part.for_caller { state.n_ready() } else { 0 }
+        };
+        self.parts.iter().map(unattended).sum()
+    }
+
     /// Parks the caller until there is something to do. False at the deadline.
     fn wait(&self, deadline: Option<Instant>) -> bool {
         let start = Instant::now();

@@ -62,18 +62,22 @@ pub fn ps_large(report: &Report) -> Result<()> {
     report.print("ps-large", "push-pull", "steps/s", Better::Higher, &rates)
 }
 
-/// What TLS costs: the same over TCP with it, or without it for comparison.
+/// What TLS costs: the same over TCP with it, or without it for comparison. The last case is what tasks of one machine do if
+/// they are not told otherwise: their tensors go through shared memory, with TLS and without.
 pub fn tls(report: &Report, is_plain: bool) -> Result<()> {
-    let start = || match is_plain {
-        true => Servers::start_with(1, 1, &["--no-shared-memory"]),
-        false => Servers::start_with_tls(1, 1),
+    const OVER_TCP: &[&str] = &["--no-shared-memory"];
+    let start = |flags: &[&str]| match is_plain {
+        true => Servers::start_with(1, 1, flags),
+        false => Servers::start_with_tls(1, 1, flags),
     };
     for (case, n) in [("transfer-1MB", 250_000), ("transfer-64MB", 16_000_000)] {
-        let rates = transfer_rates(report, &start()?, n)?;
+        let rates = transfer_rates(report, &start(OVER_TCP)?, n)?;
         report.print("tls", case, "GB/s", Better::Higher, &rates)?;
     }
-    let rates = push_pull_rates(report, &start()?)?;
-    report.print("tls", "push-pull", "steps/s", Better::Higher, &rates)
+    let rates = push_pull_rates(report, &start(OVER_TCP)?)?;
+    report.print("tls", "push-pull", "steps/s", Better::Higher, &rates)?;
+    let rates = transfer_rates(report, &start(&[])?, 16_000_000)?;
+    report.print("tls", "transfer-64MB-shm", "GB/s", Better::Higher, &rates)
 }
 
 /// GB/s of `n` floats from a parameter server to a worker.

@@ -39,7 +39,7 @@ impl Servers {
     }
 
     /// The same with certificates that both sides show.
-    pub fn start_with_tls(n_ps: usize, n_workers: usize) -> Result<Servers> {
+    pub fn start_with_tls(n_ps: usize, n_workers: usize, more: &[&str]) -> Result<Servers> {
         let TlsFiles { ca, cert, key } = Authority::new(2)?.issue("bench", &["127.0.0.1".to_owned()], 1)?;
         let folder = std::env::temp_dir().join(format!("kolo-bench-tls-{}", std::process::id()));
         let wrong = |error: std::io::Error| Error::failed_precondition(format!("{}: {error}", folder.display()));
@@ -53,7 +53,7 @@ impl Servers {
             flags.extend([flag.to_owned(), path.to_string_lossy().into_owned()]);
         }
         servers.security = Security { tls: Some(TlsFiles { ca, cert, key }), ..Security::default() };
-        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
         for (job, n) in [("ps", n_ps), ("worker", n_workers)] {
             (0..n).try_for_each(|task| servers.serve(job, task, &flags))?;
         }
