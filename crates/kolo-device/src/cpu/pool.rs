@@ -298,7 +298,7 @@ pub fn grain(ns_per_element: f64) -> usize {
 /// Bytes that are made in a buffer at a time, on their way past the caches: they fit the first one.
 const STREAM_BLOCK: usize = 4 << 10;
 
-/// Larger pieces are written where they belong at once: their buffer would not fit the second cache either.
+/// Larger pieces are written where they belong at once: their buffer would take too much of the second cache.
 const MOST_STREAMED: usize = 128 << 10;
 
 /// Bytes of a task that streams.

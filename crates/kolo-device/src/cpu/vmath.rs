@@ -457,8 +457,8 @@ fn tanh<const FMA: bool>(x: f32) -> f32 {
     r.copysign(x)
 }
 
-/// Newton's steps from what halving the exponent gives, for positive numbers that are neither denormal nor infinite: a third of
-/// what a root and a quotient take.
+/// Newton's steps from what halving the exponent gives, for positive numbers that are neither denormal nor infinite. A root and
+/// a quotient would wait for each other in the slowest unit of the processor.
 #[inline(always)]
 fn rsqrt<const FMA: bool>(x: f32) -> f32 {
     let half = 0.5 * x;

@@ -4,6 +4,7 @@
 use kolo_core::{Element, ElementVisitor, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::{IntraPool, pool, vectorize};
 use kolo_graph::{Grad, Gradient, InferCtx, IntoOutput, OpDef, Operation, Output};
+use num_traits::{PrimInt, WrappingSub};
 
 use super::broadcast::{broadcast_view, summed_to_input};
 use super::elements::{Item, Job, build, product};
@@ -183,7 +184,7 @@ fn blended(ctx: &KernelCtx<'_>, condition: &[u8], a: &Tensor, b: &Tensor, shape:
     }
 }
 
-fn blend<E: bytemuck::Pod + Default + Send + Sync>(
+fn blend<E: bytemuck::Pod + Default + PrimInt + WrappingSub + From<bool> + Send + Sync>(
     ctx: &KernelCtx<'_>,
     condition: &[u8],
     a: &Tensor,
@@ -219,24 +220,15 @@ fn blend<E: bytemuck::Pod + Default + Send + Sync>(
     Ok(Some(out))
 }
 
-/// Elements that are chosen at a time.
-const BLOCK: usize = 64;
-
-fn choose_between<E: Copy>(out: &mut [E], condition: &[u8], a: &[E], b: &[E]) {
+/// Both sides are masked and joined: a plain choice between two elements becomes one between two addresses, which vectors can
+/// only follow one by one.
+fn choose_between<E: PrimInt + WrappingSub + From<bool>>(out: &mut [E], condition: &[u8], a: &[E], b: &[E]) {
     vectorize(
         #[inline(always)]
         || {
-            // In blocks of a known size, which become vectors whatever the four slices are.
-            let (blocks, rest) = out.as_chunks_mut::<BLOCK>();
-            let n = blocks.len() * BLOCK;
-            let sides = a.as_chunks::<BLOCK>().0.iter().zip(b.as_chunks::<BLOCK>().0);
-            for ((y, c), (a, b)) in blocks.iter_mut().zip(condition.as_chunks::<BLOCK>().0).zip(sides) {
-                for i in 0..BLOCK {
-                    y[i] = if c[i] != 0 { a[i] } else { b[i] };
-                }
-            }
-            for (((y, &c), &a), &b) in rest.iter_mut().zip(&condition[n..]).zip(&a[n..]).zip(&b[n..]) {
-                *y = if c != 0 { a } else { b };
+            for (((y, &c), &a), &b) in out.iter_mut().zip(condition).zip(a).zip(b) {
+                let mask = E::zero().wrapping_sub(&<E as From<bool>>::from(c != 0));
+                *y = (a & mask) | (b & !mask);
             }
         },
     );
