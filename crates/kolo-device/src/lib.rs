@@ -7,6 +7,7 @@ mod arena;
 pub mod cpu;
 pub mod cuda;
 mod device;
+mod mapping;
 mod null;
 mod shared_map;
 

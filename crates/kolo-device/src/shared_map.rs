@@ -5,20 +5,14 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::ptr::NonNull;
 
+use crate::mapping::Mapping;
+
 /// The first bytes of a file, mapped to be read and written. Whoever else has mapped the file sees what is written.
 ///
 /// Two processes take turns: whoever has filled a mapping leaves it alone until the other says that it is done. A process that
 /// does not keep to this shows the other numbers that change while they are read; whoever lets a process in trusts it with
 /// more than that.
-pub struct SharedMap {
-    start: NonNull<u8>,
-    n_bytes: usize,
-}
-
-// SAFETY: the mapping belongs to the process, not to a thread, and `&mut self` is needed to write to it.
-unsafe impl Send for SharedMap {}
-// SAFETY: as above; through `&self` it is only read.
-unsafe impl Sync for SharedMap {}
+pub struct SharedMap(Mapping);
 
 impl SharedMap {
     /// Makes the file `n_bytes` long, with memory for all of them, and maps it. An error if there is not enough memory, which
@@ -61,35 +55,26 @@ impl SharedMap {
             return Err(io::Error::last_os_error());
         }
         match NonNull::new(start.cast()) {
-            Some(start) => Ok(SharedMap { start, n_bytes }),
+            // SAFETY: this is what was just mapped, and nobody else knows of it. Other processes that have mapped the file write
+            // to it by turns (see the type); bytes that change meanwhile would be wrong numbers.
+            Some(start) => Ok(SharedMap(unsafe { Mapping::new(start, n_bytes) })),
             None => Err(io::ErrorKind::OutOfMemory.into()),
         }
     }
 
     /// How many bytes are mapped.
     pub fn n_bytes(&self) -> usize {
-        self.n_bytes
+        self.0.bytes().len()
     }
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is `n_bytes` long and lives as long as `self`; any bytes are valid. That the other process does
-        // not write meanwhile is what the two have agreed on (see the type); bytes that change would be wrong numbers.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.n_bytes) }
+        self.0.bytes()
     }
 
     /// The bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; `&mut self` keeps other threads of this process away.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.n_bytes) }
-    }
-}
-
-impl Drop for SharedMap {
-    fn drop(&mut self) {
-        // SAFETY: `start` and `n_bytes` are what `mmap` gave, and no slice of it outlives `self`.
-        let result = unsafe { libc::munmap(self.start.as_ptr().cast(), self.n_bytes) };
-        debug_assert_eq!(result, 0, "a mapping of our own can be removed");
+        self.0.bytes_mut()
     }
 }
 

@@ -6,19 +6,13 @@
 use std::io;
 use std::ptr::NonNull;
 
+use crate::mapping::Mapping;
+
 /// The size of a huge page where they are most common. A wrong guess costs some address space and nothing else.
 const HUGE: usize = 2 << 20;
 
 /// A block of zeroed memory that begins at a huge page.
-pub(crate) struct Pages {
-    start: NonNull<u8>,
-    n_bytes: usize,
-}
-
-// SAFETY: the mapping belongs to the process, not to a thread, and `&mut self` is needed to write to it.
-unsafe impl Send for Pages {}
-// SAFETY: as above; through `&self` it is only read.
-unsafe impl Sync for Pages {}
+pub(crate) struct Pages(Mapping);
 
 impl Pages {
     /// Blocks below this are not worth a mapping of their own.
@@ -59,19 +53,18 @@ impl Pages {
             libc::madvise(start.cast(), n_bytes, libc::MADV_HUGEPAGE);
         }
         let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Pages { start, n_bytes })
+        // SAFETY: what is left of the mapping begins at `start`, zeroed by the system, and nobody else knows of it.
+        Ok(Pages(unsafe { Mapping::new(start, n_bytes) }))
     }
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is at least `n_bytes` long, zeroed by the system, and lives as long as `self`.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.n_bytes) }
+        self.0.bytes()
     }
 
     /// The bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; `&mut self` keeps others away.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.n_bytes) }
+        self.0.bytes_mut()
     }
 }
 
@@ -80,15 +73,6 @@ fn page_size() -> usize {
     // SAFETY: asks for a constant of the system.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).ok().filter(|size| HUGE.is_multiple_of(*size)).unwrap_or(HUGE)
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: what is left of the mapping begins at `start`; the system rounds the length up to its pages, which are all
-        // ours, and no slice of it outlives `self`.
-        let result = unsafe { libc::munmap(self.start.as_ptr().cast(), self.n_bytes) };
-        debug_assert_eq!(result, 0, "a mapping of our own can be removed");
-    }
 }
 
 #[cfg(test)]

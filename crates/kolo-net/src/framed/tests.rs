@@ -21,8 +21,8 @@ use crate::peers::TaskName;
 use crate::proto::*;
 use crate::services::{Answer, MasterService, WorkerService};
 use crate::tensor_wire::WireTensor;
-use crate::tls::TlsFiles;
 use crate::tls::cert::Authority;
+use crate::tls::{ServerTls, TlsFiles};
 
 /// Long enough for a slow machine; a test that needs it has failed.
 const LONG: Duration = Duration::from_secs(20);
@@ -208,6 +208,17 @@ async fn strangers_are_refused_and_told_why() {
     server.end().await;
 }
 
+/// The next connection, after its greeting.
+async fn greeted(listener: &TcpListener, tls: Option<ServerTls>) -> Stream {
+    let tcp = listener.accept().await.unwrap().0;
+    let stream = match tls {
+        Some(tls) => Stream::Tls(Box::new(tls.accept(tcp).await.unwrap())),
+        None => Stream::Plain(tcp),
+    };
+    welcome(&stream, &identity("ps", false)).await.unwrap();
+    stream
+}
+
 #[tokio::test]
 async fn a_connection_that_dies_in_a_tensor_fails_its_calls() {
     let files = files();
@@ -216,12 +227,7 @@ async fn a_connection_that_dies_in_a_tensor_fails_its_calls() {
         let address = listener.local_addr().unwrap().to_string();
         let acceptor = tls.map(|files| files.server().unwrap());
         let server = tokio::spawn(async move {
-            let tcp = listener.accept().await.unwrap().0;
-            let stream = match acceptor {
-                Some(tls) => Stream::Tls(Box::new(tls.accept(tcp).await.unwrap())),
-                None => Stream::Plain(tcp),
-            };
-            welcome(&stream, &identity("ps", false)).await.unwrap();
+            let stream = greeted(&listener, acceptor).await;
             let mut question = [0; HEADER];
             stream.read_exact(&mut question).await.unwrap();
             let call = Header::read(&question).unwrap().call;
@@ -253,12 +259,7 @@ async fn a_connection_that_dies_while_much_is_sent_fails_its_calls() {
         let address = listener.local_addr().unwrap().to_string();
         let acceptor = tls.map(|files| files.server().unwrap());
         let server = tokio::spawn(async move {
-            let tcp = listener.accept().await.unwrap().0;
-            let stream = match acceptor {
-                Some(tls) => Stream::Tls(Box::new(tls.accept(tcp).await.unwrap())),
-                None => Stream::Plain(tcp),
-            };
-            welcome(&stream, &identity("ps", false)).await.unwrap();
+            let stream = greeted(&listener, acceptor).await;
             stream.read_exact(&mut [0; HEADER]).await.unwrap();
         });
         let grpc = GrpcMaster::new("ps", &*address, link_options(tls), Handle::current());

@@ -1,0 +1,45 @@
+//! A range of addresses that the system has given to this process.
+
+use std::ptr::NonNull;
+
+/// Mapped memory, to read and write. It goes back to the system when this is dropped.
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    n_bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and `&mut self` is needed to write to it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; through `&self` it is only read.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Takes over `n_bytes` from `start` on.
+    ///
+    /// # Safety
+    /// They must be mapped to be read and written, hold initialised bytes, begin a page, and belong to nobody else in this
+    /// process, with the rest of their last page.
+    pub unsafe fn new(start: NonNull<u8>, n_bytes: usize) -> Mapping {
+        Mapping { start, n_bytes }
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: whoever made this has promised `n_bytes` that live as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.n_bytes) }
+    }
+
+    /// The bytes, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; `&mut self` keeps others away.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.n_bytes) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours up to the end of its last page, and no slice of it outlives `self`.
+        let result = unsafe { libc::munmap(self.start.as_ptr().cast(), self.n_bytes) };
+        debug_assert_eq!(result, 0, "a mapping of our own can be removed");
+    }
+}
