@@ -1,0 +1,428 @@
+//! The threads of a step: they take nodes that are ready, compute them, and pass their outputs on.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kolo_core::{Error, Result};
+use kolo_device::cuda::{CudaDevice, outside_capture};
+use kolo_graph::Flow;
+use kolo_ops::{
+    CancelToken, Done, FrameIteration, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices,
+};
+use parking_lot::MutexGuard;
+
+use super::Step;
+use crate::executor::capture::is_constant_call;
+use crate::executor::plan::{NodePlan, PartPlan, PlanKernel};
+use crate::executor::state::{State, Token, flow_outputs, read_references};
+
+/// How many steps may run within each other on one thread's stack.
+const MAX_DEPTH: usize = 4;
+
+/// How long a thread that has other things to do runs nodes of a step.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// Bytes of inputs from which on what was sent should not wait for a kernel.
+const LARGE: usize = 128 << 10;
+
+/// What a runner takes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Share {
+    /// Every node.
+    All,
+    /// Nodes that cost less than a hand-off.
+    Small,
+}
+
+/// One node that is about to be computed.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    token: Token,
+    node: &'a NodePlan,
+    frame_iteration: FrameIteration,
+}
+
+impl Call<'_> {
+    fn ctx<'b>(
+        &'b self,
+        plan: &'b PartPlan,
+        inputs: &'b mut [Input],
+        outputs: &'b mut [Option<OutputValue>],
+        services: &'b DeviceServices<'b>,
+    ) -> KernelCtx<'b> {
+        KernelCtx {
+            node: &self.node.node,
+            device: match plan.unit.device.host() {
+                Some(host) if self.node.on_host => &**host,
+                _ => &*plan.unit.device,
+            },
+            step: services,
+            inputs,
+            outputs,
+            frame_iteration: self.frame_iteration,
+            is_dead: self.token.is_dead,
+        }
+    }
+}
+
+/// [`StepServices`] for one device.
+struct DeviceServices<'a> {
+    step: &'a Step,
+    resources: &'a Arc<ResourceStore>,
+}
+
+impl StepServices for DeviceServices<'_> {
+    fn step_id(&self) -> u64 {
+        self.step.id
+    }
+    fn resources(&self) -> &Arc<ResourceStore> {
+        self.resources
+    }
+    fn step_resources(&self) -> &Arc<ResourceStore> {
+        &self.step.services.step_resources
+    }
+    fn rendezvous(&self) -> &Arc<dyn Rendezvous> {
+        &self.step.services.rendezvous
+    }
+    fn cancel(&self) -> &Arc<CancelToken> {
+        &self.step.services.cancel
+    }
+}
+
+impl Step {
+    /// Runs what costs less than a hand-off here, and hands the rest over.
+    pub(super) fn run_small(self: &Arc<Self>, index: usize) {
+        thread_local! {
+            /// Steps within steps on this thread: what one sends may wake another.
+            static DEPTH: Cell<usize> = const { Cell::new(0) };
+        }
+        let depth = DEPTH.get();
+        if depth >= MAX_DEPTH {
+            return self.spawn_runner(index);
+        }
+        DEPTH.set(depth + 1);
+        self.run_part(index, self.join(index), Share::Small);
+        DEPTH.set(depth);
+    }
+
+    /// Enters a part as a runner.
+    pub(super) fn join(&self, index: usize) -> MutexGuard<'_, State> {
+        let mut state = self.parts[index].state.lock();
+        state.n_runners += 1;
+        state
+    }
+
+    /// Starts another runner for a part on its device's threads, if there may be one; on this thread otherwise.
+    pub(super) fn spawn_runner(self: &Arc<Self>, index: usize) {
+        let part = &self.parts[index];
+        part.state.lock().n_runners += 1;
+        let step = self.clone();
+        let spawned = part.plan.unit.pool.spawn_beside(usize::from(part.for_caller), move || {
+            let state = step.parts[index].state.lock();
+            step.run_part(index, state, Share::All);
+        });
+        if !spawned {
+            let state = part.state.lock();
+            self.run_part(index, state, Share::All);
+        }
+    }
+
+    /// Runs a part's nodes; the runner has been counted already. A panic of the executor itself is our bug: the step fails
+    /// and says so, instead of waiting for a runner that is gone.
+    pub(super) fn run_part(self: &Arc<Self>, index: usize, state: MutexGuard<'_, State>, share: Share) {
+        let run = std::panic::AssertUnwindSafe(|| self.run_nodes(index, state, share));
+        if let Err(panic) = std::panic::catch_unwind(run) {
+            self.fail(panicked("the executor", &*panic));
+            let part = &self.parts[index];
+            let mut state = part.state.lock();
+            state.n_runners -= 1;
+            self.finish_part_if_idle(part, state);
+        }
+        if self.is_detached {
+            self.services.transfers.flush();
+        }
+    }
+
+    /// The runner's loop.
+    fn run_nodes(self: &Arc<Self>, index: usize, state: MutexGuard<'_, State>, share: Share) {
+        let part = &self.parts[index];
+        let plan = &*part.plan;
+        let services = DeviceServices { step: self, resources: &plan.unit.resources };
+        let (mut inputs, mut outputs): (Vec<Input>, Vec<Option<OutputValue>>) = (Vec::new(), Vec::new());
+        let mut state = state;
+        let (begun, mut n_nodes) = (Instant::now(), 0u32);
+        loop {
+            n_nodes = n_nodes.wrapping_add(1);
+            if share == Share::Small && n_nodes.is_multiple_of(64) && state.has_ready() && begun.elapsed() > PATIENCE {
+                // Many small nodes are long too. This runner leaves before the next one comes: whoever makes a node ready leaves
+                // it to a runner that is there, so none may be counted that will not look again.
+                state.n_runners -= 1;
+                drop(state);
+                return self.spawn_runner(index);
+            }
+            let next = match share {
+                _ if state.aborted => None,
+                Share::All => state.pop(),
+                Share::Small => state.pop_small(plan),
+            };
+            let Some(token) = next else {
+                state.n_runners -= 1;
+                if share == Share::Small && state.n_runners == 0 && !state.aborted && state.n_large() > 0 {
+                    drop(state);
+                    return self.spawn_runner(index);
+                }
+                return self.finish_part_if_idle(part, state);
+            };
+            let node = &plan.nodes[token.node as usize];
+            if node.is_tiny && !token.is_dead {
+                let call = Call { token, node, frame_iteration: state.frame_iteration(token) };
+                if let Some(inputs) = state.tiny_inputs(plan, token) {
+                    let result = self.compute(plan, call, inputs, &mut outputs, &services);
+                    // Constants stay: they are tiny too, and the next step needs them again.
+                    for (i, input) in inputs.iter_mut().enumerate() {
+                        if node.constant_inputs >> i & 1 == 0 {
+                            *input = Input::Empty;
+                        }
+                    }
+                    match result {
+                        Ok(()) => state.propagate(plan, token, &mut outputs),
+                        Err(error) => {
+                            drop(state);
+                            outputs.clear();
+                            self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
+                            state = part.state.lock();
+                        }
+                    }
+                    continue;
+                }
+            }
+            state.take_inputs(plan, token, &mut inputs);
+            // Control flow and dead nodes are only passed on; that needs no kernel and no unlocking.
+            let is_passed_on = token.is_dead && node.flow != Flow::Transfer;
+            if is_passed_on || matches!(node.kernel, PlanKernel::Flow | PlanKernel::Lend) {
+                let passed = if is_passed_on {
+                    outputs.clear();
+                    outputs.resize_with(node.outputs.len(), || None);
+                    Ok(())
+                } else {
+                    read_references(node, &mut inputs).and_then(|()| flow_outputs(node, &mut inputs, &mut outputs))
+                };
+                match passed {
+                    Ok(()) => state.propagate(plan, token, &mut outputs),
+                    Err(error) => {
+                        drop(state);
+                        self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
+                        state = part.state.lock();
+                    }
+                }
+                continue;
+            }
+            let call = Call { token, node, frame_iteration: state.frame_iteration(token) };
+            let more = state.n_large() > 0 && state.n_runners < plan.unit.pool.max_threads();
+            let ticket = matches!(node.kernel, PlanKernel::Async(_)).then(|| state.begin_wait(token.node));
+            drop(state);
+            if more {
+                self.spawn_runner(index);
+            }
+            if let Some(ticket) = ticket {
+                self.start_async(index, call, ticket, &mut inputs, &services);
+                inputs.clear();
+                state = part.state.lock();
+                continue;
+            }
+            if self.is_detached && n_bytes(&inputs) >= LARGE {
+                self.services.transfers.flush();
+            }
+            let result = self.compute(plan, call, &mut inputs, &mut outputs, &services);
+            // Inputs die before the outputs are passed on, so that consumers may reuse their memory.
+            inputs.clear();
+            if let Err(error) = result {
+                outputs.clear();
+                self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
+                state = part.state.lock();
+                continue;
+            }
+            state = part.state.lock();
+            state.propagate(plan, token, &mut outputs);
+        }
+    }
+
+    fn compute(
+        &self,
+        plan: &PartPlan,
+        call: Call<'_>,
+        inputs: &mut [Input],
+        outputs: &mut Vec<Option<OutputValue>>,
+        services: &DeviceServices<'_>,
+    ) -> Result<()> {
+        let node = call.node;
+        let start = self.trace.as_ref().map(|_| Instant::now());
+        read_references(node, inputs)?;
+        // Those of the node before have been taken; only their number may differ.
+        debug_assert!(outputs.iter().all(Option::is_none));
+        if outputs.len() != node.outputs.len() {
+            outputs.resize_with(node.outputs.len(), || None);
+        }
+        let gpu = if node.may_fold { plan.unit.device.as_any().downcast_ref::<CudaDevice>() } else { None };
+        let folds = gpu.filter(|gpu| is_constant_call(gpu, node, inputs));
+        let mut ctx = call.ctx(plan, inputs, outputs, services);
+        // A kernel that panics is our bug; it must not take the step's other threads down with it.
+        let run = std::panic::AssertUnwindSafe(|| match &node.kernel {
+            PlanKernel::Function(compute) => compute(&mut ctx),
+            PlanKernel::Object(kernel) => kernel.compute(&mut ctx),
+            PlanKernel::Null => null_outputs(&mut ctx),
+            PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Lend => {
+                Err(Error::internal("not a synchronous kernel"))
+            }
+        });
+        let run = || std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)));
+        match folds {
+            None => run()?,
+            Some(gpu) => {
+                outside_capture(run)?;
+                for output in outputs.iter().flatten() {
+                    if let OutputValue::Tensor(tensor) = output {
+                        gpu.keep_in_capture(tensor);
+                    }
+                }
+            }
+        }
+        for (i, (output, info)) in outputs.iter().zip(&node.outputs).enumerate() {
+            match output {
+                Some(OutputValue::Tensor(tensor)) if tensor.dtype() != info.dtype => {
+                    return Err(Error::internal(format!(
+                        "output {i} is {}, declared as {}",
+                        tensor.dtype(),
+                        info.dtype
+                    )));
+                }
+                Some(_) => {}
+                None => return Err(Error::internal(format!("output {i} was not set"))),
+            }
+        }
+        if let (Some(sink), Some(start)) = (&self.trace, start) {
+            sink.record(&node.node, &plan.unit.name, start, outputs);
+        }
+        Ok(())
+    }
+
+    fn start_async(
+        self: &Arc<Self>,
+        index: usize,
+        call: Call<'_>,
+        ticket: u64,
+        inputs: &mut [Input],
+        services: &DeviceServices<'_>,
+    ) {
+        let plan = &self.parts[index].plan;
+        let (step, token, start) = (self.clone(), call.token, Instant::now());
+        let done = Done::new(move |outcome| step.finish_async(index, token, ticket, start, outcome));
+        if let Err(error) = read_references(call.node, inputs) {
+            return done.finish(Err(error));
+        }
+        if let PlanKernel::Async(kernel) = &call.node.kernel {
+            kernel.start(&mut call.ctx(plan, inputs, &mut [], services), done);
+        }
+    }
+
+    /// A waiting kernel has come back, on any thread.
+    fn finish_async(
+        self: &Arc<Self>,
+        index: usize,
+        token: Token,
+        ticket: u64,
+        start: Instant,
+        outcome: Result<Outcome>,
+    ) {
+        let part = &self.parts[index];
+        let plan = &*part.plan;
+        let node = &plan.nodes[token.node as usize];
+        let outputs: Result<Vec<Option<OutputValue>>> = outcome.and_then(|outcome| {
+            if outcome.dead {
+                return Ok(vec![None; node.outputs.len()]);
+            }
+            if outcome.outputs.len() != node.outputs.len() {
+                return Err(Error::internal(format!(
+                    "{} outputs, expected {}",
+                    outcome.outputs.len(),
+                    node.outputs.len()
+                )));
+            }
+            Ok(outcome.outputs.into_iter().map(|tensor| Some(OutputValue::Tensor(tensor))).collect())
+        });
+        if let (Some(sink), Ok(outputs)) = (&self.trace, &outputs) {
+            sink.record(&node.node, &plan.unit.name, start, outputs);
+        }
+        let mut outputs = outputs.unwrap_or_else(|error| {
+            // Recorded before the count of waits goes down: the step must not end without its error.
+            self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
+            Vec::new()
+        });
+        let pass_on = std::panic::AssertUnwindSafe(|| {
+            let mut state = part.state.lock();
+            if !state.aborted {
+                let is_dead = outputs.iter().any(Option::is_none) || (token.is_dead && outputs.is_empty());
+                state.propagate(plan, Token { is_dead, ..token }, &mut outputs);
+            }
+        });
+        // As for runners: this thread may be another step's, which must not be hit by our bug.
+        if let Err(panic) = std::panic::catch_unwind(pass_on) {
+            self.fail(panicked("the executor", &*panic));
+        }
+        part.state.lock().end_wait(ticket);
+        self.kick(index);
+    }
+
+    /// Sees to it that somebody runs what has become ready, and that the end is noticed.
+    fn kick(self: &Arc<Self>, index: usize) {
+        let part = &self.parts[index];
+        let state = part.state.lock();
+        if !state.has_ready() {
+            return self.finish_part_if_idle(part, state);
+        }
+        let nobody = state.n_runners == 0;
+        let room = state.n_large() > 0 && state.n_runners < part.plan.unit.pool.max_threads();
+        drop(state);
+        if nobody && part.for_caller {
+            self.notify_caller();
+        } else if nobody && self.is_detached {
+            self.run_small(index);
+        } else if nobody || room {
+            self.spawn_runner(index);
+        }
+    }
+}
+
+fn n_bytes(inputs: &[Input]) -> usize {
+    let one = |input: &Input| match input {
+        Input::Tensor(tensor) => tensor.n_bytes(),
+        Input::Reference(_) => LARGE,
+        Input::Empty => 0,
+    };
+    inputs.iter().map(one).sum()
+}
+
+fn panicked(who: &str, panic: &(dyn std::any::Any + Send)) -> Error {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Error::internal(format!("{who} panicked: {}", text.unwrap_or("no message")))
+}
+
+/// What a null device gives: zeros of the inferred shape, unknown sizes taken as 1.
+fn null_outputs(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    if let Some(null) = ctx.device.as_null() {
+        null.record_run(&ctx.node.name);
+    }
+    for i in 0..ctx.outputs.len() {
+        let info = &ctx.node.outputs[i];
+        let dims: Vec<usize> = info.shape.dims().unwrap_or(&[]).iter().map(|dim| dim.unwrap_or(1)).collect();
+        let shape = kolo_core::Shape::new(&dims)?;
+        let value = if ctx.node.op() == "Const" {
+            ctx.attrs().tensor("value")?.clone()
+        } else {
+            ctx.allocate_zeroed(info.dtype, shape)?
+        };
+        ctx.set_output(i, value);
+    }
+    Ok(())
+}
