@@ -61,6 +61,9 @@ pub fn launch(flags: &ClusterFlags, json: bool) -> Result<()> {
         let mut command = Command::new(&program);
         command.args(["serve", "--with-parent", "--cluster", &cluster, "--job", "ps", "--task", &task.to_string()]);
         command.args(flags.security.args());
+        if flags.no_shared_memory {
+            command.arg("--no-shared-memory");
+        }
         processes.push(start(command, format!("ps {task}"), processes.len(), &sender)?);
     }
     for task in 0..n_workers {
