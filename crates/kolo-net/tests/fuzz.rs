@@ -123,6 +123,65 @@ fn checkpoint_indices() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// An index is protected by checksums, which keep what was changed from being looked at. This one is changed before they are made.
+#[test]
+fn checkpoint_entries() {
+    let indices = ["saved_v1", "saved_v2"].map(|name| format!("../../tests/data/functions/{name}/variables"));
+    let seeds = indices.iter().flat_map(|folder| files(folder, "index")).map(|index| first_block(&index)).collect();
+    let folder = std::env::temp_dir().join(format!("kolo-fuzz-entries-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let prefix = folder.join("c").to_string_lossy().into_owned();
+    std::fs::write(format!("{prefix}.data-00000-of-00001"), [0; 400]).unwrap();
+    fuzz("checkpoint_entries", seeds, |bytes| {
+        std::fs::write(format!("{prefix}.index"), index_of(bytes)).unwrap();
+        let mut bundle = kolo_ops::io::bundle::Bundle::open(&prefix)?;
+        let names: Vec<String> = bundle.names().take(20).map(str::to_owned).collect();
+        bundle.check_files()?;
+        names.iter().try_for_each(|name| bundle.find(name).map(drop))
+    });
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// The entries of a small index: what is before the trailer of its first block, which the block behind it points to.
+fn first_block(index: &[u8]) -> Vec<u8> {
+    let footer = &index[index.len() - 48..];
+    let numbers: Vec<usize> = varints(footer, 4);
+    let pointers = &index[numbers[2]..][..numbers[3]];
+    // One entry: nothing shared, the lengths of a key and of its value, which is where the block is.
+    let lengths = varints(pointers, 3);
+    let place = varints(&pointers[3 + lengths[1]..], 2);
+    index[place[0]..][..place[1]].to_vec()
+}
+
+fn varints(mut bytes: &[u8], n: usize) -> Vec<usize> {
+    (0..n).map(|_| prost::encoding::decode_varint(&mut bytes).unwrap() as usize).collect()
+}
+
+/// An index with these entries.
+fn index_of(block: &[u8]) -> Vec<u8> {
+    fn add(file: &mut Vec<u8>, block: &[u8]) -> Vec<u8> {
+        let mut place = Vec::new();
+        prost::encoding::encode_varint(file.len() as u64, &mut place);
+        prost::encoding::encode_varint(block.len() as u64, &mut place);
+        // Not compressed.
+        let block = [block, &[0]].concat();
+        let masked = crc32c::crc32c(&block).rotate_right(15).wrapping_add(0xa282_ead8);
+        file.extend(block);
+        file.extend(masked.to_le_bytes());
+        place
+    }
+    let restarts = [0u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
+    let mut file = Vec::new();
+    let place = add(&mut file, block);
+    let nothing = add(&mut file, &restarts);
+    let pointers = [&[0, 1, place.len() as u8, 0xff][..], &place, &restarts].concat();
+    let mut footer = [nothing, add(&mut file, &pointers)].concat();
+    footer.resize(40, 0);
+    footer.extend(0xdb47_7524_8b80_fb57u64.to_le_bytes());
+    file.extend(footer);
+    file
+}
+
 #[test]
 fn tf_config() {
     let seed = br#"{"cluster": {"ps": ["a:1"], "worker": ["b:2", "c:3"]}, "task": {"type": "worker", "index": "1"}}"#;
