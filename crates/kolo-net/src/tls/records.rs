@@ -28,10 +28,10 @@ const HEADER: usize = 5;
 const MAX_PLAIN: usize = 1 << 14;
 const MAX_SEALED: usize = MAX_PLAIN + 256;
 
-/// About how much is sealed before it is written: less of it at first, so that the other side soon has something to do; later on
-/// more, since each system call wakes the other side, but not so much that it does not fit into the core's cache.
-const LEAST_BATCH: usize = 256 << 10;
-pub(super) const BATCH: usize = 512 << 10;
+/// About how much is sealed before it is handed on to be written: less of it at first, so that the other side soon has something
+/// to do; later on more, since each system call wakes the other side, but not so much that it leaves the core's cache.
+const LEAST_BATCH: usize = 64 << 10;
+pub(super) const BATCH: usize = 256 << 10;
 
 /// The most bytes that a batch has when it is sealed, but for a change of keys.
 pub(super) const SEALED_BATCH: usize = (BATCH / 2 * 3 / MAX_PLAIN + 2) * (HEADER + MAX_PLAIN + OVERHEAD);
