@@ -26,6 +26,9 @@ fn main() {
     time("log", || vmath::log_f32_to(black_box(&a), &mut c));
     time("tanh", || vmath::tanh_f32_to(black_box(&a), &mut c));
     time("sigmoid", || vmath::sigmoid_f32_to(black_box(&a), &mut c));
+    time("erf", || vmath::erf_f32_to(black_box(&a), &mut c));
+    time("rsqrt", || vmath::rsqrt_f32_to(black_box(&a), &mut c));
+    time("softmax, one row", || vmath::softmax_f32(black_box(&a), &mut c, N));
     time("sum", || {
         black_box(black_box(vmath::sum_f32(black_box(&a))));
     });

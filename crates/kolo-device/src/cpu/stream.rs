@@ -6,6 +6,8 @@
 
 use std::sync::OnceLock;
 
+use super::isa::Isa;
+
 /// Whether a result of `n_bytes` should go past the caches: nothing of it would be left there when it is complete.
 pub fn is_streamed(n_bytes: usize) -> bool {
     static LEAST: OnceLock<usize> = OnceLock::new();
@@ -37,6 +39,9 @@ fn parse_size(text: &str) -> Option<usize> {
     digits.parse::<usize>().ok()?.checked_mul(1 << unit)
 }
 
+/// Bytes of a cache line, and of the widest store.
+const LINE: usize = 64;
+
 /// Copies `from` to `to`, past the caches. Others see it after [`fence`].
 ///
 /// # Panics
@@ -45,28 +50,74 @@ pub fn stream<T: bytemuck::NoUninit>(to: &mut [T], from: &[T]) {
     assert_eq!(to.len(), from.len(), "one value for each place");
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-        const WIDTH: usize = size_of::<__m128i>();
         let size = size_of::<T>().max(1);
-        // Stores of this kind need an alignment; what is before the first such place, and what is left, is copied.
-        let before = to.as_ptr().cast::<u8>().align_offset(WIDTH);
-        if before.is_multiple_of(size) && WIDTH.is_multiple_of(size) && before < size_of_val(to) {
+        // Only whole lines: what is before the first one, and what is left after the last, is copied.
+        let before = to.as_ptr().cast::<u8>().align_offset(LINE);
+        if before.is_multiple_of(size) && LINE.is_multiple_of(size) && before < size_of_val(to) {
             let n_before = before / size;
-            let n_vectors = (size_of_val(to) - before) / WIDTH;
-            let n_after = n_before + n_vectors * WIDTH / size;
+            let n_lines = (size_of_val(to) - before) / LINE;
+            let n_after = n_before + n_lines * LINE / size;
             to[..n_before].copy_from_slice(&from[..n_before]);
             to[n_after..].copy_from_slice(&from[n_after..]);
             let (target, source) = (to[n_before..n_after].as_mut_ptr(), from[n_before..n_after].as_ptr());
-            let (target, source) = (target.cast::<__m128i>(), source.cast::<__m128i>());
-            for i in 0..n_vectors {
-                // SAFETY: both ranges are `n_vectors` vectors long and of bytes that are all initialised; the target is aligned
-                // to a vector, and the load needs no alignment. Every x86-64 processor has these instructions.
-                unsafe { _mm_stream_si128(target.add(i), _mm_loadu_si128(source.add(i))) };
-            }
+            // SAFETY: both ranges are `n_lines` lines long and of bytes that are all initialised; the target is aligned to a
+            // line. The instruction set is the machine's.
+            unsafe { stream_lines(Isa::best(), target.cast(), source.cast(), n_lines) };
             return;
         }
     }
     to.copy_from_slice(from);
+}
+
+/// Stores lines past the caches by the widest stores there are. A line in one piece need not be put together in a buffer of the
+/// core: with loads going on at the same time, the four pieces of the narrow form take a third longer.
+///
+/// # Safety
+/// Both are `n` lines long, `to` is aligned to a line, and the machine has `isa`.
+#[cfg(target_arch = "x86_64")]
+unsafe fn stream_lines(isa: Isa, to: *mut u8, from: *const u8, n: usize) {
+    use std::arch::x86_64::*;
+    #[target_feature(enable = "avx512f")]
+    unsafe fn by_lines(to: *mut u8, from: *const u8, n: usize) {
+        for at in (0..n * LINE).step_by(LINE) {
+            // SAFETY: both are longer than `at`, by a line; the load needs no alignment.
+            unsafe { _mm512_stream_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast())) };
+        }
+    }
+    #[target_feature(enable = "avx")]
+    unsafe fn by_halves(to: *mut u8, from: *const u8, n: usize) {
+        for at in (0..n * LINE).step_by(LINE / 2) {
+            // SAFETY: both are longer than `at`, by half a line; the load needs no alignment.
+            unsafe { _mm256_stream_si256(to.add(at).cast(), _mm256_loadu_si256(from.add(at).cast())) };
+        }
+    }
+    match isa {
+        // SAFETY: the caller's promise.
+        Isa::Avx512 => unsafe { by_lines(to, from, n) },
+        // SAFETY: the caller's promise.
+        Isa::Avx2 => unsafe { by_halves(to, from, n) },
+        Isa::Portable => {
+            for at in (0..n * LINE).step_by(LINE / 4) {
+                // SAFETY: both are longer than `at`, by a quarter of a line; the load needs no alignment. Every x86-64 processor
+                // has these instructions.
+                unsafe { _mm_stream_si128(to.add(at).cast(), _mm_loadu_si128(from.add(at).cast())) };
+            }
+        }
+    }
+}
+
+/// Asks for lines that will be read soon, where the order of reading does not tell the processor. Costs nothing to be wrong about.
+#[inline(always)]
+pub fn prefetch<T>(soon: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        let first = soon.as_ptr().cast::<i8>();
+        for at in (0..size_of_val(soon)).step_by(LINE) {
+            // SAFETY: the address lies in the slice, and nothing is read or written.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(first.add(at)) };
+        }
+    }
 }
 
 /// Makes what was streamed by this thread visible before anything that it does later.
@@ -86,7 +137,7 @@ mod tests {
     fn every_value_arrives_wherever_the_slices_begin() {
         let from: Vec<u8> = (0..200).collect();
         for start in 0..40 {
-            for len in [0, 1, 7, 15, 16, 17, 31, 64, 100] {
+            for len in [0, 1, 7, 15, 16, 17, 31, 64, 100, 160] {
                 let mut to = [0xee; 200];
                 stream(&mut to[start..start + len], &from[3..3 + len]);
                 fence();
@@ -98,6 +149,24 @@ mod tests {
         let mut to = vec![0.0; 33];
         stream(&mut to, &wide);
         assert_eq!(to, wide);
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn every_width_of_store_copies_all_lines() {
+        #[repr(align(64))]
+        struct Lines([u8; 5 * LINE]);
+        let from: Vec<u8> = (0..=255).cycle().take(4 * LINE + 1).collect();
+        for isa in Isa::present() {
+            let mut to = Lines([0xee; 5 * LINE]);
+            // SAFETY: both have four lines, the target is aligned, and the instruction set is present.
+            unsafe { stream_lines(isa, to.0.as_mut_ptr(), from[1..].as_ptr(), 4) };
+            fence();
+            assert_eq!(to.0[..4 * LINE], from[1..], "{isa:?}");
+            assert!(to.0[4 * LINE..].iter().all(|&x| x == 0xee), "{isa:?}");
+        }
+        prefetch::<u64>(&[]);
+        prefetch(&from[..100]);
     }
 
     #[test]

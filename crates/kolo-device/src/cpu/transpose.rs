@@ -1,7 +1,7 @@
 //! Rows and columns exchanged, for elements of four bytes.
 
 use super::isa::Isa;
-use super::stream::{fence, stream};
+use super::stream::{fence, prefetch, stream};
 
 /// A square of this side goes by way of a buffer: each line of the input is read once, and each line of the output written
 /// once, even where many of them share a place in the cache.
@@ -27,6 +27,13 @@ pub fn transpose_words(input: &[u32], step: usize, out: &mut [u32], run: usize, 
         let rows = SIDE.min(n_rows - row);
         for column in (0..run).step_by(SIDE) {
             let columns = SIDE.min(run - column);
+            // The processor does not see so many columns coming.
+            let (next_row, next_column) = if column + SIDE < run { (row, column + SIDE) } else { (row + SIDE, 0) };
+            if past_caches && next_row < n_rows {
+                let lines =
+                    input[next_column * step + next_row..].chunks(step.max(1)).take(SIDE.min(run - next_column));
+                lines.for_each(|line| prefetch(&line[..SIDE.min(n_rows - next_row).min(line.len())]));
+            }
             let input = &input[column * step + row..][..(columns - 1) * step + rows];
             turn(Isa::best(), input, step, (rows, columns), &mut buffer);
             for (i, line) in buffer[..rows].iter().enumerate() {

@@ -3,10 +3,11 @@
 
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::IntraPool;
+use kolo_device::cpu::stream::{fence, is_streamed};
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
-use super::elements::{Item, Job, build, integer, integer_tensor, integers, product};
+use super::elements::{Item, Job, build, copy_units, integer, integer_tensor, integers, product};
 use crate::cuda::array::is_on_card;
 use crate::math::binary::first;
 use crate::op::{Op, cpu_any};
@@ -234,31 +235,39 @@ impl Job for Join<'_> {
         if out.is_empty() {
             return Ok(());
         }
-        let grain = E::fill_grain(out.len(), 0.2);
         if self.n_rows == 1 {
             for input in inputs {
                 let (mine, rest) = out.split_at_mut(input.len());
-                let grain = E::fill_grain(mine.len(), 0.2);
-                E::fill_chunks(self.pool, mine, grain, &|i, mine| {
-                    mine.clone_from_slice(&input[i * grain..i * grain + mine.len()]);
-                });
+                let unit = E::fill_grain(mine.len(), 0.2);
+                copy_units(self.pool, mine, input, unit, |first| (first..).map(|i| i * unit));
                 out = rest;
             }
             return Ok(());
         }
         // The output is not empty, so there is at least one row and one element in it.
         let row_len = out.len() / self.n_rows;
-        let rows_per_chunk = grain.div_ceil(row_len);
-        E::fill_chunks(self.pool, out, rows_per_chunk * row_len, &|i, out| {
-            for (row, mut out) in out.chunks_mut(row_len).enumerate() {
-                let row = i * rows_per_chunk + row;
-                for input in inputs {
-                    let n = input.len() / self.n_rows;
-                    let (mine, rest) = out.split_at_mut(n);
-                    mine.clone_from_slice(&input[row * n..(row + 1) * n]);
-                    out = rest;
-                }
+        let row = |row: usize, mut out: &mut [E], copy: fn(&mut [E], &[E])| {
+            for input in inputs {
+                let n = input.len() / self.n_rows;
+                let (mine, rest) = out.split_at_mut(n);
+                copy(mine, &input[row * n..(row + 1) * n]);
+                out = rest;
             }
+        };
+        let n_bytes = size_of_val(out);
+        let are_lines = inputs.iter().all(|input| (size_of_val(*input) / self.n_rows).is_multiple_of(64));
+        if is_streamed(n_bytes) && are_lines {
+            let per_task = (self.pool.stretch(n_bytes) / size_of::<E>() / row_len).max(1);
+            self.pool.for_each_chunk(out, per_task * row_len, |task, out| {
+                out.chunks_mut(row_len).enumerate().for_each(|(i, out)| row(task * per_task + i, out, E::stream));
+                fence();
+            });
+            return Ok(());
+        }
+        let per_chunk = E::fill_grain(out.len(), 0.2).div_ceil(row_len);
+        E::fill_chunks(self.pool, out, per_chunk * row_len, &|task, out| {
+            let rows = out.chunks_mut(row_len).enumerate();
+            rows.for_each(|(i, out)| row(task * per_chunk + i, out, <[E]>::clone_from_slice));
         });
         Ok(())
     }
@@ -293,6 +302,25 @@ mod tests {
     use kolo_core::Tensor;
 
     use crate::testing::{check_op, tensor, wavy};
+
+    /// Large enough to go past the caches of most machines, with pieces that are whole lines of them and with odd ones.
+    #[test]
+    fn large_results() {
+        for (a, b) in [(1024, 3072), (1001, 3003)] {
+            let values = |n: usize, from: i32| tensor([1100, n], (from..).take(1100 * n).collect::<Vec<i32>>());
+            let (left, right) = (values(a, 0), values(b, -5_000_000));
+            let columns = check_op("ConcatV2").input(left.clone()).input(right.clone()).input(1i32).run(false).unwrap();
+            let rows = left.data::<i32>().unwrap().chunks(a).zip(right.data::<i32>().unwrap().chunks(b));
+            let found = columns[0].data::<i32>().unwrap().chunks(a + b);
+            assert!(found.zip(rows).all(|(row, (left, right))| row[..a] == *left && row[a..] == *right));
+            let parts = check_op("SplitV").input(columns[0].clone()).input([a as i64, -1]).input(1i32);
+            let parts = parts.attr("num_split", 2usize).run(false).unwrap();
+            assert!(parts[0] == left && parts[1] == right);
+            let rows = check_op("ConcatV2").input(right.clone()).input(right.clone()).input(0i32).run(false).unwrap();
+            let (found, right) = (rows[0].data::<i32>().unwrap(), right.data::<i32>().unwrap());
+            assert!(found[..right.len()] == *right && found[right.len()..] == *right);
+        }
+    }
 
     #[test]
     fn concat() {

@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use half::{bf16, f16};
 use kolo_core::{DType, Error, Result, Shape, Tensor, TensorData};
+use kolo_device::cpu::stream::{fence, is_streamed, prefetch, stream};
 use kolo_device::cpu::{IntraPool, pool};
 use kolo_graph::{Graph, Output};
 use smallvec::SmallVec;
@@ -22,6 +23,11 @@ pub(crate) trait Item: Clone + Default + Send + Sync {
     fn fill_chunks(pool: &IntraPool, out: &mut [Self], chunk: usize, f: &(dyn Fn(usize, &mut [Self]) + Sync)) {
         pool.for_each_chunk(out, chunk, f);
     }
+
+    /// Copies past the caches, where such elements allow it.
+    fn stream(to: &mut [Self], from: &[Self]) {
+        to.clone_from_slice(from);
+    }
 }
 
 /// Strings own memory elsewhere and are moved one by one.
@@ -37,11 +43,54 @@ macro_rules! plain_items {
             fn fill_chunks(pool: &IntraPool, out: &mut [Self], chunk: usize, f: &(dyn Fn(usize, &mut [Self]) + Sync)) {
                 pool.fill_chunks(out, chunk, f);
             }
+
+            fn stream(to: &mut [Self], from: &[Self]) {
+                stream(to, from);
+            }
         })*
     };
 }
 plain_items!([u8; 1], [u8; 2], [u8; 4], [u8; 8], [u8; 16], u32);
 plain_items!(f16, bf16, f32, f64, i8, i16, i32, i64, u8, u16, u64);
+
+/// Fills `out` with copies of `input`, `unit` elements at a time: `places` gives where they begin, from a unit on. Large results go
+/// past the caches, without a buffer where the units are long or whole lines of them.
+pub(crate) fn copy_units<E: Item, P: Iterator<Item = usize>>(
+    pool: &IntraPool,
+    out: &mut [E],
+    input: &[E],
+    unit: usize,
+    places: impl Fn(usize) -> P + Sync,
+) {
+    /// Bytes that are asked for ahead, where units are so short that the processor cannot tell what comes next.
+    const AHEAD: usize = 4 << 10;
+    if out.is_empty() || unit == 0 {
+        return;
+    }
+    let (n_bytes, unit_bytes) = (size_of_val(out), unit.saturating_mul(size_of::<E>()));
+    if !is_streamed(n_bytes) || !(unit_bytes.is_multiple_of(64) || unit_bytes >= AHEAD) {
+        // About a cache miss for every unit, and a copy.
+        let per_chunk = E::fill_grain(out.len(), 0.2).div_ceil(unit + 20).max(1);
+        return E::fill_chunks(pool, out, per_chunk * unit, &|task, out| {
+            for (out, at) in out.chunks_mut(unit).zip(places(task * per_chunk)) {
+                out.clone_from_slice(&input[at..at + out.len()]);
+            }
+        });
+    }
+    let ahead = if unit_bytes <= AHEAD / 4 { AHEAD / unit_bytes } else { 0 };
+    let per_task = (pool.stretch(n_bytes) / unit_bytes).max(1);
+    pool.for_each_chunk(out, per_task * unit, |task, out| {
+        let (first, n) = (task * per_task, out.len().div_ceil(unit));
+        let mut later = places(first + ahead.min(n)).take(if ahead > 0 { n.saturating_sub(ahead) } else { 0 });
+        for (out, at) in out.chunks_mut(unit).zip(places(first)) {
+            if let Some(at) = later.next() {
+                prefetch(&input[at..input.len().min(at + unit)]);
+            }
+            E::stream(out, &input[at..at + out.len()]);
+        }
+        fence();
+    });
+}
 
 /// A loop over elements of any type. All slices hold elements of one dtype.
 pub(crate) trait Job {

@@ -1,12 +1,14 @@
 //! `Gather` and `GatherV2`: slices of a tensor picked by number, along any dimension.
 
+use std::borrow::Cow;
+
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::IntraPool;
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Grad, Gradient, IndexedSlices, InferCtx, OpDef, Operation, Output};
 
 use super::cast::cast;
-use super::elements::{Item, Job, build, index_below, integer, integers, product};
+use super::elements::{Item, Job, build, copy_units, index_below, integer, integers, product};
 use super::reshape::reshape;
 use super::strided_slice::{At, slice_at};
 use super::transpose::transpose;
@@ -192,22 +194,50 @@ fn forward(ctx: &mut KernelCtx<'_>, axis: i64, batch_dims: i64) -> Result<()> {
     Ok(())
 }
 
-/// Indices that all lie below `n`; the error names the first that does not.
-pub(crate) fn checked_indices(indices: &Tensor, n: usize) -> Result<Vec<usize>> {
-    let values = integers(indices)?;
-    let mut checked = Vec::with_capacity(values.len());
-    for (i, &value) in values.iter().enumerate() {
-        match index_below(value, n) {
-            Some(index) => checked.push(index),
-            None => {
-                return Err(Error::invalid_argument(format!(
-                    "indices{} = {value} is not in [0, {n})",
-                    place(indices.shape(), i)
-                )));
-            }
+/// Numbers of rows that all lie in the tensor they are of, as they came.
+enum Rows<'a> {
+    Narrow(&'a [i32]),
+    Wide(Cow<'a, [i64]>),
+    Usual(Vec<usize>),
+}
+
+impl Rows<'_> {
+    /// Number `i`. All of them were found to be positions, so nothing is lost.
+    #[inline(always)]
+    fn get(&self, i: usize) -> usize {
+        match self {
+            Rows::Narrow(rows) => rows[i] as usize,
+            Rows::Wide(rows) => rows[i] as usize,
+            Rows::Usual(rows) => rows[i],
         }
     }
-    Ok(checked)
+}
+
+/// Indices that all lie below `n`; the error names the first that does not.
+fn checked_indices(indices: &Tensor, n: usize) -> Result<Rows<'_>> {
+    let rows = match indices.dtype() {
+        DType::I32 => Rows::Narrow(indices.data::<i32>()?),
+        DType::I64 => Rows::Wide(indices.data::<i64>()?.into()),
+        _ => Rows::Wide(integers(indices)?.into()),
+    };
+    // Negative ones are the largest of all without a sign. No early end, so that many are compared at a time.
+    let bad = match &rows {
+        Rows::Narrow(rows) => {
+            let n = u32::try_from(n).unwrap_or(u32::MAX).min(1 << 31);
+            rows.iter().fold(false, |bad, &row| bad | (row as u32 >= n))
+        }
+        Rows::Wide(rows) => rows.iter().fold(false, |bad, &row| bad | (row as u64 >= n as u64)),
+        Rows::Usual(rows) => rows.iter().any(|&row| row >= n),
+    };
+    if bad {
+        let values = integers(indices)?;
+        let first = values.iter().enumerate().find(|(_, value)| index_below(**value, n).is_none());
+        if let Some((i, value)) = first {
+            let place = place(indices.shape(), i);
+            return Err(Error::invalid_argument(format!("indices{place} = {value} is not in [0, {n})")));
+        }
+    }
+    Ok(rows)
 }
 
 /// `[1,2]`: where element `i` of a tensor of `shape` lies; nothing for a scalar.
@@ -228,7 +258,7 @@ pub(crate) fn place(shape: &Shape, mut i: usize) -> String {
 struct Pick<'a> {
     pool: &'a IntraPool,
     /// Which rows, `n_picked` for every batch.
-    rows: Vec<usize>,
+    rows: Rows<'a>,
     n_outer: usize,
     n_rows: usize,
     n_picked: usize,
@@ -237,21 +267,12 @@ struct Pick<'a> {
 
 impl Job for Pick<'_> {
     fn run<E: Item>(self, out: &mut [E], inputs: &[&[E]]) -> Result<()> {
-        if out.is_empty() {
-            return Ok(());
-        }
-        let (input, row_len) = (inputs[0], self.row_len);
-        // About a cache miss for every row, and a copy.
-        let per_chunk = E::fill_grain(out.len(), 0.2).div_ceil(row_len + 20).max(1);
-        E::fill_chunks(self.pool, out, per_chunk * row_len, &|i, out| {
-            for (k, out) in out.chunks_mut(row_len).enumerate() {
-                let k = i * per_chunk + k;
-                let (block, picked) = (k / self.n_picked, k % self.n_picked);
-                let row = self.rows[block / self.n_outer * self.n_picked + picked];
-                let at = (block * self.n_rows + row) * row_len;
-                out.clone_from_slice(&input[at..at + row_len]);
-            }
-        });
+        let place = |k: usize| {
+            let (block, picked) = (k / self.n_picked, k % self.n_picked);
+            let row = self.rows.get(block / self.n_outer * self.n_picked + picked);
+            (block * self.n_rows + row) * self.row_len
+        };
+        copy_units(self.pool, out, inputs[0], self.row_len, |first| (first..).map(place));
         Ok(())
     }
 }
@@ -260,7 +281,7 @@ impl Job for Pick<'_> {
 pub(crate) fn pick_rows(ctx: &KernelCtx<'_>, input: &Tensor, rows: Vec<usize>, shape: Shape) -> Result<Tensor> {
     let n_rows = input.shape().first().copied().unwrap_or(1);
     let row_len = product(input.shape().get(1..).unwrap_or(&[]));
-    let job = Pick { pool: ctx.pool(), n_outer: 1, n_rows, n_picked: rows.len(), row_len, rows };
+    let job = Pick { pool: ctx.pool(), n_outer: 1, n_rows, n_picked: rows.len(), row_len, rows: Rows::Usual(rows) };
     build(ctx, input.dtype(), shape, &[input], job)
 }
 
@@ -285,6 +306,22 @@ mod tests {
         let words = Tensor::from_strings([2], vec!["a".into(), "b".into()]).unwrap();
         check_op("Gather").input(words).input(1i32).gives("b");
         check_op("Gather").input(grid()).input(tensor::<i32, 1>([0], [])).gives(tensor::<f32, 2>([0, 3], []));
+    }
+
+    /// Large enough to go past the caches of most machines, by rows that are whole lines of them and by odd ones.
+    #[test]
+    fn large_results() {
+        for n in [128usize, 127] {
+            let params = tensor([500, n], (0..500 * n as i32).collect::<Vec<i32>>());
+            let indices: Vec<i32> = (0..40_000).map(|i| i * 77 % 500).collect();
+            let wide: Vec<i64> = indices.iter().map(|&i| i.into()).collect();
+            let narrow = check_op("Gather").input(params.clone()).input(indices.clone()).run(false).unwrap();
+            let rows = narrow[0].data::<i32>().unwrap().chunks(n).zip(&indices);
+            for (row, &i) in rows {
+                assert!(row[0] == i * n as i32 && row[n - 1] == (i + 1) * n as i32 - 1, "row {i}");
+            }
+            assert!(check_op("Gather").input(params).input(wide).run(false).unwrap() == narrow);
+        }
     }
 
     #[test]

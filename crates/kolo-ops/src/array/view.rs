@@ -5,7 +5,7 @@ use kolo_device::cpu::stream::is_streamed;
 use kolo_device::cpu::{IntraPool, pool, transpose_words};
 use smallvec::SmallVec;
 
-use super::elements::Item;
+use super::elements::{Item, copy_units};
 
 /// Elements of a buffer in row-major order of `dims`: element `i` of dimension `d` lies `i · steps[d]` further.
 /// Dimensions that can be walked as one are merged, so that the innermost run is as long as possible.
@@ -99,9 +99,21 @@ impl View {
         let transposed = step > 1 && outer.last().is_some_and(|&(_, step)| step == 1);
         if transposed {
             // Whole tiles, or most of each cache line would be fetched for nothing.
-            let rows = pool::grain(1.0).div_ceil(run).max(1).next_multiple_of(WIDE);
+            let n_bytes = size_of_val(out);
+            let stretch = if is_streamed(n_bytes) { pool.stretch(n_bytes) / size_of::<E>() } else { 0 };
+            let rows = pool::grain(1.0).max(stretch).div_ceil(run).max(1).next_multiple_of(WIDE);
             return pool.for_each_chunk(out, rows * run, |i, out| {
                 transpose(out, input, run, step as usize, &mut Walk::new(self.start, outer, i * rows));
+            });
+        }
+        if step == 1 && is_streamed(size_of_val(out)) {
+            return copy_units(pool, out, input, run, |row| {
+                let mut walk = Walk::new(self.start, outer, row);
+                std::iter::repeat_with(move || {
+                    let at = walk.at as usize;
+                    walk.advance(1);
+                    at
+                })
             });
         }
         // About one memory access each; strided ones miss the cache.

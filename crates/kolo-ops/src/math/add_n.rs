@@ -93,13 +93,18 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                 for (sum, piece) in sum.chunks_mut(PIECE).zip(pieces) {
                     let mut rest = others.iter().map(|other| &other[piece.clone()]);
                     match (into, rest.next()) {
-                        (None, Some(first)) => match rest.next() {
-                            Some(second) => {
+                        (None, Some(first)) => match (rest.next(), rest.next()) {
+                            (Some(second), Some(third)) => {
+                                for (((sum, &a), &b), &c) in sum.iter_mut().zip(first).zip(second).zip(third) {
+                                    *sum = a.add(b).add(c);
+                                }
+                            }
+                            (Some(second), None) => {
                                 for ((sum, &a), &b) in sum.iter_mut().zip(first).zip(second) {
                                     *sum = a.add(b);
                                 }
                             }
-                            None => sum.copy_from_slice(first),
+                            (None, _) => sum.copy_from_slice(first),
                         },
                         (Some(_), Some(first)) => add_to(sum, first),
                         (_, None) => {}

@@ -9,6 +9,7 @@ use kolo_device::cpu::{pool, vectorize};
 use smallvec::SmallVec;
 
 use crate::kernel::KernelCtx;
+use crate::nn::rows::piece_of_run;
 
 /// Elements that are moved aside at a time by loops that write over their input. They stay in the first-level cache.
 const BLOCK: usize = 512;
@@ -135,7 +136,8 @@ fn zip_by<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, each: &ZipLo
     if a.n_elements() == 1 && b.n_elements() == shape.n_elements() {
         return zip_flat(ctx, ns, shape, (false, true), each);
     }
-    let (pool, walk) = (ctx.pool(), Walk::new(&shape, &a, &b));
+    let (pool, mut walk) = (ctx.pool(), Walk::new(&shape, &a, &b));
+    walk.cut(pool::fill_grain::<U>(shape.n_elements(), ns));
     let mut out = ctx.allocate(U::DTYPE, shape)?;
     let (left, right) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
     // Whole runs of the innermost dimension per task, so that a run is never cut.
@@ -284,6 +286,16 @@ impl Walk {
         let (run, inner_a, inner_b) = if merged.is_empty() { (1, 0, 0) } else { merged.remove(0) };
         merged.reverse();
         Walk { run: run.max(1), inner: (inner_a != 0, inner_b != 0), outer: merged }
+    }
+
+    /// Makes runs that are longer than `most` shorter, if some of about that length fill them.
+    fn cut(&mut self, most: usize) {
+        let run = piece_of_run(self.run, most);
+        if run < self.run {
+            let step = |moves| if moves { run } else { 0 };
+            self.outer.push((self.run / run, step(self.inner.0), step(self.inner.1)));
+            self.run = run;
+        }
     }
 
     /// Where run `row` begins in each input.

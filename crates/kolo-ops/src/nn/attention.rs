@@ -65,6 +65,9 @@ pub(crate) static ATTENTION_GRAD: Op = Op {
     cost: Cost::Heavy,
 };
 
+/// Elements that are computed side by side: two of the widest vectors.
+const LANES: usize = 32;
+
 /// The width of all heads together, of a row of queries, keys and values.
 fn width_of(row: usize, heads: usize) -> Result<usize> {
     let width = row / 3;
@@ -138,18 +141,80 @@ fn part<T: Float>(rows: &[T], sizes: &Sizes, part: usize, head: usize) -> Vec<T:
     rows.chunks_exact(3 * width).flat_map(|row| row[from..from + sizes.size].iter().map(|x| x.widen())).collect()
 }
 
+/// Columns of rows: number `d` of every row of `size`, side by side, with zeros up to whole vectors.
+fn columns<R: Real>(rows: &[R], size: usize) -> Columns<R> {
+    let stride = (rows.len() / size).next_multiple_of(LANES);
+    let mut values = vec![R::zero(); size * stride];
+    for (j, row) in rows.chunks_exact(size).enumerate() {
+        for (d, &x) in row.iter().enumerate() {
+            values[d * stride + j] = x;
+        }
+    }
+    Columns { stride, values }
+}
+
+struct Columns<R> {
+    stride: usize,
+    values: Vec<R>,
+}
+
+impl<R: Real> Columns<R> {
+    /// The products of `by` with the first rows: many at a time, where a sum over each row would bring its lanes together every time.
+    #[inline(always)]
+    fn products(&self, by: &[R], out: &mut [R]) {
+        for (block, out) in out.chunks_mut(LANES).enumerate() {
+            let mut lanes = [R::zero(); LANES];
+            for (d, &by) in by.iter().enumerate() {
+                if let Some(column) = self.values[d * self.stride + block * LANES..].first_chunk::<LANES>() {
+                    for (lane, &x) in lanes.iter_mut().zip(column) {
+                        *lane += by * x;
+                    }
+                }
+            }
+            out.copy_from_slice(&lanes[..out.len()]);
+        }
+    }
+}
+
+/// `out = Σ weights[j] · rows[j]`, with the sums in registers.
 #[inline(always)]
-fn dot<R: Real>(a: &[R], b: &[R]) -> R {
-    let mut lanes = [R::zero(); 16];
-    let (whole_a, whole_b) = (a.chunks_exact(16), b.chunks_exact(16));
-    let rest = whole_a.remainder().iter().zip(whole_b.remainder());
-    for (lane, (x, y)) in lanes.iter_mut().zip(rest) {
-        *lane += *x * *y;
+fn weighted_sum<R: Real>(weights: &[R], rows: &[R], out: &mut [R]) {
+    let size = out.len();
+    let (whole, rest) = out.as_chunks_mut::<LANES>();
+    let n_whole = whole.len() * LANES;
+    for (block, out) in whole.iter_mut().enumerate() {
+        let mut lanes = [R::zero(); LANES];
+        for (&by, row) in weights.iter().zip(rows.chunks_exact(size)) {
+            if let Some(row) = row[block * LANES..].first_chunk::<LANES>() {
+                for (lane, &x) in lanes.iter_mut().zip(row) {
+                    *lane += by * x;
+                }
+            }
+        }
+        *out = lanes;
     }
-    for (a, b) in whole_a.zip(whole_b) {
-        lanes.iter_mut().zip(a).zip(b).for_each(|((lane, x), y)| *lane += *x * *y);
+    rest.fill(R::zero());
+    if !rest.is_empty() {
+        for (&by, row) in weights.iter().zip(rows.chunks_exact(size)) {
+            add_scaled(rest, by, &row[n_whole..]);
+        }
     }
-    lanes.into_iter().sum()
+}
+
+/// Brings all values together, in lanes side by side.
+#[inline(always)]
+fn fold<R: Real>(values: &[R], start: R, f: impl Fn(R, R) -> R + Copy) -> R {
+    let mut lanes = [start; 16];
+    let (whole, rest) = values.as_chunks::<16>();
+    for chunk in whole {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = f(*lane, x);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane = f(*lane, x);
+    }
+    lanes.into_iter().fold(start, f)
 }
 
 #[inline(always)]
@@ -159,19 +224,32 @@ fn add_scaled<R: Real>(to: &mut [R], by: R, x: &[R]) {
 
 /// What a query gives to each key it sees; returns the logarithm of the sum of the exponentials.
 #[inline(always)]
-fn shares<T: Float>(query: &[T::Real], keys: &[T::Real], scale: T::Real, shares: &mut [T::Real]) -> T::Real {
-    let mut top = <T::Real as num_traits::Float>::neg_infinity();
-    for (share, key) in shares.iter_mut().zip(keys.chunks_exact(query.len())) {
-        *share = dot(query, key) * scale;
-        top = if *share > top { *share } else { top };
+fn shares<T: Float>(query: &[T::Real], keys: &Columns<T::Real>, scale: T::Real, shares: &mut [T::Real]) -> T::Real {
+    keys.products(query, shares);
+    for share in shares.iter_mut() {
+        *share = *share * scale;
     }
-    let mut total = T::real(0.0);
+    let lowest = <T::Real as num_traits::Float>::neg_infinity();
+    let top = fold(
+        shares,
+        lowest,
+        #[inline(always)]
+        |a, b| if b > a { b } else { a },
+    );
+    // The sum in a loop of its own: one that adds up in order has no vectors.
     for share in shares.iter_mut() {
         *share = T::exp(*share - top);
-        total += *share;
     }
+    let total = fold(
+        shares,
+        T::real(0.0),
+        #[inline(always)]
+        |a, b| a + b,
+    );
     let inverse = T::real(1.0) / total;
-    shares.iter_mut().for_each(|share| *share = *share * inverse);
+    for share in shares.iter_mut() {
+        *share = *share * inverse;
+    }
     top + num_traits::Float::ln(total)
 }
 
@@ -212,15 +290,13 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn one_head<T: Float>(rows: &[T], sizes: &Sizes, head: usize, y: &mut [T], width: usize, lse: &mut [f32]) {
     let [queries, keys, values] = [0, 1, 2].map(|p| part(rows, sizes, p, head));
     let (scale, size) = (scale_of::<T>(sizes), sizes.size);
+    let keys = columns(&keys, size);
     let (mut all, mut sum) = (vec![T::real(0.0); sizes.length], vec![T::real(0.0); size]);
     for (i, query) in queries.chunks_exact(size).enumerate() {
         let seen = &mut all[..sizes.seen(i)];
         let logarithm = shares::<T>(query, &keys, scale, seen);
         lse[i] = num_traits::ToPrimitive::to_f32(&logarithm).unwrap_or(f32::NAN);
-        sum.fill(T::real(0.0));
-        for (share, value) in seen.iter().zip(values.chunks_exact(size)) {
-            add_scaled(&mut sum, *share, value);
-        }
+        weighted_sum(seen, &values, &mut sum);
         let out = &mut y[i * width + head * size..][..size];
         out.iter_mut().zip(&sum).for_each(|(out, sum)| *out = T::narrow(*sum));
     }
@@ -253,28 +329,32 @@ fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn one_head_back<T: Float>(rows: &[T], dy: &[T], sizes: &Sizes, head: usize, out: &mut [T]) {
     let [queries, keys, values] = [0, 1, 2].map(|p| part(rows, sizes, p, head));
     let (scale, size, width) = (scale_of::<T>(sizes), sizes.size, sizes.width());
-    let mut grads = [0, 1, 2].map(|_| vec![T::real(0.0); sizes.length * size]);
+    let (key_columns, value_columns) = (columns(&keys, size), columns(&values, size));
+    let [mut to_queries, mut to_keys, mut to_values] = [0, 1, 2].map(|_| vec![T::real(0.0); sizes.length * size]);
     let mut all = vec![T::real(0.0); sizes.length];
     let mut slopes = all.clone();
+    let mut dy_row = vec![T::real(0.0); size];
     for (i, query) in queries.chunks_exact(size).enumerate() {
         let n = sizes.seen(i);
         let (seen, slopes) = (&mut all[..n], &mut slopes[..n]);
-        shares::<T>(query, &keys, scale, seen);
-        let dy: Vec<T::Real> = dy[i * width + head * size..][..size].iter().map(|x| x.widen()).collect();
-        let mut mean = T::real(0.0);
-        for ((slope, share), value) in slopes.iter_mut().zip(seen.iter()).zip(values.chunks_exact(size)) {
-            *slope = dot(&dy, value);
-            mean += *slope * *share;
+        shares::<T>(query, &key_columns, scale, seen);
+        for (wide, x) in dy_row.iter_mut().zip(&dy[i * width + head * size..]) {
+            *wide = x.widen();
         }
-        let [to_queries, to_keys, to_values] = &mut grads;
-        for (j, (slope, share)) in slopes.iter().zip(seen.iter()).enumerate() {
-            let at = j * size..(j + 1) * size;
-            let ds = *share * (*slope - mean) * scale;
-            add_scaled(&mut to_queries[i * size..(i + 1) * size], ds, &keys[at.clone()]);
-            add_scaled(&mut to_keys[at.clone()], ds, query);
-            add_scaled(&mut to_values[at], *share, &dy);
+        value_columns.products(&dy_row, slopes);
+        let mean: T::Real = seen.iter().zip(slopes.iter()).map(|(share, slope)| *share * *slope).sum();
+        for (slope, share) in slopes.iter_mut().zip(seen.iter()) {
+            *slope = *share * (*slope - mean) * scale;
+        }
+        weighted_sum(slopes, &keys, &mut to_queries[i * size..(i + 1) * size]);
+        for (to, &ds) in to_keys.chunks_exact_mut(size).zip(slopes.iter()) {
+            add_scaled(to, ds, query);
+        }
+        for (to, &share) in to_values.chunks_exact_mut(size).zip(seen.iter()) {
+            add_scaled(to, share, &dy_row);
         }
     }
+    let grads = [to_queries, to_keys, to_values];
     for (i, row) in out.chunks_exact_mut(3 * width).enumerate() {
         for (p, grad) in grads.iter().enumerate() {
             let to = &mut row[p * width + head * size..][..size];
@@ -337,10 +417,12 @@ mod tests {
 
     #[test]
     fn one_op_gives_what_many_give() {
-        for causal in [false, true] {
+        for (causal, sizes) in [(false, (7, 5)), (true, (7, 5)), (false, (37, 35)), (true, (37, 35))] {
             let g = crate::graph();
-            let qkv = g.constant(wavy([3, 7, 3 * 2 * 5], 1));
-            let weights = g.constant(wavy([3, 7, 10], 2));
+            // The second is longer than the lanes of the loops, in both ways.
+            let (length, size) = sizes;
+            let qkv = g.constant(wavy([3, length, 3 * 2 * size], 1));
+            let weights = g.constant(wavy([3, length, 2 * size], 2));
             let all = |y: Output<'_>| {
                 let y = Output::new(&g, y.endpoint());
                 let loss = g.op("Sum").input(y * weights).input(g.constant([0i32, 1, 2])).out();

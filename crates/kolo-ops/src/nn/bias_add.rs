@@ -2,13 +2,13 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_device::cpu::vectorize;
+use kolo_device::cpu::{pool, vectorize};
 use kolo_graph::{Gradient, OpDef, Operation, Output};
 
 use crate::math::binary::first;
 use crate::math::number::Number;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
-use crate::nn::rows::{rows_per_fill, rows_per_task};
+use crate::nn::rows::{piece_of_run, rows_per_fill, rows_per_task};
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -118,38 +118,41 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let input = if in_place { None } else { Some(ctx.data::<T>(0)?) };
     let run = view.run();
     if run > 0 {
-        // Whole runs per task: rows of channels, or planes of one channel.
-        let chunk = match input {
-            Some(input) => rows_per_fill::<T>(input.len(), 0.3, run),
-            None => rows_per_task(0.3, run),
-        } * run;
+        // Whole runs per task, rows of channels or planes of one channel; pieces of long ones, so that they stay in the first cache.
+        let n = out.n_elements();
+        let piece = if in_place { run } else { piece_of_run(run, pool::fill_grain::<T>(n, 0.3)) };
+        let chunk = piece * if in_place { rows_per_task(0.3, piece) } else { rows_per_fill::<T>(n, 0.3, piece) };
+        let per_run = run / piece;
         let each = |i: usize, out: &mut [T]| {
             let input = input.map(|input| &input[i * chunk..i * chunk + out.len()]);
-            let first_run = i * (chunk / run);
+            let first = i * (chunk / piece);
+            let of_plane = |k: usize| bias[(first + k) / per_run % view.channels];
+            let of_row = |k: usize| &bias[(first + k) % per_run * piece..][..piece];
             vectorize(
                 #[inline(always)]
                 || match input {
                     Some(input) => {
-                        for (k, (out, input)) in out.chunks_exact_mut(run).zip(input.chunks_exact(run)).enumerate() {
+                        for (k, (out, input)) in out.chunks_exact_mut(piece).zip(input.chunks_exact(piece)).enumerate()
+                        {
                             match view.inner {
                                 1 => {
-                                    for ((y, &x), &b) in out.iter_mut().zip(input).zip(bias) {
+                                    for ((y, &x), &b) in out.iter_mut().zip(input).zip(of_row(k)) {
                                         *y = x.add(b);
                                     }
                                 }
                                 _ => {
-                                    let b = bias[(first_run + k) % view.channels];
+                                    let b = of_plane(k);
                                     out.iter_mut().zip(input).for_each(|(y, &x)| *y = x.add(b));
                                 }
                             }
                         }
                     }
                     None => {
-                        for (k, out) in out.chunks_exact_mut(run).enumerate() {
+                        for (k, out) in out.chunks_exact_mut(piece).enumerate() {
                             match view.inner {
-                                1 => out.iter_mut().zip(bias).for_each(|(y, &b)| *y = y.add(b)),
+                                1 => out.iter_mut().zip(of_row(k)).for_each(|(y, &b)| *y = y.add(b)),
                                 _ => {
-                                    let b = bias[(first_run + k) % view.channels];
+                                    let b = of_plane(k);
                                     out.iter_mut().for_each(|y| *y = y.add(b));
                                 }
                             }
@@ -183,6 +186,27 @@ mod tests {
     use kolo_core::Tensor;
 
     use crate::testing::{check_op, tensor, wavy};
+
+    /// Rows and planes that are cut in pieces, where the result goes past the caches of most machines.
+    #[test]
+    fn long_runs() {
+        let bias: Vec<i32> = (0..4096).map(|i| i * 7).collect();
+        let ones = || tensor([1030, 4096], vec![1i32; 1030 * 4096]);
+        let found = check_op("BiasAdd").input(ones()).input(bias.clone()).run(false).unwrap();
+        let rows = found[0].data::<i32>().unwrap().chunks(4096);
+        assert!(rows.into_iter().all(|row| row.iter().zip(&bias).all(|(&x, &b)| x == b + 1)));
+        let planes = ones().reshaped([103, 10, 4096].into()).unwrap();
+        let planes = check_op("BiasAdd").attr("data_format", "NCHW").input(planes).input(bias[..10].to_vec());
+        let found = planes.run(false).unwrap();
+        let planes = found[0].data::<i32>().unwrap().chunks(4096).enumerate();
+        assert!(planes.into_iter().all(|(i, plane)| plane.iter().all(|&x| x == bias[i % 10] + 1)));
+        let column = tensor([1030, 1], (0..1030).collect::<Vec<i32>>());
+        let sums = check_op("Mul").input(ones()).input(column).run(false).unwrap();
+        let rows = sums[0].data::<i32>().unwrap().chunks(4096).enumerate();
+        assert!(rows.into_iter().all(|(i, row)| row.iter().all(|&x| x == i as i32)));
+        let row = check_op("Mul").input(tensor([4096], bias.clone())).input(ones()).run(false).unwrap();
+        assert!(row[0].data::<i32>().unwrap().chunks(4096).all(|row| row == bias));
+    }
 
     #[test]
     fn biases_go_along_the_channels() {

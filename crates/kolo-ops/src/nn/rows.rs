@@ -13,6 +13,16 @@ pub fn rows_per_fill<T>(n: usize, ns: f64, length: usize) -> usize {
     (pool::fill_grain::<T>(n, ns) / length.max(1)).max(1)
 }
 
+/// The length of pieces that fill a run of `run` elements, about `most` long; the run itself if it is no longer or nothing fits.
+pub fn piece_of_run(run: usize, most: usize) -> usize {
+    if run <= most {
+        return run;
+    }
+    // Whole vectors, or their ends would cost more than is gained.
+    let lengths = (most / 4..=most).rev().filter(|length| *length > 0 && length.is_multiple_of(16));
+    lengths.into_iter().find(|length| run.is_multiple_of(*length)).unwrap_or(run)
+}
+
 /// A part of the first output and the same rows of the second.
 type Part<'a, A, B> = Mutex<Option<(&'a mut [A], &'a mut [B])>>;
 
@@ -45,6 +55,14 @@ pub fn for_row_pairs<A: Send, B: Send>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_fill_their_run() {
+        assert_eq!(piece_of_run(4096, 1024), 1024);
+        assert_eq!(piece_of_run(3 * 720, 1024), 720);
+        assert_eq!((piece_of_run(4099, 1024), piece_of_run(1000, 1024), piece_of_run(0, 8)), (4099, 1000, 0));
+        assert_eq!((piece_of_run(5, 0), piece_of_run(32, 3)), (5, 32));
+    }
 
     #[test]
     fn every_row_is_visited_once_with_its_number() {

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result};
+use kolo_device::cpu::stream::is_streamed;
 use kolo_device::cpu::{vectorize, vmath};
 use kolo_graph::{Gradient, GradientFn, InferCtx, OpDef, Output};
 
@@ -80,28 +81,38 @@ const LOG_SOFTMAX_KERNELS: &[KernelDef] = &[
 ];
 
 fn softmax_f32(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    each_row_f32(ctx, vmath::softmax_f32)
+    each_row_f32(ctx, vmath::softmax_f32, Some(vmath::softmax_f32_streamed))
 }
 
 fn log_softmax_f32(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    each_row_f32(ctx, vmath::log_softmax_f32)
+    each_row_f32(ctx, vmath::log_softmax_f32, None)
 }
 
-/// Runs `f(input, output, length of a row)` on the rows of the last dimension, some at a time.
-fn each_row_f32(ctx: &mut KernelCtx<'_>, f: fn(&[f32], &mut [f32], usize)) -> Result<()> {
+/// A loop over rows: input, output, length of a row.
+type Rows = fn(&[f32], &mut [f32], usize);
+
+/// Runs `f` on the rows of the last dimension, some at a time; `streamed` if the result is large and its rows are not short.
+fn each_row_f32(ctx: &mut KernelCtx<'_>, f: Rows, streamed: Option<Rows>) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let Some(&n) = shape.last() else { return Err(no_dimension()) };
     let (mut out, in_place) = ctx.reuse_or_allocate(0, DType::F32, shape)?;
     let input = if in_place { None } else { Some(ctx.data::<f32>(0)?) };
     if n > 0 {
-        match input {
-            Some(input) => {
+        let n_bytes = out.n_elements() * size_of::<f32>();
+        match (input, streamed.filter(|_| is_streamed(n_bytes) && n >= 64)) {
+            (Some(input), Some(f)) => {
+                let chunk = (ctx.pool().stretch(n_bytes) / (size_of::<f32>() * n)).max(1) * n;
+                ctx.pool().for_each_chunk(out.data_mut::<f32>()?, chunk, |i, out| {
+                    f(&input[i * chunk..i * chunk + out.len()], out, n);
+                });
+            }
+            (Some(input), None) => {
                 let chunk = rows_per_fill::<f32>(input.len(), 1.0, n) * n;
                 ctx.pool().fill_chunks(out.data_mut::<f32>()?, chunk, &|i, out| {
                     f(&input[i * chunk..i * chunk + out.len()], out, n);
                 });
             }
-            None => ctx.pool().for_each_chunk(out.data_mut::<f32>()?, rows_per_task(1.0, n) * n, |_, out| {
+            (None, _) => ctx.pool().for_each_chunk(out.data_mut::<f32>()?, rows_per_task(1.0, n) * n, |_, out| {
                 let before = out.to_vec();
                 f(&before, out, n);
             }),
@@ -174,6 +185,17 @@ fn each_chunk_of_rows<T: Float>(ctx: &mut KernelCtx<'_>, f: impl Fn(&mut [T], us
 #[cfg(test)]
 mod tests {
     use crate::testing::{check_op, tensor, wavy};
+
+    /// Large enough to go past the caches of most machines; the first rows alone are not.
+    #[test]
+    fn large_results_are_those_of_small_ones() {
+        let values: Vec<f32> = (0..1030 * 4100).map(|i| (i * 37 % 1009) as f32 * 0.01).collect();
+        let few = check_op("Softmax").input(tensor([3, 4100], &values[..3 * 4100])).run(false).unwrap();
+        let last = check_op("Softmax").input(tensor([1, 4100], &values[1029 * 4100..])).run(false).unwrap();
+        let all = check_op("Softmax").input(tensor([1030, 4100], values)).run(false).unwrap();
+        let (all, few, last) = (all[0].data::<f32>().unwrap(), few[0].data().unwrap(), last[0].data().unwrap());
+        assert!(all[..3 * 4100] == *few && all[1029 * 4100..] == *last);
+    }
 
     #[test]
     fn values_are_tensorflows() {

@@ -12,6 +12,7 @@
 //! small and results are the same bit for bit, however many threads there are.
 
 use kolo_core::Element;
+use kolo_device::cpu::stream::is_streamed;
 use kolo_device::cpu::{IntraPool, pool};
 use smallvec::SmallVec;
 
@@ -43,6 +44,12 @@ const PART: usize = 32 * 1024;
 const COLUMNS: usize = 256;
 /// Rows that are added up before their sum joins the rest.
 const ROWS: usize = 128;
+
+/// Elements that one task reads of `input`; it is made of whole parts, so that results do not depend on it.
+fn task_len<T>(pool: &IntraPool, input: &[T]) -> usize {
+    let n_bytes = size_of_val(input);
+    if is_streamed(n_bytes) { pool.stretch(n_bytes) / size_of::<T>().max(1) } else { pool::grain(0.2) }
+}
 
 /// Dimensions with their steps in the input, outermost first.
 #[derive(Default)]
@@ -154,7 +161,7 @@ impl Reduction {
             let n_kept = self.kept.count();
             let (rows_per_part, run_per_part) =
                 if rows == 1 { (1, self.run.div_ceil(n_parts)) } else { (rows.div_ceil(n_parts), self.run) };
-            let per_task = (pool::grain(0.2) / (rows_per_part * run_per_part).max(1)).max(1);
+            let per_task = (task_len(pool, input) / (rows_per_part * run_per_part).max(1)).max(1);
             pool.for_each_chunk(out, per_task, |task, out| {
                 for (i, y) in out.iter_mut().enumerate() {
                     let (part, kept) = ((task * per_task + i) / n_kept, (task * per_task + i) % n_kept);
