@@ -413,9 +413,10 @@ pub(crate) fn prepare(graph: &Graph, scope: Option<&dyn FlowScope>, request: &mu
     }
     let core = scope.core();
     let mut control = Vec::with_capacity(request.control_inputs.len());
+    let mut seen = HashSet::new();
     for &id in &request.control_inputs {
         let id = if core.inside.borrow().contains(&id) { id } else { scope.bring_in_control(graph, id)? };
-        if !control.contains(&id) {
+        if seen.insert(id) {
             control.push(id);
         }
     }

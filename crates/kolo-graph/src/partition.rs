@@ -20,7 +20,7 @@
 //! A loop that spans devices needs more: each of its devices must know in which iteration to receive. `control_loops.rs`
 //! adds that.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use kolo_core::{DType, DeviceName, Error, Result};
 
@@ -504,12 +504,10 @@ impl Cutter<'_> {
                 }
             };
             node.inputs = inputs.iter().enumerate().map(endpoint).collect();
-            node.control_inputs.clear();
-            for before in control.iter().filter_map(at).map(|local| number[local]) {
-                if !node.control_inputs.contains(&before) {
-                    node.control_inputs.push(before);
-                }
-            }
+            // Each once. A group may wait for thousands.
+            let mut seen = HashSet::new();
+            let before = control.iter().filter_map(at).map(|local| number[local]);
+            node.control_inputs = before.filter(|&before| seen.insert(before)).collect();
             nodes.push(node);
             origin.push(of);
         }
