@@ -76,6 +76,11 @@ impl Link {
     /// Calls a method. Dropping the future cancels the call.
     pub async fn call(&self, method: u8, request: &impl prost::Message) -> Result<Reply> {
         let call = self.next.fetch_add(1, Ordering::Relaxed);
+        self.exchange(call, frame(Kind::Request, method, call, request)).await
+    }
+
+    /// The part of a call that is the same for all messages.
+    async fn exchange(&self, call: u64, frame: Frame) -> Result<Reply> {
         let (sender, receiver) = oneshot::channel();
         {
             let mut calls = self.calls.lock();
@@ -85,7 +90,7 @@ impl Link {
             calls.waiting.insert(call, Waiting::One(sender));
         }
         let guard = GiveUp { link: self, call };
-        self.outbox.push(frame(Kind::Request, method, call, request))?;
+        self.outbox.push(frame)?;
         let answer = receiver.await;
         drop(guard);
         answer.unwrap_or_else(|_| Err(Error::unavailable("the connection was closed")))

@@ -7,10 +7,12 @@
 //!
 //! `state` is locked after `turn`, never before it.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, TE, USER_AGENT};
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
@@ -22,8 +24,8 @@ use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use super::frame::{self, Intake, Outgoing, ReadError};
-use super::options::{CONNECTION_WINDOW, FRAME_BYTES, LinkOptions, STREAM_WINDOW, set_up};
+use super::frame::{self, Intake, Outgoing, ReadError, Received};
+use super::options::{CONNECTION_WINDOW, FRAME_BYTES, LinkOptions, ReceiveMemory, STREAM_WINDOW, set_up};
 use super::status;
 use crate::services::{Attempts, Size};
 
@@ -75,6 +77,9 @@ pub(super) struct Method {
     pub(super) attempts: Attempts,
 }
 
+/// How to take the answer, given memory for what is long.
+type ChooseIntake = for<'a> fn(Option<&'a ReceiveMemory>) -> Intake<'a>;
+
 /// Why a call got no answer from the task.
 enum Failure {
     /// There is no connection.
@@ -105,15 +110,29 @@ impl Link {
         Some((state.down_since?, state.why_not.clone()?))
     }
 
-    /// Calls a method; within `limit`, if there is one.
-    pub(super) async fn call<Q, R>(&self, method: &Method, request: &Q, limit: Option<Duration>) -> Result<R>
+    /// Calls a method; within `limit`, if there is one. Only this is compiled for each type of message, not the waiting.
+    pub(super) async fn call<Q, R>(&self, method: &Method, request: Q, limit: Option<Duration>) -> Result<R>
     where
         Q: Message + 'static,
         R: Message + Default + 'static,
     {
+        let pieces = frame::write(&request, method.size.limit(&self.options.limits))
+            .map_err(|error| error.context(self.call_name(method)))?;
+        drop(request);
+        let answer = self.exchange(method, pieces, |memory| Intake::of::<R>(memory), limit).await?;
+        answer.decode().map_err(|error| self.wrong_protocol(format!("its answer cannot be read: {error}")))
+    }
+
+    async fn exchange(
+        &self,
+        method: &Method,
+        pieces: VecDeque<Bytes>,
+        intake: ChooseIntake,
+        limit: Option<Duration>,
+    ) -> Result<Received> {
         let began = Instant::now();
         let deadline = limit.and_then(|limit| began.checked_add(limit));
-        let call = self.attempt(method, request, deadline);
+        let call = self.attempt(method, pieces, intake, deadline);
         let Some(deadline) = deadline else { return call.await };
         match tokio::time::timeout_at(deadline.into(), call).await {
             Ok(outcome) => outcome,
@@ -122,13 +141,13 @@ impl Link {
     }
 
     /// Tries as often as the method may be tried.
-    async fn attempt<Q, R>(&self, method: &Method, request: &Q, deadline: Option<Instant>) -> Result<R>
-    where
-        Q: Message + 'static,
-        R: Message + Default + 'static,
-    {
-        let max_bytes = method.size.limit(&self.options.limits);
-        let pieces = frame::write(request, max_bytes).map_err(|error| error.context(self.call_name(method)))?;
+    async fn attempt(
+        &self,
+        method: &Method,
+        pieces: VecDeque<Bytes>,
+        intake: ChooseIntake,
+        deadline: Option<Instant>,
+    ) -> Result<Received> {
         let patience = Instant::now() + self.options.wait_for_peer;
         let mut next_report = Instant::now() + FIRST_REPORT;
         let mut pause = FIRST_PAUSE;
@@ -137,7 +156,7 @@ impl Link {
             let outcome = match self.connection().await {
                 Ok(sender) => {
                     sent += 1;
-                    self.send(sender, method, Outgoing::request(pieces.clone()), max_bytes, deadline).await
+                    self.send(sender, method, Outgoing::request(pieces.clone()), intake, deadline).await
                 }
                 Err(failure) => Err(failure),
             };
@@ -231,19 +250,20 @@ impl Link {
         Ok(sender)
     }
 
-    async fn send<R: Message + Default + 'static>(
+    async fn send(
         &self,
         mut sender: Sender,
         method: &Method,
         body: Outgoing,
-        max_bytes: usize,
+        intake: ChooseIntake,
         deadline: Option<Instant>,
-    ) -> std::result::Result<R, Failure> {
+    ) -> std::result::Result<Received, Failure> {
         let request = self.request(method, body, deadline).map_err(Failure::Refused)?;
         let failed = |error| self.failed(&error, sender.generation);
         sender.requests.ready().await.map_err(failed)?;
         let response = sender.requests.send_request(request).await.map_err(failed)?;
-        self.read(response, max_bytes, sender.generation).await.map_err(|failure| match failure {
+        let max_bytes = method.size.limit(&self.options.limits);
+        self.read(response, max_bytes, intake, sender.generation).await.map_err(|failure| match failure {
             Failure::Refused(error) if error.code() == Code::Unimplemented && error.message().is_empty() => {
                 Failure::Refused(Error::unimplemented(format!("{} does not do it", self.call_name(method))))
             }
@@ -272,12 +292,13 @@ impl Link {
         Ok(request)
     }
 
-    async fn read<R: Message + Default + 'static>(
+    async fn read(
         &self,
         response: Response<Incoming>,
         max_bytes: usize,
+        intake: ChooseIntake,
         generation: u64,
-    ) -> std::result::Result<R, Failure> {
+    ) -> std::result::Result<Received, Failure> {
         self.state.lock().has_answered = true;
         let (parts, body) = response.into_parts();
         if parts.status != StatusCode::OK {
@@ -287,13 +308,9 @@ impl Link {
         if let Some(Err(error)) = status::outcome(&parts.headers) {
             return Err(Failure::Refused(error));
         }
-        let read = frame::read(
-            body,
-            max_bytes,
-            parts.headers.get("grpc-encoding"),
-            Intake::of::<R>(self.options.memory.as_ref()),
-        )
-        .await;
+        let read =
+            frame::read(body, max_bytes, parts.headers.get("grpc-encoding"), intake(self.options.memory.as_ref()))
+                .await;
         let (message, trailers) = match read {
             Ok(read) => read,
             Err(ReadError::Connection(error)) => return Err(self.failed(&error, generation)),
@@ -301,9 +318,7 @@ impl Link {
         };
         match (status::outcome(&trailers), message) {
             (Some(Err(error)), _) => Err(Failure::Refused(error)),
-            (Some(Ok(())), Some(message)) => message
-                .decode()
-                .map_err(|error| Failure::Refused(self.wrong_protocol(format!("its answer cannot be read: {error}")))),
+            (Some(Ok(())), Some(message)) => Ok(message),
             (Some(Ok(())), None) => Err(Failure::Refused(self.wrong_protocol("an answer without a message".into()))),
             (None, _) => Err(Failure::Lost("the answer broke off".into())),
         }

@@ -86,7 +86,7 @@ impl Remote {
         let link = self.link.clone();
         let deadline = deadline.or(self.deadline);
         let call = async move {
-            let response: R = link.call(&method, &request, deadline).await?;
+            let response: R = link.call(&method, request, deadline).await?;
             match error_in_body(&response) {
                 Some(error) => Err(error),
                 None => Ok(response),

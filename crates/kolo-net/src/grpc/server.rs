@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use kolo_core::{Error, Result};
@@ -21,7 +21,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::frame::{self, Intake, Outgoing, ReadError};
+use super::frame::{self, Intake, Outgoing, ReadError, Received};
 use super::options::{CONNECTION_WINDOW, FRAME_BYTES, STREAM_WINDOW, ServerOptions, set_up};
 use super::status;
 use crate::framed::Stream;
@@ -346,26 +346,31 @@ struct Call {
 }
 
 impl Call {
+    /// The message, as it came, and what it is for.
+    async fn message(self) -> Result<(Received, Uri)> {
+        let (parts, body) = self.request.into_parts();
+        match frame::read(body, self.limit, parts.headers.get("grpc-encoding"), Intake::Whole).await {
+            Ok((Some(message), _)) => Ok((message, parts.uri)),
+            Ok((None, _)) => Err(Error::invalid_argument("a call without a message")),
+            Err(ReadError::Message(error)) => Err(error),
+            Err(ReadError::Connection(error)) => Err(Error::cancelled(format!("the caller left: {error}"))),
+        }
+    }
+
     fn answer<Q, R>(self, handler: impl FnOnce(Q) -> Answer<R> + Send + 'static) -> Pending
     where
         Q: Message + Default + 'static,
         R: Message + 'static,
     {
         Box::pin(async move {
-            let (parts, body) = self.request.into_parts();
-            let read = frame::read(body, self.limit, parts.headers.get("grpc-encoding"), Intake::Whole).await;
-            let message = match read {
-                Ok((Some(message), _)) => message,
-                Ok((None, _)) => return Err(Error::invalid_argument("a call without a message")),
-                Err(ReadError::Message(error)) => return Err(error),
-                Err(ReadError::Connection(error)) => return Err(Error::cancelled(format!("the caller left: {error}"))),
-            };
+            let limit = self.limit;
+            let (message, uri) = self.message().await?;
             let request: Q = message
                 .decode()
-                .map_err(|error| Error::invalid_argument(format!("{} cannot be read: {error}", parts.uri.path())))?;
+                .map_err(|error| Error::invalid_argument(format!("{} cannot be read: {error}", uri.path())))?;
             let in_body = error_in_body(&request);
             match Unwound(handler(request)).await {
-                Ok(response) => frame::write(&response, self.limit),
+                Ok(response) => frame::write(&response, limit),
                 Err(error) => match in_body {
                     Some(respond) => respond(&error),
                     None => Err(error),
