@@ -276,6 +276,14 @@ impl Tensor {
     /// The one element of a scalar, or of any tensor of one element.
     #[inline]
     pub fn scalar_value<T: Element>(&self) -> Result<T> {
+        // What small graphs compute with, without the walk over sizes and buffers.
+        if let TensorData::Inline(words) = &self.data
+            && self.dtype == T::DTYPE
+            && self.shape.rank() == 0
+            && let Ok(value) = bytemuck::checked::try_pod_read_unaligned(&bytemuck::bytes_of(words)[..size_of::<T>()])
+        {
+            return Ok(value);
+        }
         match self.data::<T>()? {
             [value] => Ok(*value),
             _ => Err(Error::invalid_argument(format!("expected a single value, found shape {}", self.shape))),

@@ -84,25 +84,30 @@ impl KernelInit<'_> {
     }
 }
 
-/// An input as it arrives.
+/// What is at an input or an output of a call.
 #[derive(Clone, Debug, Default)]
-pub enum Input {
-    /// Nothing: taken already, or dead.
+pub enum Value {
+    /// Nothing: taken already, not set yet, or dead.
     #[default]
     Empty,
-    /// A value.
+    /// A tensor.
     Tensor(Tensor),
     /// A reference to a variable.
     Reference(Arc<VariableCell>),
 }
 
-/// An output as a kernel leaves it.
-#[derive(Clone, Debug)]
-pub enum OutputValue {
-    /// A value.
-    Tensor(Tensor),
-    /// A reference to a variable.
-    Reference(Arc<VariableCell>),
+impl Value {
+    /// The value, and nothing left in its place.
+    #[inline]
+    pub fn take(&mut self) -> Value {
+        std::mem::take(self)
+    }
+
+    /// True if there is nothing.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Value::Empty)
+    }
 }
 
 /// One call of a kernel: its inputs and outputs, and what it may use.
@@ -114,9 +119,9 @@ pub struct KernelCtx<'a> {
     /// The step's services: rendezvous, cancellation, resources.
     pub step: &'a dyn StepServices,
     /// The inputs, in order.
-    pub inputs: &'a mut [Input],
+    pub inputs: &'a mut [Value],
     /// The outputs, to be set.
-    pub outputs: &'a mut [Option<OutputValue>],
+    pub outputs: &'a mut [Value],
     /// The iteration of a loop that this call belongs to.
     pub frame_iteration: FrameIteration,
     /// An input is dead. Only kernels that pass deadness on ever see `true`.
@@ -144,9 +149,9 @@ impl<'a> KernelCtx<'a> {
     #[inline]
     pub fn input(&self, i: usize) -> Result<&Tensor> {
         match &self.inputs[i] {
-            Input::Tensor(tensor) => Ok(tensor),
-            Input::Reference(_) => Err(Error::internal(format!("input {i} is a reference"))),
-            Input::Empty => Err(Error::internal(format!("input {i} was taken already"))),
+            Value::Tensor(tensor) => Ok(tensor),
+            Value::Reference(_) => Err(Error::internal(format!("input {i} is a reference"))),
+            Value::Empty => Err(Error::internal(format!("input {i} was taken already"))),
         }
     }
 
@@ -170,18 +175,18 @@ impl<'a> KernelCtx<'a> {
     #[inline]
     pub fn take_input(&mut self, i: usize) -> Result<Tensor> {
         match std::mem::take(&mut self.inputs[i]) {
-            Input::Tensor(tensor) => Ok(tensor),
-            Input::Reference(_) => Err(Error::internal(format!("input {i} is a reference"))),
-            Input::Empty => Err(Error::internal(format!("input {i} was taken already"))),
+            Value::Tensor(tensor) => Ok(tensor),
+            Value::Reference(_) => Err(Error::internal(format!("input {i} is a reference"))),
+            Value::Empty => Err(Error::internal(format!("input {i} was taken already"))),
         }
     }
 
     /// The variable that an input refers to, by reference or by handle.
     pub fn variable(&self, i: usize) -> Result<Arc<VariableCell>> {
         match &self.inputs[i] {
-            Input::Reference(cell) => Ok(cell.clone()),
-            Input::Tensor(tensor) => self.step.resources().variable(tensor.resource()?),
-            Input::Empty => Err(Error::internal(format!("input {i} was taken already"))),
+            Value::Reference(cell) => Ok(cell.clone()),
+            Value::Tensor(tensor) => self.step.resources().variable(tensor.resource()?),
+            Value::Empty => Err(Error::internal(format!("input {i} was taken already"))),
         }
     }
 
@@ -202,7 +207,7 @@ impl<'a> KernelCtx<'a> {
     /// Input `i`, taken, if it has this dtype and number of elements and nobody else holds it; else a new tensor with
     /// undefined contents. The flag says whether it is the input, whose values are still in it.
     pub fn reuse_or_allocate(&mut self, i: usize, dtype: DType, shape: Shape) -> Result<(Tensor, bool)> {
-        if let Input::Tensor(tensor) = &mut self.inputs[i]
+        if let Value::Tensor(tensor) = &mut self.inputs[i]
             && tensor.dtype() == dtype
             && tensor.n_elements() == shape.n_elements()
             && tensor.is_unique()
@@ -216,20 +221,20 @@ impl<'a> KernelCtx<'a> {
     /// Sets an output.
     #[inline]
     pub fn set_output(&mut self, i: usize, tensor: Tensor) {
-        self.outputs[i] = Some(OutputValue::Tensor(tensor));
+        self.outputs[i] = Value::Tensor(tensor);
     }
 
     /// Sets an output to a reference to a variable.
     pub fn set_reference(&mut self, i: usize, cell: Arc<VariableCell>) {
-        self.outputs[i] = Some(OutputValue::Reference(cell));
+        self.outputs[i] = Value::Reference(cell);
     }
 
     /// Passes input `i` on as output `o`, without a copy.
     pub fn forward(&mut self, i: usize, o: usize) -> Result<()> {
         match std::mem::take(&mut self.inputs[i]) {
-            Input::Tensor(tensor) => self.set_output(o, tensor),
-            Input::Reference(cell) => self.set_reference(o, cell),
-            Input::Empty => return Err(Error::internal(format!("input {i} was taken already"))),
+            Value::Tensor(tensor) => self.set_output(o, tensor),
+            Value::Reference(cell) => self.set_reference(o, cell),
+            Value::Empty => return Err(Error::internal(format!("input {i} was taken already"))),
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use kolo_device::{CpuConfig, CpuDevice, Device};
 use kolo_graph::{AttrValue, Endpoint, Flow, Graph, Nodes, Output};
 
 use crate::cancel::CancelToken;
-use crate::kernel::{Done, Input, KernelCtx, KernelInit, Outcome, OutputValue};
+use crate::kernel::{Done, KernelCtx, KernelInit, Outcome, Value};
 use crate::op::KernelMaker;
 use crate::resource::ResourceStore;
 use crate::step::{Received, Rendezvous, RendezvousKey, StepServices};
@@ -285,9 +285,9 @@ impl Evaluation {
 
     /// Computes `fetches`. Nodes with effects run again in every call.
     pub fn run(&self, fetches: &[Output<'_>], feeds: &[(Output<'_>, Tensor)]) -> Result<Vec<Tensor>> {
-        let mut values: HashMap<Endpoint, OutputValue> = HashMap::new();
+        let mut values: HashMap<Endpoint, Value> = HashMap::new();
         for (output, tensor) in feeds {
-            values.insert(output.endpoint(), OutputValue::Tensor(tensor.clone()));
+            values.insert(output.endpoint(), Value::Tensor(tensor.clone()));
         }
         let mut done = vec![false; self.nodes.len()];
         fetches
@@ -295,9 +295,9 @@ impl Evaluation {
             .map(|fetch| {
                 self.compute(fetch.endpoint().node, &mut values, &mut done)?;
                 match values.get(&fetch.endpoint()) {
-                    Some(OutputValue::Tensor(tensor)) => Ok(tensor.clone()),
-                    Some(OutputValue::Reference(cell)) => cell.value(),
-                    None => Err(Error::internal(format!("{} was not computed", fetch.name()))),
+                    Some(Value::Tensor(tensor)) => Ok(tensor.clone()),
+                    Some(Value::Reference(cell)) => cell.value(),
+                    Some(Value::Empty) | None => Err(Error::internal(format!("{} was not computed", fetch.name()))),
                 }
             })
             .collect()
@@ -305,20 +305,15 @@ impl Evaluation {
 
     /// Runs operations for their effects.
     pub fn run_targets(&self, targets: &[kolo_graph::Operation<'_>], feeds: &[(Output<'_>, Tensor)]) -> Result<()> {
-        let mut values: HashMap<Endpoint, OutputValue> = HashMap::new();
+        let mut values: HashMap<Endpoint, Value> = HashMap::new();
         for (output, tensor) in feeds {
-            values.insert(output.endpoint(), OutputValue::Tensor(tensor.clone()));
+            values.insert(output.endpoint(), Value::Tensor(tensor.clone()));
         }
         let mut done = vec![false; self.nodes.len()];
         targets.iter().try_for_each(|target| self.compute(target.id(), &mut values, &mut done))
     }
 
-    fn compute(
-        &self,
-        id: kolo_graph::NodeId,
-        values: &mut HashMap<Endpoint, OutputValue>,
-        done: &mut [bool],
-    ) -> Result<()> {
+    fn compute(&self, id: kolo_graph::NodeId, values: &mut HashMap<Endpoint, Value>, done: &mut [bool]) -> Result<()> {
         let node = self.nodes.node(id);
         let fed = (0..node.outputs.len() as u32).all(|index| values.contains_key(&Endpoint { node: id, index }));
         if done[id.index()] || (fed && !node.outputs.is_empty()) {
@@ -328,16 +323,15 @@ impl Evaluation {
         for before in node.inputs.iter().map(|at| at.node).chain(node.control_inputs.iter().copied()) {
             self.compute(before, values, done)?;
         }
-        let mut inputs: Vec<Input> = Vec::new();
+        let mut inputs: Vec<Value> = Vec::new();
         for (at, &by_ref) in node.inputs.iter().zip(&node.ref_inputs) {
             inputs.push(match values.get(at) {
-                Some(OutputValue::Tensor(tensor)) => Input::Tensor(tensor.clone()),
-                Some(OutputValue::Reference(cell)) if by_ref => Input::Reference(cell.clone()),
-                Some(OutputValue::Reference(cell)) => Input::Tensor(cell.value()?),
-                None => return Err(Error::internal("an input is missing")),
+                Some(Value::Reference(cell)) if !by_ref => Value::Tensor(cell.value()?),
+                Some(value) if !value.is_empty() => value.clone(),
+                Some(_) | None => return Err(Error::internal("an input is missing")),
             });
         }
-        let mut outputs: Vec<Option<OutputValue>> = vec![None; node.outputs.len()];
+        let mut outputs: Vec<Value> = vec![Value::Empty; node.outputs.len()];
         let name = &self.device.attributes().name;
         let kernel = crate::find_kernel(node, name)?;
         let mut ctx = KernelCtx {
@@ -362,7 +356,7 @@ impl Evaluation {
                 let outcome = receiver.recv_timeout(MOST_WAIT).map_err(|_| Error::internal("the kernel waits"))?;
                 let outcome = outcome.map_err(place)?;
                 for (i, tensor) in outcome.outputs.into_iter().enumerate() {
-                    outputs[i] = Some(OutputValue::Tensor(tensor));
+                    outputs[i] = Value::Tensor(tensor);
                 }
             }
             KernelMaker::Executor => {
@@ -372,7 +366,7 @@ impl Evaluation {
         }
         for (index, output) in outputs.into_iter().enumerate() {
             let at = Endpoint { node: id, index: index as u32 };
-            if let Some(output) = output {
+            if !output.is_empty() {
                 values.entry(at).or_insert(output);
             }
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kolo_core::DeviceName;
 use kolo_graph::{CostModel, Node};
-use kolo_ops::OutputValue;
+use kolo_ops::Value;
 use parking_lot::Mutex;
 
 /// One node's run.
@@ -115,12 +115,12 @@ impl TraceSink {
         TraceSink { start, nodes: Mutex::default() }
     }
 
-    pub fn record(&self, node: &Node, device: &Arc<str>, start: Instant, outputs: &[Option<OutputValue>]) {
+    pub fn record(&self, node: &Node, device: &Arc<str>, start: Instant, outputs: &[Value]) {
         let n_bytes = outputs
             .iter()
             .map(|output| match output {
-                Some(OutputValue::Tensor(tensor)) => tensor.n_bytes(),
-                Some(OutputValue::Reference(_)) | None => 0,
+                Value::Tensor(tensor) => tensor.n_bytes(),
+                Value::Reference(_) | Value::Empty => 0,
             })
             .sum();
         self.push(node.name.clone(), node.op(), device, start, n_bytes);

@@ -51,7 +51,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     if ctx.attrs().bool("Truncate")? {
         let truncated = truncated(ctx.take_input(0)?, to)?;
-        ctx.inputs[0] = crate::Input::Tensor(truncated);
+        ctx.inputs[0] = crate::Value::Tensor(truncated);
     }
     macro_rules! from {
         ($($dtype:ident),*) => {

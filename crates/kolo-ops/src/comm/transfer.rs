@@ -11,7 +11,7 @@ use kolo_graph::{Attrs, Flow, Gradient, OpDef};
 
 use crate::kernel::KernelInit;
 use crate::op::{KernelDef, Op, cpu_made};
-use crate::{AsyncKernel, Cost, Done, Input, Kernel, KernelCtx, KernelMaker, Outcome, Received, RendezvousKey};
+use crate::{AsyncKernel, Cost, Done, Kernel, KernelCtx, KernelMaker, Outcome, Received, RendezvousKey, Value};
 
 pub(crate) static SEND: Op = send("_Send");
 pub(crate) static HOST_SEND: Op = send("_HostSend");
@@ -84,7 +84,7 @@ impl Kernel for Send {
             // TensorFlow stands an empty float vector in for a dead tensor of any dtype.
             true => Received { is_dead: true, ..Received::value(Tensor::zeros(DType::F32, [0])?) },
             false => match &ctx.inputs[0] {
-                Input::Reference(cell) => Received { live: Some(cell.clone()), ..Received::value(cell.value()?) },
+                Value::Reference(cell) => Received { live: Some(cell.clone()), ..Received::value(cell.value()?) },
                 _ => Received::value(ctx.take_input(0)?),
             },
         };
@@ -199,7 +199,7 @@ mod tests {
             World { name, device, step }
         }
 
-        fn run(&self, operation: Operation<'_>, input: Input, iteration: u64, is_dead: bool, done: Option<Done>) {
+        fn run(&self, operation: Operation<'_>, input: Value, iteration: u64, is_dead: bool, done: Option<Done>) {
             let node = operation.node().unwrap();
             let init = KernelInit { node: &node, device: &self.name, resources: self.step.resources() };
             let mut ctx = KernelCtx {
@@ -260,16 +260,16 @@ mod tests {
         let (send, recv) = pair(&g);
         let value = Tensor::from([1.0f32, 2.0]);
         let (early, done) = slot();
-        world.run(recv, Input::Empty, 1, false, Some(done));
+        world.run(recv, Value::Empty, 1, false, Some(done));
         assert!(early.lock().is_none(), "nothing was sent yet");
         // Another iteration's tensor is not for it.
-        world.run(send, Input::Tensor(Tensor::from([9.0f32, 9.0])), 2, false, None);
+        world.run(send, Value::Tensor(Tensor::from([9.0f32, 9.0])), 2, false, None);
         assert!(early.lock().is_none());
-        world.run(send, Input::Tensor(value.clone()), 1, false, None);
+        world.run(send, Value::Tensor(value.clone()), 1, false, None);
         let outcome = early.lock().take().unwrap().unwrap();
         assert!(outcome.outputs == [value] && !outcome.dead);
         let (late, done) = slot();
-        world.run(recv, Input::Empty, 2, false, Some(done));
+        world.run(recv, Value::Empty, 2, false, Some(done));
         assert_eq!(late.lock().take().unwrap().unwrap().outputs, [Tensor::from([9.0f32, 9.0])]);
     }
 
@@ -277,13 +277,13 @@ mod tests {
     fn deadness_crosses_and_a_wrong_dtype_does_not() {
         let (g, world) = (crate::graph(), World::new());
         let (send, recv) = pair(&g);
-        world.run(send, Input::Empty, 0, true, None);
+        world.run(send, Value::Empty, 0, true, None);
         let (got, done) = slot();
-        world.run(recv, Input::Empty, 0, false, Some(done));
+        world.run(recv, Value::Empty, 0, false, Some(done));
         assert!(got.lock().take().unwrap().unwrap().dead);
-        world.run(send, Input::Tensor(Tensor::scalar(1i32)), 0, false, None);
+        world.run(send, Value::Tensor(Tensor::scalar(1i32)), 0, false, None);
         let (got, done) = slot();
-        world.run(recv, Input::Empty, 0, false, Some(done));
+        world.run(recv, Value::Empty, 0, false, Some(done));
         let error = got.lock().take().unwrap().unwrap_err();
         assert!(error.message().contains("received int32 where float was expected"), "{error}");
     }

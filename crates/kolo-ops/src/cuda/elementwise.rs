@@ -304,7 +304,7 @@ fn choose(ctx: &mut KernelCtx<'_>, mask: kolo_core::Tensor, shape: Shape) -> Res
             wide
         }
     };
-    ctx.inputs[0] = crate::Input::Tensor(mask);
+    ctx.inputs[0] = crate::Value::Tensor(mask);
     let expression = if dtype == DType::Bool { SELECT } else { Expression { text: "x0 != (W)0 ? x1 : x2", ..SELECT } };
     map_to(ctx, expression, dtype, shape, &[])
 }
@@ -370,7 +370,7 @@ fn bias_add(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut dims = vec![1; rank];
     dims[at] = bias.n_elements();
     let bias = bias.clone().reshaped(Shape::new(&dims)?)?;
-    ctx.inputs[1] = crate::Input::Tensor(bias);
+    ctx.inputs[1] = crate::Value::Tensor(bias);
     map_to(ctx, Expression { name: "AddV2", text: "x0 + x1" }, dtype, shape, &[])
 }
 

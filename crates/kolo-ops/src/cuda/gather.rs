@@ -22,7 +22,7 @@ pub(super) fn add(table: &mut Table) {
     function(table, "ResourceGather", "dtype", PLAIN, &[], |ctx| {
         let cell = ctx.variable(0)?;
         let value = cell.read().ok_or_else(|| uninitialized(ctx, 0, &cell))?;
-        ctx.inputs[0] = crate::Input::Tensor(value);
+        ctx.inputs[0] = crate::Value::Tensor(value);
         let batch_dims = ctx.attrs().int("batch_dims")?;
         gather(ctx, batch_dims, batch_dims)
     });

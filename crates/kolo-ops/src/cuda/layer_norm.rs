@@ -7,7 +7,7 @@ use super::class_loss::row_width;
 use super::map::{Expression, run};
 use super::rows::{layer, long_layer_norm, long_layer_norm_grad};
 use super::{FLOATS, Table, c_type, function, gpu};
-use crate::{KernelCtx, OutputValue};
+use crate::{KernelCtx, Value};
 
 pub(super) fn add(table: &mut Table) {
     function(table, "KoloLayerNorm", "T", FLOATS, &[], forward);
@@ -104,7 +104,7 @@ fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 /// Adds a tensor to the first output.
 fn add_to_first(ctx: &mut KernelCtx<'_>, plus: &Tensor) -> Result<()> {
-    let Some(OutputValue::Tensor(mut dx)) = ctx.outputs[0].take() else {
+    let Value::Tensor(mut dx) = ctx.outputs[0].take() else {
         return Err(Error::internal("a gradient without a value"));
     };
     run(gpu(ctx)?, Expression { name: "AddV2", text: "x0 + x1" }, &[None, Some(plus)], &mut dx, &[])?;

@@ -8,7 +8,7 @@ use super::map::{Expression, run};
 use super::{FLOATS, Table, function, gpu, zeros};
 use crate::math::elementwise::broadcast_shape;
 use crate::math::matmul::misfit;
-use crate::{KernelCtx, OutputValue};
+use crate::{KernelCtx, Value};
 
 pub(super) fn add(table: &mut Table) {
     function(table, "MatMul", "T", FLOATS, &[], matmul);
@@ -67,7 +67,7 @@ fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     let bias = ctx.take_input(2)?;
     matmul(ctx)?;
-    let Some(OutputValue::Tensor(mut out)) = ctx.outputs[0].take() else {
+    let Value::Tensor(mut out) = ctx.outputs[0].take() else {
         return Err(Error::internal("a product without a value"));
     };
     if bias.shape().rank() != 1 || out.shape().last() != bias.shape().last() {

@@ -11,7 +11,7 @@ use super::{Table, register};
 use crate::comm::transfer::edge_key;
 use crate::kernel::KernelInit;
 use crate::op::KernelMaker;
-use crate::{AsyncKernel, Done, Input, KernelCtx, Outcome, Received, RendezvousKey};
+use crate::{AsyncKernel, Done, KernelCtx, Outcome, Received, RendezvousKey, Value};
 
 pub(super) fn add(table: &mut Table) {
     register(table, "_Send", "", &[], &[], KernelMaker::Async(Send::make));
@@ -48,7 +48,7 @@ impl AsyncKernel for Send {
             }
             // A copy is on its way from now on, so a reference is read now.
             let tensor = match &ctx.inputs[0] {
-                Input::Reference(cell) => cell.value()?,
+                Value::Reference(cell) => cell.value()?,
                 _ => ctx.take_input(0)?,
             };
             match self.stays_on_cards {

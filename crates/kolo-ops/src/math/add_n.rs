@@ -9,7 +9,7 @@ use crate::math::binary::first;
 use crate::math::elementwise::lanes;
 use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_kernels};
-use crate::{Cost, Input, KernelCtx};
+use crate::{Cost, KernelCtx, Value};
 
 /// The sum of `xs`, of which there is at least one, all of one shape.
 #[track_caller]
@@ -67,7 +67,7 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     // The first input that dies here holds the sum. Order does not matter: a + b is b + a, and the rest follow in turn.
     let mut into = None;
     for i in 0..2 {
-        if let Input::Tensor(tensor) = &mut ctx.inputs[i]
+        if let Value::Tensor(tensor) = &mut ctx.inputs[i]
             && tensor.is_unique()
         {
             into = Some(i);

@@ -8,7 +8,7 @@ use kolo_graph::{Gradient, InferCtx, OpDef, Output, ShapeFn, shape_fns};
 
 use crate::math::elementwise::{Walk, broadcast_shape, collect, zip};
 use crate::op::{KernelDef, Op, cpu, cpu_kernels};
-use crate::{Cost, KernelCtx, OutputValue};
+use crate::{Cost, KernelCtx, Value};
 
 macro_rules! builders {
     ($($function:ident, $op:literal, $doc:literal;)*) => {
@@ -79,7 +79,7 @@ fn compare<T: Element>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> bool + Sync 
         #[inline(always)]
         |a, b| u8::from(f(a, b)),
     )?;
-    if let Some(OutputValue::Tensor(bytes)) = ctx.outputs[0].take() {
+    if let Value::Tensor(bytes) = ctx.outputs[0].take() {
         ctx.set_output(0, bytes.bitcast(DType::Bool)?);
     }
     Ok(())

@@ -164,7 +164,7 @@ fn zip_flat<T: Element, U: Element>(
     for (i, moves) in [moves.0, moves.1].into_iter().enumerate() {
         if moves && !reused.contains(&true) {
             let input = ctx.take_input(i)?.reshaped(shape.clone())?;
-            ctx.inputs[i] = crate::Input::Tensor(input);
+            ctx.inputs[i] = crate::Value::Tensor(input);
             let (tensor, is_input) = ctx.reuse_or_allocate(i, U::DTYPE, shape.clone())?;
             (out, reused[i]) = (Some(tensor), is_input);
         }

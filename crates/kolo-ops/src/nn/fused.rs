@@ -8,7 +8,7 @@ use kolo_graph::{Gradient, InferCtx, OpDef, shape_fns};
 
 use crate::nn::channels::{channel_axis, is_nchw};
 use crate::op::{KernelMaker, Op, cpu_on, find_op};
-use crate::{Cost, Input, KernelCtx, OutputValue};
+use crate::{Cost, KernelCtx, Value};
 
 const WHY: &str = "rewrites make this op when gradients are there already";
 
@@ -117,8 +117,8 @@ fn run(ctx: &KernelCtx<'_>, op: &str, inputs: Vec<Tensor>, n_outputs: usize) -> 
     let Some(KernelMaker::Function(compute)) = kernel.map(|kernel| kernel.make) else {
         return Err(Error::unimplemented(format!("{op} cannot be part of {}", ctx.node.op())));
     };
-    let mut inputs: Vec<Input> = inputs.into_iter().map(Input::Tensor).collect();
-    let mut outputs = vec![None; n_outputs];
+    let mut inputs: Vec<Value> = inputs.into_iter().map(Value::Tensor).collect();
+    let mut outputs = vec![Value::Empty; n_outputs];
     compute(&mut KernelCtx {
         node: ctx.node,
         device: ctx.device,
@@ -128,8 +128,8 @@ fn run(ctx: &KernelCtx<'_>, op: &str, inputs: Vec<Tensor>, n_outputs: usize) -> 
         frame_iteration: ctx.frame_iteration,
         is_dead: false,
     })?;
-    let value = |output: Option<OutputValue>| match output {
-        Some(OutputValue::Tensor(tensor)) => Ok(tensor),
+    let value = |output: Value| match output {
+        Value::Tensor(tensor) => Ok(tensor),
         _ => Err(Error::internal(format!("{op} gave no value"))),
     };
     outputs.into_iter().map(value).collect()

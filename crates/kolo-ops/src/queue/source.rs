@@ -12,7 +12,7 @@ use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 use parking_lot::RwLock;
 
 use crate::kernel::KernelInit;
-use crate::{Input, Kernel, KernelCtx, OutputValue, Resource, ResourceStore, VariableCell};
+use crate::{Kernel, KernelCtx, Resource, ResourceStore, Value, VariableCell};
 
 /// Gives out a handle to one object.
 pub(crate) struct Source<R: Described> {
@@ -23,7 +23,7 @@ pub(crate) struct Source<R: Described> {
     spec: R::Spec,
     store: Arc<ResourceStore>,
     /// The store's generation before the look-up, and the handle that was made then.
-    found: RwLock<Option<(u64, OutputValue)>>,
+    found: RwLock<Option<(u64, Value)>>,
 }
 
 /// An object that is made from a description, on which all who share it must agree.
@@ -58,7 +58,7 @@ impl<R: Described> Source<R> {
         Ok(Box::new(Source::<R> { container, name, is_private, is_ref, spec, store, found: RwLock::new(None) }))
     }
 
-    fn find(&self) -> Result<OutputValue> {
+    fn find(&self) -> Result<Value> {
         let generation = self.store.generation();
         if let Some((at, found)) = &*self.found.read()
             && *at == generation
@@ -74,9 +74,9 @@ impl<R: Described> Source<R> {
                 let pair = vec![text(self.store.container(&self.container)), text(&self.name)];
                 let cell = VariableCell::new(self.name.clone(), DType::Str, PartialShape::from([2usize]));
                 cell.assign(Tensor::from_strings([2], pair)?)?;
-                OutputValue::Reference(cell)
+                Value::Reference(cell)
             }
-            false => OutputValue::Tensor(Tensor::handle(self.store.handle(&self.container, &self.name, object))),
+            false => Value::Tensor(Tensor::handle(self.store.handle(&self.container, &self.name, object))),
         };
         *self.found.write() = Some((generation, handle.clone()));
         Ok(handle)
@@ -85,7 +85,7 @@ impl<R: Described> Source<R> {
 
 impl<R: Described> Kernel for Source<R> {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
-        ctx.outputs[0] = Some(self.find()?);
+        ctx.outputs[0] = self.find()?;
         Ok(())
     }
 }
@@ -120,9 +120,9 @@ pub(crate) fn object<R: Resource>(ctx: &KernelCtx<'_>, i: usize) -> Result<Arc<R
             .ok_or_else(|| Error::not_found(format!("Resource {container}/{name} does not exist.")))
     };
     match &ctx.inputs[i] {
-        Input::Reference(cell) => by_name(&cell.value()?),
-        Input::Tensor(tensor) if tensor.dtype() == DType::Str => by_name(tensor),
-        Input::Tensor(tensor) => ctx.step.resources().resolve(tensor.resource()?),
-        Input::Empty => Err(Error::internal(format!("input {i} was taken already"))),
+        Value::Reference(cell) => by_name(&cell.value()?),
+        Value::Tensor(tensor) if tensor.dtype() == DType::Str => by_name(tensor),
+        Value::Tensor(tensor) => ctx.step.resources().resolve(tensor.resource()?),
+        Value::Empty => Err(Error::internal(format!("input {i} was taken already"))),
     }
 }

@@ -5,7 +5,7 @@ use kolo_device::{CpuConfig, CpuDevice};
 use kolo_graph::AttrValue;
 
 use crate::testing::TestStep;
-use crate::{Input, KernelCtx, KernelInit, KernelMaker, OutputValue, StepServices, find_kernel};
+use crate::{KernelCtx, KernelInit, KernelMaker, StepServices, Value, find_kernel};
 
 /// The first output of two calls of one kernel, on a device with several threads.
 pub fn run_twice(op: &str, attrs: &[(&str, AttrValue)], inputs: &[Tensor]) -> [Tensor; 2] {
@@ -21,8 +21,8 @@ pub fn run_twice(op: &str, attrs: &[(&str, AttrValue)], inputs: &[Tensor]) -> [T
     let KernelMaker::Object(make) = find_kernel(&node, &name).unwrap().make else { panic!("{op} keeps no state") };
     let kernel = make(&KernelInit { node: &node, device: &name, resources: step.resources() }).unwrap();
     [(), ()].map(|()| {
-        let mut inputs: Vec<Input> = inputs.iter().cloned().map(Input::Tensor).collect();
-        let mut outputs = vec![None; node.outputs.len()];
+        let mut inputs: Vec<Value> = inputs.iter().cloned().map(Value::Tensor).collect();
+        let mut outputs = vec![Value::Empty; node.outputs.len()];
         kernel
             .compute(&mut KernelCtx {
                 node: &node,
@@ -35,7 +35,7 @@ pub fn run_twice(op: &str, attrs: &[(&str, AttrValue)], inputs: &[Tensor]) -> [T
             })
             .unwrap();
         match outputs.swap_remove(0) {
-            Some(OutputValue::Tensor(tensor)) => tensor,
+            Value::Tensor(tensor) => tensor,
             other => panic!("{op} gave {other:?}"),
         }
     })

@@ -18,7 +18,7 @@ use kolo_core::{DType, Error, Memory, Result, Shape, Tensor};
 use kolo_device::Device;
 use kolo_device::cuda::{Captured, CudaDevice};
 use kolo_graph::Flow;
-use kolo_ops::{Input, Touched, VariableCell, record_variables};
+use kolo_ops::{Touched, Value, VariableCell, record_variables};
 use parking_lot::Mutex;
 
 use super::plan::{NodePlan, PartPlan, PlanKernel, updates_variable};
@@ -259,13 +259,13 @@ impl Replay {
 
 /// Whether a call that is being captured gives the same in every replay, because what it reads is the same: then it is made
 /// now, once, and its outputs are kept.
-pub(super) fn is_constant_call(device: &CudaDevice, node: &NodePlan, inputs: &[Input]) -> bool {
+pub(super) fn is_constant_call(device: &CudaDevice, node: &NodePlan, inputs: &[Value]) -> bool {
     if !device.is_capturing() {
         return false;
     }
-    let is_same = |input: &Input| match input {
-        Input::Tensor(tensor) => !is_on_card(tensor) || device.is_kept_in_capture(tensor),
-        Input::Empty | Input::Reference(_) => false,
+    let is_same = |input: &Value| match input {
+        Value::Tensor(tensor) => !is_on_card(tensor) || device.is_kept_in_capture(tensor),
+        Value::Empty | Value::Reference(_) => false,
     };
     matches!(node.node.op(), "OnesLike" | "ZerosLike") || (!inputs.is_empty() && inputs.iter().all(is_same))
 }

@@ -120,6 +120,8 @@ pub(crate) struct NodePlan {
     /// So little work, if its inputs are as small as its outputs, that it is done without letting go of the part's lock:
     /// a function of its inputs alone, with outputs that are known to be tiny.
     pub is_tiny: bool,
+    /// All inputs are known to be tiny values.
+    pub has_tiny_inputs: bool,
     /// For a tiny node, the inputs that are constants, as bits.
     pub constant_inputs: u32,
     /// It runs on the host though it is placed on a device with memory of its own: its tensors are all in host memory.
@@ -130,6 +132,9 @@ pub(crate) struct NodePlan {
     /// On a GPU: it depends on nothing but its inputs, and its outputs are not known to be large. While a step is captured
     /// such a node is computed once if its inputs are the same in all replays.
     pub may_fold: bool,
+    /// The slot that its one output goes to, if it goes nowhere else and is not fetched; else [`NO_SLOT`]. A tiny node writes
+    /// its output there.
+    pub only_slot: u32,
     /// Inputs that are constants, and which of [`PartPlan::constants`] they are. They are filled in when the node runs.
     pub constants: SmallVec<[(u32, u32); 2]>,
 }
@@ -154,9 +159,37 @@ const TINY_INPUTS: usize = 32;
 pub(crate) struct Edge {
     pub node: u32,
     pub slot: u32,
+    /// The node's place among its frame's nodes; here too, so that an arrival need not look at the node.
+    pub local: u32,
+    pub end: End,
+}
+
+/// What is at the end of an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// A node that counts what arrives, and is never worth a thread of its own.
+    Small,
+    /// A node that counts what arrives.
+    Plain,
+    /// A `Merge`, which has rules of its own.
+    Merge,
+}
+
+impl Edge {
+    fn new(id: NodeId, node: &NodePlan, slot: u32) -> Edge {
+        let end = match node.flow {
+            Flow::Merge => End::Merge,
+            Flow::ControlTrigger => End::Plain,
+            _ if (node.cost == Cost::Inline || node.has_tiny_inputs) && !node.is_late => End::Small,
+            _ => End::Plain,
+        };
+        Edge { node: id.0, slot, local: node.local, end }
+    }
 }
 
 pub(crate) const CONTROL: u32 = u32::MAX;
+/// See [`NodePlan::only_slot`].
+pub(crate) const NO_SLOT: u32 = u32::MAX;
 
 /// How a node is computed.
 #[derive(Clone)]
@@ -302,13 +335,17 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         let is_reference = |at: &Endpoint| nodes.output(*at).is_ref || lends[at.node.index()];
         let has_references =
             node.inputs.iter().enumerate().any(|(i, at)| !part.fed.contains_key(&(id, i)) && is_reference(at));
+        // Of a feed nothing is known, and a feed's place in the graph may have no node.
+        let is_tiny_input =
+            |(i, at): (usize, &Endpoint)| !part.fed.contains_key(&(id, i)) && is_tiny_output(nodes.output(*at));
+        let has_tiny_inputs = !has_references && node.inputs.iter().enumerate().all(is_tiny_input);
         let is_tiny = matches!(kernel, PlanKernel::Function(_))
             && flow == Flow::Plain
             && !node.def.stateful
             && !has_references
             && cost != Cost::Heavy
             && node.inputs.len() <= TINY_INPUTS
-            && node.outputs.iter().all(|output| output.shape.n_elements().is_some_and(|n| n <= TINY));
+            && node.outputs.iter().all(is_tiny_output);
         let outputs = node.outputs.iter().map(|output| OutputPlan { edges: 0..0, fetches: 0..0, dtype: output.dtype });
         let on_host = own_memory && kernel_of(node).is_ok_and(|kernel| kernel.device == "CPU");
         let is_pure = flow == Flow::Plain && !node.def.stateful && !has_references && !updates_variable(node.op());
@@ -332,6 +369,8 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             control: 0..0,
             dead_needed: if n_back == 0 { (n_inputs, n_inputs) } else { (n_inputs - n_back, n_back) },
             constants,
+            only_slot: NO_SLOT,
+            has_tiny_inputs,
             is_constant: flow == Flow::Enter && node.attrs.bool("is_constant")?,
         });
     }
@@ -351,11 +390,20 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         let start = if range.start == range.end { i as u32 } else { range.start };
         *range = start..i as u32 + 1;
     }
+    for plan in plans.iter_mut().filter(|plan| plan.is_tiny) {
+        if let [output] = &plan.outputs[..]
+            && let [edge] = all_edges[output.edges.start as usize..output.edges.end as usize]
+            && output.fetches.is_empty()
+            && edge.end != End::Merge
+        {
+            plan.only_slot = edge.slot;
+        }
+    }
     let mut feeds: HashMap<(usize, bool), Vec<Edge>> = HashMap::new();
     for (&(id, input), &feed) in &part.fed {
         let (plan, node) = (&plans[id.index()], nodes.node(id));
         let on_device = own_memory && !host_arguments(node, kernel_of(node)?).0.get(input).copied().unwrap_or(false);
-        let edge = Edge { node: id.0, slot: plan.first_slot + input as u32 };
+        let edge = Edge::new(id, plan, plan.first_slot + input as u32);
         feeds.entry((feed, on_device)).or_default().push(edge);
     }
     let mut feeds: Vec<((usize, bool), Vec<Edge>)> = feeds.into_iter().collect();
@@ -381,6 +429,10 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         frame_ids: part.frame_ids,
         spare: Mutex::default(),
     })
+}
+
+fn is_tiny_output(output: &OutputInfo) -> bool {
+    output.shape.n_elements().is_some_and(|n| n <= TINY)
 }
 
 /// Whether an op writes to a variable that it is given.
@@ -410,14 +462,14 @@ fn lay_edges(part: &Part<'_>, plans: &mut [NodePlan], in_place: &[Option<Tensor>
     let mut data: HashMap<Endpoint, Vec<Edge>> = HashMap::new();
     let mut control: Vec<Vec<Edge>> = vec![Vec::new(); nodes.len()];
     for (id, node) in nodes.iter() {
-        let first_slot = plans[id.index()].first_slot;
+        let plan = &plans[id.index()];
         for (i, at) in node.inputs.iter().enumerate() {
             if !part.fed.contains_key(&(id, i)) && in_place[at.node.index()].is_none() {
-                data.entry(*at).or_default().push(Edge { node: id.0, slot: first_slot + i as u32 });
+                data.entry(*at).or_default().push(Edge::new(id, plan, plan.first_slot + i as u32));
             }
         }
         for before in node.control_inputs.iter().filter(|before| in_place[before.index()].is_none()) {
-            control[before.index()].push(Edge { node: id.0, slot: CONTROL });
+            control[before.index()].push(Edge::new(id, plan, CONTROL));
         }
     }
     let mut edges = Vec::new();

@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use kolo_core::{Error, Result, Tensor};
 use kolo_graph::Flow;
-use kolo_ops::{Cost, FrameIteration, Input, OutputValue};
+use kolo_ops::{Cost, FrameIteration, Value};
 
 use super::frame_id::FrameInstance;
-use super::plan::{CONTROL, Edge, NodePlan, PartPlan, PlanKernel};
+use super::plan::{CONTROL, Edge, End, NO_SLOT, NodePlan, PartPlan, PlanKernel};
 
 /// A node that is ready, in one iteration of one frame.
 #[derive(Clone, Copy, Debug)]
@@ -57,9 +57,9 @@ struct Frame {
     first: u32,
     n_enters_missing: u32,
     /// Loop invariants: the `Enter` node and its value.
-    invariants: Vec<(u32, Option<OutputValue>)>,
+    invariants: Vec<(u32, Value)>,
     /// `NextIteration`s that wait because enough iterations are in flight.
-    parked: Vec<(u32, OutputValue)>,
+    parked: Vec<(u32, Value)>,
     /// `Exit`s that were dead; those that were live.
     dead_exits: Vec<u32>,
     live_exits: Vec<u32>,
@@ -69,7 +69,7 @@ struct Frame {
 struct Iteration {
     pending: Vec<u32>,
     dead: Vec<u32>,
-    slots: Vec<Input>,
+    slots: Vec<Value>,
     /// Nodes of this iteration that are ready or run.
     n_active: u32,
     n_children: u32,
@@ -184,35 +184,56 @@ impl State {
     }
 
     /// Moves the inputs of a node that is about to run to `inputs`.
-    pub fn take_inputs(&mut self, plan: &PartPlan, token: Token, inputs: &mut Vec<Input>) {
+    pub fn take_inputs(&mut self, plan: &PartPlan, token: Token, inputs: &mut Vec<Value>) {
         let node = &plan.nodes[token.node as usize];
         let iteration = self.iteration(token);
         let first = node.first_slot as usize;
         inputs.clear();
         inputs.extend(iteration.slots[first..first + node.n_inputs as usize].iter_mut().map(std::mem::take));
         for &(i, constant) in &node.constants {
-            inputs[i as usize] = Input::Tensor(plan.constants[constant as usize].clone());
+            inputs[i as usize] = Value::Tensor(plan.constants[constant as usize].clone());
         }
     }
 
-    /// The inputs of a tiny node where they arrived, constants filled in; `None` if one is not tiny, or not there.
-    pub fn tiny_inputs(&mut self, plan: &PartPlan, token: Token) -> Option<&mut [Input]> {
+    /// The inputs of a tiny node where they arrived, constants filled in, and the slot that its output goes to, if there is one
+    /// only; `None` if an input is not tiny, or not there.
+    pub fn tiny_slots(&mut self, plan: &PartPlan, token: Token) -> Option<(&mut [Value], &mut [Value])> {
         let node = &plan.nodes[token.node as usize];
-        let iteration = self.iteration(token);
-        let first = node.first_slot as usize;
-        let slots = &mut iteration.slots[first..first + node.n_inputs as usize];
+        let slots = &mut self.iteration(token).slots;
+        let inputs = node.first_slot as usize..(node.first_slot + node.n_inputs) as usize;
+        let (inputs, output) = match node.only_slot {
+            NO_SLOT => (slots.get_mut(inputs)?, Default::default()),
+            slot => {
+                let [inputs, output] = slots.get_disjoint_mut([inputs, slot as usize..slot as usize + 1]).ok()?;
+                (inputs, output)
+            }
+        };
         for &(i, constant) in &node.constants {
             // Left there by the step before, unless its kernel took it.
-            if matches!(slots[i as usize], Input::Empty) {
-                slots[i as usize] = Input::Tensor(plan.constants[constant as usize].clone());
+            if inputs[i as usize].is_empty() {
+                inputs[i as usize] = Value::Tensor(plan.constants[constant as usize].clone());
             }
         }
-        let is_tiny = |input: &Input| matches!(input, Input::Tensor(tensor) if tensor.is_inline());
-        slots.iter().all(is_tiny).then_some(slots)
+        let is_tiny = |input: &Value| matches!(input, Value::Tensor(tensor) if tensor.is_inline());
+        inputs.iter().all(is_tiny).then_some((inputs, output))
+    }
+
+    /// As [`State::propagate`], for a node that has put its output into the slot it goes to.
+    pub fn propagate_placed(&mut self, plan: &PartPlan, token: Token) {
+        let node = &plan.nodes[token.node as usize];
+        let (iteration, mut ready) = self.arrivals(token.frame, token.iteration);
+        count_down(plan, iteration, &mut ready, plan.edges[node.outputs[0].edges.start as usize]);
+        for edge in &plan.edges[node.control.start as usize..node.control.end as usize] {
+            arrive(plan, iteration, &mut ready, *edge, Arrival::Nothing);
+        }
+        self.leave(plan, token);
     }
 
     /// The iteration that a token belongs to, as transfers name it.
     pub fn frame_iteration(&self, token: Token) -> FrameIteration {
+        if token.frame == 0 {
+            return FrameIteration::default();
+        }
         let frame = self.frames[token.frame as usize].as_ref().map_or(0, |frame| frame.instance.id());
         FrameIteration { frame, iteration: u64::from(token.iteration) }
     }
@@ -224,12 +245,12 @@ impl State {
             0,
             0,
             &plan.edges[edges.start as usize..edges.end as usize],
-            &mut Some(OutputValue::Tensor(value.clone())),
+            &mut Value::Tensor(value.clone()),
         );
     }
 
     /// Passes the outputs of a node on, which may make others ready.
-    pub fn propagate(&mut self, plan: &PartPlan, token: Token, outputs: &mut [Option<OutputValue>]) {
+    pub fn propagate(&mut self, plan: &PartPlan, token: Token, outputs: &mut [Value]) {
         let node = &plan.nodes[token.node as usize];
         match node.flow {
             Flow::Enter => {
@@ -240,24 +261,33 @@ impl State {
                 let value = outputs[0].take();
                 let frame = self.frame_mut(token.frame);
                 match value {
-                    None => frame.dead_exits.push(token.node),
-                    Some(value) => {
+                    Value::Empty => frame.dead_exits.push(token.node),
+                    value => {
                         frame.live_exits.push(token.node);
                         let (parent, iteration) = (frame.parent, frame.parent_iteration);
-                        self.deliver(plan, parent, iteration, node, &mut [Some(value)], false);
+                        self.deliver(plan, parent, iteration, node, &mut [value], false);
                     }
                 }
             }
             Flow::NextIteration => {
                 // A dead one ends the loop on this path.
-                if let Some(value) = outputs[0].take() {
+                let value = outputs[0].take();
+                if !value.is_empty() {
                     self.next_iteration(plan, token, value);
                 }
             }
             _ => self.deliver(plan, token.frame, token.iteration, node, outputs, token.is_dead),
         }
-        self.iteration(token).n_active -= 1;
-        self.settle(plan, token.frame);
+        self.leave(plan, token);
+    }
+
+    /// A node is done.
+    fn leave(&mut self, plan: &PartPlan, token: Token) {
+        // Nobody waits for the end of the outermost frame's only iteration; the step ends when nothing is ready.
+        if token.frame != 0 {
+            self.iteration(token).n_active -= 1;
+            self.settle(plan, token.frame);
+        }
     }
 
     fn deliver(
@@ -266,45 +296,31 @@ impl State {
         frame: u32,
         iteration: u32,
         node: &NodePlan,
-        outputs: &mut [Option<OutputValue>],
+        outputs: &mut [Value],
         is_dead: bool,
     ) {
+        // By fields, so that what is fetched can be noted while things arrive.
+        let State { frames, small, large, fetched, .. } = self;
+        let (iteration, mut ready) = arrivals(frames, small, large, frame, iteration);
         for (output, value) in node.outputs.iter().zip(outputs) {
-            for &fetch in &plan.fetches[output.fetches.start as usize..output.fetches.end as usize] {
-                let fetched = match &*value {
-                    Some(OutputValue::Tensor(tensor)) => Ok(tensor.clone()),
-                    Some(OutputValue::Reference(cell)) => cell.value(),
-                    None => Err(Error::invalid_argument(format!(
-                        "the fetched tensor '{}' is dead: it is in a branch that was not taken",
-                        node.node.name
-                    ))),
-                };
-                self.fetched.push((fetch, fetched));
+            if !output.fetches.is_empty() {
+                for &fetch in &plan.fetches[output.fetches.start as usize..output.fetches.end as usize] {
+                    fetched.push((fetch, fetched_value(node, value)));
+                }
             }
             let edges = output.edges.start as usize..output.edges.end as usize;
-            self.activate(plan, frame, iteration, &plan.edges[edges], value);
+            arrive_all(plan, iteration, &mut ready, &plan.edges[edges], value);
         }
-        if !node.control.is_empty() {
-            let edges = node.control.start as usize..node.control.end as usize;
-            self.activate_control(plan, frame, iteration, &plan.edges[edges], is_dead);
+        for edge in &plan.edges[node.control.start as usize..node.control.end as usize] {
+            let arrival = if is_dead { Arrival::Dead } else { Arrival::Nothing };
+            arrive(plan, iteration, &mut ready, *edge, arrival);
         }
     }
 
-    /// Lets a value (`None`: dead) arrive at the ends of these edges, and leaves `None`.
-    fn activate(&mut self, plan: &PartPlan, frame: u32, number: u32, edges: &[Edge], value: &mut Option<OutputValue>) {
-        let Some((last, others)) = edges.split_last() else {
-            *value = None;
-            return;
-        };
+    /// Lets a value (empty: dead) arrive at the ends of these edges, and leaves nothing of it.
+    fn activate(&mut self, plan: &PartPlan, frame: u32, number: u32, edges: &[Edge], value: &mut Value) {
         let (iteration, mut ready) = self.arrivals(frame, number);
-        for edge in others {
-            let arrival = value.as_ref().map_or(Arrival::Dead, Arrival::Copy);
-            arrive(plan, iteration, &mut ready, *edge, arrival);
-        }
-        let arrival = if value.is_some() { Arrival::Value(value) } else { Arrival::Dead };
-        arrive(plan, iteration, &mut ready, *last, arrival);
-        // A merge that has a value already leaves this one.
-        *value = None;
+        arrive_all(plan, iteration, &mut ready, edges, value);
     }
 
     /// Lets a control output arrive: only counts move.
@@ -321,12 +337,10 @@ impl State {
 
     /// The iteration things arrive in, and where to put what becomes ready.
     fn arrivals(&mut self, frame: u32, number: u32) -> (&mut Iteration, Ready<'_>) {
-        let in_frame = self.frames[frame as usize].as_mut().expect("values arrive only in frames that are alive");
-        let iteration = &mut in_frame.iterations[(number - in_frame.first) as usize];
-        (iteration, Ready { small: &mut self.small, large: &mut self.large, frame, number })
+        arrivals(&mut self.frames, &mut self.small, &mut self.large, frame, number)
     }
 
-    fn enter(&mut self, plan: &PartPlan, token: Token, node: &NodePlan, mut value: Option<OutputValue>) {
+    fn enter(&mut self, plan: &PartPlan, token: Token, node: &NodePlan, mut value: Value) {
         let child = self.child_frame(plan, token, node.enters);
         let edges = &plan.edges[node.outputs[0].edges.start as usize..node.outputs[0].edges.end as usize];
         let control = &plan.edges[node.control.start as usize..node.control.end as usize];
@@ -337,10 +351,10 @@ impl State {
             frame.invariants.push((token.node, value.clone()));
             for number in first..last {
                 self.activate(plan, child, number, edges, &mut value.clone());
-                self.activate_control(plan, child, number, control, value.is_none());
+                self.activate_control(plan, child, number, control, value.is_empty());
             }
         } else {
-            self.activate_control(plan, child, 0, control, value.is_none());
+            self.activate_control(plan, child, 0, control, value.is_empty());
             self.activate(plan, child, 0, edges, &mut value);
         }
         self.settle(plan, child);
@@ -375,7 +389,7 @@ impl State {
         child
     }
 
-    fn next_iteration(&mut self, plan: &PartPlan, token: Token, value: OutputValue) {
+    fn next_iteration(&mut self, plan: &PartPlan, token: Token, value: Value) {
         let frame = self.frame_mut(token.frame);
         let next = token.iteration + 1;
         if next - frame.first >= frame.iterations.len() as u32 {
@@ -389,12 +403,12 @@ impl State {
         self.arrive_at_iteration(plan, token.frame, next, token.node, value);
     }
 
-    fn arrive_at_iteration(&mut self, plan: &PartPlan, frame: u32, number: u32, node: u32, value: OutputValue) {
+    fn arrive_at_iteration(&mut self, plan: &PartPlan, frame: u32, number: u32, node: u32, value: Value) {
         let node = &plan.nodes[node as usize];
         let control = &plan.edges[node.control.start as usize..node.control.end as usize];
         self.activate_control(plan, frame, number, control, false);
         let edges = &plan.edges[node.outputs[0].edges.start as usize..node.outputs[0].edges.end as usize];
-        self.activate(plan, frame, number, edges, &mut Some(value));
+        self.activate(plan, frame, number, edges, &mut { value });
     }
 
     /// Begins the iteration after the last one; loop invariants arrive in it.
@@ -407,7 +421,7 @@ impl State {
         for (node, mut value) in frame.invariants.clone() {
             let node = &plan.nodes[node as usize];
             let control = &plan.edges[node.control.start as usize..node.control.end as usize];
-            self.activate_control(plan, frame_id, number, control, value.is_none());
+            self.activate_control(plan, frame_id, number, control, value.is_empty());
             let edges = &plan.edges[node.outputs[0].edges.start as usize..node.outputs[0].edges.end as usize];
             self.activate(plan, frame_id, number, edges, &mut value);
         }
@@ -504,77 +518,121 @@ impl Iteration {
         self.dead.clear();
         self.dead.resize(frame.pending.len(), 0);
         // Nodes take what is in their slots when they run, so the slots of a step that ended well are empty already.
-        self.slots.resize_with(frame.n_slots as usize, Input::default);
+        self.slots.resize_with(frame.n_slots as usize, Value::default);
         self.n_active = 0;
         self.n_children = 0;
     }
 }
 
 /// What the executor does itself: the outputs of a control-flow node, given its inputs. `None` is dead.
-pub(crate) fn flow_outputs(
-    node: &NodePlan,
-    inputs: &mut [Input],
-    outputs: &mut Vec<Option<OutputValue>>,
-) -> Result<()> {
-    fn take(input: &mut Input) -> Result<OutputValue> {
-        match std::mem::take(input) {
-            Input::Tensor(tensor) => Ok(OutputValue::Tensor(tensor)),
-            Input::Reference(cell) => Ok(OutputValue::Reference(cell)),
-            Input::Empty => Err(Error::internal("an input did not arrive")),
+pub(crate) fn flow_outputs(node: &NodePlan, inputs: &mut [Value], outputs: &mut Vec<Value>) -> Result<()> {
+    fn take(input: &mut Value) -> Result<Value> {
+        match input.take() {
+            Value::Empty => Err(Error::internal("an input did not arrive")),
+            value => Ok(value),
         }
     }
     outputs.clear();
     if matches!(node.kernel, PlanKernel::Lend) {
-        if let Input::Reference(cell) = &inputs[0] {
+        if let Value::Reference(cell) = &inputs[0] {
             // Somebody who never uses the value should still hear that there is none.
             cell.value()?;
         }
-        outputs.push(Some(take(&mut inputs[0])?));
+        outputs.push(take(&mut inputs[0])?);
         return Ok(());
     }
     match node.flow {
         Flow::Switch => {
             let predicate = match take(&mut inputs[1])? {
-                OutputValue::Tensor(tensor) => tensor.scalar_value::<bool>()?,
-                OutputValue::Reference(cell) => cell.value()?.scalar_value::<bool>()?,
+                Value::Tensor(tensor) => tensor.scalar_value::<bool>()?,
+                Value::Reference(cell) => cell.value()?.scalar_value::<bool>()?,
+                Value::Empty => return Err(Error::internal("a predicate did not arrive")),
             };
-            let value = Some(take(&mut inputs[0])?);
-            outputs.extend(if predicate { [None, value] } else { [value, None] });
+            let value = take(&mut inputs[0])?;
+            outputs.extend(if predicate { [Value::Empty, value] } else { [value, Value::Empty] });
         }
         Flow::Merge => {
-            let arrived = inputs.iter().position(|input| !matches!(input, Input::Empty));
+            let arrived = inputs.iter().position(|input| !matches!(input, Value::Empty));
             let index = arrived.ok_or_else(|| Error::internal("a merge ran without a live input"))?;
             let value = take(&mut inputs[index])?;
-            outputs.extend([Some(value), Some(OutputValue::Tensor(Tensor::scalar(index as i32)))]);
+            outputs.extend([value, Value::Tensor(Tensor::scalar(index as i32))]);
         }
-        Flow::Enter | Flow::Exit | Flow::NextIteration | Flow::LoopCond => outputs.push(Some(take(&mut inputs[0])?)),
+        Flow::Enter | Flow::Exit | Flow::NextIteration | Flow::LoopCond => outputs.push(take(&mut inputs[0])?),
         Flow::ControlTrigger | Flow::Plain | Flow::Transfer => {}
     }
     Ok(())
 }
 
+fn arrivals<'a>(
+    frames: &'a mut [Option<Frame>],
+    small: &'a mut Vec<Token>,
+    large: &'a mut VecDeque<Token>,
+    frame: u32,
+    number: u32,
+) -> (&'a mut Iteration, Ready<'a>) {
+    let in_frame = frames[frame as usize].as_mut().expect("values arrive only in frames that are alive");
+    let iteration = &mut in_frame.iterations[(number - in_frame.first) as usize];
+    (iteration, Ready { small, large, frame, number })
+}
+
+/// What a fetch of an output gets.
+#[cold]
+fn fetched_value(node: &NodePlan, value: &Value) -> Result<Tensor> {
+    match value {
+        Value::Tensor(tensor) => Ok(tensor.clone()),
+        Value::Reference(cell) => cell.value(),
+        Value::Empty => Err(Error::invalid_argument(format!(
+            "the fetched tensor '{}' is dead: it is in a branch that was not taken",
+            node.node.name
+        ))),
+    }
+}
+
+/// Lets a value (empty: dead) come along all of these edges, the last of which takes it.
+#[inline]
+fn arrive_all(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>, edges: &[Edge], value: &mut Value) {
+    if let Some((last, others)) = edges.split_last() {
+        let is_dead = value.is_empty();
+        for edge in others {
+            let arrival = if is_dead { Arrival::Dead } else { Arrival::Copy(value) };
+            arrive(plan, iteration, ready, *edge, arrival);
+        }
+        let arrival = if is_dead { Arrival::Dead } else { Arrival::Value(value) };
+        arrive(plan, iteration, ready, *last, arrival);
+    }
+    // Nobody wanted it, or a merge that has a value already left it.
+    *value = Value::Empty;
+}
+
 /// Lets something come along one edge, and notes the node it makes ready.
 #[inline]
 fn arrive(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>, edge: Edge, arrival: Arrival<'_>) {
-    let node = &plan.nodes[edge.node as usize];
-    let local = node.local as usize;
-    if node.flow == Flow::Merge {
+    if edge.end == End::Merge {
         return arrive_at_merge(plan, iteration, ready, edge, arrival);
     }
     match arrival {
-        Arrival::Value(value) => {
-            if let Some(value) = value.take() {
-                iteration.slots[edge.slot as usize] = into_input(value);
-            }
-        }
-        Arrival::Copy(value) => iteration.slots[edge.slot as usize] = into_input(value.clone()),
+        Arrival::Value(value) => iteration.slots[edge.slot as usize] = value.take(),
+        Arrival::Copy(value) => iteration.slots[edge.slot as usize] = value.clone(),
         Arrival::Nothing => {}
-        Arrival::Dead => iteration.dead[local] = 1,
+        Arrival::Dead => iteration.dead[edge.local as usize] = 1,
     }
+    count_down(plan, iteration, ready, edge);
+}
+
+/// One thing less that the node at the end of an edge waits for.
+#[inline]
+fn count_down(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>, edge: Edge) {
+    let local = edge.local as usize;
     iteration.pending[local] -= 1;
     if iteration.pending[local] == 0 {
-        let is_dead = iteration.dead[local] != 0 && node.flow != Flow::ControlTrigger;
-        ready.push(plan, iteration, edge.node, is_dead);
+        let is_dead = iteration.dead[local] != 0;
+        if edge.end == End::Small {
+            iteration.n_active += 1;
+            ready.small.push(Token { node: edge.node, frame: ready.frame, iteration: ready.number, is_dead });
+        } else {
+            let is_dead = is_dead && plan.nodes[edge.node as usize].flow != Flow::ControlTrigger;
+            ready.push(plan, iteration, edge.node, is_dead);
+        }
     }
 }
 
@@ -590,22 +648,22 @@ fn arrive_at_merge(
     let dead_needed = if ready.number == 0 { node.dead_needed.0 } else { node.dead_needed.1 };
     let value = match arrival {
         Arrival::Value(value) => value.take(),
-        Arrival::Copy(value) => Some(value.clone()),
-        Arrival::Nothing | Arrival::Dead => None,
+        Arrival::Copy(value) => value.clone(),
+        Arrival::Nothing | Arrival::Dead => Value::Empty,
     };
     let (is_ready, is_dead) = if edge.slot == CONTROL {
         iteration.pending[local] -= 2;
         let all_dead = iteration.dead[local] >= dead_needed;
         let count = iteration.pending[local];
         (count == 0 || (count == 1 && all_dead), count == 1)
-    } else if let Some(value) = value {
+    } else if !value.is_empty() {
         let count = iteration.pending[local];
         // Only the first live input counts.
         if count & 1 == 0 {
             return;
         }
         iteration.pending[local] = count & !1;
-        iteration.slots[edge.slot as usize] = into_input(value);
+        iteration.slots[edge.slot as usize] = value;
         (count == 1, false)
     } else {
         iteration.dead[local] += 1;
@@ -665,28 +723,20 @@ fn n_bytes(plan: &PartPlan, node: &NodePlan, iteration: &Iteration, of_reference
     let arrived_bytes: usize = slots
         .iter()
         .map(|input| match input {
-            Input::Tensor(tensor) => tensor.n_bytes(),
-            Input::Reference(_) => of_reference,
-            Input::Empty => 0,
+            Value::Tensor(tensor) => tensor.n_bytes(),
+            Value::Reference(_) => of_reference,
+            Value::Empty => 0,
         })
         .sum();
     arrived_bytes + constant_bytes
 }
 
-#[inline]
-fn into_input(value: OutputValue) -> Input {
-    match value {
-        OutputValue::Tensor(tensor) => Input::Tensor(tensor),
-        OutputValue::Reference(cell) => Input::Reference(cell),
-    }
-}
-
 /// What comes along an edge. By reference, so that a value is moved once, to its slot.
 enum Arrival<'a> {
     /// A value, to be taken; there is one.
-    Value(&'a mut Option<OutputValue>),
+    Value(&'a mut Value),
     /// A value that goes along other edges too.
-    Copy(&'a OutputValue),
+    Copy(&'a Value),
     /// A control edge carries no value.
     Nothing,
     /// Deadness.
@@ -694,17 +744,17 @@ enum Arrival<'a> {
 }
 
 /// References that a node takes as values are read now, when it starts.
-pub(crate) fn read_references(node: &NodePlan, inputs: &mut [Input]) -> Result<()> {
+pub(crate) fn read_references(node: &NodePlan, inputs: &mut [Value]) -> Result<()> {
     if !node.has_references {
         return Ok(());
     }
     // A transfer passes a reference on too; it is read when it is picked up.
     let lends = matches!(node.kernel, PlanKernel::Lend) || node.flow == Flow::Transfer;
     for (input, &by_reference) in inputs.iter_mut().zip(&node.node.ref_inputs) {
-        if let Input::Reference(cell) = input {
+        if let Value::Reference(cell) = input {
             if !by_reference && !lends {
                 let value = cell.value()?;
-                *input = Input::Tensor(value);
+                *input = Value::Tensor(value);
             } else if !node.node.def.allows_uninitialized_input && !cell.is_initialized() {
                 cell.value()?;
             }

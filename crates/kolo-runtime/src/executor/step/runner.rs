@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 use kolo_core::{Error, Result};
 use kolo_device::cuda::{CudaDevice, outside_capture};
 use kolo_graph::Flow;
-use kolo_ops::{
-    CancelToken, Done, FrameIteration, Input, KernelCtx, Outcome, OutputValue, Rendezvous, ResourceStore, StepServices,
-};
+use kolo_ops::{CancelToken, Done, FrameIteration, KernelCtx, Outcome, Rendezvous, ResourceStore, StepServices, Value};
 use parking_lot::MutexGuard;
 
 use super::Step;
@@ -47,15 +45,15 @@ impl Call<'_> {
     fn ctx<'b>(
         &'b self,
         plan: &'b PartPlan,
-        inputs: &'b mut [Input],
-        outputs: &'b mut [Option<OutputValue>],
+        inputs: &'b mut [Value],
+        outputs: &'b mut [Value],
         services: &'b DeviceServices<'b>,
     ) -> KernelCtx<'b> {
         KernelCtx {
             node: &self.node.node,
-            device: match plan.unit.device.host() {
-                Some(host) if self.node.on_host => &**host,
-                _ => &*plan.unit.device,
+            device: match if self.node.on_host { plan.unit.device.host() } else { None } {
+                Some(host) => &**host,
+                None => &*plan.unit.device,
             },
             step: services,
             inputs,
@@ -149,7 +147,7 @@ impl Step {
         let part = &self.parts[index];
         let plan = &*part.plan;
         let services = DeviceServices { step: self, resources: &plan.unit.resources };
-        let (mut inputs, mut outputs): (Vec<Input>, Vec<Option<OutputValue>>) = (Vec::new(), Vec::new());
+        let (mut inputs, mut outputs): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
         let mut state = state;
         let (begun, mut n_nodes) = (Instant::now(), 0u32);
         loop {
@@ -177,15 +175,23 @@ impl Step {
             let node = &plan.nodes[token.node as usize];
             if node.is_tiny && !token.is_dead {
                 let call = Call { token, node, frame_iteration: state.frame_iteration(token) };
-                if let Some(inputs) = state.tiny_inputs(plan, token) {
-                    let result = self.compute(plan, call, inputs, &mut outputs, &services);
+                if let Some((inputs, place)) = state.tiny_slots(plan, token) {
+                    let is_placed = !place.is_empty();
+                    let result = match is_placed {
+                        true => self.compute(plan, call, inputs, place, &services),
+                        false => {
+                            outputs.resize_with(node.outputs.len(), Value::default);
+                            self.compute(plan, call, inputs, &mut outputs, &services)
+                        }
+                    };
                     // Constants stay: they are tiny too, and the next step needs them again.
                     for (i, input) in inputs.iter_mut().enumerate() {
                         if node.constant_inputs >> i & 1 == 0 {
-                            *input = Input::Empty;
+                            *input = Value::Empty;
                         }
                     }
                     match result {
+                        Ok(()) if is_placed => state.propagate_placed(plan, token),
                         Ok(()) => state.propagate(plan, token, &mut outputs),
                         Err(error) => {
                             drop(state);
@@ -203,7 +209,7 @@ impl Step {
             if is_passed_on || matches!(node.kernel, PlanKernel::Flow | PlanKernel::Lend) {
                 let passed = if is_passed_on {
                     outputs.clear();
-                    outputs.resize_with(node.outputs.len(), || None);
+                    outputs.resize_with(node.outputs.len(), Value::default);
                     Ok(())
                 } else {
                     read_references(node, &mut inputs).and_then(|()| flow_outputs(node, &mut inputs, &mut outputs))
@@ -234,6 +240,7 @@ impl Step {
             if self.is_detached && n_bytes(&inputs) >= LARGE {
                 self.services.transfers.flush();
             }
+            outputs.resize_with(node.outputs.len(), Value::default);
             let result = self.compute(plan, call, &mut inputs, &mut outputs, &services);
             // Inputs die before the outputs are passed on, so that consumers may reuse their memory.
             inputs.clear();
@@ -252,18 +259,15 @@ impl Step {
         &self,
         plan: &PartPlan,
         call: Call<'_>,
-        inputs: &mut [Input],
-        outputs: &mut Vec<Option<OutputValue>>,
+        inputs: &mut [Value],
+        outputs: &mut [Value],
         services: &DeviceServices<'_>,
     ) -> Result<()> {
         let node = call.node;
         let start = self.trace.as_ref().map(|_| Instant::now());
         read_references(node, inputs)?;
-        // Those of the node before have been taken; only their number may differ.
-        debug_assert!(outputs.iter().all(Option::is_none));
-        if outputs.len() != node.outputs.len() {
-            outputs.resize_with(node.outputs.len(), || None);
-        }
+        // Those of the node before have been taken.
+        debug_assert!(outputs.iter().all(Value::is_empty));
         let gpu = if node.may_fold { plan.unit.device.as_any().downcast_ref::<CudaDevice>() } else { None };
         let folds = gpu.filter(|gpu| is_constant_call(gpu, node, inputs));
         let mut ctx = call.ctx(plan, inputs, outputs, services);
@@ -281,8 +285,8 @@ impl Step {
             None => run()?,
             Some(gpu) => {
                 outside_capture(run)?;
-                for output in outputs.iter().flatten() {
-                    if let OutputValue::Tensor(tensor) = output {
+                for output in outputs.iter() {
+                    if let Value::Tensor(tensor) = output {
                         gpu.keep_in_capture(tensor);
                     }
                 }
@@ -290,15 +294,15 @@ impl Step {
         }
         for (i, (output, info)) in outputs.iter().zip(&node.outputs).enumerate() {
             match output {
-                Some(OutputValue::Tensor(tensor)) if tensor.dtype() != info.dtype => {
+                Value::Tensor(tensor) if tensor.dtype() != info.dtype => {
                     return Err(Error::internal(format!(
                         "output {i} is {}, declared as {}",
                         tensor.dtype(),
                         info.dtype
                     )));
                 }
-                Some(_) => {}
-                None => return Err(Error::internal(format!("output {i} was not set"))),
+                Value::Tensor(_) | Value::Reference(_) => {}
+                Value::Empty => return Err(Error::internal(format!("output {i} was not set"))),
             }
         }
         if let (Some(sink), Some(start)) = (&self.trace, start) {
@@ -312,7 +316,7 @@ impl Step {
         index: usize,
         call: Call<'_>,
         ticket: u64,
-        inputs: &mut [Input],
+        inputs: &mut [Value],
         services: &DeviceServices<'_>,
     ) {
         let plan = &self.parts[index].plan;
@@ -338,9 +342,9 @@ impl Step {
         let part = &self.parts[index];
         let plan = &*part.plan;
         let node = &plan.nodes[token.node as usize];
-        let outputs: Result<Vec<Option<OutputValue>>> = outcome.and_then(|outcome| {
+        let outputs: Result<Vec<Value>> = outcome.and_then(|outcome| {
             if outcome.dead {
-                return Ok(vec![None; node.outputs.len()]);
+                return Ok(vec![Value::Empty; node.outputs.len()]);
             }
             if outcome.outputs.len() != node.outputs.len() {
                 return Err(Error::internal(format!(
@@ -349,7 +353,7 @@ impl Step {
                     node.outputs.len()
                 )));
             }
-            Ok(outcome.outputs.into_iter().map(|tensor| Some(OutputValue::Tensor(tensor))).collect())
+            Ok(outcome.outputs.into_iter().map(Value::Tensor).collect())
         });
         if let (Some(sink), Ok(outputs)) = (&self.trace, &outputs) {
             sink.record(&node.node, &plan.unit.name, start, outputs);
@@ -362,7 +366,7 @@ impl Step {
         let pass_on = std::panic::AssertUnwindSafe(|| {
             let mut state = part.state.lock();
             if !state.aborted {
-                let is_dead = outputs.iter().any(Option::is_none) || (token.is_dead && outputs.is_empty());
+                let is_dead = outputs.iter().any(Value::is_empty) || (token.is_dead && outputs.is_empty());
                 state.propagate(plan, Token { is_dead, ..token }, &mut outputs);
             }
         });
@@ -394,11 +398,11 @@ impl Step {
     }
 }
 
-fn n_bytes(inputs: &[Input]) -> usize {
-    let one = |input: &Input| match input {
-        Input::Tensor(tensor) => tensor.n_bytes(),
-        Input::Reference(_) => LARGE,
-        Input::Empty => 0,
+fn n_bytes(inputs: &[Value]) -> usize {
+    let one = |input: &Value| match input {
+        Value::Tensor(tensor) => tensor.n_bytes(),
+        Value::Reference(_) => LARGE,
+        Value::Empty => 0,
     };
     inputs.iter().map(one).sum()
 }
