@@ -84,6 +84,17 @@ pub fn vectorize<R>(f: impl FnOnce() -> R) -> R {
     vectorize_on(Isa::best(), f)
 }
 
+/// [`vectorize`] with vectors of at most 256 bits, for loops whose compile time and size should stay small.
+#[inline]
+pub fn vectorize_256<R>(f: impl FnOnce() -> R) -> R {
+    match Isa::best() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `best` found the features; those of AVX-512 include them.
+        Isa::Avx2 | Isa::Avx512 => unsafe { with_avx2(f) },
+        _ => f(),
+    }
+}
+
 /// [`vectorize`] for a given instruction set, or the best one present if that one is not.
 #[inline]
 pub fn vectorize_on<R>(isa: Isa, f: impl FnOnce() -> R) -> R {

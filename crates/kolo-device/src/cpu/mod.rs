@@ -31,6 +31,6 @@ pub mod topology;
 mod transpose;
 pub mod vmath;
 
-pub use isa::{Isa, vectorize, vectorize_on};
+pub use isa::{Isa, vectorize, vectorize_256, vectorize_on};
 pub use pool::IntraPool;
 pub use transpose::transpose_words;

@@ -5,7 +5,7 @@
 use std::any::Any;
 
 use kolo_core::{DType, Element, Error, Result, Shape, Tensor};
-use kolo_device::cpu::{pool, vectorize};
+use kolo_device::cpu::{pool, vectorize, vectorize_256};
 use smallvec::SmallVec;
 
 use crate::kernel::KernelCtx;
@@ -87,12 +87,16 @@ pub fn map_slices<T: Element>(
     Ok(())
 }
 
-/// [`vectorize`] for element types whose loops gain by it. Small integers are rare in hot loops, and halves convert one by
-/// one; compiling their loops for every instruction set would cost more build time than it saves run time.
+/// [`vectorize`] for element types whose loops gain by it: for every instruction set where training spends its time, for one
+/// more than the plain one where it might. Small integers are rare in hot loops, and halves convert one by one; compiling their
+/// loops several times would cost more build time than it saves run time.
 #[inline(always)]
 pub(crate) fn lanes<T: Element, R>(f: impl FnOnce() -> R) -> R {
-    if const { matches!(T::DTYPE, DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::Bool) } {
+    // By `if const`, so that only one of them is compiled.
+    if const { matches!(T::DTYPE, DType::F32) } {
         vectorize(f)
+    } else if const { matches!(T::DTYPE, DType::F64 | DType::I32 | DType::I64 | DType::Bool) } {
+        vectorize_256(f)
     } else {
         f()
     }

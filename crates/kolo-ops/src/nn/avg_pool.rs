@@ -2,10 +2,10 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, OpDef, Output};
 
 use crate::math::binary::first;
+use crate::math::elementwise::lanes;
 use crate::nn::conv2d::{like, shape};
 use crate::nn::float::Float;
 use crate::nn::pool::{Folding, Pool, infer};
@@ -68,7 +68,7 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let step = pool.images_per_task();
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, step * pool.output(), |task, out| {
             let images = &values[task * step * pool.input()..];
-            vectorize(
+            lanes::<T, _>(
                 #[inline(always)]
                 || {
                     for (image, out) in
@@ -140,7 +140,7 @@ fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let step = pool.images_per_task();
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, step * pool.input(), |task, dx| {
             let first = task * step * pool.output();
-            vectorize(
+            lanes::<T, _>(
                 #[inline(always)]
                 || {
                     for (image, dx) in dx.chunks_exact_mut(pool.input()).enumerate() {

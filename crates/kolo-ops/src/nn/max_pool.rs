@@ -3,10 +3,10 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
-use kolo_device::cpu::vectorize;
 use kolo_graph::{Attrs, Gradient, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
+use crate::math::elementwise::lanes;
 use crate::math::number::Number;
 use crate::nn::conv2d::like;
 use crate::nn::pool::{Folding, Pool, depth_group, infer, infer_with};
@@ -134,7 +134,7 @@ fn pool_forward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()>
             let images = &values[task * pool.images_per_task() * pool.input()..];
             if pool.is_halving() {
                 let lines = images.chunks_exact(2 * pool.w.input * c).zip(out.chunks_exact_mut(pool.w.output * c));
-                return vectorize(
+                return lanes::<T, _>(
                     #[inline(always)]
                     || {
                         for (x, y) in lines {
@@ -143,7 +143,7 @@ fn pool_forward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()>
                     },
                 );
             }
-            vectorize(
+            lanes::<T, _>(
                 #[inline(always)]
                 || {
                     for (image, out) in
@@ -218,7 +218,7 @@ fn pool_backward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()
                 let (x, from) = (&x[task * step * pool.input()..], task * step * pool.output());
                 let lines = dx.chunks_exact_mut(big).zip(x.chunks_exact(big));
                 let outputs = y[from..].chunks_exact(small).zip(dy[from..].chunks_exact(small));
-                return vectorize(
+                return lanes::<T, _>(
                     #[inline(always)]
                     || {
                         for ((dx, x), (y, dy)) in lines.zip(outputs) {
@@ -234,7 +234,7 @@ fn pool_backward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()
                 let x = &x[image * pool.input()..(image + 1) * pool.input()];
                 let y = &y[image * pool.output()..(image + 1) * pool.output()];
                 left.copy_from_slice(&dy[image * pool.output()..(image + 1) * pool.output()]);
-                vectorize(
+                lanes::<T, _>(
                     #[inline(always)]
                     || {
                         for_taps(&pool.h, &pool.w, |o, _, i| {

@@ -10,12 +10,13 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, PartialShape, Result, Tensor};
-use kolo_device::cpu::{IntraPool, pool, vectorize};
+use kolo_device::cpu::{IntraPool, pool};
 use kolo_graph::{Gradient, InferCtx, OpDef, Operation, Output, ShapeFn, Signature};
 use num_traits::Float;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::math::elementwise::lanes;
 use crate::op::{KernelDef, Op};
 use crate::{Cost, KernelCtx, VariableCell};
 
@@ -404,7 +405,7 @@ fn walk<T: Number, const N: usize>(
 /// Applies `rule` to all elements, on this thread.
 fn run<T: Number, const N: usize>(var: &mut [T], slots: [&mut [T]; N], grad: &[T], rule: impl Rule<T::Compute, N>) {
     let n = var.len().min(grad.len());
-    vectorize(
+    lanes::<T, _>(
         #[inline(always)]
         || {
             let (var, grad) = (&mut var[..n], &grad[..n]);

@@ -2,7 +2,9 @@
 
 use half::{bf16, f16};
 use kolo_core::{Element, Result};
-use kolo_device::cpu::{IntraPool, pool, vectorize};
+use kolo_device::cpu::{IntraPool, pool};
+
+use crate::math::elementwise::lanes;
 
 /// Numbers with wrapping integer arithmetic, as TensorFlow's.
 pub(crate) trait Number: Element {
@@ -86,7 +88,7 @@ pub(crate) fn combine<T: Number>(pool: &IntraPool, to: &mut [T], from: &[T], f: 
     let chunk = pool::grain(NS);
     pool.for_each_chunk(to, chunk, |i, to| {
         let from = &from[i * chunk..i * chunk + to.len()];
-        vectorize(
+        lanes::<T, _>(
             #[inline(always)]
             || {
                 for (x, &y) in to.iter_mut().zip(from) {

@@ -6,12 +6,13 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
-use kolo_device::cpu::{IntraPool, vectorize};
+use kolo_device::cpu::IntraPool;
 use kolo_graph::{Gradient, InferCtx, OpDef, Operation, Output};
 
 use super::handle::uninitialized;
 use super::number::Number;
 use super::read::value_shape;
+use crate::math::elementwise::lanes;
 use crate::op::{KernelDef, Op, cpu_any, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -200,7 +201,7 @@ fn combine<T: Number>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> T + Sync + Co
         let updates = ctx.data::<T>(2)?;
         let row = row_of(variable.shape());
         rows.change(ctx.pool(), variable.data_mut::<T>()?, row, |to, i| {
-            vectorize(
+            lanes::<T, _>(
                 #[inline(always)]
                 || match rows.scalar {
                     true => to.iter_mut().for_each(|x| *x = f(*x, updates[0])),
