@@ -186,7 +186,7 @@ pub fn conv2d_backprop_filter<T: ConvElement>(
     grad_filter: &mut [T],
 ) -> Result<(), String> {
     shape.check(input.len(), grad_filter.len(), grad_out.len())?;
-    if let Some(fast) = Winograd::forward_of(shape)
+    if let Some(fast) = Winograd::filter_gradient_of(shape)
         && fast.filter_gradient(pool, input, grad_out, grad_filter)
     {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Convolutions with fewer multiplications: Winograd's algorithm.
 //!
 //! A tile of 4×4 results takes 36 products per pair of channels for a 3×3 filter and 64 for a 5×5 filter, which are 144
-//! and 400 otherwise. With `data`, `values` and `results` as in `transform`, in both dimensions:
+//! and 400 otherwise; the gradient of a 5×5 filter takes 36 for 2×2 results, 100 otherwise. With `data`, `values` and `results` as in `transform`, in both dimensions:
 //!
 //! ```text
 //! forward          results(Σ over channels  data(tile of the input) · weighted values(filter))
@@ -46,6 +46,8 @@ pub(super) struct Winograd {
     grid: [usize; 3],
     /// Side of the filter: 3 or 5.
     side: usize,
+    /// Results of a tile, in each dimension.
+    step: usize,
     /// From a result's place to its first tap in the source.
     offset: [isize; 2],
 }
@@ -72,6 +74,17 @@ impl Winograd {
         let offset = |pad: usize, side: usize| pad as isize - side as isize + 1;
         let offset = [offset(shape.pad_top, shape.filter[0]), offset(shape.pad_left, shape.filter[1])];
         Winograd::new(shape, shape.output, shape.input, offset)
+    }
+
+    /// The gradient of the filter, if it is of this kind.
+    pub(super) fn filter_gradient_of(shape: &ConvShape) -> Option<Winograd> {
+        Winograd::filter_gradient_fitting(shape).filter(Winograd::pays)
+    }
+
+    /// The same, whether it pays or not.
+    fn filter_gradient_fitting(shape: &ConvShape) -> Option<Winograd> {
+        let forward = Winograd::forward_fitting(shape)?;
+        Some(Winograd { step: if forward.side == 5 { 2 } else { SIDE }, ..forward })
     }
 
     /// `out = conv(source, filter)`, then the epilogue, unless a result is not finite or `T` is no `f32`. Then `out` is to
@@ -144,7 +157,7 @@ impl Winograd {
         let is_plain = shape.stride == [1, 1] && shape.dilation == [1, 1];
         let is_wide = source[2] >= MIN_CHANNELS && grid[2] >= MIN_CHANNELS;
         let suits = is_plain && is_wide && side == width && matches!(side, 3 | 5);
-        suits.then_some(Winograd { batch: shape.batch, source, grid, side, offset })
+        suits.then_some(Winograd { batch: shape.batch, source, grid, side, step: SIDE, offset })
     }
 
     /// Whether this takes clearly fewer cycles than plain sums do. The numbers count vectors of sixteen, and are about
@@ -165,12 +178,12 @@ impl Winograd {
 
     /// Products of a tile, for each pair of channels.
     fn planes(&self) -> usize {
-        (SIDE + self.side - 1).pow(2)
+        (self.step + self.side - 1).pow(2)
     }
 
     /// Tiles of an image, down and across.
     fn tiles(&self) -> [usize; 2] {
-        [self.grid[0].div_ceil(SIDE), self.grid[1].div_ceil(SIDE)]
+        [self.grid[0].div_ceil(self.step), self.grid[1].div_ceil(self.step)]
     }
 
     /// Tiles of all images.
@@ -182,7 +195,7 @@ impl Winograd {
     /// The image of tile `t`, and its first result's line and column.
     fn place(&self, t: usize) -> [usize; 3] {
         let [down, across] = self.tiles();
-        [t / (down * across), t / across % down * SIDE, t % across * SIDE]
+        [t / (down * across), t / across % down * self.step, t % across * self.step]
     }
 
     /// The pixels under tile `t` of the source at `images`.

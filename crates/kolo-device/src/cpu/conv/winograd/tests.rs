@@ -42,10 +42,9 @@ fn exact(s: &ConvShape, [input, filter, grad]: &[Vec<f32>; 3]) -> [Vec<f64>; 3] 
 fn fast(pool: &IntraPool, s: &ConvShape, [input, filter, grad]: &[Vec<f32>; 3]) -> [Vec<f32>; 3] {
     let mut found = [s.output_len(), s.input_len(), s.filter_len()].map(|n| vec![f32::NAN; n]);
     let [y, dx, dw] = &mut found;
-    let forward = Winograd::forward_fitting(s).unwrap();
-    assert!(forward.convolve(pool, input, filter, y, &NONE));
+    assert!(Winograd::forward_fitting(s).unwrap().convolve(pool, input, filter, y, &NONE));
     assert!(Winograd::input_gradient_fitting(s).unwrap().convolve_turned(pool, grad, filter, dx));
-    assert!(forward.filter_gradient(pool, input, grad, dw));
+    assert!(Winograd::filter_gradient_fitting(s).unwrap().filter_gradient(pool, input, grad, dw));
     found
 }
 
@@ -150,8 +149,7 @@ fn errors_are_a_few_times_those_of_plain_sums() {
                 "| {shape} | {plain_rms:.1e} | {plain_most:.1e} | {rms:.1e} | {most:.1e} | {:.1} |",
                 rms / plain_rms
             );
-            // Few images have short plain sums; then the bits that eight points lose are all there is.
-            assert!(rms < (8.0 * plain_rms).max(2e-6), "{name} of {s:?}: {rms} and {plain_rms}");
+            assert!(rms < 6.0 * plain_rms, "{name} of {s:?}: {rms} and {plain_rms}");
         }
     }
 }
@@ -163,6 +161,7 @@ fn what_is_not_finite_stays_where_it_belongs() {
     for (bad, side) in [(f32::NAN, 3), (f32::INFINITY, 5)] {
         let s = shape(8, [16, 16, 32], [side, side], 32);
         assert!(Winograd::forward_of(&s).is_some() && Winograd::input_gradient_of(&s).is_some());
+        assert!(Winograd::filter_gradient_of(&s).is_some());
         let [mut input, filter, mut grad] = operands(&s);
         input[(5 * 16 + 6) * 32 + 7] = bad;
         grad[(9 * 16 + 3) * 32 + 1] = bad;

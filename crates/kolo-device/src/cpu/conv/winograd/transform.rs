@@ -1,15 +1,15 @@
 //! The linear maps of Winograd's algorithm, in one dimension and on tiles.
 //!
 //! A short correlation is a product of polynomials: evaluate both factors at `N` points, multiply, interpolate. The
-//! points are 0, infinity and pairs of opposite numbers: six with 5/8 and 3/2 for four results of three taps, eight with
-//! 1/2, 1 and 2 for four results of five. Of all multiples of an eighth (a sixteenth for eight points) these lose the
+//! points are 0, infinity and pairs of opposite numbers: six with 5/8 and 3/2 for four results of three taps or two of
+//! five, eight with 1/2, 1 and 2 for four results of five. Of all multiples of an eighth (a sixteenth for eight points) these lose the
 //! fewest bits; the customary 0, ±1, ±2 lose twice as many. All constants of the maps in `f32` are exact.
 
 use std::ops::Range;
 
 use crate::cpu::gemm::Simd;
 
-/// Results of a tile, in each dimension.
+/// Results of a tile, in each dimension, but for the gradient of a 5×5 filter.
 pub(super) const SIDE: usize = 4;
 
 /// The positive points where there are six, and where there are eight.
@@ -104,17 +104,19 @@ unsafe fn data<V: Simd<Elem = f32>, const N: usize>(d: [V; N]) -> [V; N] {
     v
 }
 
-/// The values of a polynomial at the points.
+/// The values of a polynomial with `M` coefficients, 2 or 4, at the points.
 #[inline(always)]
-unsafe fn values<V: Simd<Elem = f32>, const N: usize>(g: [V; SIDE]) -> [V; N] {
+unsafe fn values<V: Simd<Elem = f32>, const N: usize, const M: usize>(g: [V; M]) -> [V; N] {
     let mut v = [g[0]; N];
-    v[N - 1] = g[SIDE - 1];
+    v[N - 1] = g[M - 1];
     let points: &[f32] = if N == 6 { &SIX } else { &EIGHT };
     for (i, &x) in points.iter().enumerate() {
         // SAFETY: the caller has the instruction set.
         unsafe {
-            let even = V::mul_add(all(x * x), g[2], g[0]);
-            let odd = V::mul_add(all(x * x), g[3], g[1]);
+            let (mut even, mut odd) = (g[0], g[1]);
+            if M == 4 {
+                (even, odd) = (V::mul_add(all(x * x), g[2], even), V::mul_add(all(x * x), g[3], odd));
+            }
             [v[2 * i + 1], v[2 * i + 2]] = opposite(x, even, odd);
         }
     }
@@ -207,13 +209,13 @@ unsafe fn data_vector<V: Simd<Elem = f32>, const N: usize, const FULL: bool>(
     }
 }
 
-/// As [`data_tile`], of the gradients of a tile of results.
+/// As [`data_tile`], of the gradients of `M`×`M` results.
 ///
 /// # Safety
 /// As there.
 #[inline(always)]
-pub(super) unsafe fn values_tile<V: Simd<Elem = f32>, const N: usize>(
-    pixels: &[[*const f32; SIDE]; SIDE],
+pub(super) unsafe fn values_tile<V: Simd<Elem = f32>, const N: usize, const M: usize>(
+    pixels: &[[*const f32; M]; M],
     channels: Range<usize>,
     to: *mut f32,
     plane: usize,
@@ -222,11 +224,11 @@ pub(super) unsafe fn values_tile<V: Simd<Elem = f32>, const N: usize>(
     // SAFETY: as promised by the caller.
     unsafe {
         while c + V::LANES <= channels.end {
-            values_vector::<V, N, true>(pixels, c, V::LANES, to.add(c - channels.start), plane);
+            values_vector::<V, N, M, true>(pixels, c, V::LANES, to.add(c - channels.start), plane);
             c += V::LANES;
         }
         if c < channels.end {
-            values_vector::<V, N, false>(pixels, c, channels.end - c, to.add(c - channels.start), plane);
+            values_vector::<V, N, M, false>(pixels, c, channels.end - c, to.add(c - channels.start), plane);
         }
     }
 }
@@ -236,8 +238,8 @@ pub(super) unsafe fn values_tile<V: Simd<Elem = f32>, const N: usize>(
 /// # Safety
 /// As for [`values_tile`].
 #[inline(always)]
-unsafe fn values_vector<V: Simd<Elem = f32>, const N: usize, const FULL: bool>(
-    pixels: &[[*const f32; SIDE]; SIDE],
+unsafe fn values_vector<V: Simd<Elem = f32>, const N: usize, const M: usize, const FULL: bool>(
+    pixels: &[[*const f32; M]; M],
     c: usize,
     n: usize,
     to: *mut f32,
@@ -245,20 +247,20 @@ unsafe fn values_vector<V: Simd<Elem = f32>, const N: usize, const FULL: bool>(
 ) {
     // SAFETY: as promised by the caller.
     unsafe {
-        let mut rows = [[V::zero(); N]; SIDE];
+        let mut rows = [[V::zero(); N]; M];
         for (row, p) in rows.iter_mut().zip(pixels) {
-            let mut x = [V::zero(); SIDE];
+            let mut x = [V::zero(); M];
             for (x, p) in x.iter_mut().zip(p) {
                 *x = load::<V, FULL>(p.add(c), n);
             }
             *row = values(x);
         }
         for j in 0..N {
-            let mut x = [V::zero(); SIDE];
+            let mut x = [V::zero(); M];
             for (x, row) in x.iter_mut().zip(&rows) {
                 *x = row[j];
             }
-            for (i, x) in values::<V, N>(x).into_iter().enumerate() {
+            for (i, x) in values::<V, N, M>(x).into_iter().enumerate() {
                 x.store(to.add((i * N + j) * plane));
             }
         }
