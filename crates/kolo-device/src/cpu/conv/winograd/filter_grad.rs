@@ -9,7 +9,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::transform::{data_tile, filter_back, values_tile, with_vectors};
+use super::filter::filter_back;
+use super::transform::{data_tile, values_tile, with_vectors};
 use super::{N_TASKS, Shared, Winograd, pixels, plane};
 use crate::cpu::gemm::{Layout, Real, Simd, Tile, nth_block};
 use crate::cpu::scratch::Scratch;
@@ -44,6 +45,12 @@ impl Winograd {
         let stride = n.div_ceil(pieces[1]).next_multiple_of(16);
         let plane = plane(c.div_ceil(pieces[0]) * stride);
         Cuts { parts, pieces, stride, plane, len: self.planes() * plane }
+    }
+
+    /// Whether a few threads find enough to do.
+    pub(super) fn is_cut(&self) -> bool {
+        let Cuts { parts, pieces: [c_pieces, n_pieces], .. } = self.cuts();
+        parts * c_pieces * n_pieces >= 4
     }
 
     /// The gradient of the filter; `false` if some of it is not finite.

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::transform::{Results, SIDE, data_tile, filter_vector, results_tile, with_vectors};
+use super::filter::filter_vector;
+use super::transform::{Results, SIDE, data_tile, results_tile, with_vectors};
 use super::{Shared, Winograd, plane};
 use crate::cpu::gemm::{Epilogue, Kernels, Layout, Real, Simd, Tile, apply, nth_block};
 use crate::cpu::scratch::Scratch;

@@ -1,7 +1,8 @@
 //! Convolutions with fewer multiplications: Winograd's algorithm.
 //!
 //! A tile of 4×4 results takes 36 products per pair of channels for a 3×3 filter and 64 for a 5×5 filter, which are 144
-//! and 400 otherwise; the gradient of a 5×5 filter takes 36 for 2×2 results, 100 otherwise. With `data`, `values` and `results` as in `transform`, in both dimensions:
+//! and 400 otherwise; the gradient of a 5×5 filter takes 36 for 2×2 results, 100 otherwise. With `data`, `values` and
+//! `results` as in `transform`, in both dimensions:
 //!
 //! ```text
 //! forward          results(Σ over channels  data(tile of the input) · weighted values(filter))
@@ -11,7 +12,7 @@
 //!
 //! The sums are 36 or 64 matrix products. Tiles are worked on in blocks that stay in a core's L2.
 //!
-//! Rounding errors are about twice those of plain sums (measured in `bench/gemm.md`). They are relative to the largest
+//! Rounding errors are two to five times those of plain sums (measured in `bench/gemm.md`). They are relative to the largest
 //! value of a tile, and a value that is not finite would spoil its whole tile, as would one so large that a transform
 //! overflows. Results are therefore checked, and where one is not finite the caller convolves plainly instead.
 //!
@@ -24,6 +25,7 @@ use crate::cpu::IntraPool;
 use crate::cpu::gemm::{Epilogue, Real, Shared, transpose};
 use crate::cpu::scratch::Scratch;
 
+mod filter;
 mod filter_grad;
 mod forward;
 #[cfg(test)]
@@ -34,6 +36,8 @@ use transform::SIDE;
 
 /// Channels on either side from which on the transforms are a small part of the work.
 const MIN_CHANNELS: usize = 16;
+/// A transformed filter may take so many bytes: it is up to four times the filter.
+const MAX_FILTER_BYTES: f64 = (128 << 20) as f64;
 /// Pieces to aim at, so that a few threads finish at about the same time.
 const N_TASKS: usize = 16;
 
@@ -78,7 +82,7 @@ impl Winograd {
 
     /// The gradient of the filter, if it is of this kind.
     pub(super) fn filter_gradient_of(shape: &ConvShape) -> Option<Winograd> {
-        Winograd::filter_gradient_fitting(shape).filter(Winograd::pays)
+        Winograd::filter_gradient_fitting(shape).filter(|this| this.pays() && this.is_cut())
     }
 
     /// The same, whether it pays or not.
@@ -160,7 +164,7 @@ impl Winograd {
         suits.then_some(Winograd { batch: shape.batch, source, grid, side, step: SIDE, offset })
     }
 
-    /// Whether this takes clearly fewer cycles than plain sums do. The numbers count vectors of sixteen, and are about
+    /// Whether this takes clearly fewer cycles than plain sums do, and not too much memory. The numbers count vectors of sixteen, and are about
     /// as measured: a tile's products and its transforms by channel, and the transform of the filter.
     fn pays(&self) -> bool {
         let [c, o] = [self.source[2] as f64, self.grid[2] as f64];
@@ -173,7 +177,8 @@ impl Winograd {
         let tiles = self.n_tiles() as f64;
         let planes = self.planes() as f64;
         let fast = planes * (tiles * (0.07 * c * o + 0.4 * c + 0.3 * o) + 0.4 * c * o);
-        fast < 0.8 * plain
+        let n_bytes = planes * c * o * size_of::<f32>() as f64;
+        fast < 0.8 * plain && n_bytes <= MAX_FILTER_BYTES
     }
 
     /// Products of a tile, for each pair of channels.
@@ -231,7 +236,7 @@ fn pixels<const N: usize>(
     found
 }
 
-/// Values from one plane to the next: an odd number of cache lines, so that 36 planes do not meet in a few sets.
+/// Values from one plane to the next: an odd number of cache lines, so that dozens of planes do not meet in a few sets.
 fn plane(len: usize) -> usize {
     (len.div_ceil(16) | 1) * 16
 }

@@ -159,7 +159,7 @@ fn errors_are_a_few_times_those_of_plain_sums() {
 fn what_is_not_finite_stays_where_it_belongs() {
     let pool = IntraPool::new(2);
     for (bad, side) in [(f32::NAN, 3), (f32::INFINITY, 5)] {
-        let s = shape(8, [16, 16, 32], [side, side], 32);
+        let s = shape(16, [16, 16, 32], [side, side], 32);
         assert!(Winograd::forward_of(&s).is_some() && Winograd::input_gradient_of(&s).is_some());
         assert!(Winograd::filter_gradient_of(&s).is_some());
         let [mut input, filter, mut grad] = operands(&s);
@@ -200,6 +200,8 @@ fn the_shape_decides() {
     let is_used = |s: ConvShape| Winograd::forward_of(&s).is_some();
     assert!(is_used(lenet));
     assert!(is_used(shape(1, [14, 14, 32], [3, 3], 32)));
+    assert!(Winograd::filter_gradient_of(&lenet).is_some());
+    assert!(Winograd::filter_gradient_of(&shape(1, [14, 14, 32], [3, 3], 32)).is_none());
     assert!(!is_used(ConvShape { stride: [2, 1], ..lenet }));
     assert!(!is_used(ConvShape { dilation: [1, 2], ..lenet }));
     assert!(!is_used(shape(64, [28, 28, 1], [5, 5], 32)));
@@ -209,6 +211,8 @@ fn the_shape_decides() {
     assert!(!is_used(shape(8, [1, 1, 64], [5, 5], 64)));
     assert!(!is_used(shape(0, [14, 14, 32], [3, 3], 32)));
     assert!(!is_used(ConvShape { output: [0, 14, 32], ..shape(1, [14, 14, 32], [3, 3], 32) }));
+    // The transformed filter would be too large.
+    assert!(!is_used(shape(1, [14, 14, 2048], [3, 3], 1024)));
     let doubles = vec![1.0; lenet.input_len()];
     let mut out = vec![0.0; lenet.output_len()];
     let forward = Winograd::forward_of(&lenet).unwrap();
