@@ -9,7 +9,7 @@ use kolo_device::cpu::conv::{ConvShape, conv2d, conv2d_backprop_filter, conv2d_b
 use kolo_device::cpu::gemm::Epilogue;
 
 /// Batch, input channels, size, output channels, filter.
-const SHAPES: [(usize, usize, usize, usize, usize); 14] = [
+const SHAPES: [(usize, usize, usize, usize, usize); 16] = [
     (64, 1, 28, 32, 5),
     (100, 1, 28, 32, 5),
     (64, 32, 14, 64, 5),
@@ -24,6 +24,8 @@ const SHAPES: [(usize, usize, usize, usize, usize); 14] = [
     (4, 256, 14, 256, 3),
     (16, 128, 28, 128, 3),
     (16, 256, 14, 256, 3),
+    (32, 64, 56, 64, 3),
+    (32, 32, 28, 64, 5),
 ];
 
 fn main() {

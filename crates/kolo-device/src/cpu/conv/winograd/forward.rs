@@ -13,6 +13,9 @@ use crate::cpu::{IntraPool, Isa};
 /// so that blocks should use it more often.
 const FILTER_BYTES: usize = 16 << 20;
 
+/// Work below which waking another thread takes longer than it saves.
+const SERIAL_FLOP: usize = 2_000_000;
+
 impl Winograd {
     /// `out = conv(source, filter)`, then the epilogue. If this is `false`, some result is not finite and `out` is no
     /// more than room for results.
@@ -50,7 +53,7 @@ impl Winograd {
         let blocks = tiles.div_ceil(most);
         let finite = AtomicBool::new(true);
         let (source, out) = (Shared(source.cast_mut()), Shared(out));
-        pool.parallel_for(blocks, &|block| {
+        let task = |block: usize| {
             if !finite.load(Relaxed) {
                 return;
             }
@@ -71,7 +74,12 @@ impl Winograd {
             if !is_finite {
                 finite.store(false, Relaxed);
             }
-        });
+        };
+        if 2 * self.planes() * tiles * c * n < SERIAL_FLOP {
+            (0..blocks).for_each(task);
+        } else {
+            pool.parallel_for(blocks, &task);
+        }
         packed.put_back();
         finite.into_inner()
     }
