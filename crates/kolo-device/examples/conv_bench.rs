@@ -1,6 +1,6 @@
 //! GFLOP/s of the convolutions of small nets, forward and both gradients.
 //!
-//! `cargo run --release -p kolo-device --example conv_bench [n_threads]`
+//! `cargo run --release -p kolo-device --example conv_bench [n_threads] [part of a shape's name]`
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use kolo_device::cpu::conv::{ConvShape, conv2d, conv2d_backprop_filter, conv2d_b
 use kolo_device::cpu::gemm::Epilogue;
 
 /// Batch, input channels, size, output channels, filter.
-const SHAPES: [(usize, usize, usize, usize, usize); 7] = [
+const SHAPES: [(usize, usize, usize, usize, usize); 16] = [
     (64, 1, 28, 32, 5),
     (100, 1, 28, 32, 5),
     (64, 32, 14, 64, 5),
@@ -17,11 +17,21 @@ const SHAPES: [(usize, usize, usize, usize, usize); 7] = [
     (32, 16, 32, 16, 3),
     (32, 64, 8, 64, 3),
     (8, 64, 56, 64, 3),
+    (1, 32, 14, 32, 3),
+    (8, 64, 28, 64, 3),
+    (1, 16, 14, 32, 5),
+    (8, 32, 28, 64, 5),
+    (4, 256, 14, 256, 3),
+    (16, 128, 28, 128, 3),
+    (16, 256, 14, 256, 3),
+    (32, 64, 56, 64, 3),
+    (32, 32, 28, 64, 5),
 ];
 
 fn main() {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let n_threads = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(cores);
+    let wanted = std::env::args().nth(2).unwrap_or_default();
     println!("{:>22} threads   forward    filter     input", "N,C,HxW -> O, k");
     for (batch, c, size, o, k) in SHAPES {
         let shape = ConvShape {
@@ -34,9 +44,12 @@ fn main() {
             pad_top: k / 2,
             pad_left: k / 2,
         };
+        let name = format!("{batch},{c},{size}x{size} -> {o}, {k}");
+        if !name.contains(&wanted) {
+            continue;
+        }
         for threads in [1, n_threads] {
             let rates = rates(&IntraPool::new(threads), &shape);
-            let name = format!("{batch},{c},{size}x{size} -> {o}, {k}");
             println!("{name:>22} {threads:>7} {:9.1} {:9.1} {:9.1}", rates[0], rates[1], rates[2]);
         }
     }

@@ -7,7 +7,8 @@
 //! backprop input   dinput[pixel, c]  = patches(dout)[pixel, tap·o] × filter[tap, c, o]ᵀ
 //! ```
 //!
-//! Batches of eight images or more need no patch matrix at all: see `direct`.
+//! Batches of eight images or more need no patch matrix at all: see `direct`. 3×3 and 5×5 filters with enough channels
+//! need fewer multiplications: see `winograd`.
 //!
 //! With a stride, backprop input splits the pixels by their remainder: each class sees only the
 //! taps that can reach it, and is a convolution with stride 1.
@@ -20,9 +21,11 @@ mod direct;
 mod patches;
 #[cfg(test)]
 mod tests;
+mod winograd;
 
 use direct::{Direct, Target};
 use patches::{Patches, runs};
+use winograd::Winograd;
 
 /// Sizes of a convolution. Padding on the other sides follows from the output's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,21 +120,44 @@ pub fn conv2d<T: ConvElement>(
 ) -> Result<(), String> {
     shape.check(input.len(), filter.len(), out.len())?;
     let n = shape.output[2];
-    let m = out.len() / n.max(1);
-    epilogue.check(m, n)?;
+    epilogue.check(out.len() / n.max(1), n)?;
+    if epilogue.row_bias.is_none()
+        && let Some(fast) = Winograd::forward_of(shape)
+        && fast.convolve(pool, input, filter, out, &epilogue)
+    {
+        return Ok(());
+    }
+    // SAFETY: the lengths were checked above.
+    unsafe { plain(pool, shape, input, filter, out, epilogue) };
+    Ok(())
+}
+
+/// [`conv2d`] as sums of products.
+///
+/// # Safety
+/// Lengths must have been checked.
+unsafe fn plain<T: ConvElement>(
+    pool: &IntraPool,
+    shape: &ConvShape,
+    input: &[T],
+    filter: &[T],
+    out: &mut [T],
+    epilogue: Epilogue<'_, T>,
+) {
+    let n = shape.output[2];
     let patches = shape.patches(input);
-    // SAFETY: the lengths were checked above: m rows of n in `out`, k rows of n in `filter`.
+    // SAFETY: as promised by the caller: m rows of n in `out`, k rows of n in `filter`.
     unsafe {
         let images = Direct::new(&patches, shape.batch, n);
         if let Some(images) = images.filter(|_| epilogue.row_bias.is_none()) {
             let out = Target::dense(out.as_mut_ptr(), patches.grid, n);
             images.forward(pool, filter.as_ptr(), out, &epilogue);
-            return Ok(());
+            return;
         }
         product(
             pool,
             &Problem {
-                m,
+                m: out.len() / n.max(1),
                 n,
                 k: filter.len() / n.max(1),
                 alpha: T::ONE,
@@ -146,7 +172,6 @@ pub fn conv2d<T: ConvElement>(
             },
         );
     }
-    Ok(())
 }
 
 /// The gradient of a convolution's filter, overwriting `grad_filter`.
@@ -161,13 +186,34 @@ pub fn conv2d_backprop_filter<T: ConvElement>(
     grad_filter: &mut [T],
 ) -> Result<(), String> {
     shape.check(input.len(), grad_filter.len(), grad_out.len())?;
+    if let Some(fast) = Winograd::filter_gradient_of(shape)
+        && fast.filter_gradient(pool, input, grad_out, grad_filter)
+    {
+        return Ok(());
+    }
+    // SAFETY: the lengths were checked above.
+    unsafe { plain_filter_gradient(pool, shape, input, grad_out, grad_filter) };
+    Ok(())
+}
+
+/// [`conv2d_backprop_filter`] as sums of products.
+///
+/// # Safety
+/// Lengths must have been checked.
+unsafe fn plain_filter_gradient<T: ConvElement>(
+    pool: &IntraPool,
+    shape: &ConvShape,
+    input: &[T],
+    grad_out: &[T],
+    grad_filter: &mut [T],
+) {
     let n = shape.output[2];
     let patches = shape.patches(input);
-    // SAFETY: the lengths were checked above: m rows of n in the result, k rows of n in `grad_out`.
+    // SAFETY: as promised by the caller: m rows of n in the result, k rows of n in `grad_out`.
     unsafe {
         if let Some(images) = Direct::new(&patches, shape.batch, n).filter(Direct::has_filter_gradient) {
             images.filter_gradient(pool, grad_out.as_ptr(), grad_filter.as_mut_ptr());
-            return Ok(());
+            return;
         }
         product(
             pool,
@@ -187,7 +233,6 @@ pub fn conv2d_backprop_filter<T: ConvElement>(
             },
         );
     }
-    Ok(())
 }
 
 /// The gradient of a convolution's input, overwriting `grad_input`.
@@ -202,13 +247,33 @@ pub fn conv2d_backprop_input<T: ConvElement>(
     grad_input: &mut [T],
 ) -> Result<(), String> {
     shape.check(grad_input.len(), filter.len(), grad_out.len())?;
+    if let Some(fast) = Winograd::input_gradient_of(shape)
+        && fast.convolve_turned(pool, grad_out, filter, grad_input)
+    {
+        return Ok(());
+    }
+    // SAFETY: the lengths were checked above.
+    unsafe { plain_input_gradient(pool, shape, filter, grad_out, grad_input) };
+    Ok(())
+}
+
+/// [`conv2d_backprop_input`] as sums of products.
+///
+/// # Safety
+/// Lengths must have been checked.
+unsafe fn plain_input_gradient<T: ConvElement>(
+    pool: &IntraPool,
+    shape: &ConvShape,
+    filter: &[T],
+    grad_out: &[T],
+    grad_input: &mut [T],
+) {
     for y0 in 0..shape.stride[0].min(shape.input[0]) {
         for x0 in 0..shape.stride[1].min(shape.input[1]) {
-            // SAFETY: the lengths were checked above.
+            // SAFETY: passed on.
             unsafe { input_class(pool, shape, [y0, x0], filter, grad_out, grad_input.as_mut_ptr()) };
         }
     }
-    Ok(())
 }
 
 /// The gradient of input pixels `first + i * stride`, which lie apart in `grad_input`.

@@ -8,7 +8,7 @@ fn values(seed: usize, len: usize) -> Vec<f64> {
 }
 
 /// Calls `f(input, filter, output)` with the places of every product of the convolution.
-fn each_term(s: &ConvShape, mut f: impl FnMut(usize, usize, usize)) {
+pub(super) fn each_term(s: &ConvShape, mut f: impl FnMut(usize, usize, usize)) {
     let [h, w, c] = s.input;
     let [oh, ow, o] = s.output;
     for b in 0..s.batch {
@@ -85,7 +85,7 @@ fn check(s: &ConvShape) {
     assert!(dx.iter().zip(&grad_input).all(|(x, y)| (x - y).abs() < 1e-9));
 }
 
-fn shape(batch: usize, input: [usize; 3], filter: [usize; 2], o: usize) -> ConvShape {
+pub(super) fn shape(batch: usize, input: [usize; 3], filter: [usize; 2], o: usize) -> ConvShape {
     ConvShape {
         batch,
         input,

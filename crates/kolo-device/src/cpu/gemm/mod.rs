@@ -41,8 +41,11 @@ pub(crate) use drive::{Gather, Left, Problem, Shared, nth_block};
 pub(crate) use epilogue::apply;
 pub use epilogue::{Activation, Epilogue};
 pub use generic::{gemm_bf16, gemm_f16, gemm_with};
-pub(crate) use kernel::{Layout, Real, Tile};
+pub(crate) use kernel::{Kernels, Layout, Real, Tile};
 pub(crate) use pack::{pack_b, transpose};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use simd::{F32x8, F32x16, F64x4, F64x8};
+pub(crate) use simd::{Portable, Simd};
 
 /// Whether an operand is used as stored or transposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
