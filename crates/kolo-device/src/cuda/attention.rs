@@ -96,21 +96,12 @@ impl Attention {
     }
 }
 
-/// Sets up an engine, unless it is there. The handle's stream must not capture.
-fn set_up(dnn: &mut Dnn, call: &Attention, pass: AttentionPass, i: usize) -> Result<()> {
-    if !dnn.attention.contains_key(&(*call, pass, i)) {
-        let engine = graph(dnn.handle, call, pass)?.engine(dnn.handle, i)?;
-        dnn.attention.insert((*call, pass, i), engine);
-    }
-    Ok(())
-}
-
-/// Sets up the first engines that can be used, and gives their numbers.
-fn set_up_first(dnn: &mut Dnn, call: &Attention, pass: AttentionPass) -> Result<Vec<usize>> {
+/// Sets up the first engines that can be used, at most so many, and gives their numbers. The handle's stream must not capture.
+fn set_up(dnn: &mut Dnn, call: &Attention, pass: AttentionPass, most: usize) -> Result<Vec<usize>> {
     let graph = graph(dnn.handle, call, pass)?;
     let mut found = Vec::new();
     for i in 0..graph.n_engines() {
-        if found.len() == MOST_TRIED {
+        if found.len() == most {
             break;
         }
         let Ok(engine) = graph.engine(dnn.handle, i) else { continue };
@@ -137,11 +128,11 @@ impl CudaDevice {
         self.bind()?;
         let mut guard = self.dnn()?;
         let Some(dnn) = guard.as_mut() else { return Err(Error::internal("cuDNN was not opened")) };
-        let known = dnn.attention.keys().find(|(other, other_pass, _)| (other, *other_pass) == (call, pass));
-        let i = match known {
-            Some(&(_, _, i)) => i,
+        let of_this = |key: &&(Attention, AttentionPass, usize)| (key.0, key.1) == (*call, pass);
+        let i = match dnn.attention.keys().filter(of_this).map(|key| key.2).min() {
+            Some(i) => i,
             None => self
-                .describing(dnn, |dnn| set_up_first(dnn, call, pass))?
+                .describing(dnn, |dnn| set_up(dnn, call, pass, 1))?
                 .first()
                 .copied()
                 .ok_or_else(|| Error::unimplemented(format!("cuDNN has no engine for {pass:?} of {call:?}")))?,
@@ -166,27 +157,44 @@ impl CudaDevice {
         if choice == Some(Choice::Caller) || (choice.is_none() && !is_due()) {
             return ours(outputs);
         }
+        match self.attend_as_chosen(call, pass, choice, &addresses, outputs, ours) {
+            Ok(true) => Ok(()),
+            Ok(false) => ours(outputs),
+            Err(error) => {
+                tracing::debug!(target: "kolo::tune", "{pass:?} {call:?}: from now on by kernels of ours: {error}");
+                CHOSEN.replace(self, (*call, pass), Choice::Caller);
+                ours(outputs)
+            }
+        }
+    }
+
+    /// Enqueues a pass by the engine that was chosen, after choosing if need be. False if none is.
+    fn attend_as_chosen(
+        &self,
+        call: &Attention,
+        pass: AttentionPass,
+        choice: Option<Choice>,
+        addresses: &Addresses,
+        outputs: &mut [Tensor],
+        ours: &mut dyn FnMut(&mut [Tensor]) -> Result<()>,
+    ) -> Result<bool> {
         self.bind()?;
         let mut guard = self.dnn()?;
         let Some(dnn) = guard.as_mut() else { return Err(Error::internal("cuDNN was not opened")) };
         let choice = match choice {
             Some(choice) => choice,
-            None => self.time_attention(dnn, call, pass, &addresses, outputs, ours)?,
+            None => self.time_attention(dnn, call, pass, addresses, outputs, ours)?,
         };
-        if let Choice::Engine(i) = choice {
-            let done = self
-                .describing(dnn, |dnn| set_up(dnn, call, pass, i))
-                .and_then(|()| self.enqueue_attention(dnn, call, pass, i, &addresses));
-            match done {
-                Ok(()) => return Ok(()),
-                Err(error) => {
-                    tracing::debug!(target: "kolo::tune", "{pass:?} {call:?}: from now on by kernels of ours: {error}");
-                    CHOSEN.replace(self, (*call, pass), Choice::Caller);
-                }
-            }
+        let Choice::Engine(i) = choice else { return Ok(false) };
+        if !dnn.attention.contains_key(&(*call, pass, i)) {
+            self.describing(dnn, |dnn| {
+                let engine = graph(dnn.handle, call, pass)?.engine(dnn.handle, i)?;
+                dnn.attention.insert((*call, pass, i), engine);
+                Ok(())
+            })?;
         }
-        drop(guard);
-        ours(outputs)
+        self.enqueue_attention(dnn, call, pass, i, addresses)?;
+        Ok(true)
     }
 
     /// Times the library's engines and `ours`, and chooses for good.
@@ -200,7 +208,7 @@ impl CudaDevice {
         ours: &mut dyn FnMut(&mut [Tensor]) -> Result<()>,
     ) -> Result<Choice> {
         let _spending = Spending::begin();
-        let engines = self.describing(dnn, |dnn| set_up_first(dnn, call, pass));
+        let engines = self.describing(dnn, |dnn| set_up(dnn, call, pass, MOST_TRIED));
         let mut choices = vec![Choice::Caller];
         match engines {
             Ok(engines) => choices.extend(engines.into_iter().map(Choice::Engine)),
