@@ -120,15 +120,31 @@ fn attention_by_cudnn_agrees() {
     });
 }
 
+/// How far `a` is from `b`, as a part of `b`: of columns `part` of `n_parts` together.
+fn distance(a: &Tensor, b: &Tensor, part: usize, n_parts: usize) -> f64 {
+    let row = b.shape().dims().last().copied().expect("rows");
+    let (a, b) = (a.data::<f32>().expect("float"), b.data::<f32>().expect("float"));
+    let (mut apart, mut size) = (0.0, 0.0);
+    for (i, (x, y)) in a.iter().zip(b).enumerate().filter(|(i, _)| i % row * n_parts / row == part) {
+        assert!(x.is_finite(), "number {i} is {x}");
+        apart += f64::from(x - y).powi(2);
+        size += f64::from(*y).powi(2);
+    }
+    (apart / size).sqrt()
+}
+
 /// A long attention, step after step: by kernels of ours, then by those that were found to be faster, then captured.
 #[test]
 fn long_attention_stays_the_same() {
     on_gpu(|| {
-        for (batch, length, heads, size, causal) in [(8, 1000, 4, 64, true), (4, 1024, 8, 128, false)] {
+        for (batch, length, heads, size, causal, dtype, far) in [
+            (8, 1000, 5, 64, true, DType::BF16, 1e-2),
+            (4, 1024, 8, 128, false, DType::F16, 2e-3),
+            (2, 400, 4, 80, true, DType::BF16, 1e-2),
+        ] {
             let g = kolo::graph();
             let x = g.constant(wavy(&[batch, length, 3 * heads * size], 5));
-            let y = ops::attention(ops::cast(x, DType::BF16), heads, causal);
-            let y = ops::cast(y, DType::F32);
+            let y = ops::cast(ops::attention(ops::cast(x, dtype), heads, causal), DType::F32);
             let loss = ops::sum_all(y * g.constant(wavy(&[batch, length, heads * size], 99)));
             let grad = gradients(&[loss], &[x]).expect("has a gradient").remove(0).expect("a path");
             let outputs = [y, grad.dense().expect("dense")];
@@ -136,10 +152,10 @@ fn long_attention_stays_the_same() {
             let first = session.run(&outputs, &[], &[]).expect("runs");
             for step in 0..8 {
                 let again = session.run(&outputs, &[], &[]).expect("runs");
-                for (i, (first, again)) in first.iter().zip(&again).enumerate() {
-                    let found = difference(again, first);
-                    assert!(found <= 1e-2, "step {step}, output {i}: they differ by {found}");
-                }
+                let parts: Vec<f64> = (0..3).map(|part| distance(&again[1], &first[1], part, 3)).collect();
+                let values = distance(&again[0], &first[0], 0, 1);
+                println!("{length} x {size}, step {step}: {values:.1e}, gradients {parts:.5?}");
+                assert!(values <= far && parts.iter().all(|&part| part <= far), "{values} and {parts:?} are too far");
             }
         }
     });

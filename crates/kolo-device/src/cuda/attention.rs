@@ -12,7 +12,6 @@ use kolo_core::{DType, Error, Result, Shape, Tensor};
 
 use super::attention_graph::{graph, id};
 use super::backend::{ALIGNMENT, Engine};
-use super::capture::outside_capture;
 use super::conv::Dnn;
 use super::device::CudaDevice;
 use super::launch::cuda_buffer;
@@ -63,8 +62,8 @@ static CHOSEN: Chosen<(Attention, AttentionPass), Choice> = Chosen::new();
 /// Engines that were set up, by their number among those that are advised.
 pub(super) type Engines = HashMap<(Attention, AttentionPass, usize), Engine>;
 
-/// Engines that are set up to be timed: each takes up to a second to be compiled, and the first advice was the best wherever
-/// all were timed.
+/// Engines that are set up to be timed: each takes up to a second to be compiled, and those that are advised later took twice
+/// as long.
 const MOST_TRIED: usize = 2;
 /// Most bytes of a workspace.
 const MOST_WORKSPACE: usize = 1 << 30;
@@ -96,23 +95,6 @@ impl Attention {
     }
 }
 
-/// Sets up the first engines that can be used, at most so many, and gives their numbers. The handle's stream must not capture.
-fn set_up(dnn: &mut Dnn, call: &Attention, pass: AttentionPass, most: usize) -> Result<Vec<usize>> {
-    let graph = graph(dnn.handle, call, pass)?;
-    let mut found = Vec::new();
-    for i in 0..graph.n_engines() {
-        if found.len() == most {
-            break;
-        }
-        let Ok(engine) = graph.engine(dnn.handle, i) else { continue };
-        if engine.workspace <= MOST_WORKSPACE {
-            dnn.attention.insert((*call, pass, i), engine);
-            found.push(i);
-        }
-    }
-    Ok(found)
-}
-
 impl CudaDevice {
     /// Enqueues a pass of an attention by cuDNN. `Unimplemented` if the library has no engine for it. No tensor may be empty.
     pub fn attend(
@@ -129,14 +111,12 @@ impl CudaDevice {
         let mut guard = self.dnn()?;
         let Some(dnn) = guard.as_mut() else { return Err(Error::internal("cuDNN was not opened")) };
         let of_this = |key: &&(Attention, AttentionPass, usize)| (key.0, key.1) == (*call, pass);
-        let i = match dnn.attention.keys().filter(of_this).map(|key| key.2).min() {
-            Some(i) => i,
-            None => self
-                .describing(dnn, |dnn| set_up(dnn, call, pass, 1))?
-                .first()
-                .copied()
-                .ok_or_else(|| Error::unimplemented(format!("cuDNN has no engine for {pass:?} of {call:?}")))?,
+        let known = dnn.attention.keys().filter(of_this).map(|key| key.2).min();
+        let i = match known {
+            None => self.set_up(dnn, call, pass, 1)?.first().copied(),
+            known => known,
         };
+        let i = i.ok_or_else(|| Error::unimplemented(format!("cuDNN has no engine for {pass:?} of {call:?}")))?;
         self.enqueue_attention(dnn, call, pass, i, &addresses)
     }
 
@@ -187,11 +167,13 @@ impl CudaDevice {
         };
         let Choice::Engine(i) = choice else { return Ok(false) };
         if !dnn.attention.contains_key(&(*call, pass, i)) {
-            self.describing(dnn, |dnn| {
-                let engine = graph(dnn.handle, call, pass)?.engine(dnn.handle, i)?;
-                dnn.attention.insert((*call, pass, i), engine);
-                Ok(())
-            })?;
+            // Chosen on another device of the card, or in a session that is gone.
+            if self.is_capturing() {
+                return Ok(false);
+            }
+            self.choose_stream(dnn)?;
+            let engine = graph(dnn.handle, call, pass)?.engine(dnn.handle, i)?;
+            dnn.attention.insert((*call, pass, i), engine);
         }
         self.enqueue_attention(dnn, call, pass, i, addresses)?;
         Ok(true)
@@ -208,9 +190,8 @@ impl CudaDevice {
         ours: &mut dyn FnMut(&mut [Tensor]) -> Result<()>,
     ) -> Result<Choice> {
         let _spending = Spending::begin();
-        let engines = self.describing(dnn, |dnn| set_up(dnn, call, pass, MOST_TRIED));
         let mut choices = vec![Choice::Caller];
-        match engines {
+        match self.set_up(dnn, call, pass, MOST_TRIED) {
             Ok(engines) => choices.extend(engines.into_iter().map(Choice::Engine)),
             Err(error) => tracing::debug!(target: "kolo::tune", "{pass:?} {call:?}: {error}"),
         }
@@ -232,12 +213,26 @@ impl CudaDevice {
         Ok(choice)
     }
 
-    /// Calls `f` while the handle's stream is one that does not capture: engines are not compiled for one that does.
-    fn describing<R>(&self, dnn: &mut Dnn, f: impl FnOnce(&mut Dnn) -> Result<R>) -> Result<R> {
-        outside_capture(|| {
-            self.choose_stream(dnn)?;
-            f(dnn)
-        })
+    /// Sets up the first engines that can be used, at most so many, and gives their numbers.
+    fn set_up(&self, dnn: &mut Dnn, call: &Attention, pass: AttentionPass, most: usize) -> Result<Vec<usize>> {
+        // The library fails to compile while the thread captures, and spoils the capture.
+        if self.is_capturing() {
+            return Err(Error::unimplemented("engines of cuDNN are not set up while a step is captured"));
+        }
+        self.choose_stream(dnn)?;
+        let graph = graph(dnn.handle, call, pass)?;
+        let mut found = Vec::new();
+        for i in 0..graph.n_engines() {
+            if found.len() == most {
+                break;
+            }
+            let Ok(engine) = graph.engine(dnn.handle, i) else { continue };
+            if engine.workspace <= MOST_WORKSPACE {
+                dnn.attention.insert((*call, pass, i), engine);
+                found.push(i);
+            }
+        }
+        Ok(found)
     }
 
     fn choose_stream(&self, dnn: &Dnn) -> Result<()> {
