@@ -199,6 +199,10 @@ impl Server {
         }
         let master = Master::new(peers, config.defaults.clone(), config.ready_deadline, config.max_sessions);
 
+        let n_left = if config.shared_memory { framed::sweep() } else { 0 };
+        if n_left > 0 {
+            tracing::info!("removed {n_left} files of shared memory that killed processes have left behind");
+        }
         announce(&address.to_string(), &master, runtime.handle());
         let options = grpc::ServerOptions {
             limits: config.limits,

@@ -5,8 +5,10 @@
 //! answers `UNIMPLEMENTED`, which TensorFlow's masters and clients expect of rare ones.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use kolo_core::{Error, Result};
@@ -18,6 +20,21 @@ use crate::proto::*;
 
 /// A response that is yet to come. Dropping it cancels the call.
 pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+
+/// A handler whose panic is an error of its own call alone, and is told to the caller.
+pub(crate) struct Unwound<T>(pub Answer<T>);
+
+impl<T> Future for Unwound<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
+        // What the handler shares with others is behind locks that a panic does not poison.
+        let poll = AssertUnwindSafe(|| self.0.as_mut().poll(cx));
+        std::panic::catch_unwind(poll).unwrap_or_else(|_| {
+            Poll::Ready(Err(Error::internal("the server made a mistake of its own; its log says more")))
+        })
+    }
+}
 
 /// Gives up what it stands for when it is dropped.
 pub type Guard = Box<dyn Send>;

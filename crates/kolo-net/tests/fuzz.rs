@@ -8,6 +8,10 @@
 //! KOLO_FUZZ_SECONDS=300 cargo test --release -p kolo-net --test fuzz         five minutes for each
 //! KOLO_FUZZ_KEEP=1 ..                                                        also keeps what was new
 //! ```
+//!
+//! On 2026-11-15 five minutes of each ran clean, with overflow checks (no `--release`) and beside other work: GraphDef 650,000
+//! inputs, TensorProto 2,760,000, RunStep 570,000, RecvTensor 1,150,000, TF_CONFIG 5,780,000, checkpoint indices 555,000, their
+//! entries 367,000.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;
@@ -110,23 +114,95 @@ fn questions_for_tensors() {
 fn checkpoint_indices() {
     let mut seeds = files("../../tests/data/functions/saved_v1/variables", "index");
     seeds.extend(files("../../tests/data/functions/saved_v2/variables", "index"));
-    let folder = std::env::temp_dir().join(format!("kolo-fuzz-index-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = new_folder("index");
     let prefix = folder.join("c").to_string_lossy().into_owned();
     fuzz("checkpoint_index", seeds, |bytes| {
         std::fs::write(format!("{prefix}.index"), bytes).unwrap();
-        let mut bundle = kolo_ops::io::bundle::Bundle::open(&prefix)?;
-        let names: Vec<String> = bundle.names().take(20).map(str::to_owned).collect();
-        names.iter().try_for_each(|name| bundle.find(name).map(drop))?;
-        bundle.check_files()
+        read_bundle(&prefix).map_err(without(&prefix))
     });
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// In memory if there is such a place: a disk takes a hundred times as long.
+fn new_folder(name: &str) -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
+    let folder = parent.join(format!("fuzz-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn read_bundle(prefix: &str) -> Result<()> {
+    let mut bundle = kolo_ops::io::bundle::Bundle::open(prefix)?;
+    let names: Vec<String> = bundle.names().take(20).map(str::to_owned).collect();
+    let read = names.iter().map(|name| bundle.read(name).map(drop)).collect::<Vec<_>>();
+    bundle.check_files().and(read.into_iter().collect())
+}
+
+/// An index is protected by checksums, which keep what was changed from being looked at. This one is changed before they are made.
+#[test]
+fn checkpoint_entries() {
+    let indices = ["saved_v1", "saved_v2"].map(|name| format!("../../tests/data/functions/{name}/variables"));
+    let seeds = indices.iter().flat_map(|folder| files(folder, "index")).map(|index| first_block(&index)).collect();
+    let folder = new_folder("entries");
+    let prefix = folder.join("c").to_string_lossy().into_owned();
+    std::fs::write(format!("{prefix}.data-00000-of-00001"), [0; 400]).unwrap();
+    fuzz("checkpoint_entries", seeds, |bytes| {
+        std::fs::write(format!("{prefix}.index"), index_of(bytes)).unwrap();
+        read_bundle(&prefix).map_err(without(&prefix))
+    });
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// The entries of a small index: what is before the trailer of its first block, which the block behind it points to.
+fn first_block(index: &[u8]) -> Vec<u8> {
+    let footer = &index[index.len() - 48..];
+    let numbers: Vec<usize> = varints(footer, 4);
+    let pointers = &index[numbers[2]..][..numbers[3]];
+    // One entry: nothing shared, the lengths of a key and of its value, which is where the block is.
+    let lengths = varints(pointers, 3);
+    let place = varints(&pointers[3 + lengths[1]..], 2);
+    index[place[0]..][..place[1]].to_vec()
+}
+
+fn varints(mut bytes: &[u8], n: usize) -> Vec<usize> {
+    (0..n).map(|_| prost::encoding::decode_varint(&mut bytes).unwrap() as usize).collect()
+}
+
+/// An index with these entries.
+fn index_of(block: &[u8]) -> Vec<u8> {
+    fn add(file: &mut Vec<u8>, block: &[u8]) -> Vec<u8> {
+        let mut place = Vec::new();
+        prost::encoding::encode_varint(file.len() as u64, &mut place);
+        prost::encoding::encode_varint(block.len() as u64, &mut place);
+        // Not compressed.
+        let block = [block, &[0]].concat();
+        let masked = crc32c::crc32c(&block).rotate_right(15).wrapping_add(0xa282_ead8);
+        file.extend(block);
+        file.extend(masked.to_le_bytes());
+        place
+    }
+    let restarts = [0u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
+    let mut file = Vec::new();
+    let place = add(&mut file, block);
+    let nothing = add(&mut file, &restarts);
+    let pointers = [&[0, 1, place.len() as u8, 0xff][..], &place, &restarts].concat();
+    let mut footer = [nothing, add(&mut file, &pointers)].concat();
+    footer.resize(40, 0);
+    footer.extend(0xdb47_7524_8b80_fb57u64.to_le_bytes());
+    file.extend(footer);
+    file
 }
 
 #[test]
 fn tf_config() {
     let seed = br#"{"cluster": {"ps": ["a:1"], "worker": ["b:2", "c:3"]}, "task": {"type": "worker", "index": "1"}}"#;
     fuzz("tf_config", vec![seed.to_vec()], |bytes| TfConfig::parse(&String::from_utf8_lossy(bytes)).map(drop));
+}
+
+/// An error without the name of a file, which would hide what is wrong with it.
+fn without(prefix: &str) -> impl Fn(Error) -> Error {
+    move |error| Error::new(error.code(), error.message().replace(prefix, ""))
 }
 
 fn unreadable(error: prost::DecodeError) -> Error {

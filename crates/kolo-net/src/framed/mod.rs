@@ -32,6 +32,7 @@ use kolo_core::{Code, DType, Error, Result, Shape, Tensor};
 pub(crate) use greeting::{HELLO, Identity};
 pub(crate) use peer::{How, KoloMaster, KoloPeer};
 pub(crate) use server::{Services, serve_connection};
+pub(crate) use shared::sweep;
 pub(crate) use stream::Stream;
 
 /// Takes memory for a tensor that arrives.

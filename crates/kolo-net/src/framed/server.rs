@@ -23,10 +23,9 @@ use super::shared::{LEAST, Outgoing};
 use super::stream::Stream;
 use super::{Allocate, Failure, HEADER, Header, Keys, Kind, TensorHead};
 use crate::batch::Batch;
-use crate::grpc::Unwound;
 use crate::limits::MessageLimits;
 use crate::proto::*;
-use crate::services::{Answer, Delivery, Guard, MasterService, WorkerService, master_methods, worker_methods};
+use crate::services::{Answer, Delivery, Guard, MasterService, Unwound, WorkerService, master_methods, worker_methods};
 use crate::tensor_wire::WireTensor;
 
 /// The first number of the master's methods; those below are the worker's.

@@ -3,11 +3,14 @@
 //!
 //! Both sides keep their files mapped. A file is used again once the receiver says that the tensor is gone; a tensor that
 //! stays, such as a variable's first value, keeps its file, and when there are too many of those, tensors go over the
-//! connection. The receiver unlinks a file when it opens it, so nothing is left behind, whoever ends first.
+//! connection. The receiver unlinks a file when it opens it, so nothing is left behind once it has, whoever ends first.
+//!
+//! Until then the sender holds a lock on the file, which the system gives up with the process, however that ends. So a file that
+//! nobody holds was left behind by somebody who was killed; every server that starts removes such files ([`sweep`]).
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -31,6 +34,8 @@ const FOLDER: &str = "/dev/shm";
 pub(super) struct Probe {
     path: PathBuf,
     pub nonce: u64,
+    /// Keeps it from being taken for one that was left behind.
+    _locked: File,
 }
 
 impl Probe {
@@ -39,8 +44,8 @@ impl Probe {
         let nonce = random_u64();
         let path = new_path();
         let file = create(&path).ok()?;
-        let probe = Probe { path, nonce };
-        file.write_all_at(&nonce.to_le_bytes(), 0).ok()?;
+        let probe = Probe { path, nonce, _locked: file };
+        probe._locked.write_all_at(&nonce.to_le_bytes(), 0).ok()?;
         Some(probe)
     }
 
@@ -75,8 +80,28 @@ fn new_path() -> PathBuf {
     Path::new(FOLDER).join(format!("kolo-{:016x}{:08x}", random_u64(), std::process::id()))
 }
 
+/// Makes a file, and holds its lock.
 fn create(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+    let is_held = file.try_lock().is_ok();
+    // Somebody who sweeps may have come between the two.
+    if !is_held || file.metadata()?.nlink() == 0 {
+        // It is as good as not there, whoever removes it.
+        let _ = std::fs::remove_file(path);
+        return Err(std::io::ErrorKind::NotFound.into());
+    }
+    Ok(file)
+}
+
+/// Removes the files that processes have left behind which were killed. Says how many.
+pub(crate) fn sweep() -> usize {
+    let Ok(files) = std::fs::read_dir(FOLDER) else { return 0 };
+    let is_left = |path: &Path| {
+        // Those of other users cannot be opened, and are theirs to remove.
+        let file = path.to_str().filter(|path| is_ours(path)).and_then(|path| File::open(path).ok());
+        file.is_some_and(|file| file.try_lock().is_ok() && std::fs::remove_file(path).is_ok())
+    };
+    files.filter_map(|file| file.ok()).filter(|file| is_left(&file.path())).count()
 }
 
 /// The sender's files of one connection.
@@ -89,8 +114,8 @@ struct Slot {
     id: u32,
     /// Taken while it is written.
     map: Option<SharedMap>,
-    /// Until the receiver has opened it.
-    path: Option<PathBuf>,
+    /// Its name and lock, until the receiver has opened it.
+    named: Option<(PathBuf, File)>,
     size: usize,
     is_free: bool,
 }
@@ -135,14 +160,14 @@ impl Outgoing {
                     return None;
                 };
                 let id = files.len() as u32;
-                files.push(Slot { id, map: Some(map), path: Some(path), size: n, is_free: true });
+                files.push(Slot { id, map: Some(map), named: Some((path, file)), size: n, is_free: true });
                 files.len() - 1
             }
         };
         let slot = &mut files[at];
         let map = slot.map.take()?;
         slot.is_free = false;
-        let path = slot.path.as_ref().map_or(String::new(), |path| path.to_string_lossy().into_owned());
+        let path = slot.named.as_ref().map_or(String::new(), |(path, _)| path.to_string_lossy().into_owned());
         Some((slot.id, map, path))
     }
 
@@ -152,14 +177,14 @@ impl Outgoing {
         // A file that is being written has not been sent yet, whatever a message says.
         if let Some(slot) = files.iter_mut().find(|slot| slot.id == id && slot.map.is_some()) {
             slot.is_free = true;
-            slot.path = None;
+            slot.named = None;
         }
     }
 }
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
-        for path in self.files.get_mut().iter().filter_map(|slot| slot.path.as_ref()) {
+        for (path, _) in self.files.get_mut().iter().filter_map(|slot| slot.named.as_ref()) {
             // The receiver may have been faster.
             let _ = std::fs::remove_file(path);
         }
@@ -275,6 +300,50 @@ mod tests {
         assert!(!Path::new(&other.path).exists());
         // A tensor may outlast its connection.
         assert_eq!(tensor.host().unwrap(), [2; 900]);
+    }
+
+    /// Set for a process that is to be killed.
+    const VICTIM: &str = "KOLO_TEST_SHARED_VICTIM";
+
+    /// Not a test of its own: the process that the next one kills.
+    #[test]
+    fn victim() {
+        if std::env::var_os(VICTIM).is_none() {
+            return;
+        }
+        let out = Outgoing::default();
+        let (probe, put) = (Probe::new().unwrap(), out.put(&[1; 1000]).unwrap());
+        println!("\n{} {}", probe.path(), put.path);
+        // Until it is killed, or whoever should do that is gone.
+        let _ = std::io::stdin().read_line(&mut String::new());
+    }
+
+    #[test]
+    fn what_a_killed_process_left_behind_is_swept_away() {
+        use std::io::BufRead as _;
+        use std::process::{Child, Command, Stdio};
+        struct Killed(Child);
+        impl Drop for Killed {
+            fn drop(&mut self) {
+                let _ = self.0.kill();
+                let _ = self.0.wait();
+            }
+        }
+        let Some(mine) = Probe::new() else { return };
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "framed::shared::tests::victim", "--nocapture"]).env(VICTIM, "1");
+        let mut child = Killed(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        let lines = std::io::BufReader::new(child.0.stdout.take().unwrap()).lines().map_while(|line| line.ok());
+        let line = lines.into_iter().find(|line| line.starts_with(FOLDER)).expect("it says what it made");
+        let paths: Vec<&Path> = line.split(' ').map(Path::new).collect();
+        sweep();
+        assert!(paths.len() == 2 && paths.iter().all(|path| path.exists()), "it lives: {line}");
+        child.0.kill().unwrap();
+        child.0.wait().unwrap();
+        assert!(paths.iter().all(|path| path.exists()), "it had no time to remove them");
+        sweep();
+        assert!(!paths.iter().any(|path| path.exists()), "they are gone");
+        assert!(sees(&mine.path(), mine.nonce), "those of the living stay");
     }
 
     #[test]

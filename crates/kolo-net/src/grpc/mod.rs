@@ -29,4 +29,4 @@ pub(crate) use options::set_up;
 pub use options::{LinkOptions, ReceiveMemory, ServerOptions};
 pub use peer::{GrpcMaster, GrpcPeer};
 pub use server::serve;
-pub(crate) use server::{OtherProtocol, Unwound, serve_with};
+pub(crate) use server::{OtherProtocol, serve_with};

@@ -6,10 +6,8 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,7 +26,7 @@ use super::options::{CONNECTION_WINDOW, FRAME_BYTES, STREAM_WINDOW, ServerOption
 use super::status;
 use crate::framed::Stream;
 use crate::proto::*;
-use crate::services::{Answer, MasterService, Size, WorkerService, master_methods, worker_methods};
+use crate::services::{Answer, MasterService, Size, Unwound, WorkerService, master_methods, worker_methods};
 
 /// Time for a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -373,21 +371,6 @@ impl Call {
                     None => Err(error),
                 },
             }
-        })
-    }
-}
-
-/// A handler whose panic is an error of its own call alone, and is told to the caller.
-pub(crate) struct Unwound<T>(pub Answer<T>);
-
-impl<T> Future for Unwound<T> {
-    type Output = Result<T>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
-        // What the handler shares with others is behind locks that a panic does not poison.
-        let poll = AssertUnwindSafe(|| self.0.as_mut().poll(cx));
-        std::panic::catch_unwind(poll).unwrap_or_else(|_| {
-            Poll::Ready(Err(Error::internal("the server made a mistake of its own; its log says more")))
         })
     }
 }

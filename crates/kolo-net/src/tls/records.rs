@@ -1,22 +1,25 @@
 //! Records of TLS 1.3 after the handshake, in two halves that share nothing but the way to new keys: what is sent is sealed
 //! by one thread while another one opens what arrives.
 //!
-//! `rustls` makes the handshake and derives all keys; its ciphers seal and open. What is left to do here is to cut bytes into
-//! records, to count them, and to change keys when a peer asks for it or when a key has sealed as much as it may.
+//! `rustls` makes the handshake and derives all keys. What is left to do here is to cut bytes into records, to count them, and
+//! to change keys when a peer asks for it or when a key has sealed as much as it may. A record's bytes are sealed straight out of
+//! a tensor and opened straight into one ([`cipher`]).
+
+mod cipher;
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytes::BytesMut;
 use parking_lot::Mutex;
-use tokio_rustls::rustls::crypto::cipher::{
-    AeadKey, InboundOpaqueMessage, Iv, MessageDecrypter, MessageEncrypter, OutboundChunks, OutboundPlainMessage,
-};
 use tokio_rustls::rustls::kernel::KernelConnection;
 use tokio_rustls::rustls::{
-    AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, ProtocolVersion, Tls13CipherSuite,
+    AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, Tls13CipherSuite,
 };
+
+use cipher::{OVERHEAD, OpenCipher, SealCipher};
 
 /// Bytes before a record.
 const HEADER: usize = 5;
@@ -25,16 +28,20 @@ const HEADER: usize = 5;
 const MAX_PLAIN: usize = 1 << 14;
 const MAX_SEALED: usize = MAX_PLAIN + 256;
 
-/// About how much is sealed before it is handed on to be written: so little that it stays in a core's cache, so much that
-/// handing it on does not count.
-pub(super) const BATCH: usize = 128 << 10;
+/// About how much is sealed before it is handed on to be written: less of it at first, so that the other side soon has something
+/// to do; later on more, since each system call wakes the other side, but not so much that it leaves the core's cache.
+const LEAST_BATCH: usize = 64 << 10;
+pub(super) const BATCH: usize = 256 << 10;
 
-/// The most bytes that it has when it is sealed, but for a change of keys.
-pub(super) const SEALED_BATCH: usize = (BATCH / MAX_PLAIN + 1) * (HEADER + MAX_SEALED);
+/// The most bytes that a batch has when it is sealed, but for a change of keys.
+pub(super) const SEALED_BATCH: usize = (BATCH / 2 * 3 / MAX_PLAIN + 2) * (HEADER + MAX_PLAIN + OVERHEAD);
 
 /// How much is read at once: at first, and when there is much to read.
 const LEAST_BUFFER: usize = 32 << 10;
-const MOST_BUFFER: usize = 256 << 10;
+const MOST_BUFFER: usize = 512 << 10;
+
+/// A record at least so long is not opened into a buffer if it may go straight to where it belongs.
+const LONG: usize = 4 << 10;
 
 /// A key is changed so many records before it must be; what ends a connection still fits.
 const RESERVE: u64 = 8;
@@ -81,145 +88,221 @@ pub(super) fn halves<Data: Send + 'static>(
     let keys = Arc::new(Keys { suite, next, owes_update: AtomicBool::new(false) });
     let (n_sealed, secret) = secrets.tx;
     let sealer = Sealer {
-        cipher: encrypter(suite, secret)?,
+        cipher: SealCipher::new(suite, secret)?,
         keys: keys.clone(),
         n_sealed,
+        n_batch: LEAST_BATCH,
         limit: suite.common.confidentiality_limit.saturating_sub(RESERVE),
     };
     let (n_opened, secret) = secrets.rx;
-    let mut buffer = vec![0; LEAST_BUFFER.max(plain.len() + sealed.len() + HEADER + MAX_SEALED)];
-    let end = plain.len() + sealed.len();
-    buffer[..plain.len()].copy_from_slice(plain);
-    buffer[plain.len()..end].copy_from_slice(sealed);
+    let mut buffer = vec![0; LEAST_BUFFER.max(sealed.len() + HEADER + MAX_SEALED)];
+    buffer[..sealed.len()].copy_from_slice(sealed);
     let opener = Opener {
-        cipher: decrypter(suite, secret)?,
+        cipher: OpenCipher::new(suite, secret)?,
         keys,
         n_opened,
         buffer,
-        sealed: plain.len()..end,
-        plain: 0..plain.len(),
+        sealed: 0..sealed.len(),
+        n_plain: plain.len(),
+        plain: plain.to_vec(),
+        n_taken: 0,
         is_over: false,
     };
     Ok((sealer, opener))
 }
 
-fn parts(secrets: ConnectionTrafficSecrets) -> Result<(AeadKey, Iv), Error> {
-    match secrets {
-        ConnectionTrafficSecrets::Aes128Gcm { key, iv }
-        | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
-        | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => Ok((key, iv)),
-        _ => Err(Error::General("a cipher without keys".into())),
-    }
-}
-
-fn encrypter(suite: &Tls13CipherSuite, secrets: ConnectionTrafficSecrets) -> Result<Box<dyn MessageEncrypter>, Error> {
-    parts(secrets).map(|(key, iv)| suite.aead_alg.encrypter(key, iv))
-}
-
-fn decrypter(suite: &Tls13CipherSuite, secrets: ConnectionTrafficSecrets) -> Result<Box<dyn MessageDecrypter>, Error> {
-    parts(secrets).map(|(key, iv)| suite.aead_alg.decrypter(key, iv))
-}
-
 /// The sending half.
 pub(super) struct Sealer {
     keys: Arc<Keys>,
-    cipher: Box<dyn MessageEncrypter>,
+    cipher: SealCipher,
     /// Records under this key.
     n_sealed: u64,
     /// How many there may be.
     limit: u64,
+    /// About how much the next batch holds.
+    n_batch: usize,
+}
+
+/// Records that are to be written, at the beginning of a buffer.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub buffer: Vec<u8>,
+    pub n: usize,
+}
+
+impl Batch {
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer[..self.n]
+    }
+
+    /// Room for a record of `n_plain` bytes.
+    fn room(&mut self, n_plain: usize) -> &mut [u8] {
+        let end = self.n + HEADER + n_plain + OVERHEAD;
+        if self.buffer.len() < end {
+            self.buffer.resize(end, 0);
+        }
+        &mut self.buffer[self.n..]
+    }
 }
 
 impl Sealer {
-    /// Seals the beginning of what `slices` hold, about [`BATCH`] bytes of it, and says how much that was. The records are
-    /// copied behind what `sealed` holds: they are of the library's making, and to keep them as they are until they have been
-    /// written costs more than the copy, since the allocator then asks the system for memory and gives it back all the time.
-    pub fn seal(&mut self, slices: &[IoSlice<'_>], sealed: &mut Vec<u8>) -> Result<usize, Error> {
-        let slices: Vec<&[u8]> = slices.iter().map(|slice| &**slice).collect();
-        let (mut rest, mut n) = (OutboundChunks::new(&slices), 0);
-        while n < BATCH && !rest.is_empty() {
-            if self.n_sealed >= self.limit || self.keys.owes_update.swap(false, Ordering::AcqRel) {
-                self.change_key(&KEY_UPDATE, sealed)?;
+    /// Seals the beginning of what `slices` hold, about [`BATCH`] bytes of it, and says how much that was. The records are put
+    /// behind what `batch` holds.
+    pub fn seal(&mut self, slices: &[IoSlice<'_>], batch: &mut Batch) -> Result<usize, Error> {
+        let n_all: usize = slices.iter().map(|slice| slice.len()).sum();
+        // A little that would be left over is not worth a system call.
+        let n_batch = if n_all / 3 <= self.n_batch / 2 { n_all } else { self.n_batch };
+        let mut slices = slices.iter().map(|slice| &**slice);
+        let (mut rest, mut n): (&[u8], usize) = (&[], 0);
+        // What lies in several pieces is put together first.
+        let mut together = Vec::new();
+        while n < n_batch {
+            while rest.is_empty()
+                && let Some(slice) = slices.next()
+            {
+                rest = slice;
             }
-            let (first, others) = rest.split_at(MAX_PLAIN);
-            n += first.len();
-            sealed.extend(self.record(ContentType::ApplicationData, first)?);
-            rest = others;
+            let mut plain = rest.split_off(..rest.len().min(MAX_PLAIN)).unwrap_or_default();
+            if plain.len() < MAX_PLAIN {
+                together.clear();
+                together.extend_from_slice(plain);
+                while together.len() < MAX_PLAIN
+                    && let Some(slice) = slices.next()
+                {
+                    rest = slice;
+                    let n_more = rest.len().min(MAX_PLAIN - together.len());
+                    together.extend_from_slice(rest.split_off(..n_more).unwrap_or_default());
+                }
+                plain = &together;
+            }
+            if self.n_sealed >= self.limit || self.keys.owes_update.swap(false, Ordering::AcqRel) {
+                self.change_key(&KEY_UPDATE, batch)?;
+            }
+            self.record(ContentType::ApplicationData, plain, batch)?;
+            n += plain.len();
         }
+        // What comes after all of it was sealed is another beginning.
+        self.n_batch = if n == n_all { LEAST_BATCH } else { (2 * self.n_batch).min(BATCH) };
         Ok(n)
     }
 
     /// The record that ends a connection.
-    pub fn goodbye(&mut self) -> Result<Vec<u8>, Error> {
-        self.record(ContentType::Alert, CLOSE_NOTIFY[..].into())
+    pub fn goodbye(&mut self) -> Result<Batch, Error> {
+        let mut batch = Batch::default();
+        self.record(ContentType::Alert, &CLOSE_NOTIFY, &mut batch)?;
+        Ok(batch)
     }
 
-    fn change_key(&mut self, message: &[u8], sealed: &mut Vec<u8>) -> Result<(), Error> {
-        sealed.extend(self.record(ContentType::Handshake, message.into())?);
+    fn change_key(&mut self, message: &[u8], batch: &mut Batch) -> Result<(), Error> {
+        self.record(ContentType::Handshake, message, batch)?;
         let (n_sealed, secret) = self.keys.next.lock().next_to_send()?;
-        self.cipher = encrypter(self.keys.suite, secret)?;
+        self.cipher = SealCipher::new(self.keys.suite, secret)?;
         self.n_sealed = n_sealed;
         Ok(())
     }
 
-    fn record(&mut self, typ: ContentType, payload: OutboundChunks<'_>) -> Result<Vec<u8>, Error> {
-        let plain = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_2, payload };
-        let record = self.cipher.encrypt(plain, self.n_sealed)?.encode();
+    fn record(&mut self, typ: ContentType, plain: &[u8], batch: &mut Batch) -> Result<(), Error> {
+        batch.n += self.cipher.seal(typ, plain, self.n_sealed, batch.room(plain.len()))?;
         self.n_sealed += 1;
-        Ok(record)
+        Ok(())
     }
 }
 
 /// The receiving half.
 pub(super) struct Opener {
     keys: Arc<Keys>,
-    cipher: Box<dyn MessageDecrypter>,
+    cipher: OpenCipher,
     /// Records under this key.
     n_opened: u64,
     buffer: Vec<u8>,
     /// Where in it records are that have not been opened, the last one perhaps not whole.
     sealed: Range<usize>,
-    /// Where bytes are that were opened and not taken. Records are opened in place, one at a time.
-    plain: Range<usize>,
+    /// The last record that did not go straight to where it belongs: its bytes, how many they are, and how many were taken.
+    plain: Vec<u8>,
+    n_plain: usize,
+    n_taken: usize,
     /// The other side has said that nothing more will come.
     is_over: bool,
 }
 
+/// What became of a record.
+enum Opened {
+    /// It is not there yet.
+    Nothing,
+    /// Its bytes, so many, are where they belong.
+    Straight(usize),
+    /// They are in `plain`, or there were none.
+    Kept,
+}
+
 impl Opener {
-    /// Gives `take` up to `want` bytes, in pieces, of what has arrived and of what `read` brings without waiting. Says how
-    /// many; 0 if the other side has ended the connection.
-    pub fn read(
+    /// Reads into `out` what has arrived and what `read` brings without waiting. Says how many bytes that were; 0 if the other
+    /// side has ended the connection.
+    pub fn read(&mut self, out: &mut [u8], mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usize> {
+        let mut at = 0;
+        loop {
+            let kept = self.take(out.len() - at);
+            out[at..at + kept.len()].copy_from_slice(kept);
+            at += kept.len();
+            if at == out.len() || self.is_over {
+                return Ok(at);
+            }
+            match self.open(&mut out[at..])? {
+                Opened::Straight(n) => at += n,
+                Opened::Kept => {}
+                Opened::Nothing if self.fetch(at > 0, &mut read)? => {}
+                Opened::Nothing => return Ok(at),
+            }
+        }
+    }
+
+    /// The same behind what `buffer` holds and up to its capacity, but leaves alone a long record behind what it has read: that
+    /// one may be read straight to where it belongs.
+    pub fn read_buf(
         &mut self,
-        want: usize,
-        mut take: impl FnMut(&[u8]),
+        buffer: &mut BytesMut,
         mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let mut n_taken = 0;
+        let n_before = buffer.len();
         loop {
-            let n = self.plain.len().min(want - n_taken);
-            if n > 0 {
-                take(&self.buffer[self.plain.start..][..n]);
-                self.plain.start += n;
-                n_taken += n;
+            let kept = self.take(buffer.capacity() - buffer.len());
+            buffer.extend_from_slice(kept);
+            let n = buffer.len() - n_before;
+            if buffer.len() == buffer.capacity() || self.is_over || (n > 0 && self.is_long_next()) {
+                return Ok(n);
             }
-            if n_taken == want || self.is_over {
-                return Ok(n_taken);
+            match self.open(&mut [])? {
+                Opened::Straight(_) | Opened::Kept => {}
+                // Whether there is more is seen when more is wanted.
+                Opened::Nothing if n > 0 => return Ok(n),
+                Opened::Nothing => drop(self.fetch(false, &mut read)?),
             }
-            if self.open()? {
-                continue;
+        }
+    }
+
+    /// Up to `most` bytes that were opened before.
+    fn take(&mut self, most: usize) -> &[u8] {
+        let start = self.n_taken;
+        self.n_taken += most.min(self.n_plain - start);
+        &self.plain[start..self.n_taken]
+    }
+
+    /// Reads more. False if there is nothing more for now, which is an error if nothing was read before.
+    fn fetch(&mut self, has_some: bool, read: &mut impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<bool> {
+        self.make_room();
+        match read(&mut self.buffer[self.sealed.end..]) {
+            // Anybody on the way can end a connection; only the other side can say that it is complete.
+            Ok(0) => {
+                let why = "it was cut off; the other side may have ended";
+                Err(io::Error::new(io::ErrorKind::UnexpectedEof, why))
             }
-            self.make_room();
-            match read(&mut self.buffer[self.sealed.end..]) {
-                // Anybody on the way can end a connection; only the other side can say that it is complete.
-                Ok(0) => {
-                    let why = "it was cut off; the other side may have ended";
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
-                }
-                Ok(n) => self.sealed.end += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && n_taken > 0 => return Ok(n_taken),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            Ok(n) => {
+                self.sealed.end += n;
+                Ok(true)
             }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && has_some => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
+            Err(error) => Err(error),
         }
     }
 
@@ -235,26 +318,46 @@ impl Opener {
         }
     }
 
-    /// Opens the next record, if all of it is there.
-    fn open(&mut self) -> io::Result<bool> {
+    /// How long the next record is behind its header, if that is there.
+    fn next_length(&self) -> io::Result<Option<usize>> {
         let Some(&[kind, major, minor, high, low]) = self.buffer[self.sealed.clone()].first_chunk::<HEADER>() else {
-            return Ok(false);
+            return Ok(None);
         };
         let n = usize::from(u16::from_be_bytes([high, low]));
         if ContentType::from(kind) != ContentType::ApplicationData || (major, minor) != (3, 3) || n > MAX_SEALED {
             return Err(invalid(Error::General("what arrived is not a record of TLS 1.3".into())));
         }
+        Ok(Some(n))
+    }
+
+    fn is_long_next(&self) -> bool {
+        // What is wrong with it is said when it is opened.
+        self.next_length().is_ok_and(|n| n.is_some_and(|n| n >= LONG))
+    }
+
+    /// Opens the next record, if all of it is there. What is in `plain` must have been taken.
+    fn open(&mut self, out: &mut [u8]) -> io::Result<Opened> {
         let start = self.sealed.start + HEADER;
-        if self.sealed.end - start < n {
-            return Ok(false);
-        }
+        let Some(n) = self.next_length()?.filter(|&n| self.sealed.end - start >= n) else { return Ok(Opened::Nothing) };
+        let n_to = n.checked_sub(OVERHEAD).ok_or_else(|| invalid(Error::DecryptError))?;
         let record = &mut self.buffer[start..start + n];
-        let record = InboundOpaqueMessage::new(ContentType::ApplicationData, ProtocolVersion::TLSv1_2, record);
-        let opened = self.cipher.decrypt(record, self.n_opened).map_err(invalid)?;
+        let is_straight = n_to <= out.len();
+        let to = match is_straight {
+            true => &mut out[..n_to],
+            false => {
+                (self.n_plain, self.n_taken) = (0, 0);
+                if self.plain.len() < n_to {
+                    self.plain.resize(n_to.max(LONG), 0);
+                }
+                &mut self.plain[..n_to]
+            }
+        };
+        let (typ, n_plain) = self.cipher.open(record, self.n_opened, to).map_err(invalid)?;
         self.n_opened += 1;
         self.sealed.start = start + n;
-        match (opened.typ, opened.payload) {
-            (ContentType::ApplicationData, plain) => self.plain = start..start + plain.len(),
+        match (typ, &to[..n_plain]) {
+            (ContentType::ApplicationData, _) if is_straight => return Ok(Opened::Straight(n_plain)),
+            (ContentType::ApplicationData, _) => self.n_plain = n_plain,
             (ContentType::Alert, [_, 0]) => self.is_over = true,
             (ContentType::Alert, &[_, why]) => {
                 return Err(invalid(Error::AlertReceived(AlertDescription::from(why))));
@@ -266,12 +369,12 @@ impl Opener {
             }
             (typ, _) => return Err(invalid(Error::General(format!("a record of kind {typ:?} after the handshake")))),
         }
-        Ok(true)
+        Ok(Opened::Kept)
     }
 
     fn change_key(&mut self) -> io::Result<()> {
         let (n_opened, secret) = self.keys.next.lock().next_to_receive().map_err(invalid)?;
-        self.cipher = decrypter(self.keys.suite, secret).map_err(invalid)?;
+        self.cipher = OpenCipher::new(self.keys.suite, secret).map_err(invalid)?;
         self.n_opened = n_opened;
         Ok(())
     }

@@ -59,8 +59,7 @@ pub fn launch(flags: &ClusterFlags, json: bool) -> Result<()> {
     let mut processes = Vec::with_capacity(n_ps + n_workers);
     for task in 0..n_ps {
         let mut command = Command::new(&program);
-        command.args(["serve", "--with-parent", "--cluster", &cluster, "--job", "ps", "--task", &task.to_string()]);
-        command.args(flags.security.args());
+        command.args(server_flags(flags, &cluster, task));
         processes.push(start(command, format!("ps {task}"), processes.len(), &sender)?);
     }
     for task in 0..n_workers {
@@ -126,6 +125,14 @@ fn free_addresses(n: usize) -> Result<String> {
     Ok(addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
 }
 
+/// The flags of a parameter server.
+fn server_flags(flags: &ClusterFlags, cluster: &str, task: usize) -> Vec<String> {
+    let task = task.to_string();
+    let fixed = ["serve", "--with-parent", "--cluster", cluster, "--job", "ps", "--task", &task];
+    let shared = flags.no_shared_memory.then_some("--no-shared-memory");
+    fixed.into_iter().chain(shared).map(str::to_owned).chain(flags.security.args()).collect()
+}
+
 /// The flags of this process that its workers share.
 fn own_flags() -> Vec<String> {
     let mut flags = Vec::new();
@@ -170,4 +177,17 @@ fn read_lines(
     };
     let started = std::thread::Builder::new().name("kolo-output".to_owned()).spawn(read);
     started.map(drop).map_err(|error| Error::resource_exhausted(format!("no thread: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameter_servers_share_memory_only_if_they_may() {
+        let has = |flags: &ClusterFlags| server_flags(flags, "ps=a:1", 0).contains(&"--no-shared-memory".to_owned());
+        let flags = ClusterFlags::default();
+        assert!(!has(&flags));
+        assert!(has(&ClusterFlags { no_shared_memory: true, ..flags }));
+    }
 }

@@ -43,6 +43,9 @@ pub struct ClusterFlags {
     /// Trains through a server that runs already, `kolo serve` or TensorFlow's, as the worker that it is
     #[arg(long, value_name = "grpc://HOST:PORT", conflicts_with_all = ["cluster", "task", "ps", "workers"], help_heading = "Cluster")]
     pub target: Option<String>,
+    /// Sends tensors over TCP even between tasks of one machine
+    #[arg(long, conflicts_with = "target", help_heading = "Cluster")]
+    pub no_shared_memory: bool,
     /// Ends when standard input ends: whoever started this process is gone
     #[arg(long, hide = true)]
     pub with_parent: bool,

@@ -130,7 +130,8 @@ fn server_config(common: &Common, cluster: &ClusterSpec, task: u32, security: &S
     }
     let dirs: Vec<_> = common.checkpoint_dir.iter().cloned().collect();
     let files = file_access(&dirs, cluster, "worker", task)?;
-    Ok(ServerConfig { files, security: security.clone(), ..ServerConfig::default() })
+    let shared_memory = !common.cluster.no_shared_memory;
+    Ok(ServerConfig { files, security: security.clone(), shared_memory, ..ServerConfig::default() })
 }
 
 /// Sets the flag when standard input ends.

@@ -1,18 +1,21 @@
 //! Two ends of a connection over loopback, and what happens to bytes between them.
 
 use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::rustls::ClientConfig;
 
+use super::cipher::tests::USES_LIBRARY;
 use super::*;
 use crate::tls::cert::Authority;
 use crate::tls::{ClientTls, KOLO, ServerTls, TlsStream};
 
 /// Long enough for a slow machine; a test that needs it has failed.
-const LONG: Duration = Duration::from_secs(20);
+const LONG_TIME: Duration = Duration::from_secs(20);
 
 fn certificates() -> (Authority, ServerTls, ClientTls) {
     let authority = Authority::new(1).unwrap();
@@ -28,13 +31,34 @@ async fn sockets() -> (TcpStream, TcpStream) {
 
 /// A caller's and a server's end.
 async fn pair() -> (TlsStream, TlsStream) {
+    pair_with([false, false]).await
+}
+
+/// The same; each may be one that cannot use our own cipher.
+async fn pair_with(uses_library: [bool; 2]) -> (TlsStream, TlsStream) {
     let (_, server, client) = certificates();
     let (here, there) = sockets().await;
-    let (here, there) = tokio::join!(client.connect(here, "127.0.0.1:1"), async {
+    let caller = std::pin::pin!(client.connect(here, "127.0.0.1:1"));
+    let server = std::pin::pin!(async {
         assert!(server.is_offered_kolo(&there).await);
         server.accept(there).await
     });
+    let (here, there) = tokio::join!(Marked(caller, uses_library[0]), Marked(server, uses_library[1]));
     (here.unwrap().expect("both speak it"), there.unwrap())
+}
+
+/// Makes its keys with the library's ciphers, or not.
+struct Marked<F>(F, bool);
+
+impl<F: Future + Unpin> Future for Marked<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        USES_LIBRARY.set(self.1);
+        let poll = Pin::new(&mut self.0).poll(cx);
+        USES_LIBRARY.set(false);
+        poll
+    }
 }
 
 async fn send(stream: &TlsStream, bytes: &[u8]) -> io::Result<()> {
@@ -81,17 +105,53 @@ async fn exchange(here: &TlsStream, there: &TlsStream, sizes: &[usize]) {
             assert!(got.unwrap() == up && received.unwrap() == down, "{n} bytes");
         }
     };
-    tokio::time::timeout(LONG, both).await.expect("nothing hangs");
+    tokio::time::timeout(LONG_TIME, both).await.expect("nothing hangs");
 }
 
 #[tokio::test]
 async fn bytes_arrive_as_they_were_sent() {
+    for uses_library in [[false, false], [true, false], [false, true], [true, true]] {
+        let (here, there) = pair_with(uses_library).await;
+        let is_library = matches!(here.sealer.lock().cipher, SealCipher::Library(_));
+        assert!(is_library || !uses_library[0]);
+        let sizes = [1, 5, MAX_PLAIN - 1, MAX_PLAIN, MAX_PLAIN + 1, 3 * BATCH + 17, MOST_BUFFER, 10_000_019, 2];
+        exchange(&here, &there, &sizes).await;
+        // A goodbye is told from a connection that was cut.
+        drop(here);
+        assert_eq!(receive(&there, 1).await.unwrap(), b"");
+    }
+}
+
+#[tokio::test]
+async fn a_long_record_behind_a_short_one_is_left_to_be_read_to_its_place() {
     let (here, there) = pair().await;
-    let sizes = [1, 5, MAX_PLAIN - 1, MAX_PLAIN, MAX_PLAIN + 1, 3 * BATCH + 17, MOST_BUFFER, 10_000_019, 2];
-    exchange(&here, &there, &sizes).await;
-    // A goodbye is told from a connection that was cut.
-    drop(here);
-    assert_eq!(receive(&there, 1).await.unwrap(), b"");
+    let long = pattern(MAX_PLAIN, 7);
+    send(&here, b"one ").await.unwrap();
+    send(&here, b"two").await.unwrap();
+    send(&here, &long).await.unwrap();
+    let all = async {
+        let mut buffer = BytesMut::with_capacity(1 << 20);
+        while buffer.len() < 7 {
+            match there.try_read_buf(&mut buffer) {
+                Ok(n) => assert!(n > 0),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+            there.readable().await.unwrap();
+        }
+        assert_eq!(&buffer[..], b"one two");
+        assert!(receive(&there, MAX_PLAIN).await.unwrap() == long);
+        // Behind nothing it is read, as far as there is room.
+        send(&here, &long).await.unwrap();
+        let mut buffer = BytesMut::with_capacity(1000);
+        while buffer.len() < buffer.capacity() {
+            if there.try_read_buf(&mut buffer).is_err() {
+                there.readable().await.unwrap();
+            }
+        }
+        assert!(buffer[..] == long[..buffer.len()]);
+        assert!(receive(&there, MAX_PLAIN - buffer.len()).await.unwrap() == long[buffer.len()..]);
+    };
+    tokio::time::timeout(LONG_TIME, all).await.expect("nothing hangs");
 }
 
 #[tokio::test]
@@ -104,9 +164,9 @@ async fn keys_are_changed_before_they_have_sealed_too_much() {
     // The other side may ask for it, too.
     here.sealer.lock().limit = u64::MAX;
     there.sealer.lock().limit = u64::MAX;
-    let mut request = Vec::new();
+    let mut request = Batch::default();
     here.sealer.lock().change_key(&KEY_UPDATE_REQUEST, &mut request).unwrap();
-    here.tcp().try_write(&request).unwrap();
+    here.tcp().try_write(request.bytes()).unwrap();
     exchange(&here, &there, &[100, 100_000]).await;
     assert!(!there.sealer.lock().keys.owes_update.load(Ordering::Acquire), "it was answered");
 }
@@ -118,7 +178,7 @@ async fn a_connection_that_is_cut_is_not_taken_for_a_complete_one() {
     here.tcp().try_write(&[23, 3, 3, 0, 100, 1, 2, 3]).unwrap();
     socket2::SockRef::from(here.tcp()).shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(receive(&there, 5).await.unwrap(), b"whole");
-    let cut = tokio::time::timeout(LONG, receive(&there, 1)).await.expect("it does not hang").unwrap_err();
+    let cut = tokio::time::timeout(LONG_TIME, receive(&there, 1)).await.expect("it does not hang").unwrap_err();
     assert_eq!(cut.kind(), io::ErrorKind::UnexpectedEof);
 }
 
@@ -134,7 +194,7 @@ async fn bytes_that_were_not_sealed_end_the_connection() {
         }
         here.tcp().try_write(&bytes).unwrap();
         socket2::SockRef::from(here.tcp()).shutdown(std::net::Shutdown::Write).unwrap();
-        let read = tokio::time::timeout(LONG, receive(&there, 1)).await.expect("it does not hang");
+        let read = tokio::time::timeout(LONG_TIME, receive(&there, 1)).await.expect("it does not hang");
         assert!(read.is_err(), "{seed}");
     }
 }
@@ -142,11 +202,11 @@ async fn bytes_that_were_not_sealed_end_the_connection() {
 #[tokio::test]
 async fn a_record_that_was_changed_on_the_way_is_refused() {
     let (here, there) = pair().await;
-    let mut record = Vec::new();
+    let mut record = Batch::default();
     here.sealer.lock().seal(&[IoSlice::new(b"a tensor's bytes")], &mut record).unwrap();
-    record[9] ^= 1;
-    here.tcp().try_write(&record).unwrap();
-    let read = tokio::time::timeout(LONG, receive(&there, 1)).await.expect("it does not hang");
+    record.buffer[9] ^= 1;
+    here.tcp().try_write(record.bytes()).unwrap();
+    let read = tokio::time::timeout(LONG_TIME, receive(&there, 1)).await.expect("it does not hang");
     assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
 }
 
@@ -169,7 +229,7 @@ async fn who_shows_no_certificate_is_refused_and_told_so() {
         let _ = send(&stream, b"hello").await;
         receive(&stream, 1).await
     };
-    let (refused, accepted) = tokio::join!(tokio::time::timeout(LONG, client), server.accept(there));
+    let (refused, accepted) = tokio::join!(tokio::time::timeout(LONG_TIME, client), server.accept(there));
     assert!(accepted.is_err());
     let error = crate::tls::failed(&refused.expect("it does not hang").unwrap_err());
     assert_eq!(error.code(), kolo_core::Code::Unauthenticated, "{error}");
@@ -186,7 +246,7 @@ async fn a_handshake_that_was_changed_on_the_way_fails_and_does_not_hang() {
     let n = there.read(&mut hello).await.unwrap();
     hello.truncate(n);
     drop(there);
-    assert!(tokio::time::timeout(LONG, caller).await.expect("it does not hang").unwrap().is_err());
+    assert!(tokio::time::timeout(LONG_TIME, caller).await.expect("it does not hang").unwrap().is_err());
     for at in (0..hello.len()).step_by(7) {
         let (here, there) = sockets().await;
         let mut changed = hello.clone();
@@ -195,7 +255,7 @@ async fn a_handshake_that_was_changed_on_the_way_fails_and_does_not_hang() {
         here.writable().await.unwrap();
         here.try_write(&changed).unwrap();
         socket2::SockRef::from(&here).shutdown(std::net::Shutdown::Write).unwrap();
-        let accepted = tokio::time::timeout(LONG, server.accept(there)).await.expect("it does not hang");
+        let accepted = tokio::time::timeout(LONG_TIME, server.accept(there)).await.expect("it does not hang");
         assert!(accepted.is_err(), "{at}");
     }
 }
@@ -205,7 +265,7 @@ async fn who_says_nothing_in_a_handshake_is_not_waited_for() {
     let (_, server, client) = certificates();
     let ((here, _silent_server), (_silent_caller, there)) = (sockets().await, sockets().await);
     let both = async { tokio::join!(client.connect(here, "127.0.0.1:1"), server.accept(there)) };
-    let (connected, accepted) = tokio::time::timeout(2 * LONG, both).await.expect("it does not hang");
+    let (connected, accepted) = tokio::time::timeout(2 * LONG_TIME, both).await.expect("it does not hang");
     let error = connected.err().expect("nobody answered");
     assert_eq!(error.code(), kolo_core::Code::Unavailable);
     assert!(error.message().contains("no TLS handshake in"), "{error}");
