@@ -8,8 +8,10 @@ use cudarc::cudnn::result::{self, CudnnError};
 use cudarc::cudnn::sys;
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 
+use super::attention::Engines;
+use super::backend::{ALIGNMENT, Engine};
 use super::device::CudaDevice;
-use super::engines::{ALIGNMENT, Engine, Graph};
+use super::engines;
 use super::launch::cuda_buffer;
 use super::library::has_cudnn;
 use super::tune::{Chosen, Spending, fastest};
@@ -55,10 +57,12 @@ pub enum ConvPass {
 
 /// The library, opened. Its handle is used by one thread at a time.
 pub(super) struct Dnn {
-    handle: sys::cudnnHandle_t,
+    pub handle: sys::cudnnHandle_t,
     plans: HashMap<(Conv, ConvPass), Plan>,
     /// Engines that were set up, by their number among those that are advised.
     engines: HashMap<(Conv, ConvPass, usize), Engine>,
+    /// Those of attention.
+    pub attention: Engines,
 }
 
 // SAFETY: a handle may be used by any thread, one at a time; `Dnn` is behind a lock.
@@ -139,7 +143,7 @@ impl Dnn {
         }
         let handle =
             result::create_handle().map_err(|error| Error::internal(format!("cuDNN does not start: {:?}", error.0)))?;
-        Ok(Dnn { handle, plans: HashMap::new(), engines: HashMap::new() })
+        Ok(Dnn { handle, plans: HashMap::new(), engines: HashMap::new(), attention: Engines::new() })
     }
 
     fn plan(&mut self, call: &Conv, pass: ConvPass) -> Result<Plan> {
@@ -160,7 +164,7 @@ impl Dnn {
         if call.dtype == DType::F32 && !call.allow_tf32 {
             return Ok(Vec::new());
         }
-        let graph = Graph::new(self.handle, call, pass)?;
+        let graph = engines::graph(self.handle, call, pass)?;
         let mut choices = Vec::new();
         for i in (0..graph.n_engines()).filter(|i| only.is_none_or(|only| only == *i)) {
             let Ok(engine) = graph.engine(self.handle, i) else { continue };
@@ -289,6 +293,7 @@ impl Drop for Dnn {
     fn drop(&mut self) {
         // They refer to the handle.
         self.engines.clear();
+        self.attention.clear();
         for plan in self.plans.values() {
             // SAFETY: made once per plan and destroyed here. There is nothing to do about a failure.
             unsafe {
@@ -447,7 +452,7 @@ impl CudaDevice {
             };
             // SAFETY: the engine is for this call and was set up with this handle. The tensors have its sizes (checked by the
             // caller), are of this device, and are alive until the compute stream has passed this call; so is the workspace.
-            return unsafe { engine.enqueue(dnn.handle, known, space) };
+            return unsafe { engine.enqueue(dnn.handle, &engines::IDS, &known, space) };
         }
         let (handle, n) = (dnn.handle, choice.workspace);
         let &Plan { input, output, filter, conv, .. } = plan;

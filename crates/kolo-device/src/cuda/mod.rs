@@ -18,10 +18,13 @@
 //! | the block lists (`arena.rs`) | any thread, one lock |
 //! | compiled programs (`program.rs`) | any thread; compiled once, under a lock |
 //! | cuBLASLt plans (`matmul.rs`) | any thread, one lock; its workspace is ordered by the compute stream |
-//! | cuDNN (`conv.rs`) | any thread, one lock around each call |
+//! | cuDNN (`conv.rs`, `attention.rs`) | any thread, one lock around each call |
 //! | events that receivers wait for | the watcher thread alone calls them back, in the order they were handed over |
 
 mod arena;
+mod attention;
+mod attention_graph;
+mod backend;
 mod blocks;
 mod capture;
 mod conv;
@@ -38,6 +41,7 @@ mod tune;
 mod visible;
 
 pub use arena::MemoryPlan;
+pub use attention::{Attention, AttentionPass};
 pub use capture::{Captured, Capturing, outside_capture};
 pub use conv::{Conv, ConvPass};
 pub use device::{CudaConfig, CudaDevice};

@@ -93,6 +93,12 @@ impl<K: Eq + Hash, V: Copy> Chosen<K, V> {
         let entry = entries.get_or_insert_default().entry((device.card().to_owned(), key)).or_default();
         *entry.choice.get_or_insert(value)
     }
+
+    /// Remembers another choice, because the one that was made has failed.
+    pub fn replace(&self, device: &CudaDevice, key: K, value: V) {
+        let mut entries = self.0.lock();
+        entries.get_or_insert_default().entry((device.card().to_owned(), key)).or_default().choice = Some(value);
+    }
 }
 
 /// The fastest of `candidates`, by the time that `enqueue` makes the card work, and that time in seconds. Those that fail are

@@ -1,8 +1,12 @@
-//! `KoloAttention` and its gradient: halves with heads of 32, 64 or 128 numbers on the matrix units, everything else a warp to
-//! each row. Sums have a fixed order, so the results are the same each time.
+//! `KoloAttention` and its gradient. There are kernels of ours, for halves with heads of 32, 64 or 128 numbers on the matrix
+//! units, for everything else with a warp to each row; and cuDNN's, where there is enough to do. Which is faster for a shape is
+//! found out when it comes again. `KOLO_ATTENTION` decides instead if it is set: with `ours` sums have a fixed order, so the
+//! results are the same each time; with `cudnn` everything is cuDNN's that it takes.
 
-use kolo_core::{DType, Error, Result, Tensor, TensorData};
-use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
+use std::sync::OnceLock;
+
+use kolo_core::{Code, DType, Error, Result, Tensor, TensorData};
+use kolo_device::cuda::{Args, Attention, AttentionPass, CudaDevice, Function, Grid, ProgramKey};
 
 use super::{FLOATS, Table, c_type, function, gpu};
 use crate::KernelCtx;
@@ -51,6 +55,63 @@ fn is_fast(device: &CudaDevice, sizes: &Sizes, tensors: &[&Tensor]) -> bool {
         && matches!(sizes.size, 32 | 64 | 128)
         && sizes.length < 1 << 30
         && tensors.iter().all(|tensor| matches!(tensor.dtype(), DType::F16 | DType::BF16) && is_aligned(tensor))
+}
+
+/// Whose kernels are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    Ours,
+    Cudnn,
+    Faster,
+}
+
+impl Whose {
+    /// As `KOLO_ATTENTION` says.
+    fn asked() -> Result<Whose> {
+        static ASKED: OnceLock<Option<Whose>> = OnceLock::new();
+        let asked = *ASKED.get_or_init(|| Whose::parse(std::env::var("KOLO_ATTENTION").ok().as_deref()));
+        asked.ok_or_else(|| {
+            Error::invalid_argument("the environment's KOLO_ATTENTION must be ours, cudnn or faster, or not set")
+        })
+    }
+
+    fn parse(text: Option<&str>) -> Option<Whose> {
+        match text {
+            Some("ours") => Some(Whose::Ours),
+            Some("cudnn") => Some(Whose::Cudnn),
+            None | Some("faster" | "") => Some(Whose::Faster),
+            Some(_) => None,
+        }
+    }
+}
+
+/// Scores from which on cuDNN is tried, which takes a second or two: against our kernels on the matrix units, which take some
+/// 25 us for so many, and against the others.
+const MANY_SCORES: [usize; 2] = [1 << 25, 1 << 20];
+
+/// A pass by our kernels or by cuDNN's.
+fn compute(
+    device: &CudaDevice,
+    sizes: &Sizes,
+    pass: AttentionPass,
+    inputs: &[&Tensor],
+    outputs: &mut [Tensor],
+    ours: &mut dyn FnMut(&mut [Tensor]) -> Result<()>,
+) -> Result<()> {
+    let &Sizes { batch, length, heads, size, causal } = sizes;
+    let dtype = inputs.first().map_or(DType::F32, |tensor| tensor.dtype());
+    let call = Attention { dtype, batch, length, heads, size, causal };
+    let n_scores = [batch, heads, length].iter().fold(length, |n, &size| n.saturating_mul(size));
+    let [least_fast, least_plain] = MANY_SCORES;
+    let least = if matches!(size, 32 | 64 | 128) { least_fast } else { least_plain };
+    match Whose::asked()? {
+        Whose::Faster if n_scores >= least => device.attend_or(&call, pass, inputs, outputs, ours),
+        Whose::Cudnn => match device.attend(&call, pass, inputs, outputs) {
+            Err(error) if error.code() == Code::Unimplemented => ours(outputs),
+            done => done,
+        },
+        Whose::Ours | Whose::Faster => ours(outputs),
+    }
 }
 
 fn source(kind: usize, dtype: DType, size: usize, causal: bool) -> String {
@@ -122,58 +183,89 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (qkv, device) = (ctx.input(0)?, gpu(ctx)?);
     let dtype = qkv.dtype();
     let [shape, lse_shape] = sizes.outputs()?;
-    let (mut y, mut lse) = (ctx.allocate(dtype, shape)?, ctx.allocate(DType::F32, lse_shape)?);
+    let mut outputs = [ctx.allocate(dtype, shape)?, ctx.allocate(DType::F32, lse_shape)?];
     if !sizes.is_empty() {
-        let args = Args::new().input(qkv).output(&mut y).output(&mut lse);
-        if is_fast(device, &sizes, &[qkv]) {
-            let (grid, n_blocks) = grid(0, &sizes)?;
-            let args = args.size(sizes.length).size(sizes.heads).size(n_blocks).f32(scale(&sizes) as f32);
-            device.launch(kernel(device, 0, dtype, &sizes)?, grid, &args)?;
-        } else {
-            let n_rows = sizes.batch * sizes.heads * sizes.length;
-            let args = plain_args(args, &sizes, dtype);
-            device.launch(plain_kernel(device, 0, dtype, &sizes)?, Grid::over(n_rows * 32), &args)?;
-        }
+        compute(device, &sizes, AttentionPass::Forward, &[qkv], &mut outputs, &mut |outputs| {
+            let [y, lse] = outputs else { return Err(Error::internal("an attention has two outputs")) };
+            forward_by_ours(device, &sizes, qkv, y, lse)
+        })?;
     }
+    let [y, lse] = outputs;
     ctx.set_output(0, y);
     ctx.set_output(1, lse);
     Ok(())
+}
+
+fn forward_by_ours(device: &CudaDevice, sizes: &Sizes, qkv: &Tensor, y: &mut Tensor, lse: &mut Tensor) -> Result<()> {
+    let dtype = qkv.dtype();
+    let args = Args::new().input(qkv).output(y).output(lse);
+    if is_fast(device, sizes, &[qkv]) {
+        let (grid, n_blocks) = grid(0, sizes)?;
+        let args = args.size(sizes.length).size(sizes.heads).size(n_blocks).f32(scale(sizes) as f32);
+        device.launch(kernel(device, 0, dtype, sizes)?, grid, &args)
+    } else {
+        let n_rows = sizes.batch * sizes.heads * sizes.length;
+        let args = plain_args(args, sizes, dtype);
+        device.launch(plain_kernel(device, 0, dtype, sizes)?, Grid::over(n_rows * 32), &args)
+    }
 }
 
 fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let sizes = Sizes::of(ctx, 1)?;
     sizes.check_grad(ctx)?;
     let (dy, qkv, y, lse, device) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?, ctx.input(3)?, gpu(ctx)?);
-    let dtype = qkv.dtype();
-    let mut out = ctx.allocate(dtype, qkv.shape().clone())?;
+    let mut outputs = [ctx.allocate(qkv.dtype(), qkv.shape().clone())?];
     if !sizes.is_empty() {
-        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let mut delta = ctx.allocate(wide, lse.shape().clone())?;
-        if is_fast(device, &sizes, &[dy, qkv, y]) {
-            let n = y.n_elements() / 8;
-            let args = Args::new().input(y).input(dy).output(&mut delta).size(n).size(sizes.length).size(sizes.heads);
-            device.launch(kernel(device, 1, dtype, &sizes)?, Grid::over(n), &args)?;
-            for kind in [2, 3] {
-                let (grid, n_blocks) = grid(kind, &sizes)?;
-                let args = Args::new().input(qkv).input(dy).input(lse).input(&delta).output(&mut out);
-                let args = args.size(sizes.length).size(sizes.heads).size(n_blocks).f32(scale(&sizes) as f32);
-                device.launch(kernel(device, kind, dtype, &sizes)?, grid, &args)?;
-            }
-        } else {
-            let grid = Grid::over(sizes.batch * sizes.heads * sizes.length * 32);
-            let args = Args::new().input(qkv).input(y).input(dy).input(lse).output(&mut delta).output(&mut out);
-            device.launch(plain_kernel(device, 1, dtype, &sizes)?, grid, &plain_args(args, &sizes, dtype))?;
-            let args = Args::new().input(qkv).input(dy).input(lse).input(&delta).output(&mut out);
-            device.launch(plain_kernel(device, 2, dtype, &sizes)?, grid, &plain_args(args, &sizes, dtype))?;
-        }
+        compute(device, &sizes, AttentionPass::Backward, &[dy, qkv, y, lse], &mut outputs, &mut |outputs| {
+            let [out] = outputs else { return Err(Error::internal("the gradient of an attention has one output")) };
+            let wide = if qkv.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+            let mut delta = ctx.allocate(wide, lse.shape().clone())?;
+            backward_by_ours(device, &sizes, [dy, qkv, y, lse], &mut delta, out)
+        })?;
     }
+    let [out] = outputs;
     ctx.set_output(0, out);
     Ok(())
+}
+
+fn backward_by_ours(
+    device: &CudaDevice,
+    sizes: &Sizes,
+    [dy, qkv, y, lse]: [&Tensor; 4],
+    delta: &mut Tensor,
+    out: &mut Tensor,
+) -> Result<()> {
+    let dtype = qkv.dtype();
+    if is_fast(device, sizes, &[dy, qkv, y]) {
+        let n = y.n_elements() / 8;
+        let args = Args::new().input(y).input(dy).output(delta).size(n).size(sizes.length).size(sizes.heads);
+        device.launch(kernel(device, 1, dtype, sizes)?, Grid::over(n), &args)?;
+        for kind in [2, 3] {
+            let (grid, n_blocks) = grid(kind, sizes)?;
+            let args = Args::new().input(qkv).input(dy).input(lse).input(delta).output(out);
+            let args = args.size(sizes.length).size(sizes.heads).size(n_blocks).f32(scale(sizes) as f32);
+            device.launch(kernel(device, kind, dtype, sizes)?, grid, &args)?;
+        }
+        return Ok(());
+    }
+    let grid = Grid::over(sizes.batch * sizes.heads * sizes.length * 32);
+    let args = Args::new().input(qkv).input(y).input(dy).input(lse).output(delta).output(out);
+    device.launch(plain_kernel(device, 1, dtype, sizes)?, grid, &plain_args(args, sizes, dtype))?;
+    let args = Args::new().input(qkv).input(dy).input(lse).input(delta).output(out);
+    device.launch(plain_kernel(device, 2, dtype, sizes)?, grid, &plain_args(args, sizes, dtype))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whose_kernels_are_used_is_asked_by_name() {
+        assert_eq!(Whose::parse(None), Some(Whose::Faster));
+        assert_eq!(Whose::parse(Some("ours")), Some(Whose::Ours));
+        assert_eq!(Whose::parse(Some("cudnn")), Some(Whose::Cudnn));
+        assert_eq!(Whose::parse(Some("flash")), None);
+    }
 
     #[test]
     fn sources_compile() {
