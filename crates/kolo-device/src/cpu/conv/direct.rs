@@ -102,15 +102,7 @@ impl<'a, T: Real> Direct<'a, T> {
         let (c, n) = (self.patches.channels, self.n);
         let run = self.taps[1] * c;
         let k = self.taps[0] * run;
-        let panels: Vec<(usize, usize)> = {
-            let mut col = 0;
-            std::iter::from_fn(|| {
-                let width = (col < n).then(|| kernels.width_for(n - col).cols)?;
-                col += width;
-                Some((col - width, width))
-            })
-            .collect()
-        };
+        let panels = kernels.panels(n);
         let packed = Scratch::take::<T>(k * panels.last().map_or(0, |(col, width)| col + width));
         for &(col, width) in &panels {
             // SAFETY: the panel lies inside the filter and the buffer.

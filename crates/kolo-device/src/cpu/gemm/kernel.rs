@@ -93,6 +93,17 @@ impl<T> Kernels<T> {
         let fits = self.widths.iter().find(|w| w.cols <= padded);
         fits.unwrap_or(&self.widths[self.widths.len() - 1])
     }
+
+    /// First column and width of each panel of `n` columns.
+    pub(crate) fn panels(&self, n: usize) -> Vec<(usize, usize)> {
+        let mut col = 0;
+        std::iter::from_fn(|| {
+            let width = (col < n).then(|| self.width_for(n - col).cols)?;
+            col += width;
+            Some((col - width, width))
+        })
+        .collect()
+    }
 }
 
 impl<T> Width<T> {

@@ -32,7 +32,7 @@ impl Winograd {
     ) -> bool {
         let kernels = f32::kernels(Isa::best());
         let (c, n) = (self.source[2], self.grid[2]);
-        let panels = panels(kernels, n);
+        let panels = kernels.panels(n);
         let packed_len = panels.iter().map(|(_, width)| self.planes() * plane(c * width)).sum();
         let packed = Scratch::take::<f32>(packed_len);
         let (b, filter) = (Shared(packed.as_ptr::<f32>()), Shared(filter.cast_mut()));
@@ -83,17 +83,6 @@ impl Winograd {
         packed.put_back();
         finite.into_inner()
     }
-}
-
-/// First column and width of each panel of `n` columns.
-fn panels(kernels: &Kernels<f32>, n: usize) -> Vec<(usize, usize)> {
-    let mut col = 0;
-    std::iter::from_fn(|| {
-        let width = (col < n).then(|| kernels.width_for(n - col).cols)?;
-        col += width;
-        Some((col - width, width))
-    })
-    .collect()
 }
 
 /// Transforms one input channel of a filter to where the products read it: by panel, plane and channel.

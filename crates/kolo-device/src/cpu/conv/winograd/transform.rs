@@ -128,51 +128,17 @@ pub(super) unsafe fn data_tile<V: Simd<Elem = f32>, const N: usize>(
     to: *mut f32,
     plane: usize,
 ) {
-    let mut c = channels.start;
     // SAFETY: as promised by the caller.
     unsafe {
-        while c + V::LANES <= channels.end {
-            data_vector::<V, N, true>(pixels, c, V::LANES, to.add(c - channels.start), plane);
-            c += V::LANES;
-        }
-        if c < channels.end {
-            data_vector::<V, N, false>(pixels, c, channels.end - c, to.add(c - channels.start), plane);
-        }
-    }
-}
-
-/// `n` channels from `c` on.
-///
-/// # Safety
-/// As for [`data_tile`].
-#[inline(always)]
-unsafe fn data_vector<V: Simd<Elem = f32>, const N: usize, const FULL: bool>(
-    pixels: &[[*const f32; N]; N],
-    c: usize,
-    n: usize,
-    to: *mut f32,
-    plane: usize,
-) {
-    // SAFETY: as promised by the caller.
-    unsafe {
-        let mut rows = [[V::zero(); N]; N];
-        for (row, pixels) in rows.iter_mut().zip(pixels) {
-            let mut x = [V::zero(); N];
-            for (x, pixel) in x.iter_mut().zip(pixels) {
-                *x = load::<V, FULL>(pixel.add(c), n);
-            }
-            *row = data(x);
-        }
-        for j in 0..N {
-            let mut x = [V::zero(); N];
-            for (x, row) in x.iter_mut().zip(&rows) {
-                *x = row[j];
-            }
-            for (i, x) in data(x).into_iter().enumerate() {
-                x.store(to.add((i * N + j) * plane));
-            }
-        }
-    }
+        tile(
+            pixels,
+            channels,
+            to,
+            plane,
+            #[inline(always)]
+            |x| data::<V, N>(x),
+        )
+    };
 }
 
 /// As [`data_tile`], of the gradients of `M`×`M` results.
@@ -186,15 +152,40 @@ pub(super) unsafe fn values_tile<V: Simd<Elem = f32>, const N: usize, const M: u
     to: *mut f32,
     plane: usize,
 ) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        tile(
+            pixels,
+            channels,
+            to,
+            plane,
+            #[inline(always)]
+            |x| values::<V, N, M>(x),
+        )
+    };
+}
+
+/// Applies `line`, a transform of one dimension, to both dimensions of a tile.
+///
+/// # Safety
+/// As for [`data_tile`].
+#[inline(always)]
+unsafe fn tile<V: Simd<Elem = f32>, const N: usize, const M: usize>(
+    pixels: &[[*const f32; M]; M],
+    channels: Range<usize>,
+    to: *mut f32,
+    plane: usize,
+    line: impl Fn([V; M]) -> [V; N] + Copy,
+) {
     let mut c = channels.start;
     // SAFETY: as promised by the caller.
     unsafe {
         while c + V::LANES <= channels.end {
-            values_vector::<V, N, M, true>(pixels, c, V::LANES, to.add(c - channels.start), plane);
+            vector::<V, N, M, true>(pixels, c, V::LANES, to.add(c - channels.start), plane, line);
             c += V::LANES;
         }
         if c < channels.end {
-            values_vector::<V, N, M, false>(pixels, c, channels.end - c, to.add(c - channels.start), plane);
+            vector::<V, N, M, false>(pixels, c, channels.end - c, to.add(c - channels.start), plane, line);
         }
     }
 }
@@ -202,31 +193,32 @@ pub(super) unsafe fn values_tile<V: Simd<Elem = f32>, const N: usize, const M: u
 /// `n` channels from `c` on.
 ///
 /// # Safety
-/// As for [`values_tile`].
+/// As for [`data_tile`].
 #[inline(always)]
-unsafe fn values_vector<V: Simd<Elem = f32>, const N: usize, const M: usize, const FULL: bool>(
+unsafe fn vector<V: Simd<Elem = f32>, const N: usize, const M: usize, const FULL: bool>(
     pixels: &[[*const f32; M]; M],
     c: usize,
     n: usize,
     to: *mut f32,
     plane: usize,
+    line: impl Fn([V; M]) -> [V; N] + Copy,
 ) {
     // SAFETY: as promised by the caller.
     unsafe {
         let mut rows = [[V::zero(); N]; M];
-        for (row, p) in rows.iter_mut().zip(pixels) {
+        for (row, pixels) in rows.iter_mut().zip(pixels) {
             let mut x = [V::zero(); M];
-            for (x, p) in x.iter_mut().zip(p) {
-                *x = load::<V, FULL>(p.add(c), n);
+            for (x, pixel) in x.iter_mut().zip(pixels) {
+                *x = load::<V, FULL>(pixel.add(c), n);
             }
-            *row = values(x);
+            *row = line(x);
         }
         for j in 0..N {
             let mut x = [V::zero(); M];
             for (x, row) in x.iter_mut().zip(&rows) {
                 *x = row[j];
             }
-            for (i, x) in values::<V, N, M>(x).into_iter().enumerate() {
+            for (i, x) in line(x).into_iter().enumerate() {
                 x.store(to.add((i * N + j) * plane));
             }
         }
