@@ -35,7 +35,7 @@ pub(super) struct Probe {
     path: PathBuf,
     pub nonce: u64,
     /// Keeps it from being taken for one that was left behind.
-    _locked: File,
+    file: File,
 }
 
 impl Probe {
@@ -44,8 +44,8 @@ impl Probe {
         let nonce = random_u64();
         let path = new_path();
         let file = create(&path).ok()?;
-        let probe = Probe { path, nonce, _locked: file };
-        probe._locked.write_all_at(&nonce.to_le_bytes(), 0).ok()?;
+        let probe = Probe { path, nonce, file };
+        probe.file.write_all_at(&nonce.to_le_bytes(), 0).ok()?;
         Some(probe)
     }
 
