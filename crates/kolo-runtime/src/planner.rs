@@ -157,8 +157,7 @@ impl Planner {
         let mut parts = Vec::with_capacity(partitions.len());
         for partition in &partitions {
             let unit = &self.devices.units[partition.device];
-            let fused = (self.fuses && matches!(unit.device.memory(), Memory::Cuda(_)))
-                .then(|| fuse(partition, &unit.device.attributes().name));
+            let fused = if self.fuses { fuse(partition, &unit.device.attributes().name) } else { None };
             let partition = fused.as_ref().unwrap_or(partition);
             let fed = partition.feeds.iter().flat_map(|(feed, inputs)| inputs.iter().map(move |input| (*input, *feed)));
             let part = Part {
