@@ -18,6 +18,8 @@ use super::gemm::{Epilogue, Layout, Left, Problem, Real, Shared, product, transp
 use super::scratch::Scratch;
 
 mod direct;
+#[cfg(target_arch = "x86_64")]
+mod lines;
 mod patches;
 #[cfg(test)]
 mod tests;
