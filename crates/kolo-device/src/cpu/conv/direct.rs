@@ -112,12 +112,14 @@ impl<'a, T: Real> Direct<'a, T> {
             }
         }
         let (grid_h, grid_w) = self.patches.grid;
-        let mut columns: Vec<(usize, Inside)> = (0..grid_w).map(|x| (x, self.columns(x))).collect();
-        // SAFETY: passed on, with the packed filter.
+        let columns: Vec<(usize, Inside)> = (0..grid_w).map(|x| (x, self.columns(x))).collect();
         #[cfg(target_arch = "x86_64")]
-        if let Some(done) = unsafe { self.lines(pool, &columns, &panels, packed.as_ptr(), out, epilogue) } {
-            columns.retain(|(x, _)| !done.contains(x));
-        }
+        let columns = {
+            // SAFETY: passed on, with the packed filter.
+            let done = unsafe { self.lines(pool, &columns, &panels, packed.as_ptr(), out, epilogue) };
+            let done = done.unwrap_or_default();
+            columns.into_iter().filter(|(x, _)| !done.contains(x)).collect::<Vec<_>>()
+        };
         if columns.is_empty() {
             packed.put_back();
             return;

@@ -63,9 +63,23 @@ impl Folded {
         Folded::fitting(shape).map(|this| Folded { inner: this.inner.for_filter_gradient(), ..this })
     }
 
+    /// Plain sums leave out the padding. There can be as much of it as somebody wishes, so what is folded is bounded, too.
     fn pays(&self) -> bool {
-        let taps = (self.shape.filter[0] * self.shape.filter[1] * self.shape.input[2]) as f64;
-        self.inner.pays(taps / (self.inner.side.pow(2) * self.inner.source[2]) as f64)
+        let (shape, inner) = (&self.shape, &self.inner);
+        let folded = inner.source.iter().try_fold(shape.batch, |n, &size| n.checked_mul(size));
+        if folded.is_none_or(|n| n > 2 * shape.input_len() + shape.output_len()) {
+            return false;
+        }
+        // The taps inside the image, of all results of a line or column, out of those of the folded filter.
+        let share = |d: usize, pad: usize| -> f64 {
+            let inside = |at: usize| {
+                let (start, end) = (pad.saturating_sub(at * shape.stride[d]), shape.input[d] + pad);
+                end.saturating_sub(at * shape.stride[d]).min(shape.filter[d]).saturating_sub(start)
+            };
+            let taps: usize = (0..shape.output[d]).map(inside).sum();
+            taps as f64 / (shape.output[d] * inner.side * shape.stride[d]) as f64
+        };
+        inner.pays(share(0, shape.pad_top) * share(1, shape.pad_left))
     }
 
     /// As [`Winograd::convolve`].

@@ -193,6 +193,9 @@ fn the_shape_decides_whether_to_fold() {
     assert!(!is_used(strided(4, [112, 112, 3], [7, 7], 8, [2, 2], 2)));
     assert!(!is_used(strided(4, [112, 112, 3], [7, 9], 64, [2, 2], 2)));
     assert!(!is_used(ConvShape { stride: [1, 1], ..first }));
+    // Nearly all of what would be folded is padding, and there is a lot of it.
+    assert!(!is_used(strided(1, [10, 10, 3], [1000, 1000], 16, [300, 300], 30_000)));
+    assert!(!is_used(strided(1, [1, 1, 3], [7, 7], 64, [2, 2], 60)));
     assert!(!is_used(ConvShape { dilation: [2, 2], ..first }));
     for empty in [
         ConvShape { batch: 0, ..first },
