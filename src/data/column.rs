@@ -5,7 +5,8 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, Result, Shape, Tensor};
-use kolo_device::cpu::{stream, vectorize};
+use kolo_device::cpu::stream;
+use kolo_device::cpu::vmath::scale_u8;
 
 /// What happens to a column's elements when a batch is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -176,22 +177,20 @@ fn scale<T: Number>(
     factor: f32,
     offset: f32,
 ) -> Result<Tensor> {
-    let from = source.data::<T>()?;
     let to = tensor.data_mut::<f32>()?;
+    // Pixels are what there is most of; this crate is compiled for size.
+    if let Ok(from) = source.data::<u8>() {
+        rows.each(|i, id| {
+            rows.ask_ahead(i, layout, from);
+            scale_u8(layout.of(from, id), factor, offset, &mut to[i * layout.length..][..layout.length]);
+        });
+        return Ok(tensor);
+    }
+    let from = source.data::<T>()?;
     rows.each(|i, id| {
-        rows.ask_ahead(i, layout, from);
-        let to = &mut to[i * layout.length..][..layout.length];
-        let from = &layout.of(from, id)[..to.len()];
-        vectorize(
-            #[inline(always)]
-            || {
-                // By index: this crate is compiled in pieces, and the making of a zipped iterator may end up in another one,
-                // where it is not seen to be as long as both slices.
-                for i in 0..to.len() {
-                    to[i] = from[i].to_f32() * factor + offset;
-                }
-            },
-        );
+        for (to, from) in to[i * layout.length..][..layout.length].iter_mut().zip(layout.of(from, id)) {
+            *to = from.to_f32() * factor + offset;
+        }
     });
     Ok(tensor)
 }
