@@ -5,7 +5,7 @@
 //! captured step apart, so that they are still where the capture saw them when it is replayed.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -44,6 +44,8 @@ static LAST_ID: AtomicU64 = AtomicU64::new(0);
 struct State {
     /// Pool 0 is everybody's; others belong to captured steps.
     pools: Vec<Option<Blocks>>,
+    /// Pools of captures that are gone, some of whose buffers are not.
+    abandoned: HashSet<usize>,
     live: HashMap<u64, (u64, Arc<str>)>,
     peak: u64,
     n_allocations: u64,
@@ -95,6 +97,7 @@ impl Arena {
     ) -> Result<Arc<Arena>> {
         let state = State {
             pools: vec![Some(Blocks::default())],
+            abandoned: HashSet::new(),
             live: HashMap::new(),
             peak: 0,
             n_allocations: 0,
@@ -186,9 +189,20 @@ impl Arena {
         pool
     }
 
-    /// Gives a pool's memory back. Its buffers must be gone, or never be used again.
+    /// Gives a pool's memory back; if somebody still holds a buffer of it, when the last of them is gone.
     pub fn drop_pool(&self, pool: usize) {
         let mut state = self.state.lock();
+        state.abandoned.insert(pool);
+        self.clear_abandoned(&mut state, pool);
+    }
+
+    /// Gives back the memory of a pool that nobody will allocate from, once nobody holds any of it.
+    fn clear_abandoned(&self, state: &mut State, pool: usize) {
+        let is_idle = |blocks: &Blocks| blocks.in_use == 0;
+        if !state.abandoned.contains(&pool) || !state.pools.get(pool).is_some_and(|p| p.as_ref().is_some_and(is_idle)) {
+            return;
+        }
+        state.abandoned.remove(&pool);
         let mut driver = Driver { streams: &self.streams, n_calls: 0 };
         if let Some(mut blocks) = state.pools.get_mut(pool).and_then(Option::take) {
             blocks.clear(&mut driver);
@@ -201,6 +215,7 @@ impl Arena {
             if let Some(blocks) = state.pools.get_mut(pool).and_then(Option::as_mut) {
                 blocks.release(address);
             }
+            self.clear_abandoned(&mut state, pool);
             state.live.remove(&address)
         };
         // The tag may be the last handle to a name: freed outside of the lock.

@@ -18,6 +18,7 @@ pub static OPS: &[&Op] = &[
     &MAP_AND_SUM,
     &MAT_MUL,
     &MAX_POOL_GRAD_RELU,
+    &SEGMENT,
     &SPARSE_CROSS_ENTROPY,
 ];
 
@@ -100,6 +101,21 @@ pub static BIAS_RELU_POOL_GRAD: Op = fused(
      data_format:string{NHWC|NCHW}=\"NHWC\", T:type",
     Cost::Elements,
 );
+
+/// Many nodes that are captured together, as one node of a plan that cannot be captured whole. The executor runs it.
+pub static SEGMENT: Op = Op {
+    def: OpDef {
+        stateful: true,
+        ..fused(
+            "_KoloSegment",
+            "(inputs:list(Tin)) -> (outputs:list(Tout)) ; Tin:list(type)>=0, Tout:list(type)>=0",
+            Cost::Heavy,
+        )
+        .def
+    },
+    kernels: &[],
+    cost: Cost::Heavy,
+};
 
 /// One optimizer's dense updates of many variables: all handles (of each variable and then of its slots), the scalars that all
 /// of them share, and all gradients, which may be of a narrower type. `rule` is the op of a single update, `flag` its boolean attribute.
