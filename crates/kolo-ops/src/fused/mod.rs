@@ -17,6 +17,7 @@ pub static OPS: &[&Op] = &[
     &MAP,
     &MAP_AND_SUM,
     &MAT_MUL,
+    &MAT_MUL_ADD,
     &MAX_POOL_GRAD_RELU,
     &SEGMENT,
     &SPARSE_CROSS_ENTROPY,
@@ -53,6 +54,15 @@ pub static MAP_AND_SUM: Op = fused(
 pub static MAT_MUL: Op = fused(
     "_KoloFusedMatMul",
     "(a:T, b:T, bias:T) -> (product:T) ; transpose_a:bool=false, transpose_b:bool=false, relu:bool=false, T:type",
+    Cost::Heavy,
+);
+
+/// `MatMul`, `BiasAdd` if there is one, and the sum with something of the product's size: a residual connection. `Relu` if there
+/// is one. The sum has the shape of `plus`, which may have the product's elements in other dimensions.
+pub static MAT_MUL_ADD: Op = fused(
+    "_KoloFusedMatMulAdd",
+    "(a:T, b:T, plus:T, bias:N*T) -> (sum:T) ; transpose_a:bool=false, transpose_b:bool=false, relu:bool=false, \
+     N:int>=0, T:type",
     Cost::Heavy,
 );
 

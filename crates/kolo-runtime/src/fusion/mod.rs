@@ -3,6 +3,7 @@
 //! | what | becomes |
 //! | --- | --- |
 //! | `MatMul`, `BiasAdd`, perhaps `Relu` | a product with an epilogue |
+//! | `MatMul`, perhaps `BiasAdd`, the sum with a value of its size, perhaps `Relu` | a product on top of that value |
 //! | `BiasAdd`, `Relu`, `MaxPool`, and their gradients | one pass over the images each |
 //! | `MaxPoolGrad`, `ReluGrad` | one pass over the images |
 //! | `KoloLayerNormGrad`, and what is added to its gradient | one pass over the rows |
@@ -34,6 +35,7 @@ pub(crate) fn fuse(partition: &Partition, device: &DeviceName) -> Partition {
         device,
     };
     for pass in [
+        Work::residuals,
         Work::products,
         Work::biased_pools,
         Work::pools,

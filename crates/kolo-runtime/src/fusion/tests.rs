@@ -189,3 +189,27 @@ fn what_is_pooled_stays_if_it_is_wanted_elsewhere() {
     let part = fused_part(&g, &[overlapping]);
     assert_eq!(count(&part, "_KoloFusedBiasReluPool"), 0);
 }
+
+#[test]
+fn a_product_is_computed_on_top_of_what_goes_around_it() {
+    let g = kolo_ops::graph();
+    let (x, w, b) = (input(&g, "x", &[6, 4]), input(&g, "w", &[4, 4]), input(&g, "b", &[4]));
+    let plain = x + matmul(x, w);
+    let biased = relu(bias_add(matmul(plain, w), b) + plain);
+    // In three dimensions, as of batches of sequences; and with a batch of any size.
+    let wide = input(&g, "wide", &[2, 3, 4]);
+    let shaped = g.op("Reshape").input(bias_add(matmul(x, w), b)).input(g.constant([2i32, 3, 4])).out() + wide;
+    let open = g.placeholder::<f32>("open", [None, Some(4)]);
+    let grown = g.op("AddN").inputs([matmul(open, w), open]).out();
+    let part = fused_part(&g, &[biased, shaped, grown]);
+    assert_eq!(count(&part, "_KoloFusedMatMulAdd"), 4);
+    for op in ["MatMul", "BiasAdd", "Relu", "Reshape", "AddV2", "AddN", "_KoloFusedMatMul"] {
+        assert_eq!(count(&part, op), 0, "{op}");
+    }
+    // A row that is added to all rows, and a product that others see.
+    let g = kolo_ops::graph();
+    let (x, w, row) = (input(&g, "x", &[6, 4]), input(&g, "w", &[4, 4]), input(&g, "row", &[1, 4]));
+    let seen = matmul(x, w);
+    let part = fused_part(&g, &[matmul(x, w) + row, seen + x, seen]);
+    assert_eq!((count(&part, "_KoloFusedMatMulAdd"), count(&part, "MatMul")), (0, 2));
+}
