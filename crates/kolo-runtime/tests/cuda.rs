@@ -626,6 +626,77 @@ fn products_on_top_of_a_residual_are_what_their_nodes_are() {
 }
 
 #[test]
+fn descent_within_a_product_learns_what_a_cpu_does() {
+    on_gpu(|| {
+        let losses = |config: SessionConfig, wants: bool| -> Vec<f32> {
+            let g = kolo_ops::graph();
+            let model = mlp(&g, &[64, 1024, 1024, 10], Source::Resident(48));
+            let session = Session::with_config(&g, config).unwrap();
+            session.run_op(model.init).unwrap();
+            let options = RunOptions { trace: true, ..RunOptions::default() };
+            let (_, metadata) = session.run_with(&options, &[], &[], &[model.train]).unwrap();
+            assert_eq!(metadata.trace.nodes.iter().any(|node| node.op == "_KoloApplyProduct"), wants);
+            (0..10)
+                .map(|_| session.run(&[model.loss], &[], &[model.train]).unwrap()[0].scalar_value::<f32>().unwrap())
+                .collect()
+        };
+        let (cpu, gpu) = (losses(cpu_only(), false), losses(config(exact()), true));
+        println!("losses: cpu {cpu:?}, gpu {gpu:?}");
+        assert!(cpu[9] < cpu[0]);
+        for (a, b) in cpu.iter().zip(&gpu) {
+            assert!((a - b).abs() < 1e-3, "{cpu:?} and {gpu:?}");
+        }
+    });
+}
+
+#[test]
+fn narrow_products_agree_with_a_cpu() {
+    on_gpu(|| {
+        let values = |dtype: DType, (m, k, n): (usize, usize, usize), config: SessionConfig| -> Vec<Tensor> {
+            let g = kolo_ops::graph();
+            let to = |x: Output<'_>, to: DType| {
+                Output::new(&g, g.op("Cast").input(Output::new(&g, x.endpoint())).attr("DstT", to).out().endpoint())
+            };
+            let held = |name: &str, dims: &[usize], seed: u32| to(g.variable(name, wavy(dims, seed)).read(), dtype);
+            let mut outputs = Vec::new();
+            for (i, (turned_a, turned_b)) in [(false, false), (false, true), (true, false)].into_iter().enumerate() {
+                let a = held(&format!("a{i}"), &if turned_a { [k, m] } else { [m, k] }, 1);
+                let b = held(&format!("b{i}"), &if turned_b { [n, k] } else { [k, n] }, 2);
+                let product =
+                    || g.op("MatMul").input(a).input(b).attr("transpose_a", turned_a).attr("transpose_b", turned_b);
+                outputs.push(to(product().out(), DType::F32));
+                let bias = held(&format!("bias{i}"), &[n], 3);
+                let biased = g.op("BiasAdd").input(product().out()).input(bias).out();
+                outputs.push(to(relu(biased), DType::F32));
+            }
+            let init = g.global_variables_initializer();
+            let session = Session::with_config(&g, config).unwrap();
+            session.run_op(init).unwrap();
+            session.run(&outputs, &[], &[]).unwrap()
+        };
+        for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2)] {
+            for sizes in [
+                (1, 1, 1),
+                (5, 33, 3),
+                (100, 100, 10),
+                (1030, 700, 10),
+                (64, 512, 16),
+                (300, 2050, 1),
+                (37, 10, 100),
+                (1024, 10, 513),
+                (3, 16, 4096),
+                (2, 1, 7),
+            ] {
+                let (gpu, cpu) = (values(dtype, sizes, config(exact())), values(dtype, sizes, cpu_only()));
+                for (gpu, cpu) in gpu.iter().zip(&cpu) {
+                    close(gpu, cpu, tolerance * (1.0 + sizes.1 as f32).sqrt().max(1.0));
+                }
+            }
+        }
+    });
+}
+
+#[test]
 fn columns_are_summed_with_what_they_come_from() {
     on_gpu(|| {
         let sums = |rows: usize, columns: usize, no_fusion: bool| -> Vec<Tensor> {

@@ -240,14 +240,13 @@ impl CudaDevice {
             if n_bytes != to.n_bytes() || from.dtype() != to.dtype() {
                 return Err(Error::internal("a feed does not fit its place on the card"));
             }
+            if n_bytes == 0 || source == target {
+                return Ok(());
+            }
             self.bind()?;
-            // SAFETY: both are of this device and as long, and ordered by this stream. Bytes that are the same need no copy.
-            return match n_bytes == 0 || source == target {
-                true => Ok(()),
-                false => check("copying on the card", unsafe {
-                    result::memcpy_dtod_async(target, source, n_bytes, self.compute_stream())
-                }),
-            };
+            // SAFETY: both are of this device and as long, and ordered by this stream.
+            let copied = unsafe { result::memcpy_dtod_async(target, source, n_bytes, self.compute_stream()) };
+            return check("copying on the card", copied);
         }
         let bytes = from.host_bytes()?;
         if bytes.len() != to.n_bytes() || from.dtype() != to.dtype() {

@@ -47,12 +47,20 @@ pub struct MatMul {
 }
 
 /// What goes into a product besides its matrices.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub struct Terms<'a> {
+    /// What the product is multiplied by before anything is added.
+    pub scale: f32,
     /// The vector that the epilogue adds to every row.
     pub bias: Option<&'a Tensor>,
     /// What is added to the product, if that is not what lies in the output already.
     pub plus: Option<&'a Tensor>,
+}
+
+impl Default for Terms<'_> {
+    fn default() -> Self {
+        Terms { scale: 1.0, bias: None, plus: None }
+    }
 }
 
 /// How floats are multiplied.
@@ -327,7 +335,7 @@ impl CudaDevice {
     /// `c = a · b`, enqueued. The tensors have as many elements as the call says; an empty product is not allowed. A bias is
     /// needed if the epilogue adds one. If the call adds something and `terms` does not say what, it is what `c` holds.
     pub fn matmul(&self, call: &MatMul, a: &Tensor, b: &Tensor, terms: Terms<'_>, c: &mut Tensor) -> Result<()> {
-        let Terms { bias, plus } = terms;
+        let Terms { scale, bias, plus } = terms;
         let MatMul { m, n, k, batch, .. } = *call;
         let count = |rows: usize, cols: usize, shared: bool| {
             let batch = if shared { 1 } else { batch };
@@ -377,11 +385,11 @@ impl CudaDevice {
             };
             lt("setting the bias", call, set)?;
         }
-        let (one, one64) = (1f32, 1f64);
+        let scale64 = f64::from(scale);
         let (beta, beta64) = (f32::from(u8::from(call.adds)), f64::from(u8::from(call.adds)));
         let (alpha, beta): (*const c_void, *const c_void) = match call.dtype {
-            DType::F64 => ((&raw const one64).cast(), (&raw const beta64).cast()),
-            _ => ((&raw const one).cast(), (&raw const beta).cast()),
+            DType::F64 => ((&raw const scale64).cast(), (&raw const beta64).cast()),
+            _ => ((&raw const scale).cast(), (&raw const beta).cast()),
         };
         let enqueue = |choice: Choice, at_c: u64| {
             // SAFETY: the tensors have the sizes of the plan and are alive until the compute stream has passed this call;

@@ -5,9 +5,11 @@ use kolo_device::cuda::{Epilogue, MatMul, MatMulKind, Terms};
 
 use super::array::turned;
 use super::map::{Expression, run};
+use super::narrow::narrow;
 use super::{FLOATS, Table, function, gpu, zeros};
 use crate::math::elementwise::broadcast_shape;
 use crate::math::matmul::misfit;
+use crate::state::handle::uninitialized;
 use crate::{KernelCtx, Value};
 
 pub(super) fn add(table: &mut Table) {
@@ -23,6 +25,7 @@ pub(super) fn add(table: &mut Table) {
     function(table, "BatchMatMulV2", "T", FLOATS, &[], batch_matmul);
     function(table, "_KoloFusedMatMul", "T", FLOATS, &[], fused_matmul);
     function(table, "_KoloFusedMatMulAdd", "T", FLOATS, &[], matmul_and_sum);
+    function(table, "_KoloApplyProduct", "T", &[DType::F32], &[], descend);
 }
 
 fn matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -62,7 +65,9 @@ fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
             adds: false,
             epilogue: if relu { Epilogue::BiasRelu } else { Epilogue::Bias },
         };
-        if device.matmul(&call, a, b, Terms { bias: Some(bias), plus: None }, &mut out).is_ok() {
+        if narrow(device, &call, (a, b), Some(bias), &mut out)?
+            || device.matmul(&call, a, b, Terms { bias: Some(bias), ..Terms::default() }, &mut out).is_ok()
+        {
             ctx.set_output(0, out);
             return Ok(());
         }
@@ -130,7 +135,8 @@ fn matmul_and_sum(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if is_same && m * n * k > 0 && dtype != DType::F64 && (bias.is_some() || !relu) {
         let (mut out, is_in_place) = ctx.reuse_or_allocate(2, dtype, plus.clone())?;
         let other = if is_in_place { None } else { Some(ctx.input(2)?) };
-        let done = device.matmul(&call, &a, &b, Terms { bias: bias.as_ref(), plus: other }, &mut out);
+        let done =
+            device.matmul(&call, &a, &b, Terms { bias: bias.as_ref(), plus: other, ..Terms::default() }, &mut out);
         if done.is_ok() {
             ctx.set_output(0, out);
             return Ok(());
@@ -164,6 +170,54 @@ fn matmul_and_sum(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// Gradient descent along a product, which is added to the variable as it is computed.
+fn descend(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let cell = ctx.variable(0)?;
+    if !cell.is_initialized() {
+        return Err(uninitialized(ctx, 0, &cell));
+    }
+    let (a, b, device) = (ctx.input(1)?, ctx.input(2)?, gpu(ctx)?);
+    let transposed = [ctx.attrs().bool("transpose_a")?, ctx.attrs().bool("transpose_b")?];
+    let ([m, k], [right, n]) = (sides(a, transposed[0]), sides(b, transposed[1]));
+    if k != right || a.shape().rank() != 2 || b.shape().rank() != 2 {
+        return Err(misfit(&a.shape().into(), &b.shape().into(), k, right));
+    }
+    let mut call = MatMul {
+        m,
+        n,
+        k,
+        transpose_a: transposed[0],
+        transpose_b: transposed[1],
+        batch: 1,
+        shared_a: false,
+        shared_b: false,
+        dtype: a.dtype(),
+        kind: if device.allow_tf32() { MatMulKind::Tf32 } else { MatMulKind::Full },
+        adds: true,
+        epilogue: Epilogue::None,
+    };
+    let terms = Terms { scale: -ctx.attrs().float("rate")?, ..Terms::default() };
+    let (a, b) = match pays_to_turn(&call) {
+        true => {
+            (call.transpose_a, call.transpose_b) = (false, true);
+            (turned(ctx, a)?, turned(ctx, b)?)
+        }
+        false => (a.clone(), b.clone()),
+    };
+    cell.update_on(device, |variable| {
+        if *variable.shape().dims() != [m, n] {
+            return Err(Error::invalid_argument(format!(
+                "var and delta do not have the same shape: {} vs. [{m},{n}]",
+                variable.shape()
+            )));
+        }
+        match m * n * k {
+            0 => Ok(()),
+            _ => device.matmul(&call, &a, &b, terms, variable),
+        }
+    })
 }
 
 /// Rows and columns of a matrix, turned if it is stored so; zeros for anything else.
@@ -246,7 +300,9 @@ fn product(ctx: &mut KernelCtx<'_>, transpose_a: bool, transpose_b: bool) -> Res
     if call.shared_b && !transpose_a {
         call = MatMul { m: m * n_batch, batch: 1, shared_a: false, shared_b: false, ..call };
     }
-    if pays_to_turn(&call) {
+    if narrow(device, &call, (&a, &b), None, &mut out)? {
+        // Done.
+    } else if pays_to_turn(&call) {
         let (a, b) = (turned(ctx, &a)?, turned(ctx, &b)?);
         let call = MatMul { transpose_a: false, transpose_b: true, ..call };
         device.matmul(&call, &a, &b, Terms::default(), &mut out)?;

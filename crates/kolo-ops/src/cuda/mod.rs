@@ -32,6 +32,7 @@ mod gather;
 mod layer_norm;
 mod map;
 mod matmul;
+mod narrow;
 mod optim;
 mod pool;
 mod random;

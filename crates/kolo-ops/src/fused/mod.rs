@@ -10,6 +10,7 @@ pub mod program;
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
     &APPLY_ALL,
+    &APPLY_PRODUCT,
     &BIAS_RELU_POOL,
     &BIAS_RELU_POOL_GRAD,
     &CROSS_ENTROPY,
@@ -126,6 +127,13 @@ pub static SEGMENT: Op = Op {
     kernels: &[],
     cost: Cost::Heavy,
 };
+
+/// `ResourceApplyGradientDescent` with a constant rate along a `MatMul`.
+pub static APPLY_PRODUCT: Op = fused(
+    "_KoloApplyProduct",
+    "(var:resource, a:T, b:T) -> () ; transpose_a:bool=false, transpose_b:bool=false, rate:float, T:type",
+    Cost::Heavy,
+);
 
 /// One optimizer's dense updates of many variables: all handles (of each variable and then of its slots), the scalars that all
 /// of them share, and all gradients, which may be of a narrower type. `rule` is the op of a single update, `flag` its boolean attribute.

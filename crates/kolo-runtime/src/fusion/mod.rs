@@ -10,6 +10,7 @@
 //! | a cross entropy, and its backprop times the gradient of the loss | one kernel |
 //! | a tree of elementwise ops, broadcasts and casts among them | one generated kernel |
 //! | an elementwise op, or a tree, and the `BiasAddGrad` of its value | one generated kernel |
+//! | a large `MatMul`, and gradient descent along it at a constant rate | a product on top of the variable |
 //! | an optimizer's updates of many variables, and casts of their gradients | a few launches |
 //!
 //! A node disappears only if nobody outside of what it becomes part of sees its value. What is made has the name of the last of
@@ -43,6 +44,7 @@ pub(crate) fn fuse(partition: &Partition, device: &DeviceName) -> Partition {
         Work::norms,
         Work::trees,
         Work::bias_gradients,
+        Work::descents,
         Work::updates,
     ] {
         let uses = work.uses();

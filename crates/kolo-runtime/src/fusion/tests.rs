@@ -213,3 +213,23 @@ fn a_product_is_computed_on_top_of_what_goes_around_it() {
     let part = fused_part(&g, &[matmul(x, w) + row, seen + x, seen]);
     assert_eq!((count(&part, "_KoloFusedMatMulAdd"), count(&part, "MatMul")), (0, 2));
 }
+
+#[test]
+fn gradient_descent_of_large_weights_is_part_of_their_product() {
+    let g = kolo_ops::graph();
+    let (x, dy) = (input(&g, "x", &[8, 1024]), input(&g, "dy", &[8, 1024]));
+    let held = |name: &str| g.variable(name, kolo_core::Tensor::zeros(DType::F32, [1024, 1024]).unwrap());
+    let grad = || g.op("MatMul").input(x).input(dy).attr("transpose_a", true).out();
+    let (constant, open) = (g.constant(0.5f32), input(&g, "rate", &[]));
+    apply_gradient_descent(held("a").handle(), constant, grad());
+    // A rate that may change, and a gradient that others see.
+    apply_gradient_descent(held("b").handle(), open, grad());
+    let seen = grad();
+    apply_gradient_descent(held("c").handle(), constant, seen);
+    let part = fused_part(&g, &[seen]);
+    let list: Vec<&Node> =
+        part.nodes.iter().map(|(_, node)| &**node).filter(|node| node.op() == "_KoloApplyProduct").collect();
+    assert_eq!((list.len(), count(&part, "ResourceApplyGradientDescent")), (1, 2));
+    assert_eq!(list[0].attrs.float("rate").unwrap(), 0.5);
+    assert!(list[0].attrs.bool("transpose_a").unwrap());
+}
