@@ -82,8 +82,9 @@ fn a_convolution_whose_engine_is_missing_can_be_captured() {
         second.convolve(&call, pass, &a1, &b1, &mut out).unwrap();
         let plain = to_host(&second, &out);
         let largest = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+        // Algorithms round to TF32 in different places.
         for ((x, y), z) in expected.iter().zip(&replayed).zip(&plain) {
-            assert!((x - y).abs() <= 1e-2 * largest && (x - z).abs() <= 1e-2 * largest, "{pass:?}: {x}, {y}, {z}");
+            assert!((x - y).abs() <= 5e-2 * largest && (x - z).abs() <= 5e-2 * largest, "{pass:?}: {x}, {y}, {z}");
         }
     }
 }

@@ -21,6 +21,7 @@ mod apply_all;
 pub(crate) mod array;
 mod attention;
 mod batch_norm;
+mod batch_norm_first;
 mod batch_norm_last;
 mod class_loss;
 mod columns;
