@@ -101,7 +101,9 @@ extern "C" __global__ void KOLO_ENTRY(const float* first, const float* second, c
 // The normalised values (4), or the gradient by the values (5). There are fewer than 2³¹ loads in all.
 extern "C" __global__ void KOLO_ENTRY(const T* dy, const T* x, const float* table, T* out, i64 n, i64 channels, i64 inner) {
     const u32 packs = (u32)(inner / WIDTH), all = (u32)(n / WIDTH);
-    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < all; i += gridDim.x * blockDim.x) {
+    for (u32 k = blockIdx.x * blockDim.x + threadIdx.x; k < all; k += gridDim.x * blockDim.x) {
+        // From the last to the first: what the sums read last is still near.
+        const u32 i = all - 1 - k;
         const u32 c = i / packs % (u32)channels;
         P value = ((const P*)x)[i];
 #if KIND == 4
