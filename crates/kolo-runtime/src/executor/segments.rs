@@ -1,4 +1,4 @@
-//! Which nodes of a part can be captured together when the part as a whole cannot.
+//! Which nodes of a plan can be captured together when the plan as a whole cannot.
 //!
 //! Every node is one of three kinds. A node that is *free* (a constant, the handle of a variable) goes wherever it is used. A
 //! node that is *apart* runs in the ordinary way: it waits, has a state, is control flow, may be skipped, or reads a value of
@@ -11,7 +11,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use kolo_core::{DType, DeviceName, Result};
-use kolo_graph::{Endpoint, Flow, NodeId, Nodes, Partition};
+use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes, Partition};
 use kolo_ops::{find_kernel, host_arguments};
 
 use super::frames::frames;
@@ -36,40 +36,105 @@ pub(super) struct Segments {
     pub order: Vec<usize>,
 }
 
-/// Finds the segments of a part for this GPU. `refused` names nodes that turned out not to be capturable; `may_skip` says that what other
-/// parts send may be dead.
-pub(super) fn segments(
-    part: &Partition,
-    plan: &PartPlan,
-    device: &DeviceName,
+/// A part of a plan, and the GPU it is for, if it is for one.
+pub(super) struct PartOf<'a> {
+    pub part: &'a Partition,
+    pub plan: &'a PartPlan,
+    pub gpu: Option<&'a DeviceName>,
+}
+
+/// Finds the segments of all parts that are for GPUs, with those of other parts that they wait for in mind. `refused` names nodes
+/// that turned out not to be capturable. `None` if the parts cannot be brought into an order.
+pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) -> Result<Option<Vec<Segments>>> {
+    // All nodes of all parts in one list.
+    let mut starts = Vec::with_capacity(parts.len());
+    let mut waits: Vec<Vec<usize>> = Vec::new();
+    for of in parts {
+        let start = waits.len();
+        starts.push(start);
+        let nodes = &of.part.nodes;
+        waits.extend(nodes.iter().map(|(id, _)| before(nodes, id).into_iter().map(|i| start + i).collect()));
+    }
+    let all = || parts.iter().zip(&starts).flat_map(|(of, start)| of.part.nodes.iter().map(move |node| (start, node)));
+    // A value that is received was sent before: by the same part, or by another one.
+    let edge = |node: &Node| ["send_device", "recv_device", "tensor_name"].map(|name| node.attrs.find(name).cloned());
+    let mut senders = Vec::new();
+    for (start, (id, node)) in all().filter(|(_, (_, node))| matches!(node.op(), "_Send" | "_HostSend")) {
+        senders.push((edge(node), start + id.index()));
+    }
+    for (start, (id, node)) in all().filter(|(_, (_, node))| matches!(node.op(), "_Recv" | "_HostRecv")) {
+        let wanted = edge(node);
+        waits[start + id.index()].extend(senders.iter().filter(|(sent, _)| *sent == wanted).map(|(_, i)| *i));
+    }
+    let Some(order) = order(&waits) else { return Ok(None) };
+    let (mut apart, mut free): (Apart, Vec<bool>) = (Vec::new(), Vec::new());
+    let mut updates = Vec::new();
+    for (i, (of, start)) in parts.iter().zip(&starts).enumerate() {
+        let others = parts.iter().enumerate().filter(|(other, _)| *other != i);
+        let may_skip = others
+            .flat_map(|(_, other)| other.part.nodes.iter())
+            .any(|(_, node)| matches!(node.def.flow, Flow::Switch | Flow::Enter));
+        let local: Vec<usize> = local(&order, *start, of);
+        let is_free = free_nodes(&of.part.nodes, of.plan, &local);
+        apart.extend(apart_nodes(of, &local, &is_free, refused, may_skip)?);
+        let readers = readers_before_updates(of.plan, &of.part.nodes, &is_free);
+        let moved = |(update, readers): (usize, Vec<usize>)| {
+            (start + update, readers.into_iter().map(|reader| start + reader).collect::<Vec<usize>>())
+        };
+        updates.extend(readers.into_iter().map(moved));
+        free.extend(is_free);
+    }
+    let levels = levels(&order, &waits, &updates, (&apart, &free));
+    let mut found = Vec::with_capacity(parts.len());
+    for (of, &start) in parts.iter().zip(&starts) {
+        let n = of.part.nodes.len();
+        let (apart, free) = (apart[start..start + n].to_vec(), free[start..start + n].to_vec());
+        let order = local(&order, start, of);
+        let n_levels = levels.iter().map(|level| level + 1).max().unwrap_or(0).max(0) as usize;
+        let mut list: Vec<Vec<usize>> = vec![Vec::new(); n_levels];
+        for &i in order.iter().filter(|&&i| !free[i] && apart[i].is_none()) {
+            list[levels[start + i].max(0) as usize].push(i);
+        }
+        list.retain(|members| members.iter().filter(|&&i| launches(of.plan, i)).count() >= FEWEST_LAUNCHES);
+        found.push(Segments { list, apart, free, order });
+    }
+    Ok(Some(found))
+}
+
+/// The nodes of one part, by their own numbers, in the order of all.
+fn local(order: &[usize], start: usize, of: &PartOf<'_>) -> Vec<usize> {
+    let nodes = start..start + of.part.nodes.len();
+    order.iter().filter(|i| nodes.contains(i)).map(|i| i - start).collect()
+}
+
+/// Why nodes of a part cannot be captured; all of them if it is not for a GPU.
+fn apart_nodes(
+    of: &PartOf<'_>,
+    order: &[usize],
+    free: &[bool],
     refused: &HashMap<String, String>,
     may_skip: bool,
-) -> Result<Option<Segments>> {
-    let nodes = &part.nodes;
+) -> Result<Apart> {
+    let nodes = &of.part.nodes;
+    let mut apart: Apart = vec![None; nodes.len()];
+    let Some(gpu) = of.gpu else {
+        apart.fill(Some("it is on another device".to_owned()));
+        return Ok(apart);
+    };
     let is_fed = |id: NodeId, input: usize| nodes.node(id).inputs[input].feed().is_some();
     let frames = frames(nodes, &is_fed)?;
     let before: Vec<Vec<usize>> = nodes.iter().map(|(id, _)| before(nodes, id)).collect();
-    let Some(order) = order(&before) else { return Ok(None) };
-    let free = free_nodes(nodes, plan, &order);
-    let skipped = skipped(nodes, &order, &before, may_skip);
-    let mut apart: Apart = vec![None; nodes.len()];
+    let skipped = skipped(nodes, order, &before, may_skip);
     for &i in order.iter().filter(|&&i| !free[i]) {
         let (id, name) = (NodeId(i as u32), &nodes.node(NodeId(i as u32)).name);
         apart[i] = match refused.get(&**name) {
             Some(why) => Some(why.clone()),
             None if frames.of_node[i] != 0 => Some("it is in a loop".to_owned()),
             None if skipped[i] => Some("it may be skipped".to_owned()),
-            None => refusal(part, plan, device, id, (&apart, &free)),
+            None => refusal(of.part, of.plan, gpu, id, (&apart, free)),
         };
     }
-    let levels = levels(plan, nodes, &order, &before, (&apart, &free));
-    let n_levels = levels.iter().map(|level| level + 1).max().unwrap_or(0).max(0) as usize;
-    let mut list: Vec<Vec<usize>> = vec![Vec::new(); n_levels];
-    for &i in order.iter().filter(|&&i| !free[i] && apart[i].is_none()) {
-        list[levels[i].max(0) as usize].push(i);
-    }
-    list.retain(|members| members.iter().filter(|&&i| launches(plan, i)).count() >= FEWEST_LAUNCHES);
-    Ok(Some(Segments { list, apart, free, order }))
+    Ok(apart)
 }
 
 /// The nodes that a node waits for, edges that close loops apart.
@@ -243,17 +308,16 @@ fn skipped(nodes: &Nodes, order: &[usize], before: &[Vec<usize>], may_skip: bool
     branches.iter().map(|all| !all.is_empty()).collect()
 }
 
-/// The segment of every node that can be captured, and for a node apart the last segment before it.
+/// The segment of every node that can be captured, and for a node apart the last segment before it. Nodes of other parts are apart,
+/// so that what comes back from them is in a later segment than what they were given. `updates` go after their readers.
 fn levels(
-    plan: &PartPlan,
-    nodes: &Nodes,
     order: &[usize],
     before: &[Vec<usize>],
+    updates: &[(usize, Vec<usize>)],
     (apart, free): (&Apart, &[bool]),
 ) -> Vec<i32> {
-    let mut floor = vec![0; nodes.len()];
-    let waits = readers_before_updates(plan, nodes, free);
-    let mut levels = vec![-1; nodes.len()];
+    let mut floor = vec![0; before.len()];
+    let mut levels = vec![-1; before.len()];
     for _ in 0..MOST_ROUNDS {
         for &i in order.iter().filter(|&&i| !free[i]) {
             let of = |&&earlier: &&usize| !free[earlier];
@@ -262,7 +326,7 @@ fn levels(
             levels[i] = before[i].iter().filter(of).map(step).max().unwrap_or(-1).max(least);
         }
         let mut is_settled = true;
-        for (update, readers) in &waits {
+        for (update, readers) in updates {
             let step = |&reader: &usize| levels[reader] + i32::from(apart[reader].is_some());
             let wanted = readers.iter().map(step).max().unwrap_or(0);
             if wanted > levels[*update] && apart[*update].is_none() {

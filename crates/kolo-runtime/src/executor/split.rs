@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use kolo_core::{DeviceSpec, Error, Memory, Result, Tensor};
+use kolo_core::{DeviceName, DeviceSpec, Error, Memory, Result, Tensor};
 use kolo_graph::{Attrs, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Partition};
 use kolo_ops::{CancelToken, Value, fused};
 use parking_lot::Mutex;
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::capture::{CaptureSlot, WARM_UP};
 use super::frame_id::FrameIds;
 use super::plan::{Extras, KernelCache, Part, PartPlan, compile, updates_variable};
-use super::segments::{Segments, order, segments};
+use super::segments::{PartOf, Segments, order, segments};
 use super::step::Step;
 
 /// How often a plan is split anew because a node could not be captured, at most.
@@ -171,18 +171,32 @@ fn make(
     refused: &HashMap<String, String>,
     kernels: &KernelCache,
 ) -> Result<Made> {
+    let gpu = |plan: &Arc<PartPlan>| matches!(plan.unit.device.memory(), Memory::Cuda(_));
+    let gpus: Vec<Option<DeviceName>> =
+        parts.iter().map(|plan| gpu(plan).then(|| plan.unit.device.attributes().name.clone())).collect();
+    make_for(partitions, parts, &gpus, refused, kernels)
+}
+
+/// Splits the parts that are for GPUs.
+fn make_for(
+    partitions: &[Partition],
+    parts: &[Arc<PartPlan>],
+    gpus: &[Option<DeviceName>],
+    refused: &HashMap<String, String>,
+    kernels: &KernelCache,
+) -> Result<Made> {
     let mut made = Made { parts: Arc::new([]), segments: Vec::new(), split_by: Vec::new() };
+    let all: Vec<PartOf<'_>> = partitions
+        .iter()
+        .zip(parts)
+        .zip(gpus)
+        .map(|((part, plan), gpu)| PartOf { part, plan, gpu: gpu.as_ref() })
+        .collect();
+    let found = segments(&all, refused)?.ok_or_else(|| Error::internal("its parts wait for each other"))?;
     let mut split_parts = Vec::with_capacity(parts.len());
-    for (i, (partition, plan)) in partitions.iter().zip(parts).enumerate() {
-        let others = partitions.iter().enumerate().filter(|(other, _)| *other != i);
-        let may_skip = others
-            .flat_map(|(_, other)| other.nodes.iter())
-            .any(|(_, node)| matches!(node.def.flow, Flow::Switch | Flow::Enter));
-        let is_gpu = matches!(plan.unit.device.memory(), Memory::Cuda(_));
-        let device = &plan.unit.device.attributes().name;
-        let found = if is_gpu { segments(partition, plan, device, refused, may_skip)? } else { None };
-        match found {
-            Some(found) => split_parts.push(split_part(partition, plan, &found, kernels, &mut made)?),
+    for ((of, plan), found) in all.iter().zip(parts).zip(&found) {
+        match of.gpu {
+            Some(_) => split_parts.push(split_part(of.part, plan, found, kernels, &mut made)?),
             None => split_parts.push(plan.clone()),
         }
     }
@@ -489,13 +503,14 @@ impl Segment {
 
 #[cfg(test)]
 mod tests {
-    use kolo_core::DeviceName;
     use kolo_graph::{Graph, Operation, Output, PartitionOptions, PlaceOptions, Request, partition, place, prune};
     use kolo_ops::flow::print::print;
     use kolo_ops::math::matmul::matmul;
     use kolo_ops::nn::relu::relu;
     use kolo_ops::optim::gradient_descent::apply_gradient_descent;
     use kolo_ops::registry;
+
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::SessionConfig;
@@ -510,7 +525,8 @@ mod tests {
 
     impl Bench {
         fn new() -> Bench {
-            let config = SessionConfig { device_count: [("GPU".to_owned(), 0)].into(), ..SessionConfig::default() };
+            let device_count = [("GPU".to_owned(), 0), ("CPU".to_owned(), 2)].into();
+            let config = SessionConfig { device_count, inter_op_parallelism_threads: 1, ..SessionConfig::default() };
             Bench { devices: Devices::new(&config).unwrap(), kernels: KernelCache::default() }
         }
 
@@ -533,26 +549,31 @@ mod tests {
             let placed =
                 place(&nodes, &pruned.nodes, &infos, &support, &HashMap::new(), &PlaceOptions::default()).unwrap();
             let parts = partition(&placed, &pruned, registry(), &PartitionOptions::default(), &mut || 1).unwrap();
-            let [part] = &parts[..] else { panic!("one device has one part") };
-            let fed = part.feeds.iter().flat_map(|(feed, inputs)| inputs.iter().map(move |input| (*input, *feed)));
-            let whole = Part {
-                nodes: &part.nodes,
-                fed: fed.collect(),
-                fetches: part.fetches.clone(),
-                frame_ids: FrameIds::default(),
-                extras: Extras::default(),
+            let compiled: Vec<Arc<PartPlan>> = parts
+                .iter()
+                .map(|part| {
+                    let fed = part.feeds.iter().flat_map(|(feed, to)| to.iter().map(move |input| (*input, *feed)));
+                    let whole = Part {
+                        nodes: &part.nodes,
+                        fed: fed.collect(),
+                        fetches: part.fetches.clone(),
+                        frame_ids: FrameIds::default(),
+                        extras: Extras::default(),
+                    };
+                    Arc::new(compile(&whole, &self.devices.units[part.device], &self.kernels).unwrap())
+                })
+                .collect();
+            // The first device is taken for a GPU.
+            let gpu = |part: &Partition| (part.device == 0).then(|| DeviceName::local("GPU", 0));
+            let gpus: Vec<Option<DeviceName>> = parts.iter().map(gpu).collect();
+            let made = match is_split {
+                true => make_for(&parts, &compiled, &gpus, &HashMap::new(), &self.kernels).unwrap(),
+                false => Made { parts: compiled.into(), segments: Vec::new(), split_by: Vec::new() },
             };
-            let mut plan = Arc::new(compile(&whole, &self.devices.units[0], &self.kernels).unwrap());
-            let mut made = Made { parts: Arc::new([]), segments: Vec::new(), split_by: Vec::new() };
-            if is_split {
-                let gpu = DeviceName::local("GPU", 0);
-                let found = segments(part, &plan, &gpu, &HashMap::new(), false).unwrap().unwrap();
-                plan = split_part(part, &plan, &found, &self.kernels, &mut made).unwrap();
-            }
-            let step = Step::new(1, &[plan], CancelToken::new(), false, false);
+            let step = Step::new(1, &made.parts, CancelToken::new(), false, false);
             let values: Vec<(usize, &Tensor)> = feeds.iter().map(|(_, value)| value).enumerate().collect();
             step.feed(&values, false);
-            step.run(None, &|_| false);
+            step.run(Some(Instant::now() + Duration::from_secs(20)), &|_| false);
             let fetched = step.finish(fetches.len()).unwrap();
             (fetched.into_iter().map(|value| value.unwrap()).collect(), made)
         }
@@ -645,5 +666,24 @@ mod tests {
         });
         let apart: Vec<&str> = made.split_by.iter().map(|node| node.op).collect();
         assert_eq!((made.segments.len(), apart), (1, vec!["AddV2", "Fill"]));
+    }
+
+    /// What goes to another device and comes back waits for what was sent, though no edge of the part says so.
+    #[test]
+    fn what_comes_back_from_another_device_is_in_a_later_segment() {
+        let made = compare(|g| {
+            let x = g.placeholder::<f32>("x", [Some(6), Some(6)]);
+            let w = g.variable("w", wavy(6, 1.0));
+            let hidden = chain(matmul(x, w.read()));
+            let there = kolo_core::DeviceSpec::parse("/cpu:1").unwrap();
+            let back = g.op("Mul").device(there.clone()).input(hidden).input(g.constant(0.5f32)).out();
+            let again = chain(back);
+            let third = chain(g.op("Tanh").device(there).input(again).out());
+            let update = apply_gradient_descent(w.handle(), g.constant(0.1f32), third);
+            (vec![third, hidden], vec![(x, wavy(6, 2.0))], vec![update])
+        });
+        assert_eq!(made.segments.len(), 3, "{:?}", made.split_by);
+        let n_recvs = made.split_by.iter().filter(|node| node.op == "_Recv").count();
+        assert_eq!(n_recvs, 2, "{:?}", made.split_by);
     }
 }
