@@ -201,32 +201,33 @@ fn channels_first_agree_with_channels_last() {
             ("max 2, 2", |g, x, _, format| pool(g, "MaxPool", x, [2, 2], format)),
             ("avg 3, 2", |g, x, _, format| pool(g, "AvgPool", x, [3, 2], format)),
         ];
-        for dims in [[4, 12, 12, 16], [2, 7, 7, 40], [3, 9, 5, 3], [1, 30, 34, 8], [2, 1, 1, 5]] {
+        for dims in [[4, 12, 12, 16], [2, 7, 7, 40], [3, 9, 5, 3], [2, 1, 1, 5]] {
             for dtype in [DType::BF16, DType::F16, DType::F32] {
-                for (name, layer) in layers {
-                    let g = kolo::graph();
-                    let vectors: Vec<Output<'_>> =
-                        (0..4).map(|i| g.constant(wavy(&[dims[3]], 3 + i)) * 0.5 + 1.0).collect();
-                    let source = g.constant(wavy(&dims, 7));
-                    let turned = |x: Output<'_>, by: [i32; 4]| {
-                        let x = Output::new(&g, x.endpoint());
-                        Output::new(&g, g.op("Transpose").input(x).input(g.constant(by)).out().endpoint())
-                    };
-                    let x = ops::cast(source, dtype);
+                let g = kolo::graph();
+                let vectors: Vec<Output<'_>> =
+                    (0..4).map(|i| g.constant(wavy(&[dims[3]], 3 + i)) * 0.5 + 1.0).collect();
+                let source = g.constant(wavy(&dims, 7));
+                let turned = |x: Output<'_>, by: [i32; 4]| {
+                    let x = Output::new(&g, x.endpoint());
+                    Output::new(&g, g.op("Transpose").input(x).input(g.constant(by)).out().endpoint())
+                };
+                let x = ops::cast(source, dtype);
+                let mut outputs = Vec::new();
+                for (_, layer) in layers {
                     let last = layer(&g, x, &vectors, "NHWC");
                     let first = turned(layer(&g, turned(x, [0, 3, 1, 2]), &vectors, "NCHW"), [0, 2, 3, 1]);
-                    let shape = last.shape().known().expect("shapes are known");
-                    let weights = g.constant(wavy(&shape, 99));
-                    let mut outputs = Vec::new();
+                    let weights = g.constant(wavy(&last.shape().known().expect("shapes are known"), 99));
                     for y in [last, first] {
                         let y = ops::cast(y, DType::F32);
                         let grad =
                             gradients(&[ops::sum_all(y * weights)], &[source]).expect("has a gradient").remove(0);
                         outputs.extend([y, grad.expect("a path").dense().expect("dense")]);
                     }
-                    let found = Session::with_config(&g, config(1)).expect("a session").run(&outputs, &[], &[]);
-                    let found = found.expect("runs");
-                    let tolerance = if dtype == DType::F32 { 2e-5 } else { 2e-2 };
+                }
+                let session = Session::with_config(&g, config(1)).expect("a session");
+                let found = session.run(&outputs, &[], &[]).expect("runs");
+                let tolerance = if dtype == DType::F32 { 2e-5 } else { 2e-2 };
+                for ((name, _), found) in layers.iter().zip(found.chunks(4)) {
                     for i in 0..2 {
                         let apart = difference(&found[i + 2], &found[i]);
                         assert!(apart <= tolerance, "{name} {dtype} {dims:?}, output {i}: they differ by {apart}");

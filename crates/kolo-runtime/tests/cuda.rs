@@ -578,7 +578,7 @@ fn fused_trees_compute_what_their_nodes_do() {
 #[test]
 fn products_on_top_of_a_residual_are_what_their_nodes_are() {
     on_gpu(|| {
-        // Twelve runs, so that algorithms are timed and the step is captured; the residual is used again or dies.
+        // Several runs, so that algorithms are timed and the step is captured; the residual is used again or dies.
         let values = |dtype: DType, (m, k, n): (usize, usize, usize), config: SessionConfig| -> (Vec<Tensor>, usize) {
             let g = kolo_ops::graph();
             let to = |x: Output<'_>, to: DType| {
@@ -608,11 +608,11 @@ fn products_on_top_of_a_residual_are_what_their_nodes_are() {
             let options = RunOptions { trace: true, ..RunOptions::default() };
             let (_, metadata) = session.run_with(&options, &outputs, &[], &[]).unwrap();
             let n_fused = metadata.trace.nodes.iter().filter(|node| node.op == "_KoloFusedMatMulAdd").count();
-            (0..11).for_each(|_| drop(session.run(&outputs, &[], &[]).unwrap()));
+            (0..5).for_each(|_| drop(session.run(&outputs, &[], &[]).unwrap()));
             (session.run(&outputs, &[], &[]).unwrap(), n_fused)
         };
         for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2), (DType::F64, 1e-6)] {
-            for sizes in [(64, 32, 48), (7, 5, 3), (1, 1, 1), (128, 256, 512)] {
+            for sizes in [(64, 32, 48), (7, 5, 3)] {
                 let (fused, n_fused) = values(dtype, sizes, config(exact()));
                 let (plain, none) = values(dtype, sizes, config(GpuOptions { no_fusion: true, ..exact() }));
                 let (cpu, _) = values(dtype, sizes, cpu_only());
