@@ -193,6 +193,33 @@ extern "C" __global__ void KOLO_ENTRY(const T* in, const T* top, u8* taps, N n, 
         ((Pack<u8, PER>*)taps)[i] = tap;
     }
 }
+#elif KIND == 6 && CHANNELS == 1 && PER > 1
+// The same gradient of planes: a thread has PER neighbouring pixels of a row, and looks at each window over them once.
+extern "C" __global__ void KOLO_ENTRY(const u8* taps, const T* grad, T* out, N n, N any_channels, Height h, Breadth w) {
+    for (N i = (N)thread_number(); i < n / PER; i += (N)n_threads()) {
+        const N iw = i * PER % w.input, ih = i * PER / w.input % h.input;
+        const N base = i * PER / w.input / h.input * h.output * w.output;
+        W sum[PER];
+        #pragma unroll
+        for (int j = 0; j < PER; j++) sum[j] = 0;
+        for (N oh = h.from(ih); oh <= h.to(ih); oh++) {
+            const N my_h = h.tap(oh, ih);
+            if (my_h < 0) continue;
+            for (N ow = w.from(iw); ow <= w.to(iw + PER - 1); ow++) {
+                const N o = base + oh * w.output + ow, tap = taps[o];
+                const W g = widen(grad[o]);
+                const N to = tap / w.size() == my_h ? w.at(ow, tap % w.size()) - iw : (N)-1;
+                #pragma unroll
+                for (int j = 0; j < PER; j++)
+                    if (to == j) sum[j] += g;
+            }
+        }
+        Pack<T, PER> y;
+        #pragma unroll
+        for (int j = 0; j < PER; j++) y.at[j] = Narrow<T>::from(sum[j]);
+        ((Pack<T, PER>*)out)[i] = y;
+    }
+}
 #elif KIND == 6
 // The gradient of the largest value where windows overlap: each input adds what the windows over it have for its tap.
 extern "C" __global__ void KOLO_ENTRY(const u8* taps, const T* grad, T* out, N n, N any_channels, Height h, Breadth w) {

@@ -138,7 +138,13 @@ fn enqueue(
     let reach = |axis: &Axis| axis.input + axis.output * axis.stride + axis.kernel * axis.dilation;
     let is_long = most > (1 << 30) || reach(h).max(reach(w)) > (1 << 30);
     let mut per = if matches!(kind, MAX_GRAD | 3) { 1 } else { 16 / dtype.size().unwrap_or(16) };
-    while per > 1 && !(channels % per == 0 && inputs.iter().copied().chain([&*out]).all(|x| is_aligned(x, per))) {
+    // Of planes, pixels of a row; then only what is written is packed.
+    let is_plane = kind == MAX_GRAD_TAPS && *channels == 1;
+    let is_packed = |per: usize| match is_plane {
+        true => w.input.is_multiple_of(per) && is_aligned(out, per),
+        false => channels % per == 0 && inputs.iter().copied().chain([&*out]).all(|x| is_aligned(x, per)),
+    };
+    while per > 1 && !is_packed(per) {
         per /= 2;
     }
     let window = [h.kernel, w.kernel, h.stride, w.stride, h.dilation, w.dilation];
