@@ -91,6 +91,14 @@ impl Replay {
         wishes: &Wishes<'_>,
         new_step: &dyn Fn() -> Arc<Step>,
     ) -> Result<Replay> {
+        let written = written_variables(part);
+        // A variable that is written must be where it is now in any case.
+        let is_written = |at: u64| {
+            let is_it = |cell: &Arc<VariableCell>| {
+                cell.with_value(|value| value.is_some_and(|tensor| is_at(device, tensor, at)))
+            };
+            written.iter().any(is_it)
+        };
         let mut places: Vec<Feed> = Vec::new();
         let mut given: Vec<(usize, Tensor)> = Vec::new();
         for feed in &part.feeds {
@@ -102,7 +110,7 @@ impl Replay {
             }
             let way = match (feed.on_device, is_on_card(value)) {
                 (true, true) => match device.address_of(value)? {
-                    at if (wishes.is_steady)(number, at) => Way::InPlace(at),
+                    at if (wishes.is_steady)(number, at) || is_written(at) => Way::InPlace(at),
                     _ => Way::Copied(device.duplicate(value, &"a feed of a captured step".into())?),
                 },
                 (true, false) => Way::Copied(device.copy(value, device.memory())?.0),
@@ -118,7 +126,7 @@ impl Replay {
             places.push(Feed { number, dtype: value.dtype(), shape: value.shape().clone(), way });
         }
         // What an update writes to must have one holder, the variable; others keep theirs, so that no kernel writes there.
-        let set_aside = set_aside(device, &places, feeds, &written_variables(part))?;
+        let set_aside = set_aside(device, &places, feeds, &written)?;
         let made = Replay::record(device, part, given, new_step);
         restore(feeds, set_aside);
         let (fetches, touched, captured) = made?;

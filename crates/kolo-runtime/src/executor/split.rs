@@ -197,7 +197,17 @@ fn make_for(
     for ((of, plan), found) in all.iter().zip(parts).zip(&found) {
         match of.gpu {
             Some(_) => split_parts.push(split_part(of.part, plan, found, kernels, &mut made)?),
-            None => split_parts.push(plan.clone()),
+            None => {
+                let is_work = |node: &&Arc<Node>| node.def.flow != Flow::Transfer && node.op() != "Const";
+                made.split_by.extend(of.part.nodes.iter().map(|(_, node)| node).filter(is_work).map(|node| {
+                    SplitNode {
+                        node: node.name.to_string(),
+                        op: node.op(),
+                        why: format!("it is on {}", plan.unit.name),
+                    }
+                }));
+                split_parts.push(plan.clone());
+            }
         }
     }
     made.parts = split_parts.into();
