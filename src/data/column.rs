@@ -5,7 +5,8 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, Result, Shape, Tensor};
-use kolo_device::cpu::vectorize;
+use kolo_device::cpu::stream;
+use kolo_device::cpu::vmath::scale_u8;
 
 /// What happens to a column's elements when a batch is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -59,6 +60,24 @@ impl Rows<'_> {
         match self {
             Rows::Span(_, n) => *n,
             Rows::Picked(ids) => ids.len(),
+        }
+    }
+
+    fn id(&self, i: usize) -> Option<usize> {
+        match self {
+            Rows::Span(start, n) => (i < *n).then_some(start + i),
+            Rows::Picked(ids) => ids.get(i).map(|&id| id as usize),
+        }
+    }
+
+    /// Asks for the row that will be copied a few rows after row `i`: picked rows lie anywhere, and each would be waited for.
+    fn ask_ahead<T>(&self, i: usize, layout: Layout, elements: &[T]) {
+        const N_AHEAD: usize = 4;
+        // The processor finds the rest of a long row by itself.
+        const MAX_BYTES: usize = 2048;
+        if let Some(id) = self.id(i + N_AHEAD) {
+            let row = layout.of(elements, id);
+            stream::prefetch(&row[..row.len().min(MAX_BYTES / size_of::<T>().max(1))]);
         }
     }
 
@@ -142,7 +161,10 @@ impl Recipe {
         let in_bytes = Layout { start: start * size, step: step * size, length: length * size };
         let from = source.host_bytes()?;
         let to = tensor.host_bytes_mut()?;
-        rows.each(|i, id| to[i * in_bytes.length..][..in_bytes.length].copy_from_slice(in_bytes.of(from, id)));
+        rows.each(|i, id| {
+            rows.ask_ahead(i, in_bytes, from);
+            to[i * in_bytes.length..][..in_bytes.length].copy_from_slice(in_bytes.of(from, id));
+        });
         spare.lend(tensor)
     }
 }
@@ -155,18 +177,20 @@ fn scale<T: Number>(
     factor: f32,
     offset: f32,
 ) -> Result<Tensor> {
-    let from = source.data::<T>()?;
     let to = tensor.data_mut::<f32>()?;
+    // Pixels are what there is most of; this crate is compiled for size.
+    if let Ok(from) = source.data::<u8>() {
+        rows.each(|i, id| {
+            rows.ask_ahead(i, layout, from);
+            scale_u8(layout.of(from, id), factor, offset, &mut to[i * layout.length..][..layout.length]);
+        });
+        return Ok(tensor);
+    }
+    let from = source.data::<T>()?;
     rows.each(|i, id| {
-        let (from, to) = (layout.of(from, id), &mut to[i * layout.length..][..layout.length]);
-        vectorize(
-            #[inline(always)]
-            || {
-                for (to, from) in to.iter_mut().zip(from) {
-                    *to = from.to_f32() * factor + offset;
-                }
-            },
-        );
+        for (to, from) in to[i * layout.length..][..layout.length].iter_mut().zip(layout.of(from, id)) {
+            *to = from.to_f32() * factor + offset;
+        }
     });
     Ok(tensor)
 }

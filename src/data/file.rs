@@ -7,6 +7,7 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 use kolo_core::{Code, Error, Result};
+use kolo_device::cpu::prefer_huge_pages;
 
 /// What is reserved at once for bytes that a file merely promises; more is taken as they arrive.
 const RESERVED_AT_ONCE: u64 = 64 << 20;
@@ -101,6 +102,7 @@ impl Input {
         bytes.try_reserve_exact(reserve).map_err(|_| {
             Error::resource_exhausted(format!("{}: no memory for {what}, {n} bytes at byte {}", self.name, self.at))
         })?;
+        prefer_huge_pages(&mut bytes);
         let read = (&mut self.reader).take(n).read_to_end(&mut bytes);
         if let Err(reason) = read {
             return Err(self.unreadable(bytes.len() as u64, &reason));

@@ -161,8 +161,7 @@ impl Planner {
         let may_split = self.captures && partitions.iter().any(|partition| is_on_gpu(partition.device));
         for partition in &partitions {
             let unit = &self.devices.units[partition.device];
-            let fused = (self.fuses && matches!(unit.device.memory(), Memory::Cuda(_)))
-                .then(|| fuse(partition, &unit.device.attributes().name));
+            let fused = if self.fuses { fuse(partition, &unit.device.attributes().name) } else { None };
             let partition = fused.as_ref().unwrap_or(partition);
             let fed = partition.feeds.iter().flat_map(|(feed, inputs)| inputs.iter().map(move |input| (*input, *feed)));
             let part = Part {

@@ -37,9 +37,12 @@ pub struct StepTrace {
 
 impl StepTrace {
     /// Adds the times of this step's nodes to a cost model. Nodes that wait for others (transfers, queues) are left out:
-    /// their time says nothing about them.
+    /// their time says nothing about them. What was made of several nodes counts for the last of them.
     pub fn add_to(&self, costs: &mut CostModel) {
-        let waits = |op: &str| ["Queue", "Take", "Barrier"].iter().any(|part| op.contains(part)) || op.starts_with('_');
+        let waits = |op: &str| {
+            let is_transfer = op.starts_with('_') && !op.starts_with("_Kolo");
+            is_transfer || ["Queue", "Take", "Barrier"].iter().any(|part| op.contains(part))
+        };
         for node in self.nodes.iter().filter(|node| !waits(node.op)) {
             let kind = DeviceName::parse(&node.device).map(|name| name.kind);
             let kind = kind.as_deref().unwrap_or("CPU");

@@ -59,7 +59,7 @@ fn steps<'g>(
     let session = Arc::new(Session::new(g)?);
     session.run_op(init)?;
     let call = session.make_callable(inputs, &[loss], &[train])?;
-    let mut batches = data.shuffle(1).repeat_forever().prefetch(2).batches()?;
+    let mut batches = data.shuffle(1).repeat_forever().prefetch(6).batches()?;
     let samples = report.sample(|| {
         let batch = batches.next().unwrap_or_else(|| Err(Error::internal("endless data ended")))?;
         let feeds: Vec<&Tensor> = batch.tensors.iter().collect();

@@ -278,7 +278,7 @@ fn sort_pictures(common: &Common, pictures: Pictures<'_>) -> Result<()> {
     if let Some(role) = role {
         let updates = role.optimizer(optimizer);
         let model = role.setter().apply(&graph, || build(&updates))??;
-        let train = train.shard(role.task as usize, role.n_workers).repeat_forever().prefetch(2);
+        let train = train.shard(role.task as usize, role.n_workers).repeat_forever().prefetch(6);
         let job = Job { model, train, test, epochs, unit: ("samples", 1) };
         return cluster::run(&graph, common, job, &role, &updates, n_steps);
     }
@@ -321,7 +321,7 @@ fn lm(args: &Lm) -> Result<()> {
     let windows = train.windows_every(size.context, (size.context / 4).max(1));
     let job = Job {
         model,
-        train: windows.shuffle(common.seed).batch(batch, true).repeat(epochs).prefetch(2),
+        train: windows.shuffle(common.seed).batch(batch, true).repeat(epochs).prefetch(6),
         test: Some(test.windows(size.context).batch(64, false)),
         epochs,
         unit: ("characters", size.context),

@@ -32,5 +32,6 @@ mod transpose;
 pub mod vmath;
 
 pub use isa::{Isa, vectorize, vectorize_256, vectorize_on};
+pub use pages::prefer_huge_pages;
 pub use pool::IntraPool;
 pub use transpose::transpose_words;

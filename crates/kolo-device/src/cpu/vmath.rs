@@ -13,7 +13,7 @@ mod wide;
 pub use softmax::{log_softmax_f32, softmax_f32, softmax_f32_streamed};
 
 use super::gemm::Real;
-use super::isa::{Isa, vectorize_on};
+use super::isa::{Isa, vectorize, vectorize_on};
 
 /// Compiles `f::<FMA>` for the best instruction set and calls it.
 macro_rules! on_best {
@@ -160,6 +160,18 @@ fn are_plain(x: &[f32]) -> bool {
         plain &= (f32::MIN_POSITIVE..f32::INFINITY).contains(&x);
     }
     plain
+}
+
+/// `out = x * factor + offset`: pixels become numbers around 0.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn scale_u8(x: &[u8], factor: f32, offset: f32, out: &mut [f32]) {
+    assert_eq!(x.len(), out.len());
+    vectorize(
+        #[inline(always)]
+        || out.iter_mut().zip(x).for_each(|(out, &x)| *out = f32::from(x) * factor + offset),
+    );
 }
 
 /// `out = x as i32` for every element: the fraction is cut off, values out of range become the nearest end, NaN becomes 0.

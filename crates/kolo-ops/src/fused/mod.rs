@@ -1,11 +1,17 @@
-//! Ops that stand for several. The runtime makes them when it plans a step for a GPU, where one kernel that does the work of
-//! many is faster; no program asks for them, and only GPUs have kernels (`cuda/fused.rs` and its neighbours).
+//! Ops that stand for several. The runtime makes them when it plans a step, where one kernel that does the work of many is
+//! faster; no program asks for them. [`DENSE`] and [`DESCENT`] are for CPUs, all others for GPUs (`cuda/fused.rs` and its
+//! neighbours).
 
 use kolo_graph::{Gradient, OpDef};
 
 use crate::{Cost, Op};
 
+mod dense;
+mod descent;
 pub mod program;
+
+pub use dense::DENSE;
+pub use descent::DESCENT;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
@@ -14,6 +20,8 @@ pub static OPS: &[&Op] = &[
     &BIAS_RELU_POOL,
     &BIAS_RELU_POOL_GRAD,
     &CROSS_ENTROPY,
+    &DENSE,
+    &DESCENT,
     &LAYER_NORM_GRAD,
     &MAP,
     &MAP_AND_SUM,
@@ -24,17 +32,10 @@ pub static OPS: &[&Op] = &[
     &SPARSE_CROSS_ENTROPY,
 ];
 
+const MADE_LATE: Gradient = Gradient::Refused("it is made when a step is planned; differentiate before");
+
 const fn fused(name: &'static str, signature: &'static str, cost: Cost) -> Op {
-    Op {
-        def: OpDef {
-            name,
-            signature,
-            gradient: Gradient::Refused("it is made when a step is planned; differentiate before"),
-            ..OpDef::BASE
-        },
-        kernels: &[],
-        cost,
-    }
+    Op { def: OpDef { name, signature, gradient: MADE_LATE, ..OpDef::BASE }, kernels: &[], cost }
 }
 
 /// A tree of elementwise ops; see [`program::Program`].

@@ -6,6 +6,7 @@ use kolo_device::cpu::IntraPool;
 use kolo_device::cpu::gemm::{self, Gemm};
 use kolo_device::cpu::{pool, vectorize};
 use kolo_graph::{Grad, Gradient, OpDef, Operation, Output};
+use num_traits::{One, Zero};
 
 use crate::math::binary::first;
 use crate::math::number::Number;
@@ -97,6 +98,14 @@ pub(crate) struct Sizes {
     pub transpose_b: bool,
 }
 
+impl Sizes {
+    /// The product, to be computed.
+    pub(crate) fn call<'a, T: Zero + One>(self, a: &'a [T], b: &'a [T], c: &'a mut [T]) -> Gemm<'a, T> {
+        let (op_a, op_b) = (stored(self.transpose_a), stored(self.transpose_b));
+        Gemm::with_ops(self.m, self.n, self.k, (a, op_a), (b, op_b), c)
+    }
+}
+
 /// Numbers that matrices are made of.
 pub(crate) trait MatrixElement: Number {
     /// `c = a · b`. The slices have the lengths that the sizes say.
@@ -107,9 +116,7 @@ macro_rules! gemm_elements {
     ($($ty:ty, $function:path;)*) => {
         $(impl MatrixElement for $ty {
             fn multiply(pool: &IntraPool, sizes: Sizes, a: &[$ty], b: &[$ty], c: &mut [$ty]) -> Result<()> {
-                let Sizes { m, n, k, transpose_a, transpose_b } = sizes;
-                let call = Gemm::with_ops(m, n, k, (a, stored(transpose_a)), (b, stored(transpose_b)), c);
-                $function(pool, call).map_err(Error::internal)
+                $function(pool, sizes.call(a, b, c)).map_err(Error::internal)
             }
         })*
     };
@@ -192,8 +199,9 @@ fn multiply_integers<T: Number>(pool: &IntraPool, sizes: Sizes, a: &[T], b: &[T]
     });
 }
 
-fn forward<T: MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
+/// The sizes of the product of inputs `first` and the one after it.
+pub(crate) fn sizes_of(ctx: &KernelCtx<'_>, first: usize) -> Result<Sizes> {
+    let (a, b) = (ctx.input(first)?.shape(), ctx.input(first + 1)?.shape());
     for (i, shape) in [a, b].into_iter().enumerate() {
         if shape.rank() != 2 {
             return Err(Error::invalid_argument(format!("In[{i}] is not a matrix. Instead it has shape {shape}")));
@@ -203,11 +211,15 @@ fn forward<T: MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let transpose_b = ctx.attrs().bool("transpose_b")?;
     let (m, left) = if transpose_a { (a[1], a[0]) } else { (a[0], a[1]) };
     let (right, n) = if transpose_b { (b[1], b[0]) } else { (b[0], b[1]) };
-    if left != right {
-        return Err(misfit(&a.into(), &b.into(), left, right));
+    match left == right {
+        true => Ok(Sizes { m, n, k: left, transpose_a, transpose_b }),
+        false => Err(misfit(&a.into(), &b.into(), left, right)),
     }
-    let mut out = ctx.allocate(T::DTYPE, Shape::new(&[m, n])?)?;
-    let sizes = Sizes { m, n, k: left, transpose_a, transpose_b };
+}
+
+fn forward<T: MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let sizes = sizes_of(ctx, 0)?;
+    let mut out = ctx.allocate(T::DTYPE, Shape::new(&[sizes.m, sizes.n])?)?;
     T::multiply(ctx.pool(), sizes, ctx.data(0)?, ctx.data(1)?, out.data_mut()?)?;
     ctx.set_output(0, out);
     Ok(())

@@ -8,7 +8,8 @@ use kolo_core::{DType, Error, Memory, Result, Tensor};
 use kolo_device::Device;
 use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes, OutputInfo};
 use kolo_ops::{
-    AsyncKernel, Cost, Kernel, KernelCtx, KernelInit, KernelMaker, ResourceStore, find_kernel, find_op, host_arguments,
+    AsyncKernel, Cost, Kernel, KernelCtx, KernelInit, KernelMaker, ResourceStore, find_kernel, find_op, fused,
+    host_arguments,
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -140,8 +141,9 @@ pub(crate) struct NodePlan {
     pub constant_inputs: u32,
     /// It runs on the host though it is placed on a device with memory of its own: its tensors are all in host memory.
     pub on_host: bool,
-    /// It writes to a variable and is on a device where one thread runs the nodes: it waits until nothing else is ready, so
-    /// that readers of the old value are done and the update need not copy it first.
+    /// It writes to a variable, and is on a device where one thread runs the nodes or was fused with a product that is ready
+    /// when readers of the variable are: it waits until nothing else is ready, so that readers of the old value are done and
+    /// the update need not copy it first.
     pub is_late: bool,
     /// On a GPU: it depends on nothing but its inputs, and its outputs are not known to be large. While a step is captured
     /// such a node is computed once if its inputs are the same in all replays.
@@ -379,7 +381,8 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             kernel,
             cost,
             is_tiny,
-            is_late: own_memory && (updates_variable(node.op()) || segment.is_some_and(|segment| segment.is_late)),
+            is_late: (updates_variable(node.op()) && (own_memory || node.op() == fused::DESCENT.def.name))
+                || segment.is_some_and(|segment| own_memory && segment.is_late),
             on_host,
             constant_inputs: if is_tiny { constants.iter().map(|&(i, _)| 1 << i).sum() } else { 0 },
             has_references,
@@ -469,7 +472,7 @@ fn is_tiny_output(output: &OutputInfo) -> bool {
 /// Whether an op writes to a variable that it is given.
 pub(crate) fn updates_variable(op: &str) -> bool {
     let op = op.strip_prefix("Resource").or(op.strip_prefix("_Kolo")).unwrap_or(op);
-    ["Apply", "SparseApply", "Assign", "Scatter"].iter().any(|prefix| op.starts_with(prefix))
+    ["Apply", "SparseApply", "Assign", "Scatter", "FusedDescent"].iter().any(|prefix| op.starts_with(prefix))
         && !matches!(op, "ScatterNd" | "ScatterNdNonAliasingAdd")
 }
 

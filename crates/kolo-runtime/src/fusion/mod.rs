@@ -1,6 +1,6 @@
-//! Fusion: on a GPU, nodes that would each start a kernel for little work are put together before a part is compiled.
+//! Fusion: nodes that together need less work or fewer passes over memory are put together before a part is compiled.
 //!
-//! | what | becomes |
+//! | what, on a GPU | becomes |
 //! | --- | --- |
 //! | `MatMul`, `BiasAdd`, perhaps `Relu` | a product with an epilogue |
 //! | `MatMul`, perhaps `BiasAdd`, the sum with a value of its size, perhaps `Relu` | a product on top of that value |
@@ -13,6 +13,11 @@
 //! | a large `MatMul`, and gradient descent along it at a constant rate | a product on top of the variable |
 //! | an optimizer's updates of many variables, and casts of their gradients | a few launches |
 //!
+//! | what, on a CPU | becomes |
+//! | --- | --- |
+//! | `MatMul`, the bias of its columns, perhaps `Relu` or `Sigmoid` | a product with an epilogue |
+//! | `MatMul`, `ResourceApplyGradientDescent` | a product that is subtracted from the variable |
+//!
 //! A node disappears only if nobody outside of what it becomes part of sees its value. What is made has the name of the last of
 //! its nodes. The graph is not changed: this is one part of one plan.
 
@@ -22,35 +27,44 @@ use kolo_core::DeviceName;
 use kolo_graph::{AttrValue, Attrs, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Partition};
 use kolo_ops::{Op, find_kernel};
 
+mod cpu;
 mod layers;
 mod pools;
 mod trees;
 mod updates;
 
-/// A part with fewer nodes that computes the same. `device` is the GPU it is for.
-pub(crate) fn fuse(partition: &Partition, device: &DeviceName) -> Partition {
+/// A part with fewer nodes that computes the same, if there may be one. `device` is what it is for.
+pub(crate) fn fuse(partition: &Partition, device: &DeviceName) -> Option<Partition> {
+    // On a CPU all begins with a product, and most parts are not worth a copy.
+    if &*device.kind != "GPU" && !partition.nodes.iter().any(|(_, node)| node.op() == "MatMul") {
+        return None;
+    }
+    let passes: &[fn(&mut Work<'_>, &Uses)] = match &*device.kind {
+        "GPU" => &[
+            |work, uses| work.residuals(uses),
+            |work, uses| work.products(uses),
+            |work, uses| work.biased_pools(uses),
+            |work, uses| work.pools(uses),
+            |work, uses| work.losses(uses),
+            |work, uses| work.norms(uses),
+            |work, uses| work.trees(uses),
+            |work, uses| work.bias_gradients(uses),
+            |work, uses| work.product_updates(uses),
+            |work, uses| work.updates(uses),
+        ],
+        _ => &[|work, uses| work.dense_layers(uses), |work, uses| work.descents(uses)],
+    };
     let mut work = Work {
         nodes: partition.nodes.iter().map(|(_, node)| Some(Node::clone(node))).collect(),
         fetches: partition.fetches.clone(),
         moved: HashMap::new(),
         device,
     };
-    for pass in [
-        Work::residuals,
-        Work::products,
-        Work::biased_pools,
-        Work::pools,
-        Work::losses,
-        Work::norms,
-        Work::trees,
-        Work::bias_gradients,
-        Work::descents,
-        Work::updates,
-    ] {
+    for pass in passes {
         let uses = work.uses();
         pass(&mut work, &uses);
     }
-    work.finish(partition).unwrap_or_else(|| partition.clone())
+    work.finish(partition)
 }
 
 struct Work<'a> {
@@ -159,12 +173,12 @@ impl Work<'_> {
         self.fetches.iter_mut().filter(|(_, at)| *at == from).for_each(|(_, at)| *at = to);
     }
 
-    /// Whether a node runs a kernel of the GPU on values alone.
+    /// Whether a node runs a kernel of the part's device on values alone.
     fn is_plain(&self, node: &Node) -> bool {
         node.def.flow == Flow::Plain
             && !node.ref_inputs.contains(&true)
             && !node.inputs.iter().any(|at| self.is_reference(*at))
-            && find_kernel(node, self.device).is_ok_and(|kernel| kernel.device == "GPU")
+            && find_kernel(node, self.device).is_ok_and(|kernel| kernel.device == &*self.device.kind)
     }
 
     /// Whether an output is a reference to a variable, or one that an `Identity` lends.

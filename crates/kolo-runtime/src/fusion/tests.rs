@@ -14,12 +14,16 @@ use super::*;
 
 /// The whole graph as one part of a GPU, fused; nodes that nothing needs are in it too.
 fn fused_part(g: &Graph, fetches: &[Output<'_>]) -> Partition {
+    fused_for("GPU", g, fetches)
+}
+
+fn fused_for(kind: &str, g: &Graph, fetches: &[Output<'_>]) -> Partition {
     g.check().unwrap();
     let nodes = g.snapshot();
     let fetches = fetches.iter().enumerate().map(|(i, output)| (i, output.endpoint())).collect();
     let origin = nodes.iter().map(|(id, _)| Some(id)).collect();
     let part = Partition { device: 0, nodes, origin, feeds: Vec::new(), fetches, transfers: Vec::new() };
-    let fused = fuse(&part, &DeviceName::local("GPU", 0));
+    let fused = fuse(&part, &DeviceName::local(kind, 0)).unwrap_or(part);
     for (id, node) in fused.nodes.iter() {
         let earlier = node.inputs.iter().map(|at| at.node).chain(node.control_inputs.iter().copied());
         assert!(earlier.into_iter().all(|before| before < id), "{} is before its inputs", node.name);
@@ -232,4 +236,39 @@ fn gradient_descent_of_large_weights_is_part_of_their_product() {
     assert_eq!((list.len(), count(&part, "ResourceApplyGradientDescent")), (1, 2));
     assert_eq!(list[0].attrs.float("rate").unwrap(), 0.5);
     assert!(list[0].attrs.bool("transpose_a").unwrap());
+}
+
+#[test]
+fn on_a_cpu_products_take_bias_activation_and_descent_with_them() {
+    let g = kolo_ops::graph();
+    let x = input(&g, "x", &[8, 4]);
+    let variable = |name: &str, dims: &[usize]| {
+        g.variable(name, kolo_core::Tensor::zeros(DType::F32, kolo_core::Shape::new(dims).unwrap()).unwrap())
+    };
+    let (w, b) = (variable("w", &[4, 5]), variable("b", &[5]));
+    let hidden = g.op("Sigmoid").input(bias_add(matmul(x, w.read()), b.read())).name("hidden").out();
+    let loss = mean(hidden, &[0, 1]);
+    let grad = gradients(&[loss], &[w.handle()]).unwrap().remove(0).unwrap().dense().unwrap();
+    let update = apply_gradient_descent(w.handle(), g.constant(0.5f32), grad);
+    let part = fused_for("CPU", &g, &[loss]);
+    // The product that is left is the gradient of x, which nothing takes.
+    assert_eq!((count(&part, "MatMul"), count(&part, "BiasAdd"), count(&part, "Sigmoid")), (1, 0, 0));
+    let node = part.nodes.node(part.nodes.find("hidden").unwrap());
+    assert_eq!((node.op(), node.attrs.str("activation").unwrap()), ("_KoloFusedDense", "sigmoid"));
+    let node = part.nodes.node(part.nodes.find(&update.name()).unwrap());
+    assert_eq!((node.op(), node.attrs.bool("transpose_a").unwrap()), ("_KoloFusedDescent", true));
+    // A gradient that somebody fetches is made.
+    let part = fused_for("CPU", &g, &[loss, grad]);
+    assert_eq!((count(&part, "MatMul"), count(&part, "_KoloFusedDescent")), (2, 0));
+}
+
+#[test]
+fn on_a_cpu_a_sum_is_a_bias_only_if_the_shapes_say_so() {
+    for (dims, is_bias) in [(&[5usize][..], true), (&[8, 5], false), (&[1, 5], false), (&[1], false), (&[], false)] {
+        let g = kolo_ops::graph();
+        let (x, w, b) = (input(&g, "x", &[8, 4]), input(&g, "w", &[4, 5]), input(&g, "b", dims));
+        let sums = [matmul(x, w) + b, b + matmul(x, w)];
+        let part = fused_for("CPU", &g, &sums);
+        assert_eq!(count(&part, "_KoloFusedDense"), if is_bias { 2 } else { 0 }, "{dims:?}");
+    }
 }

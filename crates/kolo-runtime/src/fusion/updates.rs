@@ -23,7 +23,7 @@ impl Work<'_> {
 
     /// Gradient descent along a product: the product is added to the variable while it is computed. Small ones are left to the
     /// update of all variables at once.
-    pub(super) fn descents(&mut self, uses: &Uses) {
+    pub(super) fn product_updates(&mut self, uses: &Uses) {
         for id in self.ids() {
             let Some(update) = self.node(id).filter(|node| node.op() == "ResourceApplyGradientDescent") else {
                 continue;

@@ -1,6 +1,6 @@
 //! Convolutions of batches without a patch matrix.
 //!
-//! The rows of a tile are one pixel in several images. They see the same taps, so taps that fall outside of the image
+//! The rows of a tile are one pixel in several images, or pixels side by side where lines are long (see `lines`). They see the same taps, so taps that fall outside of the image
 //! are left out of the sum, and what is left are a few contiguous segments of each image, read in place. Padding by
 //! half a 5×5 filter on 14×14 images is a sixth of all products.
 
@@ -12,22 +12,22 @@ use crate::cpu::{Isa, vectorize};
 
 /// A convolution with taps in a grid whose rows are contiguous.
 pub(super) struct Direct<'a, T> {
-    patches: &'a Patches<'a, T>,
-    batch: usize,
+    pub(super) patches: &'a Patches<'a, T>,
+    pub(super) batch: usize,
     /// Output channels.
-    n: usize,
+    pub(super) n: usize,
     /// Rows of taps, and taps of a row.
-    taps: [usize; 2],
+    pub(super) taps: [usize; 2],
     /// Source rows between rows of taps.
-    dilation: usize,
+    pub(super) dilation: usize,
 }
 
 /// The taps of a window that are inside the image, in one dimension, and where the first of them is.
 #[derive(Clone, Copy)]
-struct Inside {
-    first: usize,
-    len: usize,
-    at: usize,
+pub(super) struct Inside {
+    pub(super) first: usize,
+    pub(super) len: usize,
+    pub(super) at: usize,
 }
 
 /// Where the pixels of a grid go: to `start`, and so much further for each image, line and pixel.
@@ -72,7 +72,7 @@ impl<'a, T: Real> Direct<'a, T> {
     }
 
     /// Rows of taps inside the image at line `y` of the grid.
-    fn rows(&self, y: usize) -> Inside {
+    pub(super) fn rows(&self, y: usize) -> Inside {
         let start = (y * self.patches.step.0) as isize + self.patches.runs[0].dy;
         inside(start, self.taps[0], self.dilation, self.patches.height)
     }
@@ -83,7 +83,7 @@ impl<'a, T: Real> Direct<'a, T> {
         inside(start, self.taps[1], 1, self.patches.width)
     }
 
-    fn image_len(&self) -> usize {
+    pub(super) fn image_len(&self) -> usize {
         self.patches.height * self.patches.width * self.patches.channels
     }
 
@@ -112,9 +112,20 @@ impl<'a, T: Real> Direct<'a, T> {
             }
         }
         let (grid_h, grid_w) = self.patches.grid;
+        let columns: Vec<(usize, Inside)> = (0..grid_w).map(|x| (x, self.columns(x))).collect();
+        #[cfg(target_arch = "x86_64")]
+        let columns = {
+            // SAFETY: passed on, with the packed filter.
+            let done = unsafe { self.lines(pool, &columns, &panels, packed.as_ptr(), out, epilogue) };
+            let done = done.unwrap_or_default();
+            columns.into_iter().filter(|(x, _)| !done.contains(x)).collect::<Vec<_>>()
+        };
+        if columns.is_empty() {
+            packed.put_back();
+            return;
+        }
         let groups = self.batch.div_ceil(kernels.mr);
         let bands = N_TASKS.div_ceil(groups).min(grid_h);
-        let columns: Vec<Inside> = (0..grid_w).map(|x| self.columns(x)).collect();
         let (b, start) = (Shared(packed.as_ptr::<T>()), Shared(out.start));
         let Target { image: ldc, line, pixel, .. } = out;
         let source = Shared(self.patches.source.as_ptr().cast_mut());
@@ -125,7 +136,7 @@ impl<'a, T: Real> Direct<'a, T> {
                 for &(col, width) in &panels {
                     let cols = width.min(n - col);
                     let micro = kernels.width_for(n - col).micro(images.len(), Layout::Rows);
-                    for (x, columns) in columns.iter().enumerate() {
+                    for &(x, columns) in &columns {
                         let is_empty = rows.len == 0 || columns.len == 0;
                         let at = (rows.at * self.patches.width + columns.at) * c;
                         let tap = rows.first * run + columns.first * c;

@@ -18,6 +18,8 @@ use super::gemm::{Epilogue, Layout, Left, Problem, Real, Shared, product, transp
 use super::scratch::Scratch;
 
 mod direct;
+#[cfg(target_arch = "x86_64")]
+mod lines;
 mod patches;
 #[cfg(test)]
 mod tests;
@@ -25,7 +27,7 @@ mod winograd;
 
 use direct::{Direct, Target};
 use patches::{Patches, runs};
-use winograd::Winograd;
+use winograd::{Folded, Winograd};
 
 /// Sizes of a convolution. Padding on the other sides follows from the output's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,11 +123,15 @@ pub fn conv2d<T: ConvElement>(
     shape.check(input.len(), filter.len(), out.len())?;
     let n = shape.output[2];
     epilogue.check(out.len() / n.max(1), n)?;
-    if epilogue.row_bias.is_none()
-        && let Some(fast) = Winograd::forward_of(shape)
-        && fast.convolve(pool, input, filter, out, &epilogue)
-    {
-        return Ok(());
+    if epilogue.row_bias.is_none() {
+        let done = match (Winograd::forward_of(shape), Folded::forward_of(shape)) {
+            (Some(fast), _) => fast.convolve(pool, input, filter, out, &epilogue),
+            (None, Some(fast)) => fast.convolve(pool, input, filter, out, &epilogue),
+            (None, None) => false,
+        };
+        if done {
+            return Ok(());
+        }
     }
     // SAFETY: the lengths were checked above.
     unsafe { plain(pool, shape, input, filter, out, epilogue) };
@@ -186,9 +192,12 @@ pub fn conv2d_backprop_filter<T: ConvElement>(
     grad_filter: &mut [T],
 ) -> Result<(), String> {
     shape.check(input.len(), grad_filter.len(), grad_out.len())?;
-    if let Some(fast) = Winograd::filter_gradient_of(shape)
-        && fast.filter_gradient(pool, input, grad_out, grad_filter)
-    {
+    let done = match (Winograd::filter_gradient_of(shape), Folded::filter_gradient_of(shape)) {
+        (Some(fast), _) => fast.filter_gradient(pool, input, grad_out, grad_filter),
+        (None, Some(fast)) => fast.filter_gradient(pool, input, grad_out, grad_filter),
+        (None, None) => false,
+    };
+    if done {
         return Ok(());
     }
     // SAFETY: the lengths were checked above.

@@ -150,6 +150,48 @@ fn larger_batches_with_strides_and_dilations_match_the_loops() {
     }
 }
 
+/// Lines that make tiles by themselves, with ends that do not and panels of other widths.
+#[test]
+fn long_lines_match_the_loops() {
+    check(&shape(8, [3, 28, 9], [1, 1], 40));
+    check(&shape(9, [5, 27, 6], [3, 3], 33));
+    check(&shape(10, [2, 64, 3], [2, 5], 96));
+    check(&shape(8, [1, 12, 7], [1, 1], 32));
+    // The filter is larger than its part of L2, and so is that of the input's gradient.
+    check(&shape(8, [5, 13, 520], [1, 1], 264));
+    for stride in [[1, 1], [2, 2], [3, 1], [1, 3]] {
+        for dilation in [[1, 1], [2, 1]] {
+            for (pad_top, pad_left) in [(0, 0), (1, 2), (4, 4)] {
+                let s = shape(8, [7, 40, 5], [3, 2], 64);
+                let extent = |d: usize| dilation[d] * (s.filter[d] - 1) + 1;
+                let size = |d: usize| (s.input[d] + 2 - extent(d)) / stride[d] + 1;
+                let output = [size(0), size(1), 64];
+                check(&ConvShape { stride, dilation, pad_top, pad_left, output, ..s });
+            }
+        }
+    }
+}
+
+/// An output that begins at a line of the caches is stored in another way than one that does not.
+#[test]
+fn large_results_past_the_caches_are_the_same() {
+    let s = shape(8, [52, 42, 3], [1, 1], 256);
+    let to32 = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect::<Vec<_>>();
+    let (input, filter) = (to32(values(1, s.input_len())), to32(values(2, s.filter_len())));
+    let mut room = vec![f32::NAN; s.output_len() + 32];
+    let first = room.as_ptr().align_offset(64);
+    for n_threads in [1, 3] {
+        let pool = IntraPool::new(n_threads);
+        let found = [first, first + 1].map(|first| {
+            let out = &mut room[first..][..s.output_len()];
+            conv2d(&pool, &s, &input, &filter, out, Epilogue::default()).unwrap();
+            out.to_vec()
+        });
+        assert!(found[0].iter().all(|x| x.is_finite()));
+        assert_eq!(found[0], found[1]);
+    }
+}
+
 #[test]
 fn empty_batches_and_channels_do_nothing_or_clear() {
     check(&shape(0, [8, 8, 3], [3, 3], 4));

@@ -10,8 +10,8 @@
 //!       after the last step: epilogue on the tile       still in L1
 //! ```
 //!
-//! Products with few blocks and a long k are cut along k as well; the pieces are added in order.
-//! All cuts depend on the shape and the instruction set alone.
+//! Products with few blocks and a long k are cut along k as well, small ones with more to read than to write in two; the
+//! pieces are added in order. All cuts depend on the shape and the instruction set alone.
 
 use std::ops::Range;
 
@@ -65,8 +65,9 @@ unsafe impl<T: Sync> Sync for Problem<'_, T> {}
 /// A panel of B for one run of k, in bytes: a part of L2, from where it streams as fast as it is used. Panels that fit
 /// L1 cost more, in visits to C.
 const B_PANEL_BYTES: usize = 256 << 10;
-/// A whole B this small is read in place.
+/// A whole B this small is read in place: always, and if its rows do not fall on the same few cache sets.
 const B_IN_PLACE_BYTES: usize = 20 << 10;
+const B_IN_PLACE_SPREAD_BYTES: usize = 48 << 10;
 /// Most steps of k between two visits to a tile of C.
 const KC: usize = 2048;
 /// A thread's packed block of A, in bytes: a part of L2.
@@ -81,6 +82,8 @@ const K_CHUNK: usize = 4096;
 /// Work below which a product stays on its caller, and the least work of a task.
 const SERIAL_FLOP: usize = 2_000_000;
 const TASK_FLOP: usize = 1_000_000;
+/// Work from which a product is not halved.
+const HALVED_FLOP: usize = 64_000_000;
 /// Tiles below each other up to which a product is flat.
 const FLAT_TILES: usize = 8;
 /// Pieces to aim at, so that a few threads finish at about the same time.
@@ -96,6 +99,10 @@ pub(crate) unsafe fn run<T: Real>(pool: &IntraPool, kernels: &Kernels<T>, proble
     if splits > 1 {
         // SAFETY: passed on.
         return unsafe { run_split(pool, kernels, p, splits) };
+    }
+    if pays_to_halve(p) {
+        // SAFETY: passed on.
+        return unsafe { run_halves(pool, kernels, p) };
     }
     for k in blocks(p.k, K_CHUNK) {
         let nc = (B_CHUNK_BYTES / (k.len() * size_of::<T>())).max(1).next_multiple_of(kernels.nr());
@@ -167,6 +174,68 @@ fn k_splits<T: Real>(kernels: &Kernels<T>, p: &Problem<'_, T>) -> usize {
     (flop / TASK_FLOP).min(N_TASKS).min(p.k / 256).max(1)
 }
 
+/// Whether to cut k in two: A and B are then read once by one half of the threads each, and what is added in the end is little
+/// beside them. Large products do enough with what they read.
+fn pays_to_halve<T>(p: &Problem<'_, T>) -> bool {
+    let flop = 2 * p.m * p.n * p.k;
+    let is_small = (2 * SERIAL_FLOP..HALVED_FLOP).contains(&flop);
+    is_small && matches!(p.a, Left::Matrix(..)) && 8 * p.m * p.n <= p.k * (p.m + p.n)
+}
+
+/// Computes the product of each half of k apart, by blocks of rows, and adds the second to the first. The tasks of one half
+/// lie together, so they go to the same threads each time, and find there what these threads read and wrote before.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn run_halves<T: Real>(pool: &IntraPool, kernels: &Kernels<T>, p: &Problem<'_, T>) {
+    let second = Scratch::take::<T>(p.m * p.n);
+    let plain = Epilogue::default();
+    let problems = [
+        Problem { epilogue: plain, ..*p },
+        Problem { epilogue: plain, accumulate: false, c: second.as_ptr(), ldc: p.n, ..*p },
+    ];
+    let halves = [0, 1].map(|half| {
+        let chunk = Chunk::new(kernels, &problems[half], 0..p.n, nth_block(p.k, 2, half));
+        // Rows of B are read where they lie: each is used by few rows of A, and packing it would take a tenth of the time.
+        Chunk { first: true, n_runs: 1, pack_b: p.b_layout == Layout::Cols, ..chunk }
+    });
+    let packed = Scratch::take::<T>(2 * halves[0].packed_b_len());
+    let b = Shared(packed.as_ptr::<T>());
+    // SAFETY: the buffer has room for both halves, and the first is not shorter than the second.
+    let panels = |half: usize| unsafe { b.get().add(half * halves[0].packed_b_len()) };
+    let n_groups = p.n.div_ceil(2 * kernels.nr());
+    pool.parallel_for(2 * n_groups, &|t| {
+        let chunk = &halves[t / n_groups];
+        let cols = nth_cut(p.n, n_groups, kernels.nr(), t % n_groups);
+        // SAFETY: each task writes its own panels of its own half.
+        unsafe { chunk.pack_b_panels(panels(t / n_groups), 0..chunk.k.len(), cols) };
+    });
+    let n_rows = p.m.div_ceil(2 * kernels.mr).min(N_TASKS / 2);
+    pool.parallel_for(2 * n_rows, &|t| {
+        let block = Block { rows: nth_block(p.m, n_rows, t % n_rows), cols: 0..p.n };
+        // SAFETY: blocks do not overlap, the halves have a C each, and B is packed.
+        unsafe { halves[t / n_rows].block(&block, panels(t / n_rows)) };
+    });
+    let added = Shared(second.as_ptr::<T>());
+    let n_sums = (p.m * p.n / 4096).clamp(1, p.m.min(N_TASKS));
+    pool.parallel_for(n_sums, &|t| {
+        for i in nth_block(p.m, n_sums, t) {
+            // SAFETY: row `i` of C and of the second half's is inside its buffer and this task's alone.
+            unsafe {
+                let c = std::slice::from_raw_parts_mut(p.c.add(i * p.ldc), p.n);
+                let x = std::slice::from_raw_parts(added.get().add(i * p.n), p.n);
+                vectorize(
+                    #[inline(always)]
+                    || c.iter_mut().zip(x).for_each(|(c, &x)| *c = c.plus(x)),
+                );
+                epilogue::apply(&p.epilogue, c.as_mut_ptr(), p.ldc, i..i + 1, 0..p.n);
+            }
+        }
+    });
+    packed.put_back();
+    second.put_back();
+}
+
 /// The product of all of A's rows with one chunk of B.
 struct Chunk<'a, 'p, T: 'static> {
     kernels: &'a Kernels<T>,
@@ -196,7 +265,8 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
             Left::Matrix(_, Layout::Rows, _) => big && p.n >= 2 * kernels.nr(),
             Left::Matrix(_, Layout::Cols, _) => big && p.n >= 4 * kernels.nr(),
         };
-        let in_l1 = p.k * p.n * bytes <= B_IN_PLACE_BYTES;
+        let in_place = if (p.ldb * bytes).is_multiple_of(512) { B_IN_PLACE_BYTES } else { B_IN_PLACE_SPREAD_BYTES };
+        let in_l1 = p.k * p.n * bytes <= in_place;
         Chunk {
             n_runs: k.len().div_ceil(kc),
             first: k.start == 0,

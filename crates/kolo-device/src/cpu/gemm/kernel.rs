@@ -236,6 +236,11 @@ macro_rules! unroll {
     };
 }
 
+#[cfg(target_arch = "x86_64")]
+mod ahead;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use ahead::{Ahead, LEAST_ROWS, MicrosAhead, micros_ahead};
+
 /// The body of every micro-kernel. `ROWS` is `Layout::Rows`.
 ///
 /// # Safety

@@ -41,6 +41,8 @@ pub(crate) use drive::{Gather, Left, Problem, Shared, nth_block};
 pub(crate) use epilogue::apply;
 pub use epilogue::{Activation, Epilogue};
 pub use generic::{gemm_bf16, gemm_f16, gemm_with};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use kernel::{Ahead, LEAST_ROWS, MicrosAhead, micros_ahead};
 pub(crate) use kernel::{Kernels, Layout, Real, Tile};
 pub(crate) use pack::{pack_b, transpose};
 #[cfg(target_arch = "x86_64")]

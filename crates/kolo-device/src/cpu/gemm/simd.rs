@@ -112,6 +112,18 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(crate) struct F64x8(__m512d);
 
+    impl F32x16 {
+        /// Writes sixteen elements to `ptr`, past the caches.
+        ///
+        /// # Safety
+        /// Needs AVX-512 F; `ptr` must be valid for the elements and aligned to 64 bytes.
+        #[inline(always)]
+        pub(crate) unsafe fn stream(self, ptr: *mut f32) {
+            // SAFETY: as promised by the caller.
+            unsafe { _mm512_stream_ps(ptr, self.0) }
+        }
+    }
+
     // Masked stores are slow on some AVX2 chips, so parts of a 256-bit register go through memory.
     macro_rules! avx2 {
         ($v:ident, $t:ty, $lanes:literal, $zero:ident, $set1:ident, $load:ident, $store:ident,

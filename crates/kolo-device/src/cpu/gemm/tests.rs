@@ -191,7 +191,7 @@ fn empty_products_leave_or_clear_c() {
 #[test]
 fn alpha_beta_bias_and_activation_apply() {
     for ops in OPS {
-        for sizes in [(7, 9, 5), (1, 40, 33), (33, 1, 40), (40, 70, 300), (14, 30, 30_000)] {
+        for sizes in [(7, 9, 5), (1, 40, 33), (33, 1, 40), (40, 70, 300), (14, 30, 30_000), (60, 75, 900)] {
             for beta in [0.0, 1.0, -0.5] {
                 for activation in [Activation::None, Activation::Relu, Activation::Sigmoid] {
                     let case = plain(sizes, ops, 2);

@@ -85,6 +85,7 @@ impl Winograd {
                 let sum = sum.get().add(task * cuts.len);
                 match self.side {
                     3 => part.run::<6, 4>(source.get(), grad_out.get(), sum),
+                    4 => part.run::<6, 3>(source.get(), grad_out.get(), sum),
                     _ => part.run::<6, 2>(source.get(), grad_out.get(), sum),
                 }
             }
@@ -97,6 +98,7 @@ impl Winograd {
                 let is_finite = unsafe {
                     match self.side {
                         3 => self.back::<6, 3>(&cuts, row, sum.get(), grad_filter.get()),
+                        4 => self.back::<6, 4>(&cuts, row, sum.get(), grad_filter.get()),
                         _ => self.back::<6, 5>(&cuts, row, sum.get(), grad_filter.get()),
                     }
                 };

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::filter::filter_vector;
-use super::transform::{Results, SIDE, data_tile, results_tile, with_vectors};
+use super::transform::{Results, data_tile, results_tile, with_vectors};
 use super::{Shared, Winograd, plane};
 use crate::cpu::gemm::{Epilogue, Kernels, Layout, Real, Simd, Tile, apply, nth_block};
 use crate::cpu::scratch::Scratch;
@@ -43,6 +43,7 @@ impl Winograd {
                 unsafe {
                     match self.side {
                         3 => filter_row::<6, 3>(filter.get().add(row * n), [c, n], &panels, b.get(), row),
+                        4 => filter_row::<6, 4>(filter.get().add(row * n), [c, n], &panels, b.get(), row),
                         _ => filter_row::<8, 5>(filter.get().add(row * n), [c, n], &panels, b.get(), row),
                     }
                 }
@@ -67,8 +68,9 @@ impl Winograd {
             // SAFETY: the results of these tiles are this task's alone.
             let is_finite = unsafe {
                 match self.side {
-                    3 => block.run::<6>(source.get(), b.get(), out.get(), epilogue),
-                    _ => block.run::<8>(source.get(), b.get(), out.get(), epilogue),
+                    3 => block.run::<6, 4>(source.get(), b.get(), out.get(), epilogue),
+                    4 => block.run::<6, 3>(source.get(), b.get(), out.get(), epilogue),
+                    _ => block.run::<8, 4>(source.get(), b.get(), out.get(), epilogue),
                 }
             };
             if !is_finite {
@@ -127,7 +129,7 @@ impl Block<'_> {
     ///
     /// # Safety
     /// As for [`Winograd::forward`], with the transformed filter; nobody else may touch the results of the tiles.
-    unsafe fn run<const N: usize>(
+    unsafe fn run<const N: usize, const M: usize>(
         &self,
         source: *const f32,
         filter: *const f32,
@@ -187,8 +189,8 @@ impl Block<'_> {
                 filter = filter.wrapping_add(N * N * b_plane);
                 with_vectors!((V, W) => {
                     for t in 0..self.len {
-                        let to = self.results(t, (col, width), out);
-                        finite &= results_tile::<V, N>(products.add(t * width), c_plane, &to);
+                        let to = self.results::<M>(t, (col, width), out);
+                        finite &= results_tile::<V, N, M>(products.add(t * width), c_plane, &to);
                     }
                 });
                 if !finite {
@@ -196,7 +198,7 @@ impl Block<'_> {
                 }
                 if !epilogue.is_empty() {
                     for t in 0..self.len {
-                        let to = self.results(t, (col, width), out);
+                        let to = self.results::<M>(t, (col, width), out);
                         for line in 0..to.size[0] {
                             apply(
                                 epilogue,
@@ -216,14 +218,14 @@ impl Block<'_> {
 
     /// Where the results of tile `t` in a panel belong.
     #[inline(always)]
-    fn results(&self, t: usize, (col, width): (usize, usize), out: *mut f32) -> Results {
+    fn results<const M: usize>(&self, t: usize, (col, width): (usize, usize), out: *mut f32) -> Results {
         let [height, columns, n] = self.conv.grid;
         let [image, y, x] = self.conv.place(self.first + t);
         Results {
             start: out.wrapping_add(((image * height + y) * columns + x) * n + col),
             line: columns * n,
             pixel: n,
-            size: [SIDE.min(height - y), SIDE.min(columns - x)],
+            size: [M.min(height - y), M.min(columns - x)],
             channels: width.min(n - col),
         }
     }

@@ -1,7 +1,8 @@
 //! Convolutions with fewer multiplications: Winograd's algorithm.
 //!
 //! A tile of 4×4 results takes 36 products per pair of channels for a 3×3 filter and 64 for a 5×5 filter, which are 144
-//! and 400 otherwise; the gradient of a 5×5 filter takes 36 for 2×2 results, 100 otherwise. With `data`, `values` and
+//! and 400 otherwise; 3×3 results of a 4×4 filter take 36, 144 otherwise; the gradient of a 5×5 filter takes 36 for 2×2
+//! results, 100 otherwise. With `data`, `values` and
 //! `results` as in `transform`, in both dimensions:
 //!
 //! ```text
@@ -9,6 +10,8 @@
 //! backprop filter  weighted resultsᵀ(Σ over tiles  data(tile of the input) · values(tile of the gradient))
 //! backprop input   as forward, with the filter turned
 //! ```
+//!
+//! Convolutions with a stride become ones without: see `fold`.
 //!
 //! The sums are 36 or 64 matrix products. Tiles are worked on in blocks that stay in a core's L2.
 //!
@@ -27,12 +30,13 @@ use crate::cpu::scratch::Scratch;
 
 mod filter;
 mod filter_grad;
+mod fold;
 mod forward;
 #[cfg(test)]
 mod tests;
 mod transform;
 
-use transform::SIDE;
+pub(super) use fold::Folded;
 
 /// Channels on either side from which on the transforms are a small part of the work.
 const MIN_CHANNELS: usize = 16;
@@ -48,7 +52,7 @@ pub(super) struct Winograd {
     source: [usize; 3],
     /// Height, width and channels of the results.
     grid: [usize; 3],
-    /// Side of the filter: 3 or 5.
+    /// Side of the filter: 3 to 5.
     side: usize,
     /// Results of a tile, in each dimension.
     step: usize,
@@ -59,7 +63,7 @@ pub(super) struct Winograd {
 impl Winograd {
     /// The convolution itself, if it is of this kind.
     pub(super) fn forward_of(shape: &ConvShape) -> Option<Winograd> {
-        Winograd::forward_fitting(shape).filter(Winograd::pays)
+        Winograd::forward_fitting(shape).filter(|this| this.pays(1.0))
     }
 
     /// The same, whether it pays or not.
@@ -70,7 +74,7 @@ impl Winograd {
 
     /// The convolution of the output's gradient with the turned filter, if it is of this kind.
     pub(super) fn input_gradient_of(shape: &ConvShape) -> Option<Winograd> {
-        Winograd::input_gradient_fitting(shape).filter(Winograd::pays)
+        Winograd::input_gradient_fitting(shape).filter(|this| this.pays(1.0))
     }
 
     /// The same, whether it pays or not.
@@ -82,13 +86,17 @@ impl Winograd {
 
     /// The gradient of the filter, if it is of this kind.
     pub(super) fn filter_gradient_of(shape: &ConvShape) -> Option<Winograd> {
-        Winograd::filter_gradient_fitting(shape).filter(|this| this.pays() && this.is_cut())
+        Winograd::filter_gradient_fitting(shape).filter(|this| this.pays(1.0) && this.is_cut())
     }
 
     /// The same, whether it pays or not.
     fn filter_gradient_fitting(shape: &ConvShape) -> Option<Winograd> {
-        let forward = Winograd::forward_fitting(shape)?;
-        Some(Winograd { step: if forward.side == 5 { 2 } else { SIDE }, ..forward })
+        Winograd::forward_fitting(shape).map(Winograd::for_filter_gradient)
+    }
+
+    /// With the tiles that the gradient of the filter takes.
+    fn for_filter_gradient(self) -> Winograd {
+        Winograd { step: 7 - self.side, ..self }
     }
 
     /// `out = conv(source, filter)`, then the epilogue, unless a result is not finite or `T` is no `f32`. Then `out` is to
@@ -160,23 +168,24 @@ impl Winograd {
         let [side, width] = shape.filter;
         let is_plain = shape.stride == [1, 1] && shape.dilation == [1, 1];
         let is_wide = source[2] >= MIN_CHANNELS && grid[2] >= MIN_CHANNELS;
-        let suits = is_plain && is_wide && side == width && matches!(side, 3 | 5);
-        suits.then_some(Winograd { batch: shape.batch, source, grid, side, step: SIDE, offset })
+        let suits = is_plain && is_wide && side == width && matches!(side, 3..=5);
+        suits.then_some(Winograd { batch: shape.batch, source, grid, side, step: forward_step(side), offset })
     }
 
-    /// Whether this takes clearly fewer cycles than plain sums do, and not too much memory. The numbers count vectors of sixteen, and are about
-    /// as measured: a tile's products and its transforms by channel, and the transform of the filter.
-    fn pays(&self) -> bool {
+    /// Whether this takes clearly fewer cycles than plain sums do, and not too much memory. Plain sums have `share` of the
+    /// products that the sizes make one think. The numbers count vectors of sixteen, and are about as measured: a tile's
+    /// products and its transforms by channel, and the transform of the filter.
+    fn pays(&self, share: f64) -> bool {
         let [c, o] = [self.source[2] as f64, self.grid[2] as f64];
         let taps = |d: usize| -> f64 {
             let first = |at: usize| at as isize + self.offset[d];
             let inside = |at: isize| at >= 0 && at < self.source[d] as isize;
             (0..self.grid[d]).map(|at| (0..self.side).filter(|&t| inside(first(at) + t as isize)).count() as f64).sum()
         };
-        let plain = self.batch as f64 * taps(0) * taps(1) * c * o / 16.0;
+        let plain = share * self.batch as f64 * taps(0) * taps(1) * c * o / 16.0;
         let tiles = self.n_tiles() as f64;
         let planes = self.planes() as f64;
-        let fast = planes * (tiles * (0.07 * c * o + 0.4 * c + 0.3 * o) + 0.4 * c * o);
+        let fast = planes * (tiles * (0.07 * c * o + 0.4 * c.max(16.0) + 0.3 * o) + 0.4 * c * o);
         let n_bytes = planes * c * o * size_of::<f32>() as f64;
         fast < 0.8 * plain && n_bytes <= MAX_FILTER_BYTES
     }
@@ -209,6 +218,11 @@ impl Winograd {
         let at = [y as isize + self.offset[0], x as isize + self.offset[1]];
         pixels(images, self.source, image, at, zeros)
     }
+}
+
+/// Results of a tile in each dimension, for a filter with this side, forward: six points, eight for the largest.
+fn forward_step(side: usize) -> usize {
+    if side == 5 { 4 } else { 7 - side }
 }
 
 /// A square of `N` pixels of an image, from `at` on; those outside are at `zeros`.

@@ -48,6 +48,15 @@ fn fast(pool: &IntraPool, s: &ConvShape, [input, filter, grad]: &[Vec<f32>; 3]) 
     found
 }
 
+/// Output and gradient of the filter by folding, whether it pays or not.
+fn folded(pool: &IntraPool, s: &ConvShape, [input, filter, grad]: &[Vec<f32>; 3]) -> [Vec<f32>; 2] {
+    let mut found = [s.output_len(), s.filter_len()].map(|n| vec![f32::NAN; n]);
+    let [y, dw] = &mut found;
+    assert!(Folded::fitting(s).unwrap().convolve(pool, input, filter, y, &NONE));
+    assert!(Folded::gradient_fitting(s).unwrap().filter_gradient(pool, input, grad, dw));
+    found
+}
+
 /// The same as plain sums, of floats or of doubles.
 fn sums<T: ConvElement>(pool: &IntraPool, s: &ConvShape, operands: &[Vec<f32>; 3]) -> [Vec<T>; 3]
 where
@@ -95,11 +104,13 @@ fn sizes_that_fill_tiles_and_do_not() {
     check(&shape(40, [8, 9, 20], [3, 3], 16));
     check(&shape(2, [1, 5, 24], [3, 3], 40));
     check(&shape(1, [4, 2, 16], [5, 5], 66));
+    check(&shape(2, [13, 15, 20], [4, 4], 37));
+    check(&shape(1, [1, 3, 16], [4, 4], 16));
 }
 
 #[test]
 fn paddings_of_any_size() {
-    for (side, pads) in [(3, [0, 1, 2, 4]), (5, [0, 1, 4, 6])] {
+    for (side, pads) in [(3, [0, 1, 2, 4]), (4, [0, 1, 3, 5]), (5, [0, 1, 4, 6])] {
         for pad_top in pads {
             for pad_left in pads {
                 let s = shape(2, [8, 7, 16], [side, side], 18);
@@ -108,6 +119,115 @@ fn paddings_of_any_size() {
                 check(&ConvShape { pad_top, pad_left, output, ..s });
             }
         }
+    }
+}
+
+/// A convolution of squares with a stride; `more` zeros below and to the right.
+fn strided(batch: usize, input: [usize; 3], filter: [usize; 2], o: usize, stride: [usize; 2], pad: usize) -> ConvShape {
+    let size = |d: usize, more: usize| (input[d] + pad + more - filter[d]) / stride[d] + 1;
+    ConvShape {
+        stride,
+        pad_top: pad,
+        pad_left: pad + 1,
+        output: [size(0, 3), size(1, 4), o],
+        ..shape(batch, input, filter, o)
+    }
+}
+
+fn check_folded(s: &ConvShape) {
+    let operands = operands(s);
+    let [y, _, dw] = exact(s, &operands);
+    let one = folded(&IntraPool::new(1), s, &operands);
+    for (found, exact) in one.iter().zip([y, dw]) {
+        let [_, most] = errors(found, &exact);
+        assert!(most < 4e-5, "{s:?}: {most}");
+    }
+    assert_eq!(one, folded(&IntraPool::new(3), s, &operands), "threads change bits");
+}
+
+#[test]
+fn folded_sizes_strides_and_paddings() {
+    for (filter, stride) in [
+        ([7, 7], [2, 2]),
+        ([8, 7], [2, 2]),
+        ([5, 6], [2, 2]),
+        ([9, 10], [2, 2]),
+        ([7, 4], [2, 1]),
+        ([3, 8], [1, 3]),
+        ([7, 11], [3, 4]),
+    ] {
+        for pad in [0, 1, 2, 5, 13] {
+            check_folded(&strided(2, [17, 14, 4], filter, 16, stride, pad));
+            check_folded(&strided(1, [12, 19, 5], filter, 35, stride, pad));
+        }
+    }
+    for c in [2, 4, 17] {
+        check_folded(&strided(3, [20, 21, c], [7, 7], 16, [2, 2], 3));
+    }
+    // Most of the filter is outside of an image of one pixel; an image whose last lines nobody sees.
+    check_folded(&strided(5, [1, 1, 3], [7, 7], 64, [2, 2], 6));
+    check_folded(&ConvShape { output: [2, 1, 24], ..strided(1, [30, 40, 3], [7, 7], 24, [2, 2], 0) });
+}
+
+#[test]
+fn folded_with_bias_and_activation() {
+    let s = strided(2, [23, 23, 3], [7, 7], 40, [2, 2], 2);
+    let (pool, operands) = (IntraPool::new(2), operands(&s));
+    let bias = random(4, 40);
+    let epilogue = Epilogue { column_bias: Some(&bias), row_bias: None, activation: Activation::Relu };
+    let mut found = vec![f32::NAN; s.output_len()];
+    let [input, filter, _] = &operands;
+    assert!(Folded::fitting(&s).unwrap().convolve(&pool, input, filter, &mut found, &epilogue));
+    let [y, _] = folded(&pool, &s, &operands);
+    let expect: Vec<f32> = y.iter().enumerate().map(|(i, y)| (y + bias[i % 40]).max(0.0)).collect();
+    assert_eq!(found, expect);
+}
+
+#[test]
+fn the_shape_decides_whether_to_fold() {
+    let first = strided(4, [112, 112, 3], [7, 7], 64, [2, 2], 2);
+    let is_used = |s: ConvShape| Folded::forward_of(&s).is_some();
+    assert!(is_used(first) && Folded::filter_gradient_of(&first).is_some());
+    assert!(!is_used(strided(1, [32, 32, 3], [7, 7], 16, [2, 2], 2)));
+    assert!(!is_used(strided(4, [112, 112, 1], [7, 7], 64, [2, 2], 2)));
+    assert!(!is_used(strided(4, [112, 112, 3], [7, 7], 8, [2, 2], 2)));
+    assert!(!is_used(strided(4, [112, 112, 3], [7, 9], 64, [2, 2], 2)));
+    assert!(!is_used(ConvShape { stride: [1, 1], ..first }));
+    // Nearly all of what would be folded is padding, and there is a lot of it.
+    assert!(!is_used(strided(1, [10, 10, 3], [1000, 1000], 16, [300, 300], 30_000)));
+    assert!(!is_used(strided(1, [1, 1, 3], [7, 7], 64, [2, 2], 60)));
+    assert!(!is_used(ConvShape { dilation: [2, 2], ..first }));
+    for empty in [
+        ConvShape { batch: 0, ..first },
+        ConvShape { output: [0, 56, 64], ..first },
+        ConvShape { filter: [0, 0], ..first },
+    ] {
+        assert!(!is_used(empty) && Folded::filter_gradient_of(&empty).is_none());
+    }
+    let (input, filter) = (vec![1.0; first.input_len()], vec![1.0; first.filter_len()]);
+    let mut out = vec![0f64; first.output_len()];
+    let forward = Folded::forward_of(&first).unwrap();
+    assert!(!forward.convolve(&IntraPool::new(1), &input, &filter, &mut out, &Epilogue::default()));
+}
+
+/// A value that is not finite reaches those results that see it, and no others.
+#[test]
+fn what_is_not_finite_is_not_folded() {
+    let pool = IntraPool::new(2);
+    let s = strided(4, [64, 64, 3], [7, 7], 64, [2, 2], 2);
+    assert!(Folded::forward_of(&s).is_some() && Folded::filter_gradient_of(&s).is_some());
+    let [mut input, filter, mut grad] = operands(&s);
+    input[(20 * 64 + 31) * 3 + 1] = f32::NAN;
+    grad[(9 * s.output[1] + 3) * 64 + 1] = f32::INFINITY;
+    let operands = [input, filter, grad];
+    let [y, _, dw] = sums::<f32>(&pool, &s, &operands);
+    let mut found = [s.output_len(), s.filter_len()].map(|n| vec![0.0; n]);
+    let ([input, filter, grad], [found_y, found_dw]) = (&operands, &mut found);
+    conv2d(&pool, &s, input, filter, found_y, NONE).unwrap();
+    conv2d_backprop_filter(&pool, &s, input, grad, found_dw).unwrap();
+    for (found, expect) in found.iter().zip([y, dw]) {
+        assert!(found.iter().zip(&expect).all(|(x, y)| x == y || (x.is_nan() && y.is_nan())));
+        assert!(found.iter().any(|x| x.is_finite()) && found.iter().any(|x| !x.is_finite()));
     }
 }
 
@@ -133,6 +253,13 @@ fn errors_are_a_few_times_those_of_plain_sums() {
         shape(16, [14, 14, 32], [5, 5], 64),
         shape(8, [28, 28, 64], [3, 3], 64),
         shape(2, [14, 14, 256], [3, 3], 32),
+        ConvShape {
+            output: [56, 56, 64],
+            stride: [2, 2],
+            pad_top: 2,
+            pad_left: 2,
+            ..shape(4, [112, 112, 3], [7, 7], 64)
+        },
     ] {
         let [mut input, filter, grad] = operands(&s);
         // As after a `Relu`: not around zero.
@@ -140,8 +267,18 @@ fn errors_are_a_few_times_those_of_plain_sums() {
         let operands = [input, filter, grad];
         let pool = IntraPool::new(2);
         let exact = sums::<f64>(&pool, &s, &operands);
-        let (fast, sums) = (fast(&pool, &s, &operands), sums::<f32>(&pool, &s, &operands));
+        let sums = sums::<f32>(&pool, &s, &operands);
+        let fast = match s.stride {
+            [1, 1] => fast(&pool, &s, &operands),
+            _ => {
+                let [y, dw] = folded(&pool, &s, &operands);
+                [y, Vec::new(), dw]
+            }
+        };
         for (i, name) in ["forward", "input gradient", "filter gradient"].into_iter().enumerate() {
+            if fast[i].is_empty() {
+                continue;
+            }
             let ([rms, most], [plain_rms, plain_most]) = (errors(&fast[i], &exact[i]), errors(&sums[i], &exact[i]));
             let ([height, width, c], o, side) = (s.input, s.output[2], s.filter[0]);
             let shape = format!("{},{c},{height}x{width} -> {o}, {side} {name}", s.batch);

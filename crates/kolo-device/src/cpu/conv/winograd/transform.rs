@@ -1,16 +1,13 @@
 //! The linear maps of Winograd's algorithm, in one dimension and on tiles.
 //!
 //! A short correlation is a product of polynomials: evaluate both factors at `N` points, multiply, interpolate. The
-//! points are 0, infinity and pairs of opposite numbers: six with 5/8 and 3/2 for four results of three taps or two of
-//! five, eight with 1/2, 1 and 2 for four results of five. Of all multiples of an eighth (a sixteenth for eight points) these lose the
+//! points are 0, infinity and pairs of opposite numbers: six with 5/8 and 3/2 for four results of three taps, three of four
+//! or two of five, eight with 1/2, 1 and 2 for four results of five. Of all multiples of an eighth (a sixteenth for eight points) these lose the
 //! fewest bits; the customary 0, ±1, ±2 lose twice as many. All constants of the maps in `f32` are exact.
 
 use std::ops::Range;
 
 use crate::cpu::gemm::Simd;
-
-/// Results of a tile, in each dimension, but for the gradient of a 5×5 filter.
-pub(super) const SIDE: usize = 4;
 
 /// The positive points where there are six, and where there are eight.
 pub(super) const SIX: [f32; 2] = [0.625, 1.5];
@@ -70,7 +67,7 @@ unsafe fn data<V: Simd<Elem = f32>, const N: usize>(d: [V; N]) -> [V; N] {
     v
 }
 
-/// The values of a polynomial with `M` coefficients, 2 or 4, at the points.
+/// The values of a polynomial with `M` coefficients, 2 to 4, at the points.
 #[inline(always)]
 unsafe fn values<V: Simd<Elem = f32>, const N: usize, const M: usize>(g: [V; M]) -> [V; N] {
     let mut v = [g[0]; N];
@@ -80,8 +77,11 @@ unsafe fn values<V: Simd<Elem = f32>, const N: usize, const M: usize>(g: [V; M])
         // SAFETY: the caller has the instruction set.
         unsafe {
             let (mut even, mut odd) = (g[0], g[1]);
-            if M == 4 {
-                (even, odd) = (V::mul_add(all(x * x), g[2], even), V::mul_add(all(x * x), g[3], odd));
+            if M > 2 {
+                even = V::mul_add(all(x * x), g[2], even);
+            }
+            if M > 3 {
+                odd = V::mul_add(all(x * x), g[3], odd);
             }
             [v[2 * i + 1], v[2 * i + 2]] = opposite(x, even, odd);
         }
@@ -89,19 +89,22 @@ unsafe fn values<V: Simd<Elem = f32>, const N: usize, const M: usize>(g: [V; M])
     v
 }
 
-/// Results from the products at the points; the transpose of [`values`].
+/// `M` results, 3 or 4, from the products at the points; the transpose of [`values`].
 #[inline(always)]
-unsafe fn results<V: Simd<Elem = f32>, const N: usize>(p: [V; N]) -> [V; SIDE] {
+unsafe fn results<V: Simd<Elem = f32>, const N: usize, const M: usize>(p: [V; N]) -> [V; M] {
     // SAFETY: the caller has the instruction set.
     unsafe {
-        let mut y = [p[0], V::zero(), V::zero(), p[N - 1]];
+        let mut y = [V::zero(); M];
+        (y[0], y[M - 1]) = (p[0], p[N - 1]);
         let points: &[f32] = if N == 6 { &SIX } else { &EIGHT };
         for (i, &x) in points.iter().enumerate() {
             let [even, odd] = opposite(1.0, p[2 * i + 1], p[2 * i + 2]);
             y[0] = V::mul_add(all(1.0), even, y[0]);
             y[1] = V::mul_add(all(x), odd, y[1]);
             y[2] = V::mul_add(all(x * x), even, y[2]);
-            y[3] = V::mul_add(all(x * x * x), odd, y[3]);
+            if M > 3 {
+                y[3] = V::mul_add(all(x * x * x), odd, y[3]);
+            }
         }
         y
     }
@@ -236,12 +239,12 @@ pub(super) struct Results {
     pub channels: usize,
 }
 
-/// The results of a tile's products at `from`. Returns whether all of them are finite.
+/// The `M`×`M` results of a tile's products at `from`. Returns whether all of them are finite.
 ///
 /// # Safety
 /// The planes must have the channels; the results must be writable.
 #[inline(always)]
-pub(super) unsafe fn results_tile<V: Simd<Elem = f32>, const N: usize>(
+pub(super) unsafe fn results_tile<V: Simd<Elem = f32>, const N: usize, const M: usize>(
     from: *const f32,
     plane: usize,
     to: &Results,
@@ -250,14 +253,14 @@ pub(super) unsafe fn results_tile<V: Simd<Elem = f32>, const N: usize>(
     unsafe {
         let mut check = V::zero();
         let mut c = 0;
-        if to.size == [SIDE, SIDE] {
+        if to.size == [M, M] {
             while c + V::LANES <= to.channels {
-                results_vector::<V, N, true>(from, plane, to, c, &mut check);
+                results_vector::<V, N, M, true>(from, plane, to, c, &mut check);
                 c += V::LANES;
             }
         }
         while c < to.channels {
-            results_vector::<V, N, false>(from, plane, to, c, &mut check);
+            results_vector::<V, N, M, false>(from, plane, to, c, &mut check);
             c += V::LANES;
         }
         let mut lanes = [0.0; 16];
@@ -272,7 +275,7 @@ pub(super) unsafe fn results_tile<V: Simd<Elem = f32>, const N: usize>(
 /// # Safety
 /// As for [`results_tile`].
 #[inline(always)]
-unsafe fn results_vector<V: Simd<Elem = f32>, const N: usize, const FULL: bool>(
+unsafe fn results_vector<V: Simd<Elem = f32>, const N: usize, const M: usize, const FULL: bool>(
     from: *const f32,
     plane: usize,
     to: &Results,
@@ -282,7 +285,7 @@ unsafe fn results_vector<V: Simd<Elem = f32>, const N: usize, const FULL: bool>(
     let n = V::LANES.min(to.channels - c);
     // SAFETY: as promised by the caller.
     unsafe {
-        let mut columns = [[V::zero(); SIDE]; N];
+        let mut columns = [[V::zero(); M]; N];
         for (j, column) in columns.iter_mut().enumerate() {
             let p = from.add(c + j * plane);
             let mut products = [V::zero(); N];
@@ -292,12 +295,12 @@ unsafe fn results_vector<V: Simd<Elem = f32>, const N: usize, const FULL: bool>(
             }
             *column = results(products);
         }
-        for i in 0..SIDE {
+        for i in 0..M {
             let mut products = [V::zero(); N];
             for (x, column) in products.iter_mut().zip(&columns) {
                 *x = column[i];
             }
-            let row: [V; SIDE] = results(products);
+            let row: [V; M] = results(products);
             for (j, y) in row.into_iter().enumerate() {
                 *check = V::mul_add(y, V::zero(), *check);
                 let at = to.start.wrapping_add(i * to.line + j * to.pixel + c);
