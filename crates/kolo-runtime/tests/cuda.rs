@@ -637,13 +637,13 @@ fn descent_within_a_product_learns_what_a_cpu_does() {
             let options = RunOptions { trace: true, ..RunOptions::default() };
             let (_, metadata) = session.run_with(&options, &[], &[], &[model.train]).unwrap();
             assert_eq!(metadata.trace.nodes.iter().any(|node| node.op == "_KoloApplyProduct"), wants);
-            (0..10)
+            (0..6)
                 .map(|_| session.run(&[model.loss], &[], &[model.train]).unwrap()[0].scalar_value::<f32>().unwrap())
                 .collect()
         };
         let (cpu, gpu) = (losses(cpu_only(), false), losses(config(exact()), true));
         println!("losses: cpu {cpu:?}, gpu {gpu:?}");
-        assert!(cpu[9] < cpu[0]);
+        assert!(cpu[5] < cpu[0]);
         for (a, b) in cpu.iter().zip(&gpu) {
             assert!((a - b).abs() < 1e-3, "{cpu:?} and {gpu:?}");
         }

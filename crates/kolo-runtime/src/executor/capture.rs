@@ -16,7 +16,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use kolo_core::{Error, Memory, Result};
+use kolo_core::{Code, Error, Memory, Result};
 use kolo_device::cuda::CudaDevice;
 use kolo_graph::Flow;
 use kolo_ops::Value;
@@ -123,7 +123,11 @@ impl CaptureSlot {
             }
             Err(error) => {
                 tracing::debug!(target: "kolo::capture", "not captured on {}: {error}", part.unit.name);
-                *state = State::Off(error);
+                // A library may fail because of what another thread does to the card meanwhile: that is tried again.
+                match error.code() == Code::Unimplemented || progress.n_captures > MOST_CAPTURES {
+                    true => *state = State::Off(error),
+                    false => progress.n_runs = 0,
+                }
                 Ok(None)
             }
         }
