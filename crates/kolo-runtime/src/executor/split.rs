@@ -507,7 +507,10 @@ impl Segment {
             let output = outputs.get_mut(number).ok_or_else(|| Error::internal("a segment gave too much"))?;
             *output = Value::Tensor(value);
         }
-        Ok(())
+        match outputs.iter().position(Value::is_empty) {
+            Some(i) => Err(Error::internal(format!("output {i} of a segment was not set"))),
+            None => Ok(()),
+        }
     }
 }
 
