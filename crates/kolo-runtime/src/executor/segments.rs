@@ -249,12 +249,21 @@ fn refusal(
     passes_on.map(|_| "it passes a reference or a handle on".to_owned())
 }
 
-/// Where a value comes from, past nodes that only pass it on.
+/// Where a value comes from, past nodes that only pass it on and transfers within the part.
 fn origin(nodes: &Nodes, at: Endpoint) -> Endpoint {
     let mut at = at;
-    while at.feed().is_none() && nodes.node(at.node).op() == "Identity" {
-        let Some(&input) = nodes.node(at.node).inputs.first() else { break };
-        at = input;
+    while at.feed().is_none() {
+        let node = nodes.node(at.node);
+        let sender = |id: &&NodeId| matches!(nodes.node(**id).op(), "_Send" | "_HostSend");
+        let from = match node.op() {
+            "Identity" => node.inputs.first(),
+            "_Recv" | "_HostRecv" => {
+                node.control_inputs.iter().find(sender).and_then(|id| nodes.node(*id).inputs.first())
+            }
+            _ => None,
+        };
+        let Some(&from) = from else { break };
+        at = from;
     }
     at
 }
