@@ -187,6 +187,63 @@ fn batch_norm_agrees() {
     });
 }
 
+/// Images whose channels come first give what they give when they come last, and so do their gradients.
+#[test]
+fn channels_first_agree_with_channels_last() {
+    on_gpu(|| {
+        type Layer = for<'g> fn(&'g Graph, Output<'g>, &[Output<'g>], &str) -> Output<'g>;
+        let layers: [(&str, Layer); 4] = [
+            ("norm", |g, x, vectors, format| {
+                let op = g.op("FusedBatchNormV3").input(x).inputs(vectors.iter().copied()).attr("data_format", format);
+                op.attr("epsilon", 1e-3f32).out()
+            }),
+            ("max 3, 2", |g, x, _, format| pool(g, "MaxPool", x, [3, 2], format)),
+            ("max 2, 2", |g, x, _, format| pool(g, "MaxPool", x, [2, 2], format)),
+            ("avg 3, 2", |g, x, _, format| pool(g, "AvgPool", x, [3, 2], format)),
+        ];
+        for dims in [[4, 12, 12, 16], [2, 7, 7, 40], [3, 9, 5, 3], [2, 1, 1, 5]] {
+            for dtype in [DType::BF16, DType::F16, DType::F32] {
+                let g = kolo::graph();
+                let vectors: Vec<Output<'_>> =
+                    (0..4).map(|i| g.constant(wavy(&[dims[3]], 3 + i)) * 0.5 + 1.0).collect();
+                let source = g.constant(wavy(&dims, 7));
+                let turned = |x: Output<'_>, by: [i32; 4]| {
+                    let x = Output::new(&g, x.endpoint());
+                    Output::new(&g, g.op("Transpose").input(x).input(g.constant(by)).out().endpoint())
+                };
+                let x = ops::cast(source, dtype);
+                let mut outputs = Vec::new();
+                for (_, layer) in layers {
+                    let last = layer(&g, x, &vectors, "NHWC");
+                    let first = turned(layer(&g, turned(x, [0, 3, 1, 2]), &vectors, "NCHW"), [0, 2, 3, 1]);
+                    let weights = g.constant(wavy(&last.shape().known().expect("shapes are known"), 99));
+                    for y in [last, first] {
+                        let y = ops::cast(y, DType::F32);
+                        let grad =
+                            gradients(&[ops::sum_all(y * weights)], &[source]).expect("has a gradient").remove(0);
+                        outputs.extend([y, grad.expect("a path").dense().expect("dense")]);
+                    }
+                }
+                let session = Session::with_config(&g, config(1)).expect("a session");
+                let found = session.run(&outputs, &[], &[]).expect("runs");
+                let tolerance = if dtype == DType::F32 { 2e-5 } else { 2e-2 };
+                for ((name, _), found) in layers.iter().zip(found.chunks(4)) {
+                    for i in 0..2 {
+                        let apart = difference(&found[i + 2], &found[i]);
+                        assert!(apart <= tolerance, "{name} {dtype} {dims:?}, output {i}: they differ by {apart}");
+                    }
+                }
+            }
+        }
+    });
+}
+
+fn pool<'g>(g: &'g Graph, op: &str, x: Output<'g>, [window, stride]: [i64; 2], format: &str) -> Output<'g> {
+    let around = |size: i64| if format == "NCHW" { vec![1, 1, size, size] } else { vec![1, size, size, 1] };
+    let op = g.op(op).input(x).attr("ksize", around(window)).attr("strides", around(stride));
+    op.attr("padding", "SAME").attr("data_format", format).out()
+}
+
 #[test]
 fn class_loss_agrees() {
     on_gpu(|| {

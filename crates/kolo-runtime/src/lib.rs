@@ -24,6 +24,7 @@ mod wanted;
 
 pub use config::{DevicePlan, GpuOptions, RunOptions, SessionConfig};
 pub use executor::frame_id::FrameIds;
+pub use executor::split::{CaptureReport, SplitNode};
 pub use executor::step::NodeWait;
 pub use host::Host;
 pub use inter_pool::InterPool;

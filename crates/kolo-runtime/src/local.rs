@@ -16,6 +16,7 @@ use crate::config::{RunOptions, SessionConfig};
 use crate::devices::{Devices, stop_text};
 use crate::executor::capture::CaptureSlot;
 use crate::executor::plan::{KernelCache, PartPlan};
+use crate::executor::split::{CaptureReport, Split};
 use crate::executor::step::Step;
 use crate::layout::Layout;
 use crate::planner::{PlacementReport, Planner};
@@ -50,6 +51,8 @@ pub(crate) struct RunPlan {
     pub is_constant: bool,
     /// Its capture, where there is one.
     pub capture: CaptureSlot,
+    /// Its segments, if it is captured in several.
+    pub split: Split,
     /// Set when what it would run has moved to another device.
     pub is_stale: AtomicBool,
 }
@@ -136,9 +139,9 @@ impl LocalSession {
         self.devices.units.get(device).map(|unit| unit.device.memory_stats())
     }
 
-    /// For each plan so far, how many launches its replay stands for, or why it is not captured.
-    pub fn captures(&self) -> Vec<std::result::Result<usize, String>> {
-        self.plans.read().values().map(|plan| plan.capture.describe()).collect()
+    /// For each plan so far what was captured of it.
+    pub fn capture_reports(&self) -> Vec<CaptureReport> {
+        self.plans.read().values().map(|plan| plan.split.report(&plan.capture)).collect()
     }
 
     pub fn measure_links(&self, costs: &mut CostModel) -> Result<()> {
@@ -198,13 +201,19 @@ impl LocalSession {
             && !plan.is_stale.load(Ordering::Relaxed)
         {
             let new_step = || Step::new(metadata.step_id, &plan.parts, CancelToken::new(), false, false);
-            if let Some(fetched) = plan.capture.run(part, feeds, &new_step)? {
+            let mut given: SmallVec<[Option<Tensor>; 4]> = feeds.iter().map(|feed| Some((*feed).clone())).collect();
+            if let Some(fetched) = plan.capture.run(part, &mut given, &new_step)? {
                 let mut values = vec![None; plan.n_fetches];
                 fetched.into_iter().for_each(|(fetch, value)| values[fetch] = Some(value));
                 return Ok((plan.all_fetches(values, feeds)?, metadata));
             }
         }
-        let step = Step::new(metadata.step_id, &plan.parts, CancelToken::new(), options.trace, false);
+        let split = match options.trace {
+            true => None,
+            false => plan.split.parts(&plan.parts, &plan.capture, &self.kernels),
+        };
+        let parts = split.as_deref().unwrap_or(&plan.parts);
+        let step = Step::new(metadata.step_id, parts, CancelToken::new(), options.trace, false);
         self.enter(plan, &step)?;
         let registration = options.cancel.as_ref().map(|token| {
             let weak = Arc::downgrade(&step);

@@ -17,7 +17,8 @@ use crate::config::SessionConfig;
 use crate::devices::Devices;
 use crate::executor::capture::CaptureSlot;
 use crate::executor::frame_id::FrameIds;
-use crate::executor::plan::{KernelCache, Part, compile};
+use crate::executor::plan::{Extras, KernelCache, Part, compile};
+use crate::executor::split::Split;
 use crate::fusion::fuse;
 use crate::local::RunPlan;
 use crate::wanted::Wanted;
@@ -155,6 +156,9 @@ impl Planner {
         })?;
 
         let mut parts = Vec::with_capacity(partitions.len());
+        let mut compiled = Vec::new();
+        let is_on_gpu = |at: usize| matches!(self.devices.units[at].device.memory(), Memory::Cuda(_));
+        let may_split = self.captures && partitions.iter().any(|partition| is_on_gpu(partition.device));
         for partition in &partitions {
             let unit = &self.devices.units[partition.device];
             let fused = if self.fuses { fuse(partition, &unit.device.attributes().name) } else { None };
@@ -165,8 +169,10 @@ impl Planner {
                 fed: fed.collect(),
                 fetches: partition.fetches.clone(),
                 frame_ids: FrameIds::default(),
+                extras: Extras::default(),
             };
             parts.push(Arc::new(compile(&part, unit, kernels)?));
+            compiled.extend(may_split.then(|| partition.clone()));
         }
 
         // Only a plan that can run counts as an earlier run.
@@ -204,6 +210,7 @@ impl Planner {
             is_stale: AtomicBool::new(false),
             is_constant: parts.iter().all(|part| part.roots.is_empty() && part.feeds.is_empty()),
             capture: CaptureSlot::new(&parts, self.captures),
+            split: Split::new(compiled),
             parts,
             feeds,
             n_fetches: wanted.fetches.len(),

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::config::{RunOptions, SessionConfig};
 use crate::devices::Devices;
+use crate::executor::split::CaptureReport;
 use crate::local::{LocalCallable, LocalPartialRun, LocalSession};
 use crate::planner::PlacementReport;
 use crate::remote::{Remote, RemoteCallable, RemotePartialRun, RemoteSession, only_local};
@@ -198,8 +199,24 @@ impl Session {
     }
 
     /// For each plan of a local session so far: how many launches its replay stands for if it was captured, or why it is not.
+    /// For a plan in segments it is the sum of them; [`Session::capture_reports`] has each.
     pub fn captures(&self) -> Vec<std::result::Result<usize, String>> {
-        self.local("captures").map(|session| session.captures()).unwrap_or_default()
+        let sum = |report: CaptureReport| {
+            let (mut n, mut why) = (None, report.why_not.unwrap_or_default());
+            for segment in report.segments {
+                match segment {
+                    Ok(launches) => n = Some(n.unwrap_or(0) + launches),
+                    Err(reason) => why = reason,
+                }
+            }
+            n.ok_or(why)
+        };
+        self.capture_reports().into_iter().map(sum).collect()
+    }
+
+    /// For each plan of a local session so far: what was captured of it, in how many segments, and which nodes split it.
+    pub fn capture_reports(&self) -> Vec<CaptureReport> {
+        self.local("capture_reports").map(|session| session.capture_reports()).unwrap_or_default()
     }
 
     /// How much memory a device's tensors take, by the device's place in [`Session::list_devices`]. `None` for a remote

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::devices::Devices;
 use crate::executor::frame_id::FrameIds;
-use crate::executor::plan::{KernelCache, Part, PartPlan, compile};
+use crate::executor::plan::{Extras, KernelCache, Part, PartPlan, compile};
 use crate::executor::step::{NodeWait, Step};
 use crate::host::Host;
 use crate::planner::Support;
@@ -74,7 +74,13 @@ impl TaskSession {
         };
         let mut parts = Vec::new();
         for partition in partition(&placed, &pruned, registry(), &options, &mut fresh)? {
-            let part = Part { nodes: &partition.nodes, fed: HashMap::new(), fetches: Vec::new(), frame_ids };
+            let part = Part {
+                nodes: &partition.nodes,
+                fed: HashMap::new(),
+                fetches: Vec::new(),
+                frame_ids,
+                extras: Extras::default(),
+            };
             parts.push(Arc::new(compile(&part, &self.devices.units[partition.device], &self.kernels)?));
         }
         Ok(TaskGraph { parts })

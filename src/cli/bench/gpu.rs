@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use kolo::{DType, GpuOptions, Graph, Initializer, Output, Result, Session, SessionConfig, Tensor, gradients, ops};
 
-use super::gpu_models;
 use super::measure::{Better, Report};
 use super::networks::{batches, dense, lenet_logits};
+use super::{gpu_layers, gpu_models};
 
 fn config(no_capture: bool, no_fusion: bool) -> SessionConfig {
     SessionConfig {
@@ -23,6 +23,9 @@ pub fn run(report: &Report, only: &[String]) -> Result<()> {
     if wanted("matmul-8192-bf16") {
         matmul(report)?;
     }
+    // Only when asked for: there are many.
+    let is_asked_for = |case: &str| !only.is_empty() && wanted(case);
+    gpu_layers::run(report, &config(false, false), &is_asked_for)?;
     for (label, no_capture, no_fusion) in
         [("", false, false), ("-no-capture", true, false), ("-no-fusion", false, true), ("-neither", true, true)]
     {

@@ -4,6 +4,7 @@ mod checkpoint;
 mod cluster;
 mod dispatch;
 mod gpu;
+mod gpu_layers;
 mod gpu_models;
 mod latency;
 mod matmul;

@@ -8,7 +8,7 @@ use kolo::{Error, GpuOptions, Result};
 /// How much of a card the run may take, and how.
 #[derive(Args, Clone, Debug, Default)]
 pub struct GpuFlags {
-    /// The most of each GPU's memory to take, from 0 to 1; refused at once if the card has less left
+    /// The share of each GPU's memory to take, from 0 to 1, at once; refused if the card has less left
     #[arg(long, value_name = "SHARE")]
     pub gpu_memory_fraction: Option<f64>,
     /// Several logical GPUs on the first card, such as 4=8GiB: four of 8 GiB each, gpu:0 to gpu:3
@@ -41,6 +41,8 @@ impl GpuFlags {
                 )));
             }
             options.per_process_gpu_memory_fraction = Some(share);
+            // Taken at once, so that a program that asks for what is not there any more is refused before it begins.
+            options.allow_growth = Some(false);
         }
         if let Some(text) = &self.virtual_gpus {
             options.virtual_devices = BTreeMap::from([(0, virtual_gpus(text)?)]);

@@ -5,7 +5,7 @@
 //! captured step apart, so that they are still where the capture saw them when it is replayed.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,8 +42,12 @@ pub(super) struct Arena {
 static LAST_ID: AtomicU64 = AtomicU64::new(0);
 
 struct State {
+    /// All memory was taken at once, by pool 0; the others get theirs from there.
+    is_fixed: bool,
     /// Pool 0 is everybody's; others belong to captured steps.
     pools: Vec<Option<Blocks>>,
+    /// Pools of captures that are gone, some of whose buffers are not.
+    abandoned: HashSet<usize>,
     live: HashMap<u64, (u64, Arc<str>)>,
     peak: u64,
     n_allocations: u64,
@@ -72,16 +76,55 @@ impl Backing for Driver<'_> {
     }
 }
 
+/// The memory that everybody shares, for a captured step's own.
+struct Common<'a>(&'a mut Blocks, Driver<'a>);
+
+impl Backing for Common<'_> {
+    fn map(&mut self, n_bytes: u64) -> Option<u64> {
+        self.0.allocate(n_bytes, 0, &mut self.1).map(|(address, _)| address)
+    }
+    fn unmap(&mut self, base: u64, _: u64) {
+        self.0.release(base);
+    }
+}
+
 impl State {
+    /// Bytes that were taken from the card.
     fn reserved(&self) -> u64 {
-        self.pools.iter().flatten().map(|pool| pool.reserved).sum()
+        self.counted().map(|pool| pool.reserved).sum()
+    }
+    /// The pools that have memory of their own.
+    fn counted(&self) -> impl Iterator<Item = &Blocks> {
+        self.pools.iter().take(if self.is_fixed { 1 } else { usize::MAX }).flatten()
     }
     /// Gives segments back in which nothing is used. Those of captured steps stay: a replay writes to them.
     fn trim(&mut self, driver: &mut Driver<'_>) -> u64 {
         self.pools[0].as_mut().map_or(0, |pool| pool.trim(driver))
     }
     fn in_use(&self) -> u64 {
-        self.pools.iter().flatten().map(|pool| pool.in_use).sum()
+        self.counted().map(|pool| pool.in_use).sum()
+    }
+    /// A block of a pool.
+    fn allocate(&mut self, pool: usize, n_bytes: u64, room: u64, mut driver: Driver<'_>) -> Option<(u64, u64)> {
+        let mut blocks = self.pools.get_mut(pool)?.take().unwrap_or_default();
+        let found = match (pool, self.pools.first_mut().and_then(Option::as_mut)) {
+            (1.., Some(common)) if self.is_fixed => blocks.allocate(n_bytes, u64::MAX, &mut Common(common, driver)),
+            _ => {
+                let found = blocks.allocate(n_bytes, room, &mut driver);
+                self.n_system_allocations += driver.n_calls;
+                found
+            }
+        };
+        self.pools[pool] = Some(blocks);
+        found
+    }
+    /// Gives all memory of a pool back.
+    fn clear(&mut self, pool: usize, mut driver: Driver<'_>) {
+        let Some(mut blocks) = self.pools.get_mut(pool).and_then(Option::take) else { return };
+        match (pool, self.pools.first_mut().and_then(Option::as_mut)) {
+            (1.., Some(common)) if self.is_fixed => blocks.clear(&mut Common(common, driver)),
+            _ => blocks.clear(&mut driver),
+        }
     }
 }
 
@@ -93,8 +136,11 @@ impl Arena {
         plan: MemoryPlan,
         streams: Arc<Streams>,
     ) -> Result<Arc<Arena>> {
+        let is_fixed = !plan.grow && plan.limit.is_some();
         let state = State {
+            is_fixed,
             pools: vec![Some(Blocks::default())],
+            abandoned: HashSet::new(),
             live: HashMap::new(),
             peak: 0,
             n_allocations: 0,
@@ -126,12 +172,11 @@ impl Arena {
 
     pub fn allocate(self: &Arc<Self>, n_bytes: usize, tag: &Arc<str>) -> Result<Arc<CudaBuffer>> {
         let mut state = self.state.lock();
-        let mut driver = Driver { streams: &self.streams, n_calls: 0 };
         let room = |state: &State| self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(state.reserved()));
         let pool = super::capture::pool_of(self.id);
-        let mut attempt = |state: &mut State| {
+        let attempt = |state: &mut State| {
             let room = room(state);
-            state.pools[pool].get_or_insert_default().allocate(n_bytes as u64, room, &mut driver)
+            state.allocate(pool, n_bytes as u64, room, Driver { streams: &self.streams, n_calls: 0 })
         };
         let mut found = attempt(&mut state);
         if found.is_none() {
@@ -141,7 +186,6 @@ impl Arena {
                 found = attempt(&mut state);
             }
         }
-        state.n_system_allocations += driver.n_calls;
         let Some((address, size)) = found else {
             let report = self.exhausted(&state, n_bytes, tag);
             drop(state);
@@ -186,13 +230,21 @@ impl Arena {
         pool
     }
 
-    /// Gives a pool's memory back. Its buffers must be gone, or never be used again.
+    /// Gives a pool's memory back; if somebody still holds a buffer of it, when the last of them is gone.
     pub fn drop_pool(&self, pool: usize) {
         let mut state = self.state.lock();
-        let mut driver = Driver { streams: &self.streams, n_calls: 0 };
-        if let Some(mut blocks) = state.pools.get_mut(pool).and_then(Option::take) {
-            blocks.clear(&mut driver);
+        state.abandoned.insert(pool);
+        self.clear_abandoned(&mut state, pool);
+    }
+
+    /// Gives back the memory of a pool that nobody will allocate from, once nobody holds any of it.
+    fn clear_abandoned(&self, state: &mut State, pool: usize) {
+        let is_idle = |blocks: &Blocks| blocks.in_use == 0;
+        if !state.abandoned.contains(&pool) || !state.pools.get(pool).is_some_and(|p| p.as_ref().is_some_and(is_idle)) {
+            return;
         }
+        state.abandoned.remove(&pool);
+        state.clear(pool, Driver { streams: &self.streams, n_calls: 0 });
     }
 
     fn release(&self, address: u64, pool: usize) {
@@ -201,6 +253,7 @@ impl Arena {
             if let Some(blocks) = state.pools.get_mut(pool).and_then(Option::as_mut) {
                 blocks.release(address);
             }
+            self.clear_abandoned(&mut state, pool);
             state.live.remove(&address)
         };
         // The tag may be the last handle to a name: freed outside of the lock.
@@ -252,7 +305,9 @@ impl Drop for Arena {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let mut driver = Driver { streams: &self.streams, n_calls: 0 };
-        state.pools.iter_mut().flatten().for_each(|pool| pool.clear(&mut driver));
+        // Of memory that was taken at once, the other pools have none of their own.
+        let n_own = if state.is_fixed { 1 } else { usize::MAX };
+        state.pools.iter_mut().take(n_own).flatten().for_each(|pool| pool.clear(&mut driver));
     }
 }
 

@@ -348,12 +348,11 @@ impl CudaDevice {
         if is_aligned {
             let choice = match (plan.choice, CHOSEN.get(self, (*call, pass))) {
                 (Some(choice), _) => Some(choice),
+                // Chosen on another device of the card, or in a session that is gone.
                 (None, Some(choice)) => {
-                    if let Algorithm::Engine(i) = choice.algorithm {
-                        dnn.set_up(call, pass, Some(i))?;
-                    }
-                    dnn.plans.insert((*call, pass), Plan { choice: Some(choice), ..plan });
-                    Some(choice)
+                    let choice = self.can_use(dnn, call, pass, choice).then_some(choice);
+                    dnn.plans.insert((*call, pass), Plan { choice, ..plan });
+                    choice
                 }
                 (None, None) => self.time_choices(dnn, call, pass, &plan, tensors)?,
             };
@@ -369,6 +368,23 @@ impl CudaDevice {
             }
         }
         Err(last)
+    }
+
+    /// Whether a choice can be used now: an engine must have been set up, which is done here unless a step is captured. The
+    /// library fails to compile while the thread captures, and spoils the capture; the first advice that needs no set-up has to
+    /// do then.
+    fn can_use(&self, dnn: &mut Dnn, call: &Conv, pass: ConvPass, choice: Choice) -> bool {
+        let Algorithm::Engine(i) = choice.algorithm else { return true };
+        if dnn.engines.contains_key(&(*call, pass, i)) {
+            return true;
+        }
+        if self.is_capturing() {
+            return false;
+        }
+        if let Err(error) = dnn.set_up(call, pass, Some(i)) {
+            tracing::debug!(target: "kolo::tune", "engine {i} for {pass:?} {call:?} cannot be set up again: {error}");
+        }
+        dnn.engines.contains_key(&(*call, pass, i))
     }
 
     /// Chooses the fastest algorithm or engine, for good. `None` until the shape has been used a few times, while a step is
@@ -404,10 +420,8 @@ impl CudaDevice {
             seconds * 1e6, choice.describe(), choices.len(), choice.workspace
         );
         let choice = CHOSEN.insert(self, (*call, pass), choice);
-        if let Algorithm::Engine(i) = choice.algorithm
-            && !dnn.engines.contains_key(&(*call, pass, i))
-        {
-            dnn.set_up(call, pass, Some(i))?;
+        if !self.can_use(dnn, call, pass, choice) {
+            return Ok(None);
         }
         dnn.keep(call, pass, choice);
         dnn.plans.insert((*call, pass), Plan { choice: Some(choice), ..*plan });

@@ -231,10 +231,23 @@ impl CudaDevice {
         self.address(tensor)
     }
 
-    /// Copies a tensor of the host over one of this device that others may hold, enqueued: for the fixed feeds of a captured
-    /// step, which only its replays read.
+    /// Copies a tensor of the host or of this device over one of this device that others may hold, enqueued: for the fixed
+    /// feeds of a captured step, which only its replays read.
     pub fn write_over(&self, from: &Tensor, to: &Tensor) -> Result<()> {
         self.check_not_capturing()?;
+        if let Memory::Cuda(_) = from.memory() {
+            let (source, target, n_bytes) = (self.address(from)?, self.address(to)?, from.n_bytes());
+            if n_bytes != to.n_bytes() || from.dtype() != to.dtype() {
+                return Err(Error::internal("a feed does not fit its place on the card"));
+            }
+            if n_bytes == 0 || source == target {
+                return Ok(());
+            }
+            self.bind()?;
+            // SAFETY: both are of this device and as long, and ordered by this stream.
+            let copied = unsafe { result::memcpy_dtod_async(target, source, n_bytes, self.compute_stream()) };
+            return check("copying on the card", copied);
+        }
         let bytes = from.host_bytes()?;
         if bytes.len() != to.n_bytes() || from.dtype() != to.dtype() {
             return Err(Error::internal("a feed does not fit its place on the card"));

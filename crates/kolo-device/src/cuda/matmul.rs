@@ -40,8 +40,27 @@ pub struct MatMul {
     pub dtype: DType,
     /// How floats are multiplied.
     pub kind: MatMulKind,
-    /// What is done to the product before it is stored.
+    /// Something of the product's size is added to it.
+    pub adds: bool,
+    /// What is done to the product, and what is added to it, before it is stored.
     pub epilogue: Epilogue,
+}
+
+/// What goes into a product besides its matrices.
+#[derive(Clone, Copy)]
+pub struct Terms<'a> {
+    /// What the product is multiplied by before anything is added.
+    pub scale: f32,
+    /// The vector that the epilogue adds to every row.
+    pub bias: Option<&'a Tensor>,
+    /// What is added to the product, if that is not what lies in the output already.
+    pub plus: Option<&'a Tensor>,
+}
+
+impl Default for Terms<'_> {
+    fn default() -> Self {
+        Terms { scale: 1.0, bias: None, plus: None }
+    }
 }
 
 /// How floats are multiplied.
@@ -313,9 +332,10 @@ impl Drop for Lt {
 }
 
 impl CudaDevice {
-    /// `c = a · b`, enqueued. The tensors have as many elements as the call says; an empty product is not allowed. `bias`
-    /// is needed if the epilogue adds one.
-    pub fn matmul(&self, call: &MatMul, a: &Tensor, b: &Tensor, bias: Option<&Tensor>, c: &mut Tensor) -> Result<()> {
+    /// `c = a · b`, enqueued. The tensors have as many elements as the call says; an empty product is not allowed. A bias is
+    /// needed if the epilogue adds one. If the call adds something and `terms` does not say what, it is what `c` holds.
+    pub fn matmul(&self, call: &MatMul, a: &Tensor, b: &Tensor, terms: Terms<'_>, c: &mut Tensor) -> Result<()> {
+        let Terms { scale, bias, plus } = terms;
         let MatMul { m, n, k, batch, .. } = *call;
         let count = |rows: usize, cols: usize, shared: bool| {
             let batch = if shared { 1 } else { batch };
@@ -329,6 +349,7 @@ impl CudaDevice {
             || !fits(c, count(m, n, false))
             || (call.epilogue == Epilogue::None) != bias.is_none()
             || bias.is_some_and(|bias| !fits(bias, Some(n)))
+            || plus.is_some_and(|plus| !call.adds || !fits(plus, count(m, n, false)))
             || !c.is_unique()
         {
             return Err(Error::internal(format!("{call:?} does not fit its tensors")));
@@ -342,7 +363,8 @@ impl CudaDevice {
         };
         let (at_a, at_b, at_c) = (address(a)?, address(b)?, address(c)?);
         // Rows of an embedding and the like may begin anywhere; 16 bytes are what the fast algorithms want.
-        let alignment = 1u32 << (at_a | at_b | at_c | 16).trailing_zeros();
+        let at_plus = plus.map_or(Ok(at_c), address)?;
+        let alignment = 1u32 << (at_a | at_b | at_c | at_plus | 16).trailing_zeros();
         let lt_handle = self.lt()?;
         let plan = lt_handle.plan(call, alignment)?;
         let workspace = self.workspace()?;
@@ -363,12 +385,13 @@ impl CudaDevice {
             };
             lt("setting the bias", call, set)?;
         }
-        let (one, zero, one64, zero64) = (1f32, 0f32, 1f64, 0f64);
+        let scale64 = f64::from(scale);
+        let (beta, beta64) = (f32::from(u8::from(call.adds)), f64::from(u8::from(call.adds)));
         let (alpha, beta): (*const c_void, *const c_void) = match call.dtype {
-            DType::F64 => ((&raw const one64).cast(), (&raw const zero64).cast()),
-            _ => ((&raw const one).cast(), (&raw const zero).cast()),
+            DType::F64 => ((&raw const scale64).cast(), (&raw const beta64).cast()),
+            _ => ((&raw const scale).cast(), (&raw const beta).cast()),
         };
-        let enqueue = |choice: Choice| {
+        let enqueue = |choice: Choice, at_c: u64| {
             // SAFETY: the tensors have the sizes of the plan and are alive until the compute stream has passed this call;
             // the workspace is as large as the choice may need, and ordered by the same stream.
             let done = unsafe {
@@ -381,7 +404,7 @@ impl CudaDevice {
                     plan.a,
                     at_a as *const c_void,
                     plan.b,
-                    at_c as *const c_void,
+                    at_plus as *const c_void,
                     plan.c,
                     at_c as *mut c_void,
                     plan.c,
@@ -395,9 +418,16 @@ impl CudaDevice {
         };
         let choice = match plan.is_timed || self.is_capturing() {
             true => plan.choice,
-            false => lt_handle.time_choices(self, call, alignment, enqueue)?,
+            false => {
+                // Timing runs the product many times, which must not add it as often to what it lies upon.
+                let spare =
+                    (call.adds && at_plus == at_c).then(|| self.duplicate(c, &"a product that is timed".into()));
+                let spare = spare.transpose()?;
+                let at = spare.as_ref().map_or(Ok(at_c), address)?;
+                lt_handle.time_choices(self, call, alignment, |choice| enqueue(choice, at))?
+            }
         };
-        let done = enqueue(choice);
+        let done = enqueue(choice, at_c);
         drop(calls);
         done
     }

@@ -48,7 +48,7 @@ pub use device::{CudaConfig, CudaDevice};
 pub use discover::{Card, Discovery, Process, discover};
 pub use launch::{Args, Grid};
 pub use library::{LibraryReport, absent, libraries};
-pub use matmul::{Epilogue, MatMul, MatMulKind};
+pub use matmul::{Epilogue, MatMul, MatMulKind, Terms};
 pub use program::{Function, ProgramKey, compile_only};
 pub use visible::{Selection, select_visible};
 

@@ -4,6 +4,7 @@
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
+use super::batch_norm_first::Planes;
 use super::batch_norm_last::Walk;
 use super::{Table, c_type, function, gpu, zeros};
 use crate::KernelCtx;
@@ -121,6 +122,18 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         }
         return Ok(());
     }
+    if let Some(planes) = Planes::over(device, view, &[x]).filter(|_| training) {
+        let old = match factor == 1.0 {
+            true => [scale, offset],
+            false => [vector(ctx, view, 3)?, vector(ctx, view, 4)?],
+        };
+        let outputs = planes.forward(ctx, x, [scale, offset], old, (factor, epsilon))?;
+        let reserve = (ctx.outputs.len() > 5).then(|| zeros(ctx, DType::F32, Shape::scalar())).transpose()?;
+        for (i, tensor) in outputs.into_iter().chain(reserve).enumerate() {
+            ctx.set_output(i, tensor);
+        }
+        return Ok(());
+    }
     let (mean, variance, averages) = if training {
         let mean = mean_of(ctx, 0, view, x, None)?;
         let variance = mean_of(ctx, 1, view, x, Some(&mean))?;
@@ -172,6 +185,10 @@ fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if let Some(walk) = Walk::over(device, view, &[x, dy]) {
         let [dx, scale_grad, offset_grad] = walk.backward(ctx, [dy, x], [scale, mean, variance], epsilon, training)?;
         return finish_backward(ctx, [dx, scale_grad, offset_grad]);
+    }
+    if let Some(planes) = Planes::over(device, view, &[x, dy]) {
+        let grads = planes.backward(ctx, [dy, x], [scale, mean, variance], epsilon, training)?;
+        return finish_backward(ctx, grads);
     }
     let (n_parts, first, second) = sums(ctx, 2, view, x, Some(dy), Some(mean))?;
     let shape = Shape::new(&[view.channels])?;

@@ -118,8 +118,9 @@ extern "C" __global__ void __launch_bounds__(256) KOLO_ENTRY(const T* x, const f
         by[j] = scale[c + j] / sqrtf(variance[c + j] + epsilon);
         plus[j] = offset[c + j] - mean[c + j] * by[j];
     }
+    // From the last row to the first: what the sums read last is still near.
     #pragma unroll 4
-    for (i64 row = (i64)blockIdx.y * tall + down; row < rows; row += (i64)gridDim.y * tall) {
+    for (i64 row = rows - 1 - (i64)blockIdx.y * tall - down; row >= 0; row -= (i64)gridDim.y * tall) {
         P value = *(const P*)(x + row * channels + c);
         #pragma unroll
         for (int j = 0; j < WIDTH; j++) value.at[j] = Narrow<T>::from(widen(value.at[j]) * by[j] + plus[j]);
@@ -145,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(256) KOLO_ENTRY(const T* dy, const 
         plus[j] = -by[j] * offset_grad[c + j] * share - mean[c + j] * slope[j];
     }
     #pragma unroll 4
-    for (i64 row = (i64)blockIdx.y * tall + down; row < rows; row += (i64)gridDim.y * tall) {
+    for (i64 row = rows - 1 - (i64)blockIdx.y * tall - down; row >= 0; row -= (i64)gridDim.y * tall) {
         const P value = *(const P*)(x + row * channels + c);
         P grad = *(const P*)(dy + row * channels + c);
         #pragma unroll

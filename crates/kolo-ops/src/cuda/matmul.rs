@@ -1,13 +1,15 @@
 //! `MatMul` and `BatchMatMul` by cuBLASLt.
 
 use kolo_core::{DType, Error, Result, Shape, Tensor};
-use kolo_device::cuda::{Epilogue, MatMul, MatMulKind};
+use kolo_device::cuda::{Epilogue, MatMul, MatMulKind, Terms};
 
 use super::array::turned;
 use super::map::{Expression, run};
+use super::narrow::narrow;
 use super::{FLOATS, Table, function, gpu, zeros};
 use crate::math::elementwise::broadcast_shape;
 use crate::math::matmul::misfit;
+use crate::state::handle::uninitialized;
 use crate::{KernelCtx, Value};
 
 pub(super) fn add(table: &mut Table) {
@@ -22,6 +24,8 @@ pub(super) fn add(table: &mut Table) {
     });
     function(table, "BatchMatMulV2", "T", FLOATS, &[], batch_matmul);
     function(table, "_KoloFusedMatMul", "T", FLOATS, &[], fused_matmul);
+    function(table, "_KoloFusedMatMulAdd", "T", FLOATS, &[], matmul_and_sum);
+    function(table, "_KoloApplyProduct", "T", &[DType::F32], &[], descend);
 }
 
 fn matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -58,9 +62,12 @@ fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
             shared_b: false,
             dtype: a.dtype(),
             kind: if device.allow_tf32() { MatMulKind::Tf32 } else { MatMulKind::Full },
+            adds: false,
             epilogue: if relu { Epilogue::BiasRelu } else { Epilogue::Bias },
         };
-        if device.matmul(&call, a, b, Some(bias), &mut out).is_ok() {
+        if narrow(device, &call, (a, b), Some(bias), &mut out)?
+            || device.matmul(&call, a, b, Terms { bias: Some(bias), ..Terms::default() }, &mut out).is_ok()
+        {
             ctx.set_output(0, out);
             return Ok(());
         }
@@ -84,6 +91,133 @@ fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
     run(gpu(ctx)?, expression, &[None, Some(&bias)], &mut out, &[])?;
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// A product of matrices with a bias if there is one, and something of its size that is added, in one call of the library. The
+/// sum is put where that was, if nobody needs it any more.
+fn matmul_and_sum(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let relu = ctx.attrs().bool("relu")?;
+    let transposed = [ctx.attrs().bool("transpose_a")?, ctx.attrs().bool("transpose_b")?];
+    let (a, b) = (ctx.take_input(0)?, ctx.take_input(1)?);
+    let bias = if ctx.inputs.len() > 3 { Some(ctx.take_input(3)?) } else { None };
+    let ([m, k], [right, n]) = (sides(&a, transposed[0]), sides(&b, transposed[1]));
+    if k != right || a.shape().rank() != 2 || b.shape().rank() != 2 {
+        return Err(misfit(&a.shape().into(), &b.shape().into(), k, right));
+    }
+    if let Some(bias) = bias.as_ref().filter(|bias| *bias.shape().dims() != [n]) {
+        return Err(Error::invalid_argument(format!(
+            "Must provide as many biases as the last dimension of the input tensor: {} vs. [{m},{n}]",
+            bias.shape()
+        )));
+    }
+    let (dtype, device) = (a.dtype(), gpu(ctx)?);
+    let call = MatMul {
+        m,
+        n,
+        k,
+        transpose_a: transposed[0],
+        transpose_b: transposed[1],
+        batch: 1,
+        shared_a: false,
+        shared_b: false,
+        dtype,
+        kind: if device.allow_tf32() { MatMulKind::Tf32 } else { MatMulKind::Full },
+        adds: true,
+        epilogue: match (&bias, relu) {
+            (Some(_), true) => Epilogue::BiasRelu,
+            (Some(_), false) => Epilogue::Bias,
+            (None, _) => Epilogue::None,
+        },
+    };
+    let plus = ctx.input(2)?.shape().clone();
+    let is_same = plus.n_elements() == m * n && plus.last() == Some(&n);
+    // The library has a Relu only together with a bias.
+    if is_same && m * n * k > 0 && dtype != DType::F64 && (bias.is_some() || !relu) {
+        let (mut out, is_in_place) = ctx.reuse_or_allocate(2, dtype, plus.clone())?;
+        let other = if is_in_place { None } else { Some(ctx.input(2)?) };
+        let done =
+            device.matmul(&call, &a, &b, Terms { bias: bias.as_ref(), plus: other, ..Terms::default() }, &mut out);
+        if done.is_ok() {
+            ctx.set_output(0, out);
+            return Ok(());
+        }
+        if is_in_place {
+            ctx.inputs[2] = Value::Tensor(out);
+        }
+    }
+    // One after the other. Rows may be repeated then.
+    let mut product = ctx.allocate(dtype, Shape::new(&[m, n])?)?;
+    match m * n * k {
+        0 => device.fill(&mut product, 0)?,
+        _ => {
+            let call = MatMul { adds: false, epilogue: Epilogue::None, ..call };
+            device.matmul(&call, &a, &b, Terms::default(), &mut product)?;
+        }
+    }
+    let product = if is_same { product.reshaped(plus.clone())? } else { product };
+    let mut out = ctx.allocate(dtype, broadcast_shape(product.shape(), &plus)?)?;
+    let plus = ctx.input(2)?;
+    let (name, text) = match (&bias, relu) {
+        (Some(_), true) => ("sum_bias_relu", "x0 + x1 + x2 < (W)0 ? (W)0 : x0 + x1 + x2"),
+        (Some(_), false) => ("sum_bias", "x0 + x1 + x2"),
+        (None, true) => ("bias_relu", "x0 + x1 < (W)0 ? (W)0 : x0 + x1"),
+        (None, false) => ("AddV2", "x0 + x1"),
+    };
+    let inputs: Vec<Option<&Tensor>> =
+        [Some(plus), Some(&product)].into_iter().chain(bias.as_ref().map(Some)).collect();
+    if out.n_elements() > 0 {
+        run(device, Expression { name, text }, &inputs, &mut out, &[])?;
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+/// Gradient descent along a product, which is added to the variable as it is computed.
+fn descend(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let cell = ctx.variable(0)?;
+    if !cell.is_initialized() {
+        return Err(uninitialized(ctx, 0, &cell));
+    }
+    let (a, b, device) = (ctx.input(1)?, ctx.input(2)?, gpu(ctx)?);
+    let transposed = [ctx.attrs().bool("transpose_a")?, ctx.attrs().bool("transpose_b")?];
+    let ([m, k], [right, n]) = (sides(a, transposed[0]), sides(b, transposed[1]));
+    if k != right || a.shape().rank() != 2 || b.shape().rank() != 2 {
+        return Err(misfit(&a.shape().into(), &b.shape().into(), k, right));
+    }
+    let mut call = MatMul {
+        m,
+        n,
+        k,
+        transpose_a: transposed[0],
+        transpose_b: transposed[1],
+        batch: 1,
+        shared_a: false,
+        shared_b: false,
+        dtype: a.dtype(),
+        kind: if device.allow_tf32() { MatMulKind::Tf32 } else { MatMulKind::Full },
+        adds: true,
+        epilogue: Epilogue::None,
+    };
+    let terms = Terms { scale: -ctx.attrs().float("rate")?, ..Terms::default() };
+    let (a, b) = match pays_to_turn(&call) {
+        true => {
+            (call.transpose_a, call.transpose_b) = (false, true);
+            (turned(ctx, a)?, turned(ctx, b)?)
+        }
+        false => (a.clone(), b.clone()),
+    };
+    cell.update_on(device, |variable| {
+        if *variable.shape().dims() != [m, n] {
+            return Err(Error::invalid_argument(format!(
+                "var and delta do not have the same shape: {} vs. [{m},{n}]",
+                variable.shape()
+            )));
+        }
+        match m * n * k {
+            0 => Ok(()),
+            _ => device.matmul(&call, &a, &b, terms, variable),
+        }
+    })
 }
 
 /// Rows and columns of a matrix, turned if it is stored so; zeros for anything else.
@@ -147,6 +281,7 @@ fn product(ctx: &mut KernelCtx<'_>, transpose_a: bool, transpose_b: bool) -> Res
         shared_b: n_batch > 1 && batch_b.n_elements() == 1,
         dtype,
         kind,
+        adds: false,
         epilogue: Epilogue::None,
     };
     // Batches that are repeated along some of their dimensions only are written out.
@@ -165,12 +300,14 @@ fn product(ctx: &mut KernelCtx<'_>, transpose_a: bool, transpose_b: bool) -> Res
     if call.shared_b && !transpose_a {
         call = MatMul { m: m * n_batch, batch: 1, shared_a: false, shared_b: false, ..call };
     }
-    if pays_to_turn(&call) {
+    if narrow(device, &call, (&a, &b), None, &mut out)? {
+        // Done.
+    } else if pays_to_turn(&call) {
         let (a, b) = (turned(ctx, &a)?, turned(ctx, &b)?);
         let call = MatMul { transpose_a: false, transpose_b: true, ..call };
-        device.matmul(&call, &a, &b, None, &mut out)?;
+        device.matmul(&call, &a, &b, Terms::default(), &mut out)?;
     } else {
-        device.matmul(&call, &a, &b, None, &mut out)?;
+        device.matmul(&call, &a, &b, Terms::default(), &mut out)?;
     }
     drop((a, b));
     ctx.set_output(0, out);

@@ -32,6 +32,8 @@ const MAX_GRAD_APART: usize = 4;
 const MAX_TAPS: usize = 5;
 const MAX_GRAD_TAPS: usize = 6;
 const MAX_APART: usize = 7;
+/// Most of each size of a window that a kernel is compiled for; three bits of its name.
+const MOST_KNOWN: usize = 7;
 /// Taps are numbered in a byte, in which this means none.
 const NO_TAP: usize = 255;
 
@@ -46,27 +48,33 @@ struct Form {
     relu: bool,
     /// A bias and a `Relu` before the pool.
     bias: bool,
-    /// The window, where the kernel is for one size only.
-    window: [usize; 2],
+    /// The window, its stride and dilation, down and across, where the kernel is for these only; else zeros.
+    window: [usize; 6],
+    /// There is one channel.
+    is_flat: bool,
 }
 
 fn kernel(device: &CudaDevice, kind: usize, dtype: DType, form: Form) -> Result<Function> {
-    let [tall, broad] = form.window.map(|size| size as u32);
-    let variant = form.per as u32 | u32::from(form.is_long) << 8 | u32::from(form.relu) << 9;
-    let variant = variant | u32::from(form.bias) << 10 | tall << 16 | broad << 24;
+    let sizes = form.window.iter().fold(0, |all, &size| all << 3 | size as u32);
+    let variant = form.per as u32 | u32::from(form.is_long) << 5 | u32::from(form.relu) << 6;
+    let variant = variant | u32::from(form.bias) << 7 | u32::from(form.is_flat) << 8 | sizes << 9;
     let key = ProgramKey { family: "pool", op: NAMES[kind], dtypes: [Some(dtype), None, None], variant };
     device.function(&key, || source(kind, dtype, form))
 }
 
 fn source(kind: usize, dtype: DType, form: Form) -> String {
-    let Form { per, is_long, relu, bias, window: [tall, broad] } = form;
+    let Form { per, is_long, relu, bias, window, is_flat } = form;
+    let [tall, broad, step_h, step_w, apart_h, apart_w] = window;
     format!(
         "typedef {} T;\ntypedef Wide<T>::type W;\ntypedef {} N;\n#define INFINITE ((W)__int_as_float(0x7f800000))\n\
-         #define KIND {kind}\n#define PER {per}\n#define RELU {}\n#define BIAS {}\n#define TALL {tall}\n#define BROAD {broad}\n{}",
+         #define KIND {kind}\n#define PER {per}\n#define RELU {}\n#define BIAS {}\n#define TALL {tall}\n#define BROAD {broad}\n\
+         #define STEP_H {step_h}\n#define STEP_W {step_w}\n#define APART_H {apart_h}\n#define APART_W {apart_w}\n\
+         #define CHANNELS {}\n{}",
         c_type(dtype),
         if is_long { "i64" } else { "i32" },
         u32::from(relu),
         u32::from(bias),
+        u32::from(is_flat),
         include_str!("pool.cu")
     )
 }
@@ -86,7 +94,10 @@ fn is_apart(pool: &Pool) -> bool {
     let apart = |axis: &Axis| {
         axis.kernel == axis.stride && axis.before == 0 && axis.dilation == 1 && axis.output * axis.stride == axis.input
     };
-    apart(&pool.h) && apart(&pool.w) && pool.h.kernel * pool.w.kernel <= 9
+    apart(&pool.h)
+        && apart(&pool.w)
+        && pool.h.kernel * pool.w.kernel <= 9
+        && pool.h.kernel.max(pool.w.kernel) <= MOST_KNOWN
 }
 
 /// Enqueues what a kind of kernel does, over all elements of `out`. A bias is possible only where windows are apart.
@@ -126,13 +137,21 @@ fn enqueue(
     // Padding and reach are added to indices.
     let reach = |axis: &Axis| axis.input + axis.output * axis.stride + axis.kernel * axis.dilation;
     let is_long = most > (1 << 30) || reach(h).max(reach(w)) > (1 << 30);
-    let is_apart = matches!(kind, MAX_APART | MAX_GRAD_APART);
     let mut per = if matches!(kind, MAX_GRAD | 3) { 1 } else { 16 / dtype.size().unwrap_or(16) };
-    while per > 1 && !(channels % per == 0 && inputs.iter().copied().chain([&*out]).all(|x| is_aligned(x, per))) {
+    // Of planes, pixels of a row; then only what is written is packed.
+    let is_plane = kind == MAX_GRAD_TAPS && *channels == 1;
+    let is_packed = |per: usize| match is_plane {
+        true => w.input.is_multiple_of(per) && is_aligned(out, per),
+        false => channels % per == 0 && inputs.iter().copied().chain([&*out]).all(|x| is_aligned(x, per)),
+    };
+    while per > 1 && !is_packed(per) {
         per /= 2;
     }
-    let window = if is_apart { [h.kernel, w.kernel] } else { [0, 0] };
-    let kernel = kernel(device, kind, dtype, Form { per, is_long, window, ..form })?;
+    let window = [h.kernel, w.kernel, h.stride, w.stride, h.dilation, w.dilation];
+    // Sizes that a kernel knows save most of its divisions. Kernels for windows side by side have to know them.
+    let is_known = window.iter().all(|&size| size <= MOST_KNOWN) || matches!(kind, MAX_APART | MAX_GRAD_APART);
+    let window = if is_known { window } else { [0; 6] };
+    let kernel = kernel(device, kind, dtype, Form { per, is_long, window, is_flat: *channels == 1, ..form })?;
     let n_items = if kind == MAX_GRAD_APART { n / (h.kernel * w.kernel) / per } else { n / per };
     let args = inputs.iter().fold(Args::new(), |args, &tensor| args.input(tensor)).output(out);
     let args = args.size(n).size(*channels).words(&words(h, is_long)).words(&words(w, is_long));
@@ -274,7 +293,14 @@ mod tests {
                 [(false, false), (true, false), (true, true)].map(|(is_long, bias)| {
                     let key = ProgramKey { family: "pool", op, dtypes: [Some(dtype), None, None], variant: 0 };
                     let per = if matches!(kind, MAX_GRAD | 3) { 1 } else { 16 / dtype.size().unwrap_or(16) };
-                    (key, source(kind, dtype, Form { per, is_long, relu: is_long, bias, window: [2, 3] }))
+                    (
+                        key,
+                        source(
+                            kind,
+                            dtype,
+                            Form { per, is_long, relu: is_long, bias, window: [2, 3, 2, 3, 1, 1], is_flat: bias },
+                        ),
+                    )
                 })
             })
         });

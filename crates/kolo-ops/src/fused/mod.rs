@@ -16,6 +16,7 @@ pub use descent::DESCENT;
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
     &APPLY_ALL,
+    &APPLY_PRODUCT,
     &BIAS_RELU_POOL,
     &BIAS_RELU_POOL_GRAD,
     &CROSS_ENTROPY,
@@ -25,7 +26,9 @@ pub static OPS: &[&Op] = &[
     &MAP,
     &MAP_AND_SUM,
     &MAT_MUL,
+    &MAT_MUL_ADD,
     &MAX_POOL_GRAD_RELU,
+    &SEGMENT,
     &SPARSE_CROSS_ENTROPY,
 ];
 
@@ -53,6 +56,15 @@ pub static MAP_AND_SUM: Op = fused(
 pub static MAT_MUL: Op = fused(
     "_KoloFusedMatMul",
     "(a:T, b:T, bias:T) -> (product:T) ; transpose_a:bool=false, transpose_b:bool=false, relu:bool=false, T:type",
+    Cost::Heavy,
+);
+
+/// `MatMul`, `BiasAdd` if there is one, and the sum with something of the product's size: a residual connection. `Relu` if there
+/// is one. The sum has the shape of `plus`, which may have the product's elements in other dimensions.
+pub static MAT_MUL_ADD: Op = fused(
+    "_KoloFusedMatMulAdd",
+    "(a:T, b:T, plus:T, bias:N*T) -> (sum:T) ; transpose_a:bool=false, transpose_b:bool=false, relu:bool=false, \
+     N:int>=0, T:type",
     Cost::Heavy,
 );
 
@@ -100,6 +112,28 @@ pub static BIAS_RELU_POOL_GRAD: Op = fused(
      strides:list(int)>=4, padding:string{SAME|VALID|EXPLICIT}, explicit_paddings:list(int)=[], \
      data_format:string{NHWC|NCHW}=\"NHWC\", T:type",
     Cost::Elements,
+);
+
+/// Many nodes that are captured together, as one node of a plan that cannot be captured whole. The executor runs it.
+pub static SEGMENT: Op = Op {
+    def: OpDef {
+        stateful: true,
+        ..fused(
+            "_KoloSegment",
+            "(inputs:list(Tin)) -> (outputs:list(Tout)) ; Tin:list(type)>=0, Tout:list(type)>=0",
+            Cost::Heavy,
+        )
+        .def
+    },
+    kernels: &[],
+    cost: Cost::Heavy,
+};
+
+/// `ResourceApplyGradientDescent` with a constant rate along a `MatMul`.
+pub static APPLY_PRODUCT: Op = fused(
+    "_KoloApplyProduct",
+    "(var:resource, a:T, b:T) -> () ; transpose_a:bool=false, transpose_b:bool=false, rate:float, T:type",
+    Cost::Heavy,
 );
 
 /// One optimizer's dense updates of many variables: all handles (of each variable and then of its slots), the scalars that all

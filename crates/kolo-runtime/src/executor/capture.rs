@@ -1,10 +1,11 @@
 //! Steps that are captured as a CUDA graph and replayed.
 //!
 //! A plan is captured after a few runs if all of it is on one GPU and nothing in it depends on a value that the host sees:
-//! then the same kernels run on the same memory each time, and one call stands for all of them. Feeds are copied into fixed
-//! buffers, fetches out of fixed ones. Nodes that run on the host (shapes, axes, numbers of elements) ran during the capture
-//! and give the same each time, since they see only constants and the shapes of feeds and variables, which are part of the
-//! agreement; what they sent to the card is kept there, and so is what nodes on the card compute from such values alone. So a capture is for feeds of certain shapes, and a plan has a few.
+//! then the same kernels run on the same memory each time, and one call stands for all of them. Nodes that run on the host
+//! (shapes, axes, numbers of elements) ran during the capture and give the same each time, since they see only constants and
+//! the shapes of feeds and variables, which are part of the agreement; what they sent to the card is kept there, and so is what
+//! nodes on the card compute from such values alone. So a capture is for feeds of certain shapes, and a plan has a few.
+//! A plan that cannot be captured whole is split (`split.rs`), and its segments are captured in the same way.
 //!
 //! Before each replay the variables must be where the capture saw them, and nobody else may hold what it writes to; otherwise
 //! the step runs as usual. Whatever cannot be captured says so once (`KOLO_LOG=kolo::capture=debug`) and runs as usual too.
@@ -12,20 +13,21 @@
 //! The slot's lock is held while a capture or a replay is enqueued and its fetches arrive: replays of one plan share their
 //! buffers. Then the variables' locks, in the order of their addresses.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use kolo_core::{DType, Error, Memory, Result, Shape, Tensor};
-use kolo_device::Device;
-use kolo_device::cuda::{Captured, CudaDevice};
+use kolo_core::{Code, Error, Memory, Result};
+use kolo_device::cuda::CudaDevice;
 use kolo_graph::Flow;
-use kolo_ops::{Touched, Value, VariableCell, record_variables};
+use kolo_ops::Value;
 use parking_lot::Mutex;
 
 use super::plan::{NodePlan, PartPlan, PlanKernel, updates_variable};
+use super::replay::{Feeds, Replay, Replayed, Wishes, is_on_card};
 use super::step::Step;
 
 /// Runs before a capture: kernels are compiled, algorithms chosen and memory taken in these.
-const WARM_UP: u32 = 3;
+pub(super) const WARM_UP: u32 = 3;
 /// Captures of one plan that were lost before they were worth it, at most.
 const MOST_CAPTURES: u32 = 8;
 /// Replays after which a capture was worth it.
@@ -35,14 +37,16 @@ const PATIENCE: u32 = 4;
 /// Captures of one plan at a time, for feeds of different shapes; each holds memory of its own.
 const MOST_AT_ONCE: usize = 4;
 
-/// What is known of capturing one plan.
+/// What is known of capturing one plan, or one segment of a plan.
 pub(crate) struct CaptureSlot {
+    /// For a segment: how many come before it. They are captured first, so that what they leave for it is in its place.
+    segment: Option<u32>,
     state: Mutex<State>,
 }
 
 enum State {
     /// Never, and why.
-    Off(String),
+    Off(Error),
     /// It is captured now or later.
     On(Progress),
 }
@@ -55,78 +59,75 @@ struct Progress {
     n_captures: u32,
     /// Runs in a row that no capture fitted.
     n_misses: u32,
+    /// Where feeds were on the card when no capture fitted, by number.
+    seen: HashMap<usize, u64>,
+    /// Feeds that were found elsewhere than expected.
+    unsteady: HashSet<usize>,
     /// The last that fitted is the last.
     replays: Vec<Replay>,
 }
-
-struct Replay {
-    /// For each feed of the part its number and its place on the card.
-    feeds: Vec<(usize, Tensor)>,
-    /// The fetches by number, where each replay leaves them.
-    fetches: Vec<(usize, Tensor)>,
-    /// In the order of the cells' addresses.
-    variables: Vec<Place>,
-    n_replays: u32,
-    /// After the tensors above, which lie in its memory.
-    captured: Captured,
-}
-
-/// A variable, and where its value must be.
-struct Place {
-    cell: Arc<VariableCell>,
-    is_written: bool,
-    address: u64,
-    shape: Shape,
-}
-
-/// What a run through a slot gives: fetches by number, or nothing if the step has to run as usual.
-type Replayed = Option<Vec<(usize, Tensor)>>;
 
 impl CaptureSlot {
     /// For a plan of these parts.
     pub fn new(parts: &[Arc<PartPlan>], is_wanted: bool) -> CaptureSlot {
         let why_not = if is_wanted { why_not(parts) } else { Some("it is switched off".to_owned()) };
         let state = match why_not {
-            Some(why) => State::Off(why),
+            Some(why) => State::Off(Error::unimplemented(why)),
             None => State::On(Progress::default()),
         };
-        CaptureSlot { state: Mutex::new(state) }
+        CaptureSlot { segment: None, state: Mutex::new(state) }
     }
 
-    /// Runs the step by a replay, if there is one for such feeds, or makes one. `new_step` makes a step to be captured.
-    pub fn run(&self, part: &PartPlan, feeds: &[&Tensor], new_step: &dyn Fn() -> Arc<Step>) -> Result<Replayed> {
+    /// For a segment of a plan, with so many before it.
+    pub fn for_segment(n_before: u32) -> CaptureSlot {
+        CaptureSlot { segment: Some(n_before), state: Mutex::new(State::On(Progress::default())) }
+    }
+
+    /// Runs the step by a replay, if there is one for such feeds, or makes one. `new_step` makes a step to be captured. The
+    /// feeds of a plan are tensors of the host, those of a segment are wherever its inputs are.
+    pub fn run(&self, part: &PartPlan, feeds: &mut Feeds, new_step: &dyn Fn() -> Arc<Step>) -> Result<Replayed> {
         let mut state = self.state.lock();
         let State::On(progress) = &mut *state else { return Ok(None) };
         // What is captured is what one thread enqueues.
         if part.unit.pool.max_threads() > 1 {
             return Ok(None);
         }
-        let device = CudaDevice::of(&*part.unit.device)?;
+        let Some(device) = part.unit.device.as_any().downcast_ref::<CudaDevice>() else { return Ok(None) };
         if let Some(fetched) = progress.replay(device, feeds)? {
             return Ok(Some(fetched));
         }
         progress.n_misses = progress.n_misses.saturating_add(1);
-        if progress.n_runs < WARM_UP {
+        let seen = progress.see(device, feeds);
+        // Two runs more for each segment before: one to be captured in, one to be seen in its place.
+        if progress.n_runs < WARM_UP.saturating_add(self.segment.unwrap_or(0).saturating_mul(2)) {
             // Once there is a capture, other shapes now and then are no reason for another.
             let is_missing = progress.replays.is_empty() || progress.n_misses > PATIENCE;
             progress.n_runs += u32::from(is_missing);
             return Ok(None);
         }
         progress.n_captures += 1;
+        let is_steady = |number: usize, at: u64| {
+            self.segment.is_some() && seen.get(&number) == Some(&at) && !progress.unsteady.contains(&number)
+        };
+        let wishes = Wishes { stays: self.segment.is_some(), is_steady: &is_steady };
         let made = match progress.n_captures > MOST_CAPTURES {
             true => Err(Error::aborted("its variables or feeds changed too often")),
-            false => Replay::capture(device, part, feeds, new_step),
+            false => Replay::capture(device, part, feeds, &wishes, new_step),
         };
         match made {
             Ok(replay) => {
-                let n_nodes = replay.captured.n_nodes();
-                tracing::debug!(target: "kolo::capture", "captured {n_nodes} launches on {}", part.unit.name);
+                let n_launches = replay.n_launches();
+                tracing::debug!(target: "kolo::capture", "captured {n_launches} launches on {}", part.unit.name);
                 progress.add(replay);
                 progress.replay(device, feeds)
             }
             Err(error) => {
                 tracing::debug!(target: "kolo::capture", "not captured on {}: {error}", part.unit.name);
-                *state = State::Off(error.to_string());
+                // A library may fail because of what another thread does to the card meanwhile: that is tried again.
+                match error.code() == Code::Unimplemented || progress.n_captures > MOST_CAPTURES {
+                    true => *state = State::Off(error),
+                    false => progress.n_runs = 0,
+                }
                 Ok(None)
             }
         }
@@ -135,20 +136,28 @@ impl CaptureSlot {
     /// Why it is not captured, or how many launches a replay stands for.
     pub fn describe(&self) -> std::result::Result<usize, String> {
         match &*self.state.lock() {
-            State::Off(why) => Err(why.clone()),
+            State::Off(why) => Err(why.to_string()),
             State::On(progress) => match progress.replays.last() {
-                Some(replay) if replay.n_replays > 0 => Ok(replay.captured.n_nodes()),
+                Some(replay) if replay.n_replays > 0 => Ok(replay.n_launches()),
                 Some(_) => Err("its variables are never where the capture saw them".to_owned()),
                 None => Err(format!("{} runs so far", progress.n_runs)),
             },
+        }
+    }
+
+    /// Why it is never captured, once that is known.
+    pub fn why_off(&self) -> Option<Error> {
+        match &*self.state.lock() {
+            State::Off(why) => Some(why.clone()),
+            State::On(_) => None,
         }
     }
 }
 
 impl Progress {
     /// Replays what fits, if anything does.
-    fn replay(&mut self, device: &CudaDevice, feeds: &[&Tensor]) -> Result<Replayed> {
-        let Some(at) = self.replays.iter().rposition(|replay| replay.fits(feeds)) else { return Ok(None) };
+    fn replay(&mut self, device: &CudaDevice, feeds: &mut Feeds) -> Result<Replayed> {
+        let Some(at) = self.replays.iter().rposition(|replay| replay.fits(device, feeds)) else { return Ok(None) };
         let Some(fetched) = self.replays[at].run(device, feeds)? else { return Ok(None) };
         (self.n_runs, self.n_misses) = (0, 0);
         let mut used = self.replays.remove(at);
@@ -160,6 +169,18 @@ impl Progress {
         Ok(Some(fetched))
     }
 
+    /// Notes where feeds are; returns where they were the last time.
+    fn see(&mut self, device: &CudaDevice, feeds: &Feeds) -> HashMap<usize, u64> {
+        for replay in &self.replays {
+            replay.moved(device, feeds, &mut self.unsteady);
+        }
+        let on_card = feeds.iter().enumerate().filter_map(|(number, value)| {
+            let value = value.as_ref().filter(|value| is_on_card(value))?;
+            Some((number, device.address_of(value).ok()?))
+        });
+        std::mem::replace(&mut self.seen, on_card.collect())
+    }
+
     /// Adds one, instead of those for the same shapes: their variables are elsewhere by now.
     fn add(&mut self, replay: Replay) {
         self.replays.retain(|old| !old.is_for_same(&replay));
@@ -168,92 +189,6 @@ impl Progress {
         }
         self.replays.push(replay);
         self.n_runs = 0;
-    }
-}
-
-impl Replay {
-    fn capture(
-        device: &CudaDevice,
-        part: &PartPlan,
-        feeds: &[&Tensor],
-        new_step: &dyn Fn() -> Arc<Step>,
-    ) -> Result<Replay> {
-        let mut fixed = Vec::new();
-        for feed in &part.feeds {
-            let number = feed.feed as usize;
-            let value = feeds.get(number).ok_or_else(|| Error::internal(format!("feed {number} is missing")))?;
-            if !fixed.iter().any(|(at, _)| *at == number) {
-                fixed.push((number, device.copy(value, device.memory())?.0));
-            }
-        }
-        let step = new_step();
-        let capturing = device.begin_capture()?;
-        part.constants
-            .iter()
-            .filter(|constant| is_on_card(constant))
-            .for_each(|constant| device.keep_in_capture(constant));
-        let (fetches, touched) = record_variables(|| {
-            let values: Vec<(usize, &Tensor)> = fixed.iter().map(|(number, tensor)| (*number, tensor)).collect();
-            step.feed(&values, false);
-            step.run(None, &|_| false);
-            step.take_fetched()
-        });
-        // Its tensors go back to the capture's memory before the capture ends, and before it is forgotten after an error.
-        drop(step);
-        let fetches = fetches?;
-        let captured = capturing.end()?;
-        let mut variables = Vec::with_capacity(touched.len());
-        for Touched { cell, is_written } in touched {
-            let (address, shape) = cell.with_value(|value| match value {
-                Some(tensor) => Ok((device.address_of(tensor)?, tensor.shape().clone())),
-                None => Err(Error::failed_precondition(format!("variable {} has no value", cell.name()))),
-            })?;
-            variables.push(Place { cell, is_written, address, shape });
-        }
-        variables.sort_by_key(|place| Arc::as_ptr(&place.cell) as usize);
-        for (fetch, value) in fetches.iter().filter(|(_, value)| is_on_card(value)) {
-            let at = device.address_of(value)?;
-            if variables.iter().any(|place| place.address == at) {
-                return Err(Error::unimplemented(format!("fetch {fetch} is a variable's own memory")));
-            }
-        }
-        Ok(Replay { feeds: fixed, fetches, variables, n_replays: 0, captured })
-    }
-
-    /// Whether it was captured for feeds of these shapes.
-    fn fits(&self, feeds: &[&Tensor]) -> bool {
-        self.feeds.iter().all(|(number, place)| feeds.get(*number).is_some_and(|feed| form(feed) == form(place)))
-    }
-
-    fn is_for_same(&self, other: &Replay) -> bool {
-        self.feeds.iter().map(|(_, place)| form(place)).eq(other.feeds.iter().map(|(_, place)| form(place)))
-    }
-
-    /// Replays, unless the variables have changed their places. All fetches have arrived when it returns.
-    fn run(&self, device: &CudaDevice, feeds: &[&Tensor]) -> Result<Replayed> {
-        for (number, place) in &self.feeds {
-            if let Some(value) = feeds.get(*number) {
-                device.write_over(value, place)?;
-            }
-        }
-        if !with_all(device, &self.variables, &mut || self.captured.replay())? {
-            return Ok(None);
-        }
-        let mut events = Vec::new();
-        let mut fetched = Vec::with_capacity(self.fetches.len());
-        for (number, value) in &self.fetches {
-            let value = match is_on_card(value) {
-                true => {
-                    let (copy, event) = device.copy(value, Memory::Host)?;
-                    events.extend(event);
-                    copy
-                }
-                false => value.clone(),
-            };
-            fetched.push((*number, value));
-        }
-        events.iter().try_for_each(|event| event.wait())?;
-        Ok(Some(fetched))
     }
 }
 
@@ -270,28 +205,6 @@ pub(super) fn is_constant_call(device: &CudaDevice, node: &NodePlan, inputs: &[V
     matches!(node.node.op(), "OnesLike" | "ZerosLike") || (!inputs.is_empty() && inputs.iter().all(is_same))
 }
 
-fn form(tensor: &Tensor) -> (DType, &Shape) {
-    (tensor.dtype(), tensor.shape())
-}
-
-/// Runs `f` under the locks of all variables if each is where it was and nobody else holds what `f` writes to; says whether
-/// it did. What is only read may be shared: an initial value often is, with the constant it came from.
-fn with_all(device: &CudaDevice, variables: &[Place], f: &mut dyn FnMut() -> Result<()>) -> Result<bool> {
-    let Some((place, rest)) = variables.split_first() else { return f().map(|()| true) };
-    place.cell.with_value(|value| {
-        let Some(tensor) = value else { return Ok(false) };
-        let is_there = device.address_of(tensor)? == place.address && *tensor.shape() == place.shape;
-        match is_there && (!place.is_written || tensor.is_unique()) {
-            true => with_all(device, rest, f),
-            false => Ok(false),
-        }
-    })
-}
-
-fn is_on_card(tensor: &Tensor) -> bool {
-    matches!(tensor.memory(), Memory::Cuda(_))
-}
-
 /// Why a plan of these parts cannot be captured.
 fn why_not(parts: &[Arc<PartPlan>]) -> Option<String> {
     let [part] = parts else { return Some(format!("it has {} parts", parts.len())) };
@@ -306,36 +219,34 @@ fn why_not(parts: &[Arc<PartPlan>]) -> Option<String> {
         return Some(format!("it has {n_loops} loops"));
     }
     part.nodes.iter().find_map(|node| {
-        let op = node.node.op();
-        let name = || format!("{op} '{}'", node.node.name);
-        let is_placed_constant = op == "Const" && matches!(node.kernel, PlanKernel::Flow);
         // A value of the host that depends on shapes alone: sent while the step is captured, and kept.
-        if matches!(op, "_HostSend" | "_Recv") {
+        if matches!(node.node.op(), "_HostSend" | "_Recv") {
             return None;
         }
-        if node.flow != Flow::Plain {
-            return Some(format!("{} is control flow or a transfer", name()));
-        }
-        match &node.kernel {
-            PlanKernel::Function(_) | PlanKernel::Object(_) | PlanKernel::Lend => {}
-            PlanKernel::Flow if is_placed_constant => return None,
-            PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Null => {
-                return Some(format!("{} waits for the host", name()));
-            }
-        }
-        let is_variable = matches!(
-            op,
-            "VarHandleOp"
-                | "ReadVariableOp"
-                | "_ReadVariablesOp"
-                | "VariableV2"
-                | "Variable"
-                | "ResourceGather"
-                | "NoOp"
-        );
-        if node.node.def.stateful && !is_variable && !updates_variable(op) {
-            return Some(format!("{} has a state of its own", name()));
-        }
-        None
+        refusal(node).map(|why| format!("{} '{}' {why}", node.node.op(), node.node.name))
     })
+}
+
+/// Why a node cannot be captured, wherever its inputs come from. Transfers are another matter.
+pub(super) fn refusal(node: &NodePlan) -> Option<&'static str> {
+    let op = node.node.op();
+    if node.flow != Flow::Plain {
+        return Some("is control flow or a transfer");
+    }
+    match &node.kernel {
+        PlanKernel::Function(_) | PlanKernel::Object(_) | PlanKernel::Lend => {}
+        // A constant in its place.
+        PlanKernel::Flow if op == "Const" => return None,
+        PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Null | PlanKernel::Segment(_) => {
+            return Some("waits for the host");
+        }
+    }
+    let is_variable = matches!(
+        op,
+        "VarHandleOp" | "ReadVariableOp" | "_ReadVariablesOp" | "VariableV2" | "Variable" | "ResourceGather" | "NoOp"
+    );
+    match node.node.def.stateful && !is_variable && !updates_variable(op) {
+        true => Some("has a state of its own"),
+        false => None,
+    }
 }

@@ -24,5 +24,8 @@ pub(crate) mod capture;
 pub(crate) mod frame_id;
 pub(crate) mod frames;
 pub(crate) mod plan;
+mod replay;
+mod segments;
+pub(crate) mod split;
 pub(crate) mod state;
 pub(crate) mod step;

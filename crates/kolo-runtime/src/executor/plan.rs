@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 
 use super::frame_id::FrameIds;
 use super::frames::{FrameShape, frames};
+use super::split::Segment;
 use super::state::State;
 use crate::inter_pool::InterPool;
 
@@ -51,6 +52,17 @@ pub(crate) struct Part<'a> {
     pub fetches: Vec<(usize, Endpoint)>,
     /// How instances of loops are numbered.
     pub frame_ids: FrameIds,
+    /// What an earlier plan of the same nodes has made.
+    pub extras: Extras,
+}
+
+/// What the parts of a split plan take from the plan that was split.
+#[derive(Default)]
+pub(crate) struct Extras {
+    /// Nodes that stand for segments.
+    pub segments: HashMap<NodeId, Arc<Segment>>,
+    /// Constants where they are, by node.
+    pub constants: HashMap<Arc<str>, Tensor>,
 }
 
 /// A part after compilation. Immutable, shared by all steps.
@@ -63,6 +75,8 @@ pub(crate) struct PartPlan {
     pub roots: Vec<u32>,
     /// Constants, each once.
     pub constants: Vec<Tensor>,
+    /// The nodes of the constants.
+    pub constant_names: Vec<Arc<str>>,
     /// The fetches that outputs answer; see [`OutputPlan::fetches`].
     pub fetches: Vec<u32>,
     /// Constants that are fetched.
@@ -207,6 +221,8 @@ pub(crate) enum PlanKernel {
     Lend,
     /// On a null device: recorded, not computed.
     Null,
+    /// Many nodes, captured together if possible.
+    Segment(Arc<Segment>),
 }
 
 /// Kernels that keep state, one per device and node name, shared by all plans of a session.
@@ -266,7 +282,11 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         if node.op() == "Const" && node.control_inputs.is_empty() && unit.device.as_null().is_none() {
             let value = node.attrs.tensor("value")?.clone();
             let stays = !own_memory || kernel_of(node)?.device == "CPU";
-            in_place[id.index()] = Some(if stays { value } else { unit.device.copy(&value, unit.device.memory())?.0 });
+            in_place[id.index()] = Some(match part.extras.constants.get(&node.name) {
+                Some(placed) => placed.clone(),
+                None if stays => value,
+                None => unit.device.copy(&value, unit.device.memory())?.0,
+            });
         }
     }
     for (_, node) in nodes.iter().filter(|(_, node)| node.def.flow == Flow::Merge) {
@@ -274,11 +294,12 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
     }
 
     let mut constant_numbers = vec![0u32; n];
-    let mut constant_values = Vec::new();
+    let (mut constant_values, mut constant_names) = (Vec::new(), Vec::new());
     for (i, value) in in_place.iter().enumerate() {
         if let Some(value) = value {
             constant_numbers[i] = constant_values.len() as u32;
             constant_values.push(value.clone());
+            constant_names.push(nodes.node(NodeId(i as u32)).name.clone());
         }
     }
 
@@ -328,10 +349,12 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         };
         let n_back = node.inputs.iter().enumerate().filter(|(i, at)| is_back(*i, at)).count() as u32;
         let n_inputs = node.inputs.len() as u32;
-        let kernel = match in_place[id.index()] {
-            Some(_) => PlanKernel::Flow,
-            None if lends[id.index()] => PlanKernel::Lend,
-            None => cache.kernel(node, unit)?,
+        let segment = part.extras.segments.get(&id);
+        let kernel = match (&in_place[id.index()], segment) {
+            (Some(_), _) => PlanKernel::Flow,
+            (None, Some(segment)) => PlanKernel::Segment(segment.clone()),
+            (None, None) if lends[id.index()] => PlanKernel::Lend,
+            (None, None) => cache.kernel(node, unit)?,
         };
         let cost = find_op(node.op())?.cost;
         let is_reference = |at: &Endpoint| nodes.output(*at).is_ref || lends[at.node.index()];
@@ -358,7 +381,8 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             kernel,
             cost,
             is_tiny,
-            is_late: updates_variable(node.op()) && (own_memory || node.op() == fused::DESCENT.def.name),
+            is_late: (updates_variable(node.op()) && (own_memory || node.op() == fused::DESCENT.def.name))
+                || segment.is_some_and(|segment| own_memory && segment.is_late),
             on_host,
             constant_inputs: if is_tiny { constants.iter().map(|&(i, _)| 1 << i).sum() } else { 0 },
             has_references,
@@ -404,7 +428,14 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
     let mut feeds: HashMap<(usize, bool), Vec<Edge>> = HashMap::new();
     for (&(id, input), &feed) in &part.fed {
         let (plan, node) = (&plans[id.index()], nodes.node(id));
-        let on_device = own_memory && !host_arguments(node, kernel_of(node)?).0.get(input).copied().unwrap_or(false);
+        let on_device = match part.extras.segments.get(&id) {
+            // A segment copies a feed to where it wants it, unless others want it on the card too.
+            Some(segment) => {
+                let others = part.fed.iter().any(|((other, _), number)| *other != id && *number == feed);
+                others && segment.on_card.get(input).copied().unwrap_or(false)
+            }
+            None => own_memory && !host_arguments(node, kernel_of(node)?).0.get(input).copied().unwrap_or(false),
+        };
         let edge = Edge::new(id, plan, plan.first_slot + input as u32);
         feeds.entry((feed, on_device)).or_default().push(edge);
     }
@@ -425,6 +456,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         frames: frame_plans,
         roots,
         constants: constant_values,
+        constant_names,
         fetches: fetched.into_iter().map(|(_, fetch)| fetch).collect(),
         fetched_constants,
         feeds,

@@ -1,12 +1,99 @@
 //! Products with their bias and activation, losses, and norms with what is added to their gradient.
 
 use kolo_core::DType;
-use kolo_graph::{Attrs, Endpoint};
+use kolo_graph::{Attrs, Endpoint, Node, NodeId};
 use kolo_ops::fused;
 
 use super::{Uses, Work, first, is_nchw, made};
 
+/// Nodes that become a product that is added to something.
+struct Residual {
+    product: NodeId,
+    bias: Option<NodeId>,
+    reshape: Option<NodeId>,
+    /// What the product is added to.
+    plus: Endpoint,
+}
+
 impl Work<'_> {
+    /// The product behind one side of a sum, if the sum is all that it is for.
+    fn residual(&self, sum_id: NodeId, side: usize, uses: &Uses) -> Option<Residual> {
+        let sum = self.node(sum_id)?;
+        let (mut at, plus) = (*sum.inputs.get(side)?, *sum.inputs.get(1 - side)?);
+        let output = |at: Endpoint| self.node(at.node)?.outputs.get(at.index as usize);
+        // What is broadcast is another matter; of a feed nothing is known. The number of rows may be left open: the kernel looks.
+        let shape = output(plus)?.shape.dims()?.to_vec();
+        if at == plus || output(at)?.shape.dims()? != shape || shape.len() < 2 || shape[1..].contains(&None) {
+            return None;
+        }
+        let mut user = sum_id;
+        let mut step = |at: Endpoint, ops: &[&str]| -> Option<NodeId> {
+            let node = self.maker(at, ops).filter(|node| self.is_plain(node))?;
+            (at.index == 0 && uses.sole_user(at) == Some(user) && !node.inputs.is_empty()).then(|| {
+                user = at.node;
+                at.node
+            })
+        };
+        let reshape = if shape.contains(&None) { None } else { step(at, &["Reshape"]) };
+        if let Some(node) = reshape.and_then(|id| self.node(id)) {
+            at = node.inputs[0];
+        }
+        let bias = step(at, &["BiasAdd", "BiasAddV1"]);
+        if let Some(node) = bias.and_then(|id| self.node(id)) {
+            at = node.inputs[0];
+            if is_nchw(node) {
+                return None;
+            }
+        }
+        let product = step(at, &["MatMul"])?;
+        let made = output(first(product))?;
+        let is_float = matches!(made.dtype, DType::F32 | DType::F16 | DType::BF16);
+        let is_same_width = made.shape.dims().is_some_and(|dims| dims.len() == 2 && dims.last() == shape.last());
+        (is_float && is_same_width).then_some(Residual { product, bias, reshape, plus })
+    }
+
+    /// Products that are added to a value of their size.
+    pub(super) fn residuals(&mut self, uses: &Uses) {
+        for sum_id in self.ids() {
+            let is_sum = |node: &&Node| match node.op() {
+                "Add" | "AddV2" => true,
+                "AddN" => node.inputs.len() == 2,
+                _ => false,
+            };
+            if !self.node(sum_id).filter(is_sum).is_some_and(|sum| self.is_plain(sum)) {
+                continue;
+            }
+            let found = self.residual(sum_id, 0, uses).or_else(|| self.residual(sum_id, 1, uses));
+            let Some(Residual { product: product_id, bias, reshape, plus }) = found else { continue };
+            let Some(product) = self.node(product_id) else { continue };
+            let relu_id = uses
+                .sole_user(first(sum_id))
+                .filter(|id| self.node(*id).is_some_and(|node| node.op() == "Relu" && self.is_plain(node)))
+                .filter(|_| bias.is_some());
+            let root_id = relu_id.unwrap_or(sum_id);
+            let Some(root) = self.node(root_id) else { continue };
+            let gone: Vec<NodeId> = [Some(product_id), bias, reshape, Some(sum_id)].into_iter().flatten().collect();
+            let mut of: Vec<&Node> = gone.iter().filter_map(|id| self.node(*id)).collect();
+            of.push(root);
+            // What a node waits for must not be what comes after the product.
+            if of.iter().flat_map(|node| &node.control_inputs).any(|id| self.reaches(product_id, *id)) {
+                continue;
+            }
+            let bias_at = bias.and_then(|id| self.node(id)).map(|node| node.inputs[1]);
+            let mut attrs = Attrs::default();
+            attrs.set("T", product.outputs[0].dtype);
+            attrs.set("relu", relu_id.is_some());
+            attrs.set("N", i64::from(bias_at.is_some()));
+            for name in ["transpose_a", "transpose_b"] {
+                attrs.set(name, product.attrs.bool(name).unwrap_or(false));
+            }
+            let inputs = [product.inputs[0], product.inputs[1], plus].into_iter().chain(bias_at).collect();
+            let node = made(&fused::MAT_MUL_ADD, root, &of, inputs, vec![root.outputs[0].clone()], attrs);
+            self.nodes[root_id.index()] = Some(node);
+            gone.into_iter().filter(|id| *id != root_id).for_each(|id| self.remove(id, root_id));
+        }
+    }
+
     pub(super) fn products(&mut self, uses: &Uses) {
         for bias_id in self.ids() {
             let Some(bias) = self.node(bias_id).filter(|node| matches!(node.op(), "BiasAdd" | "BiasAddV1")) else {

@@ -3,12 +3,14 @@
 //! | what, on a GPU | becomes |
 //! | --- | --- |
 //! | `MatMul`, `BiasAdd`, perhaps `Relu` | a product with an epilogue |
+//! | `MatMul`, perhaps `BiasAdd`, the sum with a value of its size, perhaps `Relu` | a product on top of that value |
 //! | `BiasAdd`, `Relu`, `MaxPool`, and their gradients | one pass over the images each |
 //! | `MaxPoolGrad`, `ReluGrad` | one pass over the images |
 //! | `KoloLayerNormGrad`, and what is added to its gradient | one pass over the rows |
 //! | a cross entropy, and its backprop times the gradient of the loss | one kernel |
 //! | a tree of elementwise ops, broadcasts and casts among them | one generated kernel |
 //! | an elementwise op, or a tree, and the `BiasAddGrad` of its value | one generated kernel |
+//! | a large `MatMul`, and gradient descent along it at a constant rate | a product on top of the variable |
 //! | an optimizer's updates of many variables, and casts of their gradients | a few launches |
 //!
 //! | what, on a CPU | becomes |
@@ -39,6 +41,7 @@ pub(crate) fn fuse(partition: &Partition, device: &DeviceName) -> Option<Partiti
     }
     let passes: &[fn(&mut Work<'_>, &Uses)] = match &*device.kind {
         "GPU" => &[
+            |work, uses| work.residuals(uses),
             |work, uses| work.products(uses),
             |work, uses| work.biased_pools(uses),
             |work, uses| work.pools(uses),
@@ -46,6 +49,7 @@ pub(crate) fn fuse(partition: &Partition, device: &DeviceName) -> Option<Partiti
             |work, uses| work.norms(uses),
             |work, uses| work.trees(uses),
             |work, uses| work.bias_gradients(uses),
+            |work, uses| work.product_updates(uses),
             |work, uses| work.updates(uses),
         ],
         _ => &[|work, uses| work.dense_layers(uses), |work, uses| work.descents(uses)],

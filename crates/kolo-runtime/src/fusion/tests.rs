@@ -195,6 +195,50 @@ fn what_is_pooled_stays_if_it_is_wanted_elsewhere() {
 }
 
 #[test]
+fn a_product_is_computed_on_top_of_what_goes_around_it() {
+    let g = kolo_ops::graph();
+    let (x, w, b) = (input(&g, "x", &[6, 4]), input(&g, "w", &[4, 4]), input(&g, "b", &[4]));
+    let plain = x + matmul(x, w);
+    let biased = relu(bias_add(matmul(plain, w), b) + plain);
+    // In three dimensions, as of batches of sequences; and with a batch of any size.
+    let wide = input(&g, "wide", &[2, 3, 4]);
+    let shaped = g.op("Reshape").input(bias_add(matmul(x, w), b)).input(g.constant([2i32, 3, 4])).out() + wide;
+    let open = g.placeholder::<f32>("open", [None, Some(4)]);
+    let grown = g.op("AddN").inputs([matmul(open, w), open]).out();
+    let part = fused_part(&g, &[biased, shaped, grown]);
+    assert_eq!(count(&part, "_KoloFusedMatMulAdd"), 4);
+    for op in ["MatMul", "BiasAdd", "Relu", "Reshape", "AddV2", "AddN", "_KoloFusedMatMul"] {
+        assert_eq!(count(&part, op), 0, "{op}");
+    }
+    // A row that is added to all rows, and a product that others see.
+    let g = kolo_ops::graph();
+    let (x, w, row) = (input(&g, "x", &[6, 4]), input(&g, "w", &[4, 4]), input(&g, "row", &[1, 4]));
+    let seen = matmul(x, w);
+    let part = fused_part(&g, &[matmul(x, w) + row, seen + x, seen]);
+    assert_eq!((count(&part, "_KoloFusedMatMulAdd"), count(&part, "MatMul")), (0, 2));
+}
+
+#[test]
+fn gradient_descent_of_large_weights_is_part_of_their_product() {
+    let g = kolo_ops::graph();
+    let (x, dy) = (input(&g, "x", &[8, 1024]), input(&g, "dy", &[8, 1024]));
+    let held = |name: &str| g.variable(name, kolo_core::Tensor::zeros(DType::F32, [1024, 1024]).unwrap());
+    let grad = || g.op("MatMul").input(x).input(dy).attr("transpose_a", true).out();
+    let (constant, open) = (g.constant(0.5f32), input(&g, "rate", &[]));
+    apply_gradient_descent(held("a").handle(), constant, grad());
+    // A rate that may change, and a gradient that others see.
+    apply_gradient_descent(held("b").handle(), open, grad());
+    let seen = grad();
+    apply_gradient_descent(held("c").handle(), constant, seen);
+    let part = fused_part(&g, &[seen]);
+    let list: Vec<&Node> =
+        part.nodes.iter().map(|(_, node)| &**node).filter(|node| node.op() == "_KoloApplyProduct").collect();
+    assert_eq!((list.len(), count(&part, "ResourceApplyGradientDescent")), (1, 2));
+    assert_eq!(list[0].attrs.float("rate").unwrap(), 0.5);
+    assert!(list[0].attrs.bool("transpose_a").unwrap());
+}
+
+#[test]
 fn on_a_cpu_products_take_bias_activation_and_descent_with_them() {
     let g = kolo_ops::graph();
     let x = input(&g, "x", &[8, 4]);

@@ -9,6 +9,9 @@ use kolo_ops::{find_kernel, fused, update_layout};
 
 use super::{Uses, Work, made};
 
+/// Elements of a gradient from which on its memory counts more than a launch.
+const LARGE: usize = 1 << 20;
+
 impl Work<'_> {
     /// What the gradient of an update is cast from, if it is a narrower float that nothing else wants cast.
     fn narrow_gradient(&self, id: NodeId, at: Endpoint, uses: &Uses) -> Option<(Endpoint, DType)> {
@@ -16,6 +19,40 @@ impl Work<'_> {
         let (from, to) = (cast.attrs.dtype("SrcT").ok()?, cast.outputs[0].dtype);
         let is_narrow = matches!(from, DType::F16 | DType::BF16) && to == DType::F32;
         (is_narrow && uses.sole_user(at) == Some(id)).then(|| (cast.inputs[0], from))
+    }
+
+    /// Gradient descent along a product: the product is added to the variable while it is computed. Small ones are left to the
+    /// update of all variables at once.
+    pub(super) fn product_updates(&mut self, uses: &Uses) {
+        for id in self.ids() {
+            let Some(update) = self.node(id).filter(|node| node.op() == "ResourceApplyGradientDescent") else {
+                continue;
+            };
+            let &[variable, rate, delta] = update.inputs.as_slice() else { continue };
+            let rate = self.maker(rate, &["Const"]).and_then(|node| node.attrs.tensor("value").ok());
+            let Some(rate) = rate.and_then(|rate| rate.scalar_value::<f32>().ok()) else { continue };
+            let Some(product) = self.maker(delta, &["MatMul"]) else { continue };
+            let is_large = product.outputs[0].shape.n_elements().is_some_and(|n| n >= LARGE);
+            let has_kernel = find_kernel(update, self.device).is_ok_and(|kernel| kernel.device == "GPU");
+            if product.outputs[0].dtype != DType::F32
+                || !is_large
+                || !has_kernel
+                || !self.is_plain(product)
+                || uses.sole_user(delta) != Some(id)
+            {
+                continue;
+            }
+            let mut attrs = Attrs::default();
+            attrs.set("T", DType::F32);
+            attrs.set("rate", rate);
+            for name in ["transpose_a", "transpose_b"] {
+                attrs.set(name, product.attrs.bool(name).unwrap_or(false));
+            }
+            let inputs = vec![variable, product.inputs[0], product.inputs[1]];
+            let node = made(&fused::APPLY_PRODUCT, update, &[product, update], inputs, Vec::new(), attrs);
+            self.nodes[id.index()] = Some(node);
+            self.remove(delta.node, id);
+        }
     }
 
     pub(super) fn updates(&mut self, uses: &Uses) {

@@ -268,6 +268,9 @@ impl Step {
         read_references(node, inputs)?;
         // Those of the node before have been taken.
         debug_assert!(outputs.iter().all(Value::is_empty));
+        if let PlanKernel::Segment(segment) = &node.kernel {
+            return segment.run(self.id, inputs, outputs);
+        }
         let gpu = if node.may_fold { plan.unit.device.as_any().downcast_ref::<CudaDevice>() } else { None };
         let folds = gpu.filter(|gpu| is_constant_call(gpu, node, inputs));
         let mut ctx = call.ctx(plan, inputs, outputs, services);
@@ -276,7 +279,7 @@ impl Step {
             PlanKernel::Function(compute) => compute(&mut ctx),
             PlanKernel::Object(kernel) => kernel.compute(&mut ctx),
             PlanKernel::Null => null_outputs(&mut ctx),
-            PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Lend => {
+            PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Lend | PlanKernel::Segment(_) => {
                 Err(Error::internal("not a synchronous kernel"))
             }
         });

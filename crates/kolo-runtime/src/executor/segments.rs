@@ -1,0 +1,401 @@
+//! Which nodes of a plan can be captured together when the plan as a whole cannot.
+//!
+//! Every node is one of three kinds. A node that is *free* (a constant, the handle of a variable) goes wherever it is used. A
+//! node that is *apart* runs in the ordinary way: it waits, has a state, is control flow, may be skipped, or reads a value of
+//! the host that may be another one next time. All others can be captured. Those get the number of a segment: the smallest that
+//! is not before a segment they need, and after every node apart they need. So segment 0 runs before the nodes apart that need
+//! it, these before segment 1, and so on; nothing waits for itself.
+//!
+//! Updates of variables go to the last segment whose nodes still read the old value, so that they need not copy it.
+
+use std::collections::{BTreeSet, HashMap};
+
+use kolo_core::{DType, DeviceName, Result};
+use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes, Partition};
+use kolo_ops::{find_kernel, host_arguments};
+
+use super::frames::frames;
+use super::plan::{PartPlan, PlanKernel};
+
+/// A segment of fewer launches than this is not worth a capture.
+const FEWEST_LAUNCHES: usize = 4;
+
+/// Rounds in which updates are moved to later segments, at most.
+const MOST_ROUNDS: usize = 8;
+
+/// Why a node is apart, by its number; nothing for the others.
+pub(super) type Apart = Vec<Option<String>>;
+
+/// The nodes of each segment, in an order in which inputs come first, and why other nodes are in none.
+pub(super) struct Segments {
+    pub list: Vec<Vec<usize>>,
+    pub apart: Apart,
+    /// Nodes that go wherever they are used.
+    pub free: Vec<bool>,
+    /// All nodes, inputs first.
+    pub order: Vec<usize>,
+}
+
+/// A part of a plan, and the GPU it is for, if it is for one.
+pub(super) struct PartOf<'a> {
+    pub part: &'a Partition,
+    pub plan: &'a PartPlan,
+    pub gpu: Option<&'a DeviceName>,
+}
+
+/// Finds the segments of all parts that are for GPUs, with those of other parts that they wait for in mind. `refused` names nodes
+/// that turned out not to be capturable. `None` if the parts cannot be brought into an order.
+pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) -> Result<Option<Vec<Segments>>> {
+    // All nodes of all parts in one list.
+    let mut starts = Vec::with_capacity(parts.len());
+    let mut waits: Vec<Vec<usize>> = Vec::new();
+    for of in parts {
+        let start = waits.len();
+        starts.push(start);
+        let nodes = &of.part.nodes;
+        waits.extend(nodes.iter().map(|(id, _)| before(nodes, id).into_iter().map(|i| start + i).collect()));
+    }
+    let all = || parts.iter().zip(&starts).flat_map(|(of, start)| of.part.nodes.iter().map(move |node| (start, node)));
+    // A value that is received was sent before: by the same part, or by another one.
+    let edge = |node: &Node| ["send_device", "recv_device", "tensor_name"].map(|name| node.attrs.find(name).cloned());
+    let mut senders = Vec::new();
+    for (start, (id, node)) in all().filter(|(_, (_, node))| matches!(node.op(), "_Send" | "_HostSend")) {
+        senders.push((edge(node), start + id.index()));
+    }
+    for (start, (id, node)) in all().filter(|(_, (_, node))| matches!(node.op(), "_Recv" | "_HostRecv")) {
+        let wanted = edge(node);
+        waits[start + id.index()].extend(senders.iter().filter(|(sent, _)| *sent == wanted).map(|(_, i)| *i));
+    }
+    let Some(order) = order(&waits) else { return Ok(None) };
+    let (mut apart, mut free): (Apart, Vec<bool>) = (Vec::new(), Vec::new());
+    let mut updates = Vec::new();
+    for (i, (of, start)) in parts.iter().zip(&starts).enumerate() {
+        let others = parts.iter().enumerate().filter(|(other, _)| *other != i);
+        let may_skip = others
+            .flat_map(|(_, other)| other.part.nodes.iter())
+            .any(|(_, node)| matches!(node.def.flow, Flow::Switch | Flow::Enter));
+        let local: Vec<usize> = local(&order, *start, of);
+        let is_free = free_nodes(&of.part.nodes, of.plan, &local);
+        apart.extend(apart_nodes(of, &local, &is_free, refused, may_skip)?);
+        let readers = readers_before_updates(of.plan, &of.part.nodes, &is_free);
+        let moved = |(update, readers): (usize, Vec<usize>)| {
+            (start + update, readers.into_iter().map(|reader| start + reader).collect::<Vec<usize>>())
+        };
+        updates.extend(readers.into_iter().map(moved));
+        free.extend(is_free);
+    }
+    let levels = levels(&order, &waits, &updates, (&apart, &free));
+    let mut found = Vec::with_capacity(parts.len());
+    for (of, &start) in parts.iter().zip(&starts) {
+        let n = of.part.nodes.len();
+        let (apart, free) = (apart[start..start + n].to_vec(), free[start..start + n].to_vec());
+        let order = local(&order, start, of);
+        let n_levels = levels.iter().map(|level| level + 1).max().unwrap_or(0).max(0) as usize;
+        let mut list: Vec<Vec<usize>> = vec![Vec::new(); n_levels];
+        for &i in order.iter().filter(|&&i| !free[i] && apart[i].is_none()) {
+            list[levels[start + i].max(0) as usize].push(i);
+        }
+        list.retain(|members| members.iter().filter(|&&i| launches(of.plan, i)).count() >= FEWEST_LAUNCHES);
+        found.push(Segments { list, apart, free, order });
+    }
+    Ok(Some(found))
+}
+
+/// The nodes of one part, by their own numbers, in the order of all.
+fn local(order: &[usize], start: usize, of: &PartOf<'_>) -> Vec<usize> {
+    let nodes = start..start + of.part.nodes.len();
+    order.iter().filter(|i| nodes.contains(i)).map(|i| i - start).collect()
+}
+
+/// Why nodes of a part cannot be captured; all of them if it is not for a GPU.
+fn apart_nodes(
+    of: &PartOf<'_>,
+    order: &[usize],
+    free: &[bool],
+    refused: &HashMap<String, String>,
+    may_skip: bool,
+) -> Result<Apart> {
+    let nodes = &of.part.nodes;
+    let mut apart: Apart = vec![None; nodes.len()];
+    let Some(gpu) = of.gpu else {
+        apart.fill(Some("it is on another device".to_owned()));
+        return Ok(apart);
+    };
+    let is_fed = |id: NodeId, input: usize| nodes.node(id).inputs[input].feed().is_some();
+    let frames = frames(nodes, &is_fed)?;
+    let before: Vec<Vec<usize>> = nodes.iter().map(|(id, _)| before(nodes, id)).collect();
+    let skipped = skipped(nodes, order, &before, may_skip);
+    for &i in order.iter().filter(|&&i| !free[i]) {
+        let (id, name) = (NodeId(i as u32), &nodes.node(NodeId(i as u32)).name);
+        apart[i] = match refused.get(&**name) {
+            Some(why) => Some(why.clone()),
+            None if frames.of_node[i] != 0 => Some("it is in a loop".to_owned()),
+            None if skipped[i] => Some("it may be skipped".to_owned()),
+            None => refusal(of.part, of.plan, gpu, id, (&apart, free)),
+        };
+    }
+    Ok(apart)
+}
+
+/// The nodes that a node waits for, edges that close loops apart.
+fn before(nodes: &Nodes, id: NodeId) -> Vec<usize> {
+    let node = nodes.node(id);
+    let is_forward = |at: &&Endpoint| at.feed().is_none() && nodes.node(at.node).def.flow != Flow::NextIteration;
+    let data = node.inputs.iter().filter(is_forward).map(|at| at.node.index());
+    data.chain(node.control_inputs.iter().map(|id| id.index())).collect()
+}
+
+/// An order in which everything comes after what it waits for; `None` if there is none.
+pub(super) fn order(before: &[Vec<usize>]) -> Option<Vec<usize>> {
+    let mut after: Vec<Vec<usize>> = vec![Vec::new(); before.len()];
+    let mut missing: Vec<usize> = before.iter().map(Vec::len).collect();
+    for (i, list) in before.iter().enumerate() {
+        list.iter().for_each(|&earlier| after[earlier].push(i));
+    }
+    let mut ready: BTreeSet<usize> = (0..before.len()).filter(|&i| missing[i] == 0).collect();
+    let mut order = Vec::with_capacity(before.len());
+    while let Some(i) = ready.pop_first() {
+        order.push(i);
+        for &next in &after[i] {
+            missing[next] -= 1;
+            if missing[next] == 0 {
+                ready.insert(next);
+            }
+        }
+    }
+    (order.len() == before.len()).then_some(order)
+}
+
+/// Constants, handles and references of variables, and what lends such a reference: they compute nothing, and give the same
+/// wherever they are.
+fn free_nodes(nodes: &Nodes, plan: &PartPlan, order: &[usize]) -> Vec<bool> {
+    let mut free = vec![false; nodes.len()];
+    for &i in order {
+        let (node, kernel) = (nodes.node(NodeId(i as u32)), &plan.nodes[i].kernel);
+        let is_source = match node.op() {
+            "Const" => matches!(kernel, PlanKernel::Flow),
+            "VarHandleOp" | "VariableV2" | "Variable" => true,
+            "Identity" => {
+                matches!(kernel, PlanKernel::Lend)
+                    && node.inputs.iter().all(|at| at.feed().is_none() && free[at.node.index()])
+            }
+            _ => false,
+        };
+        free[i] = is_source && node.control_inputs.is_empty();
+    }
+    free
+}
+
+/// Why a node that runs in every step cannot be captured.
+fn refusal(
+    part: &Partition,
+    plan: &PartPlan,
+    device: &DeviceName,
+    id: NodeId,
+    (apart, free): (&Apart, &[bool]),
+) -> Option<String> {
+    let nodes = &part.nodes;
+    let (node, planned) = (nodes.node(id), &plan.nodes[id.index()]);
+    let of_host = |node: &str| Some(format!("it reads what '{node}' gives to the host, which may change"));
+    let Ok(kernel) = find_kernel(node, device) else {
+        return Some("it has no kernel of its own".to_owned());
+    };
+    match node.op() {
+        "_HostSend" => {}
+        "_Recv" => {
+            // Its sender, which it waits for if it is in the same part.
+            let key = node.attrs.find("tensor_name");
+            let is_sender = |id: &NodeId| {
+                let sender = nodes.node(*id);
+                sender.op() == "_HostSend" && apart[id.index()].is_none() && sender.attrs.find("tensor_name") == key
+            };
+            let is_near = node.control_inputs.len() == 1 && node.control_inputs.iter().all(is_sender);
+            return (!is_near).then(|| "it waits for a value of the host".to_owned());
+        }
+        _ if planned.flow == Flow::Transfer => return Some("it is a transfer".to_owned()),
+        _ => {
+            if let Some(why) = super::capture::refusal(planned) {
+                return Some(format!("it {why}"));
+            }
+        }
+    }
+    let (on_host, _) = host_arguments(node, kernel);
+    for (i, at) in node.inputs.iter().enumerate() {
+        let is_on_host = on_host.get(i).copied().unwrap_or(true);
+        if let Some(feed) = at.feed() {
+            if is_on_host {
+                return Some(format!("it reads feed {feed} on the host"));
+            }
+            continue;
+        }
+        let maker = nodes.node(at.node);
+        if free[at.node.index()] {
+            continue;
+        }
+        if nodes.output(*at).is_ref || matches!(plan.nodes[at.node.index()].kernel, PlanKernel::Lend) {
+            return Some(format!("it takes a reference from '{}'", maker.name));
+        }
+        if is_on_host && apart[at.node.index()].is_some() {
+            return of_host(&maker.name);
+        }
+    }
+    let is_seen = |index: usize| {
+        let at = Endpoint { node: id, index: index as u32 };
+        part.fetches.iter().any(|(_, fetch)| *fetch == at) || nodes.iter().any(|(_, user)| user.inputs.contains(&at))
+    };
+    let passes_on = node.outputs.iter().enumerate().find(|(index, output)| {
+        (output.is_ref || matches!(output.dtype, DType::Resource | DType::Variant)) && is_seen(*index)
+    });
+    passes_on.map(|_| "it passes a reference or a handle on".to_owned())
+}
+
+/// Where a value comes from, past nodes that only pass it on and transfers within the part.
+fn origin(nodes: &Nodes, at: Endpoint) -> Endpoint {
+    let mut at = at;
+    while at.feed().is_none() {
+        let node = nodes.node(at.node);
+        let sender = |id: &&NodeId| matches!(nodes.node(**id).op(), "_Send" | "_HostSend");
+        let from = match node.op() {
+            "Identity" => node.inputs.first(),
+            "_Recv" | "_HostRecv" => {
+                node.control_inputs.iter().find(sender).and_then(|id| nodes.node(*id).inputs.first())
+            }
+            _ => None,
+        };
+        let Some(&from) = from else { break };
+        at = from;
+    }
+    at
+}
+
+/// The nodes that do not run in every step, because they hang on a `Switch`.
+fn skipped(nodes: &Nodes, order: &[usize], before: &[Vec<usize>], may_skip: bool) -> Vec<bool> {
+    /// A branch: what decides it, and which way. The last one stands for conditions that were not understood.
+    type Branch = (Endpoint, u32);
+    let unknown: Branch = (Endpoint { node: NodeId(0), index: u32::MAX }, u32::MAX);
+    let mut branches: Vec<BTreeSet<Branch>> = vec![BTreeSet::new(); nodes.len()];
+    let mut enters_a_branch = false;
+    for &i in order {
+        let node = nodes.node(NodeId(i as u32));
+        let of_input = |at: &Endpoint| -> BTreeSet<Branch> {
+            if at.feed().is_some() {
+                return BTreeSet::new();
+            }
+            let maker = nodes.node(at.node);
+            let mut all = branches[at.node.index()].clone();
+            if maker.def.flow == Flow::Switch {
+                all.extend(maker.inputs.get(1).map(|decides| (origin(nodes, *decides), at.index)));
+            }
+            all
+        };
+        let mut all: BTreeSet<Branch> = match (node.def.flow, &node.inputs[..]) {
+            (Flow::Exit, _) => enters_a_branch.then_some(unknown).into_iter().collect(),
+            (Flow::Merge, [a, b]) => {
+                let (a, b) = (of_input(a), of_input(b));
+                let common: BTreeSet<Branch> = a.intersection(&b).copied().collect();
+                let rest = |of: &BTreeSet<Branch>| -> Vec<Branch> { of.difference(&common).copied().collect() };
+                match (&rest(&a)[..], &rest(&b)[..]) {
+                    ([(p, x)], [(q, y)]) if p == q && x != y => common,
+                    _ => a.union(&b).copied().chain([unknown]).collect(),
+                }
+            }
+            _ => {
+                let data = node.inputs.iter().flat_map(of_input);
+                let waits = before[i].iter().flat_map(|&earlier| branches[earlier].clone());
+                data.chain(waits).collect()
+            }
+        };
+        if node.def.flow == Flow::Merge {
+            all.extend(node.control_inputs.iter().flat_map(|id| branches[id.index()].clone()));
+        }
+        if may_skip && matches!(node.op(), "_Recv" | "_HostRecv") {
+            all.insert(unknown);
+        }
+        enters_a_branch |= node.def.flow == Flow::Enter && !all.is_empty();
+        branches[i] = all;
+    }
+    branches.iter().map(|all| !all.is_empty()).collect()
+}
+
+/// The segment of every node that can be captured, and for a node apart the last segment before it. Nodes of other parts are apart,
+/// so that what comes back from them is in a later segment than what they were given. `updates` go after their readers.
+fn levels(
+    order: &[usize],
+    before: &[Vec<usize>],
+    updates: &[(usize, Vec<usize>)],
+    (apart, free): (&Apart, &[bool]),
+) -> Vec<i32> {
+    let mut floor = vec![0; before.len()];
+    let mut levels = vec![-1; before.len()];
+    for _ in 0..MOST_ROUNDS {
+        for &i in order.iter().filter(|&&i| !free[i]) {
+            let of = |&&earlier: &&usize| !free[earlier];
+            let step = |&earlier: &usize| levels[earlier] + i32::from(apart[earlier].is_some() && apart[i].is_none());
+            let least = if apart[i].is_some() { -1 } else { floor[i] };
+            levels[i] = before[i].iter().filter(of).map(step).max().unwrap_or(-1).max(least);
+        }
+        let mut is_settled = true;
+        for (update, readers) in updates {
+            let step = |&reader: &usize| levels[reader] + i32::from(apart[reader].is_some());
+            let wanted = readers.iter().map(step).max().unwrap_or(0);
+            if wanted > levels[*update] && apart[*update].is_none() {
+                floor[*update] = wanted;
+                is_settled = false;
+            }
+        }
+        if is_settled {
+            break;
+        }
+    }
+    levels
+}
+
+/// For each update of a variable, the nodes that read its old value and do not depend on the update.
+fn readers_before_updates(plan: &PartPlan, nodes: &Nodes, free: &[bool]) -> Vec<(usize, Vec<usize>)> {
+    let mut users: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
+    for (id, node) in nodes.iter() {
+        let data = node.inputs.iter().filter(|at| at.feed().is_none()).map(|at| at.node);
+        data.chain(node.control_inputs.iter().copied()).for_each(|earlier| users[earlier.index()].push(id.index()));
+    }
+    let mut all = Vec::new();
+    for (update, _) in plan.nodes.iter().enumerate().filter(|(_, node)| node.is_late) {
+        let mut depends = vec![false; nodes.len()];
+        let mut open = vec![update];
+        while let Some(i) = open.pop() {
+            if !std::mem::replace(&mut depends[i], true) {
+                open.extend(&users[i]);
+            }
+        }
+        let node = nodes.node(NodeId(update as u32));
+        let variables = node.inputs.iter().filter(|at| at.feed().is_none() && free[at.node.index()]);
+        let mut readers = Vec::new();
+        for variable in variables.filter(|at| nodes.node(at.node).op() != "Const") {
+            for &user in users[variable.node.index()].iter().filter(|&&user| !plan.nodes[user].is_late) {
+                readers.push(user);
+                readers.extend(users[user].iter().filter(|&&i| !plan.nodes[i].is_late));
+            }
+        }
+        readers.retain(|&reader| !depends[reader] && !free[reader]);
+        readers.sort_unstable();
+        readers.dedup();
+        all.push((update, readers));
+    }
+    all
+}
+
+/// Whether a node starts a kernel of the card.
+fn launches(plan: &PartPlan, i: usize) -> bool {
+    const VIEWS: [&str; 9] = [
+        "Identity",
+        "Reshape",
+        "ExpandDims",
+        "Squeeze",
+        "StopGradient",
+        "ReadVariableOp",
+        "_ReadVariablesOp",
+        "Shape",
+        "_HostSend",
+    ];
+    let node = &plan.nodes[i];
+    !node.on_host && !VIEWS.contains(&node.node.op())
+}

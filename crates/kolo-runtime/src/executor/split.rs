@@ -1,0 +1,702 @@
+//! Plans that cannot be captured whole: their segments become nodes, which are captured and replayed one by one.
+//!
+//! A segment is a plan of its own whose feeds are its inputs and whose fetches are its outputs. It stands in the split part as
+//! one node, between the nodes that cannot be captured, which run as usual. The plan that was not split stays: traced runs and
+//! partial runs take it, and so does every run if nothing is worth being captured.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use kolo_core::{DeviceName, DeviceSpec, Error, Memory, Result, Tensor};
+use kolo_graph::{Attrs, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Partition};
+use kolo_ops::{CancelToken, Value, fused};
+use parking_lot::Mutex;
+
+use super::capture::{CaptureSlot, WARM_UP};
+use super::frame_id::FrameIds;
+use super::plan::{Extras, KernelCache, Part, PartPlan, compile, updates_variable};
+use super::segments::{PartOf, Segments, order, segments};
+use super::step::Step;
+
+/// How often a plan is split anew because a node could not be captured, at most.
+const MOST_SPLITS: u32 = 8;
+
+/// What was captured of one plan.
+#[derive(Clone, Debug, Default)]
+pub struct CaptureReport {
+    /// For each segment, in order: how many launches its replay stands for, or why it is not replayed. A plan that is captured
+    /// whole has one; one that is not captured at all has none.
+    pub segments: Vec<std::result::Result<usize, String>>,
+    /// The nodes that keep the plan from being captured whole.
+    pub split_by: Vec<SplitNode>,
+    /// Why nothing is captured, if nothing is.
+    pub why_not: Option<String>,
+}
+
+/// A node that cannot be captured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitNode {
+    /// Its name.
+    pub node: String,
+    /// Its op.
+    pub op: &'static str,
+    /// Why it cannot be captured.
+    pub why: String,
+}
+
+/// A plan's split, made when it turns out that it is needed.
+pub(crate) struct Split {
+    /// The parts of the plan, before they were compiled.
+    partitions: Vec<Partition>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    n_runs: u32,
+    n_splits: u32,
+    /// Nodes that could not be captured though they looked as if they could, and why.
+    refused: HashMap<String, String>,
+    made: Option<std::result::Result<Made, String>>,
+}
+
+/// A plan that was split.
+struct Made {
+    parts: Arc<[Arc<PartPlan>]>,
+    segments: Vec<Arc<Segment>>,
+    split_by: Vec<SplitNode>,
+}
+
+/// A part of a plan that is captured on its own.
+pub(crate) struct Segment {
+    part: Arc<PartPlan>,
+    slot: CaptureSlot,
+    /// It writes to variables, so it waits until nothing else is ready, as updates do.
+    pub is_late: bool,
+    /// For each input, whether all of its readers want it on the card.
+    pub on_card: Vec<bool>,
+}
+
+impl Split {
+    /// For a plan that was compiled from these partitions; empty if nothing is to be captured.
+    pub fn new(partitions: Vec<Partition>) -> Split {
+        Split { partitions, state: Mutex::default() }
+    }
+
+    /// The parts to run, if the plan was split. `whole` is the capture of the plan that was not: as long as there is hope for
+    /// that, nothing is split.
+    pub fn parts(
+        &self,
+        parts: &[Arc<PartPlan>],
+        whole: &CaptureSlot,
+        kernels: &KernelCache,
+    ) -> Option<Arc<[Arc<PartPlan>]>> {
+        if self.partitions.is_empty() {
+            return None;
+        }
+        let mut state = self.state.lock();
+        let culprit = match &state.made {
+            Some(Err(_)) => return None,
+            Some(Ok(made)) => match made.segments.iter().find_map(|segment| culprit(&segment.slot.why_off()?)) {
+                Some(culprit) if state.n_splits < MOST_SPLITS && !state.refused.contains_key(&culprit.0) => culprit,
+                _ => return Some(made.parts.clone()),
+            },
+            None => {
+                let why = whole.why_off()?;
+                state.n_runs += 1;
+                if state.n_runs <= WARM_UP {
+                    return None;
+                }
+                culprit(&why).unwrap_or_default()
+            }
+        };
+        if !culprit.0.is_empty() {
+            state.refused.insert(culprit.0, culprit.1);
+        }
+        state.n_splits += 1;
+        let made = make(&self.partitions, parts, &state.refused, kernels);
+        let made = made.and_then(|made| match made.segments.is_empty() {
+            true => Err(Error::unimplemented("no segment is worth it")),
+            false => Ok(made),
+        });
+        match &made {
+            Ok(made) => tracing::debug!(
+                target: "kolo::capture",
+                "split into {} segments by {}", made.segments.len(), names(&made.split_by)
+            ),
+            Err(why) => tracing::debug!(target: "kolo::capture", "not split: {why}"),
+        }
+        let made = state.made.insert(made.map_err(|error| error.to_string()));
+        made.as_ref().ok().map(|made| made.parts.clone())
+    }
+
+    /// What was captured, given what became of the whole.
+    pub fn report(&self, whole: &CaptureSlot) -> CaptureReport {
+        let why_whole = match whole.describe() {
+            Ok(n) => return CaptureReport { segments: vec![Ok(n)], ..CaptureReport::default() },
+            Err(why) => why,
+        };
+        match &self.state.lock().made {
+            Some(Ok(made)) => CaptureReport {
+                segments: made.segments.iter().map(|segment| segment.slot.describe()).collect(),
+                split_by: made.split_by.clone(),
+                why_not: None,
+            },
+            Some(Err(why)) => {
+                CaptureReport { why_not: Some(format!("{why_whole}; {why}")), ..CaptureReport::default() }
+            }
+            None => CaptureReport { why_not: Some(why_whole), ..CaptureReport::default() },
+        }
+    }
+}
+
+/// The node that an error names, and the error.
+fn culprit(error: &Error) -> Option<(String, String)> {
+    error.node().map(|context| (context.node.clone(), error.message().to_owned()))
+}
+
+fn names(split_by: &[SplitNode]) -> String {
+    const SHOWN: usize = 8;
+    let mut list: Vec<String> =
+        split_by.iter().take(SHOWN).map(|node| format!("{} '{}' ({})", node.op, node.node, node.why)).collect();
+    if split_by.len() > SHOWN {
+        list.push(format!("{} more", split_by.len() - SHOWN));
+    }
+    list.join(", ")
+}
+
+fn make(
+    partitions: &[Partition],
+    parts: &[Arc<PartPlan>],
+    refused: &HashMap<String, String>,
+    kernels: &KernelCache,
+) -> Result<Made> {
+    let gpu = |plan: &Arc<PartPlan>| matches!(plan.unit.device.memory(), Memory::Cuda(_));
+    let gpus: Vec<Option<DeviceName>> =
+        parts.iter().map(|plan| gpu(plan).then(|| plan.unit.device.attributes().name.clone())).collect();
+    make_for(partitions, parts, &gpus, refused, kernels)
+}
+
+/// Splits the parts that are for GPUs.
+fn make_for(
+    partitions: &[Partition],
+    parts: &[Arc<PartPlan>],
+    gpus: &[Option<DeviceName>],
+    refused: &HashMap<String, String>,
+    kernels: &KernelCache,
+) -> Result<Made> {
+    let mut made = Made { parts: Arc::new([]), segments: Vec::new(), split_by: Vec::new() };
+    let all: Vec<PartOf<'_>> = partitions
+        .iter()
+        .zip(parts)
+        .zip(gpus)
+        .map(|((part, plan), gpu)| PartOf { part, plan, gpu: gpu.as_ref() })
+        .collect();
+    let found = segments(&all, refused)?.ok_or_else(|| Error::internal("its parts wait for each other"))?;
+    let mut split_parts = Vec::with_capacity(parts.len());
+    for ((of, plan), found) in all.iter().zip(parts).zip(&found) {
+        match of.gpu {
+            Some(_) => split_parts.push(split_part(of.part, plan, found, kernels, &mut made)?),
+            None => {
+                let is_work = |node: &&Arc<Node>| node.def.flow != Flow::Transfer && node.op() != "Const";
+                made.split_by.extend(of.part.nodes.iter().map(|(_, node)| node).filter(is_work).map(|node| {
+                    SplitNode {
+                        node: node.name.to_string(),
+                        op: node.op(),
+                        why: format!("it is on {}", plan.unit.name),
+                    }
+                }));
+                split_parts.push(plan.clone());
+            }
+        }
+    }
+    made.parts = split_parts.into();
+    Ok(made)
+}
+
+/// A part in which each segment is one node.
+fn split_part(
+    partition: &Partition,
+    plan: &Arc<PartPlan>,
+    found: &Segments,
+    kernels: &KernelCache,
+    made: &mut Made,
+) -> Result<Arc<PartPlan>> {
+    let nodes = &partition.nodes;
+    for (i, why) in found.apart.iter().enumerate() {
+        if let Some(why) = why {
+            let node = nodes.node(NodeId(i as u32));
+            made.split_by.push(SplitNode { node: node.name.to_string(), op: node.op(), why: why.clone() });
+        }
+    }
+    if found.list.is_empty() {
+        return Ok(plan.clone());
+    }
+    let constants: HashMap<Arc<str>, Tensor> =
+        plan.constant_names.iter().cloned().zip(plan.constants.iter().cloned()).collect();
+    let mut cutter = Cutter {
+        partition,
+        found,
+        segment_of: vec![None; nodes.len()],
+        outputs: found.list.iter().map(|_| Vec::new()).collect(),
+    };
+    for (segment, members) in found.list.iter().enumerate() {
+        members.iter().for_each(|&i| cutter.segment_of[i] = Some(segment));
+    }
+    cutter.find_outputs();
+    let (mut segments, mut places) = (Vec::new(), Vec::new());
+    for (number, members) in found.list.iter().enumerate() {
+        let inner = cutter.inner(number, members);
+        let part = Part {
+            nodes: &inner.nodes,
+            fed: inner.fed,
+            fetches: inner.fetches,
+            frame_ids: FrameIds::default(),
+            extras: Extras { constants: constants.clone(), ..Extras::default() },
+        };
+        let part = Arc::new(compile(&part, &plan.unit, kernels)?);
+        let reads = |feed: usize| part.feeds.iter().filter(move |plan| plan.feed as usize == feed);
+        let segment = Arc::new(Segment {
+            slot: CaptureSlot::for_segment(number as u32),
+            is_late: part.nodes.iter().any(|node| updates_variable(node.node.op())),
+            on_card: (0..inner.inputs.len()).map(|feed| reads(feed).all(|plan| plan.on_device)).collect(),
+            part,
+        });
+        places.push((inner.inputs, inner.waits));
+        segments.push(segment);
+    }
+    let outer = cutter.outer(&places)?;
+    let at = outer.segments.iter().copied().zip(segments.iter().cloned()).collect();
+    let part = Part {
+        nodes: &outer.nodes,
+        fed: outer.fed,
+        fetches: outer.fetches,
+        frame_ids: FrameIds::default(),
+        extras: Extras { constants, segments: at },
+    };
+    made.segments.extend(segments);
+    Ok(Arc::new(compile(&part, &plan.unit, kernels)?))
+}
+
+/// Cuts a part into what is inside of segments and what is outside.
+struct Cutter<'a> {
+    partition: &'a Partition,
+    found: &'a Segments,
+    segment_of: Vec<Option<usize>>,
+    /// For each segment what others see of it.
+    outputs: Vec<Vec<Endpoint>>,
+}
+
+/// The nodes of one segment.
+struct Inner {
+    nodes: Nodes,
+    fed: HashMap<(NodeId, usize), usize>,
+    fetches: Vec<(usize, Endpoint)>,
+    /// What comes from outside, by number of the feed.
+    inputs: Vec<Endpoint>,
+    /// What it waits for besides.
+    waits: HashSet<NodeId>,
+}
+
+/// The nodes around the segments.
+struct Outer {
+    nodes: Nodes,
+    fed: HashMap<(NodeId, usize), usize>,
+    fetches: Vec<(usize, Endpoint)>,
+    /// The nodes that stand for segments.
+    segments: Vec<NodeId>,
+}
+
+impl Cutter<'_> {
+    fn find_outputs(&mut self) {
+        let nodes = &self.partition.nodes;
+        let mut wanted: HashSet<Endpoint> = self.partition.fetches.iter().map(|(_, at)| *at).collect();
+        for (id, node) in nodes.iter() {
+            for at in node.inputs.iter().filter(|at| at.feed().is_none()) {
+                if self.segment_of[at.node.index()] != self.segment_of[id.index()] {
+                    wanted.insert(*at);
+                }
+            }
+        }
+        for at in wanted {
+            if let Some(segment) = self.segment_of[at.node.index()] {
+                self.outputs[segment].push(at);
+            }
+        }
+        self.outputs.iter_mut().for_each(|list| list.sort_unstable());
+    }
+
+    /// Adds a node that is free, and those it needs, to a segment.
+    fn add_free(&self, id: NodeId, nodes: &mut Nodes, renamed: &mut HashMap<NodeId, NodeId>) -> NodeId {
+        if let Some(&known) = renamed.get(&id) {
+            return known;
+        }
+        let mut node = Node::clone(self.partition.nodes.node(id));
+        node.inputs.iter_mut().for_each(|at| at.node = self.add_free(at.node, nodes, renamed));
+        let new = nodes.push(node);
+        renamed.insert(id, new);
+        new
+    }
+
+    fn inner(&self, number: usize, members: &[usize]) -> Inner {
+        let mut inner = Inner {
+            nodes: Nodes::default(),
+            fed: HashMap::new(),
+            fetches: Vec::new(),
+            inputs: Vec::new(),
+            waits: HashSet::new(),
+        };
+        let mut renamed: HashMap<NodeId, NodeId> = HashMap::new();
+        for &i in members {
+            let mut node = Node::clone(self.partition.nodes.node(NodeId(i as u32)));
+            let mut fed = Vec::new();
+            for (input, at) in node.inputs.iter_mut().enumerate() {
+                let is_inside = at.feed().is_none() && self.segment_of[at.node.index()] == Some(number);
+                if is_inside {
+                    at.node = renamed.get(&at.node).copied().unwrap_or(at.node);
+                } else if at.feed().is_none() && self.found.free[at.node.index()] {
+                    at.node = self.add_free(at.node, &mut inner.nodes, &mut renamed);
+                } else {
+                    let feed = inner.inputs.iter().position(|known| known == at).unwrap_or_else(|| {
+                        inner.inputs.push(*at);
+                        inner.inputs.len() - 1
+                    });
+                    fed.push((input, feed));
+                    *at = Endpoint::from_feed(feed as u32);
+                }
+            }
+            let mut waits = Vec::new();
+            for before in &node.control_inputs {
+                match renamed.get(before) {
+                    Some(inside) if self.segment_of[before.index()] == Some(number) => waits.push(*inside),
+                    _ if self.found.free[before.index()] => {}
+                    _ => {
+                        inner.waits.insert(*before);
+                    }
+                }
+            }
+            node.control_inputs = waits;
+            let new = inner.nodes.push(node);
+            renamed.insert(NodeId(i as u32), new);
+            inner.fed.extend(fed.into_iter().map(|(input, feed)| ((new, input), feed)));
+        }
+        let place = |at: &Endpoint| Endpoint { node: renamed.get(&at.node).copied().unwrap_or(at.node), ..*at };
+        inner.fetches = self.outputs[number].iter().map(place).enumerate().collect();
+        inner
+    }
+
+    /// What is outside, with one node for each segment that takes `places`.
+    fn outer(&self, places: &[(Vec<Endpoint>, HashSet<NodeId>)]) -> Result<Outer> {
+        let (nodes, found) = (&self.partition.nodes, self.found);
+        let n = nodes.len();
+        // Places in the order below: nodes by their number, then segments.
+        let item = |id: NodeId| self.segment_of[id.index()].map_or(id.index(), |segment| n + segment);
+        let is_forward = |at: &&Endpoint| at.feed().is_none() && nodes.node(at.node).def.flow != Flow::NextIteration;
+        let mut before: Vec<Vec<usize>> = vec![Vec::new(); n + places.len()];
+        let mut is_used = vec![false; n];
+        self.partition.fetches.iter().for_each(|(_, at)| is_used[at.node.index()] = true);
+        for &i in found.order.iter().rev().filter(|&&i| self.segment_of[i].is_none()) {
+            let node = nodes.node(NodeId(i as u32));
+            is_used[i] |= !found.free[i];
+            if is_used[i] {
+                before[i].extend(node.inputs.iter().filter(is_forward).map(|at| item(at.node)));
+                before[i].extend(node.control_inputs.iter().map(|id| item(*id)));
+                let data = node.inputs.iter().filter(|at| at.feed().is_none()).map(|at| at.node);
+                data.chain(node.control_inputs.iter().copied()).for_each(|id| is_used[id.index()] = true);
+            }
+        }
+        for (segment, (inputs, waits)) in places.iter().enumerate() {
+            before[n + segment].extend(inputs.iter().filter(is_forward).map(|at| item(at.node)));
+            before[n + segment].extend(waits.iter().map(|id| item(*id)));
+        }
+        let order = order(&before).ok_or_else(|| Error::internal("segments wait for each other"))?;
+        let is_kept = |&i: &usize| i >= n || (self.segment_of[i].is_none() && is_used[i]);
+        let mut renamed: Vec<Option<NodeId>> = vec![None; n + places.len()];
+        for (new, i) in order.iter().copied().filter(is_kept).enumerate() {
+            renamed[i] = Some(NodeId(new as u32));
+        }
+        let missing = || Error::internal("a node that is needed is in no segment and not outside");
+        let name = |id: NodeId| renamed[item(id)].ok_or_else(missing);
+        let place = |at: Endpoint| -> Result<Endpoint> {
+            let Some(segment) = self.segment_of[at.node.index()] else {
+                return Ok(Endpoint { node: name(at.node)?, ..at });
+            };
+            let index = self.outputs[segment].iter().position(|output| *output == at).ok_or_else(missing)?;
+            Ok(Endpoint { node: name(at.node)?, index: index as u32 })
+        };
+        let mut outer = Outer {
+            nodes: Nodes::default(),
+            fed: HashMap::new(),
+            fetches: Vec::new(),
+            segments: (0..places.len()).filter_map(|segment| renamed[n + segment]).collect(),
+        };
+        for i in order.iter().copied().filter(is_kept) {
+            let mut node = match i.checked_sub(n) {
+                None => Node::clone(nodes.node(NodeId(i as u32))),
+                Some(segment) => self.stand_in(segment, &places[segment]),
+            };
+            let id = NodeId(outer.nodes.len() as u32);
+            for (input, at) in node.inputs.iter_mut().enumerate() {
+                match at.feed() {
+                    Some(feed) => {
+                        outer.fed.insert((id, input), feed);
+                    }
+                    None => *at = place(*at)?,
+                }
+            }
+            let mut waits = node.control_inputs.iter().map(|id| name(*id)).collect::<Result<Vec<NodeId>>>()?;
+            waits.sort_unstable();
+            waits.dedup();
+            waits.retain(|before| *before != id);
+            node.control_inputs = waits;
+            outer.nodes.push(node);
+        }
+        for (fetch, at) in &self.partition.fetches {
+            outer.fetches.push((*fetch, place(*at)?));
+        }
+        Ok(outer)
+    }
+
+    /// The node that stands for a segment, with the old names of what it needs.
+    fn stand_in(&self, segment: usize, (inputs, waits): &(Vec<Endpoint>, HashSet<NodeId>)) -> Node {
+        let nodes = &self.partition.nodes;
+        let outputs: Vec<OutputInfo> = self.outputs[segment].iter().map(|at| nodes.output(*at).clone()).collect();
+        let mut control_inputs: Vec<NodeId> = waits.iter().copied().collect();
+        control_inputs.sort_unstable();
+        let first = self.found.list[segment].first().map(|&i| nodes.node(NodeId(i as u32)));
+        Node {
+            name: format!("segment {segment}, from {}", first.map_or("nothing", |node| &*node.name)).into(),
+            def: fused::SEGMENT.def,
+            ref_inputs: vec![false; inputs.len()],
+            inputs: inputs.clone(),
+            control_inputs,
+            attrs: Attrs::default(),
+            device: first.map_or_else(DeviceSpec::default, |node| node.device.clone()),
+            outputs,
+            source: None,
+            device_source: None,
+        }
+    }
+}
+
+impl Segment {
+    /// Runs it as a node: by a replay, or node by node.
+    pub fn run(&self, step_id: u64, inputs: &mut [Value], outputs: &mut [Value]) -> Result<()> {
+        let mut feeds: Vec<Option<Tensor>> = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            match input.take() {
+                Value::Tensor(tensor) => feeds.push(Some(tensor)),
+                Value::Empty | Value::Reference(_) => return Err(Error::internal("a segment takes values")),
+            }
+        }
+        let new_step = || Step::new(step_id, std::slice::from_ref(&self.part), CancelToken::new(), false, false);
+        let fetched = match self.slot.run(&self.part, &mut feeds, &new_step)? {
+            Some(fetched) => fetched,
+            None => {
+                let step = new_step();
+                let values: Vec<(usize, &Tensor)> =
+                    feeds.iter().enumerate().filter_map(|(i, value)| Some((i, value.as_ref()?))).collect();
+                step.feed(&values, false);
+                // Updates write in place where nobody else holds the old value.
+                drop(feeds);
+                step.run(None, &|_| false);
+                step.take_fetched()?
+            }
+        };
+        for (number, value) in fetched {
+            let output = outputs.get_mut(number).ok_or_else(|| Error::internal("a segment gave too much"))?;
+            *output = Value::Tensor(value);
+        }
+        match outputs.iter().position(Value::is_empty) {
+            Some(i) => Err(Error::internal(format!("output {i} of a segment was not set"))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_graph::{Graph, Operation, Output, PartitionOptions, PlaceOptions, Request, partition, place, prune};
+    use kolo_ops::flow::print::print;
+    use kolo_ops::math::matmul::matmul;
+    use kolo_ops::nn::relu::relu;
+    use kolo_ops::optim::gradient_descent::apply_gradient_descent;
+    use kolo_ops::registry;
+
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::SessionConfig;
+    use crate::devices::Devices;
+    use crate::planner::Support;
+
+    /// A session on a CPU whose plans are split as if it were a GPU.
+    struct Bench {
+        devices: Devices,
+        kernels: KernelCache,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let device_count = [("GPU".to_owned(), 0), ("CPU".to_owned(), 2)].into();
+            let config = SessionConfig { device_count, inter_op_parallelism_threads: 1, ..SessionConfig::default() };
+            Bench { devices: Devices::new(&config).unwrap(), kernels: KernelCache::default() }
+        }
+
+        /// Runs the graph, split or not. Says what was made.
+        fn run(
+            &self,
+            g: &Graph,
+            (fetches, feeds, targets): (&[Output<'_>], &[(Output<'_>, Tensor)], &[Operation<'_>]),
+            is_split: bool,
+        ) -> (Vec<Tensor>, Made) {
+            g.check().unwrap();
+            let nodes = g.snapshot();
+            let request = Request {
+                feeds: feeds.iter().map(|(output, _)| output.endpoint()).collect(),
+                fetches: fetches.iter().map(|output| output.endpoint()).collect(),
+                targets: targets.iter().map(|target| target.id()).collect(),
+            };
+            let pruned = prune(&nodes, &request).unwrap();
+            let (support, infos) = (Support { devices: &self.devices }, self.devices.infos());
+            let placed =
+                place(&nodes, &pruned.nodes, &infos, &support, &HashMap::new(), &PlaceOptions::default()).unwrap();
+            let parts = partition(&placed, &pruned, registry(), &PartitionOptions::default(), &mut || 1).unwrap();
+            let compiled: Vec<Arc<PartPlan>> = parts
+                .iter()
+                .map(|part| {
+                    let fed = part.feeds.iter().flat_map(|(feed, to)| to.iter().map(move |input| (*input, *feed)));
+                    let whole = Part {
+                        nodes: &part.nodes,
+                        fed: fed.collect(),
+                        fetches: part.fetches.clone(),
+                        frame_ids: FrameIds::default(),
+                        extras: Extras::default(),
+                    };
+                    Arc::new(compile(&whole, &self.devices.units[part.device], &self.kernels).unwrap())
+                })
+                .collect();
+            // The first device is taken for a GPU.
+            let gpu = |part: &Partition| (part.device == 0).then(|| DeviceName::local("GPU", 0));
+            let gpus: Vec<Option<DeviceName>> = parts.iter().map(gpu).collect();
+            let made = match is_split {
+                true => make_for(&parts, &compiled, &gpus, &HashMap::new(), &self.kernels).unwrap(),
+                false => Made { parts: compiled.into(), segments: Vec::new(), split_by: Vec::new() },
+            };
+            let step = Step::new(1, &made.parts, CancelToken::new(), false, false);
+            let values: Vec<(usize, &Tensor)> = feeds.iter().map(|(_, value)| value).enumerate().collect();
+            step.feed(&values, false);
+            step.run(Some(Instant::now() + Duration::from_secs(20)), &|_| false);
+            let fetched = step.finish(fetches.len()).unwrap();
+            (fetched.into_iter().map(|value| value.unwrap()).collect(), made)
+        }
+    }
+
+    fn wavy(n: usize, seed: f32) -> Tensor {
+        Tensor::from_vec([n, n], (0..n * n).map(|i| (i as f32 * 0.7 + seed).sin()).collect::<Vec<f32>>()).unwrap()
+    }
+
+    fn chain(x: Output<'_>) -> Output<'_> {
+        let y = x.graph().op("Tanh").input(x).out();
+        let y = x.graph().op("Sigmoid").input(y).out();
+        relu(y) * x
+    }
+
+    /// Runs it plainly and in segments, each from the start, and compares the steps.
+    fn compare(
+        build: impl for<'g> Fn(&'g Graph) -> (Vec<Output<'g>>, Vec<(Output<'g>, Tensor)>, Vec<Operation<'g>>),
+    ) -> Made {
+        let run = |is_split: bool| {
+            let g = kolo_ops::graph();
+            let (fetches, feeds, targets) = build(&g);
+            let bench = Bench::new();
+            let init = g.global_variables_initializer();
+            bench.run(&g, (&[], &[], &[init]), false);
+            let mut all = Vec::new();
+            let mut made = None;
+            for _ in 0..3 {
+                let (values, what) = bench.run(&g, (&fetches, &feeds, &targets), is_split);
+                all.push(values);
+                made = Some(what);
+            }
+            (all, made.unwrap())
+        };
+        let ((plain, _), (split, made)) = (run(false), run(true));
+        assert_eq!(plain, split);
+        made
+    }
+
+    #[test]
+    fn a_node_of_the_host_splits_a_step() {
+        let made = compare(|g| {
+            let x = g.placeholder::<f32>("x", [Some(6), Some(6)]);
+            let w = g.variable("w", wavy(6, 1.0));
+            let hidden = chain(matmul(x, w.read()));
+            let shown = print(hidden, &[hidden], "hidden");
+            let out = chain(matmul(shown, w.read())) + x;
+            let update = apply_gradient_descent(w.handle(), g.constant(0.1f32), out);
+            let after = g.control_dependencies(&[update], || w.read_now() + 0.0);
+            (vec![out, hidden, after], vec![(x, wavy(6, 2.0))], vec![update])
+        });
+        assert_eq!(made.segments.len(), 2, "{:?}", made.split_by);
+        let apart: Vec<&str> = made.split_by.iter().map(|node| node.op).collect();
+        assert_eq!(apart, ["Print"]);
+        // The update is in the second, since that still reads the old value.
+        let late: Vec<bool> = made.segments.iter().map(|segment| segment.is_late).collect();
+        assert_eq!(late, [false, true]);
+    }
+
+    #[test]
+    fn branches_and_loops_run_between_segments() {
+        let made = compare(|g| {
+            let x = g.variable("x", wavy(5, 3.0)).read();
+            let first = chain(x);
+            let mean = kolo_ops::math::reduce::sum::mean(first, &[0, 1]);
+            let which = g.op("Less").input(mean).input(g.constant(0.0f32)).out();
+            let chosen = g.cond(which, || vec![first * 2.0], || vec![first * 3.0]).unwrap()[0];
+            let second = chain(chosen);
+            let looped = g
+                .while_loop(
+                    &[g.constant(0i32), second],
+                    |g, vars| g.op("Less").input(vars[0]).input(g.constant(3i32)).out(),
+                    |g, vars| vec![vars[0] + g.constant(1i32), vars[1] * 0.5],
+                    kolo_graph::WhileOptions::default(),
+                )
+                .unwrap()[1];
+            (vec![chain(looped), which], Vec::new(), Vec::new())
+        });
+        assert_eq!(made.segments.len(), 3, "{:?}", made.split_by);
+        assert!(made.split_by.iter().any(|node| node.why == "it may be skipped"), "{:?}", made.split_by);
+        assert!(made.split_by.iter().any(|node| node.why == "it is in a loop"), "{:?}", made.split_by);
+    }
+
+    #[test]
+    fn what_is_computed_from_values_of_the_host_stays_outside() {
+        let made = compare(|g| {
+            let n = g.placeholder::<i32>("n", [Some(1)]);
+            let filled = g.op("Fill").input(n + g.constant(1i32)).input(g.constant(2.0f32)).out();
+            (vec![chain(chain(filled))], vec![(n, Tensor::from([3i32]))], Vec::new())
+        });
+        let apart: Vec<&str> = made.split_by.iter().map(|node| node.op).collect();
+        assert_eq!((made.segments.len(), apart), (1, vec!["AddV2", "Fill"]));
+    }
+
+    /// What goes to another device and comes back waits for what was sent, though no edge of the part says so.
+    #[test]
+    fn what_comes_back_from_another_device_is_in_a_later_segment() {
+        let made = compare(|g| {
+            let x = g.placeholder::<f32>("x", [Some(6), Some(6)]);
+            let w = g.variable("w", wavy(6, 1.0));
+            let hidden = chain(matmul(x, w.read()));
+            let there = kolo_core::DeviceSpec::parse("/cpu:1").unwrap();
+            let back = g.op("Mul").device(there.clone()).input(hidden).input(g.constant(0.5f32)).out();
+            let again = chain(back);
+            let third = chain(g.op("Tanh").device(there).input(again).out());
+            let update = apply_gradient_descent(w.handle(), g.constant(0.1f32), third);
+            (vec![third, hidden], vec![(x, wavy(6, 2.0))], vec![update])
+        });
+        assert_eq!(made.segments.len(), 3, "{:?}", made.split_by);
+        let n_recvs = made.split_by.iter().filter(|node| node.op == "_Recv").count();
+        assert_eq!(n_recvs, 2, "{:?}", made.split_by);
+    }
+}
