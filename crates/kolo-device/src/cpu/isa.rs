@@ -109,6 +109,30 @@ pub fn vectorize_on<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
     }
 }
 
+/// Runs `f` with AVX2 where the caller has found it: nothing else is compiled.
+///
+/// # Panics
+/// If this machine has no AVX2.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) fn on_avx2<R>(f: impl FnOnce() -> R) -> R {
+    assert!(Isa::best() >= Isa::Avx2);
+    // SAFETY: `best` found the features.
+    unsafe { with_avx2(f) }
+}
+
+/// The same for AVX-512.
+///
+/// # Panics
+/// If this machine has no AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) fn on_avx512<R>(f: impl FnOnce() -> R) -> R {
+    assert!(Isa::best() == Isa::Avx512);
+    // SAFETY: `best` found the features.
+    unsafe { with_avx512(f) }
+}
+
 /// # Safety
 /// Needs AVX2 and FMA.
 #[cfg(target_arch = "x86_64")]

@@ -13,14 +13,17 @@ mod wide;
 pub use softmax::{log_softmax_f32, softmax_f32, softmax_f32_streamed};
 
 use super::gemm::Real;
-use super::isa::{Isa, vectorize, vectorize_on};
+use super::isa::{Isa, vectorize};
 
 /// Compiles `f::<FMA>` for the best instruction set and calls it.
 macro_rules! on_best {
     ($f:ident($($arg:expr),*)) => {
         match Isa::best() {
-            Isa::Portable => $f::<false>($($arg),*),
-            isa => vectorize_on(isa, #[inline(always)] || $f::<true>($($arg),*)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => $crate::cpu::isa::on_avx512(#[inline(always)] || $f::<true>($($arg),*)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => $crate::cpu::isa::on_avx2(#[inline(always)] || $f::<true>($($arg),*)),
+            _ => $f::<false>($($arg),*),
         }
     };
 }

@@ -1,6 +1,6 @@
 //! Softmax and its logarithm, row by row.
 
-use super::super::isa::{Isa, vectorize_on};
+use super::super::isa::Isa;
 use super::super::scratch::Scratch;
 use super::super::stream::{fence, prefetch, stream};
 use super::{BLOCK, LANES, exp_below_zero, fold, lanes_max, lanes_sum, log, on_best};

@@ -164,7 +164,9 @@ impl Reduction {
             let per_task = (task_len(pool, input) / (rows_per_part * run_per_part).max(1)).max(1);
             pool.for_each_chunk(out, per_task, |task, out| {
                 for (i, y) in out.iter_mut().enumerate() {
-                    let (part, kept) = ((task * per_task + i) / n_kept, (task * per_task + i) % n_kept);
+                    let at = task * per_task + i;
+                    // A division would take a good part of the time of a short run.
+                    let (part, kept) = if n_parts == 1 { (0, at) } else { (at / n_kept, at % n_kept) };
                     let base = self.kept.offset(kept);
                     let acc = if rows == 1 {
                         let range = part * run_per_part..((part + 1) * run_per_part).min(self.run);

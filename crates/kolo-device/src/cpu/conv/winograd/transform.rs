@@ -314,18 +314,21 @@ unsafe fn results_vector<V: Simd<Elem = f32>, const N: usize, const M: usize, co
     }
 }
 
-/// Runs `$body` with `$v` and `$w` as the widest vectors of this machine, and the instructions for them.
+/// Runs `$body` with `$v` and `$w` as the widest vectors of this machine, and the instructions for them. It is compiled once for
+/// each kind of vectors, not for each kind of vectors and instructions.
 macro_rules! with_vectors {
     (($v:ident, $w:ident) => $body:expr) => {
         match $crate::cpu::Isa::best() {
             #[cfg(target_arch = "x86_64")]
-            $crate::cpu::Isa::Avx512 => {
-                with_vectors!(@ $v, $w, $crate::cpu::gemm::F32x16, $crate::cpu::gemm::F64x8, $body)
-            }
+            $crate::cpu::Isa::Avx512 => $crate::cpu::isa::on_avx512(
+                #[inline(always)]
+                || with_vectors!(@ $v, $w, $crate::cpu::gemm::F32x16, $crate::cpu::gemm::F64x8, $body),
+            ),
             #[cfg(target_arch = "x86_64")]
-            $crate::cpu::Isa::Avx2 => {
-                with_vectors!(@ $v, $w, $crate::cpu::gemm::F32x8, $crate::cpu::gemm::F64x4, $body)
-            }
+            $crate::cpu::Isa::Avx2 => $crate::cpu::isa::on_avx2(
+                #[inline(always)]
+                || with_vectors!(@ $v, $w, $crate::cpu::gemm::F32x8, $crate::cpu::gemm::F64x4, $body),
+            ),
             _ => {
                 use $crate::cpu::gemm::Portable;
                 with_vectors!(@ $v, $w, Portable<f32, 4>, Portable<f64, 2>, $body)
@@ -337,10 +340,7 @@ macro_rules! with_vectors {
         type $v = $floats;
         #[allow(dead_code, reason = "most loops need one of the two")]
         type $w = $doubles;
-        $crate::cpu::vectorize(
-            #[inline(always)]
-            || $body,
-        )
+        $body
     }};
 }
 pub(super) use with_vectors;
