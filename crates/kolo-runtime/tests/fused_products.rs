@@ -1,5 +1,7 @@
 //! Steps whose products are fused with what comes after them, against the same steps node by node.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests may fail as tests do.
+
 use kolo_core::{Code, DType, Shape, Tensor};
 use kolo_graph::{Graph, gradients};
 use kolo_ops::math::matmul::matmul;
