@@ -164,20 +164,33 @@ impl IntraPool {
     }
 
     /// Runs `task(0)` to `task(n_tasks - 1)`, each once, in any order, and returns when all are
-    /// done. Each thread begins with a run of neighbours, the same for every call with as many tasks: kernels that cut
-    /// their data alike find it in the cache of the core that used it last. If the pool is serving another call (or this call comes
+    /// done. Small indices start first. If the pool is serving another call (or this call comes
     /// from inside a task) the caller runs everything itself.
     ///
     /// # Panics
     /// When a task panics, tasks not yet begun are skipped and the first panic goes on in the caller.
     pub fn parallel_for(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.run(n_tasks, 1, task);
+    }
+
+    /// [`IntraPool::parallel_for`], but each thread begins with a run of neighbours, the same for every call with as many
+    /// tasks: kernels that cut their data alike find it in the cache of the core that used it last. Not for data larger than the
+    /// caches: streams that lie half of it apart may be slower than those of neighbours.
+    ///
+    /// # Panics
+    /// As [`IntraPool::parallel_for`].
+    pub fn parallel_for_near(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.run(n_tasks, MAX_LANES, task);
+    }
+
+    fn run(&self, n_tasks: usize, most_lanes: usize, task: &(dyn Fn(usize) + Sync)) {
         if n_tasks <= 1 || self.n_workers.load(SeqCst) == 0 {
             return (0..n_tasks).for_each(task);
         }
         let Some(crew) = self.crew.try_lock() else {
             return (0..n_tasks).for_each(task);
         };
-        let n_lanes = n_tasks.min(crew.len() + 1).min(MAX_LANES);
+        let n_lanes = n_tasks.min(crew.len() + 1).min(most_lanes);
         let job = Job { task, n_tasks, n_lanes, claimed: Default::default(), panic: Mutex::new(None) };
         self.shared.job.store((&raw const job).cast_mut().cast(), SeqCst);
         self.shared.epoch.fetch_add(1, SeqCst);
@@ -479,149 +492,4 @@ impl<T> Parts<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicU64;
-
-    use super::*;
-
-    #[test]
-    fn every_task_runs_once() {
-        for n_threads in [1, 2, 3, 5] {
-            let pool = IntraPool::new(n_threads);
-            assert_eq!(pool.n_threads(), n_threads);
-            for n_tasks in [0, 1, 2, 7, 1000] {
-                let counts: Vec<_> = (0..n_tasks).map(|_| AtomicUsize::new(0)).collect();
-                pool.parallel_for(n_tasks, &|i| {
-                    counts[i].fetch_add(1, SeqCst);
-                });
-                assert!(counts.iter().all(|c| c.load(SeqCst) == 1));
-            }
-        }
-    }
-
-    #[test]
-    fn a_task_goes_to_the_same_thread_each_time() {
-        let pool = IntraPool::new(2);
-        let me = std::thread::current().id();
-        let deadline = Instant::now() + Duration::from_secs(20);
-        for _ in 0..50 {
-            let begun = AtomicUsize::new(0);
-            let first_is_mine = AtomicBool::new(false);
-            // No task ends before both have begun, so each thread has one.
-            pool.parallel_for(2, &|task| {
-                begun.fetch_add(1, SeqCst);
-                while begun.load(SeqCst) < 2 && Instant::now() < deadline {
-                    std::hint::spin_loop();
-                }
-                if task == 0 {
-                    first_is_mine.store(std::thread::current().id() == me, SeqCst);
-                }
-            });
-            assert!(first_is_mine.load(SeqCst));
-        }
-    }
-
-    #[test]
-    fn chunks_cover_the_slice() {
-        let pool = IntraPool::with_cores(3, Some(&[0, 1]));
-        for len in [0, 1, 63, 64, 65, 1000] {
-            let mut a = vec![0usize; len];
-            let mut b = vec![0u8; len];
-            let mut c = vec![0f32; len];
-            pool.for_each_chunk(&mut a, 64, |i, part| part.fill(i + 1));
-            assert!(a.iter().enumerate().all(|(i, &x)| x == i / 64 + 1));
-            pool.for_each_chunk2(&mut a, &mut b, 7, |_, a, b| {
-                a.iter_mut().for_each(|x| *x *= 2);
-                b.fill(a[0] as u8);
-            });
-            pool.for_each_chunk3(&mut a, &mut b, &mut c, 7, |_, a, _, c| c.fill(a.len() as f32));
-            assert!(a.iter().enumerate().all(|(i, &x)| x == 2 * (i / 64 + 1)));
-            assert_eq!(c.first().copied().unwrap_or(7.0_f32.min(len as f32)), 7.0_f32.min(len as f32));
-        }
-    }
-
-    #[test]
-    fn nested_calls_finish() {
-        let pool = IntraPool::new(3);
-        let total = AtomicU64::new(0);
-        pool.parallel_for(20, &|_| {
-            pool.parallel_for(10, &|i| {
-                total.fetch_add(i as u64, SeqCst);
-            });
-        });
-        assert_eq!(total.into_inner(), 20 * 45);
-    }
-
-    #[test]
-    fn callers_on_many_threads_finish() {
-        let pool = IntraPool::new(2);
-        let total = AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..200 {
-                        pool.parallel_for(5, &|_| {
-                            total.fetch_add(1, SeqCst);
-                        });
-                    }
-                });
-            }
-        });
-        assert_eq!(total.into_inner(), 4 * 200 * 5);
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = IntraPool::new(2);
-        for bad in [0, 57, 99] {
-            let result = catch_unwind(AssertUnwindSafe(|| {
-                pool.parallel_for(100, &|i| assert!(i != bad, "task {i} fails"));
-            }));
-            let payload = result.expect_err("the panic propagates");
-            assert_eq!(payload.downcast_ref::<String>(), Some(&format!("task {bad} fails")));
-        }
-        let done = AtomicUsize::new(0);
-        pool.parallel_for(10, &|_| {
-            done.fetch_add(1, SeqCst);
-        });
-        assert_eq!(done.into_inner(), 10);
-    }
-
-    #[test]
-    fn a_pool_changes_size_while_it_works() {
-        let pool = IntraPool::new(1);
-        let total = AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    for _ in 0..300 {
-                        pool.parallel_for(7, &|_| {
-                            total.fetch_add(1, SeqCst);
-                        });
-                    }
-                });
-            }
-            for n in [3, 1, 5, 2, 0, 4] {
-                assert_eq!(pool.set_threads(n), n.max(1));
-                assert_eq!(pool.n_threads(), n.max(1));
-                assert_eq!(pool.crew.lock().iter().filter(|worker| !worker.handle.is_finished()).count(), n.max(1) - 1);
-            }
-        });
-        assert_eq!(total.into_inner(), 2 * 300 * 7);
-    }
-
-    #[test]
-    fn workers_end_with_the_pool() {
-        let pool = IntraPool::new(4);
-        let shared = Arc::downgrade(&pool.shared);
-        drop(pool);
-        assert!(shared.upgrade().is_none());
-    }
-
-    #[test]
-    fn a_grain_is_smaller_for_dearer_elements() {
-        assert!(grain(0.1) > grain(10.0));
-        assert_eq!(grain(1e9), 64);
-        assert_eq!(grain(0.0) % 64, 0);
-    }
-}
+mod tests;
