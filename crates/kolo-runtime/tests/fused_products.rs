@@ -68,7 +68,7 @@ fn fused_steps_learn_what_single_nodes_learn() {
         for activation in ["", "Relu", "Sigmoid"] {
             let (fused, ran) = train(dtype, activation, false);
             let (single, ran_singly) = train(dtype, activation, true);
-            for op in ["_KoloFusedDense", "_KoloFusedDescent"] {
+            for op in ["_KoloFusedDense", "_KoloApplyDescent"] {
                 assert!(ran.iter().any(|ran| ran == op), "{activation}: {ran:?}");
                 assert!(ran_singly.iter().all(|ran| ran != op), "{activation}: {ran_singly:?}");
             }

@@ -1,4 +1,4 @@
-//! `_KoloFusedDescent`: on a CPU, `ResourceApplyGradientDescent` with a gradient that a `MatMul` makes. The product is
+//! `_KoloApplyDescent`: on a CPU, `ResourceApplyGradientDescent` with a gradient that a `MatMul` makes. The product is
 //! subtracted from the variable where it is made, so the gradient is never stored.
 
 use kolo_core::{DType, Element, Error, Result};
@@ -14,7 +14,7 @@ use crate::{Cost, KernelCtx, Op};
 /// The op. `product` is the name of the `MatMul`, for errors.
 pub static DESCENT: Op = Op {
     def: OpDef {
-        name: "_KoloFusedDescent",
+        name: "_KoloApplyDescent",
         signature: "(var:resource, alpha:T, a:T, b:T) -> () ; transpose_a:bool=false, transpose_b:bool=false, \
                     product:string, T:type{float,double}",
         gradient: super::MADE_LATE,

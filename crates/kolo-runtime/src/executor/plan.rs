@@ -472,7 +472,7 @@ fn is_tiny_output(output: &OutputInfo) -> bool {
 /// Whether an op writes to a variable that it is given.
 pub(crate) fn updates_variable(op: &str) -> bool {
     let op = op.strip_prefix("Resource").or(op.strip_prefix("_Kolo")).unwrap_or(op);
-    ["Apply", "SparseApply", "Assign", "Scatter", "FusedDescent"].iter().any(|prefix| op.starts_with(prefix))
+    ["Apply", "SparseApply", "Assign", "Scatter"].iter().any(|prefix| op.starts_with(prefix))
         && !matches!(op, "ScatterNd" | "ScatterNdNonAliasingAdd")
 }
 

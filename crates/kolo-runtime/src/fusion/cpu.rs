@@ -6,6 +6,10 @@ use kolo_ops::fused;
 
 use super::{Uses, Work, first, is_nchw, made};
 
+/// Elements of a variable that may be updated by a product. The variable is locked for as long as the product takes, and one that
+/// is larger than a core's cache gains little.
+const MOST_DESCENDED: usize = 1 << 18;
+
 impl Work<'_> {
     pub(super) fn dense_layers(&mut self, uses: &Uses) {
         for bias_id in self.ids() {
@@ -76,6 +80,9 @@ impl Work<'_> {
             };
             let &[handle, rate, at] = update.inputs.as_slice() else { continue };
             let Some(product) = self.product(at, id, uses) else { continue };
+            if product.outputs[0].shape.n_elements().is_none_or(|n| n > MOST_DESCENDED) {
+                continue;
+            }
             let inputs = vec![handle, rate, product.inputs[0], product.inputs[1]];
             let node = made(&fused::DESCENT, update, &[product, update], inputs, Vec::new(), product_attrs(product));
             self.nodes[id.index()] = Some(node);

@@ -256,10 +256,21 @@ fn on_a_cpu_products_take_bias_activation_and_descent_with_them() {
     let node = part.nodes.node(part.nodes.find("hidden").unwrap());
     assert_eq!((node.op(), node.attrs.str("activation").unwrap()), ("_KoloFusedDense", "sigmoid"));
     let node = part.nodes.node(part.nodes.find(&update.name()).unwrap());
-    assert_eq!((node.op(), node.attrs.bool("transpose_a").unwrap()), ("_KoloFusedDescent", true));
+    assert_eq!((node.op(), node.attrs.bool("transpose_a").unwrap()), ("_KoloApplyDescent", true));
     // A gradient that somebody fetches is made.
     let part = fused_for("CPU", &g, &[loss, grad]);
-    assert_eq!((count(&part, "MatMul"), count(&part, "_KoloFusedDescent")), (2, 0));
+    assert_eq!((count(&part, "MatMul"), count(&part, "_KoloApplyDescent")), (2, 0));
+}
+
+#[test]
+fn on_a_cpu_a_large_variable_is_not_locked_for_a_product() {
+    for (width, n_fused) in [(512, 1), (513, 0)] {
+        let g = kolo_ops::graph();
+        let (x, dy) = (input(&g, "x", &[512, 8]), input(&g, "dy", &[8, width]));
+        let zeros = kolo_core::Tensor::zeros(DType::F32, [512, width]).unwrap();
+        let _ = apply_gradient_descent(g.variable("w", zeros).handle(), g.constant(0.5f32), matmul(x, dy));
+        assert_eq!(count(&fused_for("CPU", &g, &[]), "_KoloApplyDescent"), n_fused, "{width}");
+    }
 }
 
 #[test]
