@@ -82,10 +82,7 @@ impl Rows<'_> {
     }
 
     fn each(&self, mut visit: impl FnMut(usize, usize)) {
-        match self {
-            Rows::Span(start, n) => (0..*n).for_each(|i| visit(i, start + i)),
-            Rows::Picked(ids) => ids.iter().enumerate().for_each(|(i, &id)| visit(i, id as usize)),
-        }
+        (0..self.len()).filter_map(|i| Some((i, self.id(i)?))).for_each(|(i, id)| visit(i, id));
     }
 }
 
@@ -117,16 +114,20 @@ impl Recipe {
         let layout = self.window.unwrap_or(Layout { start: 0, step: plain, length: plain });
         match self.convert {
             Convert::Keep => self.keep(source, layout, rows, shape, spare),
-            Convert::Scale { factor, offset } => {
+            Convert::Cast(dtype) if dtype == source.dtype() => self.keep(source, layout, rows, shape, spare),
+            Convert::Scale { .. } | Convert::Cast(DType::F32) => {
+                let by =
+                    if let Convert::Scale { factor, offset } = self.convert { [factor, offset] } else { [1.0, 0.0] };
                 let tensor = spare.take(DType::F32, &shape)?;
-                let done = from_number!(source.dtype(), T => scale::<T>(source, layout, rows, tensor, factor, offset));
+                let done = match source.dtype() {
+                    DType::U8 => scale_pixels(source, layout, rows, tensor, by),
+                    dtype => from_number!(dtype, T => scale::<T>(source, layout, rows, tensor, by)),
+                };
                 spare.lend(done?)
             }
-            Convert::Cast(dtype) if dtype == source.dtype() => self.keep(source, layout, rows, shape, spare),
             Convert::Cast(dtype) => {
                 let tensor = spare.take(dtype, &shape)?;
                 let done = from_number!(source.dtype(), T => match dtype {
-                    DType::F32 => scale::<T>(source, layout, rows, tensor, 1.0, 0.0),
                     DType::F64 => convert::<T, f64>(source, layout, rows, tensor, |x| Some(x.to_f64())),
                     DType::I32 => convert::<T, i32>(source, layout, rows, tensor, |x| x.to_i64()?.try_into().ok()),
                     DType::I64 => convert::<T, i64>(source, layout, rows, tensor, T::to_i64),
@@ -169,24 +170,30 @@ impl Recipe {
     }
 }
 
+/// Pixels are what there is most of, and this crate is not where loops are compiled best.
+fn scale_pixels(
+    source: &Tensor,
+    layout: Layout,
+    rows: Rows<'_>,
+    mut tensor: Tensor,
+    [factor, offset]: [f32; 2],
+) -> Result<Tensor> {
+    let (from, to) = (source.data::<u8>()?, tensor.data_mut::<f32>()?);
+    rows.each(|i, id| {
+        rows.ask_ahead(i, layout, from);
+        scale_u8(layout.of(from, id), factor, offset, &mut to[i * layout.length..][..layout.length]);
+    });
+    Ok(tensor)
+}
+
 fn scale<T: Number>(
     source: &Tensor,
     layout: Layout,
     rows: Rows<'_>,
     mut tensor: Tensor,
-    factor: f32,
-    offset: f32,
+    [factor, offset]: [f32; 2],
 ) -> Result<Tensor> {
-    let to = tensor.data_mut::<f32>()?;
-    // Pixels are what there is most of; this crate is compiled for size.
-    if let Ok(from) = source.data::<u8>() {
-        rows.each(|i, id| {
-            rows.ask_ahead(i, layout, from);
-            scale_u8(layout.of(from, id), factor, offset, &mut to[i * layout.length..][..layout.length]);
-        });
-        return Ok(tensor);
-    }
-    let from = source.data::<T>()?;
+    let (from, to) = (source.data::<T>()?, tensor.data_mut::<f32>()?);
     rows.each(|i, id| {
         for (to, from) in to[i * layout.length..][..layout.length].iter_mut().zip(layout.of(from, id)) {
             *to = from.to_f32() * factor + offset;
