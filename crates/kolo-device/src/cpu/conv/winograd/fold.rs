@@ -7,7 +7,7 @@
 //!
 //! The image is folded from the first tap of the first result on, so what is folded has the padding, as zeros.
 
-use super::{Epilogue, Winograd, as_f32, forward_step};
+use super::{Epilogue, Winograd, as_f32, by_channel, forward_step};
 use crate::cpu::IntraPool;
 use crate::cpu::conv::ConvShape;
 use crate::cpu::gemm::{Real, Shared, nth_block};
@@ -95,11 +95,7 @@ impl Folded {
             return false;
         };
         assert!(self.fits(source.len(), filter.len(), out.len()));
-        let epilogue = Epilogue {
-            column_bias: epilogue.column_bias.and_then(as_f32),
-            row_bias: None,
-            activation: epilogue.activation,
-        };
+        let epilogue = by_channel(epilogue);
         let images = self.fold_images(pool, source);
         let folded = Scratch::take::<f32>(self.folded_filter_len());
         // SAFETY: the scratch has room for the folded filter, and what is not written as a tap is zero. The folded

@@ -112,11 +112,7 @@ impl Winograd {
         let Some((source, filter)) = as_f32(source).zip(as_f32(filter)) else {
             return false;
         };
-        let epilogue = Epilogue {
-            column_bias: epilogue.column_bias.and_then(as_f32),
-            row_bias: None,
-            activation: epilogue.activation,
-        };
+        let epilogue = by_channel(epilogue);
         assert!(self.fits(source, filter, out.len()));
         // SAFETY: the slices are as long as the sizes say.
         unsafe { self.forward(pool, source.as_ptr(), filter.as_ptr(), out.as_mut_ptr().cast(), &epilogue) }
@@ -253,6 +249,12 @@ fn pixels<const N: usize>(
 /// Values from one plane to the next: an odd number of cache lines, so that dozens of planes do not meet in a few sets.
 fn plane(len: usize) -> usize {
     (len.div_ceil(16) | 1) * 16
+}
+
+/// What is done to a finished channel, for results that are `f32`.
+fn by_channel<'a, T: Real>(epilogue: &Epilogue<'a, T>) -> Epilogue<'a, f32> {
+    let column_bias = epilogue.column_bias.and_then(as_f32);
+    Epilogue { column_bias, row_bias: None, activation: epilogue.activation }
 }
 
 /// `x` as `f32`, if that is what it is.

@@ -45,10 +45,7 @@ pub(super) unsafe fn run_pieces<T: Real>(pool: &IntraPool, kernels: &Kernels<T>,
                     if s == 0 && !p.accumulate {
                         c.copy_from_slice(x);
                     } else {
-                        vectorize(
-                            #[inline(always)]
-                            || c.iter_mut().zip(x).for_each(|(c, &x)| *c = c.plus(x)),
-                        );
+                        add(c, x);
                     }
                 }
                 epilogue::apply(&p.epilogue, c.as_mut_ptr(), p.ldc, i..i + 1, 0..p.n);
@@ -118,14 +115,19 @@ pub(super) unsafe fn run_halves<T: Real>(pool: &IntraPool, kernels: &Kernels<T>,
             unsafe {
                 let c = std::slice::from_raw_parts_mut(p.c.add(i * p.ldc), p.n);
                 let x = std::slice::from_raw_parts(added.get().add(i * p.n), p.n);
-                vectorize(
-                    #[inline(always)]
-                    || c.iter_mut().zip(x).for_each(|(c, &x)| *c = c.plus(x)),
-                );
+                add(c, x);
                 epilogue::apply(&p.epilogue, c.as_mut_ptr(), p.ldc, i..i + 1, 0..p.n);
             }
         }
     });
     packed.put_back();
     second.put_back();
+}
+
+/// `c += x`.
+fn add<T: Real>(c: &mut [T], x: &[T]) {
+    vectorize(
+        #[inline(always)]
+        || c.iter_mut().zip(x).for_each(|(c, &x)| *c = c.plus(x)),
+    );
 }
