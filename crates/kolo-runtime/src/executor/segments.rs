@@ -14,7 +14,7 @@ use kolo_core::{DType, DeviceName, Result};
 use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes, Partition};
 use kolo_ops::{find_kernel, host_arguments};
 
-use super::frames::frames;
+use super::frames::{Frames, frames};
 use super::plan::{PartPlan, PlanKernel};
 
 /// A segment of fewer launches than this is not worth a capture.
@@ -66,6 +66,21 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
         let wanted = edge(node);
         waits[start + id.index()].extend(senders.iter().filter(|(sent, _)| *sent == wanted).map(|(_, i)| *i));
     }
+    // What leaves a loop may come from any of its iterations, so it waits for all that goes round, in whatever part.
+    let is_fed = |of: &PartOf<'_>, id: NodeId, input: usize| of.part.nodes.node(id).inputs[input].feed().is_some();
+    let loops = parts.iter().map(|of| frames(&of.part.nodes, &|id, input| is_fed(of, id, input)));
+    let loops = loops.collect::<Result<Vec<Frames>>>()?;
+    let in_loops = |flow: Flow| {
+        let parts = parts.iter().zip(&loops).zip(&starts);
+        parts.flat_map(move |((of, loops), start)| {
+            let nodes = of.part.nodes.iter().filter(move |(_, node)| node.def.flow == flow);
+            nodes.map(move |(id, _)| (&*loops.list[loops.of_node[id.index()] as usize].name, start + id.index()))
+        })
+    };
+    let rounds: Vec<(&str, usize)> = in_loops(Flow::NextIteration).collect();
+    for (left, exit) in in_loops(Flow::Exit) {
+        waits[exit].extend(rounds.iter().filter(|(name, _)| *name == left).map(|(_, i)| *i));
+    }
     let Some(order) = order(&waits) else { return Ok(None) };
     let (mut apart, mut free): (Apart, Vec<bool>) = (Vec::new(), Vec::new());
     let mut updates = Vec::new();
@@ -76,7 +91,7 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
             .any(|(_, node)| matches!(node.def.flow, Flow::Switch | Flow::Enter));
         let local: Vec<usize> = local(&order, *start, of);
         let is_free = free_nodes(&of.part.nodes, of.plan, &local);
-        apart.extend(apart_nodes(of, &local, &is_free, refused, may_skip)?);
+        apart.extend(apart_nodes(of, &loops[i], &local, &is_free, refused, may_skip));
         let readers = readers_before_updates(of.plan, &of.part.nodes, &is_free);
         let moved = |(update, readers): (usize, Vec<usize>)| {
             (start + update, readers.into_iter().map(|reader| start + reader).collect::<Vec<usize>>())
@@ -110,31 +125,30 @@ fn local(order: &[usize], start: usize, of: &PartOf<'_>) -> Vec<usize> {
 /// Why nodes of a part cannot be captured; all of them if it is not for a GPU.
 fn apart_nodes(
     of: &PartOf<'_>,
+    loops: &Frames,
     order: &[usize],
     free: &[bool],
     refused: &HashMap<String, String>,
     may_skip: bool,
-) -> Result<Apart> {
+) -> Apart {
     let nodes = &of.part.nodes;
     let mut apart: Apart = vec![None; nodes.len()];
     let Some(gpu) = of.gpu else {
         apart.fill(Some("it is on another device".to_owned()));
-        return Ok(apart);
+        return apart;
     };
-    let is_fed = |id: NodeId, input: usize| nodes.node(id).inputs[input].feed().is_some();
-    let frames = frames(nodes, &is_fed)?;
     let before: Vec<Vec<usize>> = nodes.iter().map(|(id, _)| before(nodes, id)).collect();
     let skipped = skipped(nodes, order, &before, may_skip);
     for &i in order.iter().filter(|&&i| !free[i]) {
         let (id, name) = (NodeId(i as u32), &nodes.node(NodeId(i as u32)).name);
         apart[i] = match refused.get(&**name) {
             Some(why) => Some(why.clone()),
-            None if frames.of_node[i] != 0 => Some("it is in a loop".to_owned()),
+            None if loops.of_node[i] != 0 => Some("it is in a loop".to_owned()),
             None if skipped[i] => Some("it may be skipped".to_owned()),
             None => refusal(of.part, of.plan, gpu, id, (&apart, free)),
         };
     }
-    Ok(apart)
+    apart
 }
 
 /// The nodes that a node waits for, edges that close loops apart.

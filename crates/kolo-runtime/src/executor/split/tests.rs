@@ -182,3 +182,26 @@ fn what_comes_back_from_another_device_is_in_a_later_segment() {
     let n_recvs = made.split_by.iter().filter(|node| node.op == "_Recv").count();
     assert_eq!(n_recvs, 2, "{:?}", made.split_by);
 }
+
+/// The first value of a loop may be a constant, and the others made of what a segment computes, here or on another device.
+#[test]
+fn what_leaves_a_loop_is_in_a_later_segment_than_what_goes_round() {
+    for device in ["/cpu:0", "/cpu:1"] {
+        let made = compare(|g| {
+            let x = g.variable("x", wavy(5, 3.0)).read();
+            let first = chain(x);
+            let there = kolo_core::DeviceSpec::parse(device).unwrap();
+            let add = |a, b| g.op("AddV2").device(there.clone()).input(a).input(b).out();
+            let looped = g
+                .while_loop(
+                    &[g.constant(0i32), g.constant(wavy(5, 4.0))],
+                    |g, vars| g.op("Less").input(vars[0]).input(g.constant(3i32)).out(),
+                    |g, vars| vec![vars[0] + g.constant(1i32), add(vars[1], first)],
+                    kolo_graph::WhileOptions::default(),
+                )
+                .unwrap()[1];
+            (vec![chain(looped)], Vec::new(), Vec::new())
+        });
+        assert_eq!(made.segments.len(), 2, "{device}: {:?}", made.split_by);
+    }
+}
