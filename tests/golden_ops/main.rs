@@ -2,7 +2,8 @@
 //! them (`conformance/ops` makes them; its README says how). Each case runs twice, once as it is and once with its
 //! inputs fed as tensors of unknown shape, so that neither shape inference nor kernels can lean on the other.
 //!
-//! `KOLO_GOLDEN` names another folder to check, and `KOLO_GOLDEN_ONLY` keeps the cases whose name contains it.
+//! `KOLO_GOLDEN` names another folder to check, `KOLO_GOLDEN_ONLY` keeps the cases whose name contains it, and
+//! `KOLO_GOLDEN_DEVICE=gpu` runs on a GPU what has a kernel there.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,9 +21,13 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use case::Case;
 use known::Known;
+
+/// A case that takes longer is named, since each should take milliseconds.
+const SLOW: Duration = Duration::from_secs(10);
 
 /// The folder of this package's own files.
 fn root() -> &'static Path {
@@ -79,7 +84,11 @@ fn every_case_agrees_with_tensorflow() {
         for _ in 0..n_threads {
             scope.spawn(|| {
                 while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let begin = Instant::now();
                     let found = run::check(case);
+                    if begin.elapsed() > SLOW {
+                        println!("slow: {} took {:.1} s", case.name, begin.elapsed().as_secs_f64());
+                    }
                     complaints
                         .lock()
                         .unwrap()

@@ -15,6 +15,11 @@ use crate::compare::difference;
 use crate::folder::Folder;
 use crate::train;
 
+/// For runs without a deadline of their own. A GPU's kernels may have to be compiled first.
+pub fn patient() -> RunOptions {
+    RunOptions { timeout: Some(Duration::from_secs(60)), ..RunOptions::default() }
+}
+
 /// `(mode, what differs)` for each mode in which the case disagrees.
 pub fn check(case: &Case) -> Vec<(&'static str, String)> {
     let mut found = Vec::new();
@@ -208,7 +213,8 @@ fn gradient_values(graph: &Graph, grad: &GradCase, feeds: &[(String, Tensor)]) -
     if fetches.is_empty() {
         return Ok(vec![None; grads.len()]);
     }
-    let mut values = session(graph)?.run(&fetches, &feeds, &[])?.into_iter();
+    let (values, _) = session(graph)?.run_with(&patient(), &fetches, &feeds, &[])?;
+    let mut values = values.into_iter();
     Ok(grads.iter().map(|grad| grad.as_ref().and_then(|_| values.next())).collect())
 }
 

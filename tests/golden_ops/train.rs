@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 
 use crate::case::{Case, Tolerance, indices, strings};
 use crate::compare::difference;
-use crate::run::{import, session};
+use crate::run::{import, patient, session};
 
 /// What differs.
 pub fn check(case: &Case) -> Vec<String> {
@@ -34,15 +34,18 @@ fn losses(case: &Case, plan: &Json) -> Result<Tensor> {
     }
     let session = session(&graph)?;
     session.run_op(graph.operation(text("start"))?)?;
-    session.run(&[], &[], &trainer.starts)?;
+    let run = |fetches: &[Output<'_>], feeds: &[(Output<'_>, Tensor)], targets: &[Operation<'_>]| {
+        session.run_with(&patient(), fetches, feeds, targets).map(|(values, _)| values)
+    };
+    run(&[], &[], &trainer.starts)?;
     let seen: Vec<usize> = indices(&plan["seen"]).into_iter().flatten().collect();
     let (mut losses, mut powers) = (Vec::new(), [BETA_1, BETA_2]);
     for step in 0..plan["steps"].as_u64().unwrap_or_default() as usize {
         if seen.contains(&step) {
-            losses.push(session.fetch(loss)?.scalar_value::<f32>()?);
+            losses.push(run(&[loss], &[], &[])?[0].scalar_value::<f32>()?);
         }
         let feeds = [0, 1].map(|i| (trainer.powers[i], Tensor::scalar(powers[i])));
-        session.run(&[], &feeds[..if trainer.is_adam { 2 } else { 0 }], &trainer.updates)?;
+        run(&[], &feeds[..if trainer.is_adam { 2 } else { 0 }], &trainer.updates)?;
         powers = [powers[0] * BETA_1, powers[1] * BETA_2];
     }
     Ok(Tensor::vector(losses))
