@@ -70,6 +70,18 @@ impl<T: Number> Reducer<T> for Max {
     fn finish(acc: T, _: usize) -> T {
         acc
     }
+    #[inline(always)]
+    fn decides(x: T) -> bool {
+        is_nan(x)
+    }
+    #[inline(always)]
+    fn lane_step(acc: T, x: T) -> T {
+        if x > acc { x } else { acc }
+    }
+    #[inline(always)]
+    fn lane_join(a: T, b: T) -> T {
+        if b > a { b } else { a }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -90,6 +102,23 @@ impl<T: Number> Reducer<T> for Min {
     fn finish(acc: T, _: usize) -> T {
         acc
     }
+    #[inline(always)]
+    fn decides(x: T) -> bool {
+        is_nan(x)
+    }
+    #[inline(always)]
+    fn lane_step(acc: T, x: T) -> T {
+        if x < acc { x } else { acc }
+    }
+    #[inline(always)]
+    fn lane_join(a: T, b: T) -> T {
+        if b < a { b } else { a }
+    }
+}
+
+#[inline(always)]
+fn is_nan<T: Number>(x: T) -> bool {
+    x.partial_cmp(&x).is_none()
 }
 
 fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -106,6 +135,7 @@ const MIN_KERNELS: &[KernelDef] = cpu_kernels!(min_kernel: f32, f64, f16, bf16, 
 #[cfg(test)]
 mod tests {
     use half::f16;
+    use kolo_core::Tensor;
 
     use crate::testing::{check_op, tensor, wavy};
 
@@ -126,7 +156,12 @@ mod tests {
             let mut x = vec![1.0f32; 100];
             x[at] = f32::NAN;
             check_op("Max").input(x.clone()).input([0i32]).gives(f32::NAN);
-            check_op("Min").input(x).input([0i32]).gives(f32::NAN);
+            check_op("Min").input(x.clone()).input([0i32]).gives(f32::NAN);
+            // The same in the second of three rows.
+            let rows = [vec![2.0; 100], x, vec![3.0; 100]].concat();
+            let rows = Tensor::from_vec([3, 100], rows).unwrap();
+            check_op("Max").input(rows.clone()).input([1i32]).gives([2.0, f32::NAN, 3.0]);
+            check_op("Min").input(rows).input([1i32]).gives([2.0, f32::NAN, 3.0]);
         }
     }
 

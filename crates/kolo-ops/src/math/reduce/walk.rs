@@ -32,6 +32,22 @@ pub(crate) trait Reducer<T: Element>: Copy + Sync {
     fn join(a: Self::Acc, b: Self::Acc) -> Self::Acc;
     /// The result over `n` values.
     fn finish(acc: Self::Acc, n: usize) -> T;
+    /// Whether this value decides the result, whatever the others are. It need not be heeded by the next two, which
+    /// makes them quicker.
+    #[inline(always)]
+    fn decides(_x: T) -> bool {
+        false
+    }
+    /// As `step`, for one of many accumulators side by side.
+    #[inline(always)]
+    fn lane_step(acc: Self::Acc, x: T) -> Self::Acc {
+        Self::step(acc, x)
+    }
+    /// As `join`, for two of them.
+    #[inline(always)]
+    fn lane_join(a: Self::Acc, b: Self::Acc) -> Self::Acc {
+        Self::join(a, b)
+    }
 }
 
 /// Accumulators side by side in a run: as many as two of the widest vectors hold.
@@ -162,6 +178,17 @@ impl Reduction {
             let (rows_per_part, run_per_part) =
                 if rows == 1 { (1, self.run.div_ceil(n_parts)) } else { (rows.div_ceil(n_parts), self.run) };
             let per_task = (task_len(pool, input) / (rows_per_part * run_per_part).max(1)).max(1);
+            if let ([(_, step)], 1, 1, ..=LEAF) = (&self.kept.0[..], rows, n_parts, self.run) {
+                return pool.for_each_chunk(out, per_task, |task, out| {
+                    let mut accs = [R::START; 64];
+                    for (i, out) in out.chunks_mut(accs.len()).enumerate() {
+                        let accs = &mut accs[..out.len()];
+                        let first = task * per_task + i * 64;
+                        reduce_leaves::<T, R>(&input[first * step..], self.run, *step, accs);
+                        out.iter_mut().zip(accs).for_each(|(y, acc)| *y = emit(*acc));
+                    }
+                });
+            }
             pool.for_each_chunk(out, per_task, |task, out| {
                 for (i, y) in out.iter_mut().enumerate() {
                     let at = task * per_task + i;
@@ -246,30 +273,48 @@ pub(crate) fn reduce_run<T: Element, R: Reducer<T>>(values: &[T]) -> R::Acc {
         let (low, high) = values.split_at(middle);
         return R::join(reduce_run::<T, R>(low), reduce_run::<T, R>(high));
     }
-    if values.len() < LANES {
-        return values.iter().fold(R::START, |acc, &x| R::step(acc, x));
-    }
+    let mut acc = [R::START];
+    reduce_leaves::<T, R>(values, values.len(), 0, &mut acc);
+    acc[0]
+}
+
+/// Reduces runs of at most [`LEAF`] values, which begin `step` apart, one for each of `accs`. All of them in one call:
+/// for short runs, asking for the vectors of this processor takes longer than the sums.
+fn reduce_leaves<T: Element, R: Reducer<T>>(values: &[T], run: usize, step: usize, accs: &mut [R::Acc]) {
     lanes::<T, _>(
         #[inline(always)]
         || {
-            let mut lanes = [R::START; LANES];
-            let (blocks, rest) = values.as_chunks::<LANES>();
-            for block in blocks {
-                for (acc, &x) in lanes.iter_mut().zip(block) {
-                    *acc = R::step(*acc, x);
-                }
+            for (i, acc) in accs.iter_mut().enumerate() {
+                *acc = reduce_leaf::<T, R>(&values[i * step..i * step + run]);
             }
-            for (acc, &x) in lanes.iter_mut().zip(rest) {
-                *acc = R::step(*acc, x);
-            }
-            halve::<_, 16>(&mut lanes, R::join);
-            halve::<_, 8>(&mut lanes, R::join);
-            halve::<_, 4>(&mut lanes, R::join);
-            halve::<_, 2>(&mut lanes, R::join);
-            halve::<_, 1>(&mut lanes, R::join);
-            lanes[0]
         },
-    )
+    );
+}
+
+#[inline(always)]
+fn reduce_leaf<T: Element, R: Reducer<T>>(values: &[T]) -> R::Acc {
+    if values.len() < LANES {
+        return values.iter().fold(R::START, |acc, &x| R::step(acc, x));
+    }
+    let mut lanes = [R::START; LANES];
+    let (blocks, rest) = values.as_chunks::<LANES>();
+    for block in blocks {
+        for (acc, &x) in lanes.iter_mut().zip(block) {
+            *acc = R::lane_step(*acc, x);
+        }
+    }
+    for (acc, &x) in lanes.iter_mut().zip(rest) {
+        *acc = R::lane_step(*acc, x);
+    }
+    halve::<_, 16>(&mut lanes, R::lane_join);
+    halve::<_, 8>(&mut lanes, R::lane_join);
+    halve::<_, 4>(&mut lanes, R::lane_join);
+    halve::<_, 2>(&mut lanes, R::lane_join);
+    halve::<_, 1>(&mut lanes, R::lane_join);
+    match values.iter().fold(false, |any, &x| any | R::decides(x)) {
+        true => values.iter().fold(R::START, |acc, &x| R::step(acc, x)),
+        false => lanes[0],
+    }
 }
 
 /// Joins lanes `N` apart. The number is known when this is compiled, so that lanes stay in registers.
