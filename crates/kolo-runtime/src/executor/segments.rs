@@ -9,6 +9,7 @@
 //! Updates of variables go to the last segment whose nodes still read the old value, so that they need not copy it.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use kolo_core::{DType, DeviceName, Result};
 use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes, Partition};
@@ -147,6 +148,14 @@ fn apart_nodes(
             None if skipped[i] => Some("it may be skipped".to_owned()),
             None => refusal(of.part, of.plan, gpu, id, (&apart, free)),
         };
+    }
+    // A replay sends nothing: only what is received in the same capture may be sent in it.
+    for (id, _) in nodes.iter().filter(|(_, node)| node.op() == "_HostSend") {
+        let receives = |&(_, other): &(NodeId, &Arc<Node>)| other.control_inputs.contains(&id) && other.op() == "_Recv";
+        let is_received = nodes.iter().filter(receives).any(|(other, _)| apart[other.index()].is_none());
+        if !is_received && apart[id.index()].is_none() {
+            apart[id.index()] = Some("it is a transfer".to_owned());
+        }
     }
     apart
 }

@@ -1,20 +1,21 @@
 //! Split plans on CPUs that stand in for a card.
 
-use kolo_graph::{Graph, Operation, Output, PartitionOptions, PlaceOptions, Request, partition, place, prune};
+use kolo_graph::{
+    Graph, KernelSupport, Operation, Output, PartitionOptions, PlaceOptions, Request, partition, place, prune,
+};
 use kolo_ops::flow::print::print;
 use kolo_ops::math::matmul::matmul;
 use kolo_ops::nn::relu::relu;
 use kolo_ops::optim::gradient_descent::apply_gradient_descent;
-use kolo_ops::registry;
+use kolo_ops::{find_kernel, host_arguments, registry};
 
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::SessionConfig;
 use crate::devices::Devices;
-use crate::planner::Support;
 
-/// A session on a CPU whose plans are split as if it were a GPU.
+/// Two CPUs, the first of which is said to be a GPU: plans are split, and arguments are in host memory, as if it were one.
 struct Bench {
     devices: Devices,
     kernels: KernelCache,
@@ -42,9 +43,14 @@ impl Bench {
             targets: targets.iter().map(|target| target.id()).collect(),
         };
         let pruned = prune(&nodes, &request).unwrap();
-        let (support, infos) = (Support { devices: &self.devices }, self.devices.infos());
-        let placed = place(&nodes, &pruned.nodes, &infos, &support, &HashMap::new(), &PlaceOptions::default()).unwrap();
-        let parts = partition(&placed, &pruned, registry(), &PartitionOptions::default(), &mut || 1).unwrap();
+        let mut infos = self.devices.infos();
+        infos[0].name = DeviceName::local("GPU", 0);
+        infos[1].name = DeviceName::local("CPU", 0);
+        let placed = place(&nodes, &pruned.nodes, &infos, &AsGpu, &HashMap::new(), &PlaceOptions::default()).unwrap();
+        let options = PartitionOptions { support: Some(&AsGpu), ..PartitionOptions::default() };
+        let mut fresh = 0..;
+        let parts =
+            partition(&placed, &pruned, registry(), &options, &mut || fresh.next().unwrap_or_default()).unwrap();
         let compiled: Vec<Arc<PartPlan>> = parts
             .iter()
             .map(|part| {
@@ -72,6 +78,36 @@ impl Bench {
         step.run(Some(Instant::now() + Duration::from_secs(20)), &|_| false);
         let fetched = step.finish(fetches.len()).unwrap();
         (fetched.into_iter().map(|value| value.unwrap()).collect(), made)
+    }
+}
+
+/// What is said of the two: everything can run on either.
+struct AsGpu;
+
+impl AsGpu {
+    fn arguments(node: &Node, device: &DeviceName) -> (Vec<bool>, Vec<bool>) {
+        match &*device.kind {
+            "GPU" => find_kernel(node, device).map(|kernel| host_arguments(node, kernel)).unwrap_or_default(),
+            _ => Default::default(),
+        }
+    }
+}
+
+impl KernelSupport for AsGpu {
+    fn has_kernel(&self, _: &Node, _: &DeviceName) -> bool {
+        true
+    }
+
+    fn kernels(&self, _: &Node) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn host_inputs(&self, node: &Node, device: &DeviceName) -> Vec<bool> {
+        AsGpu::arguments(node, device).0
+    }
+
+    fn host_outputs(&self, node: &Node, device: &DeviceName) -> Vec<bool> {
+        AsGpu::arguments(node, device).1
     }
 }
 
@@ -171,7 +207,7 @@ fn what_comes_back_from_another_device_is_in_a_later_segment() {
         let x = g.placeholder::<f32>("x", [Some(6), Some(6)]);
         let w = g.variable("w", wavy(6, 1.0));
         let hidden = chain(matmul(x, w.read()));
-        let there = kolo_core::DeviceSpec::parse("/cpu:1").unwrap();
+        let there = kolo_core::DeviceSpec::parse("/cpu:0").unwrap();
         let back = g.op("Mul").device(there.clone()).input(hidden).input(g.constant(0.5f32)).out();
         let again = chain(back);
         let third = chain(g.op("Tanh").device(there).input(again).out());
@@ -186,7 +222,7 @@ fn what_comes_back_from_another_device_is_in_a_later_segment() {
 /// The first value of a loop may be a constant, and the others made of what a segment computes, here or on another device.
 #[test]
 fn what_leaves_a_loop_is_in_a_later_segment_than_what_goes_round() {
-    for device in ["/cpu:0", "/cpu:1"] {
+    for device in ["/gpu:0", "/cpu:0"] {
         let made = compare(|g| {
             let x = g.variable("x", wavy(5, 3.0)).read();
             let first = chain(x);
@@ -204,4 +240,22 @@ fn what_leaves_a_loop_is_in_a_later_segment_than_what_goes_round() {
         });
         assert_eq!(made.segments.len(), 2, "{device}: {:?}", made.split_by);
     }
+}
+
+/// A number that a node on the card gives to the host is sent from there, which a replay would leave out.
+#[test]
+fn what_the_host_sends_to_another_device_is_sent_in_every_step() {
+    let made = compare(|g| {
+        let x = g.variable("x", wavy(6, 1.0)).read();
+        let first = chain(x);
+        let there = kolo_core::DeviceSpec::parse("/cpu:0").unwrap();
+        let sizes = g.op("Shape").input(first).out();
+        let doubled = g.op("AddV2").device(there.clone()).input(sizes).input(g.constant([6i32, 0])).out();
+        let filled = g.op("Fill").input(doubled).input(g.constant(2.0f32)).out();
+        let tail = g.op("Pad").device(there).input(filled).input(g.constant([[0i32, 0], [0, 1]])).out();
+        (vec![chain(tail), first], Vec::new(), Vec::new())
+    });
+    assert_eq!(made.segments.len(), 2, "{:?}", made.split_by);
+    let sends = made.split_by.iter().filter(|node| node.op == "_HostSend").count();
+    assert_eq!(sends, 3, "{:?}", made.split_by);
 }
