@@ -74,7 +74,7 @@ impl Held {
     ) -> Option<Held> {
         let rows = threads.checked_div(wide).filter(|&rows| rows > 0)?;
         // A row of sums for each row of threads, and three numbers for each channel.
-        let rest = (rows + 3) * wide * width * size_of::<f32>();
+        let rest = (rows * wide * width + 3 * (wide * width / view.inner)) * size_of::<f32>();
         let pack = threads * n_tensors * 16;
         let held = (most.checked_sub(rest)? / pack).min(view.outer.div_ceil(rows * blocks[1]));
         Some(Held { view, wide, threads, held, shared: held * pack + rest, blocks })
@@ -152,7 +152,8 @@ mod tests {
         assert_eq!(fit(last(6272, 2048), [8, 16, 512], [16, 8], 1), Some((25, 25 * 8192 + 35 * 512)));
         assert_eq!(fit(last(401408, 64), [4, 16, 512], [1, 132], 2), Some((13, 13 * 16384 + 35 * 256)));
         let first = Channels { outer: 128, channels: 2048, inner: 49 };
-        assert_eq!(fit(first, [8, 49, 256], [256, 1], 1), Some((26, 26 * 4096 + 8 * 49 * 32)));
+        assert_eq!(fit(first, [8, 49, 256], [256, 1], 1), Some((26, 26 * 4096 + 5 * 49 * 32 + 96)));
+        assert_eq!(fit(first, [8, 49, 512], [256, 1], 2), Some((13, 13 * 16384 + 10 * 49 * 32 + 96)));
         assert_eq!(fit(first, [8, 513, 512], [256, 1], 1), None);
     }
 }
