@@ -1,10 +1,14 @@
 """What every Python peer shares: timing, and the JSON line."""
 
+import gzip
 import json
 import os
 import statistics
 import sys
 import time
+from pathlib import Path
+
+MNIST = Path(__file__).resolve().parents[2] / "data" / "mnist"
 
 # Seconds spent on each case, warm-up not counted.
 BUDGET = float(os.environ.get("KOLO_BENCH_BUDGET", "3"))
@@ -30,6 +34,17 @@ def seconds_per_call(call):
             call()
         samples.append((clock() - start) / batch)
     return samples
+
+
+def mnist(first, count):
+    """Images of MNIST in the order of the file, floats from 0 to 1, with one-hot labels."""
+    import numpy as np
+
+    with gzip.open(MNIST / "train-images-idx3-ubyte.gz") as f:
+        images = np.frombuffer(f.read(), np.uint8, offset=16).reshape(-1, 784)[first : first + count]
+    with gzip.open(MNIST / "train-labels-idx1-ubyte.gz") as f:
+        labels = np.frombuffer(f.read(), np.uint8, offset=8)[first : first + count]
+    return images.astype(np.float32) / np.float32(255), np.eye(10, dtype=np.float32)[labels]
 
 
 def report(bench, case, unit, better, samples, versions):

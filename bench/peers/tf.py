@@ -133,15 +133,18 @@ def dense(x, units):
     return tf.matmul(x, w) + b
 
 
-def train(graph, x, y, logits, batch, o):
-    """Steps per second of SGD. The batches lie in memory and are fed in turn."""
+def train(graph, x, y, logits, batch, o, real=False):
+    """Steps per second of SGD. The batches lie in memory and are fed in turn: random pixels, or the first images of MNIST."""
     loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits_v2(labels=y, logits=logits))
     step = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
     rng = np.random.default_rng(0)
     count = 40
-    pixels = rng.integers(0, 256, (count * batch, *x.shape[1:].as_list()))
-    images = pixels.astype(np.float32) / np.float32(255)
-    labels = np.eye(10, dtype=np.float32)[rng.integers(0, 10, count * batch)]
+    if real:
+        images, labels = measure.mnist(0, count * batch)
+    else:
+        pixels = rng.integers(0, 256, (count * batch, *x.shape[1:].as_list()))
+        images = pixels.astype(np.float32) / np.float32(255)
+        labels = np.eye(10, dtype=np.float32)[rng.integers(0, 10, count * batch)]
     with session(graph, config(o.threads)) as s:
         call = s.make_callable(step, [x, y]) if o.callable else lambda a, b: s.run(step, {x: a, y: b})
         at = 0
@@ -155,7 +158,8 @@ def train(graph, x, y, logits, batch, o):
 
 
 def mlp(o):
-    shapes = {"small": (100, [100], tf.sigmoid), "large": (1024, [1024, 1024], tf.nn.relu)}
+    small = (100, [100], tf.sigmoid)
+    shapes = {"small": small, "mnist": small, "large": (1024, [1024, 1024], tf.nn.relu)}
     for case in measure.only(list(shapes), o.case):
         batch, hidden, activation = shapes[case]
         graph = tf.Graph()
@@ -165,7 +169,7 @@ def mlp(o):
             h = x
             for units in hidden:
                 h = activation(dense(h, units))
-            rates = train(graph, x, y, dense(h, 10), batch, o)
+            rates = train(graph, x, y, dense(h, 10), batch, o, real=case == "mnist")
         yield case, "steps/s", "higher", rates
 
 

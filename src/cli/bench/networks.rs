@@ -2,26 +2,31 @@
 
 use std::sync::Arc;
 
-use kolo::{Graph, Initializer, Output, Result, Session, Tensor, gradients, ops};
+use kolo::data::mnist;
+use kolo::{Error, Graph, Initializer, Output, Result, Session, Tensor, gradients, ops};
 
 use super::measure::{Better, Report};
 
-const N_BATCHES: usize = 40;
+/// Batches that are fed in turn.
+pub const N_BATCHES: usize = 40;
 
 pub fn mlp(report: &Report) -> Result<()> {
-    train(report, "mlp", "small", 100, |g, x| {
-        let hidden = ops::sigmoid(dense(g, x, "hidden", 784, 100));
-        dense(g, hidden, "out", 100, 10)
-    })?;
-    train(report, "mlp", "large", 1024, |g, x| {
+    train(report, "mlp", "small", batches(100)?, small_logits)?;
+    train(report, "mlp", "mnist", mnist_batches(100, 0)?, small_logits)?;
+    train(report, "mlp", "large", batches(1024)?, |g, x| {
         let first = ops::relu(dense(g, x, "first", 784, 1024));
         let second = ops::relu(dense(g, first, "second", 1024, 1024));
         dense(g, second, "out", 1024, 10)
     })
 }
 
+fn small_logits<'g>(g: &'g Graph, x: Output<'g>) -> Output<'g> {
+    let hidden = ops::sigmoid(dense(g, x, "hidden", 784, 100));
+    dense(g, hidden, "out", 100, 10)
+}
+
 pub fn lenet(report: &Report) -> Result<()> {
-    train(report, "lenet", "train", 64, lenet_logits)
+    train(report, "lenet", "train", batches(64)?, lenet_logits)
 }
 
 /// Two convolutions with pooling, one hidden layer.
@@ -56,7 +61,7 @@ fn train(
     report: &Report,
     bench: &str,
     case: &str,
-    batch: usize,
+    batches: Vec<(Tensor, Tensor)>,
     model: impl for<'g> Fn(&'g Graph, Output<'g>) -> Output<'g>,
 ) -> Result<()> {
     let g = kolo::graph();
@@ -79,10 +84,9 @@ fn train(
     let session = Arc::new(Session::new(&g)?);
     session.run_op(init)?;
     let call = session.make_callable(&[x, labels], &[], &[step])?;
-    let batches = batches(batch)?;
     let mut next = 0;
     let samples = report.sample(|| {
-        let (images, labels) = &batches[next % N_BATCHES];
+        let (images, labels) = &batches[next % batches.len()];
         next += 1;
         call.call(&[images, labels]).map(drop)
     })?;
@@ -107,4 +111,14 @@ pub fn batches(batch: usize) -> Result<Vec<(Tensor, Tensor)>> {
             Ok((Tensor::from_vec([batch, 784], pixels)?, Tensor::from_vec([batch, 10], labels)?))
         })
         .collect()
+}
+
+/// Images of MNIST in the order of the file, with one-hot labels, from batch `first` on. Four fifths of their pixels are zeros.
+pub fn mnist_batches(batch: usize, first: usize) -> Result<Vec<(Tensor, Tensor)>> {
+    let all = mnist::embedded()?.one_hot().train.dataset().batch(batch, true).batches()?;
+    let pair = |batch: Result<kolo::data::Batch>| match <[Tensor; 2]>::try_from(batch?.tensors) {
+        Ok([images, labels]) => Ok((images, labels)),
+        Err(_) => Err(Error::internal("MNIST has images and labels")),
+    };
+    all.skip(first).take(N_BATCHES).map(pair).collect()
 }

@@ -5,11 +5,15 @@
 use std::any::Any;
 
 use kolo_core::{DType, Element, Error, Result, Shape, Tensor};
-use kolo_device::cpu::{pool, vectorize, vectorize_256};
+use kolo_device::cpu::stream::{can_stream_by, fence, is_streamed, stream_by};
+use kolo_device::cpu::{IntraPool, pool, vectorize, vectorize_256};
 use smallvec::SmallVec;
 
 use crate::kernel::KernelCtx;
 use crate::nn::rows::piece_of_run;
+
+/// Floats in a cache line.
+pub(crate) const FLOATS: usize = 16;
 
 /// Elements that are moved aside at a time by loops that write over their input. They stay in the first-level cache.
 const BLOCK: usize = 512;
@@ -19,6 +23,9 @@ type MapLoop<'f, T, U> = dyn Fn(&[T], &mut [U]) + Sync + 'f;
 
 /// The loop of an op with two inputs: the part of the output, both inputs, how to walk them, and the first row of the part.
 type ZipLoop<'f, T, U> = dyn Fn(&mut [U], &[T], &[T], &Walk, usize) + Sync + 'f;
+
+/// The loop of an op with two large inputs of the same shape, whose output goes past the caches.
+type PastLoop<'f, T, U> = dyn Fn(&mut [U], &[T], &[T]) + Sync + 'f;
 
 /// Sets output 0 to `f` of every element of input 0, writing into the input if it dies here and the types agree.
 /// `ns` is about what one element costs, for splitting the work.
@@ -114,7 +121,26 @@ pub fn zip<T: Element, U: Element>(
         ctx.set_output(0, Tensor::scalar(value));
         return Ok(());
     }
-    zip_by(ctx, ns, &move |out: &mut [U], left: &[T], right: &[T], walk: &Walk, first: usize| {
+    let past = |out: &mut [U], left: &[T], right: &[T]| {
+        let line = |at: usize| {
+            let mut values = [U::default(); FLOATS];
+            if let (Some(left), Some(right)) = (left[at..].first_chunk::<FLOATS>(), right[at..].first_chunk::<FLOATS>())
+            {
+                for ((y, &a), &b) in values.iter_mut().zip(left).zip(right) {
+                    *y = f(a, b);
+                }
+            }
+            values
+        };
+        stream_by(out, line, |i| f(left[i], right[i]));
+    };
+    // By `if const`, so that it is compiled for floats alone.
+    let past: Option<&PastLoop<'_, T, U>> = if const { matches!((T::DTYPE, U::DTYPE), (DType::F32, DType::F32)) } {
+        can_stream_by().then_some(&past)
+    } else {
+        None
+    };
+    zip_by(ctx, ns, past, &move |out: &mut [U], left: &[T], right: &[T], walk: &Walk, first: usize| {
         // One choice of instructions for all rows: they are often short.
         lanes::<T, _>(
             #[inline(always)]
@@ -128,17 +154,22 @@ pub fn zip<T: Element, U: Element>(
     })
 }
 
-fn zip_by<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, each: &ZipLoop<'_, T, U>) -> Result<()> {
+fn zip_by<T: Element, U: Element>(
+    ctx: &mut KernelCtx<'_>,
+    ns: f64,
+    past: Option<&PastLoop<'_, T, U>>,
+    each: &ZipLoop<'_, T, U>,
+) -> Result<()> {
     let (a, b) = (ctx.input(0)?.shape().clone(), ctx.input(1)?.shape().clone());
     if a == b {
-        return zip_flat(ctx, ns, a, (true, true), each);
+        return zip_flat(ctx, ns, a, (true, true), past, each);
     }
     let shape = broadcast_shape(&a, &b)?;
     if b.n_elements() == 1 && a.n_elements() == shape.n_elements() {
-        return zip_flat(ctx, ns, shape, (true, false), each);
+        return zip_flat(ctx, ns, shape, (true, false), None, each);
     }
     if a.n_elements() == 1 && b.n_elements() == shape.n_elements() {
-        return zip_flat(ctx, ns, shape, (false, true), each);
+        return zip_flat(ctx, ns, shape, (false, true), None, each);
     }
     let (pool, mut walk) = (ctx.pool(), Walk::new(&shape, &a, &b));
     walk.cut(pool::fill_grain::<U>(shape.n_elements(), ns));
@@ -160,6 +191,7 @@ fn zip_flat<T: Element, U: Element>(
     ns: f64,
     shape: Shape,
     moves: (bool, bool),
+    past: Option<&PastLoop<'_, T, U>>,
     each: &ZipLoop<'_, T, U>,
 ) -> Result<()> {
     let (pool, chunk) = (ctx.pool(), pool::grain(ns));
@@ -190,6 +222,11 @@ fn zip_flat<T: Element, U: Element>(
         }
         _ => {
             let (left, right) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
+            if let Some(past) = past.filter(|_| is_streamed(size_of_val(target))) {
+                fill_past(pool, target, &|at, out| past(out, &left[at..], &right[at..]));
+                ctx.set_output(0, out);
+                return Ok(());
+            }
             let chunk = pool::fill_grain::<U>(target.len(), ns);
             pool.fill_chunks(target, chunk, &|i, out| {
                 each(out, piece(left, moves.0, i * chunk), piece(right, moves.1, i * chunk), &walk, 0);
@@ -198,6 +235,15 @@ fn zip_flat<T: Element, U: Element>(
     }
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// Calls `f` with long pieces of `target`, and where each begins; `f` stores past the caches.
+pub(crate) fn fill_past<U: Element>(pool: &IntraPool, target: &mut [U], f: &(dyn Fn(usize, &mut [U]) + Sync)) {
+    let chunk = (pool.stretch(size_of_val(target)) / size_of::<U>().max(1)).max(1);
+    pool.for_each_chunk(target, chunk, |i, out| {
+        f(i * chunk, out);
+        fence();
+    });
 }
 
 /// The part of an input from `at` on, or all of one that stays where it is.

@@ -8,16 +8,14 @@ use std::time::{Duration, Instant};
 use kolo::cluster::{ReplicaDeviceSetter, SyncReplicas};
 use kolo::optim::{Optimizer, Sgd};
 use kolo::train::{MonitoredTrainingSession, global_step_or_create};
-use kolo::{
-    ClusterSpec, Connect as _, Error, Initializer, Result, Server, ServerConfig, Session, SessionConfig, Tensor, ops,
-};
+use kolo::{ClusterSpec, Connect as _, Error, Initializer, Result, Server, ServerConfig, Session, SessionConfig, ops};
 
 use super::servers::Servers;
 use crate::cli::bench::measure::{Better, Report};
+use crate::cli::bench::networks::{N_BATCHES, mnist_batches};
 
 /// Parts that the measured time is cut into.
 const N_WINDOWS: usize = 6;
-const N_BATCHES: usize = 40;
 const BATCH: usize = 100;
 
 /// What a bench tells its worker processes.
@@ -142,7 +140,7 @@ fn worker(cluster: &ClusterSpec, task: u32, is_sync: bool) -> Result<()> {
     }
     let session = builder.build()?;
     let call = session.session()?.make_callable(&[x, y], &[], &[update])?;
-    let batches = batches(u64::from(task))?;
+    let batches = mnist_batches(BATCH, task as usize * N_BATCHES)?;
     say("ready")?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(|error| Error::unavailable(error.to_string()))?;
@@ -170,25 +168,6 @@ fn worker(cluster: &ClusterSpec, task: u32, is_sync: bool) -> Result<()> {
         let (images, labels) = &batches[0];
         call.call(&[images, labels])?;
     }
-}
-
-/// Pictures of noise: what they show does not matter for the time a step takes.
-fn batches(seed: u64) -> Result<Vec<(Tensor, Tensor)>> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    let mut all = Vec::with_capacity(N_BATCHES);
-    for _ in 0..N_BATCHES {
-        let images = (0..BATCH * 784).map(|_| (next() % 256) as f32 / 255.0).collect();
-        let mut labels = vec![0.0f32; BATCH * 10];
-        (0..BATCH).for_each(|i| labels[i * 10 + (next() % 10) as usize] = 1.0);
-        all.push((Tensor::from_vec([BATCH, 784], images)?, Tensor::from_vec([BATCH, 10], labels)?));
-    }
-    Ok(all)
 }
 
 fn say(line: &str) -> Result<()> {

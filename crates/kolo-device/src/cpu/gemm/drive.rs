@@ -15,6 +15,8 @@
 
 mod along_k;
 
+pub(super) use along_k::{add_second_half, pays_to_halve};
+
 use std::ops::Range;
 
 use super::epilogue::{self, Epilogue};

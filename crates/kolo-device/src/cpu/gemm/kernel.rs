@@ -7,8 +7,9 @@
 //! A is read in place: either its rows are contiguous (`A` as stored) or its columns are (`A`
 //! transposed); packing changes only the stride. B's rows are contiguous; packed or in place.
 
+use super::drive::Problem;
 use super::simd::{Portable, Simd};
-use crate::cpu::{Isa, vmath};
+use crate::cpu::{IntraPool, Isa, vmath};
 
 /// One tile's work: `C = alpha * A * B`, or `C += alpha * A * B` with `accumulate`.
 pub(crate) struct Tile<T> {
@@ -132,6 +133,13 @@ pub(crate) trait Real: bytemuck::Pod + Send + Sync + PartialEq + 'static {
     fn relu(self) -> Self;
     /// `1 / (1 + exp(-x))` of every element.
     fn sigmoid(x: &mut [Self]);
+    /// Computes a product whose left operand is mostly zeros; `false` if it is not, or there is no way of its own for that.
+    ///
+    /// # Safety
+    /// As for [`super::drive::run`]; the machine has `isa`.
+    unsafe fn skip_zeros(_isa: Isa, _pool: &IntraPool, _problem: &Problem<'_, Self>) -> bool {
+        false
+    }
     /// Transposes `n_blocks` blocks of 8 by 8 that lie side by side in eight rows at `src` to
     /// blocks below each other at `dst`, if there are instructions for it.
     ///
@@ -155,6 +163,12 @@ impl Real for f32 {
             Isa::Avx2 => &x86::F32_AVX2,
             _ => &F32_PORTABLE,
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn skip_zeros(isa: Isa, pool: &IntraPool, problem: &Problem<'_, f32>) -> bool {
+        // SAFETY: passed on.
+        unsafe { super::zeros::try_run(isa.min(Isa::best()), pool, problem) }
     }
 
     #[inline(always)]

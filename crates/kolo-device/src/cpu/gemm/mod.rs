@@ -5,12 +5,11 @@
 //! kernel    one tile of C in registers
 //! pack      blocks of A and B as the kernels read them
 //! drive     blocking, threads, cuts along k
-
 //! gemv      one row or one column of C
+//! zeros     an A that is mostly zeros
 //! batch     many products of one shape
 //! generic   halves through f32, other types by plain loops
 //! epilogue  bias and activation on a finished tile
-
 //! ```
 //!
 //! ```
@@ -23,7 +22,7 @@
 //! # Ok::<(), String>(())
 //! ```
 //!
-//! Bits of a result depend on the shape and the chip, never on the number of threads.
+//! Bits of a result depend on the values, the shape and the chip, never on the number of threads.
 
 use super::{IntraPool, Isa};
 
@@ -35,6 +34,8 @@ mod generic;
 mod kernel;
 mod pack;
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod zeros;
 
 pub use batch::{Strides, gemm_batch_f32, gemm_batch_f64};
 pub(crate) use drive::{Gather, Left, Problem, Shared, nth_block};
@@ -208,7 +209,7 @@ unsafe fn product_on<T: Real>(isa: Isa, pool: &IntraPool, p: &Problem<'_, T>) {
                 }
             }
             epilogue::apply(&p.epilogue, p.c, p.ldc, 0..p.m, 0..p.n);
-        } else if !gemv::try_run(pool, T::kernels(isa), p) {
+        } else if !gemv::try_run(pool, T::kernels(isa), p) && !T::skip_zeros(isa, pool, p) {
             drive::run(pool, T::kernels(isa), p);
         }
     }

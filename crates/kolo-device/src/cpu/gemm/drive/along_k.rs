@@ -67,7 +67,7 @@ pub(super) fn n_pieces<T: Real>(kernels: &Kernels<T>, p: &Problem<'_, T>) -> usi
 
 /// Whether to cut k in two: A and B are then read once by one half of the threads each, and what is added in the end is little
 /// beside them. Large products do enough with what they read.
-pub(super) fn pays_to_halve<T>(p: &Problem<'_, T>) -> bool {
+pub(crate) fn pays_to_halve<T>(p: &Problem<'_, T>) -> bool {
     let flop = 2 * p.m * p.n * p.k;
     let is_small = (2 * SERIAL_FLOP..HALVED_FLOP).contains(&flop);
     is_small && matches!(p.a, Left::Matrix(..)) && 8 * p.m * p.n <= p.k * (p.m + p.n)
@@ -107,7 +107,18 @@ pub(super) unsafe fn run_halves<T: Real>(pool: &IntraPool, kernels: &Kernels<T>,
         // SAFETY: blocks do not overlap, the halves have a C each, and B is packed.
         unsafe { halves[t / n_rows].block(&block, panels(t / n_rows)) };
     });
-    let added = Shared(second.as_ptr::<T>());
+    // SAFETY: the second half is all there.
+    unsafe { add_second_half(pool, p, second.as_ptr()) };
+    packed.put_back();
+    second.put_back();
+}
+
+/// Adds the product of the second half of k, whose rows lie side by side, to C, which has that of the first, and finishes C.
+///
+/// # Safety
+/// C as for [`super::run`]; `second` is as large.
+pub(crate) unsafe fn add_second_half<T: Real>(pool: &IntraPool, p: &Problem<'_, T>, second: *mut T) {
+    let added = Shared(second);
     let n_sums = (p.m * p.n / 4096).clamp(1, p.m.min(N_TASKS));
     pool.parallel_for_near(n_sums, &|t| {
         for i in nth_block(p.m, n_sums, t) {
@@ -120,8 +131,6 @@ pub(super) unsafe fn run_halves<T: Real>(pool: &IntraPool, kernels: &Kernels<T>,
             }
         }
     });
-    packed.put_back();
-    second.put_back();
 }
 
 /// `c += x`.
