@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
 use kolo_core::{Buffer, DType, DeviceName, Error, Memory, Result, Shape, Tensor};
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
@@ -47,6 +47,7 @@ pub struct CudaDevice {
     host: Arc<dyn Device>,
     allow_tf32: bool,
     multiprocessors: u32,
+    shared_memory: u32,
     /// The card's name for people; unique on this machine.
     card: String,
     /// Dropped before the streams: it calls back with tensors.
@@ -60,6 +61,16 @@ pub struct CudaDevice {
     arena: Arc<Arena>,
     streams: Arc<Streams>,
 }
+
+/// One of the driver's ways to start a kernel: function, blocks, threads, bytes of shared memory, stream, parameters.
+type Launch = unsafe fn(
+    sys::CUfunction,
+    (u32, u32, u32),
+    (u32, u32, u32),
+    u32,
+    sys::CUstream,
+    &mut [*mut c_void],
+) -> std::result::Result<(), DriverError>;
 
 /// Copies up to this size go along the compute stream: two events would cost more than they save.
 const SMALL_COPY: usize = 1 << 20;
@@ -89,6 +100,7 @@ impl CudaDevice {
         }
         let attribute = |which| check(&what, context.attribute(which));
         let multiprocessors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared_memory = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let mut driver = 0;
         // SAFETY: the driver is present, and writes one int.
         check(&what, unsafe { sys::cuDriverGetVersion(&mut driver) }.result())?;
@@ -101,6 +113,7 @@ impl CudaDevice {
             host: config.host.clone(),
             allow_tf32: config.allow_tf32,
             multiprocessors: multiprocessors.max(1) as u32,
+            shared_memory: shared_memory.max(0) as u32,
             card: card.label(),
             watcher,
             workspace: OnceLock::new(),
@@ -149,6 +162,11 @@ impl CudaDevice {
         self.multiprocessors as usize
     }
 
+    /// How many bytes of shared memory a block may have.
+    pub fn shared_memory(&self) -> usize {
+        self.shared_memory as usize
+    }
+
     /// The compute capability, such as (9, 0).
     pub fn capability(&self) -> (i32, i32) {
         self.programs.capability()
@@ -166,16 +184,32 @@ impl CudaDevice {
 
     /// Enqueues a kernel on the compute stream.
     pub fn launch(&self, function: Function, grid: Grid, args: &Args<'_>) -> Result<()> {
+        self.start(function, grid, args, result::launch_kernel)
+    }
+
+    /// Enqueues a kernel whose blocks wait for each other: all of them must fit on the card at once.
+    pub fn launch_together(&self, function: Function, grid: Grid, args: &Args<'_>) -> Result<()> {
+        self.start(function, grid, args, result::launch_cooperative_kernel)
+    }
+
+    fn start(&self, function: Function, grid: Grid, args: &Args<'_>, launch: Launch) -> Result<()> {
         args.check(self.arena.id())?;
         let mut params: SmallVec<[*mut c_void; 24]> =
             args.starts.iter().map(|&start| (&raw const args.words[usize::from(start)]).cast_mut().cast()).collect();
         self.bind()?;
+        // More than this must be asked for.
+        if grid.shared > 48 << 10 {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is of this device's context.
+            let allowed = unsafe { result::function::set_function_attribute(function.0, most, grid.shared as i32) };
+            check("allowing a kernel its shared memory", allowed)?;
+        }
         let triple = |at: [u32; 3]| (at[0], at[1], at[2]);
         // SAFETY: the function is of this device's context. Each parameter points to at least eight bytes that hold its
         // value, which the driver copies. Tensors are of this device (checked above), and their memory is reused only by
         // work that comes later on this stream. That a kernel stays within its tensors is its source's promise.
         let launched = unsafe {
-            result::launch_kernel(
+            launch(
                 function.0,
                 triple(grid.blocks),
                 triple(grid.threads),

@@ -5,7 +5,7 @@ use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
 use super::batch_norm_first::Planes;
-use super::batch_norm_last::Walk;
+use super::batch_norm_held::Held;
 use super::{Table, c_type, function, gpu, zeros};
 use crate::KernelCtx;
 use crate::nn::channels::{Channels, is_nchw};
@@ -101,51 +101,94 @@ fn mean_of(ctx: &KernelCtx<'_>, kind: usize, view: Channels, x: &Tensor, mean: O
     Ok(out)
 }
 
+/// What a norm in training, or its gradient, is asked for.
+pub(super) struct Call<'a> {
+    /// Forward (0) or backward (1).
+    pub kind: usize,
+    pub x: &'a Tensor,
+    /// The gradient by the output; `x` again if there is none.
+    pub dy: &'a Tensor,
+    /// Scale and offset, and the old averages forward, mean and variance backward.
+    pub vectors: [&'a Tensor; 4],
+    pub factor: f32,
+    pub epsilon: f32,
+    /// Whether mean and variance depend on the values.
+    pub depends: bool,
+}
+
+impl Call<'_> {
+    /// What kernels are told after their sizes: elements of a channel, factor, epsilon and share.
+    pub fn numbers(&self, view: Channels) -> [f32; 4] {
+        let n = view.per_channel() as f32;
+        [n, self.factor, self.epsilon, if self.depends { 1.0 / n } else { 0.0 }]
+    }
+
+    /// By the kernels that are for tensors of this form, if there are some.
+    fn run(&self, ctx: &KernelCtx<'_>, view: Channels) -> Result<Option<Made>> {
+        let (device, tensors) = (gpu(ctx)?, [self.x, self.dy]);
+        let tensors = &tensors[..self.kind + 1];
+        if let Some(held) = Held::over(device, view, tensors) {
+            return held.run(ctx, self).map(Some);
+        }
+        Planes::over(device, view, tensors).map(|planes| planes.run(ctx, self)).transpose()
+    }
+}
+
+/// What comes of it.
+pub(super) struct Made {
+    /// The normalised values, or the gradient by them.
+    pub out: Tensor,
+    /// Mean and variance of the batch and the new averages of both, or the gradients by scale and offset first.
+    pub vectors: [Tensor; 4],
+    /// A scalar, 0 after a forward pass.
+    pub zero: Tensor,
+}
+
+impl Made {
+    /// Room for it.
+    pub fn new(ctx: &KernelCtx<'_>, x: &Tensor, channels: usize) -> Result<Made> {
+        let shape = Shape::new(&[channels])?;
+        let vector = || ctx.allocate(DType::F32, shape.clone());
+        Ok(Made {
+            out: ctx.allocate(x.dtype(), x.shape().clone())?,
+            vectors: [vector()?, vector()?, vector()?, vector()?],
+            zero: ctx.allocate(DType::F32, Shape::scalar())?,
+        })
+    }
+}
+
 fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let x = ctx.input(0)?;
     let view = view(ctx, x.shape())?;
     let (epsilon, training) = (ctx.attrs().float("epsilon")?, ctx.attrs().bool("is_training")?);
     let factor = ctx.attrs().float("exponential_avg_factor")?;
     let (scale, offset, device) = (vector(ctx, view, 1)?, vector(ctx, view, 2)?, gpu(ctx)?);
-    if let Some(walk) = Walk::over(device, view, &[x]).filter(|_| training) {
-        // With a factor of 1 the old averages do not count, and may be empty.
-        let old = match factor == 1.0 {
-            true => [scale, offset],
-            false => [vector(ctx, view, 3)?, vector(ctx, view, 4)?],
-        };
-        let [mean, variance, new_mean, new_variance] = walk.moments(ctx, x, old, factor)?;
-        let y = walk.apply(ctx, x, [scale, offset, &mean, &variance], epsilon)?;
-        let reserve = (ctx.outputs.len() > 5).then(|| zeros(ctx, DType::F32, Shape::scalar())).transpose()?;
-        let outputs = [y, new_mean, new_variance, mean, variance].into_iter().chain(reserve);
-        for (i, tensor) in outputs.enumerate() {
-            ctx.set_output(i, tensor);
+    // With a factor of 1 the old averages do not count, and may be empty.
+    let old = || match factor == 1.0 {
+        true => Ok([scale, offset]),
+        false => Ok([vector(ctx, view, 3)?, vector(ctx, view, 4)?]),
+    };
+    if training {
+        let [a, b] = old()?;
+        let call = Call { kind: 0, x, dy: x, vectors: [scale, offset, a, b], factor, epsilon, depends: true };
+        if let Some(made) = call.run(ctx, view)? {
+            let [mean, variance, new_mean, new_variance] = made.vectors;
+            let outputs = [made.out, new_mean, new_variance, mean, variance, made.zero];
+            for (i, tensor) in outputs.into_iter().enumerate().take(ctx.outputs.len()) {
+                ctx.set_output(i, tensor);
+            }
+            return Ok(());
         }
-        return Ok(());
-    }
-    if let Some(planes) = Planes::over(device, view, &[x]).filter(|_| training) {
-        let old = match factor == 1.0 {
-            true => [scale, offset],
-            false => [vector(ctx, view, 3)?, vector(ctx, view, 4)?],
-        };
-        let outputs = planes.forward(ctx, x, [scale, offset], old, (factor, epsilon))?;
-        let reserve = (ctx.outputs.len() > 5).then(|| zeros(ctx, DType::F32, Shape::scalar())).transpose()?;
-        for (i, tensor) in outputs.into_iter().chain(reserve).enumerate() {
-            ctx.set_output(i, tensor);
-        }
-        return Ok(());
     }
     let (mean, variance, averages) = if training {
         let mean = mean_of(ctx, 0, view, x, None)?;
         let variance = mean_of(ctx, 1, view, x, Some(&mean))?;
         let shape = Shape::new(&[view.channels])?;
         let mut averages = [ctx.allocate(DType::F32, shape.clone())?, ctx.allocate(DType::F32, shape)?];
-        let old = match factor == 1.0 {
-            true => (&mean, &variance),
-            false => (vector(ctx, view, 3)?, vector(ctx, view, 4)?),
-        };
+        let old = old()?;
         if view.channels > 0 {
             let [a, b] = &mut averages;
-            let args = Args::new().input(&mean).input(&variance).input(old.0).input(old.1).output(a).output(b);
+            let args = Args::new().input(&mean).input(&variance).input(old[0]).input(old[1]).output(a).output(b);
             let args = args.size(view.channels).f32(view.per_channel() as f32).f32(factor);
             device.launch(kernel(device, 4, DType::F32)?, Grid::over(view.channels), &args)?;
         }
@@ -182,13 +225,11 @@ fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (epsilon, training) = (ctx.attrs().float("epsilon")?, ctx.attrs().bool("is_training")?);
     let (scale, mean, variance) = (vector(ctx, view, 2)?, vector(ctx, view, 3)?, vector(ctx, view, 4)?);
     let device = gpu(ctx)?;
-    if let Some(walk) = Walk::over(device, view, &[x, dy]) {
-        let [dx, scale_grad, offset_grad] = walk.backward(ctx, [dy, x], [scale, mean, variance], epsilon, training)?;
-        return finish_backward(ctx, [dx, scale_grad, offset_grad]);
-    }
-    if let Some(planes) = Planes::over(device, view, &[x, dy]) {
-        let grads = planes.backward(ctx, [dy, x], [scale, mean, variance], epsilon, training)?;
-        return finish_backward(ctx, grads);
+    let vectors = [scale, scale, mean, variance];
+    let call = Call { kind: 1, x, dy, vectors, factor: 1.0, epsilon, depends: training };
+    if let Some(made) = call.run(ctx, view)? {
+        let [scale_grad, offset_grad, ..] = made.vectors;
+        return finish_backward(ctx, [made.out, scale_grad, offset_grad]);
     }
     let (n_parts, first, second) = sums(ctx, 2, view, x, Some(dy), Some(mean))?;
     let shape = Shape::new(&[view.channels])?;

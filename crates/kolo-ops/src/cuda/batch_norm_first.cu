@@ -57,8 +57,8 @@ extern "C" __global__ void __launch_bounds__(256) KOLO_ENTRY(const T* x, const T
 // multiplied by and have added. `table` has these, a row for each.
 extern "C" __global__ void KOLO_ENTRY(const float* first, const float* second, const T* x, const float* scale,
                                       const float* offset, const float* in_a, const float* in_b, float* out_a, float* out_b,
-                                      float* new_a, float* new_b, float* table, i64 parts, i64 channels, i64 inner, float n,
-                                      float factor, float epsilon, float share) {
+                                      float* new_a, float* new_b, float* zero, float* table, i64 parts, i64 channels, i64 inner,
+                                      float n, float factor, float epsilon, float share) {
     const i64 c = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     const int lane = threadIdx.x % 32;
     if (c >= channels) return;
@@ -75,31 +75,26 @@ extern "C" __global__ void KOLO_ENTRY(const float* first, const float* second, c
     if (lane != 0) return;
 #if KIND == 2
     // `in_a` and `in_b` are the old averages.
-    const float shift = a / n, mean = widen(x[c * inner]) + shift;
-    float variance = b / n - shift * shift;
-    variance = variance > 0.0f ? variance : 0.0f;
-    out_a[c] = mean;
-    out_b[c] = variance;
-    const float whole = variance * (n / (n - 1.0f > 1.0f ? n - 1.0f : 1.0f));
-    new_a[c] = factor == 1.0f ? mean : in_a[c] * (1.0f - factor) + mean * factor;
-    new_b[c] = factor == 1.0f ? whole : in_b[c] * (1.0f - factor) + whole * factor;
-    const float by = scale[c] / sqrtf(variance + epsilon);
+    const Moments of = moments(a, b, widen(x[c * inner]), n);
+    keep(of, n, factor, in_a, in_b, c, out_a, out_b, new_a, new_b);
+    if (c == 0) *zero = 0;
+    const float by = scale[c] / sqrtf(of.variance + epsilon);
     table[c] = by;
-    table[channels + c] = offset[c] - mean * by;
+    table[channels + c] = offset[c] - of.mean * by;
 #else
     // `in_a` and `in_b` are mean and variance.
-    const float inverse = 1.0f / sqrtf(in_b[c] + epsilon), by = scale[c] * inverse;
-    const float scale_grad = b * inverse, slope = -by * scale_grad * inverse * share;
-    out_a[c] = scale_grad;
+    const Slope of = slope_of(a, b, scale[c], in_a[c], in_b[c], epsilon, share);
+    out_a[c] = of.scale_grad;
     out_b[c] = a;
-    table[c] = by;
-    table[channels + c] = slope;
-    table[2 * channels + c] = -by * a * share - in_a[c] * slope;
+    table[c] = of.by;
+    table[channels + c] = of.slope;
+    table[2 * channels + c] = of.plus;
 #endif
 }
 #else
 // The normalised values (4), or the gradient by the values (5). There are fewer than 2³¹ loads in all.
-extern "C" __global__ void KOLO_ENTRY(const T* dy, const T* x, const float* table, T* out, i64 n, i64 channels, i64 inner) {
+extern "C" __global__ void KOLO_ENTRY(const T* __restrict__ dy, const T* __restrict__ x, const float* __restrict__ table,
+                                      T* __restrict__ out, i64 n, i64 channels, i64 inner) {
     const u32 packs = (u32)(inner / WIDTH), all = (u32)(n / WIDTH);
     for (u32 k = blockIdx.x * blockDim.x + threadIdx.x; k < all; k += gridDim.x * blockDim.x) {
         // From the last to the first: what the sums read last is still near.

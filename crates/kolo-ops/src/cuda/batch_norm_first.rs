@@ -4,6 +4,7 @@
 use kolo_core::{DType, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
+use super::batch_norm::{Call, Made};
 use super::map::is_aligned;
 use super::{c_type, gpu};
 use crate::KernelCtx;
@@ -49,99 +50,50 @@ impl Planes {
     }
 
     /// Parts of two sums for each channel.
-    fn sums(&self, ctx: &KernelCtx<'_>, kind: usize, x: &Tensor, dy: &Tensor, mean: &Tensor) -> Result<[Tensor; 2]> {
+    fn sums(&self, ctx: &KernelCtx<'_>, call: &Call<'_>) -> Result<[Tensor; 2]> {
         let Channels { outer, channels, inner, .. } = self.view;
         let (device, parts) = (gpu(ctx)?, Shape::new(&[self.parts, channels])?);
         let mut sums = [ctx.allocate(DType::F32, parts.clone())?, ctx.allocate(DType::F32, parts)?];
         let [first, second] = &mut sums;
-        let args = Args::new().input(x).input(dy).input(mean).output(first).output(second);
+        let args = Args::new().input(call.x).input(call.dy).input(call.vectors[2]).output(first).output(second);
         let args = args.size(outer).size(channels).size(inner);
         let grid = Grid { blocks: [channels as u32, self.parts as u32, 1], threads: [256, 1, 1], shared: 0 };
-        device.launch(self.kernel(device, kind, x.dtype())?, grid, &args)?;
+        device.launch(self.kernel(device, call.kind, call.x.dtype())?, grid, &args)?;
         drop(args);
         Ok(sums)
     }
 
-    /// Joins sums: four vectors, and what the values are multiplied by and have added. `vectors` are scale, offset, and two more
-    /// that the kernel names; `numbers` are factor, epsilon and share.
-    fn join(
-        &self,
-        ctx: &KernelCtx<'_>,
-        kind: usize,
-        sums: &[Tensor; 2],
-        x: &Tensor,
-        vectors: [&Tensor; 4],
-        numbers: [f32; 3],
-    ) -> Result<([Tensor; 4], Tensor)> {
-        let channels = self.view.channels;
-        let (device, shape) = (gpu(ctx)?, Shape::new(&[channels])?);
-        let vector = || ctx.allocate(DType::F32, shape.clone());
-        let mut out = [vector()?, vector()?, vector()?, vector()?];
+    /// All of it: the sums, what they are together, and the values.
+    pub fn run(&self, ctx: &KernelCtx<'_>, call: &Call<'_>) -> Result<Made> {
+        let (device, x, channels) = (gpu(ctx)?, call.x, self.view.channels);
+        let sums = self.sums(ctx, call)?;
+        let mut made = Made::new(ctx, x, channels)?;
         let mut table = ctx.allocate(DType::F32, Shape::new(&[3, channels])?)?;
-        let [a, b, c, d] = &mut out;
+        let [a, b, c, d] = &mut made.vectors;
         let args = Args::new().input(&sums[0]).input(&sums[1]).input(x);
-        let args = vectors.into_iter().fold(args, |args, vector| args.input(vector));
-        let args = args.output(a).output(b).output(c).output(d).output(&mut table);
-        let args = args.size(self.parts).size(channels).size(self.view.inner).f32(self.view.per_channel() as f32);
-        let args = numbers.into_iter().fold(args, |args, number| args.f32(number));
-        device.launch(self.kernel(device, kind, x.dtype())?, Grid::blocks(channels.div_ceil(8), 256)?, &args)?;
+        let args = call.vectors.into_iter().fold(args, |args, vector| args.input(vector));
+        let args = args.output(a).output(b).output(c).output(d).output(&mut made.zero).output(&mut table);
+        let args = args.size(self.parts).size(channels).size(self.view.inner);
+        let args = call.numbers(self.view).into_iter().fold(args, |args, number| args.f32(number));
+        let joined = self.kernel(device, 2 + call.kind, x.dtype())?;
+        device.launch(joined, Grid::blocks(channels.div_ceil(8), 256)?, &args)?;
         drop(args);
-        Ok((out, table))
-    }
-
-    fn apply(&self, ctx: &KernelCtx<'_>, kind: usize, [dy, x]: [&Tensor; 2], table: &Tensor) -> Result<Tensor> {
-        let device = gpu(ctx)?;
-        let mut out = ctx.allocate(x.dtype(), x.shape().clone())?;
-        let n = out.n_elements();
-        let args = Args::new().input(dy).input(x).input(table).output(&mut out).size(n);
-        let args = args.size(self.view.channels).size(self.view.inner);
+        let n = x.n_elements();
+        let args = Args::new().input(call.dy).input(x).input(&table).output(&mut made.out).size(n);
+        let args = args.size(channels).size(self.view.inner);
         // A thread each for a few loads: their channels differ, and finding them costs more than starting a thread.
         let blocks = (n / self.width).div_ceil(256 * 2).max(1);
-        device.launch(self.kernel(device, kind, x.dtype())?, Grid::blocks(blocks, 256)?, &args)?;
+        device.launch(self.kernel(device, 4 + call.kind, x.dtype())?, Grid::blocks(blocks, 256)?, &args)?;
         drop(args);
-        Ok(out)
-    }
-
-    /// The normalised values, the new averages of mean and variance, and those of the batch; the old ones count if `factor` is
-    /// below 1.
-    pub fn forward(
-        &self,
-        ctx: &KernelCtx<'_>,
-        x: &Tensor,
-        [scale, offset]: [&Tensor; 2],
-        old: [&Tensor; 2],
-        (factor, epsilon): (f32, f32),
-    ) -> Result<[Tensor; 5]> {
-        let sums = self.sums(ctx, 0, x, x, old[0])?;
-        let vectors = [scale, offset, old[0], old[1]];
-        let ([mean, variance, new_mean, new_variance], table) =
-            self.join(ctx, 2, &sums, x, vectors, [factor, epsilon, 0.0])?;
-        let y = self.apply(ctx, 4, [x, x], &table)?;
-        Ok([y, new_mean, new_variance, mean, variance])
-    }
-
-    /// The gradients by values, scale and offset; `vectors` are scale, mean and variance.
-    pub fn backward(
-        &self,
-        ctx: &KernelCtx<'_>,
-        [dy, x]: [&Tensor; 2],
-        [scale, mean, variance]: [&Tensor; 3],
-        epsilon: f32,
-        training: bool,
-    ) -> Result<[Tensor; 3]> {
-        let sums = self.sums(ctx, 1, x, dy, mean)?;
-        let share = if training { 1.0 / self.view.per_channel() as f32 } else { 0.0 };
-        let vectors = [scale, scale, mean, variance];
-        let ([scale_grad, offset_grad, ..], table) = self.join(ctx, 3, &sums, x, vectors, [1.0, epsilon, share])?;
-        let dx = self.apply(ctx, 5, [dy, x], &table)?;
-        Ok([dx, scale_grad, offset_grad])
+        Ok(made)
     }
 }
 
 fn source(kind: usize, dtype: DType, width: usize) -> String {
     format!(
-        "typedef {} T;\n#define WIDTH {width}\n#define KIND {kind}\n{}",
+        "typedef {} T;\n#define WIDTH {width}\n#define KIND {kind}\n{}\n{}",
         c_type(dtype),
+        include_str!("batch_norm_channel.cu"),
         include_str!("batch_norm_first.cu")
     )
 }

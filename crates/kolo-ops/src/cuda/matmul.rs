@@ -1,14 +1,14 @@
 //! `MatMul` and `BatchMatMul` by cuBLASLt.
 
 use kolo_core::{DType, Error, Result, Shape, Tensor};
-use kolo_device::cuda::{Epilogue, MatMul, MatMulKind, Terms};
+use kolo_device::cuda::{CudaDevice, Epilogue, MatMul, MatMulKind, Terms};
 
 use super::array::turned;
 use super::map::{Expression, run};
 use super::narrow::narrow;
 use super::{FLOATS, Table, function, gpu, zeros};
 use crate::math::elementwise::broadcast_shape;
-use crate::math::matmul::misfit;
+use crate::math::matmul::{Sizes, misfit, sizes_of};
 use crate::state::handle::uninitialized;
 use crate::{KernelCtx, Value};
 
@@ -29,42 +29,39 @@ pub(super) fn add(table: &mut Table) {
 }
 
 fn matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
-    for (i, shape) in [a, b].into_iter().enumerate() {
-        if shape.rank() != 2 {
-            return Err(Error::invalid_argument(format!("In[{i}] is not a matrix. Instead it has shape {shape}")));
-        }
+    let sizes = sizes_of(ctx, 0)?;
+    product(ctx, sizes.transpose_a, sizes.transpose_b)
+}
+
+/// One product of matrices of this type, with nothing added.
+fn call_of(device: &CudaDevice, sizes: Sizes, dtype: DType) -> MatMul {
+    let Sizes { m, n, k, transpose_a, transpose_b } = sizes;
+    MatMul {
+        m,
+        n,
+        k,
+        transpose_a,
+        transpose_b,
+        batch: 1,
+        shared_a: false,
+        shared_b: false,
+        dtype,
+        kind: if device.allow_tf32() { MatMulKind::Tf32 } else { MatMulKind::Full },
+        adds: false,
+        epilogue: Epilogue::None,
     }
-    product(ctx, ctx.attrs().bool("transpose_a")?, ctx.attrs().bool("transpose_b")?)
 }
 
 /// A product of matrices with a bias and perhaps a `Relu`, by the library if it has them for this shape.
 fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (a, b, bias) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
-    let relu = ctx.attrs().bool("relu")?;
-    let transposed = [ctx.attrs().bool("transpose_a")?, ctx.attrs().bool("transpose_b")?];
-    if let ([m, k], [right, n], [n_bias]) = (sides(a, transposed[0]), sides(b, transposed[1]), bias.shape().dims())
-        && k == right
-        && n == *n_bias
-        && m * n * k > 0
-        && a.dtype() != DType::F64
-    {
+    let (relu, sizes) = (ctx.attrs().bool("relu")?, sizes_of(ctx, 0)?);
+    let Sizes { m, n, k, .. } = sizes;
+    if *bias.shape().dims() == [n] && m * n * k > 0 && a.dtype() != DType::F64 {
         let device = gpu(ctx)?;
         let mut out = ctx.allocate(a.dtype(), Shape::new(&[m, n])?)?;
-        let call = MatMul {
-            m,
-            n,
-            k,
-            transpose_a: transposed[0],
-            transpose_b: transposed[1],
-            batch: 1,
-            shared_a: false,
-            shared_b: false,
-            dtype: a.dtype(),
-            kind: if device.allow_tf32() { MatMulKind::Tf32 } else { MatMulKind::Full },
-            adds: false,
-            epilogue: if relu { Epilogue::BiasRelu } else { Epilogue::Bias },
-        };
+        let epilogue = if relu { Epilogue::BiasRelu } else { Epilogue::Bias };
+        let call = MatMul { epilogue, ..call_of(device, sizes, a.dtype()) };
         if narrow(device, &call, (a, b), Some(bias), &mut out)?
             || device.matmul(&call, a, b, Terms { bias: Some(bias), ..Terms::default() }, &mut out).is_ok()
         {
@@ -96,14 +93,10 @@ fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
 /// A product of matrices with a bias if there is one, and something of its size that is added, in one call of the library. The
 /// sum is put where that was, if nobody needs it any more.
 fn matmul_and_sum(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let relu = ctx.attrs().bool("relu")?;
-    let transposed = [ctx.attrs().bool("transpose_a")?, ctx.attrs().bool("transpose_b")?];
+    let (relu, sizes) = (ctx.attrs().bool("relu")?, sizes_of(ctx, 0)?);
+    let Sizes { m, n, k, .. } = sizes;
     let (a, b) = (ctx.take_input(0)?, ctx.take_input(1)?);
     let bias = if ctx.inputs.len() > 3 { Some(ctx.take_input(3)?) } else { None };
-    let ([m, k], [right, n]) = (sides(&a, transposed[0]), sides(&b, transposed[1]));
-    if k != right || a.shape().rank() != 2 || b.shape().rank() != 2 {
-        return Err(misfit(&a.shape().into(), &b.shape().into(), k, right));
-    }
     if let Some(bias) = bias.as_ref().filter(|bias| *bias.shape().dims() != [n]) {
         return Err(Error::invalid_argument(format!(
             "Must provide as many biases as the last dimension of the input tensor: {} vs. [{m},{n}]",
@@ -111,24 +104,13 @@ fn matmul_and_sum(ctx: &mut KernelCtx<'_>) -> Result<()> {
         )));
     }
     let (dtype, device) = (a.dtype(), gpu(ctx)?);
-    let call = MatMul {
-        m,
-        n,
-        k,
-        transpose_a: transposed[0],
-        transpose_b: transposed[1],
-        batch: 1,
-        shared_a: false,
-        shared_b: false,
-        dtype,
-        kind: if device.allow_tf32() { MatMulKind::Tf32 } else { MatMulKind::Full },
-        adds: true,
-        epilogue: match (&bias, relu) {
-            (Some(_), true) => Epilogue::BiasRelu,
-            (Some(_), false) => Epilogue::Bias,
-            (None, _) => Epilogue::None,
-        },
+    let epilogue = match (&bias, relu) {
+        (Some(_), true) => Epilogue::BiasRelu,
+        (Some(_), false) => Epilogue::Bias,
+        (None, _) => Epilogue::None,
     };
+    let plain = call_of(device, sizes, dtype);
+    let call = MatMul { adds: true, epilogue, ..plain };
     let plus = ctx.input(2)?.shape().clone();
     let is_same = plus.n_elements() == m * n && plus.last() == Some(&n);
     // The library has a Relu only together with a bias.
@@ -149,10 +131,7 @@ fn matmul_and_sum(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut product = ctx.allocate(dtype, Shape::new(&[m, n])?)?;
     match m * n * k {
         0 => device.fill(&mut product, 0)?,
-        _ => {
-            let call = MatMul { adds: false, epilogue: Epilogue::None, ..call };
-            device.matmul(&call, &a, &b, Terms::default(), &mut product)?;
-        }
+        _ => device.matmul(&plain, &a, &b, Terms::default(), &mut product)?,
     }
     let product = if is_same { product.reshaped(plus.clone())? } else { product };
     let mut out = ctx.allocate(dtype, broadcast_shape(product.shape(), &plus)?)?;
@@ -179,25 +158,9 @@ fn descend(ctx: &mut KernelCtx<'_>) -> Result<()> {
         return Err(uninitialized(ctx, 0, &cell));
     }
     let (a, b, device) = (ctx.input(1)?, ctx.input(2)?, gpu(ctx)?);
-    let transposed = [ctx.attrs().bool("transpose_a")?, ctx.attrs().bool("transpose_b")?];
-    let ([m, k], [right, n]) = (sides(a, transposed[0]), sides(b, transposed[1]));
-    if k != right || a.shape().rank() != 2 || b.shape().rank() != 2 {
-        return Err(misfit(&a.shape().into(), &b.shape().into(), k, right));
-    }
-    let mut call = MatMul {
-        m,
-        n,
-        k,
-        transpose_a: transposed[0],
-        transpose_b: transposed[1],
-        batch: 1,
-        shared_a: false,
-        shared_b: false,
-        dtype: a.dtype(),
-        kind: if device.allow_tf32() { MatMulKind::Tf32 } else { MatMulKind::Full },
-        adds: true,
-        epilogue: Epilogue::None,
-    };
+    let sizes = sizes_of(ctx, 1)?;
+    let Sizes { m, n, k, .. } = sizes;
+    let mut call = MatMul { adds: true, ..call_of(device, sizes, a.dtype()) };
     let terms = Terms { scale: -ctx.attrs().float("rate")?, ..Terms::default() };
     let (a, b) = match pays_to_turn(&call) {
         true => {
@@ -218,15 +181,6 @@ fn descend(ctx: &mut KernelCtx<'_>) -> Result<()> {
             _ => device.matmul(&call, &a, &b, terms, variable),
         }
     })
-}
-
-/// Rows and columns of a matrix, turned if it is stored so; zeros for anything else.
-fn sides(tensor: &Tensor, transposed: bool) -> [usize; 2] {
-    match *tensor.shape().dims() {
-        [rows, columns] if transposed => [columns, rows],
-        [rows, columns] => [rows, columns],
-        _ => [0, 0],
-    }
 }
 
 /// Whether a gradient of weights, `aᵀ · b`, is faster of matrices that are turned first: the matrix units read TF32 along the
@@ -268,21 +222,12 @@ fn product(ctx: &mut KernelCtx<'_>, transpose_a: bool, transpose_b: bool) -> Res
         return Ok(());
     }
     let mut out = ctx.allocate(dtype, shape)?;
-    let kind = if device.allow_tf32() { MatMulKind::Tf32 } else { MatMulKind::Full };
     let n_batch = batch.n_elements();
     let mut call = MatMul {
-        m,
-        n,
-        k: left,
-        transpose_a,
-        transpose_b,
         batch: n_batch,
         shared_a: n_batch > 1 && batch_a.n_elements() == 1,
         shared_b: n_batch > 1 && batch_b.n_elements() == 1,
-        dtype,
-        kind,
-        adds: false,
-        epilogue: Epilogue::None,
+        ..call_of(device, Sizes { m, n, k: left, transpose_a, transpose_b }, dtype)
     };
     // Batches that are repeated along some of their dimensions only are written out.
     let whole = |i: usize, of: &Shape| -> Result<Tensor> {

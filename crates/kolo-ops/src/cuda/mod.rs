@@ -22,7 +22,7 @@ pub(crate) mod array;
 mod attention;
 mod batch_norm;
 mod batch_norm_first;
-mod batch_norm_last;
+mod batch_norm_held;
 mod class_loss;
 mod columns;
 mod conv;
