@@ -25,10 +25,10 @@ use crate::cpu::{IntraPool, Isa};
 const LEAST_FLOP: usize = 4_000_000;
 /// Columns of C below which finding the elements takes longer than multiplying by zeros.
 const LEAST_COLUMNS: usize = 32;
-/// Lines of A that are looked at, and how many of their elements may be other than zero: one in three. At a half the ordinary
+/// Lines of A that are looked at, and how many of their elements may be other than zero: half of them. At two thirds the ordinary
 /// product is as fast.
 const SAMPLES: usize = 32;
-const MOST_SAMPLED: u32 = (SAMPLES * LINE / 3) as u32;
+const MOST_SAMPLED: u32 = (SAMPLES * LINE / 2) as u32;
 /// Elements of a line.
 const LINE: usize = 16;
 /// Steps of k in a mask.
@@ -37,7 +37,9 @@ const STEPS: usize = 64;
 /// 32 cross lines less often.
 const LANES: usize = 8;
 const MOST_VECTORS: usize = 13;
-/// Rows of C in a task, about: enough to read rows of B from the second cache once for many.
+/// Columns of C that they hold.
+const WIDE: usize = MOST_VECTORS * LANES;
+/// Rows of C in a task, at least about, and at most 64: enough to read rows of B from the second cache once for many.
 const ROWS: usize = 32;
 /// Values of B that are looked through before anything is computed, at most.
 const MOST_CHECKED: usize = 16 << 10;
@@ -55,10 +57,8 @@ pub(super) unsafe fn try_run(isa: Isa, pool: &IntraPool, p: &Problem<'_, f32>) -
         return false;
     }
     let (rows, cols) = if layout == Layout::Rows { (p.m, p.k) } else { (p.k, p.m) };
-    // Rows of B that fall on the same few sets of the first cache are read from the second.
-    let most = if (p.ldb * size_of::<f32>()).is_multiple_of(2048) { MOST_SAMPLED * 3 / 5 } else { MOST_SAMPLED };
     // SAFETY: A is `rows` by `cols` as stored, the machine has AVX-512.
-    if cols < LINE || unsafe { n_others(a, rows, cols, lda) } > most {
+    if cols < LINE || unsafe { n_others(a, rows, cols, lda) } > MOST_SAMPLED {
         return false;
     }
     let product = Product { p, a, layout, lda, is_odd: AtomicBool::new(false) };
@@ -105,7 +105,7 @@ impl Product<'_, '_> {
     /// As for [`try_run`].
     unsafe fn by_rows(&self, pool: &IntraPool) {
         let p = self.p;
-        let n_tasks = p.m.div_ceil(ROWS).min(N_TASKS);
+        let n_tasks = p.m.div_ceil(ROWS).min(N_TASKS).max(p.m.div_ceil(STEPS));
         pool.parallel_for_near(n_tasks, &|t| {
             let rows = nth_block(p.m, n_tasks, t);
             let target = Target { c: p.c, ldc: p.ldc, accumulate: p.accumulate };
@@ -126,7 +126,7 @@ impl Product<'_, '_> {
         let p = self.p;
         let second = Scratch::take::<f32>(p.m * p.n);
         let added = Shared(second.as_ptr::<f32>());
-        let n_rows = p.m.div_ceil(ROWS).min(N_TASKS / 2);
+        let n_rows = p.m.div_ceil(ROWS).min(N_TASKS / 2).max(p.m.div_ceil(STEPS));
         pool.parallel_for_near(2 * n_rows, &|t| {
             let (half, t) = (t / n_rows, t % n_rows);
             let k = nth_block(p.k, 2, half);
@@ -162,46 +162,53 @@ impl Product<'_, '_> {
         }
     }
 
-    /// Rows of C over a range of k.
+    /// Rows of C, at most 64, over a range of k.
     ///
     /// # Safety
     /// As for [`try_run`]; `target` has room for all rows.
     unsafe fn rows(&self, rows: Range<usize>, k: Range<usize>, target: &Target) {
         let p = self.p;
-        let n_panels = p.n.div_ceil(MOST_VECTORS * LANES);
-        for panel in 0..n_panels {
-            let cols = nth_block(p.n, n_panels, panel);
-            let n_vectors = cols.len().div_ceil(LANES);
-            let add_row = ADD_ROW[n_vectors - 1];
-            let last = (1u16 << (cols.len() - (n_vectors - 1) * LANES)) - 1;
-            for k0 in k.clone().step_by(STEPS) {
-                let n_steps = STEPS.min(k.end - k0);
-                for first in rows.clone().step_by(STEPS) {
-                    let n_rows = STEPS.min(rows.end - first);
-                    // SAFETY: rows and columns of A, B and the target that are there; the machine has AVX-512.
-                    unsafe {
-                        let (masks, step) = match self.layout {
-                            Layout::Rows => (masks(self.a.add(first * self.lda + k0), self.lda, n_rows, n_steps), 1),
-                            Layout::Cols => {
-                                let turned = masks(self.a.add(k0 * self.lda + first), self.lda, n_steps, n_rows);
-                                (turn(turned), self.lda)
-                            }
-                        };
-                        let b = p.b.add(k0 * p.ldb + cols.start);
-                        for (i, &mask) in masks[..n_rows].iter().enumerate() {
-                            let row = first + i;
-                            let a = match self.layout {
-                                Layout::Rows => self.a.add(row * self.lda + k0),
-                                Layout::Cols => self.a.add(k0 * self.lda + row),
-                            };
-                            let c = target.c.add(row * target.ldc + cols.start);
-                            let keeps = target.accumulate || k0 > k.start;
-                            add_row(mask, (a, step), (b, p.ldb), last as u8, p.alpha, (c, keeps));
-                        }
+        let n_panels = p.n.div_ceil(WIDE);
+        // Pieces of long rows of B often fall on the same few sets of the first cache; copies lie side by side, and no vector of
+        // theirs crosses a line.
+        let copies = (n_panels > 1).then(|| Scratch::take::<f32>(STEPS * WIDE));
+        for k0 in k.clone().step_by(STEPS) {
+            let n_steps = STEPS.min(k.end - k0);
+            // SAFETY: these elements of A are there; the machine has AVX-512.
+            let (masks, a, next, step) = unsafe {
+                match self.layout {
+                    Layout::Rows => {
+                        let a = self.a.add(rows.start * self.lda + k0);
+                        (masks(a, self.lda, rows.len(), n_steps), a, self.lda, 1)
+                    }
+                    Layout::Cols => {
+                        let a = self.a.add(k0 * self.lda + rows.start);
+                        (turn(masks(a, self.lda, n_steps, rows.len())), a, 1, self.lda)
+                    }
+                }
+            };
+            for panel in 0..n_panels {
+                let cols = nth_block(p.n, n_panels, panel);
+                let n_vectors = cols.len().div_ceil(LANES);
+                let add_row = ADD_ROW[n_vectors - 1];
+                let last = (1u16 << (cols.len() - (n_vectors - 1) * LANES)) - 1;
+                // SAFETY: rows of B and of the target that are there, and a copy with room for 64 rows.
+                unsafe {
+                    let mut b = (p.b.add(k0 * p.ldb + cols.start), p.ldb);
+                    if let Some(copies) = &copies {
+                        let copy = copies.as_ptr::<f32>();
+                        (0..n_steps).for_each(|i| copy.add(i * WIDE).copy_from(b.0.add(i * p.ldb), cols.len()));
+                        b = (copy, WIDE);
+                    }
+                    for (i, &mask) in masks[..rows.len()].iter().enumerate() {
+                        let c = target.c.add((rows.start + i) * target.ldc + cols.start);
+                        let keeps = target.accumulate || k0 > k.start;
+                        add_row(mask, (a.add(i * next), step), b, last as u8, p.alpha, (c, keeps));
                     }
                 }
             }
         }
+        copies.into_iter().for_each(Scratch::put_back);
     }
 }
 
@@ -437,6 +444,8 @@ mod tests {
             check((67, 331, 129), op, 0.0);
             check((300, 32, 1000), op, 0.0);
             check((33, 105, 640), op, 0.0);
+            check((40, 512, 200), op, 0.0);
+            check((1100, 60, 70), op, 1.0);
         }
     }
 
