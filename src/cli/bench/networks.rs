@@ -13,16 +13,19 @@ pub const N_BATCHES: usize = 40;
 pub fn mlp(report: &Report) -> Result<()> {
     train(report, "mlp", "small", batches(100)?, small_logits)?;
     train(report, "mlp", "mnist", mnist_batches(100, 0)?, small_logits)?;
-    train(report, "mlp", "large", batches(1024)?, |g, x| {
-        let first = ops::relu(dense(g, x, "first", 784, 1024));
-        let second = ops::relu(dense(g, first, "second", 1024, 1024));
-        dense(g, second, "out", 1024, 10)
-    })
+    train(report, "mlp", "large", batches(1024)?, large_logits)?;
+    train(report, "mlp", "mnist-large", mnist_batches(1024, 0)?, large_logits)
 }
 
 fn small_logits<'g>(g: &'g Graph, x: Output<'g>) -> Output<'g> {
     let hidden = ops::sigmoid(dense(g, x, "hidden", 784, 100));
     dense(g, hidden, "out", 100, 10)
+}
+
+fn large_logits<'g>(g: &'g Graph, x: Output<'g>) -> Output<'g> {
+    let first = ops::relu(dense(g, x, "first", 784, 1024));
+    let second = ops::relu(dense(g, first, "second", 1024, 1024));
+    dense(g, second, "out", 1024, 10)
 }
 
 pub fn lenet(report: &Report) -> Result<()> {
