@@ -10,9 +10,11 @@ mod device;
 mod mapping;
 mod null;
 mod shared_map;
+mod socket;
 
 pub use arena::{Arena, MemoryStats};
 pub use cpu::device::{CpuConfig, CpuDevice};
 pub use device::{Device, DeviceAttributes, Event, StreamRole};
 pub use null::NullDevice;
 pub use shared_map::SharedMap;
+pub use socket::wake_reader_at;

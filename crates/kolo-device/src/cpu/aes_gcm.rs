@@ -118,19 +118,34 @@ mod imp {
     /// How far ahead memory is asked for.
     const AHEAD: usize = 2048;
 
+    /// Turns between two reductions of the hash.
+    const GROUP: usize = 4;
+
+    /// Blocks of so many turns; so many powers of the hash key are kept.
+    const POWERS: usize = GROUP * WIDE / 16;
+
+    /// Turns until the counter's last byte is what it was.
+    const CYCLE: usize = 256 * 16 / WIDE;
+
     #[derive(Clone)]
+    #[repr(C, align(64))]
     pub struct Key {
+        /// By the counter's last byte, from 2 on: how it changes what the first round makes of a counter.
+        first: [[u8; 16]; 256],
+        /// The hash key's powers from the highest to the first, each times x, and then zeros: 64 bytes from any place on are what
+        /// the last one to four blocks are multiplied with.
+        powers: [[u8; 16]; POWERS + 4],
+        /// Of each of them the sum of its halves, twice.
+        folded: [[u8; 16]; POWERS],
         /// Round keys; those of a short key fill the first eleven.
         rounds: [[u8; 16]; 15],
         is_long: bool,
-        /// The hash key's powers from the 16th to the first, each times x, and then zeros: 64 bytes from any place on are what
-        /// the last one to four blocks are multiplied with.
-        powers: [[u8; 16]; 19],
     }
 
     impl Drop for Key {
         fn drop(&mut self) {
-            (self.rounds, self.powers) = ([[0; 16]; 15], [[0; 16]; 19]);
+            (self.rounds, self.first) = ([[0; 16]; 15], [[0; 16]; 256]);
+            (self.powers, self.folded) = ([[0; 16]; POWERS + 4], [[0; 16]; POWERS]);
             std::hint::black_box(self);
         }
     }
@@ -182,35 +197,29 @@ mod imp {
     ) -> [u8; TAG] {
         let swap = _mm512_broadcast_i32x4(swapped());
         let round = |i: usize| _mm512_broadcast_i32x4(load(&key.rounds[i]));
-        // SAFETY: four of the 19 are behind each of the first 16.
-        let power = |i: usize| unsafe { _mm512_loadu_si512(key.powers[i..i + 4].as_ptr().cast()) };
-        let (p0, p1, p2, p3) = (power(0), power(4), power(8), power(12));
 
-        // Counters have their bytes in the processor's order. The first one is the tag's.
+        // What the first round makes of a cycle's counters, which differ in their last byte only, as if that were zero.
         let mut first = [0; 16];
         first[..12].copy_from_slice(nonce);
-        first[15] = 1;
-        let numbers = _mm512_set_epi32(0, 0, 0, 4, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 1);
-        let four = _mm512_set_epi32(0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4);
-        let mut counters = _mm512_add_epi32(_mm512_broadcast_i32x4(number(&first)), numbers);
-
-        let add = |hash: __m128i, [x0, x1, x2, x3]: [__m512i; 4]| {
-            let x0 = _mm512_xor_si512(_mm512_shuffle_epi8(x0, swap), _mm512_zextsi128_si512(hash));
-            Products::of(x0, p0)
-                .plus(Products::of(_mm512_shuffle_epi8(x1, swap), p1))
-                .plus(Products::of(_mm512_shuffle_epi8(x2, swap), p2))
-                .plus(Products::of(_mm512_shuffle_epi8(x3, swap), p3))
-                .sum()
+        let begun = |cycle: usize| {
+            let mut block = first;
+            block[12..].copy_from_slice(&((cycle as u32) << 8).to_be_bytes());
+            _mm512_aesenc_epi128(_mm512_xor_si512(_mm512_broadcast_i32x4(load(&block)), round(0)), round(1))
         };
+
+        // What was encrypted is hashed while the next blocks are encrypted. Before all of it comes the head, and zeros before that
+        // change nothing.
+        let zero = _mm512_setzero_si512();
         let mut block = [0; 16];
         block[..head.len()].copy_from_slice(head);
-        let mut hash = Products::of(_mm512_zextsi128_si512(number(&block)), power(15)).sum();
+        let mut pending = [zero, zero, zero, _mm512_inserti32x4::<3>(zero, load(&block))];
+        let (mut sums, mut hash) = (Products::none(), zero);
 
-        // What was encrypted is hashed while the next blocks are encrypted.
-        let mut pending = None;
         let (from_turns, _) = from.as_chunks::<WIDE>();
         let (to_turns, _) = to.as_chunks_mut::<WIDE>();
-        for (from, to) in from_turns.iter().zip(&mut to_turns[..from_turns.len()]) {
+        let n_turns = from_turns.len();
+        let (mut base, mut next) = (zero, begun(0));
+        for (turn, (from, to)) in from_turns.iter().zip(&mut to_turns[..n_turns]).enumerate() {
             // Older compilers want these blocks, newer ones do not.
             #[allow(unused_unsafe)]
             for at in (AHEAD..AHEAD + WIDE).step_by(64) {
@@ -221,22 +230,48 @@ mod imp {
                     unsafe { _mm_prefetch::<_MM_HINT_ET0>(to.as_ptr().wrapping_add(at).cast()) };
                 }
             }
-            let c0 = counters;
-            let c1 = _mm512_add_epi32(c0, four);
-            let c2 = _mm512_add_epi32(c1, four);
-            let c3 = _mm512_add_epi32(c2, four);
-            counters = _mm512_add_epi32(c3, four);
-            let k = round(0);
-            let mut c0 = _mm512_xor_si512(_mm512_shuffle_epi8(c0, swap), k);
-            let mut c1 = _mm512_xor_si512(_mm512_shuffle_epi8(c1, swap), k);
-            let mut c2 = _mm512_xor_si512(_mm512_shuffle_epi8(c2, swap), k);
-            let mut c3 = _mm512_xor_si512(_mm512_shuffle_epi8(c3, swap), k);
-            for i in 1..ROUNDS {
+            let place = turn % CYCLE;
+            if place == 0 {
+                (base, next) = (next, begun(turn / CYCLE + 1));
+            }
+            // The first counter is 2, so the last two of a cycle belong to the next one.
+            let last_base = _mm512_mask_mov_epi64(base, if place == CYCLE - 1 { 0xF0 } else { 0 }, next);
+            let counters = |i: usize, base: __m512i| {
+                // SAFETY: a cycle has 16 for each of its turns.
+                let by_last = unsafe { _mm512_loadu_si512(key.first.as_ptr().add(16 * place + 4 * i).cast()) };
+                _mm512_xor_si512(base, by_last)
+            };
+            let mut c = [counters(0, base), counters(1, base), counters(2, base), counters(3, last_base)];
+
+            // So many turns of the group are to be hashed after the one that is now.
+            let n_more = (n_turns - turn) % GROUP;
+            let at = POWERS - 16 * (n_more + 1);
+            // SAFETY: there are 16 for each of a group's turns.
+            let power = |i: usize| unsafe { _mm512_loadu_si512(key.powers.as_ptr().add(at + 4 * i).cast()) };
+            // SAFETY: as above.
+            let folded = |i: usize| unsafe { _mm512_loadu_si512(key.folded.as_ptr().add(at + 4 * i).cast()) };
+            // The processor looks only a little ahead, so both things are mixed here.
+            let mut x = zero;
+            for i in 2..ROUNDS {
                 let k = round(i);
-                c0 = _mm512_aesenc_epi128(c0, k);
-                c1 = _mm512_aesenc_epi128(c1, k);
-                c2 = _mm512_aesenc_epi128(c2, k);
-                c3 = _mm512_aesenc_epi128(c3, k);
+                c = [
+                    _mm512_aesenc_epi128(c[0], k),
+                    _mm512_aesenc_epi128(c[1], k),
+                    _mm512_aesenc_epi128(c[2], k),
+                    _mm512_aesenc_epi128(c[3], k),
+                ];
+                let j = (i - 2) / 2;
+                if j < 4 && i % 2 == 0 {
+                    x = _mm512_shuffle_epi8(pending[j], swap);
+                    if j == 0 {
+                        x = _mm512_xor_si512(x, hash);
+                    }
+                    sums.low = _mm512_xor_si512(sums.low, _mm512_clmulepi64_epi128::<0x00>(x, power(j)));
+                    sums.high = _mm512_xor_si512(sums.high, _mm512_clmulepi64_epi128::<0x11>(x, power(j)));
+                } else if j < 4 {
+                    let x = _mm512_xor_si512(x, _mm512_shuffle_epi32::<0x4E>(x));
+                    sums.middle = _mm512_xor_si512(sums.middle, _mm512_clmulepi64_epi128::<0x00>(x, folded(j)));
+                }
             }
             // SAFETY: four times 64 bytes.
             let text = |i: usize| unsafe { _mm512_loadu_si512(from.as_ptr().add(64 * i).cast()) };
@@ -244,27 +279,39 @@ mod imp {
             // The last key is added at the very end, so the text may be added to it before.
             let k = round(ROUNDS);
             let out = [
-                _mm512_aesenclast_epi128(c0, _mm512_xor_si512(k, text[0])),
-                _mm512_aesenclast_epi128(c1, _mm512_xor_si512(k, text[1])),
-                _mm512_aesenclast_epi128(c2, _mm512_xor_si512(k, text[2])),
-                _mm512_aesenclast_epi128(c3, _mm512_xor_si512(k, text[3])),
+                _mm512_aesenclast_epi128(c[0], _mm512_xor_si512(k, text[0])),
+                _mm512_aesenclast_epi128(c[1], _mm512_xor_si512(k, text[1])),
+                _mm512_aesenclast_epi128(c[2], _mm512_xor_si512(k, text[2])),
+                _mm512_aesenclast_epi128(c[3], _mm512_xor_si512(k, text[3])),
             ];
             for (i, out) in out.into_iter().enumerate() {
                 // SAFETY: as above.
                 unsafe { _mm512_storeu_si512(to.as_mut_ptr().add(64 * i).cast(), out) };
             }
-            if let Some(pending) = pending.replace(if SEALS { out } else { text }) {
-                hash = add(hash, pending);
+            pending = if SEALS { out } else { text };
+            hash = zero;
+            if n_more == 0 {
+                hash = _mm512_zextsi128_si512(sums.unfolded().sum());
+                sums = Products::none();
             }
         }
-        if let Some(pending) = pending {
-            hash = add(hash, pending);
-        }
 
-        let n = from_turns.len() * WIDE + rest.len();
-        for rest in rest.chunks_mut(64) {
+        // SAFETY: three more are behind the last power.
+        let power = |i: usize| unsafe { _mm512_loadu_si512(key.powers[i..i + 4].as_ptr().cast()) };
+        let mut sums = sums.unfolded();
+        for (i, x) in pending.into_iter().enumerate() {
+            let x = _mm512_shuffle_epi8(x, swap);
+            let x = if i == 0 { _mm512_xor_si512(x, hash) } else { x };
+            sums = sums.plus(Products::of(x, power(POWERS - 16 + 4 * i)));
+        }
+        let mut hash = sums.sum();
+
+        let n = n_turns * WIDE + rest.len();
+        let numbers = _mm512_set_epi32(0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0);
+        for (i, rest) in rest.chunks_mut(64).enumerate() {
+            first[12..].copy_from_slice(&((n_turns * WIDE / 16 + i * 4 + 2) as u32).to_be_bytes());
+            let counters = _mm512_add_epi32(_mm512_broadcast_i32x4(number(&first)), numbers);
             let mut c = _mm512_xor_si512(_mm512_shuffle_epi8(counters, swap), round(0));
-            counters = _mm512_add_epi32(counters, four);
             for i in 1..ROUNDS {
                 c = _mm512_aesenc_epi128(c, round(i));
             }
@@ -276,12 +323,13 @@ mod imp {
             unsafe { _mm512_mask_storeu_epi8(rest.as_mut_ptr().cast(), mask, out) };
             let x = _mm512_maskz_mov_epi8(mask, if SEALS { out } else { text });
             let x = _mm512_xor_si512(_mm512_shuffle_epi8(x, swap), _mm512_zextsi128_si512(hash));
-            hash = Products::of(x, power(16 - rest.len().div_ceil(16))).sum();
+            hash = Products::of(x, power(POWERS - rest.len().div_ceil(16))).sum();
         }
 
         let lengths = (u128::from(8 * head.len() as u64) << 64 | u128::from(8 * n as u64)).to_be_bytes();
         let x = _mm512_zextsi128_si512(_mm_xor_si128(number(&lengths), hash));
-        hash = Products::of(x, power(15)).sum();
+        hash = Products::of(x, power(POWERS - 1)).sum();
+        first[12..].copy_from_slice(&[0, 0, 0, 1]);
         let mask = encrypted::<ROUNDS>(&key.rounds, load(&first));
         store(_mm_xor_si128(_mm_shuffle_epi8(hash, swapped()), mask))
     }
@@ -328,6 +376,21 @@ mod imp {
                 middle: _mm512_xor_si512(crossed[0], crossed[1]),
                 high: _mm512_clmulepi64_epi128::<0x11>(x, y),
             }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        fn none() -> Products {
+            let zero = _mm512_setzero_si512();
+            Products { low: zero, middle: zero, high: zero }
+        }
+
+        /// From products of halves' sums in the middle, each of which saves one product: they have the outer ones in them.
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        fn unfolded(self) -> Products {
+            let middle = _mm512_ternarylogic_epi64::<0x96>(self.middle, self.low, self.high);
+            Products { middle, ..self }
         }
 
         #[inline]
@@ -397,14 +460,30 @@ mod imp {
         // Products come out divided by x, so each power is kept multiplied by it.
         let hash_key = u128::from_be_bytes(store(hash_key));
         let carry = 0u128.wrapping_sub(hash_key >> 127) & 0xC200_0000_0000_0000_0000_0000_0000_0001;
-        let mut powers = [[0; 16]; 19];
-        powers[15] = ((hash_key << 1) ^ carry).to_le_bytes();
-        let first = _mm512_zextsi128_si512(load(&powers[15]));
-        for i in (0..15).rev() {
+        let mut powers = [[0; 16]; POWERS + 4];
+        powers[POWERS - 1] = ((hash_key << 1) ^ carry).to_le_bytes();
+        let one = _mm512_zextsi128_si512(load(&powers[POWERS - 1]));
+        for i in (0..POWERS - 1).rev() {
             let power = _mm512_zextsi128_si512(load(&powers[i + 1]));
-            powers[i] = store(Products::of(power, first).sum());
+            powers[i] = store(Products::of(power, one).sum());
         }
-        Key { rounds, is_long, powers }
+        let mut folded = [[0; 16]; POWERS];
+        for (folded, power) in folded.iter_mut().zip(&powers) {
+            let power = u128::from_le_bytes(*power);
+            *folded = (power ^ power.rotate_left(64)).to_le_bytes();
+        }
+        // A round changes each byte by itself and only then mixes them, so what the last one adds is known beforehand. Which one
+        // it is, is no secret.
+        let mut first = [[0; 16]; 256];
+        let after = |last: u8| {
+            let mut block = rounds[0];
+            block[15] ^= last;
+            _mm_aesenc_si128(load(&block), zero)
+        };
+        for (i, by_last) in first.iter_mut().enumerate() {
+            *by_last = store(_mm_xor_si128(after((i as u8).wrapping_add(2)), after(0)));
+        }
+        Key { rounds, is_long, powers, folded, first }
     }
 }
 
@@ -463,7 +542,7 @@ mod tests {
     fn nothing_comes_out_of_what_was_changed() {
         for n_key in [16, 32] {
             let Some(key) = AesGcm::new(&vec![7; n_key]) else { return };
-            for n in [0, 1, 15, 16, 63, 64, 255, 256, 257, 1000, 16384] {
+            for n in [0, 1, 15, 16, 63, 64, 255, 256, 257, 1000, 3839, 4096, 4352, 16384] {
                 let plain: Vec<u8> = (0..n).map(|i| (i * 31 + i / 7) as u8 | 1).collect();
                 let (nonce, head) = ([n as u8; 12], [23, 3, 3, 4]);
                 let mut sealed = vec![0; n + 1 + TAG];

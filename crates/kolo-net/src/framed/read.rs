@@ -14,6 +14,10 @@ use crate::limits::MessageLimits;
 /// How much is read at once; enough for many small frames.
 const CHUNK: usize = 64 << 10;
 
+/// A tensor of which so much is missing is waited for in larger parts, and in parts of at most so much.
+const LONG: usize = 64 << 10;
+const MAX_PART: usize = 256 << 10;
+
 /// A frame that has arrived.
 pub(super) struct Arrived {
     pub header: Header,
@@ -30,11 +34,21 @@ pub(super) struct Reader<'a> {
     shared: Incoming,
     /// Hears which shared file is free again.
     left: Left,
+    /// How much must be there before the socket wakes us.
+    part: usize,
 }
 
 impl<'a> Reader<'a> {
     pub fn new(stream: &'a Stream, limits: MessageLimits, allocate: Allocate, left: Left) -> Reader<'a> {
-        Reader { stream, buffer: BytesMut::with_capacity(CHUNK), limits, allocate, shared: Incoming::default(), left }
+        Reader {
+            stream,
+            buffer: BytesMut::with_capacity(CHUNK),
+            limits,
+            allocate,
+            shared: Incoming::default(),
+            left,
+            part: 1,
+        }
     }
 
     /// Whether a whole frame has been read already, so that [`Reader::next`] will not wait.
@@ -81,12 +95,27 @@ impl<'a> Reader<'a> {
                 Ok(0) => return Err(broken("in the middle of a frame")),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.stream.readable().await.map_err(|error| broken(&error.to_string()))?;
+                    self.wait(1).await?;
                 }
                 Err(error) => return Err(broken(&error.to_string())),
             }
         }
         Ok(true)
+    }
+
+    /// Waits for more, of which `n_left` bytes are known to come.
+    ///
+    /// On one machine a reader that is woken for each packet finds that one only and sleeps again, and to wake somebody takes the
+    /// writer longer than to write a packet. With TLS the reader has enough to do to be woken later. Half of what is missing lets
+    /// the parts become short towards the end, when nothing else is left to do, and the other half is more than what was read of a
+    /// record that is not whole. Without TLS nothing is gained.
+    async fn wait(&mut self, n_left: usize) -> Result<()> {
+        let part = if n_left < LONG || !self.stream.is_tls() { 1 } else { MAX_PART.min(n_left / 2) };
+        if part != self.part {
+            self.stream.wake_reader_at(part);
+            self.part = part;
+        }
+        self.stream.readable().await.map_err(|error| broken(&error.to_string()))
     }
 
     async fn tensor(&mut self, head: &Bytes, n_body: usize, is_shared: bool) -> Result<(TensorHead, Tensor)> {
@@ -113,7 +142,7 @@ impl<'a> Reader<'a> {
                 Ok(0) => return Err(broken("in the middle of a tensor")),
                 Ok(n) => at += n,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.stream.readable().await.map_err(|error| broken(&error.to_string()))?;
+                    self.wait(n_body - at).await?;
                 }
                 Err(error) => return Err(broken(&error.to_string())),
             }

@@ -1,6 +1,7 @@
 //! What a connection runs on: a socket, or TLS on a socket. Both are read and written without waiting, from any thread.
 
 use std::io::{self, IoSlice};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use bytes::BytesMut;
@@ -58,6 +59,12 @@ impl Stream {
             Stream::Plain(tcp) => tcp.readable().await,
             Stream::Tls(tls) => tls.readable().await,
         }
+    }
+
+    /// Lets [`Stream::readable`] wait until the socket has so many bytes. They must be known to come.
+    pub fn wake_reader_at(&self, n: usize) {
+        // A reader that is woken more often than it wants reads as well.
+        let _ = kolo_device::wake_reader_at(self.tcp().as_fd(), n);
     }
 
     /// The same for a write.

@@ -15,6 +15,7 @@ use std::io::{self, IoSlice};
 use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::records::{BATCH, Batch, Opener, SEALED_BATCH, Sealer};
@@ -37,6 +38,8 @@ pub(crate) struct TlsStream {
     pub(super) opener: Mutex<Opener>,
     /// The pump should look.
     wake: Notify,
+    /// Where the pump runs.
+    runtime: Handle,
     /// Whoever sends may go on.
     room: Notify,
 }
@@ -60,7 +63,8 @@ struct Out {
 impl TlsStream {
     pub(super) fn new(tcp: TcpStream, sealer: Sealer, opener: Opener) -> TlsStream {
         let (sealer, opener, out) = (Mutex::new(sealer), Mutex::new(opener), Mutex::default());
-        TlsStream { tcp, sealer, out, opener, wake: Notify::new(), room: Notify::new() }
+        let (wake, room, runtime) = (Notify::new(), Notify::new(), Handle::current());
+        TlsStream { tcp, sealer, out, opener, wake, room, runtime }
     }
 
     /// The socket.
@@ -105,7 +109,7 @@ impl TlsStream {
         let n = sealed.map_err(io::Error::other)?;
         match n < n_all {
             // There is more to seal while this is written.
-            true => self.wake.notify_one(),
+            true => self.wake_pump(),
             false => self.write_now()?,
         }
         Ok(n)
@@ -127,6 +131,15 @@ impl TlsStream {
         }
     }
 
+    /// Lets another thread write what is sealed.
+    ///
+    /// A worker of the runtime keeps the task that it has woken last to itself, until it is done with its own. The ones before it
+    /// may be taken by a worker that has nothing to do. So after the pump comes a task that does nothing.
+    fn wake_pump(&self) {
+        self.wake.notify_one();
+        self.runtime.spawn(async {});
+    }
+
     /// Writes what is sealed, as it comes, until the connection breaks.
     pub async fn pump(&self) {
         loop {
@@ -145,6 +158,12 @@ impl TlsStream {
                 done => return done,
             }
         }
+    }
+
+    /// Whether all that was taken has left.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.out.lock().n_bytes == 0
     }
 
     /// Writes what the socket takes; the pump writes the rest.

@@ -271,3 +271,31 @@ async fn who_says_nothing_in_a_handshake_is_not_waited_for() {
     assert!(error.message().contains("no TLS handshake in"), "{error}");
     assert_eq!(accepted.err().expect("nobody called").kind(), io::ErrorKind::TimedOut);
 }
+
+/// Whoever seals keeps its thread to itself while it does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_sealed_is_written_by_another_thread() {
+    let (here, there) = pair().await;
+    let here = std::sync::Arc::new(here);
+    let writer = here.clone();
+    let pump = tokio::spawn(async move { writer.pump().await });
+    let bytes = pattern(4 * BATCH, 3);
+    let expected = bytes.clone();
+    let sealing = tokio::spawn(async move {
+        let (mut at, start) = (0, std::time::Instant::now());
+        // Each time the pump has gone to sleep, as far as that can be known.
+        for _ in 0..3 {
+            std::thread::sleep(Duration::from_millis(5));
+            at += here.try_write_vectored(&[IoSlice::new(&bytes[at..])]).unwrap();
+            while !here.is_empty() && start.elapsed() < LONG_TIME {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        (at, here.is_empty(), here)
+    });
+    let (n, is_empty, _here) = sealing.await.unwrap();
+    assert!(n > 0 && n < expected.len() && is_empty, "{n} bytes");
+    let received = tokio::time::timeout(LONG_TIME, receive(&there, n)).await.expect("it was written").unwrap();
+    assert!(received == expected[..n]);
+    pump.abort();
+}

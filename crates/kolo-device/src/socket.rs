@@ -1,0 +1,59 @@
+//! What the standard library does not say to a socket.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+/// Nobody is told that the socket can be read before `n` bytes are there; what ends the connection is still told at once. The
+/// system may make it less. Reading goes on as before: it takes what there is.
+pub fn wake_reader_at(socket: BorrowedFd<'_>, n: usize) -> io::Result<()> {
+    let n = libc::c_int::try_from(n).unwrap_or(libc::c_int::MAX);
+    // SAFETY: `socket` is open while it is borrowed, and the call reads one number of the length that it is told.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            (&raw const n).cast(),
+            size_of_val(&n) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd as _;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Whether the socket can be read within this time.
+    fn is_readable(socket: &TcpStream, timeout: Duration) -> bool {
+        let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, which lives until the call returns.
+        unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as libc::c_int) == 1 }
+    }
+
+    #[test]
+    fn a_reader_sleeps_until_enough_is_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut there, _) = listener.accept().unwrap();
+        wake_reader_at(there.as_fd(), 1000).unwrap();
+        here.write_all(&[1; 999]).unwrap();
+        assert!(!is_readable(&there, Duration::from_millis(20)));
+        here.write_all(&[2]).unwrap();
+        assert!(is_readable(&there, Duration::from_secs(20)));
+        let mut bytes = [0; 1000];
+        there.read_exact(&mut bytes[..600]).unwrap();
+        assert!(!is_readable(&there, Duration::ZERO));
+        // What is there already is told when less will do.
+        wake_reader_at(there.as_fd(), 1).unwrap();
+        assert!(is_readable(&there, Duration::from_secs(20)));
+        wake_reader_at(there.as_fd(), 1000).unwrap();
+        drop(here);
+        assert!(is_readable(&there, Duration::from_secs(20)), "the end is told");
+    }
+}
