@@ -133,11 +133,11 @@ pub(crate) trait Real: bytemuck::Pod + Send + Sync + PartialEq + 'static {
     fn relu(self) -> Self;
     /// `1 / (1 + exp(-x))` of every element.
     fn sigmoid(x: &mut [Self]);
-    /// Computes a product whose left operand is mostly zeros; `false` if it is not, or there is no way of its own for that.
+    /// Computes a product that there is a shorter way for; `false` if there is none.
     ///
     /// # Safety
     /// As for [`super::drive::run`]; the machine has `isa`.
-    unsafe fn skip_zeros(_isa: Isa, _pool: &IntraPool, _problem: &Problem<'_, Self>) -> bool {
+    unsafe fn try_shortcut(_isa: Isa, _pool: &IntraPool, _problem: &Problem<'_, Self>) -> bool {
         false
     }
     /// Transposes `n_blocks` blocks of 8 by 8 that lie side by side in eight rows at `src` to
@@ -166,9 +166,10 @@ impl Real for f32 {
     }
 
     #[cfg(target_arch = "x86_64")]
-    unsafe fn skip_zeros(isa: Isa, pool: &IntraPool, problem: &Problem<'_, f32>) -> bool {
+    unsafe fn try_shortcut(isa: Isa, pool: &IntraPool, problem: &Problem<'_, f32>) -> bool {
+        let isa = isa.min(Isa::best());
         // SAFETY: passed on.
-        unsafe { super::zeros::try_run(isa.min(Isa::best()), pool, problem) }
+        unsafe { super::zeros::try_run(isa, pool, problem) || super::narrow::try_run(isa, pool, problem) }
     }
 
     #[inline(always)]

@@ -7,6 +7,7 @@
 //! drive     blocking, threads, cuts along k
 //! gemv      one row or one column of C
 //! zeros     an A that is mostly zeros
+//! narrow    nine or ten columns
 //! batch     many products of one shape
 //! generic   halves through f32, other types by plain loops
 //! epilogue  bias and activation on a finished tile
@@ -32,6 +33,8 @@ mod epilogue;
 mod gemv;
 mod generic;
 mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod narrow;
 mod pack;
 mod simd;
 #[cfg(target_arch = "x86_64")]
@@ -209,7 +212,7 @@ unsafe fn product_on<T: Real>(isa: Isa, pool: &IntraPool, p: &Problem<'_, T>) {
                 }
             }
             epilogue::apply(&p.epilogue, p.c, p.ldc, 0..p.m, 0..p.n);
-        } else if !gemv::try_run(pool, T::kernels(isa), p) && !T::skip_zeros(isa, pool, p) {
+        } else if !gemv::try_run(pool, T::kernels(isa), p) && !T::try_shortcut(isa, pool, p) {
             drive::run(pool, T::kernels(isa), p);
         }
     }
