@@ -36,14 +36,21 @@ def seconds_per_call(call):
     return samples
 
 
-def mnist(first, count):
-    """Images of MNIST in the order of the file, floats from 0 to 1, with one-hot labels."""
+def mnist_bytes():
+    """The pixels of MNIST's training images, a row each, and what they show."""
     import numpy as np
 
     with gzip.open(MNIST / "train-images-idx3-ubyte.gz") as f:
-        images = np.frombuffer(f.read(), np.uint8, offset=16).reshape(-1, 784)[first : first + count]
+        images = np.frombuffer(f.read(), np.uint8, offset=16).reshape(-1, 784)
     with gzip.open(MNIST / "train-labels-idx1-ubyte.gz") as f:
-        labels = np.frombuffer(f.read(), np.uint8, offset=8)[first : first + count]
+        return images, np.frombuffer(f.read(), np.uint8, offset=8)
+
+
+def mnist(first, count):
+    """Some of these in the order of the file, floats from 0 to 1, with one-hot labels."""
+    import numpy as np
+
+    images, labels = (column[first : first + count] for column in mnist_bytes())
     return images.astype(np.float32) / np.float32(255), np.eye(10, dtype=np.float32)[labels]
 
 

@@ -4,7 +4,6 @@ usage: tf.py BENCH [--case CASE]... [--threads N] [--callable] [--check]
 """
 
 import argparse
-import gzip
 import json
 import os
 import re
@@ -28,7 +27,6 @@ tf = tf_all.compat.v1
 tf.logging.set_verbosity(tf.logging.ERROR)
 tf.disable_v2_behavior()
 
-DATA = Path(__file__).resolve().parents[2] / "data" / "mnist"
 VERSIONS = {
     "tensorflow": tf_all.__version__,
     "numpy": np.__version__,
@@ -373,10 +371,8 @@ def ops(o):
 
 def mnist_batches(size, shape):
     """Shuffled batches of the real MNIST for ever, as the tutorials' next_batch gives them: floats from 0 to 1."""
-    with gzip.open(DATA / "train-images-idx3-ubyte.gz") as f:
-        images = np.frombuffer(f.read(), np.uint8, offset=16).reshape(-1, *shape)
-    with gzip.open(DATA / "train-labels-idx1-ubyte.gz") as f:
-        labels = np.frombuffer(f.read(), np.uint8, offset=8).astype(np.int32)
+    images, labels = measure.mnist_bytes()
+    images, labels = images.reshape(-1, *shape), labels.astype(np.int32)
     rng = np.random.default_rng(0)
     while True:
         order = rng.permutation(len(images))

@@ -17,13 +17,9 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 
 
 def images_and_labels():
-    import numpy as np
     import torch
 
-    with gzip.open(DATA / "mnist" / "train-images-idx3-ubyte.gz") as f:
-        images = np.frombuffer(f.read(), np.uint8, offset=16).reshape(-1, 784)
-    with gzip.open(DATA / "mnist" / "train-labels-idx1-ubyte.gz") as f:
-        labels = np.frombuffer(f.read(), np.uint8, offset=8)
+    images, labels = measure.mnist_bytes()
     return torch.from_numpy(images.copy()), torch.from_numpy(labels.astype("int64"))
 
 

@@ -116,12 +116,17 @@ impl Recipe {
             Convert::Keep => self.keep(source, layout, rows, shape, spare),
             Convert::Cast(dtype) if dtype == source.dtype() => self.keep(source, layout, rows, shape, spare),
             Convert::Scale { .. } | Convert::Cast(DType::F32) => {
-                let by =
+                let [factor, offset] =
                     if let Convert::Scale { factor, offset } = self.convert { [factor, offset] } else { [1.0, 0.0] };
                 let tensor = spare.take(DType::F32, &shape)?;
                 let done = match source.dtype() {
-                    DType::U8 => scale_pixels(source, layout, rows, tensor, by),
-                    dtype => from_number!(dtype, T => scale::<T>(source, layout, rows, tensor, by)),
+                    // Pixels are what there is most of, and this crate is not where loops are compiled best.
+                    DType::U8 => each_row(source, layout, rows, tensor, |from, to| scale_u8(from, factor, offset, to)),
+                    dtype => {
+                        from_number!(dtype, T => each_row(source, layout, rows, tensor, |from: &[T], to: &mut [f32]| {
+                            to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f32() * factor + offset);
+                        }))
+                    }
                 };
                 spare.lend(done?)
             }
@@ -170,34 +175,18 @@ impl Recipe {
     }
 }
 
-/// Pixels are what there is most of, and this crate is not where loops are compiled best.
-fn scale_pixels(
+/// Fills the tensor row by row.
+fn each_row<T: Element>(
     source: &Tensor,
     layout: Layout,
     rows: Rows<'_>,
     mut tensor: Tensor,
-    [factor, offset]: [f32; 2],
-) -> Result<Tensor> {
-    let (from, to) = (source.data::<u8>()?, tensor.data_mut::<f32>()?);
-    rows.each(|i, id| {
-        rows.ask_ahead(i, layout, from);
-        scale_u8(layout.of(from, id), factor, offset, &mut to[i * layout.length..][..layout.length]);
-    });
-    Ok(tensor)
-}
-
-fn scale<T: Number>(
-    source: &Tensor,
-    layout: Layout,
-    rows: Rows<'_>,
-    mut tensor: Tensor,
-    [factor, offset]: [f32; 2],
+    fill: impl Fn(&[T], &mut [f32]),
 ) -> Result<Tensor> {
     let (from, to) = (source.data::<T>()?, tensor.data_mut::<f32>()?);
     rows.each(|i, id| {
-        for (to, from) in to[i * layout.length..][..layout.length].iter_mut().zip(layout.of(from, id)) {
-            *to = from.to_f32() * factor + offset;
-        }
+        rows.ask_ahead(i, layout, from);
+        fill(layout.of(from, id), &mut to[i * layout.length..][..layout.length]);
     });
     Ok(tensor)
 }

@@ -5,7 +5,8 @@
 //! is read and written while the processor computes.
 //!
 //! Only for processors with 512-bit AES and carry-less products; [`AesGcm::new`] says `None` elsewhere, and a library does it.
-//! The time that it takes depends on lengths alone: there are no tables and no branches on data or keys.
+//! The time that it takes depends on lengths alone: nothing is looked up by data or keys, only by the number of a block, and there
+//! are no branches on either.
 
 /// Bytes of the proof that nothing was changed.
 pub const TAG: usize = 16;

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::drive::{Left, Problem, nth_block};
+use super::drive::{KC, Left, Problem, TASK_FLOP, nth_block};
 use super::epilogue;
 use super::kernel::Layout;
 use crate::cpu::scratch::Scratch;
@@ -17,8 +17,6 @@ const WHOLE: usize = 16;
 /// Rows that are computed together: as many sums as the processor has to have under way.
 const ROWS: usize = 12;
 const FEW: usize = 4;
-/// Work of a task, about.
-const TASK_FLOP: usize = 1_000_000;
 
 /// Computes `p` if it has nine or ten columns and both operands lie as rows; otherwise says `false` and has done nothing.
 ///
@@ -27,7 +25,8 @@ const TASK_FLOP: usize = 1_000_000;
 pub(super) unsafe fn try_run(isa: Isa, pool: &IntraPool, p: &Problem<'_, f32>) -> bool {
     let Left::Matrix(a, Layout::Rows, lda) = p.a else { return false };
     let is_narrow = (HALF + 1..=HALF + 2).contains(&p.n);
-    if isa != Isa::Avx512 || !is_narrow || p.b_layout != Layout::Rows || p.k < WHOLE || p.m < ROWS {
+    // A long k is for those who cut it: sums stay short there, and there are more tasks.
+    if isa != Isa::Avx512 || !is_narrow || p.b_layout != Layout::Rows || !(WHOLE..=KC).contains(&p.k) || p.m < ROWS {
         return false;
     }
     let k_whole = p.k.next_multiple_of(WHOLE);

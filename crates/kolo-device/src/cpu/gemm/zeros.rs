@@ -15,14 +15,14 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::drive::{Left, Problem, Shared, add_second_half, nth_block, pays_to_halve};
+use super::drive::{Left, N_TASKS, Problem, SERIAL_FLOP, Shared, add_second_half, nth_block, pays_to_halve};
 use super::epilogue;
 use super::kernel::Layout;
 use crate::cpu::scratch::Scratch;
 use crate::cpu::{IntraPool, Isa};
 
 /// Work below which nobody looks for zeros.
-const LEAST_FLOP: usize = 4_000_000;
+const LEAST_FLOP: usize = 2 * SERIAL_FLOP;
 /// Columns of C below which finding the elements takes longer than multiplying by zeros.
 const LEAST_COLUMNS: usize = 32;
 /// Lines of A that are looked at, and how many of their elements may be other than zero: half of them. At two thirds the ordinary
@@ -43,10 +43,9 @@ const WIDE: usize = MOST_VECTORS * LANES;
 const ROWS: usize = 32;
 /// Values of B that are looked through before anything is computed, at most.
 const MOST_CHECKED: usize = 16 << 10;
-/// Tasks to aim at.
-const N_TASKS: usize = 16;
 
-/// Computes `p` if A is mostly zeros; otherwise says `false` and has done nothing.
+/// Computes `p` if A is mostly zeros. Otherwise, or if it finds an infinity or a NaN in B, it says `false`; all of C is to be computed
+/// then, and a C that is added to is as it was.
 ///
 /// # Safety
 /// As for [`super::drive::run`]; the machine has `isa`.
