@@ -80,9 +80,9 @@ const A_USED_ONCE_BYTES: usize = 24 << 10;
 /// Most columns of one task.
 const NC_TASK: usize = 512;
 /// The packed chunk of B, in bytes: a part of L3.
-const B_CHUNK_BYTES: usize = 16 << 20;
+pub(super) const B_CHUNK_BYTES: usize = 16 << 20;
 /// Most steps of k in one chunk of B.
-const K_CHUNK: usize = 4096;
+pub(super) const K_CHUNK: usize = 4096;
 /// Work below which a product stays on its caller, and the least work of a task.
 pub(super) const SERIAL_FLOP: usize = 2_000_000;
 pub(super) const TASK_FLOP: usize = 1_000_000;
@@ -474,13 +474,13 @@ fn nth_blocks(len: usize, n: usize) -> Vec<Range<usize>> {
 }
 
 /// The `i`th of `n` pieces of `0..len`, cut at multiples of `unit`.
-fn nth_cut(len: usize, n: usize, unit: usize, i: usize) -> Range<usize> {
+pub(super) fn nth_cut(len: usize, n: usize, unit: usize, i: usize) -> Range<usize> {
     let units = nth_block(len.div_ceil(unit), n, i);
     (units.start * unit).min(len)..(units.end * unit).min(len)
 }
 
 /// `0..len` in equal pieces of at most `most`.
-fn blocks(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn blocks(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let n = len.div_ceil(most);
     (0..n).map(move |i| nth_block(len, n, i))
 }
@@ -491,6 +491,6 @@ fn blocks_of(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<usi
 }
 
 /// `0..len` in pieces of exactly `size`, the last shorter.
-fn cuts(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn cuts(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len.div_ceil(size)).map(move |i| i * size..((i + 1) * size).min(len))
 }

@@ -6,7 +6,7 @@
 //! pack      blocks of A and B as the kernels read them
 //! drive     blocking, threads, cuts along k
 //! gemv      one row or one column of C
-//! zeros     an A that is mostly zeros
+//! zeros     an A or a B that is mostly zeros
 //! narrow    nine or ten columns
 //! batch     many products of one shape
 //! generic   halves through f32, other types by plain loops

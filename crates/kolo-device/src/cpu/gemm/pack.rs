@@ -43,13 +43,13 @@ pub(crate) unsafe fn pack_b<T: Real>(
             Layout::Rows => {
                 // Rows with enough behind them inside B are read whole and masked.
                 let whole = (0..k).take_while(|p| (k - 1 - p) * ldb + cols >= width).count();
+                let mut done = whole;
                 match width * size_of::<T>() {
                     128 => copy_masked::<T, 128>(src, ldb, whole, cols, dst, width),
                     64 => copy_masked::<T, 64>(src, ldb, whole, cols, dst, width),
                     32 => copy_masked::<T, 32>(src, ldb, whole, cols, dst, width),
-                    _ => copy_masked::<T, 16>(src, ldb, 0, cols, dst, width),
+                    _ => done = 0,
                 }
-                let done = if width * size_of::<T>() >= 32 { whole } else { 0 };
                 for p in done..k {
                     let row = dst.add(p * width);
                     std::ptr::copy_nonoverlapping(src.add(p * ldb), row, cols);
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_panel_of_b_is_copied_and_padded() {
-        for (k, cols, width) in [(1, 1, 8), (3, 32, 32), (5, 9, 16), (4, 16, 16), (2, 4, 4)] {
+        for (k, cols, width) in [(1, 1, 8), (3, 32, 32), (5, 9, 16), (4, 16, 16), (2, 4, 4), (9, 75, 80)] {
             let ldb = cols + 5;
             let src: Vec<f64> = (0..k * ldb).map(|i| i as f64).collect();
             let mut dst = vec![f64::NAN; k * width];
