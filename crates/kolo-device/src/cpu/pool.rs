@@ -229,6 +229,31 @@ impl IntraPool {
         self.parallel_for(parts.n_chunks(), &|i| f(i, unsafe { parts.chunk(i) }));
     }
 
+    /// Cuts `data` into `n_blocks` of equal length and each block into pieces of `chunk_len` (the last may be shorter), and runs `f` on
+    /// the pieces that have the same place in their blocks.
+    ///
+    /// # Panics
+    /// If there are no blocks, if they would differ in length, or if `chunk_len` is 0 and they are not empty.
+    pub fn for_each_chunk_across<T: Send>(
+        &self,
+        data: &mut [T],
+        n_blocks: usize,
+        chunk_len: usize,
+        f: impl Fn(usize, &mut [&mut [T]]) + Sync,
+    ) {
+        assert!(n_blocks > 0 && data.len().is_multiple_of(n_blocks), "blocks have equal lengths");
+        if data.is_empty() {
+            return;
+        }
+        let block_len = data.len() / n_blocks;
+        let blocks: Vec<Parts<T>> = data.chunks_mut(block_len).map(|block| Parts::of(block, chunk_len)).collect();
+        self.parallel_for(blocks[0].n_chunks(), &|i| {
+            // SAFETY: as in `for_each_chunk`, for each of the blocks, which do not overlap.
+            let mut pieces: Vec<&mut [T]> = blocks.iter().map(|block| unsafe { block.chunk(i) }).collect();
+            f(i, &mut pieces);
+        });
+    }
+
     /// [`IntraPool::for_each_chunk`] for an `f` that writes every element of its piece and reads none. Large results are made
     /// in a buffer and stored past the caches; pieces of [`fill_grain`] elements are best.
     ///

@@ -53,6 +53,14 @@ macro_rules! plain_items {
 plain_items!([u8; 1], [u8; 2], [u8; 4], [u8; 8], [u8; 16], u32);
 plain_items!(f16, bf16, f32, f64, i8, i16, i32, i64, u8, u16, u64);
 
+/// Bytes that are asked for ahead, where units are so short that the processor cannot tell what comes next.
+const AHEAD: usize = 4 << 10;
+
+/// Whether a result of `n_bytes` should go past the caches, and units of it may do so one by one: long ones, or whole lines.
+pub(crate) fn is_streamed_by_units(n_bytes: usize, unit_bytes: usize) -> bool {
+    is_streamed(n_bytes) && (unit_bytes.is_multiple_of(64) || unit_bytes >= AHEAD)
+}
+
 /// Fills `out` with copies of `input`, `unit` elements at a time: `places` gives where they begin, from a unit on. Large results go
 /// past the caches, without a buffer where the units are long or whole lines of them.
 pub(crate) fn copy_units<E: Item, P: Iterator<Item = usize>>(
@@ -62,13 +70,11 @@ pub(crate) fn copy_units<E: Item, P: Iterator<Item = usize>>(
     unit: usize,
     places: impl Fn(usize) -> P + Sync,
 ) {
-    /// Bytes that are asked for ahead, where units are so short that the processor cannot tell what comes next.
-    const AHEAD: usize = 4 << 10;
     if out.is_empty() || unit == 0 {
         return;
     }
     let (n_bytes, unit_bytes) = (size_of_val(out), unit.saturating_mul(size_of::<E>()));
-    if !is_streamed(n_bytes) || !(unit_bytes.is_multiple_of(64) || unit_bytes >= AHEAD) {
+    if !is_streamed_by_units(n_bytes, unit_bytes) {
         // About a cache miss for every unit, and a copy.
         let per_chunk = E::fill_grain(out.len(), 0.2).div_ceil(unit + 20).max(1);
         return E::fill_chunks(pool, out, per_chunk * unit, &|task, out| {

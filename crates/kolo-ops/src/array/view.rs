@@ -1,11 +1,11 @@
 //! Strided views: which elements of a tensor, in which order. Transpositions, slices, reversals, broadcasts and tiles are
 //! all one view read into a new tensor; the gradient of a slice is one written into zeros.
 
-use kolo_device::cpu::stream::is_streamed;
+use kolo_device::cpu::stream::{fence, is_streamed};
 use kolo_device::cpu::{IntraPool, pool, transpose_words};
 use smallvec::SmallVec;
 
-use super::elements::{Item, copy_units};
+use super::elements::{Item, copy_units, is_streamed_by_units};
 
 /// Elements of a buffer in row-major order of `dims`: element `i` of dimension `d` lies `i · steps[d]` further.
 /// Dimensions that can be walked as one are merged, so that the innermost run is as long as possible.
@@ -107,6 +107,15 @@ impl View {
             });
         }
         if step == 1 && is_streamed(size_of_val(out)) {
+            let (n_bytes, run_bytes) = (size_of_val(out), run * size_of::<E>());
+            if let Some((&(n, 0), inner)) = outer.split_first()
+                && n <= MOST_REPEATS
+                && n_bytes / n >= LEAST_REPEATED
+                && run_bytes <= MOST_REPEATED_RUN
+                && is_streamed_by_units(n_bytes, run_bytes)
+            {
+                return self.read_repeated(pool, out, input, n, inner);
+            }
             return copy_units(pool, out, input, run, |row| {
                 let mut walk = Walk::new(self.start, outer, row);
                 std::iter::repeat_with(move || {
@@ -135,6 +144,22 @@ impl View {
                 }
                 walk.advance(1);
             }
+        });
+    }
+
+    /// Copies what the dimensions `inner` and the run within them show to each of `n` equal parts of `out`, past the caches: every run is
+    /// fetched once, and stored `n` times.
+    fn read_repeated<E: Item>(&self, pool: &IntraPool, out: &mut [E], input: &[E], n: usize, inner: &[(usize, isize)]) {
+        let (run, _) = self.run();
+        let per_task = (pool.stretch(size_of_val(out)) / (n * run * size_of::<E>())).max(1);
+        pool.for_each_chunk_across(out, n, per_task * run, |task, parts| {
+            let mut walk = Walk::new(self.start, inner, task * per_task);
+            for first in (0..parts[0].len()).step_by(run) {
+                let from = &input[walk.at as usize..][..run];
+                parts.iter_mut().for_each(|part| E::stream(&mut part[first..first + run], from));
+                walk.advance(1);
+            }
+            fence();
         });
     }
 
@@ -169,6 +194,11 @@ impl View {
     }
 }
 
+/// Parts of at least so many bytes are not found in a cache when they are wanted again; runs of at most so many are; and so many parts
+/// can be written at the same time.
+const LEAST_REPEATED: usize = 1 << 20;
+const MOST_REPEATED_RUN: usize = 16 << 10;
+const MOST_REPEATS: usize = 8;
 /// Rows and columns that are read before any are written, where there are as many.
 const WIDE: usize = 64;
 /// A square of this many elements a side fits the first cache, in and out.
@@ -311,6 +341,27 @@ mod tests {
             let mut out = vec![0; expected.len()];
             View::new(*start, dims.iter().copied()).read_words(&pool, &mut out, &words);
             assert!(out.iter().zip(&expected).all(|(x, y)| x.to_le_bytes() == *y), "{start} {dims:?} as words");
+        }
+    }
+
+    #[test]
+    fn what_is_repeated_is_stored_in_every_part() {
+        let input: Vec<u32> = (0..6_000).collect();
+        // The last has more than one task can do.
+        let inner = [vec![], vec![(7, 1), (9, 300)], vec![(3, 5)], vec![(40, 70), (23, 0)]];
+        let cases = [2, 5, 1, 3].into_iter().zip(inner).zip([50, 17, 1, 512]);
+        for ((n, inner), run) in cases {
+            let dims = [&[(n, 0)], &inner[..], &[(run, 1)]].concat();
+            let view = View { start: 11, dims: SmallVec::from_vec(dims) };
+            let mut expected = vec![0; n * inner.iter().map(|(n, _)| n).product::<usize>() * run];
+            let mut out = expected.clone();
+            let mut walk = Walk::new(11, view.outer(), 0);
+            for part in expected.chunks_mut(run) {
+                part.copy_from_slice(&input[walk.at as usize..][..run]);
+                walk.advance(1);
+            }
+            view.read_repeated(&IntraPool::new(2), &mut out, &input, n, &inner);
+            assert!(out == expected, "{n} {inner:?} {run}");
         }
     }
 

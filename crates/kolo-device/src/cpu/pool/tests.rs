@@ -64,6 +64,19 @@ fn chunks_cover_the_slice() {
 }
 
 #[test]
+fn pieces_across_blocks_are_those_at_one_place() {
+    let pool = IntraPool::new(2);
+    for (n_blocks, block) in [(1, 10), (3, 65), (4, 64), (2, 0)] {
+        let mut data = vec![(0, 0); n_blocks * block];
+        pool.for_each_chunk_across(&mut data, n_blocks, 32, |i, pieces| {
+            assert_eq!(pieces.len(), n_blocks);
+            pieces.iter_mut().enumerate().for_each(|(at, piece)| piece.fill((at, i)));
+        });
+        assert!(data.iter().enumerate().all(|(i, &x)| x == (i / block, i % block / 32)), "{n_blocks} {block}");
+    }
+}
+
+#[test]
 fn nested_calls_finish() {
     let pool = IntraPool::new(3);
     let total = AtomicU64::new(0);
