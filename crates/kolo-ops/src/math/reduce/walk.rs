@@ -299,12 +299,13 @@ fn reduce_leaf<T: Element, R: Reducer<T>>(values: &[T]) -> R::Acc {
     let mut lanes = [R::START; LANES];
     let (blocks, rest) = values.as_chunks::<LANES>();
     for block in blocks {
-        for (acc, &x) in lanes.iter_mut().zip(block) {
-            *acc = R::lane_step(*acc, x);
-        }
+        lanes = std::array::from_fn(|i| R::lane_step(lanes[i], block[i]));
     }
-    for (acc, &x) in lanes.iter_mut().zip(rest) {
-        *acc = R::lane_step(*acc, x);
+    if !rest.is_empty() {
+        // Apart: lanes that are walked up to a length unknown to the compiler do not stay in registers.
+        let mut last = [R::START; LANES];
+        last.iter_mut().zip(rest).for_each(|(acc, &x)| *acc = R::lane_step(*acc, x));
+        lanes = std::array::from_fn(|i| R::lane_join(lanes[i], last[i]));
     }
     halve::<_, 16>(&mut lanes, R::lane_join);
     halve::<_, 8>(&mut lanes, R::lane_join);
