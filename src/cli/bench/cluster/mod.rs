@@ -58,7 +58,7 @@ pub fn transfer(report: &Report) -> Result<()> {
 
 /// 100 MB of parameters go to the worker, and as many bytes of updates come back.
 pub fn ps_large(report: &Report) -> Result<()> {
-    let rates = push_pull_rates(report, &Servers::start(1, 1)?)?;
+    let rates = push_pull_rates(report, &Servers::start(1, 1)?, 4)?;
     report.print("ps-large", "push-pull", "steps/s", Better::Higher, &rates)
 }
 
@@ -74,8 +74,10 @@ pub fn tls(report: &Report, is_plain: bool) -> Result<()> {
         let rates = transfer_rates(report, &start(OVER_TCP)?, n)?;
         report.print("tls", case, "GB/s", Better::Higher, &rates)?;
     }
-    let rates = push_pull_rates(report, &start(OVER_TCP)?)?;
-    report.print("tls", "push-pull", "steps/s", Better::Higher, &rates)?;
+    for (case, n_pieces) in [("push-pull", 4), ("push-pull-1MB", 100)] {
+        let rates = push_pull_rates(report, &start(OVER_TCP)?, n_pieces)?;
+        report.print("tls", case, "steps/s", Better::Higher, &rates)?;
+    }
     let rates = transfer_rates(report, &start(&[])?, 16_000_000)?;
     report.print("tls", "transfer-64MB-shm", "GB/s", Better::Higher, &rates)
 }
@@ -100,13 +102,14 @@ fn transfer_rates(report: &Report, servers: &Servers, n: usize) -> Result<Vec<f6
     Ok(seconds.iter().map(|s| 4.0 * n as f64 / s / 1e9).collect())
 }
 
-/// Steps per second that read 100 MB of parameters and send as many bytes back.
-fn push_pull_rates(report: &Report, servers: &Servers) -> Result<Vec<f64>> {
+/// Steps per second that read 100 MB of parameters, in so many pieces, and send as many bytes back.
+fn push_pull_rates(report: &Report, servers: &Servers, n_pieces: usize) -> Result<Vec<f64>> {
+    const N: usize = 25_000_000;
     let g = kolo::graph();
     let mut updates = Vec::new();
-    for i in 0..4 {
+    for i in 0..n_pieces {
         let v = g.device("/job:ps/task:0", || {
-            g.new_variable(&format!("v{i}"), Initializer::Constant(1.0)).shape([6_250_000]).build()
+            g.new_variable(&format!("v{i}"), Initializer::Constant(1.0)).shape([N / n_pieces]).build()
         });
         let value = g.device("/job:ps/task:0", || v.read());
         let gradient = g.device("/job:worker/task:0", || value * 1e-6f32);
