@@ -15,7 +15,7 @@
 
 mod along_k;
 
-pub(super) use along_k::{add_second_half, pays_to_halve};
+pub(super) use along_k::{add, add_second_half, pays_to_halve};
 
 use std::ops::Range;
 

@@ -34,7 +34,6 @@ const LEAST_COLUMNS: usize = 32;
 const SAMPLES: usize = 32;
 const MOST_SAMPLED: u32 = (SAMPLES * LINE / 2) as u32;
 const MOST_IF_LARGE: u32 = (SAMPLES * LINE * 5 / 8) as u32;
-
 /// Values of B up to which one thread looks for odd ones.
 const MOST_CHECKED: usize = 16 << 10;
 
@@ -51,9 +50,9 @@ pub(super) unsafe fn try_run(isa: Isa, pool: &IntraPool, p: &Problem<'_, f32>) -
     }
     let a = Operand { data: a, layout, ld: lda, rows: p.m, cols: p.k };
     let b = Operand { data: p.b, layout: p.b_layout, ld: p.ldb, rows: p.k, cols: p.n };
-    // What is added to C has to be looked for before. Here one thread does that.
-    let is_checked = p.accumulate && p.k * p.n > MOST_CHECKED;
-    let is_few = p.n <= WIDE && p.b_layout == Layout::Rows && !is_checked;
+    // Before anything is added to C, all of B is looked through. With few columns one thread does that.
+    let is_long = p.accumulate && p.k * p.n > MOST_CHECKED;
+    let is_few = p.n <= WIDE && p.b_layout == Layout::Rows && !is_long;
     let is_large = flop >= LARGE_FLOP && p.m.min(p.n) > WIDE;
     let most = if is_large { MOST_IF_LARGE } else { MOST_SAMPLED };
     // SAFETY: A and B are there, the machine has AVX-512; passed on.

@@ -134,7 +134,7 @@ pub(crate) unsafe fn add_second_half<T: Real>(pool: &IntraPool, p: &Problem<'_, 
 }
 
 /// `c += x`.
-fn add<T: Real>(c: &mut [T], x: &[T]) {
+pub(crate) fn add<T: Real>(c: &mut [T], x: &[T]) {
     vectorize(
         #[inline(always)]
         || c.iter_mut().zip(x).for_each(|(c, &x)| *c = c.plus(x)),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::row::{ADD_ROW, LANES, STEPS, masks, turn};
+use super::row::{STEPS, adder, masks, turn};
 use super::{Operand, has_odd};
 use crate::cpu::IntraPool;
 use crate::cpu::gemm::drive::{N_TASKS, Problem, Shared, add_second_half, nth_block, pays_to_halve};
@@ -124,9 +124,7 @@ impl Product<'_, '_> {
     /// As for [`super::try_run`]; `target` has room for all rows.
     unsafe fn rows(&self, rows: Range<usize>, k: Range<usize>, target: &Target) {
         let (p, lda) = (self.p, self.a.ld);
-        let n_vectors = p.n.div_ceil(LANES);
-        let add_row = ADD_ROW[n_vectors - 1];
-        let last = (1u16 << (p.n - (n_vectors - 1) * LANES)) - 1;
+        let (add_row, last) = adder(p.n);
         for k0 in k.clone().step_by(STEPS) {
             let n_steps = STEPS.min(k.end - k0);
             let mut found = [0; STEPS];
@@ -148,7 +146,7 @@ impl Product<'_, '_> {
                 for (i, &mask) in found[..rows.len()].iter().enumerate() {
                     let c = target.c.add((rows.start + i) * target.ldc);
                     let keeps = target.accumulate || k0 > k.start;
-                    add_row(mask, (a.add(i * next), step), b, last as u8, p.alpha, (c, keeps));
+                    add_row(mask, (a.add(i * next), step), b, last, p.alpha, (c, keeps));
                 }
             }
         }

@@ -21,9 +21,9 @@ use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::row::{ADD_ROW, LANES, LINE, STEPS, WIDE, masks};
+use super::row::{LANES, LINE, STEPS, WIDE, adder, masks};
 use super::{Operand, has_odd};
-use crate::cpu::gemm::drive::{B_CHUNK_BYTES, K_CHUNK, Problem, Shared, blocks, cuts, nth_block, nth_cut};
+use crate::cpu::gemm::drive::{B_CHUNK_BYTES, K_CHUNK, Problem, Shared, add, blocks, cuts, nth_block, nth_cut};
 use crate::cpu::gemm::epilogue;
 use crate::cpu::gemm::kernel::Layout;
 use crate::cpu::gemm::pack::{pack_b, transpose};
@@ -229,7 +229,7 @@ impl Chunk<'_, '_> {
         nth_cut(self.n.len(), n, LANES, i)
     }
 
-    /// Copies steps of a panel, and looks for infinities and NaN.
+    /// Copies steps of a panel, and looks for infinities and NaN unless that was done before.
     ///
     /// # Safety
     /// B is there, `to` has room for rows of `width`, and the machine has AVX-512.
@@ -239,7 +239,7 @@ impl Chunk<'_, '_> {
         unsafe {
             let from = b.at(self.k.start + steps.start, self.n.start + columns.start);
             pack_b(from, b.layout, b.ld, steps.len(), columns.len(), width, to);
-            if has_odd(to, width, steps.len(), width) {
+            if !self.product.p.accumulate && has_odd(to, width, steps.len(), width) {
                 self.is_odd.store(true, Relaxed);
             }
         }
@@ -303,9 +303,7 @@ impl Chunk<'_, '_> {
     /// The rows are prepared, the steps are there, there is room for as many rows at `c`, and the machine has AVX-512.
     unsafe fn add(&self, rows: Rows, k0: usize, steps: &Steps, (c, ldc): (*mut f32, usize), adds: bool) {
         let (b, width) = (steps.b, steps.width);
-        let n_vectors = steps.n_columns.div_ceil(LANES);
-        let add_row = ADD_ROW[n_vectors - 1];
-        let last = (1u16 << (steps.n_columns - (n_vectors - 1) * LANES)) - 1;
+        let (add_row, last) = adder(steps.n_columns);
         // Meanwhile the next steps are asked for, a few lines with every row of C.
         let n_lines = if steps.has_next { (STEPS * width / LINE).div_ceil(rows.m) } else { 0 };
         let soon = b.wrapping_add(STEPS * width);
@@ -317,7 +315,7 @@ impl Chunk<'_, '_> {
                 }
                 let mask = *rows.masks.add(k0 / STEPS * rows.m + i);
                 let a = (rows.a.add(i * rows.lda + k0), 1);
-                add_row(mask, a, (b, width), last as u8, self.product.p.alpha, (c.add(i * ldc), adds));
+                add_row(mask, a, (b, width), last, self.product.p.alpha, (c.add(i * ldc), adds));
             }
         }
     }
@@ -342,14 +340,8 @@ impl Chunk<'_, '_> {
                 || transpose(sums, WIDE, m, n, turned, m),
             );
             for j in 0..n {
-                let (c, x) = (
-                    std::slice::from_raw_parts_mut(c.add(j * ldc), m),
-                    std::slice::from_raw_parts(turned.add(j * m), m),
-                );
-                vectorize(
-                    #[inline(always)]
-                    || c.iter_mut().zip(x).for_each(|(c, &x)| *c += x),
-                );
+                let c = std::slice::from_raw_parts_mut(c.add(j * ldc), m);
+                add(c, std::slice::from_raw_parts(turned.add(j * m), m));
             }
         }
     }

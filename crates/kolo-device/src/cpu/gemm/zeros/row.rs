@@ -64,8 +64,15 @@ pub(super) fn turn(mut bits: [u64; STEPS]) -> [u64; STEPS] {
 /// Adds `alpha` times the sum of some rows of B, each times an element of A, to a row of C, or sets it to that.
 pub(super) type AddRow = unsafe fn(u64, (*const f32, usize), (*const f32, usize), u8, f32, (*mut f32, bool));
 
+/// The one for so many columns, and the lanes of its last vector.
+pub(super) fn adder(n_columns: usize) -> (AddRow, u8) {
+    let n_vectors = n_columns.div_ceil(LANES);
+    let last = (1u16 << (n_columns - (n_vectors - 1) * LANES)) - 1;
+    (ADD_ROW[n_vectors - 1], last as u8)
+}
+
 /// By number of vectors.
-pub(super) const ADD_ROW: [AddRow; MOST_VECTORS] = [
+const ADD_ROW: [AddRow; MOST_VECTORS] = [
     add_row::<1>,
     add_row::<2>,
     add_row::<3>,
