@@ -19,6 +19,7 @@
 //! A [`Graph`] is described once; a [`Session`] prunes, places, partitions and compiles it for its devices and runs it.
 //! [`gradients`] adds what training needs. `ARCHITECTURE.md` tells the story of a step.
 
+mod cli;
 pub mod cluster;
 pub mod data;
 pub mod nn;
@@ -29,6 +30,7 @@ pub mod recipes;
 pub mod saved_model;
 pub mod train;
 
+pub use cli::main as command_line;
 pub use kolo_core::{
     Code, DType, DeviceName, DeviceSpec, Dim, Element, Error, Memory, PartialShape, Result, Shape, Tensor,
 };

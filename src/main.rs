@@ -1,7 +1,5 @@
-//! The `kolo` command. Everything it does is in `cli`; what it calls is the library.
-
-mod cli;
+//! The `kolo` command. All of it is in the library, which is compiled while the ops still are; this only calls it.
 
 fn main() -> std::process::ExitCode {
-    cli::main()
+    kolo::command_line()
 }

@@ -3,10 +3,10 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+use crate::tls::TlsFiles;
+use crate::tls::cert::Authority;
+use crate::{Error, Result};
 use clap::Subcommand;
-use kolo::tls::TlsFiles;
-use kolo::tls::cert::Authority;
-use kolo::{Error, Result};
 
 use super::print;
 
@@ -109,7 +109,7 @@ fn write(path: &Path, bytes: &[u8], is_secret: bool) -> Result<()> {
     let written = options.open(path).and_then(|mut file| file.write_all(bytes));
     written.map_err(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => Error::new(
-            kolo::Code::AlreadyExists,
+            crate::Code::AlreadyExists,
             format!("'{}' exists already; remove it, or use another folder, or `kolo cert add`", path.display()),
         ),
         _ => Error::failed_precondition(format!("'{}' cannot be written: {error}", path.display())),

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use crate::train::{latest_checkpoint, read_safetensors, write_safetensors};
+use crate::{Code, DType, Element, Error, Result, Tensor};
 use clap::{Args as ClapArgs, Subcommand};
 use half::{bf16, f16};
-use kolo::train::{latest_checkpoint, read_safetensors, write_safetensors};
-use kolo::{Code, DType, Element, Error, Result, Tensor};
 use kolo_ops::io::bundle::{Bundle, Item, index_path, save};
 use serde_json::{Value, json};
 

@@ -1,8 +1,8 @@
 //! `kolo completions`: what a shell needs to complete commands and flags.
 
+use crate::Result;
 use clap::CommandFactory;
 use clap_complete::Shell;
-use kolo::Result;
 
 /// Flags of `kolo completions`.
 #[derive(clap::Args)]

@@ -1,7 +1,7 @@
 //! `kolo config check`: what a cluster's description says, in words, without starting anything.
 
+use crate::{ClusterSpec, Result};
 use clap::Subcommand;
-use kolo::{ClusterSpec, Result};
 use serde_json::json;
 
 use super::print;

@@ -3,8 +3,8 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use kolo::cuda::{self, Card, Discovery};
-use kolo::{DeviceAttributes, Result, Session, SessionConfig};
+use crate::cuda::{self, Card, Discovery};
+use crate::{DeviceAttributes, Result, Session, SessionConfig};
 use serde_json::json;
 
 use super::machine::{self, Memory, Process};
@@ -29,7 +29,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let graph = kolo::graph();
+    let graph = crate::graph();
     // GPUs are looked at from outside: a session would make a context on each, which takes some of its memory.
     let config = SessionConfig { device_count: [("GPU".to_owned(), 0)].into(), ..SessionConfig::default() };
     let devices = Session::with_config(&graph, config)?.list_devices();

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use kolo::doctor::{Examination, Options, TaskReport, examine};
-use kolo::{ClusterSpec, Error, Result};
+use crate::doctor::{Examination, Options, TaskReport, examine};
+use crate::{ClusterSpec, Error, Result};
 use serde_json::{Value, json};
 
 use super::security::SecurityFlags;

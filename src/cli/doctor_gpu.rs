@@ -1,7 +1,7 @@
 //! `kolo doctor gpu`: the libraries that GPUs need, and what stops working without each.
 
-use kolo::cuda::{self, LibraryReport};
-use kolo::{Error, Result};
+use crate::cuda::{self, LibraryReport};
+use crate::{Error, Result};
 
 use super::print;
 

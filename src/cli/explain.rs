@@ -1,6 +1,6 @@
 //! `kolo explain`: wish, fact and reason for every node, before anything runs.
 
-use kolo::Result;
+use crate::Result;
 
 use super::graph_file::GraphArgs;
 use super::print;

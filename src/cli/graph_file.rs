@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::Args;
-use kolo::{
+use crate::{
     CostModel, DType, DeviceName, Error, Graph, NullDevice, PlacementRules, Policy, Result, Session, SessionConfig,
     Shape, Tensor, wire,
 };
+use clap::Args;
 use kolo_device::cpu::topology::parse_cores;
 
 /// Flags that say which graph, and over which devices.
@@ -42,7 +42,7 @@ impl GraphArgs {
         let name = self.graph.display();
         let bytes =
             std::fs::read(&self.graph).map_err(|error| Error::not_found(format!("cannot read {name}: {error}")))?;
-        let graph = kolo::graph();
+        let graph = crate::graph();
         let (def, origins) =
             wire::graph::read_graph_file(&bytes, &name.to_string()).map_err(|error| error.context(&name))?;
         let options = wire::graph::ImportOptions { origins, ..wire::graph::ImportOptions::default() };

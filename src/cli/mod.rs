@@ -92,11 +92,11 @@ pub fn main() -> ExitCode {
 }
 
 /// Prints a line, and ends quietly if nobody reads any more (`kolo ops | head`).
-fn print(text: impl std::fmt::Display) -> kolo::Result<()> {
+fn print(text: impl std::fmt::Display) -> crate::Result<()> {
     use std::io::Write;
     match writeln!(std::io::stdout(), "{text}") {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
-        Err(error) => Err(kolo::Error::unavailable(format!("cannot write to standard output: {error}"))),
+        Err(error) => Err(crate::Error::unavailable(format!("cannot write to standard output: {error}"))),
     }
 }

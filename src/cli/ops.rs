@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
-use kolo::{DType, Error, Result};
+use crate::{DType, Error, Result};
 use kolo_graph::Gradient;
 use kolo_ops::{KernelDef, Op, TABLE, is_always_on_host, kernels_of};
 

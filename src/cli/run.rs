@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use kolo::saved_model::{LoadOptions, SavedModel};
-use kolo::wire::graph::{ImportOptions, import, read_graph_file, subgraph};
-use kolo::{DType, Error, PartialShape, Result, Session, Shape, Tensor, data};
+use crate::saved_model::{LoadOptions, SavedModel};
+use crate::wire::graph::{ImportOptions, import, read_graph_file, subgraph};
+use crate::{DType, Error, PartialShape, Result, Session, Shape, Tensor, data};
 use serde_json::Value;
 
 use super::{checkpoint, print};
@@ -97,7 +97,7 @@ impl Job {
         let part = subgraph(&def, &wanted.into_iter().chain(fed).collect::<Vec<_>>())?;
         // Lines of the file belong to all of its nodes, so they are of use only if none was left out.
         let origins = if part.node.len() == def.node.len() { origins } else { Default::default() };
-        let graph = kolo::graph();
+        let graph = crate::graph();
         import(&graph, &part, ImportOptions { origins, ..ImportOptions::default() })
             .map_err(|error| error.context(&name))?;
         let mut feeds = Vec::with_capacity(given.len());
@@ -174,7 +174,7 @@ fn unknown<'a>(what: &str, name: &str, args: &Args, known: impl Iterator<Item = 
     ))
 }
 
-fn is_operation(graph: &kolo::Graph, name: &str) -> bool {
+fn is_operation(graph: &crate::Graph, name: &str) -> bool {
     graph.operation(name).is_ok_and(|operation| operation.n_outputs() == 0)
 }
 

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use kolo::tls::{Security, TlsFiles, Token};
-use kolo::{Error, Result};
+use crate::tls::{Security, TlsFiles, Token};
+use crate::{Error, Result};
 
 /// Who is let in, and what this process shows to others. Each flag has an environment variable that stands in for it, so
 /// that one line in a profile serves all commands.

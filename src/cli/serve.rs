@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::ValueEnum;
-use kolo::{
+use crate::{
     ClusterSpec, Durability, Error, FileAccess, MessageLimits, Result, Server, ServerConfig, SessionConfig, TaskName,
 };
+use clap::ValueEnum;
 
 use super::print;
 use super::security::SecurityFlags;

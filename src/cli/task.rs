@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kolo::{ClusterSpec, Error, Result, TfConfig};
+use crate::{ClusterSpec, Error, Result, TfConfig};
 
 /// A cluster, and this process's place in it.
 #[derive(Clone, Debug, Default, clap::Args)]

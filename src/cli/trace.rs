@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kolo::{Error, Result, RunOptions, Tensor};
+use crate::{Error, Result, RunOptions, Tensor};
 
 use super::graph_file::{GraphArgs, parse_feed};
 use super::print;

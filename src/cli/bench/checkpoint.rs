@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use kolo::train::SaverBuilder;
-use kolo::{Error, Initializer, Result, Session, Tensor};
+use crate::train::SaverBuilder;
+use crate::{Error, Initializer, Result, Session, Tensor};
 
 use super::measure::{Better, Report, median};
 
@@ -19,7 +19,7 @@ const N_SAMPLES: usize = 6;
 
 pub fn run(report: &Report) -> Result<()> {
     let folder = Folder::new()?;
-    let g = kolo::graph();
+    let g = crate::graph();
     let small = Initializer::Uniform { low: -0.05, high: 0.05 };
     let variables: Vec<_> =
         (0..N_VARIABLES).map(|i| g.new_variable(&format!("w{i}"), small.clone()).shape([N_ELEMENTS]).build()).collect();

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use kolo::{Result, Session};
+use crate::{Result, Session};
 
 use super::measure::{Better, Report};
 
 const N: usize = 10_000;
 
 pub fn run(report: &Report) -> Result<()> {
-    let g = kolo::graph();
+    let g = crate::graph();
     let x = g.variable("x", 0.0f32).read();
     let one = g.constant(1.0f32);
     let chain = (0..N).fold(x, |y, _| y + one).operation();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kolo::{DType, GpuOptions, Graph, Initializer, Output, Result, Session, SessionConfig, Tensor, gradients, ops};
+use crate::{DType, GpuOptions, Graph, Initializer, Output, Result, Session, SessionConfig, Tensor, gradients, ops};
 
 use super::measure::{Better, Report};
 use super::networks::{batches, dense, lenet_logits};
@@ -68,7 +68,7 @@ const CASES: &[(&str, usize, Model)] = &[
 fn matmul(report: &Report) -> Result<()> {
     const N: usize = 8192;
     const PRODUCTS: usize = 20;
-    let g = kolo::graph();
+    let g = crate::graph();
     let uniform = || Initializer::Uniform { low: -1.0, high: 1.0 };
     let whole = |name: &str| g.new_variable(name, uniform()).shape([N, N]).build().read();
     let narrow = |x: Output<'_>| g.op("Cast").input(Output::new(&g, x.endpoint())).attr("DstT", DType::BF16).out();
@@ -101,7 +101,7 @@ fn matmul(report: &Report) -> Result<()> {
 }
 
 fn train(report: &Report, case: &str, batch: usize, config: SessionConfig, model: Model) -> Result<()> {
-    let g = kolo::graph();
+    let g = crate::graph();
     g.set_seed(1);
     let (images, labels) = batches(batch)?.swap_remove(0);
     let resident = |name: &str, value: Tensor| g.new_variable(name, value).not_trainable().build().read();

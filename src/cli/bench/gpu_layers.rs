@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kolo::{DType, Graph, Initializer, Operation, Output, Result, Session, SessionConfig};
+use crate::{DType, Graph, Initializer, Operation, Output, Result, Session, SessionConfig};
 
 use super::gpu::sample;
 use super::measure::{Better, Report};
@@ -139,7 +139,7 @@ impl Layer {
         config: &SessionConfig,
         build: impl for<'g> Fn(&Layer, &'g Graph) -> Steps<'g>,
     ) -> Result<()> {
-        let g = kolo::graph();
+        let g = crate::graph();
         g.set_seed(1);
         let (fill, step) = build(self, &g);
         let probe = g.new_variable("probe", Initializer::Zeros).shape([1]).build().read() + 1.0;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use kolo::optim::{AdamW, Momentum, Optimizer};
-use kolo::recipes::{gpt2, resnet};
-use kolo::{Error, Graph, Initializer, Operation, Output, Result, Session, SessionConfig, Tensor, nn};
+use crate::optim::{AdamW, Momentum, Optimizer};
+use crate::recipes::{gpt2, resnet};
+use crate::{Error, Graph, Initializer, Operation, Output, Result, Session, SessionConfig, Tensor, nn};
 
 use super::gpu::sample;
 use super::measure::{Better, Report};
@@ -16,7 +16,7 @@ const TEXTS: usize = 16;
 /// Images a second.
 pub fn resnet50(report: &Report, case: &str, config: SessionConfig) -> Result<()> {
     let size = resnet::Size::resnet50();
-    let g = kolo::graph();
+    let g = crate::graph();
     g.set_seed(1);
     let data = resnet::synthetic(IMAGES, &size, 1)?.batch(IMAGES, true).all()?;
     let [images, labels] = &data[..] else { return Err(Error::internal("images have two columns")) };
@@ -34,7 +34,7 @@ pub fn resnet50(report: &Report, case: &str, config: SessionConfig) -> Result<()
 /// Tokens a second.
 pub fn gpt2(report: &Report, case: &str, config: SessionConfig) -> Result<()> {
     let size = gpt2::Size::gpt2_124m();
-    let g = kolo::graph();
+    let g = crate::graph();
     g.set_seed(1);
     let tokens = gpt2::synthetic_tokens(TEXTS * size.context + 1, size.vocabulary, 1);
     let window = |from: usize| -> Result<Tensor> {

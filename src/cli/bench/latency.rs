@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use kolo::{PartialShape, Result, Session, Tensor};
+use crate::{PartialShape, Result, Session, Tensor};
 
 use super::measure::{Better, Report};
 
 pub fn run(report: &Report) -> Result<()> {
-    let g = kolo::graph();
+    let g = crate::graph();
     let constant = g.constant(1.0f32);
     let x = g.placeholder::<f32>("x", PartialShape::scalar());
     let sum = x + constant;

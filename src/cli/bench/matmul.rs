@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kolo::{Initializer, Result, Session, ops};
+use crate::{Initializer, Result, Session, ops};
 
 use super::measure::{Better, Report};
 
@@ -20,7 +20,7 @@ const CASES: &[(&str, usize, usize, usize, bool, usize)] = &[
 
 pub fn run(report: &Report) -> Result<()> {
     for &(case, m, k, n, transposed, n_products) in CASES {
-        let g = kolo::graph();
+        let g = crate::graph();
         let uniform = || Initializer::Uniform { low: -1.0, high: 1.0 };
         let shape_a = if transposed { [k, m] } else { [m, k] };
         let a = g.new_variable("a", uniform()).shape(shape_a).build().read();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kolo::Result;
+use crate::Result;
 
 use crate::cli::print;
 

@@ -14,7 +14,7 @@ mod ops;
 mod scaling;
 mod training;
 
-use kolo::Result;
+use crate::Result;
 
 /// Flags of `kolo bench`.
 #[derive(clap::Args)]

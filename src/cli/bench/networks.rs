@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use kolo::data::mnist;
-use kolo::{Error, Graph, Initializer, Output, Result, Session, Tensor, gradients, ops};
+use crate::data::mnist;
+use crate::{Error, Graph, Initializer, Output, Result, Session, Tensor, gradients, ops};
 
 use super::measure::{Better, Report};
 
@@ -67,7 +67,7 @@ fn train(
     batches: Vec<(Tensor, Tensor)>,
     model: impl for<'g> Fn(&'g Graph, Output<'g>) -> Output<'g>,
 ) -> Result<()> {
-    let g = kolo::graph();
+    let g = crate::graph();
     g.set_seed(1);
     let x = g.placeholder::<f32>("x", [None, Some(784)]);
     let labels = g.placeholder::<f32>("labels", [None, Some(10)]);
@@ -119,7 +119,7 @@ pub fn batches(batch: usize) -> Result<Vec<(Tensor, Tensor)>> {
 /// Images of MNIST in the order of the file, with one-hot labels, from batch `first` on. Four fifths of their pixels are zeros.
 pub fn mnist_batches(batch: usize, first: usize) -> Result<Vec<(Tensor, Tensor)>> {
     let all = mnist::embedded()?.one_hot().train.dataset().batch(batch, true).batches()?;
-    let pair = |batch: Result<kolo::data::Batch>| match <[Tensor; 2]>::try_from(batch?.tensors) {
+    let pair = |batch: Result<crate::data::Batch>| match <[Tensor; 2]>::try_from(batch?.tensors) {
         Ok([images, labels]) => Ok((images, labels)),
         Err(_) => Err(Error::internal("MNIST has images and labels")),
     };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kolo::{AttrValue, DType, Error, Graph, Output, Result, Session, Shape, Tensor};
+use crate::{AttrValue, DType, Error, Graph, Output, Result, Session, Shape, Tensor};
 use serde_json::Value;
 
 use super::measure::{Better, Report, median};
@@ -53,7 +53,7 @@ pub fn run(report: &Report, only: &[String]) -> Result<()> {
 /// Seconds for one op, and the bytes that it reads and writes.
 fn measure(report: &Report, family: &Value, size: &str, times: usize) -> Result<(Vec<f64>, f64)> {
     let inputs = tensors(family, size)?;
-    let g = kolo::graph();
+    let g = crate::graph();
     let inputs_of_g: Vec<Output<'_>> = inputs.iter().map(|tensor| g.constant(tensor.clone())).collect();
     let first = node(&g, family, text(family, "op")?, &inputs_of_g)?;
     let mut last = first;
@@ -101,7 +101,7 @@ fn tensors(family: &Value, size: &str) -> Result<Vec<Tensor>> {
         let tensor = match spec {
             Value::String(spec) => match spec.strip_prefix('$') {
                 Some(op) => {
-                    let g = kolo::graph();
+                    let g = crate::graph();
                     let before: Vec<_> = made.iter().map(|tensor| g.constant(tensor.clone())).collect();
                     let output = node(&g, family, op, &before)?;
                     Session::new(&g)?.fetch(output)?
@@ -117,7 +117,7 @@ fn tensors(family: &Value, size: &str) -> Result<Vec<Tensor>> {
 
 /// A copy where an op's result would lie, as the value of a variable does, and not where this program has made it.
 fn in_device_memory(tensor: Tensor) -> Result<Tensor> {
-    let g = kolo::graph();
+    let g = crate::graph();
     let value = g.constant(tensor.clone());
     let op = if tensor.dtype() == DType::Bool { "LogicalOr" } else { "Maximum" };
     let copy = g.op(op).inputs([value, value]).out();
@@ -204,7 +204,7 @@ mod tests {
         assert!(!families.is_empty());
         for family in &families {
             let inputs = tensors(family, "small").unwrap();
-            let g = kolo::graph();
+            let g = crate::graph();
             let inputs: Vec<_> = inputs.into_iter().map(|tensor| g.constant(tensor)).collect();
             let output = node(&g, family, text(family, "op").unwrap(), &inputs).unwrap();
             Session::new(&g).unwrap().fetch(output).unwrap_or_else(|error| panic!("{}: {error}", family["case"]));

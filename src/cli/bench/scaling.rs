@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kolo::{Graph, Initializer, Operation, Result, Session, SessionConfig, ops};
+use crate::{Graph, Initializer, Operation, Result, Session, SessionConfig, ops};
 
 use super::measure::{Better, Report, median};
 
 pub fn run(report: &Report) -> Result<()> {
-    let g = kolo::graph();
+    let g = crate::graph();
     let first = tower(&g, "/cpu:0");
     let second = tower(&g, "/cpu:1");
     let both = g.group("both", &[first, second]);

@@ -6,16 +6,16 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-use kolo::data::{self, Dataset};
-use kolo::optim::{AdamW, Optimizer, Sgd};
-use kolo::recipes::{lm, mnist};
-use kolo::{Error, Graph, Output, Result, Session, Tensor, nn, ops};
+use crate::data::{self, Dataset};
+use crate::optim::{AdamW, Optimizer, Sgd};
+use crate::recipes::{lm, mnist};
+use crate::{Error, Graph, Output, Result, Session, Tensor, nn, ops};
 
 use super::measure::{Better, Report};
 
 /// The classic network: 784-100-10, sigmoid, plain gradient descent, batches of 100.
 pub fn train_mnist(report: &Report) -> Result<()> {
-    let g = kolo::graph();
+    let g = crate::graph();
     let images = g.placeholder::<f32>("images", [None, Some(784)]);
     let labels = g.placeholder::<i32>("labels", [None]);
     let hidden = nn::Dense::new(100).activation(ops::sigmoid).name("hidden").apply(images);
@@ -25,7 +25,7 @@ pub fn train_mnist(report: &Report) -> Result<()> {
 }
 
 pub fn train_lenet(report: &Report) -> Result<()> {
-    let g = kolo::graph();
+    let g = crate::graph();
     let images = g.placeholder::<f32>("images", [None, Some(784)]);
     let labels = g.placeholder::<i32>("labels", [None]);
     let loss = mnist::parts(mnist::lenet(images)?, labels).loss;
@@ -37,7 +37,7 @@ pub fn train_lenet(report: &Report) -> Result<()> {
 pub fn train_lm(report: &Report) -> Result<()> {
     let corpus = data::text::shakespeare()?;
     let size = lm::Size { vocabulary: corpus.vocabulary().len(), context: 64, width: 128, layers: 4, heads: 4 };
-    let g = kolo::graph();
+    let g = crate::graph();
     let tokens = g.placeholder::<i32>("tokens", [None, Some(size.context)]);
     let next = g.placeholder::<i32>("next", [None, Some(size.context)]);
     let loss = lm::parts(lm::transformer(tokens, &size), next).loss;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::{Error, GpuOptions, Result};
 use clap::Args;
-use kolo::{Error, GpuOptions, Result};
 
 /// How much of a card the run may take, and how.
 #[derive(Args, Clone, Debug, Default)]

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use kolo::data::Dataset;
-use kolo::train::summary::FileWriter;
-use kolo::train::{Callback, Checkpoints, Flow, Model, StepReport, Trainer};
-use kolo::{Error, Graph, Result, Session};
+use crate::data::Dataset;
+use crate::train::summary::FileWriter;
+use crate::train::{Callback, Checkpoints, Flow, Model, StepReport, Trainer};
+use crate::{Error, Graph, Result, Session};
 use serde_json::json;
 
 use super::curve::Curve;

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use kolo::data::{Dataset, text};
-use kolo::recipes::{gpt2 as language, resnet, train_model};
-use kolo::{Error, Result};
+use crate::data::{Dataset, text};
+use crate::recipes::{gpt2 as language, resnet, train_model};
+use crate::{Error, Result};
 
 use super::job::{self, Job};
 use super::options::{Common, Kind};
@@ -26,7 +26,7 @@ pub fn gpt2(args: &Lm) -> Result<()> {
     let (batch, epochs, placement) = sizes(common, 16, 1)?;
     let n_steps = common.max_steps.map_or(200, |steps| steps.unsigned_abs());
     let (train, test) = windows(args.data.as_deref(), &size, batch, common.seed)?;
-    let graph = kolo::graph();
+    let graph = crate::graph();
     graph.set_seed(common.seed as i64);
     let tokens = graph.placeholder::<i32>("tokens", [None, Some(size.context)]);
     let next = graph.placeholder::<i32>("next", [None, Some(size.context)]);
@@ -79,7 +79,7 @@ pub fn resnet50(args: &Resnet50) -> Result<()> {
     let n_steps = common.max_steps.map_or(100, |steps| steps.unsigned_abs());
     let n_images = batch.checked_mul(4).filter(|n| n.saturating_mul(side * side) < 1 << 28);
     let n_images = n_images.ok_or_else(|| Error::invalid_argument("--batch-size and --side are too large"))?;
-    let graph = kolo::graph();
+    let graph = crate::graph();
     graph.set_seed(common.seed as i64);
     let images = graph.placeholder::<f32>("images", [None, Some(side), Some(side), Some(3)]);
     let labels = graph.placeholder::<i32>("labels", [None]);

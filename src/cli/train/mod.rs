@@ -10,11 +10,11 @@ mod progress;
 
 use std::path::PathBuf;
 
+use crate::data::{self, Dataset, mnist::Split};
+use crate::optim::Optimizer;
+use crate::recipes::{self, Placement, train_model};
+use crate::{DType, Error, PartialShape, Result};
 use clap::{Subcommand, ValueEnum};
-use kolo::data::{self, Dataset, mnist::Split};
-use kolo::optim::Optimizer;
-use kolo::recipes::{self, Placement, train_model};
-use kolo::{DType, Error, PartialShape, Result};
 
 use self::job::Job;
 use self::options::{Common, Kind};
@@ -259,7 +259,7 @@ fn cifar(args: &Cifar) -> Result<()> {
 
 fn sort_pictures(common: &Common, pictures: Pictures<'_>) -> Result<()> {
     let (batch, epochs, placement) = sizes(common, pictures.batch, pictures.epochs)?;
-    let graph = kolo::graph();
+    let graph = crate::graph();
     graph.set_seed(common.seed as i64);
     let dims: Vec<Option<usize>> = std::iter::once(None).chain(pictures.shape.iter().map(|n| Some(*n))).collect();
     let images = graph.placeholder::<f32>("images", PartialShape::new(&dims));
@@ -309,7 +309,7 @@ fn lm(args: &Lm) -> Result<()> {
     let (batch, epochs, placement) = sizes(common, 32, 1)?;
     let n_steps = common.max_steps.map_or(800, |steps| steps.unsigned_abs());
     let (train, test) = corpus.split(0.95)?;
-    let graph = kolo::graph();
+    let graph = crate::graph();
     graph.set_seed(common.seed as i64);
     let tokens = graph.placeholder::<i32>("tokens", [None, Some(size.context)]);
     let next = graph.placeholder::<i32>("next", [None, Some(size.context)]);
@@ -347,7 +347,7 @@ fn lm(args: &Lm) -> Result<()> {
 fn linear(args: &Linear) -> Result<()> {
     let common = &args.common;
     let (batch, epochs, placement) = sizes(common, 20, 20)?;
-    let graph = kolo::graph();
+    let graph = crate::graph();
     graph.set_seed(common.seed as i64);
     let x = graph.placeholder::<f32>("x", [None, Some(1)]);
     let y = graph.placeholder::<f32>("y", [None, Some(1)]);

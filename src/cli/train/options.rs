@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
-use kolo::optim::{
+use crate::optim::{
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Ftrl, Lamb, LearningRate, Momentum, Optimizer, RmsProp, Schedule, Sgd,
 };
-use kolo::train::Every;
-use kolo::{DeviceSpec, Error, Result, SessionConfig};
+use crate::train::Every;
+use crate::{DeviceSpec, Error, Result, SessionConfig};
+use clap::ValueEnum;
 
 use super::cluster::ClusterFlags;
 use super::gpu::GpuFlags;

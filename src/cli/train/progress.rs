@@ -3,9 +3,9 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use crate::Result;
+use crate::train::{Callback, EpochReport, FitReport, Flow, StepReport, Trainer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kolo::Result;
-use kolo::train::{Callback, EpochReport, FitReport, Flow, StepReport, Trainer};
 use serde_json::json;
 
 use crate::cli::print;

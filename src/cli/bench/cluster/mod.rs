@@ -5,7 +5,7 @@ mod training;
 
 use std::time::Instant;
 
-use kolo::{Connect as _, Error, Initializer, Result, Session, ops};
+use crate::{Connect as _, Error, Initializer, Result, Session, ops};
 
 use super::measure::{Better, Report};
 use servers::Servers;
@@ -15,7 +15,7 @@ pub use training::{WorkerFlags, train};
 /// `session.run` of a constant on a server.
 pub fn remote_latency(report: &Report) -> Result<()> {
     let servers = Servers::start(0, 1)?;
-    let g = kolo::graph();
+    let g = crate::graph();
     let constant = g.constant(1.0f32);
     let session = Session::connect(&servers.target(0), &g)?;
     let mut times = Vec::new();
@@ -84,7 +84,7 @@ pub fn tls(report: &Report, is_plain: bool) -> Result<()> {
 
 /// GB/s of `n` floats from a parameter server to a worker.
 fn transfer_rates(report: &Report, servers: &Servers, n: usize) -> Result<Vec<f64>> {
-    let g = kolo::graph();
+    let g = crate::graph();
     let value = g.device("/job:ps/task:0", || {
         let v = g.new_variable("v", Initializer::Constant(1.0)).shape([n]).build();
         v.read()
@@ -105,7 +105,7 @@ fn transfer_rates(report: &Report, servers: &Servers, n: usize) -> Result<Vec<f6
 /// Steps per second that read 100 MB of parameters, in so many pieces, and send as many bytes back.
 fn push_pull_rates(report: &Report, servers: &Servers, n_pieces: usize) -> Result<Vec<f64>> {
     const N: usize = 25_000_000;
-    let g = kolo::graph();
+    let g = crate::graph();
     let mut updates = Vec::new();
     for i in 0..n_pieces {
         let v = g.device("/job:ps/task:0", || {

@@ -6,9 +6,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-use kolo::tls::cert::Authority;
-use kolo::tls::{Security, TlsFiles};
-use kolo::{Connect as _, Error, Graph, Result, Session, SessionConfig};
+use crate::tls::cert::Authority;
+use crate::tls::{Security, TlsFiles};
+use crate::{Connect as _, Error, Graph, Result, Session, SessionConfig};
 
 /// Processes `kolo serve` on this machine.
 pub struct Servers {

@@ -5,10 +5,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo::cluster::{ReplicaDeviceSetter, SyncReplicas};
-use kolo::optim::{Optimizer, Sgd};
-use kolo::train::{MonitoredTrainingSession, global_step_or_create};
-use kolo::{ClusterSpec, Connect as _, Error, Initializer, Result, Server, ServerConfig, Session, SessionConfig, ops};
+use crate::cluster::{ReplicaDeviceSetter, SyncReplicas};
+use crate::optim::{Optimizer, Sgd};
+use crate::train::{MonitoredTrainingSession, global_step_or_create};
+use crate::{ClusterSpec, Connect as _, Error, Initializer, Result, Server, ServerConfig, Session, SessionConfig, ops};
 
 use super::servers::Servers;
 use crate::cli::bench::measure::{Better, Report};
@@ -109,7 +109,7 @@ impl Drop for Worker {
 fn worker(cluster: &ClusterSpec, task: u32, is_sync: bool) -> Result<()> {
     let server = Server::new(cluster, "worker", task, ServerConfig::default())?;
     let n_workers = cluster.tasks("worker").count();
-    let g = kolo::graph();
+    let g = crate::graph();
     g.set_seed(1);
     let setter = ReplicaDeviceSetter::new(1).worker_device(&format!("/job:worker/task:{task}"));
     let sync = SyncReplicas::new(Sgd::new(0.01), n_workers);
@@ -133,7 +133,7 @@ fn worker(cluster: &ClusterSpec, task: u32, is_sync: bool) -> Result<()> {
     let filters = vec!["/job:ps".to_owned(), format!("/job:worker/task:{task}")];
     let config = SessionConfig { device_filters: filters, ..SessionConfig::default() };
     let target = server.target();
-    let open = move |graph: &kolo::Graph| Session::connect_with(&target, graph, config.clone()).map(Arc::new);
+    let open = move |graph: &crate::Graph| Session::connect_with(&target, graph, config.clone()).map(Arc::new);
     let mut builder = MonitoredTrainingSession::new(&g).source(open).is_chief(task == 0).count_steps(None);
     if is_sync {
         builder = builder.hook(sync.make_session_run_hook(&g, task == 0)?);

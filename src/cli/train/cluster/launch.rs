@@ -6,7 +6,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use kolo::{Error, Result};
+use crate::{Error, Result};
 
 use super::ClusterFlags;
 use super::view::ClusterView;

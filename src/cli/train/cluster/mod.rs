@@ -7,9 +7,9 @@ mod worker;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use kolo::cluster::{ReplicaDeviceSetter, Replicas, UpdateMode};
-use kolo::optim::Optimizer;
-use kolo::{ClusterSpec, Connect as _, Error, Result, Session, SessionConfig, TaskName};
+use crate::cluster::{ReplicaDeviceSetter, Replicas, UpdateMode};
+use crate::optim::Optimizer;
+use crate::{ClusterSpec, Connect as _, Error, Result, Session, SessionConfig, TaskName};
 
 use crate::cli::security::SecurityFlags;
 
@@ -99,7 +99,7 @@ impl ClusterFlags {
     /// What a server is in its cluster, as it says itself.
     fn role_of(&self, target: &str) -> Result<Role> {
         let security = self.security.read()?;
-        let session = Session::connect_secured(target, &kolo::graph(), SessionConfig::default(), &security)
+        let session = Session::connect_secured(target, &crate::graph(), SessionConfig::default(), &security)
             .map_err(|error| error.context("--target"))?;
         // A server names its own devices first.
         let tasks: Vec<TaskName> =

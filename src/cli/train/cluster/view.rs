@@ -3,8 +3,8 @@
 use std::io::IsTerminal;
 use std::time::Instant;
 
+use crate::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kolo::Result;
 use serde_json::{Value, json};
 
 use super::launch::Said;

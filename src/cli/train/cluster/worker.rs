@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use kolo::cluster::Replicas;
-use kolo::tls::Security;
-use kolo::train::hooks::{CheckpointSaver, StopAtStep};
-use kolo::train::{MonitoredTrainingSession, global_step};
-use kolo::{ClusterSpec, Connect as _, Error, Graph, Result, Server, ServerConfig, Session, SessionConfig};
+use crate::cluster::Replicas;
+use crate::tls::Security;
+use crate::train::hooks::{CheckpointSaver, StopAtStep};
+use crate::train::{MonitoredTrainingSession, global_step};
+use crate::{ClusterSpec, Connect as _, Error, Graph, Result, Server, ServerConfig, Session, SessionConfig};
 use serde_json::json;
 
 use super::{Place, Role};
