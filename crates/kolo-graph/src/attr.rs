@@ -116,7 +116,11 @@ impl Attrs {
 
     /// Sets an attribute, replacing an earlier value.
     pub fn set(&mut self, name: impl Into<Arc<str>>, value: impl Into<AttrValue>) {
-        let (name, value) = (name.into(), value.into());
+        self.put(name.into(), value.into());
+    }
+
+    /// [`Attrs::set`], compiled once.
+    fn put(&mut self, name: Arc<str>, value: AttrValue) {
         match self.0.binary_search_by(|(key, _)| (**key).cmp(&name)) {
             Ok(at) => self.0[at].1 = value,
             Err(at) => self.0.insert(at, (name, value)),
