@@ -11,6 +11,8 @@
 //! Long reductions are cut into parts of a size that depends on the shape alone, and sums grow as trees: errors stay
 //! small and results are the same bit for bit, however many threads there are.
 
+use std::ops::Range;
+
 use kolo_core::Element;
 use kolo_device::cpu::stream::is_streamed;
 use kolo_device::cpu::{IntraPool, pool};
@@ -132,25 +134,32 @@ impl Reduction {
 
     /// Reduces `input` into `output`.
     pub(crate) fn run<T: Element, R: Reducer<T>>(&self, pool: &IntraPool, input: &[T], output: &mut [T]) {
+        self.run_by(pool, input, output, &Loops::of::<R>());
+    }
+
+    fn run_by<T: Element, A: Copy + Send + Sync>(
+        &self,
+        pool: &IntraPool,
+        input: &[T],
+        output: &mut [T],
+        loops: &Loops<T, A>,
+    ) {
         let n = self.n_reduced();
-        let finish = |acc| R::finish(acc, n);
         let n_parts = self.n_parts();
         if n_parts == 1 {
-            return self.parts::<T, R, T>(pool, input, 1, output, finish);
+            return self.parts(pool, input, 1, output, loops, &|accs, out| (loops.finish)(accs, n, out));
         }
-        let mut partial = vec![R::START; n_parts * output.len()];
-        self.parts::<T, R, R::Acc>(pool, input, n_parts, &mut partial, |acc| acc);
+        let mut partial = vec![loops.start; n_parts * output.len()];
+        self.parts(pool, input, n_parts, &mut partial, loops, &|accs, out| out.copy_from_slice(accs));
         // Halve the number of parts until one is left: a tree again.
         let (width, mut left) = (output.len(), n_parts);
         while left > 1 {
             let half = left.div_ceil(2);
             let (low, high) = partial.split_at_mut(half * width);
-            for (a, &b) in low.iter_mut().zip(&high[..(left - half) * width]) {
-                *a = R::join(*a, b);
-            }
+            (loops.join_each)(low, &high[..(left - half) * width]);
             left = half;
         }
-        output.iter_mut().zip(&partial).for_each(|(y, &acc)| *y = finish(acc));
+        (loops.finish)(&partial[..width], n, output);
     }
 
     /// Into how many parts the reduced dimensions are cut. Depends on the shape alone.
@@ -164,13 +173,14 @@ impl Reduction {
     }
 
     /// For every part and every output, what `emit` makes of the values that belong to them.
-    fn parts<T: Element, R: Reducer<T>, U: Send>(
+    fn parts<T: Element, A: Copy + Sync, U: Send>(
         &self,
         pool: &IntraPool,
         input: &[T],
         n_parts: usize,
         out: &mut [U],
-        emit: impl Fn(R::Acc) -> U + Sync + Copy,
+        loops: &Loops<T, A>,
+        emit: &(dyn Fn(&[A], &mut [U]) + Sync),
     ) {
         let rows = self.reduced.count();
         if self.run_is_reduced {
@@ -178,34 +188,36 @@ impl Reduction {
             let (rows_per_part, run_per_part) =
                 if rows == 1 { (1, self.run.div_ceil(n_parts)) } else { (rows.div_ceil(n_parts), self.run) };
             let per_task = (task_len(pool, input) / (rows_per_part * run_per_part).max(1)).max(1);
-            if let ([(_, step)], 1, 1, ..=LEAF) = (&self.kept.0[..], rows, n_parts, self.run) {
-                return pool.for_each_chunk(out, per_task, |task, out| {
-                    let mut accs = [R::START; 64];
-                    for (i, out) in out.chunks_mut(accs.len()).enumerate() {
-                        let accs = &mut accs[..out.len()];
-                        let first = task * per_task + i * 64;
-                        reduce_leaves::<T, R>(&input[first * step..], self.run, *step, accs);
-                        out.iter_mut().zip(accs).for_each(|(y, acc)| *y = emit(*acc));
-                    }
-                });
-            }
+            let side_by_side = match (&self.kept.0[..], rows, n_parts, self.run) {
+                (&[(_, step)], 1, 1, ..=LEAF) => Some(step),
+                _ => None,
+            };
             pool.for_each_chunk(out, per_task, |task, out| {
-                for (i, y) in out.iter_mut().enumerate() {
-                    let at = task * per_task + i;
-                    // A division would take a good part of the time of a short run.
-                    let (part, kept) = if n_parts == 1 { (0, at) } else { (at / n_kept, at % n_kept) };
-                    let base = self.kept.offset(kept);
-                    let acc = if rows == 1 {
-                        let range = part * run_per_part..((part + 1) * run_per_part).min(self.run);
-                        reduce_run::<T, R>(&input[base..base + self.run][range])
-                    } else {
-                        let rows = part * rows_per_part..((part + 1) * rows_per_part).min(rows);
-                        join_runs::<R::Acc>(rows, R::START, &R::join, &|row| {
-                            let at = base + self.reduced.offset(row);
-                            reduce_run::<T, R>(&input[at..at + self.run])
-                        })
-                    };
-                    *y = emit(acc);
+                let mut accs = [loops.start; 64];
+                for (i, out) in out.chunks_mut(accs.len()).enumerate() {
+                    let (accs, first) = (&mut accs[..out.len()], task * per_task + i * 64);
+                    if let Some(step) = side_by_side {
+                        (loops.leaves)(&input[first * step..], self.run, step, accs);
+                        emit(accs, out);
+                        continue;
+                    }
+                    for (i, acc) in accs.iter_mut().enumerate() {
+                        let at = first + i;
+                        // A division would take a good part of the time of a short run.
+                        let (part, kept) = if n_parts == 1 { (0, at) } else { (at / n_kept, at % n_kept) };
+                        let base = self.kept.offset(kept);
+                        *acc = if rows == 1 {
+                            let range = part * run_per_part..((part + 1) * run_per_part).min(self.run);
+                            loops.run(&input[base..base + self.run][range])
+                        } else {
+                            let rows = part * rows_per_part..((part + 1) * rows_per_part).min(rows);
+                            loops.join_runs(rows, &|row| {
+                                let at = base + self.reduced.offset(row);
+                                loops.run(&input[at..at + self.run])
+                            })
+                        };
+                    }
+                    emit(accs, out);
                 }
             });
             return;
@@ -222,60 +234,92 @@ impl Reduction {
                 let (part, kept) = (row / n_kept, row % n_kept);
                 let first = self.kept.offset(kept) + column;
                 let rows = part * rows_per_part..((part + 1) * rows_per_part).min(rows);
-                self.columns::<T, R, U>(input, first, rows, now, emit);
+                let mut total = [loops.start; COLUMNS];
+                let total = &mut total[..now.len()];
+                (loops.columns)(&self.reduced, &input[first..], rows, total);
+                emit(total, now);
                 at += now.len();
                 rest = later;
             }
         });
     }
+}
 
-    /// At most [`COLUMNS`] columns that begin at `first`, over these rows.
-    fn columns<T: Element, R: Reducer<T>, U>(
-        &self,
-        input: &[T],
-        first: usize,
-        rows: std::ops::Range<usize>,
-        out: &mut [U],
-        emit: impl Fn(R::Acc) -> U,
-    ) {
-        let n = out.len();
-        let mut total = [R::START; COLUMNS];
-        let total = &mut total[..n];
-        lanes::<T, _>(
-            #[inline(always)]
-            || {
-                let mut row = rows.start;
-                while row < rows.end {
-                    let end = rows.end.min(row + ROWS);
-                    let mut block = [R::START; COLUMNS];
-                    let block = &mut block[..n];
-                    for row in row..end {
-                        let at = first + self.reduced.offset(row);
-                        for (acc, &x) in block.iter_mut().zip(&input[at..at + n]) {
-                            *acc = R::step(*acc, x);
-                        }
-                    }
-                    for (a, &b) in total.iter_mut().zip(block.iter()) {
-                        *a = R::join(*a, b);
-                    }
-                    row = end;
-                }
-            },
-        );
-        out.iter_mut().zip(total.iter()).for_each(|(y, &acc)| *y = emit(acc));
+/// The loops of one reduction. Everything around them is compiled once for each pair of types, not for each op.
+struct Loops<T, A> {
+    /// The value of nothing.
+    start: A,
+    /// See [`reduce_leaves`].
+    leaves: fn(&[T], usize, usize, &mut [A]),
+    /// See [`reduce_columns`].
+    columns: fn(&Steps, &[T], Range<usize>, &mut [A]),
+    /// See [`Reducer::join`].
+    join: fn(A, A) -> A,
+    /// Joins each value with another.
+    join_each: fn(&mut [A], &[A]),
+    /// The results of so many values each.
+    finish: fn(&[A], usize, &mut [T]),
+}
+
+impl<T: Element, A: Copy> Loops<T, A> {
+    fn of<R: Reducer<T, Acc = A>>() -> Loops<T, A> {
+        Loops {
+            start: R::START,
+            leaves: reduce_leaves::<T, R>,
+            columns: reduce_columns::<T, R>,
+            join: R::join,
+            join_each: |to, from| to.iter_mut().zip(from).for_each(|(a, &b)| *a = R::join(*a, b)),
+            finish: |accs, n, out| out.iter_mut().zip(accs).for_each(|(y, &acc)| *y = R::finish(acc, n)),
+        }
+    }
+
+    /// Reduces values that lie side by side.
+    fn run(&self, values: &[T]) -> A {
+        if values.len() > LEAF {
+            let middle = (values.len() / 2).next_multiple_of(LEAF);
+            let (low, high) = values.split_at(middle);
+            return (self.join)(self.run(low), self.run(high));
+        }
+        let mut acc = [self.start];
+        (self.leaves)(values, values.len(), 0, &mut acc);
+        acc[0]
+    }
+
+    /// Joins what `of` gives for each of `rows`, as a tree.
+    fn join_runs(&self, rows: Range<usize>, of: &dyn Fn(usize) -> A) -> A {
+        if rows.len() <= 16 {
+            return rows.fold(self.start, |acc, row| (self.join)(acc, of(row)));
+        }
+        let middle = rows.start + rows.len() / 2;
+        let low = self.join_runs(rows.start..middle, of);
+        (self.join)(low, self.join_runs(middle..rows.end, of))
     }
 }
 
-/// Reduces values that lie side by side.
-pub(crate) fn reduce_run<T: Element, R: Reducer<T>>(values: &[T]) -> R::Acc {
-    if values.len() > LEAF {
-        let middle = (values.len() / 2).next_multiple_of(LEAF);
-        let (low, high) = values.split_at(middle);
-        return R::join(reduce_run::<T, R>(low), reduce_run::<T, R>(high));
-    }
-    let mut acc = [R::START];
-    reduce_leaves::<T, R>(values, values.len(), 0, &mut acc);
-    acc[0]
+/// Reduces at most [`COLUMNS`] columns, one for each of `total`, over these rows, which lie where `steps` says.
+fn reduce_columns<T: Element, R: Reducer<T>>(steps: &Steps, input: &[T], rows: Range<usize>, total: &mut [R::Acc]) {
+    let n = total.len();
+    lanes::<T, _>(
+        #[inline(always)]
+        || {
+            let mut row = rows.start;
+            while row < rows.end {
+                let end = rows.end.min(row + ROWS);
+                let mut block = [R::START; COLUMNS];
+                let block = &mut block[..n];
+                for row in row..end {
+                    let at = steps.offset(row);
+                    for (acc, &x) in block.iter_mut().zip(&input[at..at + n]) {
+                        *acc = R::step(*acc, x);
+                    }
+                }
+                for (a, &b) in total.iter_mut().zip(block.iter()) {
+                    *a = R::join(*a, b);
+                }
+                row = end;
+            }
+        },
+    );
 }
 
 /// Reduces runs of at most [`LEAF`] values, which begin `step` apart, one for each of `accs`. All of them in one call:
@@ -324,21 +368,6 @@ fn halve<A: Copy, const N: usize>(lanes: &mut [A; LANES], join: impl Fn(A, A) ->
     for i in 0..N {
         lanes[i] = join(lanes[i], lanes[i + N]);
     }
-}
-
-/// Joins what `of` gives for each of `rows`, as a tree.
-fn join_runs<A: Copy>(
-    rows: std::ops::Range<usize>,
-    start: A,
-    join: &impl Fn(A, A) -> A,
-    of: &impl Fn(usize) -> A,
-) -> A {
-    if rows.len() <= 16 {
-        return rows.fold(start, |acc, row| join(acc, of(row)));
-    }
-    let middle = rows.start + rows.len() / 2;
-    let low = join_runs(rows.start..middle, start, join, of);
-    join(low, join_runs(middle..rows.end, start, join, of))
 }
 
 #[cfg(test)]
