@@ -43,7 +43,12 @@ pub trait Number: Element + PartialOrd {
     fn to_f64(self) -> f64;
     /// From `f64`; integers are cut towards zero.
     fn from_f64(x: f64) -> Self;
+    /// A key that is the smaller the larger the number is, the same for equal numbers, and largest for NaN.
+    fn descending_key(self) -> u64;
 }
+
+/// Turned over, it makes the order of signed integers that of unsigned ones.
+const FIRST_BIT: u64 = 1 << 63;
 
 macro_rules! integers {
     ($($ty:ty => $wide:ty),*) => {
@@ -77,6 +82,11 @@ macro_rules! integers {
             fn to_f64(self) -> f64 { self as f64 }
             #[inline(always)]
             fn from_f64(x: f64) -> $ty { x as $ty }
+            #[inline(always)]
+            fn descending_key(self) -> u64 {
+                let bits = self as u64;
+                if <$ty>::MIN == 0 { !bits } else { !(bits ^ FIRST_BIT) }
+            }
         })*
     };
 }
@@ -113,6 +123,15 @@ macro_rules! floats {
             fn to_f64(self) -> f64 { $to_f64(self) }
             #[inline(always)]
             fn from_f64(x: f64) -> $ty { $from_f64(x) }
+            #[inline(always)]
+            fn descending_key(self) -> u64 {
+                if self.is_nan() {
+                    return u64::MAX;
+                }
+                // −0 is equal to 0; the sum has no sign.
+                let bits = ($to_f64(self) + 0.0).to_bits();
+                if bits & FIRST_BIT == 0 { !(bits | FIRST_BIT) } else { bits }
+            }
         })*
     };
 }

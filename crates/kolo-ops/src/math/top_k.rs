@@ -153,7 +153,7 @@ fn top_k_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if k > 0 {
         let rows_per_task = (4096 / n).max(1);
         ctx.pool().for_each_chunk2(values.data_mut::<T>()?, &mut positions, rows_per_task * k, |task, values, at| {
-            let mut order: Vec<u32> = Vec::with_capacity(n);
+            let mut order: Vec<(u64, u32)> = Vec::new();
             let mut few: Vec<(T, u32)> = Vec::with_capacity(FEW);
             for (i, (values, at)) in values.chunks_exact_mut(k).zip(at.chunks_exact_mut(k)).enumerate() {
                 let start = (task * rows_per_task + i) * n;
@@ -166,13 +166,9 @@ fn top_k_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                     continue;
                 }
                 order.clear();
-                order.extend(0..n as u32);
-                let compare = |a: &u32, b: &u32| before(row[*a as usize], row[*b as usize]).then(a.cmp(b));
-                if k < n {
-                    order.select_nth_unstable_by(k - 1, compare);
-                }
-                order[..k].sort_unstable_by(compare);
-                for ((value, at), &from) in values.iter_mut().zip(at).zip(&order) {
+                order.extend(row.iter().zip(0..).map(|(x, i)| (x.descending_key(), i)));
+                sort_first(&mut order, k);
+                for ((value, at), &(_, from)) in values.iter_mut().zip(at).zip(&order) {
                     (*value, *at) = (row[from as usize], from);
                 }
             }
@@ -186,6 +182,14 @@ fn top_k_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     ctx.set_output(0, values);
     ctx.set_output(1, indices);
     Ok(())
+}
+
+/// Brings the `k` least to the front, in their order. Keys stand for elements of any type, so that this is compiled once.
+fn sort_first(keys: &mut [(u64, u32)], k: usize) {
+    if k < keys.len() {
+        keys.select_nth_unstable(k - 1);
+    }
+    keys[..k].sort_unstable();
 }
 
 /// Up to so many, the largest are kept in order while the row is read once.
@@ -314,6 +318,33 @@ mod tests {
         }
         let nans = vec![f32::NAN, f32::NAN, 1.0, f32::NAN, 2.0];
         check_op("TopKV2").input(nans).input(2i32).gives_all([Tensor::from([2.0f32, 1.0]), Tensor::from([4i32, 2])]);
+    }
+
+    #[test]
+    fn many_are_found_in_every_type() {
+        fn check<T: crate::math::number::Number>(least: T, greatest: T) {
+            let mut row: Vec<T> = (0..40usize).map(|i| T::from_count(i * 7 % 40)).collect();
+            row.extend([greatest, least, T::ZERO]);
+            let found = check_op("TopKV2").input(row.clone()).input(43i32).run(false).unwrap();
+            let (values, at) = (found[0].data::<T>().unwrap(), found[1].data::<i32>().unwrap());
+            assert!(values.is_sorted_by(|a, b| a >= b), "{values:?}");
+            assert_eq!((values[0], at[0], values[42]), (greatest, 40, if least < T::ZERO { least } else { T::ZERO }));
+            assert!(values.iter().zip(at).all(|(&value, &at)| row[at as usize] == value));
+            // Of equals the first comes first.
+            assert!(values.windows(2).zip(at.windows(2)).all(|(v, at)| v[0] > v[1] || at[0] < at[1]));
+        }
+        check(i8::MIN, i8::MAX);
+        check(i16::MIN, i16::MAX);
+        check(i32::MIN, i32::MAX);
+        check(i64::MIN, i64::MAX);
+        check(u8::MIN, u8::MAX);
+        check(u16::MIN, u16::MAX);
+        check(u32::MIN, u32::MAX);
+        check(u64::MIN, u64::MAX);
+        check(half::f16::NEG_INFINITY, half::f16::INFINITY);
+        check(half::bf16::NEG_INFINITY, half::bf16::INFINITY);
+        check(f64::MIN, f64::MAX);
+        check(-0.0f32, f32::MAX);
     }
 
     #[test]
