@@ -265,6 +265,31 @@ mod tests {
     }
 
     #[test]
+    fn rare_types_are_broadcast_in_pieces() {
+        let (rows, columns) = (3usize, 150usize);
+        let whole: Vec<i16> = (0..rows * columns).map(|i| (i * 311 % 60_000) as i16).collect();
+        let row: Vec<i16> = (0..columns).map(|i| (i * 97) as i16).collect();
+        let expected = |other: &dyn Fn(usize) -> i16| {
+            let sums = whole.iter().enumerate().map(|(i, x)| x.wrapping_sub(other(i))).collect::<Vec<_>>();
+            Tensor::from(sums).reshaped([rows, columns].into()).unwrap()
+        };
+        let whole_tensor = Tensor::from(whole.clone()).reshaped([rows, columns].into()).unwrap();
+        let sub = |other: Tensor| check_op("Sub").input(whole_tensor.clone()).input(other);
+        sub(Tensor::from(row.clone())).gives(expected(&|i| row[i % columns]));
+        sub(tensor([rows, 1], [7i16, -9, 30_000])).gives(expected(&|i| [7, -9, 30_000][i / columns]));
+        sub(Tensor::scalar(-5i16)).gives(expected(&|_| -5));
+        sub(whole_tensor.clone()).gives(expected(&|i| whole[i]));
+        check_op("Sub")
+            .input(tensor([2, 1], [5i16, 6]))
+            .input(tensor([1, 70], [1i16; 70]))
+            .gives(Tensor::from([[4i16; 70], [5; 70]]));
+        check_op("Sub")
+            .input(0i16)
+            .input(Tensor::from(row.clone()))
+            .gives(Tensor::from(row.iter().map(|x| -x).collect::<Vec<_>>()));
+    }
+
+    #[test]
     fn strings_are_joined() {
         let words = |list: &[&'static str]| {
             let list: Vec<_> = list.iter().map(|word| bytes::Bytes::from_static(word.as_bytes())).collect();

@@ -102,11 +102,16 @@ pub(crate) fn lanes<T: Element, R>(f: impl FnOnce() -> R) -> R {
     // By `if const`, so that only one of them is compiled.
     if const { matches!(T::DTYPE, DType::F32) } {
         vectorize(f)
-    } else if const { matches!(T::DTYPE, DType::F64 | DType::I32 | DType::I64 | DType::Bool) } {
+    } else if const { has_lanes(T::DTYPE) } {
         vectorize_256(f)
     } else {
         f()
     }
+}
+
+/// Whether loops over this type are compiled for more than the plain instruction set.
+const fn has_lanes(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::Bool)
 }
 
 /// Sets output 0 to `f` of inputs 0 and 1, broadcast against each other.
@@ -261,26 +266,49 @@ fn run<T: Element, U: Element>(
     b_moves: bool,
     f: impl Fn(T, T) -> U + Copy,
 ) {
+    if !a_moves && !b_moves {
+        return out.fill(f(a[0], b[0]));
+    }
+    if const { !has_lanes(T::DTYPE) } {
+        return run_in_pieces(out, a, a_moves, b, b_moves, f);
+    }
     let n = out.len();
-    match (a_moves, b_moves) {
-        (true, true) => {
-            for ((y, &a), &b) in out.iter_mut().zip(&a[..n]).zip(&b[..n]) {
-                *y = f(a, b);
-            }
+    if !b_moves {
+        let b = b[0];
+        for (y, &a) in out.iter_mut().zip(&a[..n]) {
+            *y = f(a, b);
         }
-        (true, false) => {
-            let b = b[0];
-            for (y, &a) in out.iter_mut().zip(&a[..n]) {
-                *y = f(a, b);
-            }
+    } else if !a_moves {
+        let a = a[0];
+        for (y, &b) in out.iter_mut().zip(&b[..n]) {
+            *y = f(a, b);
         }
-        (false, true) => {
-            let a = a[0];
-            for (y, &b) in out.iter_mut().zip(&b[..n]) {
-                *y = f(a, b);
-            }
+    } else {
+        for ((y, &a), &b) in out.iter_mut().zip(&a[..n]).zip(&b[..n]) {
+            *y = f(a, b);
         }
-        (false, false) => out.fill(f(a[0], b[0])),
+    }
+}
+
+/// [`run`] for types that are rare: what stays is repeated beside what moves, so that there is one loop to compile, not three.
+#[inline(always)]
+fn run_in_pieces<T: Element, U: Element>(
+    out: &mut [U],
+    a: &[T],
+    a_moves: bool,
+    b: &[T],
+    b_moves: bool,
+    f: impl Fn(T, T) -> U + Copy,
+) {
+    const PIECE: usize = 64;
+    let repeated = [if a_moves { b[0] } else { a[0] }; PIECE];
+    for (i, out) in out.chunks_mut(PIECE).enumerate() {
+        let n = out.len();
+        let a = if a_moves { &a[i * PIECE..][..n] } else { &repeated[..n] };
+        let b = if b_moves { &b[i * PIECE..][..n] } else { &repeated[..n] };
+        for ((y, &a), &b) in out.iter_mut().zip(a).zip(b) {
+            *y = f(a, b);
+        }
     }
 }
 
