@@ -43,12 +43,10 @@ pub trait Number: Element + PartialOrd {
     fn to_f64(self) -> f64;
     /// From `f64`; integers are cut towards zero.
     fn from_f64(x: f64) -> Self;
-    /// A key that is the smaller the larger the number is, the same for equal numbers, and largest for NaN.
+    /// A key that is the smaller the larger the number is, the same for equal numbers, and largest for NaN. It is below 2³² if the
+    /// type has at most four bytes.
     fn descending_key(self) -> u64;
 }
-
-/// Turned over, it makes the order of signed integers that of unsigned ones.
-const FIRST_BIT: u64 = 1 << 63;
 
 macro_rules! integers {
     ($($ty:ty => $wide:ty),*) => {
@@ -83,10 +81,7 @@ macro_rules! integers {
             #[inline(always)]
             fn from_f64(x: f64) -> $ty { x as $ty }
             #[inline(always)]
-            fn descending_key(self) -> u64 {
-                let bits = self as u64;
-                if <$ty>::MIN == 0 { !bits } else { !(bits ^ FIRST_BIT) }
-            }
+            fn descending_key(self) -> u64 { (<$ty>::MAX as u64).wrapping_sub(self as u64) }
         })*
     };
 }
@@ -125,12 +120,17 @@ macro_rules! floats {
             fn from_f64(x: f64) -> $ty { $from_f64(x) }
             #[inline(always)]
             fn descending_key(self) -> u64 {
-                if self.is_nan() {
-                    return u64::MAX;
-                }
                 // −0 is equal to 0; the sum has no sign.
-                let bits = ($to_f64(self) + 0.0).to_bits();
-                if bits & FIRST_BIT == 0 { !(bits | FIRST_BIT) } else { bits }
+                let wide = $widen(self) + 0.0;
+                let bits = wide.to_bits();
+                let key = if wide.is_nan() {
+                    !0
+                } else if wide.is_sign_negative() {
+                    bits
+                } else {
+                    !(bits | <$wide>::to_bits(-0.0))
+                };
+                key.into()
             }
         })*
     };

@@ -153,7 +153,7 @@ fn top_k_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if k > 0 {
         let rows_per_task = (4096 / n).max(1);
         ctx.pool().for_each_chunk2(values.data_mut::<T>()?, &mut positions, rows_per_task * k, |task, values, at| {
-            let mut order: Vec<(u64, u32)> = Vec::new();
+            let (mut keys, mut order): (Vec<u64>, Vec<u32>) = Default::default();
             let mut few: Vec<(T, u32)> = Vec::with_capacity(FEW);
             for (i, (values, at)) in values.chunks_exact_mut(k).zip(at.chunks_exact_mut(k)).enumerate() {
                 let start = (task * rows_per_task + i) * n;
@@ -166,9 +166,21 @@ fn top_k_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                     continue;
                 }
                 order.clear();
-                order.extend(row.iter().zip(0..).map(|(x, i)| (x.descending_key(), i)));
-                sort_first(&mut order, k);
-                for ((value, at), &(_, from)) in values.iter_mut().zip(at).zip(&order) {
+                // By `if const`, so that only one of them is compiled.
+                if const { size_of::<T>() <= 4 } {
+                    keys.clear();
+                    keys.extend(row.iter().zip(0..).map(|(x, i): (_, u64)| x.descending_key() << 32 | i));
+                    sort_first(&mut keys, k);
+                    order.extend(keys[..k].iter().map(|&key| key as u32));
+                } else {
+                    order.extend(0..n as u32);
+                    let compare = |a: &u32, b: &u32| before(row[*a as usize], row[*b as usize]).then(a.cmp(b));
+                    if k < n {
+                        order.select_nth_unstable_by(k - 1, compare);
+                    }
+                    order[..k].sort_unstable_by(compare);
+                }
+                for ((value, at), &from) in values.iter_mut().zip(at).zip(&order) {
                     (*value, *at) = (row[from as usize], from);
                 }
             }
@@ -184,8 +196,9 @@ fn top_k_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Brings the `k` least to the front, in their order. Keys stand for elements of any type, so that this is compiled once.
-fn sort_first(keys: &mut [(u64, u32)], k: usize) {
+/// Brings the `k` least to the front, in their order. A key holds what stands for an element, whatever its type, above its position,
+/// so that this is compiled once.
+fn sort_first(keys: &mut [u64], k: usize) {
     if k < keys.len() {
         keys.select_nth_unstable(k - 1);
     }
