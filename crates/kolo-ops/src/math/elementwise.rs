@@ -270,7 +270,18 @@ fn run<T: Element, U: Element>(
         return out.fill(f(a[0], b[0]));
     }
     if const { !has_lanes(T::DTYPE) } {
-        return run_in_pieces(out, a, a_moves, b, b_moves, f);
+        // Types that are rare: what stays is repeated beside what moves, so that there is one loop to compile, not three.
+        const PIECE: usize = 64;
+        let repeated = [if a_moves { b[0] } else { a[0] }; PIECE];
+        for (i, out) in out.chunks_mut(PIECE).enumerate() {
+            let n = out.len();
+            let a = if a_moves { &a[i * PIECE..][..n] } else { &repeated[..n] };
+            let b = if b_moves { &b[i * PIECE..][..n] } else { &repeated[..n] };
+            for ((y, &a), &b) in out.iter_mut().zip(a).zip(b) {
+                *y = f(a, b);
+            }
+        }
+        return;
     }
     let n = out.len();
     if !b_moves {
@@ -285,28 +296,6 @@ fn run<T: Element, U: Element>(
         }
     } else {
         for ((y, &a), &b) in out.iter_mut().zip(&a[..n]).zip(&b[..n]) {
-            *y = f(a, b);
-        }
-    }
-}
-
-/// [`run`] for types that are rare: what stays is repeated beside what moves, so that there is one loop to compile, not three.
-#[inline(always)]
-fn run_in_pieces<T: Element, U: Element>(
-    out: &mut [U],
-    a: &[T],
-    a_moves: bool,
-    b: &[T],
-    b_moves: bool,
-    f: impl Fn(T, T) -> U + Copy,
-) {
-    const PIECE: usize = 64;
-    let repeated = [if a_moves { b[0] } else { a[0] }; PIECE];
-    for (i, out) in out.chunks_mut(PIECE).enumerate() {
-        let n = out.len();
-        let a = if a_moves { &a[i * PIECE..][..n] } else { &repeated[..n] };
-        let b = if b_moves { &b[i * PIECE..][..n] } else { &repeated[..n] };
-        for ((y, &a), &b) in out.iter_mut().zip(a).zip(b) {
             *y = f(a, b);
         }
     }

@@ -192,30 +192,28 @@ impl Reduction {
                 (&[(_, step)], 1, 1, ..=LEAF) => Some(step),
                 _ => None,
             };
+            let of_output = |at: usize| {
+                // A division would take a good part of the time of a short run.
+                let (part, kept) = if n_parts == 1 { (0, at) } else { (at / n_kept, at % n_kept) };
+                let base = self.kept.offset(kept);
+                if rows == 1 {
+                    let range = part * run_per_part..((part + 1) * run_per_part).min(self.run);
+                    return loops.run(&input[base..base + self.run][range]);
+                }
+                let rows = part * rows_per_part..((part + 1) * rows_per_part).min(rows);
+                loops.join_runs(rows, &|row| {
+                    let at = base + self.reduced.offset(row);
+                    loops.run(&input[at..at + self.run])
+                })
+            };
             pool.for_each_chunk(out, per_task, |task, out| {
                 let mut accs = [loops.start; 64];
                 for (i, out) in out.chunks_mut(accs.len()).enumerate() {
-                    let (accs, first) = (&mut accs[..out.len()], task * per_task + i * 64);
-                    if let Some(step) = side_by_side {
-                        (loops.leaves)(&input[first * step..], self.run, step, accs);
-                        emit(accs, out);
-                        continue;
-                    }
-                    for (i, acc) in accs.iter_mut().enumerate() {
-                        let at = first + i;
-                        // A division would take a good part of the time of a short run.
-                        let (part, kept) = if n_parts == 1 { (0, at) } else { (at / n_kept, at % n_kept) };
-                        let base = self.kept.offset(kept);
-                        *acc = if rows == 1 {
-                            let range = part * run_per_part..((part + 1) * run_per_part).min(self.run);
-                            loops.run(&input[base..base + self.run][range])
-                        } else {
-                            let rows = part * rows_per_part..((part + 1) * rows_per_part).min(rows);
-                            loops.join_runs(rows, &|row| {
-                                let at = base + self.reduced.offset(row);
-                                loops.run(&input[at..at + self.run])
-                            })
-                        };
+                    let first = task * per_task + i * accs.len();
+                    let accs = &mut accs[..out.len()];
+                    match side_by_side {
+                        Some(step) => (loops.leaves)(&input[first * step..], self.run, step, accs),
+                        None => accs.iter_mut().zip(first..).for_each(|(acc, at)| *acc = of_output(at)),
                     }
                     emit(accs, out);
                 }
