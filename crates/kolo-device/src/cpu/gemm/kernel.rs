@@ -7,6 +7,8 @@
 //! A is read in place: either its rows are contiguous (`A` as stored) or its columns are (`A`
 //! transposed); packing changes only the stride. B's rows are contiguous; packed or in place.
 
+use std::mem::MaybeUninit;
+
 use super::drive::Problem;
 use super::simd::{Portable, Simd};
 use crate::cpu::{IntraPool, Isa, vmath};
@@ -294,30 +296,52 @@ unsafe fn tile<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(t: &
             b = b.wrapping_offset(t.b_skip);
         }
         let alpha = V::splat(&raw const t.alpha);
-        if t.cols == NV * V::LANES {
+        if t.cols != NV * V::LANES {
+            return write_part(t, alpha, &acc);
+        }
+        if t.accumulate {
             unroll!(MR, i => {
-                let c = t.c.add(i * t.ldc);
                 unroll!(NV, j => {
-                    let c = c.add(j * V::LANES);
-                    let old = if t.accumulate { Some(V::load(c)) } else { None };
-                    scaled(alpha, acc[i][j], old).store(c);
+                    let c = t.c.add(i * t.ldc + j * V::LANES);
+                    V::mul_add(alpha, acc[i][j], V::load(c)).store(c);
                 });
             });
         } else {
             unroll!(MR, i => {
-                let c = t.c.add(i * t.ldc);
                 unroll!(NV, j => {
-                    let c = c.wrapping_add(j * V::LANES);
-                    let n = t.cols.saturating_sub(j * V::LANES);
-                    if n >= V::LANES {
-                        let old = if t.accumulate { Some(V::load(c)) } else { None };
-                        scaled(alpha, acc[i][j], old).store(c);
-                    } else if n > 0 {
-                        let old = if t.accumulate { Some(V::load_first(c, n)) } else { None };
-                        scaled(alpha, acc[i][j], old).store_first(c, n);
-                    }
+                    alpha.mul(acc[i][j]).store(t.c.add(i * t.ldc + j * V::LANES));
                 });
             });
+        }
+    }
+}
+
+/// Writes a tile that is not as wide as its kernel. By loops, from memory: this is rare, and kernels are many to compile.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn write_part<V: Simd, const MR: usize, const NV: usize>(t: &Tile<V::Elem>, alpha: V, acc: &[[V; NV]; MR]) {
+    // SAFETY: of each of `MR` rows of C, `cols` elements are touched; `sums` has `NV` vectors in each row.
+    unsafe {
+        let mut sums = MaybeUninit::<[[V; NV]; MR]>::uninit();
+        let sums = sums.as_mut_ptr().cast::<V>();
+        unroll!(MR, i => {
+            unroll!(NV, j => {
+                sums.add(i * NV + j).write(acc[i][j]);
+            });
+        });
+        for i in 0..opaque(MR) {
+            for j in 0..opaque(t.cols.div_ceil(V::LANES)) {
+                let (c, sum) = (t.c.add(i * t.ldc + j * V::LANES), sums.add(i * NV + j).read());
+                let n = (t.cols - j * V::LANES).min(V::LANES);
+                match (t.accumulate, n == V::LANES) {
+                    (false, false) => alpha.mul(sum).store_first(c, n),
+                    (false, true) => alpha.mul(sum).store(c),
+                    (true, false) => V::mul_add(alpha, sum, V::load_first(c, n)).store_first(c, n),
+                    (true, true) => V::mul_add(alpha, sum, V::load(c)).store(c),
+                }
+            }
         }
     }
 }
@@ -530,19 +554,6 @@ unsafe fn dot_rows<V: Simd, const R: usize>(
     }
 }
 
-/// # Safety
-/// Needs the instruction set of `V`.
-#[inline(always)]
-unsafe fn scaled<V: Simd>(alpha: V, sum: V, old: Option<V>) -> V {
-    // SAFETY: the caller has the instruction set.
-    unsafe {
-        match old {
-            Some(old) => V::mul_add(alpha, sum, old),
-            None => alpha.mul(sum),
-        }
-    }
-}
-
 /// Asks for the cache line of `ptr`, which need not be readable.
 #[inline(always)]
 fn prefetch<T>(ptr: *mut T) {
@@ -671,7 +682,7 @@ mod x86 {
         dots: avx2_dots::<F64x4>,
         widths: &[width!(self::avx2, F64x4, 2, [1 2 3 4 5 6]), width!(self::avx2, F64x4, 1, [1 2 3 4 5 6])],
     };
-    // 14 rows by 2 vectors fill 28 of the 32 registers; half vectors serve the last few columns.
+    // 14 rows by 2 vectors fill 28 of the 32 registers; half vectors serve the last few columns of floats.
     pub(super) static F32_AVX512: Kernels<f32> = Kernels {
         mr: 14,
         dots: avx512_dots::<F32x16>,
@@ -687,7 +698,6 @@ mod x86 {
         widths: &[
             width!(self::avx512, F64x8, 2, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
             width!(self::avx512, F64x8, 1, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
-            width!(self::avx512, F64x4, 1, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
         ],
     };
 }
