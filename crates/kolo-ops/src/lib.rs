@@ -12,6 +12,7 @@ mod resource;
 mod step;
 #[cfg(test)]
 mod testing;
+mod widened;
 
 pub mod array;
 pub mod comm;

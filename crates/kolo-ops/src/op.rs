@@ -105,18 +105,62 @@ pub const fn cpu_made(make: KernelMaker) -> KernelDef {
 }
 
 /// CPU kernels of one generic function for several element types of attribute `T`:
-/// `cpu_kernels!(forward: f32, f64)`; another attribute as `cpu_kernels!("dtype", forward: f32, f64)`.
+/// `cpu_kernels!(forward: f32, f64)`; another attribute as `cpu_kernels!("dtype", forward: f32, f64)`. Types after a semicolon
+/// are computed with the kernel of a wider one: `cpu_kernels!(forward: f32, f64; f16, bf16)`, see [`crate::widened`]. Kernels
+/// of their own come last: `cpu_kernels!(forward: f32, f64; f16, bf16; cpu(DType::Bool, forward_bool))`.
 macro_rules! cpu_kernels {
-    ($attr:literal, $function:ident: $($ty:ty),* $(,)?) => {
-        &[$($crate::op::cpu_on(
-            $attr,
-            &[<$ty as kolo_core::Element>::DTYPE],
-            $crate::op::KernelMaker::Function($function::<$ty>),
-        ),)*]
+    ($function:ident: $($types:tt)*) => { $crate::op::cpu_kernels!("T", $function: $($types)*) };
+    (
+        $attr:literal, $function:ident:
+        $($ty:ty),* $(; $($narrow:ty $(as $wide:ty)?),* $(; $($own:expr),* $(,)?)?)?
+    ) => {
+        &[
+            $($crate::op::cpu_on(
+                $attr,
+                &[<$ty as kolo_core::Element>::DTYPE],
+                $crate::op::KernelMaker::Function($function::<$ty>),
+            ),)*
+            $($($crate::op::cpu_on(
+                $attr,
+                &[<$narrow as kolo_core::Element>::DTYPE],
+                $crate::op::KernelMaker::Function($crate::widened::widened!($narrow $(as $wide)?, $function)),
+            ),)*
+            $($($own,)*)?)?
+        ]
     };
-    ($function:ident: $($ty:ty),* $(,)?) => { $crate::op::cpu_kernels!("T", $function: $($ty),*) };
 }
 pub(crate) use cpu_kernels;
+
+/// As [`cpu_kernels`], for elementwise functions, which widen narrow types by themselves, block by block.
+macro_rules! elementwise_kernels {
+    ($function:ident: $($ty:ty),* $(; $($narrow:ty),* $(; $($own:expr),* $(,)?)?)?) => {
+        &[
+            $($crate::op::cpu(<$ty as kolo_core::Element>::DTYPE, $function::<$ty>),)*
+            $($($crate::op::cpu(
+                <$narrow as kolo_core::Element>::DTYPE,
+                $function::<<$narrow as $crate::widened::Narrow>::Wide>,
+            ),)*
+            $($($own,)*)?)?
+        ]
+    };
+}
+pub(crate) use elementwise_kernels;
+
+/// CPU kernels of all floats by one elementwise function and of some integers by another, which need not be elementwise:
+/// `cpu_number_kernels!(divide_float, divide_integer: i32, i64; i8, i16)`.
+macro_rules! cpu_number_kernels {
+    ($float:ident, $integer:ident: $($ty:ty),* $(; $($narrow:ty),*)?) => {
+        $crate::op::elementwise_kernels!(
+            $float: f32, f64; half::f16, half::bf16;
+            $($crate::op::cpu(<$ty as kolo_core::Element>::DTYPE, $integer::<$ty>),)*
+            $($($crate::op::cpu(
+                <$narrow as kolo_core::Element>::DTYPE,
+                $crate::widened::widened!($narrow, $integer),
+            ),)*)?
+        )
+    };
+}
+pub(crate) use cpu_number_kernels;
 
 /// A set of dtypes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

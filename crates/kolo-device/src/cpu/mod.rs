@@ -22,6 +22,7 @@ pub mod aes_gcm;
 pub mod conv;
 pub mod device;
 pub mod gemm;
+pub mod halves;
 mod isa;
 pub(crate) mod pages;
 pub mod pool;

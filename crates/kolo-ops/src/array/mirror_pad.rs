@@ -54,7 +54,7 @@ pub(crate) static MIRROR_PAD_GRAD: Op = Op {
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(other(op, "MirrorPad", first(dy)?)?.into()), None])),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64),
+    kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
     cost: Cost::Elements,
 };
 

@@ -49,7 +49,7 @@ fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Opti
     Ok(vec![Some(first(dy)?.into()); op.n_inputs()])
 }
 
-const KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+const KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
 
 fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let n = ctx.n_inputs();

@@ -9,7 +9,7 @@ use kolo_graph::{Gradient, InferCtx, OpDef, Output};
 use crate::math::elementwise::{collect, lanes};
 use crate::math::number::Number;
 use crate::math::segment::unsorted::segment_ids;
-use crate::op::{KernelDef, Op, cpu};
+use crate::op::{KernelDef, Op, cpu, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// The position of the largest element along `axis`, as int64.
@@ -171,28 +171,10 @@ fn min_bool(ctx: &mut KernelCtx<'_>) -> Result<()> {
     find(ctx, true, |new: bool, best| !new & best)
 }
 
-macro_rules! kernels {
-    ($function:ident, $bool:ident) => {
-        &[
-            cpu(DType::F32, $function::<f32>),
-            cpu(DType::F64, $function::<f64>),
-            cpu(DType::F16, $function::<f16>),
-            cpu(DType::BF16, $function::<bf16>),
-            cpu(DType::I8, $function::<i8>),
-            cpu(DType::I16, $function::<i16>),
-            cpu(DType::I32, $function::<i32>),
-            cpu(DType::I64, $function::<i64>),
-            cpu(DType::U8, $function::<u8>),
-            cpu(DType::U16, $function::<u16>),
-            cpu(DType::U32, $function::<u32>),
-            cpu(DType::U64, $function::<u64>),
-            cpu(DType::Bool, $bool),
-        ]
-    };
-}
-
-const MAX_KERNELS: &[KernelDef] = kernels!(max_kernel, max_bool);
-const MIN_KERNELS: &[KernelDef] = kernels!(min_kernel, min_bool);
+const MAX_KERNELS: &[KernelDef] =
+    cpu_kernels!(max_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32; cpu(DType::Bool, max_bool));
+const MIN_KERNELS: &[KernelDef] =
+    cpu_kernels!(min_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32; cpu(DType::Bool, min_bool));
 
 #[cfg(test)]
 mod tests {

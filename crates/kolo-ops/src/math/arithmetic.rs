@@ -2,14 +2,14 @@
 //! Atan2.
 
 use half::{bf16, f16};
-use kolo_core::{DType, Element, Error, Result};
+use kolo_core::{Error, Result};
 use kolo_graph::{Gradient, IntoOutput, OpDef, Output, shape_fns};
 use num_traits::{Float, PrimInt};
 
 use crate::math::binary::{NUMBERS, ORDERED, first, reduced, refuse_division_by_zero};
-use crate::math::elementwise::zip;
+use crate::math::elementwise::{Computed, zip};
 use crate::math::number::{Floating, Number};
-use crate::op::{KernelDef, Op, cpu};
+use crate::op::{KernelDef, Op, cpu_number_kernels, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
 macro_rules! builders {
@@ -134,7 +134,7 @@ float_kernels! {
 }
 
 /// An integer kernel that divides, so that no divisor may be 0.
-fn divide<T: Element + PrimInt>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> T + Sync + Copy) -> Result<()> {
+fn divide<T: Computed + PrimInt>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> T + Sync + Copy) -> Result<()> {
     refuse_division_by_zero::<T>(ctx)?;
     zip::<T, T>(ctx, 3.0, f)
 }
@@ -149,29 +149,29 @@ fn quotient<T: PrimInt>(a: T, b: T) -> T {
     a.checked_div(&b).unwrap_or(a)
 }
 
-fn floor_div_integer<T: Element + PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn floor_div_integer<T: Computed + PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     divide::<T>(ctx, |a, b| {
         let rounds_up = !rest_of(a, b).is_zero() && (a < T::zero()) != (b < T::zero());
         if rounds_up { quotient(a, b) - T::one() } else { quotient(a, b) }
     })
 }
 
-fn truncate_div_integer<T: Element + PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn truncate_div_integer<T: Computed + PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     divide::<T>(ctx, quotient)
 }
 
-fn floor_mod_integer<T: Element + PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn floor_mod_integer<T: Computed + PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     divide::<T>(ctx, |a, b| {
         let rest = rest_of(a, b);
         if !rest.is_zero() && (rest < T::zero()) != (b < T::zero()) { rest + b } else { rest }
     })
 }
 
-fn mod_integer<T: Element + PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn mod_integer<T: Computed + PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     divide::<T>(ctx, rest_of)
 }
 
-fn pow_integer<T: Element + PrimInt + num_traits::WrappingMul>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn pow_integer<T: Computed + PrimInt + num_traits::WrappingMul>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if ctx.data::<T>(1)?.iter().any(|&exponent| exponent < T::zero()) {
         return Err(Error::invalid_argument("Integers to negative integer powers are not allowed"));
     }
@@ -188,41 +188,16 @@ fn pow_integer<T: Element + PrimInt + num_traits::WrappingMul>(ctx: &mut KernelC
     })
 }
 
-/// The kernels of all floats by one function.
-macro_rules! floats {
-    ($float:ident) => {
-        [
-            cpu(DType::F32, $float::<f32>),
-            cpu(DType::F64, $float::<f64>),
-            cpu(DType::F16, $float::<f16>),
-            cpu(DType::BF16, $float::<bf16>),
-        ]
-    };
-}
-
-/// The kernels of all floats by one function and of some integers by another.
-macro_rules! numbers {
-    ($float:ident, $integer:ident: $($ty:ty),*) => {
-        &[
-            cpu(DType::F32, $float::<f32>),
-            cpu(DType::F64, $float::<f64>),
-            cpu(DType::F16, $float::<f16>),
-            cpu(DType::BF16, $float::<bf16>),
-            $(cpu(<$ty as Element>::DTYPE, $integer::<$ty>),)*
-        ]
-    };
-}
-
-const POW_KERNELS: &[KernelDef] = numbers!(pow_float, pow_integer: i8, i16, i32, i64);
-const DIV_NO_NAN_KERNELS: &[KernelDef] = &floats!(div_no_nan_float);
+const POW_KERNELS: &[KernelDef] = cpu_number_kernels!(pow_float, pow_integer: i32, i64; i8, i16);
+const DIV_NO_NAN_KERNELS: &[KernelDef] = elementwise_kernels!(div_no_nan_float: f32, f64; f16, bf16);
 const FLOOR_DIV_KERNELS: &[KernelDef] =
-    numbers!(floor_div_float, floor_div_integer: i8, i16, i32, i64, u8, u16, u32, u64);
+    cpu_number_kernels!(floor_div_float, floor_div_integer: i32, i64, u64; i8, i16, u8, u16, u32);
 const FLOOR_MOD_KERNELS: &[KernelDef] =
-    numbers!(floor_mod_float, floor_mod_integer: i8, i16, i32, i64, u8, u16, u32, u64);
-const MOD_KERNELS: &[KernelDef] = numbers!(mod_float, mod_integer: i32, i64);
-const ATAN2_KERNELS: &[KernelDef] = &floats!(atan2_float);
+    cpu_number_kernels!(floor_mod_float, floor_mod_integer: i32, i64, u64; i8, i16, u8, u16, u32);
+const MOD_KERNELS: &[KernelDef] = cpu_number_kernels!(mod_float, mod_integer: i32, i64);
+const ATAN2_KERNELS: &[KernelDef] = elementwise_kernels!(atan2_float: f32, f64; f16, bf16);
 const TRUNCATE_DIV_KERNELS: &[KernelDef] =
-    numbers!(truncate_div_float, truncate_div_integer: i8, i16, i32, i64, u8, u16, u32, u64);
+    cpu_number_kernels!(truncate_div_float, truncate_div_integer: i32, i64, u64; i8, i16, u8, u16, u32);
 
 #[cfg(test)]
 mod tests {

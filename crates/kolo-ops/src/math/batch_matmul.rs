@@ -32,13 +32,13 @@ pub(crate) static BATCH_MATMUL: Op = batched(
     "BatchMatMul",
     "(x:T, y:T) -> (output:T) ; T:type{bfloat16,half,float,double,int32,int64,complex64,complex128}, \
      adj_x:bool=false, adj_y:bool=false",
-    cpu_kernels!(forward: f32, f64, f16, bf16, i32, i64),
+    cpu_kernels!(forward: f32, f64, i32, i64; f16, bf16),
 );
 pub(crate) static BATCH_MATMUL_V2: Op = batched(
     "BatchMatMulV2",
     "(x:T, y:T) -> (output:T) ; T:type{bfloat16,half,float,double,int16,int32,int64,uint8,uint16,uint32,uint64,\
      complex64,complex128}, adj_x:bool=false, adj_y:bool=false",
-    cpu_kernels!(forward: f32, f64, f16, bf16, i16, i32, i64, u8, u16, u32, u64),
+    cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, i16, u8, u16, u32),
 );
 
 const fn batched(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {

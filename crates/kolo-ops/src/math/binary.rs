@@ -3,12 +3,12 @@
 
 use bytes::Bytes;
 use half::{bf16, f16};
-use kolo_core::{DType, Element, Error, Result, Tensor};
+use kolo_core::{DType, Error, Result, Tensor};
 use kolo_graph::{Grad, Gradient, GradientFn, OpDef, Operation, Output, shape_fns};
 
-use crate::math::elementwise::{Walk, broadcast_shape, zip};
+use crate::math::elementwise::{Computed, Walk, broadcast_shape, zip};
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu, cpu_kernels};
+use crate::op::{KernelDef, Op, cpu, cpu_number_kernels, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `a + b`, elementwise; the operator `+` does the same.
@@ -139,36 +139,25 @@ fn sum_of_all(x: Output<'_>) -> Output<'_> {
 const NS: f64 = 0.3;
 
 macro_rules! kernels {
-    ($($table:ident, $function:ident, |$a:ident, $b:ident| $body:expr, $($ty:ty),*;)*) => {
+    ($($table:ident, $function:ident, |$a:ident, $b:ident| $body:expr, ($($types:tt)*);)*) => {
         $(fn $function<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             zip::<T, T>(ctx, NS, #[inline(always)] |$a, $b| $body)
         }
-        const $table: &[KernelDef] =
-            cpu_kernels!($function: f32, f64, f16, bf16, i32, i64 $(, $ty)*);)*
+        const $table: &[KernelDef] = elementwise_kernels!($function: $($types)*);)*
     };
 }
 
 kernels! {
-    ADD_V2_KERNELS, add_kernel, |a, b| a.add(b), i8, i16, u8, u16, u32, u64;
-    SUB_KERNELS, sub_kernel, |a, b| a.sub(b), i8, i16, u8, u16, u32, u64;
-    MUL_KERNELS, mul_kernel, |a, b| a.mul(b), i8, i16, u8, u16, u32, u64;
-    MAXIMUM_KERNELS, maximum_kernel, |a, b| a.max(b), i8, i16, u8, u16, u32, u64;
-    MINIMUM_KERNELS, minimum_kernel, |a, b| a.min(b), i8, i16, u8, u16, u32, u64;
-    SQUARED_DIFFERENCE_KERNELS, squared_difference_kernel, |a, b| a.sub(b).mul(a.sub(b)),;
+    ADD_V2_KERNELS, add_kernel, |a, b| a.add(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    SUB_KERNELS, sub_kernel, |a, b| a.sub(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    MUL_KERNELS, mul_kernel, |a, b| a.mul(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    MAXIMUM_KERNELS, maximum_kernel, |a, b| a.max(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    MINIMUM_KERNELS, minimum_kernel, |a, b| a.min(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    SQUARED_DIFFERENCE_KERNELS, squared_difference_kernel, |a, b| a.sub(b).mul(a.sub(b)), (f32, f64, i32, i64; f16, bf16);
 }
 
-const ADD_KERNELS: &[KernelDef] = &[
-    cpu(DType::F32, add_kernel::<f32>),
-    cpu(DType::F64, add_kernel::<f64>),
-    cpu(DType::F16, add_kernel::<f16>),
-    cpu(DType::BF16, add_kernel::<bf16>),
-    cpu(DType::I32, add_kernel::<i32>),
-    cpu(DType::I64, add_kernel::<i64>),
-    cpu(DType::I8, add_kernel::<i8>),
-    cpu(DType::I16, add_kernel::<i16>),
-    cpu(DType::U8, add_kernel::<u8>),
-    cpu(DType::Str, join_strings),
-];
+const ADD_KERNELS: &[KernelDef] =
+    elementwise_kernels!(add_kernel: f32, f64, i8, i16, i32, i64, u8; f16, bf16; cpu(DType::Str, join_strings));
 
 /// Each pair of strings, one after the other.
 fn join_strings(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -186,7 +175,7 @@ fn join_strings(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn float_div<T: Element + num_traits::Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn float_div<T: Computed + num_traits::Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     zip::<T, T>(
         ctx,
         NS,
@@ -196,7 +185,7 @@ fn float_div<T: Element + num_traits::Float>(ctx: &mut KernelCtx<'_>) -> Result<
 }
 
 /// An error if an integer divides by 0. Where there is nothing to divide, any divisor will do.
-pub(crate) fn refuse_division_by_zero<T: Element + num_traits::PrimInt>(ctx: &KernelCtx<'_>) -> Result<()> {
+pub(crate) fn refuse_division_by_zero<T: Computed + num_traits::PrimInt>(ctx: &KernelCtx<'_>) -> Result<()> {
     let divides = ctx.input(0)?.n_elements() > 0;
     match divides && ctx.data::<T>(1)?.iter().any(|divisor| divisor.is_zero()) {
         true => Err(Error::invalid_argument("Integer division by zero")),
@@ -204,7 +193,7 @@ pub(crate) fn refuse_division_by_zero<T: Element + num_traits::PrimInt>(ctx: &Ke
     }
 }
 
-fn integer_div<T: Element + num_traits::PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn integer_div<T: Computed + num_traits::PrimInt>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     refuse_division_by_zero::<T>(ctx)?;
     // The only overflow, MIN / −1, wraps.
     zip::<T, T>(
@@ -215,20 +204,7 @@ fn integer_div<T: Element + num_traits::PrimInt>(ctx: &mut KernelCtx<'_>) -> Res
     )
 }
 
-const DIV_KERNELS: &[KernelDef] = &[
-    cpu(DType::F32, float_div::<f32>),
-    cpu(DType::F64, float_div::<f64>),
-    cpu(DType::F16, float_div::<f16>),
-    cpu(DType::BF16, float_div::<bf16>),
-    cpu(DType::I8, integer_div::<i8>),
-    cpu(DType::I16, integer_div::<i16>),
-    cpu(DType::I32, integer_div::<i32>),
-    cpu(DType::I64, integer_div::<i64>),
-    cpu(DType::U8, integer_div::<u8>),
-    cpu(DType::U16, integer_div::<u16>),
-    cpu(DType::U32, integer_div::<u32>),
-    cpu(DType::U64, integer_div::<u64>),
-];
+const DIV_KERNELS: &[KernelDef] = cpu_number_kernels!(float_div, integer_div: i32, i64, u64; i8, i16, u8, u16, u32);
 
 #[cfg(test)]
 mod tests {

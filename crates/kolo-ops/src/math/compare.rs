@@ -3,11 +3,11 @@
 
 use bytes::Bytes;
 use half::{bf16, f16};
-use kolo_core::{DType, Element, PartialShape, Result, Tensor};
+use kolo_core::{DType, PartialShape, Result, Tensor};
 use kolo_graph::{Gradient, InferCtx, OpDef, Output, ShapeFn, shape_fns};
 
-use crate::math::elementwise::{Walk, broadcast_shape, collect, zip};
-use crate::op::{KernelDef, Op, cpu, cpu_kernels};
+use crate::math::elementwise::{Computed, Walk, broadcast_shape, collect, zip};
+use crate::op::{KernelDef, Op, cpu, elementwise_kernels};
 use crate::{Cost, KernelCtx, Value};
 
 macro_rules! builders {
@@ -72,7 +72,7 @@ const NS: f64 = 0.3;
 
 /// Sets output 0 to whether `f` holds for each pair. The truth values are written as bytes: a slice of `bool` would be looked
 /// through for other bytes first.
-fn compare<T: Element>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> bool + Sync + Copy) -> Result<()> {
+fn compare<T: Computed>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> bool + Sync + Copy) -> Result<()> {
     zip::<T, u8>(
         ctx,
         NS,
@@ -87,11 +87,11 @@ fn compare<T: Element>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> bool + Sync 
 
 macro_rules! order_kernels {
     ($($table:ident, $function:ident, |$a:ident, $b:ident| $body:expr;)*) => {
-        $(fn $function<T: Element + PartialOrd>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+        $(fn $function<T: Computed + PartialOrd>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             compare::<T>(ctx, #[inline(always)] |$a, $b| $body)
         }
         const $table: &[KernelDef] =
-            cpu_kernels!($function: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);)*
+            elementwise_kernels!($function: f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);)*
     };
 }
 
@@ -112,7 +112,7 @@ fn misfits(ctx: &mut KernelCtx<'_>, unequal: bool) -> Result<bool> {
     Ok(true)
 }
 
-fn equal_kernel<T: Element>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn equal_kernel<T: Computed>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if misfits(ctx, false)? {
         return Ok(());
     }
@@ -123,7 +123,7 @@ fn equal_kernel<T: Element>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     )
 }
 
-fn not_equal_kernel<T: Element>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn not_equal_kernel<T: Computed>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if misfits(ctx, true)? {
         return Ok(());
     }
@@ -159,29 +159,8 @@ fn zip_strings(ctx: &mut KernelCtx<'_>, when_equal: bool) -> Result<()> {
     Ok(())
 }
 
-macro_rules! equality_kernels {
-    ($function:ident, $strings:ident) => {
-        &[
-            cpu(DType::F32, $function::<f32>),
-            cpu(DType::F64, $function::<f64>),
-            cpu(DType::F16, $function::<f16>),
-            cpu(DType::BF16, $function::<bf16>),
-            cpu(DType::I8, $function::<i8>),
-            cpu(DType::I16, $function::<i16>),
-            cpu(DType::I32, $function::<i32>),
-            cpu(DType::I64, $function::<i64>),
-            cpu(DType::U8, $function::<u8>),
-            cpu(DType::U16, $function::<u16>),
-            cpu(DType::U32, $function::<u32>),
-            cpu(DType::U64, $function::<u64>),
-            cpu(DType::Bool, $function::<bool>),
-            cpu(DType::Str, $strings),
-        ]
-    };
-}
-
-const EQUAL_KERNELS: &[KernelDef] = equality_kernels!(equal_kernel, equal_strings);
-const NOT_EQUAL_KERNELS: &[KernelDef] = equality_kernels!(not_equal_kernel, not_equal_strings);
+const EQUAL_KERNELS: &[KernelDef] = elementwise_kernels!(equal_kernel: f32, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool; f16, bf16; cpu(DType::Str, equal_strings));
+const NOT_EQUAL_KERNELS: &[KernelDef] = elementwise_kernels!(not_equal_kernel: f32, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool; f16, bf16; cpu(DType::Str, not_equal_strings));
 
 #[cfg(test)]
 mod tests {

@@ -34,7 +34,7 @@ pub(crate) static CROSS: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64),
+    kernels: cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
     cost: Cost::Elements,
 };
 

@@ -125,8 +125,8 @@ fn prod_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     )
 }
 
-const SUM_KERNELS: &[KernelDef] = cpu_kernels!(sum_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-const PROD_KERNELS: &[KernelDef] = cpu_kernels!(prod_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+const SUM_KERNELS: &[KernelDef] = cpu_kernels!(sum_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+const PROD_KERNELS: &[KernelDef] = cpu_kernels!(prod_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
 
 #[cfg(test)]
 mod tests {

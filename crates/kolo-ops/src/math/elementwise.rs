@@ -12,6 +12,9 @@ use smallvec::SmallVec;
 use crate::kernel::KernelCtx;
 use crate::nn::rows::piece_of_run;
 
+mod narrow;
+pub use narrow::Computed;
+
 /// Floats in a cache line.
 pub(crate) const FLOATS: usize = 16;
 
@@ -19,18 +22,18 @@ pub(crate) const FLOATS: usize = 16;
 const BLOCK: usize = 512;
 
 /// The loop of an op with one input. Everything around it is compiled once for each pair of types, not for each op.
-type MapLoop<'f, T, U> = dyn Fn(&[T], &mut [U]) + Sync + 'f;
+pub type MapLoop<'f, T, U> = dyn Fn(&[T], &mut [U]) + Sync + 'f;
 
 /// The loop of an op with two inputs: the part of the output, both inputs, how to walk them, and the first row of the part.
-type ZipLoop<'f, T, U> = dyn Fn(&mut [U], &[T], &[T], &Walk, usize) + Sync + 'f;
+pub type ZipLoop<'f, T, U> = dyn Fn(&mut [U], &[T], &[T], &Walk, usize) + Sync + 'f;
 
 /// The loop of an op with two large inputs of the same shape, whose output goes past the caches.
 type PastLoop<'f, T, U> = dyn Fn(&mut [U], &[T], &[T]) + Sync + 'f;
 
 /// Sets output 0 to `f` of every element of input 0, writing into the input if it dies here and the types agree.
 /// `ns` is about what one element costs, for splitting the work.
-pub fn map<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, f: impl Fn(T) -> U + Sync + Copy) -> Result<()> {
-    map_by(ctx, ns, &move |input: &[T], out: &mut [U]| {
+pub fn map<T: Computed, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, f: impl Fn(T) -> U + Sync + Copy) -> Result<()> {
+    let each = move |input: &[T], out: &mut [U]| {
         lanes::<T, _>(
             #[inline(always)]
             || {
@@ -39,7 +42,11 @@ pub fn map<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, f: impl Fn(
                 }
             },
         );
-    })
+    };
+    if ctx.input(0)?.dtype() != T::DTYPE {
+        return T::map_narrow::<U>(ctx, ns, &each);
+    }
+    map_by(ctx, ns, &each)
 }
 
 fn map_by<T: Element, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, each: &MapLoop<'_, T, U>) -> Result<()> {
@@ -72,12 +79,15 @@ fn over_itself<T: Element, U: Element>(values: &mut [U], f: impl Fn(usize, &[T],
 }
 
 /// Sets output 0 to what loops over whole slices make of input 0: `in_place` if the input dies here, `between` otherwise.
-pub fn map_slices<T: Element>(
+pub fn map_slices<T: Computed>(
     ctx: &mut KernelCtx<'_>,
     ns: f64,
     in_place: fn(&mut [T]),
     between: fn(&[T], &mut [T]),
 ) -> Result<()> {
+    if ctx.input(0)?.dtype() != T::DTYPE {
+        return T::map_narrow::<T>(ctx, ns, &between);
+    }
     let shape = ctx.input(0)?.shape().clone();
     let (mut out, reused) = ctx.reuse_or_allocate(0, T::DTYPE, shape)?;
     let pool = ctx.pool();
@@ -95,32 +105,42 @@ pub fn map_slices<T: Element>(
 }
 
 /// [`vectorize`] for element types whose loops gain by it: for every instruction set where training spends its time, for one
-/// more than the plain one where it might. Small integers are rare in hot loops, and halves convert one by one; compiling their
-/// loops several times would cost more build time than it saves run time.
+/// more than the plain one where it might. Other types are rare in loops of their own; compiling those several times would cost
+/// more build time than it saves run time.
 #[inline(always)]
 pub(crate) fn lanes<T: Element, R>(f: impl FnOnce() -> R) -> R {
     // By `if const`, so that only one of them is compiled.
     if const { matches!(T::DTYPE, DType::F32) } {
         vectorize(f)
-    } else if const { has_lanes(T::DTYPE) } {
+    } else if const { matches!(T::DTYPE, DType::F64 | DType::I32 | DType::I64 | DType::Bool) } {
         vectorize_256(f)
     } else {
         f()
     }
 }
 
-/// Whether loops over this type are compiled for more than the plain instruction set.
-const fn has_lanes(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::Bool)
-}
-
 /// Sets output 0 to `f` of inputs 0 and 1, broadcast against each other.
-pub fn zip<T: Element, U: Element>(
+pub fn zip<T: Computed, U: Element>(
     ctx: &mut KernelCtx<'_>,
     ns: f64,
     f: impl Fn(T, T) -> U + Sync + Copy,
 ) -> Result<()> {
+    let each = move |out: &mut [U], left: &[T], right: &[T], walk: &Walk, first: usize| {
+        // One choice of instructions for all rows: they are often short.
+        lanes::<T, _>(
+            #[inline(always)]
+            || {
+                for (row, out) in out.chunks_mut(walk.run).enumerate() {
+                    let (at_a, at_b) = walk.offsets(first + row);
+                    run(out, &left[at_a..], walk.inner.0, &right[at_b..], walk.inner.1, f);
+                }
+            },
+        );
+    };
     let (left, right) = (ctx.input(0)?, ctx.input(1)?);
+    if left.dtype() != T::DTYPE {
+        return T::zip_narrow::<U>(ctx, ns, &each);
+    }
     if left.shape().rank() + right.shape().rank() == 0 {
         let value = f(left.scalar_value::<T>()?, right.scalar_value::<T>()?);
         ctx.set_output(0, Tensor::scalar(value));
@@ -145,18 +165,7 @@ pub fn zip<T: Element, U: Element>(
     } else {
         None
     };
-    zip_by(ctx, ns, past, &move |out: &mut [U], left: &[T], right: &[T], walk: &Walk, first: usize| {
-        // One choice of instructions for all rows: they are often short.
-        lanes::<T, _>(
-            #[inline(always)]
-            || {
-                for (row, out) in out.chunks_mut(walk.run).enumerate() {
-                    let (at_a, at_b) = walk.offsets(first + row);
-                    run(out, &left[at_a..], walk.inner.0, &right[at_b..], walk.inner.1, f);
-                }
-            },
-        );
-    })
+    zip_by(ctx, ns, past, &each)
 }
 
 fn zip_by<T: Element, U: Element>(
@@ -268,20 +277,6 @@ fn run<T: Element, U: Element>(
 ) {
     if !a_moves && !b_moves {
         return out.fill(f(a[0], b[0]));
-    }
-    if const { !has_lanes(T::DTYPE) } {
-        // Types that are rare: what stays is repeated beside what moves, so that there is one loop to compile, not three.
-        const PIECE: usize = 64;
-        let repeated = [if a_moves { b[0] } else { a[0] }; PIECE];
-        for (i, out) in out.chunks_mut(PIECE).enumerate() {
-            let n = out.len();
-            let a = if a_moves { &a[i * PIECE..][..n] } else { &repeated[..n] };
-            let b = if b_moves { &b[i * PIECE..][..n] } else { &repeated[..n] };
-            for ((y, &a), &b) in out.iter_mut().zip(a).zip(b) {
-                *y = f(a, b);
-            }
-        }
-        return;
     }
     let n = out.len();
     if !b_moves {

@@ -225,7 +225,7 @@ fn forward<T: MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-const KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f64, f16, bf16, i32, i64, u8, u16, u32, u64);
+const KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, u8, u16, u32);
 
 #[cfg(test)]
 mod tests {

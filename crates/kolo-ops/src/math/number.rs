@@ -1,11 +1,11 @@
 //! What arithmetic kernels ask of a number: wrapping integer arithmetic as TensorFlow's, NaN kept by `max` and `min`,
 //! and a wider type to sum halves in.
 
+use crate::math::elementwise::Computed;
 use half::{bf16, f16};
-use kolo_core::Element;
 
 /// A float or an integer.
-pub trait Number: Element + PartialOrd {
+pub trait Number: Computed + PartialOrd {
     /// What sums and products of many values are kept in: `f32` for halves, 64 bits for integers of 8 and 16, the type
     /// itself otherwise.
     type Wide: Number;

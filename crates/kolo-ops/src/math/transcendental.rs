@@ -92,8 +92,8 @@ macro_rules! fast_kernels {
         const $table: &[KernelDef] = &[
             cpu(DType::F32, $fast),
             cpu(DType::F64, $function::<f64>),
-            cpu(DType::F16, $function::<f16>),
-            cpu(DType::BF16, $function::<bf16>),
+            cpu(DType::F16, $fast),
+            cpu(DType::BF16, $fast),
         ];)*
     };
 }

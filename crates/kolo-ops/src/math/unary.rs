@@ -2,13 +2,13 @@
 //! Rint, and the tests IsNan, IsInf, IsFinite.
 
 use half::{bf16, f16};
-use kolo_core::Result;
+use kolo_core::{DType, Result};
 use kolo_graph::{Grad, Gradient, GradientFn, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::elementwise::map;
 use crate::math::number::{Floating, Number, Real};
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{KernelDef, Op, cpu, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `-x`; the operator `-` does the same.
@@ -125,7 +125,7 @@ macro_rules! unary_kernels {
                 T::narrow($body)
             })
         }
-        const $table: &[KernelDef] = $crate::op::cpu_kernels!($function: f32, f64, f16, bf16);)*
+        const $table: &[KernelDef] = $crate::op::elementwise_kernels!($function: f32, f64; f16, bf16);)*
     };
 }
 pub(crate) use unary_kernels;
@@ -190,34 +190,31 @@ fn round_integer<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     map::<T, T>(ctx, NS, |x| x)
 }
 
-macro_rules! signed_table {
-    ($table:ident, $float:ident, $integer:ident) => {
-        const $table: &[KernelDef] = &[
-            crate::op::cpu(kolo_core::DType::F32, $float::<f32>),
-            crate::op::cpu(kolo_core::DType::F64, $float::<f64>),
-            crate::op::cpu(kolo_core::DType::F16, $float::<f16>),
-            crate::op::cpu(kolo_core::DType::BF16, $float::<bf16>),
-            crate::op::cpu(kolo_core::DType::I8, $integer::<i8>),
-            crate::op::cpu(kolo_core::DType::I16, $integer::<i16>),
-            crate::op::cpu(kolo_core::DType::I32, $integer::<i32>),
-            crate::op::cpu(kolo_core::DType::I64, $integer::<i64>),
-        ];
+macro_rules! signed_kernels {
+    ($float:ident, $integer:ident) => {
+        elementwise_kernels!(
+            $float: f32, f64; f16, bf16;
+            cpu(DType::I8, $integer::<i32>),
+            cpu(DType::I16, $integer::<i32>),
+            cpu(DType::I32, $integer::<i32>),
+            cpu(DType::I64, $integer::<i64>),
+        )
     };
 }
 
-signed_table!(NEG_KERNELS, neg_float, neg_integer);
-signed_table!(ABS_KERNELS, abs_float, abs_kernel);
-signed_table!(SIGN_KERNELS, sign_kernel, sign_kernel);
-signed_table!(ROUND_KERNELS, round_float, round_integer);
+const NEG_KERNELS: &[KernelDef] = signed_kernels!(neg_float, neg_integer);
+const ABS_KERNELS: &[KernelDef] = signed_kernels!(abs_float, abs_kernel);
+const SIGN_KERNELS: &[KernelDef] = signed_kernels!(sign_kernel, sign_kernel);
+const ROUND_KERNELS: &[KernelDef] = signed_kernels!(round_float, round_integer);
 const SQUARE_KERNELS: &[KernelDef] =
-    cpu_kernels!(square_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+    elementwise_kernels!(square_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
 
 macro_rules! test_kernels {
     ($($table:ident, $function:ident, $method:ident;)*) => {
         $(fn $function<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             map::<T, bool>(ctx, NS, #[inline(always)] |x| num_traits::Float::$method(x.widen()))
         }
-        const $table: &[KernelDef] = cpu_kernels!($function: f32, f64, f16, bf16);)*
+        const $table: &[KernelDef] = elementwise_kernels!($function: f32, f64; f16, bf16);)*
     };
 }
 

@@ -8,7 +8,7 @@ use kolo_graph::{Grad, Gradient, GradientFn, OpDef, Operation, Output, shape_fns
 use crate::math::binary::first;
 use crate::math::elementwise::zip;
 use crate::math::number::Floating;
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{KernelDef, Op, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `dy / 2y`.
@@ -77,7 +77,7 @@ macro_rules! kernels {
                 T::narrow($body)
             })
         }
-        const $table: &[KernelDef] = cpu_kernels!($function: f32, f64, f16, bf16);)*
+        const $table: &[KernelDef] = elementwise_kernels!($function: f32, f64; f16, bf16);)*
     };
 }
 

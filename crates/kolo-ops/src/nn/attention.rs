@@ -48,7 +48,7 @@ pub(crate) static ATTENTION: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
     cost: Cost::Heavy,
 };
 
@@ -61,7 +61,7 @@ pub(crate) static ATTENTION_GRAD: Op = Op {
         gradient: Gradient::Refused("no second derivative is defined for KoloAttention"),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backward: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(backward: f32, f64; f16, bf16),
     cost: Cost::Heavy,
 };
 

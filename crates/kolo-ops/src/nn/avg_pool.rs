@@ -32,7 +32,7 @@ pub(crate) static AVG_POOL: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
     cost: Cost::Elements,
 };
 
@@ -49,7 +49,7 @@ pub(crate) static AVG_POOL_GRAD: Op = Op {
         gradient: Gradient::Rule(|op, dy| Ok(vec![None, Some(like(op, "AvgPool").input(first(dy)?).out().into())])),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backward: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(backward: f32, f64; f16, bf16),
     cost: Cost::Elements,
 };
 

@@ -113,7 +113,7 @@ pub(crate) static FUSED_BATCH_NORM_V3: Op = forward_op!(
     "FusedBatchNormGradV3",
     FORWARD_KERNELS
 );
-const FORWARD_KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f16, bf16);
+const FORWARD_KERNELS: &[KernelDef] = cpu_kernels!(forward: f32; f16, bf16);
 
 macro_rules! backward_op {
     ($name:literal, $signature:literal, $formats:literal, $kernels:expr) => {
@@ -158,7 +158,7 @@ pub(crate) static FUSED_BATCH_NORM_GRAD_V3: Op = backward_op!(
     "NHWC|NCHW|NDHWC|NCDHW",
     BACKWARD_KERNELS
 );
-const BACKWARD_KERNELS: &[KernelDef] = cpu_kernels!(backward: f32, f16, bf16);
+const BACKWARD_KERNELS: &[KernelDef] = cpu_kernels!(backward: f32; f16, bf16);
 
 /// The shape of `x` with what the vectors say of its channels, and the shape of those vectors.
 fn infer(ctx: &InferCtx<'_>, x: usize, vectors: std::ops::Range<usize>) -> Result<[PartialShape; 2]> {

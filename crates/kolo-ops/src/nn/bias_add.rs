@@ -24,7 +24,7 @@ pub fn bias_add_nchw<'g>(value: Output<'g>, bias: Output<'g>) -> Output<'g> {
     value.graph().op("BiasAdd").input(value).input(bias).attr("data_format", "NCHW").out()
 }
 
-const FORWARD_KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+const FORWARD_KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
 
 pub(crate) static BIAS_ADD: Op = Op {
     def: OpDef {
@@ -92,7 +92,7 @@ pub(crate) static BIAS_ADD_GRAD: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64),
+    kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
     cost: Cost::Elements,
 };
 

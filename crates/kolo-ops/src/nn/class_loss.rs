@@ -40,7 +40,7 @@ pub(crate) static CLASS_LOSS: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f16, bf16),
+    kernels: cpu_kernels!(forward: f32; f16, bf16),
     cost: Cost::Elements,
 };
 
@@ -53,7 +53,7 @@ pub(crate) static CLASS_LOSS_GRAD: Op = Op {
         gradient: Gradient::Refused("no second derivative is defined for KoloClassLoss"),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backward: f32, f16, bf16),
+    kernels: cpu_kernels!(backward: f32; f16, bf16),
     cost: Cost::Elements,
 };
 

@@ -58,13 +58,7 @@ pub(crate) static CONV2D: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: &[
-        cpu(DType::F32, forward::<f32>),
-        cpu(DType::F64, forward::<f64>),
-        cpu(DType::F16, forward::<f16>),
-        cpu(DType::BF16, forward::<bf16>),
-        cpu(DType::I32, integer::forward),
-    ],
+    kernels: cpu_kernels!(forward: f32, f64; f16, bf16; cpu(DType::I32, integer::forward)),
     cost: Cost::Heavy,
 };
 
@@ -88,13 +82,7 @@ pub(crate) static CONV2D_BACKPROP_INPUT: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: &[
-        cpu(DType::F32, backprop_input::<f32>),
-        cpu(DType::F64, backprop_input::<f64>),
-        cpu(DType::F16, backprop_input::<f16>),
-        cpu(DType::BF16, backprop_input::<bf16>),
-        cpu(DType::I32, integer::backprop_input),
-    ],
+    kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16; cpu(DType::I32, integer::backprop_input)),
     cost: Cost::Heavy,
 };
 
@@ -118,7 +106,7 @@ pub(crate) static CONV2D_BACKPROP_FILTER: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backprop_filter: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(backprop_filter: f32, f64; f16, bf16),
     cost: Cost::Heavy,
 };
 

@@ -43,7 +43,7 @@ pub(crate) static CONV3D: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
     cost: Cost::Heavy,
 };
 
@@ -68,7 +68,7 @@ pub(crate) static CONV3D_BACKPROP_INPUT_V2: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backprop_input: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16),
     cost: Cost::Heavy,
 };
 
@@ -89,7 +89,7 @@ pub(crate) static CONV3D_BACKPROP_FILTER_V2: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backprop_filter: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(backprop_filter: f32, f64; f16, bf16),
     cost: Cost::Heavy,
 };
 

@@ -28,7 +28,7 @@ pub(crate) static SOFTMAX_CROSS_ENTROPY_WITH_LOGITS: Op = Op {
         gradient: Gradient::Rule(gradient),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
     cost: Cost::Elements,
 };
 

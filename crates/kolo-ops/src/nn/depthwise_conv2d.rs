@@ -42,7 +42,7 @@ pub(crate) static DEPTHWISE_CONV2D_NATIVE: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
     cost: Cost::Heavy,
 };
 
@@ -59,7 +59,7 @@ pub(crate) static DEPTHWISE_CONV2D_NATIVE_BACKPROP_INPUT: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backprop_input: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16),
     cost: Cost::Heavy,
 };
 
@@ -76,7 +76,7 @@ pub(crate) static DEPTHWISE_CONV2D_NATIVE_BACKPROP_FILTER: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backprop_filter: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(backprop_filter: f32, f64; f16, bf16),
     cost: Cost::Heavy,
 };
 

@@ -11,7 +11,7 @@ use crate::math::elementwise::{map, zip};
 use crate::nn::float::Float;
 use crate::nn::relu::{activation, backprop, grad};
 use crate::nn::same_shapes;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Op, elementwise_kernels};
 
 /// `x` above 0 and `exp(x) − 1` below, elementwise.
 #[track_caller]
@@ -32,25 +32,25 @@ pub(crate) static ELU: Op = activation(
     "Elu",
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| Ok(vec![Some(grad("EluGrad", first(dy)?, op.output(0)).into())]),
-    cpu_kernels!(elu_kernel: f32, f64, f16, bf16),
+    elementwise_kernels!(elu_kernel: f32, f64; f16, bf16),
 );
 pub(crate) static ELU_GRAD: Op = backprop(
     "EluGrad",
     "(gradients:T, outputs:T) -> (backprops:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| second_order(op, "EluGrad", first(dy)?),
-    cpu_kernels!(elu_grad: f32, f64, f16, bf16),
+    elementwise_kernels!(elu_grad: f32, f64; f16, bf16),
 );
 pub(crate) static SELU: Op = activation(
     "Selu",
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| Ok(vec![Some(grad("SeluGrad", first(dy)?, op.output(0)).into())]),
-    cpu_kernels!(selu_kernel: f32, f64, f16, bf16),
+    elementwise_kernels!(selu_kernel: f32, f64; f16, bf16),
 );
 pub(crate) static SELU_GRAD: Op = backprop(
     "SeluGrad",
     "(gradients:T, outputs:T) -> (backprops:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| second_order(op, "SeluGrad", first(dy)?),
-    cpu_kernels!(selu_grad: f32, f64, f16, bf16),
+    elementwise_kernels!(selu_grad: f32, f64; f16, bf16),
 );
 
 /// The backprop is `gradients · (outputs + c)` below 0 and does not depend on the outputs above.

@@ -3,8 +3,10 @@
 use half::{bf16, f16};
 use kolo_core::Element;
 
+use crate::math::elementwise::Computed;
+
 /// A float type of tensors.
-pub trait Float: Element + PartialOrd {
+pub trait Float: Computed + PartialOrd {
     /// What it is computed in.
     type Real: Real;
     /// For computing.

@@ -13,7 +13,7 @@ use crate::math::elementwise::{map, zip};
 use crate::nn::float::Float;
 use crate::nn::relu::{activation, backprop, grad};
 use crate::nn::same_shapes;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Op, elementwise_kernels};
 
 /// `x · Φ(x)`, approximated, elementwise.
 #[track_caller]
@@ -25,14 +25,14 @@ pub(crate) static GELU: Op = activation(
     "KoloGelu",
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| Ok(vec![Some(grad("KoloGeluGrad", first(dy)?, op.input(0)).into())]),
-    cpu_kernels!(forward: f32, f64, f16, bf16),
+    elementwise_kernels!(forward: f32, f64; f16, bf16),
 );
 pub(crate) static GELU_GRAD: Op = {
     let op = backprop(
         "KoloGeluGrad",
         "(gradients:T, features:T) -> (backprops:T) ; T:type{half,bfloat16,float,double}",
         |_, _| Ok(Vec::new()),
-        cpu_kernels!(backward: f32, f64, f16, bf16),
+        elementwise_kernels!(backward: f32, f64; f16, bf16),
     );
     Op { def: OpDef { gradient: Gradient::Refused("no second derivative is defined for KoloGelu"), ..op.def }, ..op }
 };

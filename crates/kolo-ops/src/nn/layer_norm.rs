@@ -46,7 +46,7 @@ pub(crate) static LAYER_NORM: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
     cost: Cost::Elements,
 };
 
@@ -62,7 +62,7 @@ pub(crate) static LAYER_NORM_GRAD: Op = Op {
         gradient: Gradient::Refused("no second derivative is defined for KoloLayerNorm"),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backward: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(backward: f32, f64; f16, bf16),
     cost: Cost::Elements,
 };
 

@@ -35,7 +35,7 @@ pub(crate) static LRN: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f16, bf16),
+    kernels: cpu_kernels!(forward: f32; f16, bf16),
     cost: Cost::Elements,
 };
 
@@ -48,7 +48,7 @@ pub(crate) static LRN_GRAD: Op = Op {
         gradient: Gradient::Refused("no second derivative is defined for LRN"),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backward: f32, f16, bf16),
+    kernels: cpu_kernels!(backward: f32; f16, bf16),
     cost: Cost::Elements,
 };
 

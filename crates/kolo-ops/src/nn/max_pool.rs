@@ -12,6 +12,7 @@ use crate::nn::conv2d::like;
 use crate::nn::pool::{Folding, Pool, depth_group, infer, infer_with};
 use crate::nn::window::for_taps;
 use crate::op::{Op, cpu_kernels};
+use crate::widened::keep_in_range;
 use crate::{Cost, KernelCtx};
 
 /// The largest values under windows of `size` over NHWC images. Padding is `SAME` or `VALID`.
@@ -36,7 +37,7 @@ pub(crate) static MAX_POOL: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16),
+    kernels: cpu_kernels!(forward: f32, f64, i32, i64; f16, bf16, i8, i16, u8, u16),
     cost: Cost::Elements,
 };
 
@@ -51,7 +52,7 @@ pub(crate) static MAX_POOL_GRAD: Op = Op {
         gradient: Gradient::Refused("MaxPoolGradGrad is not implemented"),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64),
+    kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
     cost: Cost::Elements,
 };
 
@@ -72,7 +73,7 @@ pub(crate) static MAX_POOL_V2: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward_v2: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16),
+    kernels: cpu_kernels!(forward_v2: f32, f64, i32, i64; f16, bf16, i8, i16, u8, u16),
     cost: Cost::Elements,
 };
 
@@ -86,7 +87,7 @@ pub(crate) static MAX_POOL_GRAD_V2: Op = Op {
         gradient: Gradient::Refused("MaxPoolGradGradV2 is not implemented"),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backward_v2: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64),
+    kernels: cpu_kernels!(backward_v2: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
     cost: Cost::Elements,
 };
 
@@ -103,12 +104,14 @@ fn with_window(attrs: &Attrs, size: &Tensor, strides: &Tensor) -> Result<Attrs> 
 }
 
 fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    pool_forward::<T>(ctx, ctx.attrs())
+    pool_forward::<T>(ctx, ctx.attrs())?;
+    keep_in_range::<T>(ctx)
 }
 
 fn forward_v2<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let attrs = with_window(ctx.attrs(), ctx.input(1)?, ctx.input(2)?)?;
-    pool_forward::<T>(ctx, &attrs)
+    pool_forward::<T>(ctx, &attrs)?;
+    keep_in_range::<T>(ctx)
 }
 
 fn backward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {

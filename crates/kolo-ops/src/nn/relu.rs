@@ -8,7 +8,7 @@ use crate::math::binary::first;
 use crate::math::elementwise::{map, zip};
 use crate::math::number::Number;
 use crate::nn::same_shapes;
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{KernelDef, Op, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `max(x, 0)`, elementwise.
@@ -40,38 +40,38 @@ pub(crate) static RELU: Op = activation(
     "(features:T) -> (activations:T) ; T:type{float,double,int32,uint8,int16,int8,int64,bfloat16,uint16,half,uint32,\
      uint64,qint8}",
     |op, dy| one(grad("ReluGrad", first(dy)?, op.output(0))),
-    cpu_kernels!(relu_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64),
+    elementwise_kernels!(relu_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
 );
 pub(crate) static RELU_GRAD: Op = backprop(
     "ReluGrad",
     concat!("(gradients:T, features:T) -> (backprops:T) ; ", real_numbers!()),
     |op, dy| one(grad("ReluGrad", first(dy)?, op.input(1))),
-    cpu_kernels!(relu_grad: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64),
+    elementwise_kernels!(relu_grad: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
 );
 pub(crate) static RELU6: Op = activation(
     "Relu6",
     concat!("(features:T) -> (activations:T) ; ", real_numbers!()),
     |op, dy| one(grad("Relu6Grad", first(dy)?, op.output(0))),
-    cpu_kernels!(relu6_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64),
+    elementwise_kernels!(relu6_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
 );
 pub(crate) static RELU6_GRAD: Op = backprop(
     "Relu6Grad",
     concat!("(gradients:T, features:T) -> (backprops:T) ; ", real_numbers!()),
     |op, dy| one(grad("Relu6Grad", first(dy)?, op.input(1))),
-    cpu_kernels!(relu6_grad: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64),
+    elementwise_kernels!(relu6_grad: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
 );
 pub(crate) static LEAKY_RELU: Op = activation(
     "LeakyRelu",
     "(features:T) -> (activations:T) ; alpha:float=0.20000000298023224, T:type{half,bfloat16,float,double}=float",
     |op, dy| one(leaky_grad(op, first(dy)?, op.input(0))),
-    cpu_kernels!(leaky_relu_kernel: f32, f64, f16, bf16),
+    elementwise_kernels!(leaky_relu_kernel: f32, f64; f16, bf16),
 );
 pub(crate) static LEAKY_RELU_GRAD: Op = backprop(
     "LeakyReluGrad",
     "(gradients:T, features:T) -> (backprops:T) ; alpha:float=0.20000000298023224, \
      T:type{half,bfloat16,float,double}=float",
     |op, dy| one(leaky_grad(op, first(dy)?, op.input(1))),
-    cpu_kernels!(leaky_relu_grad: f32, f64, f16, bf16),
+    elementwise_kernels!(leaky_relu_grad: f32, f64; f16, bf16),
 );
 
 /// An elementwise op with a gradient rule.

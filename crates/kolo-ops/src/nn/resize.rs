@@ -40,7 +40,7 @@ pub(crate) static RESIZE_BILINEAR: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(bilinear: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16),
+    kernels: cpu_kernels!(bilinear: f32, f64, i32, i64, u8; f16, bf16, i8, i16, u16),
     cost: Cost::Elements,
 };
 
@@ -53,7 +53,7 @@ pub(crate) static RESIZE_BILINEAR_GRAD: Op = Op {
         gradient: Gradient::Refused("the gradient of ResizeBilinearGrad is not implemented"),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(bilinear_grad: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(bilinear_grad: f32, f64; f16, bf16),
     cost: Cost::Elements,
 };
 
@@ -87,7 +87,7 @@ pub(crate) static RESIZE_NEAREST_NEIGHBOR_GRAD: Op = Op {
         gradient: Gradient::Refused("the gradient of ResizeNearestNeighborGrad is not implemented"),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(nearest_grad: f32, f64, f16, bf16, i8, i32, u8),
+    kernels: cpu_kernels!(nearest_grad: f32, f64, i32; f16, bf16, i8, u8),
     cost: Cost::Elements,
 };
 

@@ -10,6 +10,7 @@ use crate::math::binary::first;
 use crate::nn::float::{Float, largest, sum_by};
 use crate::nn::rows::{rows_per_fill, rows_per_task};
 use crate::op::{KernelDef, Op, cpu};
+use crate::widened::compute_in;
 use crate::{Cost, KernelCtx};
 
 /// `exp(x)` over its sum along the last dimension.
@@ -69,15 +70,15 @@ pub(crate) fn sum_of_rows(x: Output<'_>) -> Output<'_> {
 const SOFTMAX_KERNELS: &[KernelDef] = &[
     cpu(DType::F32, softmax_f32),
     cpu(DType::F64, softmax_kernel::<f64>),
-    cpu(DType::F16, softmax_kernel::<f16>),
-    cpu(DType::BF16, softmax_kernel::<bf16>),
+    cpu(DType::F16, |ctx| compute_in::<f16, f32>(ctx, softmax_f32)),
+    cpu(DType::BF16, |ctx| compute_in::<bf16, f32>(ctx, softmax_f32)),
 ];
 
 const LOG_SOFTMAX_KERNELS: &[KernelDef] = &[
     cpu(DType::F32, log_softmax_f32),
     cpu(DType::F64, log_softmax_kernel::<f64>),
-    cpu(DType::F16, log_softmax_kernel::<f16>),
-    cpu(DType::BF16, log_softmax_kernel::<bf16>),
+    cpu(DType::F16, |ctx| compute_in::<f16, f32>(ctx, log_softmax_f32)),
+    cpu(DType::BF16, |ctx| compute_in::<bf16, f32>(ctx, log_softmax_f32)),
 ];
 
 fn softmax_f32(ctx: &mut KernelCtx<'_>) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::math::elementwise::{map, zip};
 use crate::nn::float::Float;
 use crate::nn::relu::{activation, backprop, grad};
 use crate::nn::same_shapes;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Op, elementwise_kernels};
 
 /// `log(1 + exp(x))`, elementwise.
 #[track_caller]
@@ -28,7 +28,7 @@ pub(crate) static SOFTPLUS: Op = activation(
     "Softplus",
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| Ok(vec![Some(grad("SoftplusGrad", first(dy)?, op.input(0)).into())]),
-    cpu_kernels!(softplus_kernel: f32, f64, f16, bf16),
+    elementwise_kernels!(softplus_kernel: f32, f64; f16, bf16),
 );
 pub(crate) static SOFTPLUS_GRAD: Op = backprop(
     "SoftplusGrad",
@@ -40,20 +40,20 @@ pub(crate) static SOFTPLUS_GRAD: Op = backprop(
         let curve = dy * gradients / (exp(-x) + 2.0 + exp(x));
         Ok(vec![Some(grad("SoftplusGrad", dy, x).into()), Some(curve.into())])
     },
-    cpu_kernels!(softplus_grad: f32, f64, f16, bf16),
+    elementwise_kernels!(softplus_grad: f32, f64; f16, bf16),
 );
 pub(crate) static SOFTSIGN: Op = activation(
     "Softsign",
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| Ok(vec![Some(grad("SoftsignGrad", first(dy)?, op.input(0)).into())]),
-    cpu_kernels!(softsign_kernel: f32, f64, f16, bf16),
+    elementwise_kernels!(softsign_kernel: f32, f64; f16, bf16),
 );
 pub(crate) static SOFTSIGN_GRAD: Op = {
     let op = backprop(
         "SoftsignGrad",
         "(gradients:T, features:T) -> (backprops:T) ; T:type{half,bfloat16,float,double}",
         |_, _| Ok(Vec::new()),
-        cpu_kernels!(softsign_grad: f32, f64, f16, bf16),
+        elementwise_kernels!(softsign_grad: f32, f64; f16, bf16),
     );
     Op { def: OpDef { gradient: Gradient::Refused("no second derivative is defined for Softsign"), ..op.def }, ..op }
 };

@@ -32,7 +32,7 @@ pub(crate) static SPARSE_SOFTMAX_CROSS_ENTROPY_WITH_LOGITS: Op = Op {
         gradient: Gradient::Rule(|op, dy| Ok(vec![features_gradient(op, dy).map(Into::into)])),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64, f16, bf16),
+    kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
     cost: Cost::Elements,
 };
 

@@ -63,7 +63,7 @@ pub(crate) static SPARSE_FILL_EMPTY_ROWS_GRAD: Op = Op {
         gradient: Gradient::Refused("the gradient of a gradient is not implemented here"),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backward: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64, bool),
+    kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64, bool; f16, bf16, i8, i16, u8, u16, u32),
     cost: Cost::Elements,
 };
 

@@ -68,7 +68,7 @@ pub(crate) static SPARSE_TENSOR_DENSE_MATMUL: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64, f16, bf16, i32),
+    kernels: cpu_kernels!(forward: f32, f64, i32; f16, bf16),
     cost: Cost::Heavy,
 };
 

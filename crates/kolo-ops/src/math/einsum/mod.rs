@@ -84,7 +84,7 @@ pub(crate) static EINSUM: Op = Op {
         gradient: Gradient::Rule(gradient),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64, f16, bf16, i32, i64),
+    kernels: cpu_kernels!(forward: f32, f64, i32, i64; f16, bf16),
     cost: Cost::Heavy,
 };
 

@@ -11,6 +11,7 @@ use crate::math::reduce::sum::{over_all, reduction};
 use crate::math::reduce::walk::Reducer;
 use crate::math::reduce::{reduce, spread};
 use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::widened::keep_in_range;
 
 /// The largest element over `axes`, which are removed; negative axes count from the end.
 #[track_caller]
@@ -122,15 +123,17 @@ fn is_nan<T: Number>(x: T) -> bool {
 }
 
 fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    reduce::<T, Max>(ctx)
+    reduce::<T, Max>(ctx)?;
+    keep_in_range::<T>(ctx)
 }
 
 fn min_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    reduce::<T, Min>(ctx)
+    reduce::<T, Min>(ctx)?;
+    keep_in_range::<T>(ctx)
 }
 
-const MAX_KERNELS: &[KernelDef] = cpu_kernels!(max_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-const MIN_KERNELS: &[KernelDef] = cpu_kernels!(min_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+const MAX_KERNELS: &[KernelDef] = cpu_kernels!(max_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+const MIN_KERNELS: &[KernelDef] = cpu_kernels!(min_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
 
 #[cfg(test)]
 mod tests {

@@ -101,8 +101,9 @@ fn loss_kernel<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-const NORM_KERNELS: &[KernelDef] = cpu_kernels!(norm_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-const LOSS_KERNELS: &[KernelDef] = cpu_kernels!(loss_kernel: f32, f64, f16, bf16);
+const NORM_KERNELS: &[KernelDef] =
+    cpu_kernels!(norm_kernel: f32, f64, i32, i64, u64; f16, bf16, i8 as i64, i16 as i64, u8 as i64, u16 as i64, u32);
+const LOSS_KERNELS: &[KernelDef] = cpu_kernels!(loss_kernel: f32, f64; f16, bf16);
 
 #[cfg(test)]
 mod tests {

@@ -138,8 +138,9 @@ fn mean_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     reduce::<T, Mean>(ctx)
 }
 
-const SUM_KERNELS: &[KernelDef] = cpu_kernels!(sum_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-const MEAN_KERNELS: &[KernelDef] = cpu_kernels!(mean_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+const SUM_KERNELS: &[KernelDef] = cpu_kernels!(sum_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+const MEAN_KERNELS: &[KernelDef] =
+    cpu_kernels!(mean_kernel: f32, f64, i32, i64, u64; f16, bf16, i8 as i64, i16 as i64, u8 as i64, u16 as i64, u32);
 
 #[cfg(test)]
 mod tests {

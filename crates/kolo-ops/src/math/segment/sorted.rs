@@ -292,24 +292,25 @@ fn by_segment<T: Number, R: Reducer<T>>(ctx: &mut KernelCtx<'_>, gap: T) -> Resu
 }
 
 macro_rules! kernels {
-    ($($table:ident, $function:ident, $bound:ident, $reducer:ident, $gap:ident, ($($ty:ty),*);)*) => {
+    ($($table:ident, $function:ident, $bound:ident, $reducer:ident, $gap:ident, ($($types:tt)*);)*) => {
         $(fn $function<T: $bound>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             by_segment::<T, $reducer>(ctx, T::$gap)
         }
-        const $table: &[KernelDef] = cpu_kernels!($function: $($ty),*);)*
+        const $table: &[KernelDef] = cpu_kernels!($function: $($types)*);)*
     };
 }
 
 // As in TensorFlow, a segment without rows is 0, and 1 for products.
 kernels! {
-    SUM_KERNELS, sum_kernel, Number, Sum, ZERO, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-    MEAN_KERNELS, mean_kernel, Number, Mean, ZERO, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-    MAX_KERNELS, max_kernel, Number, Max, ZERO, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-    MIN_KERNELS, min_kernel, Number, Min, ZERO, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-    PROD_KERNELS, prod_kernel, Number, Prod, ONE, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-    SPARSE_SUM_KERNELS, sparse_sum_kernel, Number, Sum, ZERO, (f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-    SPARSE_MEAN_KERNELS, sparse_mean_kernel, Floating, Mean, ZERO, (f32, f64, f16, bf16);
-    SPARSE_SQRT_N_KERNELS, sparse_sqrt_n_kernel, Floating, SqrtN, ZERO, (f32, f64, f16, bf16);
+    SUM_KERNELS, sum_kernel, Number, Sum, ZERO, (f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+    MEAN_KERNELS, mean_kernel, Number, Mean, ZERO,
+        (f32, f64, i32, i64, u64; f16, bf16, i8 as i64, i16 as i64, u8 as i64, u16 as i64, u32);
+    MAX_KERNELS, max_kernel, Number, Max, ZERO, (f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+    MIN_KERNELS, min_kernel, Number, Min, ZERO, (f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+    PROD_KERNELS, prod_kernel, Number, Prod, ONE, (f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+    SPARSE_SUM_KERNELS, sparse_sum_kernel, Number, Sum, ZERO, (f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+    SPARSE_MEAN_KERNELS, sparse_mean_kernel, Floating, Mean, ZERO, (f32, f64; f16, bf16);
+    SPARSE_SQRT_N_KERNELS, sparse_sqrt_n_kernel, Floating, SqrtN, ZERO, (f32, f64; f16, bf16);
 }
 
 #[cfg(test)]

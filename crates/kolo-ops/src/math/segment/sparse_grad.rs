@@ -42,7 +42,7 @@ const fn grad(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     }
 }
 
-const KERNELS: &[KernelDef] = cpu_kernels!(backward: f32, f64, f16, bf16);
+const KERNELS: &[KernelDef] = cpu_kernels!(backward: f32, f64; f16, bf16);
 
 fn backward<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();

@@ -9,6 +9,7 @@ use crate::math::binary::first;
 use crate::math::elementwise::lanes;
 use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::widened::finite_range;
 use crate::{Cost, KernelCtx};
 
 /// Row `s` is the sum of the rows of `data` whose id is `s`; rows with a negative id are dropped.
@@ -252,7 +253,7 @@ fn sum_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     gather_up(
         ctx,
-        T::LEAST_FINITE,
+        finite_range(ctx).0,
         #[inline(always)]
         |a: T, b| a.max(b),
     )
@@ -261,7 +262,7 @@ fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn min_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     gather_up(
         ctx,
-        T::GREATEST_FINITE,
+        finite_range(ctx).1,
         #[inline(always)]
         |a: T, b| a.min(b),
     )
@@ -276,10 +277,10 @@ fn prod_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     )
 }
 
-const SUM_KERNELS: &[KernelDef] = cpu_kernels!(sum_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-const MAX_KERNELS: &[KernelDef] = cpu_kernels!(max_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-const MIN_KERNELS: &[KernelDef] = cpu_kernels!(min_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
-const PROD_KERNELS: &[KernelDef] = cpu_kernels!(prod_kernel: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+const SUM_KERNELS: &[KernelDef] = cpu_kernels!(sum_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+const MAX_KERNELS: &[KernelDef] = cpu_kernels!(max_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+const MIN_KERNELS: &[KernelDef] = cpu_kernels!(min_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+const PROD_KERNELS: &[KernelDef] = cpu_kernels!(prod_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
 
 #[cfg(test)]
 mod tests {
