@@ -131,6 +131,20 @@ macro_rules! cpu_kernels {
 }
 pub(crate) use cpu_kernels;
 
+/// The CPU kernels of a function of floats, by way of which halves are computed.
+macro_rules! float_kernels {
+    ($function:ident) => {
+        &[
+            $crate::op::cpu(kolo_core::DType::F32, $function),
+            $crate::op::cpu(kolo_core::DType::F16, |ctx| $crate::widened::compute_in::<half::f16, f32>(ctx, $function)),
+            $crate::op::cpu(kolo_core::DType::BF16, |ctx| {
+                $crate::widened::compute_in::<half::bf16, f32>(ctx, $function)
+            }),
+        ]
+    };
+}
+pub(crate) use float_kernels;
+
 /// As [`cpu_kernels`], for elementwise functions, which widen narrow types by themselves, block by block.
 macro_rules! elementwise_kernels {
     ($function:ident: $($ty:ty),* $(; $($narrow:ty),* $(; $($own:expr),* $(,)?)?)?) => {

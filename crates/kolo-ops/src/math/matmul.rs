@@ -131,34 +131,6 @@ fn stored(transposed: bool) -> gemm::Op {
     if transposed { gemm::Op::Transpose } else { gemm::Op::None }
 }
 
-/// Halves are multiplied as `float`: exact products, sums rounded once.
-macro_rules! half_elements {
-    ($($ty:ty),*) => {
-        $(impl MatrixElement for $ty {
-            fn multiply(pool: &IntraPool, sizes: Sizes, a: &[$ty], b: &[$ty], c: &mut [$ty]) -> Result<()> {
-                let wide = |values: &[$ty]| {
-                    let mut out = vec![0.0f32; values.len()];
-                    let chunk = pool::grain(1.0);
-                    pool.for_each_chunk(&mut out, chunk, |i, out| {
-                        out.iter_mut().zip(&values[i * chunk..]).for_each(|(y, x)| *y = x.to_f32());
-                    });
-                    out
-                };
-                let (a, b) = (wide(a), wide(b));
-                let mut sums = vec![0.0f32; c.len()];
-                f32::multiply(pool, sizes, &a, &b, &mut sums)?;
-                let chunk = pool::grain(1.0);
-                pool.for_each_chunk(c, chunk, |i, c| {
-                    c.iter_mut().zip(&sums[i * chunk..]).for_each(|(y, &x)| *y = <$ty>::from_f32(x));
-                });
-                Ok(())
-            }
-        })*
-    };
-}
-
-half_elements!(f16, bf16);
-
 macro_rules! integer_elements {
     ($($ty:ty),*) => {
         $(impl MatrixElement for $ty {
@@ -170,7 +142,7 @@ macro_rules! integer_elements {
     };
 }
 
-integer_elements!(i8, i16, i32, i64, u8, u16, u32, u64);
+integer_elements!(i32, i64, u64);
 
 /// Row by row; integer matrices are rare and small.
 fn multiply_integers<T: Number>(pool: &IntraPool, sizes: Sizes, a: &[T], b: &[T], c: &mut [T]) {

@@ -11,7 +11,7 @@ use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, OpDef, Output};
 
 use crate::math::binary::first;
-use crate::nn::float::{Float, Real};
+use crate::nn::float::Float;
 use crate::nn::rows::for_row_pairs;
 use crate::op::{Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
@@ -134,15 +134,15 @@ impl Sizes {
     }
 }
 
-/// Rows of one head, widened and packed: part 0 is queries, 1 keys, 2 values.
-fn part<T: Float>(rows: &[T], sizes: &Sizes, part: usize, head: usize) -> Vec<T::Real> {
+/// Rows of one head, packed: part 0 is queries, 1 keys, 2 values.
+fn part<T: Float>(rows: &[T], sizes: &Sizes, part: usize, head: usize) -> Vec<T> {
     let width = sizes.width();
     let from = part * width + head * sizes.size;
-    rows.chunks_exact(3 * width).flat_map(|row| row[from..from + sizes.size].iter().map(|x| x.widen())).collect()
+    rows.chunks_exact(3 * width).flat_map(|row| &row[from..from + sizes.size]).copied().collect()
 }
 
 /// Columns of rows: number `d` of every row of `size`, side by side, with zeros up to whole vectors.
-fn columns<R: Real>(rows: &[R], size: usize) -> Columns<R> {
+fn columns<R: Float>(rows: &[R], size: usize) -> Columns<R> {
     let stride = (rows.len() / size).next_multiple_of(LANES);
     let mut values = vec![R::zero(); size * stride];
     for (j, row) in rows.chunks_exact(size).enumerate() {
@@ -158,7 +158,7 @@ struct Columns<R> {
     values: Vec<R>,
 }
 
-impl<R: Real> Columns<R> {
+impl<R: Float> Columns<R> {
     /// The products of `by` with the first rows: many at a time, where a sum over each row would bring its lanes together every time.
     #[inline(always)]
     fn products(&self, by: &[R], out: &mut [R]) {
@@ -178,7 +178,7 @@ impl<R: Real> Columns<R> {
 
 /// `out = Σ weights[j] · rows[j]`, with the sums in registers.
 #[inline(always)]
-fn weighted_sum<R: Real>(weights: &[R], rows: &[R], out: &mut [R]) {
+fn weighted_sum<R: Float>(weights: &[R], rows: &[R], out: &mut [R]) {
     let size = out.len();
     let (whole, rest) = out.as_chunks_mut::<LANES>();
     let n_whole = whole.len() * LANES;
@@ -203,7 +203,7 @@ fn weighted_sum<R: Real>(weights: &[R], rows: &[R], out: &mut [R]) {
 
 /// Brings all values together, in lanes side by side.
 #[inline(always)]
-fn fold<R: Real>(values: &[R], start: R, f: impl Fn(R, R) -> R + Copy) -> R {
+fn fold<R: Float>(values: &[R], start: R, f: impl Fn(R, R) -> R + Copy) -> R {
     let mut lanes = [start; 16];
     let (whole, rest) = values.as_chunks::<16>();
     for chunk in whole {
@@ -218,18 +218,18 @@ fn fold<R: Real>(values: &[R], start: R, f: impl Fn(R, R) -> R + Copy) -> R {
 }
 
 #[inline(always)]
-fn add_scaled<R: Real>(to: &mut [R], by: R, x: &[R]) {
+fn add_scaled<R: Float>(to: &mut [R], by: R, x: &[R]) {
     to.iter_mut().zip(x).for_each(|(to, x)| *to += by * *x);
 }
 
 /// What a query gives to each key it sees; returns the logarithm of the sum of the exponentials.
 #[inline(always)]
-fn shares<T: Float>(query: &[T::Real], keys: &Columns<T::Real>, scale: T::Real, shares: &mut [T::Real]) -> T::Real {
+fn shares<T: Float>(query: &[T], keys: &Columns<T>, scale: T, shares: &mut [T]) -> T {
     keys.products(query, shares);
     for share in shares.iter_mut() {
         *share = *share * scale;
     }
-    let lowest = <T::Real as num_traits::Float>::neg_infinity();
+    let lowest = T::neg_infinity();
     let top = fold(
         shares,
         lowest,
@@ -238,23 +238,23 @@ fn shares<T: Float>(query: &[T::Real], keys: &Columns<T::Real>, scale: T::Real, 
     );
     // The sum in a loop of its own: one that adds up in order has no vectors.
     for share in shares.iter_mut() {
-        *share = T::exp(*share - top);
+        *share = T::exponential(*share - top);
     }
     let total = fold(
         shares,
-        T::real(0.0),
+        T::of(0.0),
         #[inline(always)]
         |a, b| a + b,
     );
-    let inverse = T::real(1.0) / total;
+    let inverse = T::of(1.0) / total;
     for share in shares.iter_mut() {
         *share = *share * inverse;
     }
     top + num_traits::Float::ln(total)
 }
 
-fn scale_of<T: Float>(sizes: &Sizes) -> T::Real {
-    T::real((sizes.size as f64).powf(-0.5))
+fn scale_of<T: Float>(sizes: &Sizes) -> T {
+    T::of((sizes.size as f64).powf(-0.5))
 }
 
 fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -291,14 +291,12 @@ fn one_head<T: Float>(rows: &[T], sizes: &Sizes, head: usize, y: &mut [T], width
     let [queries, keys, values] = [0, 1, 2].map(|p| part(rows, sizes, p, head));
     let (scale, size) = (scale_of::<T>(sizes), sizes.size);
     let keys = columns(&keys, size);
-    let (mut all, mut sum) = (vec![T::real(0.0); sizes.length], vec![T::real(0.0); size]);
+    let mut all = vec![T::of(0.0); sizes.length];
     for (i, query) in queries.chunks_exact(size).enumerate() {
         let seen = &mut all[..sizes.seen(i)];
         let logarithm = shares::<T>(query, &keys, scale, seen);
         lse[i] = num_traits::ToPrimitive::to_f32(&logarithm).unwrap_or(f32::NAN);
-        weighted_sum(seen, &values, &mut sum);
-        let out = &mut y[i * width + head * size..][..size];
-        out.iter_mut().zip(&sum).for_each(|(out, sum)| *out = T::narrow(*sum));
+        weighted_sum(seen, &values, &mut y[i * width + head * size..][..size]);
     }
 }
 
@@ -330,19 +328,16 @@ fn one_head_back<T: Float>(rows: &[T], dy: &[T], sizes: &Sizes, head: usize, out
     let [queries, keys, values] = [0, 1, 2].map(|p| part(rows, sizes, p, head));
     let (scale, size, width) = (scale_of::<T>(sizes), sizes.size, sizes.width());
     let (key_columns, value_columns) = (columns(&keys, size), columns(&values, size));
-    let [mut to_queries, mut to_keys, mut to_values] = [0, 1, 2].map(|_| vec![T::real(0.0); sizes.length * size]);
-    let mut all = vec![T::real(0.0); sizes.length];
+    let [mut to_queries, mut to_keys, mut to_values] = [0, 1, 2].map(|_| vec![T::of(0.0); sizes.length * size]);
+    let mut all = vec![T::of(0.0); sizes.length];
     let mut slopes = all.clone();
-    let mut dy_row = vec![T::real(0.0); size];
     for (i, query) in queries.chunks_exact(size).enumerate() {
         let n = sizes.seen(i);
         let (seen, slopes) = (&mut all[..n], &mut slopes[..n]);
         shares::<T>(query, &key_columns, scale, seen);
-        for (wide, x) in dy_row.iter_mut().zip(&dy[i * width + head * size..]) {
-            *wide = x.widen();
-        }
-        value_columns.products(&dy_row, slopes);
-        let mean: T::Real = seen.iter().zip(slopes.iter()).map(|(share, slope)| *share * *slope).sum();
+        let dy_row = &dy[i * width + head * size..][..size];
+        value_columns.products(dy_row, slopes);
+        let mean: T = seen.iter().zip(slopes.iter()).map(|(share, slope)| *share * *slope).sum();
         for (slope, share) in slopes.iter_mut().zip(seen.iter()) {
             *slope = *share * (*slope - mean) * scale;
         }
@@ -351,14 +346,13 @@ fn one_head_back<T: Float>(rows: &[T], dy: &[T], sizes: &Sizes, head: usize, out
             add_scaled(to, ds, query);
         }
         for (to, &share) in to_values.chunks_exact_mut(size).zip(seen.iter()) {
-            add_scaled(to, share, &dy_row);
+            add_scaled(to, share, dy_row);
         }
     }
     let grads = [to_queries, to_keys, to_values];
     for (i, row) in out.chunks_exact_mut(3 * width).enumerate() {
         for (p, grad) in grads.iter().enumerate() {
-            let to = &mut row[p * width + head * size..][..size];
-            to.iter_mut().zip(&grad[i * size..]).for_each(|(to, grad)| *to = T::narrow(*grad));
+            row[p * width + head * size..][..size].copy_from_slice(&grad[i * size..(i + 1) * size]);
         }
     }
 }

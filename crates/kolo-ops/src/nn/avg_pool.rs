@@ -54,9 +54,9 @@ pub(crate) static AVG_POOL_GRAD: Op = Op {
 };
 
 /// One over the number of values that each place of the window covers.
-fn weights<T: Float>(pool: &Pool) -> Vec<T::Real> {
+fn weights<T: Float>(pool: &Pool) -> Vec<T> {
     let places = (0..pool.h.output).flat_map(|oh| (0..pool.w.output).map(move |ow| (oh, ow)));
-    places.map(|(oh, ow)| T::real(1.0) / T::real((pool.h.taps(oh).len() * pool.w.taps(ow).len()) as f64)).collect()
+    places.map(|(oh, ow)| T::of(1.0) / T::of((pool.h.taps(oh).len() * pool.w.taps(ow).len()) as f64)).collect()
 }
 
 fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -88,18 +88,18 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 /// The mean of each channel in the window at place `o` of the output; `weight` is one over the number of values.
 #[inline(always)]
-fn mean_of_window<T: Float>(pool: &Pool, image: &[T], o: usize, weight: T::Real, out: &mut [T]) {
+fn mean_of_window<T: Float>(pool: &Pool, image: &[T], o: usize, weight: T, out: &mut [T]) {
     let (oh, ow) = (o / pool.w.output, o % pool.w.output);
     let place = |kh, kw| (pool.h.at(oh, kh) * pool.w.input + pool.w.at(ow, kw), ());
     let window = [pool.h.taps(oh), pool.w.taps(ow)];
     Folding { image, channels: pool.channels, window, place }.run(
-        T::real(0.0),
+        T::of(0.0),
         #[inline(always)]
-        |sum, x, ()| sum + x.widen(),
+        |sum, x, ()| sum + x,
         #[inline(always)]
         |first, sums| {
             for (y, &sum) in out[first..].iter_mut().zip(sums) {
-                *y = T::narrow(sum * weight);
+                *y = sum * weight;
             }
         },
     );
@@ -107,20 +107,20 @@ fn mean_of_window<T: Float>(pool: &Pool, image: &[T], o: usize, weight: T::Real,
 
 /// What pixel `i` of the input gets of the gradients of all windows that cover it.
 #[inline(always)]
-fn gradient_of_pixel<T: Float>(pool: &Pool, grad: &[T], i: usize, weights: &[T::Real], dx: &mut [T]) {
+fn gradient_of_pixel<T: Float>(pool: &Pool, grad: &[T], i: usize, weights: &[T], dx: &mut [T]) {
     let place = |oh, ow| {
         let o = oh * pool.w.output + ow;
         (o, weights[o])
     };
     let window = [pool.h.places(i / pool.w.input), pool.w.places(i % pool.w.input)];
     Folding { image: grad, channels: pool.channels, window, place }.run(
-        T::real(0.0),
+        T::of(0.0),
         #[inline(always)]
-        |sum, dy, weight| sum + dy.widen() * weight,
+        |sum, dy, weight| sum + dy * weight,
         #[inline(always)]
         |first, sums| {
             for (dx, &sum) in dx[first..].iter_mut().zip(sums) {
-                *dx = T::narrow(sum);
+                *dx = sum;
             }
         },
     );

@@ -1,16 +1,14 @@
 //! `FusedBatchNorm` (V2, V3): values less the mean of their channel, over its standard deviation, scaled and shifted
 //! (Ioffe and Szegedy, 2015), and the gradients of that. In training mean and variance are the batch's; otherwise given.
 
-use half::{bf16, f16};
-use kolo_core::{DType, Element, Error, PartialShape, Result, Shape, Tensor};
+use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::{IntraPool, vectorize};
 use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
 use crate::math::binary::first;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
-use crate::nn::float::Float;
 use crate::nn::rows::{rows_per_fill, rows_per_task};
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{KernelDef, Op, cpu, float_kernels};
 use crate::{Cost, KernelCtx};
 
 /// What a batch normalisation in training gives: the normalised values, and the batch's mean and variance.
@@ -91,7 +89,7 @@ pub(crate) static FUSED_BATCH_NORM: Op = forward_op!(
     "T:type{float}",
     "NHWC|NCHW",
     "FusedBatchNormGrad",
-    cpu_kernels!(forward: f32)
+    &[cpu(DType::F32, forward)]
 );
 pub(crate) static FUSED_BATCH_NORM_V2: Op = forward_op!(
     "FusedBatchNormV2",
@@ -113,7 +111,7 @@ pub(crate) static FUSED_BATCH_NORM_V3: Op = forward_op!(
     "FusedBatchNormGradV3",
     FORWARD_KERNELS
 );
-const FORWARD_KERNELS: &[KernelDef] = cpu_kernels!(forward: f32; f16, bf16);
+const FORWARD_KERNELS: &[KernelDef] = float_kernels!(forward);
 
 macro_rules! backward_op {
     ($name:literal, $signature:literal, $formats:literal, $kernels:expr) => {
@@ -141,7 +139,7 @@ pub(crate) static FUSED_BATCH_NORM_GRAD: Op = backward_op!(
     "(y_backprop:T, x:T, scale:T, reserve_space_1:T, reserve_space_2:T) -> (x_backprop:T, scale_backprop:T, \
      offset_backprop:T, reserve_space_3:T, reserve_space_4:T) ; T:type{float}",
     "NHWC|NCHW",
-    cpu_kernels!(backward: f32)
+    &[cpu(DType::F32, backward)]
 );
 pub(crate) static FUSED_BATCH_NORM_GRAD_V2: Op = backward_op!(
     "FusedBatchNormGradV2",
@@ -158,7 +156,7 @@ pub(crate) static FUSED_BATCH_NORM_GRAD_V3: Op = backward_op!(
     "NHWC|NCHW|NDHWC|NCDHW",
     BACKWARD_KERNELS
 );
-const BACKWARD_KERNELS: &[KernelDef] = cpu_kernels!(backward: f32; f16, bf16);
+const BACKWARD_KERNELS: &[KernelDef] = float_kernels!(backward);
 
 /// The shape of `x` with what the vectors say of its channels, and the shape of those vectors.
 fn infer(ctx: &InferCtx<'_>, x: usize, vectors: std::ops::Range<usize>) -> Result<[PartialShape; 2]> {
@@ -234,7 +232,7 @@ fn vector(ctx: &KernelCtx<'_>, values: &[f32]) -> Result<Tensor> {
     Ok(out)
 }
 
-fn forward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     if shape.rank() < 4 {
         return Err(Error::invalid_argument(format!("input must be 4 or 5-dimensional {shape}")));
@@ -243,7 +241,7 @@ fn forward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (epsilon, training) = (ctx.attrs().float("epsilon")?, ctx.attrs().bool("is_training")?);
     let factor = ctx.attrs().float("exponential_avg_factor")?;
     let [scale, offset] = vectors(ctx, view, [1, 2])?;
-    let x = ctx.data::<T>(0)?;
+    let x = ctx.data::<f32>(0)?;
     let (mean, variance, estimates) = if training {
         let (mean, variance) = moments(ctx.pool(), view, x);
         // The estimate without bias is what a running average should see.
@@ -265,23 +263,23 @@ fn forward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     };
     // The mean is taken off first: multiplied out, a small variance would blow up the rounding of a large mean.
     let a: Vec<f32> = scale.iter().zip(&variance).map(|(s, v)| s / (v + epsilon).sqrt()).collect();
-    let mut out = ctx.allocate(T::DTYPE, shape)?;
+    let mut out = ctx.allocate(DType::F32, shape)?;
     each_run(
         ctx.pool(),
         view,
-        out.data_mut::<T>()?,
+        out.data_mut::<f32>()?,
         #[inline(always)]
         |at, first_channel, out| {
             let x = &x[at..at + out.len()];
             match view.inner {
                 1 => {
                     for ((((y, x), a), m), o) in out.iter_mut().zip(x).zip(&a).zip(&mean).zip(&offset) {
-                        *y = T::narrow((x.widen() - m) * a + o);
+                        *y = (*x - m) * a + o;
                     }
                 }
                 _ => {
                     let (a, m, o) = (a[first_channel], mean[first_channel], offset[first_channel]);
-                    out.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow((x.widen() - m) * a + o));
+                    out.iter_mut().zip(x).for_each(|(y, x)| *y = (*x - m) * a + o);
                 }
             }
         },
@@ -297,7 +295,7 @@ fn forward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn backward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = ctx.input(1)?.shape().clone();
     if shape.rank() < 4 || *ctx.input(0)?.shape() != shape {
         let found = ctx.input(0)?.shape();
@@ -308,7 +306,7 @@ fn backward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let view = Channels::of(&shape, is_nchw(ctx.attrs())?)?;
     let (epsilon, training) = (ctx.attrs().float("epsilon")?, ctx.attrs().bool("is_training")?);
     let [scale, mean, variance] = vectors(ctx, view, [2, 3, 4])?;
-    let (dy, x) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
+    let (dy, x) = (ctx.data::<f32>(0)?, ctx.data::<f32>(1)?);
     let inverse: Vec<f32> = variance.iter().map(|v| 1.0 / (v + epsilon).sqrt()).collect();
     let (offset_grad, products) = gradient_sums(ctx.pool(), view, [dy, x], &mean);
     let scale_grad: Vec<f32> = products.iter().zip(&inverse).map(|(sum, inverse)| sum * inverse).collect();
@@ -318,11 +316,11 @@ fn backward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let share = if training { 1.0 / n } else { 0.0 };
     let b: Vec<f32> = offset_grad.iter().map(|sum| sum * share).collect();
     let d: Vec<f32> = scale_grad.iter().zip(&inverse).map(|(sum, inverse)| sum * inverse * share).collect();
-    let mut out = ctx.allocate(T::DTYPE, shape)?;
+    let mut out = ctx.allocate(DType::F32, shape)?;
     each_run(
         ctx.pool(),
         view,
-        out.data_mut::<T>()?,
+        out.data_mut::<f32>()?,
         #[inline(always)]
         |at, first_channel, out| {
             let (x, dy) = (&x[at..at + out.len()], &dy[at..at + out.len()]);
@@ -330,13 +328,13 @@ fn backward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             match view.inner {
                 1 => {
                     for (((((dx, x), dy), a), (b, d)), mean) in values.zip(&a).zip(b.iter().zip(&d)).zip(&mean) {
-                        *dx = T::narrow(a * (dy.widen() - b - (x.widen() - mean) * d));
+                        *dx = a * (*dy - b - (*x - mean) * d);
                     }
                 }
                 _ => {
                     let c = first_channel;
                     let (a, b, d, mean) = (a[c], b[c], d[c], mean[c]);
-                    values.for_each(|((dx, x), dy)| *dx = T::narrow(a * (dy.widen() - b - (x.widen() - mean) * d)));
+                    values.for_each(|((dx, x), dy)| *dx = a * (*dy - b - (*x - mean) * d));
                 }
             }
         },
@@ -352,7 +350,7 @@ fn backward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 /// Mean and variance of each channel. Blocks have a mean of their own, around which their squares are taken while they are
 /// still in the cache; so a large mean does not drown a small variance, and memory is read once.
-fn moments<T: Float<Real = f32>>(pool: &IntraPool, view: Channels, x: &[T]) -> (Vec<f32>, Vec<f32>) {
+fn moments(pool: &IntraPool, view: Channels, x: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let blocks = each_block(
         pool,
         view,
@@ -366,7 +364,7 @@ fn moments<T: Float<Real = f32>>(pool: &IntraPool, view: Channels, x: &[T]) -> (
                     sums,
                     #[inline(always)]
                     |at, _, sums| {
-                        sums.iter_mut().zip(&x[at..]).for_each(|(sum, x)| *sum += x.widen());
+                        sums.iter_mut().zip(&x[at..]).for_each(|(sum, x)| *sum += *x);
                     },
                 );
             }
@@ -380,13 +378,13 @@ fn moments<T: Float<Real = f32>>(pool: &IntraPool, view: Channels, x: &[T]) -> (
                     |at, c, squares| {
                         if view.inner == 1 {
                             for ((square, x), mean) in squares.iter_mut().zip(&x[at..]).zip(&*sums) {
-                                let centred = x.widen() - mean;
+                                let centred = *x - mean;
                                 *square += centred * centred;
                             }
                         } else {
                             let mean = sums[c];
                             for (square, x) in squares.iter_mut().zip(&x[at..]) {
-                                let centred = x.widen() - mean;
+                                let centred = *x - mean;
                                 *square += centred * centred;
                             }
                         }
@@ -413,12 +411,7 @@ fn moments<T: Float<Real = f32>>(pool: &IntraPool, view: Channels, x: &[T]) -> (
 }
 
 /// The sums over each channel of `dy`, and of `dy · (x − mean)`.
-fn gradient_sums<T: Float<Real = f32>>(
-    pool: &IntraPool,
-    view: Channels,
-    [dy, x]: [&[T]; 2],
-    mean: &[f32],
-) -> (Vec<f32>, Vec<f32>) {
+fn gradient_sums(pool: &IntraPool, view: Channels, [dy, x]: [&[f32]; 2], mean: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let blocks = each_block(
         pool,
         view,
@@ -431,7 +424,7 @@ fn gradient_sums<T: Float<Real = f32>>(
                     sums,
                     #[inline(always)]
                     |at, _, sums| {
-                        sums.iter_mut().zip(&dy[at..]).for_each(|(sum, dy)| *sum += dy.widen());
+                        sums.iter_mut().zip(&dy[at..]).for_each(|(sum, dy)| *sum += *dy);
                     },
                 );
                 add_rows(
@@ -442,10 +435,10 @@ fn gradient_sums<T: Float<Real = f32>>(
                     |at, c, products| {
                         let values = products.iter_mut().zip(&dy[at..]).zip(&x[at..]);
                         if view.inner == 1 {
-                            values.zip(mean).for_each(|(((sum, dy), x), mean)| *sum += dy.widen() * (x.widen() - mean));
+                            values.zip(mean).for_each(|(((sum, dy), x), mean)| *sum += *dy * (*x - mean));
                         } else {
                             let mean = mean[c];
-                            values.for_each(|((sum, dy), x)| *sum += dy.widen() * (x.widen() - mean));
+                            values.for_each(|((sum, dy), x)| *sum += *dy * (*x - mean));
                         }
                     },
                 );
@@ -509,12 +502,12 @@ fn add_rows(view: Channels, o: usize, sums: &mut [f32], add: impl Fn(usize, usiz
 }
 
 /// Calls `f(position, channel, run)` for every run of `out`: a row of channels, or a plane of one channel.
-fn each_run<T: Element>(pool: &IntraPool, view: Channels, out: &mut [T], f: impl Fn(usize, usize, &mut [T]) + Sync) {
+fn each_run(pool: &IntraPool, view: Channels, out: &mut [f32], f: impl Fn(usize, usize, &mut [f32]) + Sync) {
     if out.is_empty() {
         return;
     }
     let run = view.run();
-    let chunk = rows_per_fill::<T>(out.len(), 1.0, run) * run;
+    let chunk = rows_per_fill::<f32>(out.len(), 1.0, run) * run;
     pool.fill_chunks(out, chunk, &|i, out| {
         vectorize(
             #[inline(always)]

@@ -2,7 +2,6 @@
 //! of our own: losses are floats whatever the logits are, and the gradient is computed when it is wanted, in the memory of the
 //! logits, where `SparseSoftmaxCrossEntropyWithLogits` keeps a second tensor of their size and scales it later.
 
-use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
 use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, OpDef, Output};
@@ -11,7 +10,7 @@ use crate::math::binary::first;
 use crate::nn::float::{Float, largest, sum_by};
 use crate::nn::rows::{for_row_pairs, rows_per_task};
 use crate::nn::sparse_cross_entropy::{classes, different_rows};
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Op, float_kernels};
 use crate::{Cost, KernelCtx};
 
 /// The cross entropy between each row's label (a class number) and the softmax of that row of `logits`, in float.
@@ -40,7 +39,7 @@ pub(crate) static CLASS_LOSS: Op = Op {
         }),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32; f16, bf16),
+    kernels: float_kernels!(forward),
     cost: Cost::Elements,
 };
 
@@ -53,7 +52,7 @@ pub(crate) static CLASS_LOSS_GRAD: Op = Op {
         gradient: Gradient::Refused("no second derivative is defined for KoloClassLoss"),
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backward: f32; f16, bf16),
+    kernels: float_kernels!(backward),
     cost: Cost::Elements,
 };
 
@@ -71,14 +70,14 @@ pub(crate) fn sizes(ctx: &KernelCtx<'_>, logits: usize, vectors: &[usize]) -> Re
     Ok((n_rows, n_classes))
 }
 
-fn forward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (n_rows, n) = sizes(ctx, 0, &[1])?;
     let classes = classes(&ctx.input(1)?.integers()?, n)?;
     let rows = Shape::new(&[n_rows])?;
     let (mut loss, mut lse) = (ctx.allocate(DType::F32, rows.clone())?, ctx.allocate(DType::F32, rows)?);
     // A row without classes has no label, so there are no rows then.
     if n > 0 {
-        let logits = ctx.data::<T>(0)?;
+        let logits = ctx.data::<f32>(0)?;
         let (loss, lse) = (loss.data_mut::<f32>()?, lse.data_mut::<f32>()?);
         for_row_pairs(ctx.pool(), rows_per_task(2.0, n), (1, 1), loss, lse, |from, loss, lse| {
             vectorize(
@@ -87,8 +86,8 @@ fn forward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                     let rows = logits[from * n..].chunks_exact(n).zip(&classes[from..]);
                     for ((row, &class), (loss, lse)) in rows.zip(loss.iter_mut().zip(lse)) {
                         let top = largest(row);
-                        *lse = top + sum_by(row, |x: T| T::exp(x.widen() - top)).ln();
-                        *loss = *lse - row[class].widen();
+                        *lse = top + sum_by(row, |x: f32| (x - top).exponential()).ln();
+                        *loss = *lse - row[class];
                     }
                 },
             );
@@ -99,27 +98,27 @@ fn forward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn backward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (_, n) = sizes(ctx, 1, &[0, 2, 3])?;
     let classes = classes(&ctx.input(2)?.integers()?, n)?;
     let shape = ctx.input(1)?.shape().clone();
-    let (mut out, in_place) = ctx.reuse_or_allocate(1, T::DTYPE, shape)?;
+    let (mut out, in_place) = ctx.reuse_or_allocate(1, DType::F32, shape)?;
     if !in_place {
-        out.data_mut::<T>()?.copy_from_slice(ctx.data::<T>(1)?);
+        out.data_mut::<f32>()?.copy_from_slice(ctx.data::<f32>(1)?);
     }
     if n > 0 {
         let (dloss, lse) = (ctx.data::<f32>(0)?, ctx.data::<f32>(3)?);
         let n_rows = rows_per_task(2.0, n);
-        ctx.pool().for_each_chunk(out.data_mut::<T>()?, n_rows * n, |i, out| {
+        ctx.pool().for_each_chunk(out.data_mut::<f32>()?, n_rows * n, |i, out| {
             vectorize(
                 #[inline(always)]
                 || {
                     for (j, row) in out.chunks_exact_mut(n).enumerate() {
                         let r = i * n_rows + j;
                         let (shift, by) = (lse[r], dloss[r]);
-                        let at_label = row[classes[r]].widen();
-                        row.iter_mut().for_each(|x| *x = T::narrow(T::exp(x.widen() - shift) * by));
-                        row[classes[r]] = T::narrow((T::exp(at_label - shift) - 1.0) * by);
+                        let at_label = row[classes[r]];
+                        row.iter_mut().for_each(|x| *x = (*x - shift).exponential() * by);
+                        row[classes[r]] = ((at_label - shift).exponential() - 1.0) * by;
                     }
                 },
             );
@@ -131,6 +130,8 @@ fn backward<T: Float<Real = f32>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
     use crate::testing::{assert_close, check_op, evaluate, tensor, wavy};
 

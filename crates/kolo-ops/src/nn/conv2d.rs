@@ -5,6 +5,8 @@
 
 mod integer;
 
+use std::borrow::Cow;
+
 use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::conv::{self, ConvElement, ConvShape};
@@ -189,30 +191,27 @@ pub(crate) fn check_grad(found: &Shape, expected: &Shape) -> Result<()> {
     }
 }
 
-fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()>
-where
-    T::Real: ConvElement,
-{
+fn forward<T: Float + ConvElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (input, filter) = (ctx.input(0)?, ctx.input(1)?);
     let (window, convolution, groups, shape) = plan(ctx, input.shape(), filter.shape())?;
     let out = images_out::<T>(ctx, &window, shape, |out| {
         if filter.n_elements() == 0 {
-            out.fill(T::real(0.0));
+            out.fill(T::of(0.0));
             return Ok(());
         }
         let input = images_in::<T>(&window, input)?;
-        let filter = Wide::<T>::of(filter)?;
-        let run = |input: &[T::Real], filter: &[T::Real], out: &mut [T::Real]| {
+        let filter = filter.data::<T>()?;
+        let run = |input: &[T], filter: &[T], out: &mut [T]| {
             conv::conv2d(ctx.pool(), &convolution, input, filter, out, Epilogue::default()).map_err(Error::internal)
         };
         if groups == 1 {
-            return run(input.get()?, filter.get()?, out);
+            return run(&input, filter, out);
         }
         for group in 0..groups {
-            let mut part = vec![T::real(0.0); out.len() / groups];
+            let mut part = vec![T::of(0.0); out.len() / groups];
             run(
-                &cut(input.get()?, groups, &convolution.input, group),
-                &cut(filter.get()?, groups, &convolution.output, group),
+                &cut(&input, groups, &convolution.input, group),
+                &cut(filter, groups, &convolution.output, group),
                 &mut part,
             )?;
             put(&part, groups, convolution.output[2], group, out);
@@ -223,32 +222,29 @@ where
     Ok(())
 }
 
-fn backprop_input<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()>
-where
-    T::Real: ConvElement,
-{
+fn backprop_input<T: Float + ConvElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let sizes = Shape::from_signed(&ctx.integers(0)?)?;
     let (filter, grad) = (ctx.input(1)?, ctx.input(2)?);
     let (window, convolution, groups, output) = plan(ctx, &sizes, filter.shape())?;
     check_grad(grad.shape(), &output)?;
     let out = images_out::<T>(ctx, &window, sizes, |out| {
         if filter.n_elements() == 0 || grad.n_elements() == 0 {
-            out.fill(T::real(0.0));
+            out.fill(T::of(0.0));
             return Ok(());
         }
         let grad = images_in::<T>(&window, grad)?;
-        let filter = Wide::<T>::of(filter)?;
-        let run = |filter: &[T::Real], grad: &[T::Real], out: &mut [T::Real]| {
+        let filter = filter.data::<T>()?;
+        let run = |filter: &[T], grad: &[T], out: &mut [T]| {
             conv::conv2d_backprop_input(ctx.pool(), &convolution, filter, grad, out).map_err(Error::internal)
         };
         if groups == 1 {
-            return run(filter.get()?, grad.get()?, out);
+            return run(filter, &grad, out);
         }
         for group in 0..groups {
-            let mut part = vec![T::real(0.0); out.len() / groups];
+            let mut part = vec![T::of(0.0); out.len() / groups];
             run(
-                &cut(filter.get()?, groups, &convolution.output, group),
-                &cut(grad.get()?, groups, &convolution.output, group),
+                &cut(filter, groups, &convolution.output, group),
+                &cut(&grad, groups, &convolution.output, group),
                 &mut part,
             )?;
             put(&part, groups, convolution.input[2], group, out);
@@ -259,36 +255,32 @@ where
     Ok(())
 }
 
-fn backprop_filter<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()>
-where
-    T::Real: ConvElement,
-{
+fn backprop_filter<T: Float + ConvElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let sizes = Shape::from_signed(&ctx.integers(1)?)?;
     let (input, grad) = (ctx.input(0)?, ctx.input(2)?);
     let (window, convolution, groups, output) = plan(ctx, input.shape(), &sizes)?;
     check_grad(grad.shape(), &output)?;
     let (input, grad) = (images_in::<T>(&window, input)?, images_in::<T>(&window, grad)?);
-    let out = narrowed::<T>(ctx, sizes, |out| {
-        if out.is_empty() {
-            return Ok(());
+    let mut out = ctx.allocate(T::DTYPE, sizes)?;
+    let values = out.data_mut::<T>()?;
+    let run = |input: &[T], grad: &[T], out: &mut [T]| {
+        conv::conv2d_backprop_filter(ctx.pool(), &convolution, input, grad, out).map_err(Error::internal)
+    };
+    match groups {
+        _ if values.is_empty() => {}
+        1 => run(&input, &grad, values)?,
+        _ => {
+            for group in 0..groups {
+                let mut part = vec![T::of(0.0); values.len() / groups];
+                run(
+                    &cut(&input, groups, &convolution.input, group),
+                    &cut(&grad, groups, &convolution.output, group),
+                    &mut part,
+                )?;
+                put(&part, groups, convolution.output[2], group, values);
+            }
         }
-        let run = |input: &[T::Real], grad: &[T::Real], out: &mut [T::Real]| {
-            conv::conv2d_backprop_filter(ctx.pool(), &convolution, input, grad, out).map_err(Error::internal)
-        };
-        if groups == 1 {
-            return run(input.get()?, grad.get()?, out);
-        }
-        for group in 0..groups {
-            let mut part = vec![T::real(0.0); out.len() / groups];
-            run(
-                &cut(input.get()?, groups, &convolution.input, group),
-                &cut(grad.get()?, groups, &convolution.output, group),
-                &mut part,
-            )?;
-            put(&part, groups, convolution.output[2], group, out);
-        }
-        Ok(())
-    })?;
+    }
     ctx.set_output(0, out);
     Ok(())
 }
@@ -307,36 +299,10 @@ fn put<E: Element>(part: &[E], groups: usize, n: usize, group: usize, out: &mut 
     }
 }
 
-/// Elements as they are computed with: the tensor's own, or converted ones.
-pub(super) enum Wide<'a, T: Float> {
-    Own(&'a Tensor),
-    Converted(Vec<T::Real>),
-}
-
-impl<'a, T: Float> Wide<'a, T> {
-    pub(super) fn of(tensor: &'a Tensor) -> Result<Wide<'a, T>> {
-        if T::DTYPE == <T::Real as kolo_core::Element>::DTYPE {
-            return Ok(Wide::Own(tensor));
-        }
-        Ok(Wide::Converted(tensor.data::<T>()?.iter().map(|x| x.widen()).collect()))
-    }
-
-    pub(super) fn get(&self) -> Result<&[T::Real]> {
-        match self {
-            Wide::Own(tensor) => tensor.data::<T::Real>(),
-            Wide::Converted(values) => Ok(values),
-        }
-    }
-}
-
 /// The elements of images, with the channels last.
-pub(super) fn images_in<'a, T: Float>(window: &Window, images: &'a Tensor) -> Result<Wide<'a, T>> {
-    let wide = Wide::of(images)?;
-    if !window.is_nchw() {
-        return Ok(wide);
-    }
-    let converted = to_nhwc(wide.get()?, images.shape());
-    Ok(Wide::Converted(converted))
+pub(super) fn images_in<'a, T: Float>(window: &Window, images: &'a Tensor) -> Result<Cow<'a, [T]>> {
+    let values = images.data::<T>()?;
+    Ok(if window.is_nchw() { Cow::Owned(to_nhwc(values, images.shape())) } else { Cow::Borrowed(values) })
 }
 
 /// A tensor of images that `f` fills with the channels last.
@@ -344,33 +310,17 @@ pub(super) fn images_out<T: Float>(
     ctx: &KernelCtx<'_>,
     window: &Window,
     shape: Shape,
-    f: impl FnOnce(&mut [T::Real]) -> Result<()>,
+    f: impl FnOnce(&mut [T]) -> Result<()>,
 ) -> Result<Tensor> {
-    if !window.is_nchw() {
-        return narrowed::<T>(ctx, shape, f);
-    }
-    narrowed::<T>(ctx, shape.clone(), |out| {
-        let mut images = vec![T::real(0.0); out.len()];
+    let mut out = ctx.allocate(T::DTYPE, shape.clone())?;
+    let values = out.data_mut::<T>()?;
+    if window.is_nchw() {
+        let mut images = vec![T::of(0.0); values.len()];
         f(&mut images)?;
-        to_nchw(&images, &shape, out);
-        Ok(())
-    })
-}
-
-/// A tensor that `f` fills in the type it computes with.
-pub(super) fn narrowed<T: Float>(
-    ctx: &KernelCtx<'_>,
-    shape: Shape,
-    f: impl FnOnce(&mut [T::Real]) -> Result<()>,
-) -> Result<Tensor> {
-    let mut out = ctx.allocate(T::DTYPE, shape)?;
-    if T::DTYPE == <T::Real as kolo_core::Element>::DTYPE {
-        f(out.data_mut::<T::Real>()?)?;
-        return Ok(out);
+        to_nchw(&images, &shape, values);
+    } else {
+        f(values)?;
     }
-    let mut wide = vec![T::real(0.0); out.n_elements()];
-    f(&mut wide)?;
-    out.data_mut::<T>()?.iter_mut().zip(wide).for_each(|(y, x)| *y = T::narrow(x));
     Ok(out)
 }
 

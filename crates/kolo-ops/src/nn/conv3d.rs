@@ -150,7 +150,6 @@ fn check_depth(input: usize, filter: usize) -> Result<()> {
 
 /// A convolution of known sizes.
 struct Plan {
-    batch: usize,
     axes: [Axis; 3],
     channels: usize,
     filters: usize,
@@ -168,7 +167,7 @@ impl Plan {
         let window = window(attrs)?;
         let axes = [window(0, d, kd)?, window(1, h, kh)?, window(2, w, kw)?];
         let [od, oh, ow] = axes.map(|axis| axis.output);
-        Ok(Plan { batch, axes, channels, filters, output: Shape::new(&[batch, od, oh, ow, filters])? })
+        Ok(Plan { axes, channels, filters, output: Shape::new(&[batch, od, oh, ow, filters])? })
     }
 
     /// Rows and columns of the matrix of what lies under the filter, for one depth of the output.
@@ -210,29 +209,20 @@ impl Plan {
     }
 }
 
-fn wide<T: Float>(values: &[T]) -> Vec<T::Real> {
-    values.iter().map(|x| x.widen()).collect()
-}
-
-fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()>
-where
-    T::Real: MatrixElement,
-{
+fn forward<T: Float + MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let plan = Plan::new(ctx.attrs(), ctx.input(0)?.shape(), ctx.input(1)?.shape())?;
     let mut out = ctx.allocate_zeroed(T::DTYPE, plan.output.clone())?;
     if !plan.is_empty() {
         let (rows, columns) = plan.patches()?;
-        let (input, filter) = (wide(ctx.data::<T>(0)?), wide(ctx.data::<T>(1)?));
+        let (input, filter) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
         let sizes = Sizes { m: rows, n: plan.filters, k: columns, transpose_a: false, transpose_b: false };
-        let mut patches = vec![T::real(0.0); rows * columns];
-        let mut product = vec![T::real(0.0); rows * plan.filters];
+        let mut patches = vec![T::of(0.0); rows * columns];
         let (depth, c) = (plan.axes[0].output, plan.channels);
         for (i, out) in out.data_mut::<T>()?.chunks_exact_mut(rows * plan.filters).enumerate() {
             let volume = &input[i / depth * plan.volume()..][..plan.volume()];
-            patches.fill(T::real(0.0));
+            patches.fill(T::of(0.0));
             plan.for_taps(i % depth, |at, place| patches[at..at + c].copy_from_slice(&volume[place..place + c]));
-            T::Real::multiply(ctx.pool(), sizes, &patches, &filter, &mut product)?;
-            out.iter_mut().zip(&product).for_each(|(y, &x)| *y = T::narrow(x));
+            T::multiply(ctx.pool(), sizes, &patches, filter, out)?;
         }
     }
     ctx.set_output(0, out);
@@ -248,58 +238,50 @@ fn check_grad(found: &Shape, expected: &Shape) -> Result<()> {
     }
 }
 
-fn backprop_input<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()>
-where
-    T::Real: MatrixElement,
-{
+fn backprop_input<T: Float + MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = Shape::from_signed(&ctx.integers(0)?)?;
     let plan = Plan::new(ctx.attrs(), &shape, ctx.input(1)?.shape())?;
     check_grad(ctx.input(2)?.shape(), &plan.output)?;
     let mut out = ctx.allocate_zeroed(T::DTYPE, shape)?;
     if !plan.is_empty() {
         let (rows, columns) = plan.patches()?;
-        let (filter, grad) = (wide(ctx.data::<T>(1)?), wide(ctx.data::<T>(2)?));
+        let (filter, grad) = (ctx.data::<T>(1)?, ctx.data::<T>(2)?);
         let sizes = Sizes { m: rows, n: columns, k: plan.filters, transpose_a: false, transpose_b: true };
-        let mut patches = vec![T::real(0.0); rows * columns];
-        let mut sums = vec![T::real(0.0); plan.batch * plan.volume()];
+        let mut patches = vec![T::of(0.0); rows * columns];
+        let sums = out.data_mut::<T>()?;
         let (depth, c) = (plan.axes[0].output, plan.channels);
         for (i, grad) in grad.chunks_exact(rows * plan.filters).enumerate() {
-            T::Real::multiply(ctx.pool(), sizes, grad, &filter, &mut patches)?;
+            T::multiply(ctx.pool(), sizes, grad, filter, &mut patches)?;
             let volume = &mut sums[i / depth * plan.volume()..][..plan.volume()];
             plan.for_taps(i % depth, |at, place| {
                 volume[place..place + c].iter_mut().zip(&patches[at..at + c]).for_each(|(sum, &x)| *sum += x);
             });
         }
-        out.data_mut::<T>()?.iter_mut().zip(sums).for_each(|(y, x)| *y = T::narrow(x));
     }
     ctx.set_output(0, out);
     Ok(())
 }
 
-fn backprop_filter<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()>
-where
-    T::Real: MatrixElement,
-{
+fn backprop_filter<T: Float + MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = Shape::from_signed(&ctx.integers(1)?)?;
     let plan = Plan::new(ctx.attrs(), ctx.input(0)?.shape(), &shape)?;
     check_grad(ctx.input(2)?.shape(), &plan.output)?;
     let mut out = ctx.allocate_zeroed(T::DTYPE, shape)?;
     if !plan.is_empty() {
         let (rows, columns) = plan.patches()?;
-        let (input, grad) = (wide(ctx.data::<T>(0)?), wide(ctx.data::<T>(2)?));
+        let (input, grad) = (ctx.data::<T>(0)?, ctx.data::<T>(2)?);
         let sizes = Sizes { m: columns, n: plan.filters, k: rows, transpose_a: true, transpose_b: false };
-        let mut patches = vec![T::real(0.0); rows * columns];
-        let mut product = vec![T::real(0.0); columns * plan.filters];
-        let mut sums = product.clone();
+        let mut patches = vec![T::of(0.0); rows * columns];
+        let mut product = vec![T::of(0.0); columns * plan.filters];
+        let sums = out.data_mut::<T>()?;
         let (depth, c) = (plan.axes[0].output, plan.channels);
         for (i, grad) in grad.chunks_exact(rows * plan.filters).enumerate() {
             let volume = &input[i / depth * plan.volume()..][..plan.volume()];
-            patches.fill(T::real(0.0));
+            patches.fill(T::of(0.0));
             plan.for_taps(i % depth, |at, place| patches[at..at + c].copy_from_slice(&volume[place..place + c]));
-            T::Real::multiply(ctx.pool(), sizes, &patches, grad, &mut product)?;
+            T::multiply(ctx.pool(), sizes, &patches, grad, &mut product)?;
             sums.iter_mut().zip(&product).for_each(|(sum, &x)| *sum += x);
         }
-        out.data_mut::<T>()?.iter_mut().zip(sums).for_each(|(y, x)| *y = T::narrow(x));
     }
     ctx.set_output(0, out);
     Ok(())

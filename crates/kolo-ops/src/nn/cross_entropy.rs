@@ -127,24 +127,24 @@ fn several_rows<T: Float>(loss: &mut [T], rows: &mut [T], labels: &[T], n_classe
         loss.iter_mut().zip(rows.chunks_exact_mut(n_classes)).zip(labels.chunks_exact(n_classes))
     {
         let largest = largest(row);
-        let mut sum = T::real(0.0);
+        let mut sum = T::of(0.0);
         for (x, label) in row.iter_mut().zip(labels) {
-            let logit = x.widen() - largest;
-            sum += label.widen() * logit;
-            *x = T::narrow(logit);
+            let logit = *x - largest;
+            sum += *label * logit;
+            *x = logit;
         }
-        *loss = T::narrow(-sum);
+        *loss = -sum;
     }
-    rows.iter_mut().for_each(|x| *x = T::narrow(T::exp(x.widen())));
+    rows.iter_mut().for_each(|x| *x = T::exponential(*x));
     for ((loss, row), labels) in
         loss.iter_mut().zip(rows.chunks_exact_mut(n_classes)).zip(labels.chunks_exact(n_classes))
     {
-        let total = sum_by(row, |x| x.widen());
-        let weight = sum_by(labels, |label| label.widen());
-        *loss = T::narrow(loss.widen() + weight * num_traits::Float::ln(total));
-        let scale = T::real(1.0) / total;
+        let total = sum_by(row, |x| x);
+        let weight = sum_by(labels, |label| label);
+        *loss += weight * num_traits::Float::ln(total);
+        let scale = T::of(1.0) / total;
         for (x, label) in row.iter_mut().zip(labels) {
-            *x = T::narrow(x.widen() * scale - label.widen());
+            *x = *x * scale - *label;
         }
     }
 }

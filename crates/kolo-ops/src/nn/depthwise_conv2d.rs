@@ -8,9 +8,8 @@ use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, InferCtx, OpDef, Output};
 
 use crate::math::binary::first;
-use crate::nn::conv2d::{Wide, images_in, images_out, like, narrowed, shape};
+use crate::nn::conv2d::{images_in, images_out, like, shape};
 use crate::nn::float::Float;
-use crate::nn::layout::{to_nchw, to_nhwc};
 use crate::nn::window::{Axis, Images, Window, for_taps};
 use crate::op::{Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
@@ -145,63 +144,39 @@ impl Depthwise {
             ))),
         }
     }
-
-    /// Images as they are computed with: wide, channels last.
-    fn wide<T: Float>(&self, images: &[T], shape: &Shape) -> Vec<T::Real> {
-        let wide: Vec<T::Real> = images.iter().map(|x| x.widen()).collect();
-        if self.window.is_nchw() { to_nhwc(&wide, shape) } else { wide }
-    }
-
-    /// Writes images back as they are in tensors.
-    fn narrow<T: Float>(&self, images: Vec<T::Real>, shape: &Shape, out: &mut [T]) {
-        let images = match self.window.is_nchw() {
-            true => {
-                let mut planes = vec![T::real(0.0); images.len()];
-                to_nchw(&images, shape, &mut planes);
-                planes
-            }
-            false => images,
-        };
-        out.iter_mut().zip(images).for_each(|(y, x)| *y = T::narrow(x));
-    }
 }
 
 fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (input, filter) = (ctx.input(0)?, ctx.input(1)?);
     let plan = Depthwise::new(ctx, input.shape(), filter.shape())?;
-    if plan.multiplier == 1 {
-        let (x, f) = (images_in::<T>(&plan.window, input)?, Wide::<T>::of(filter)?);
-        let out = images_out::<T>(ctx, &plan.window, plan.shape.clone(), |y| {
-            single::forward(ctx.pool(), &plan, x.get()?, f.get()?, y);
-            Ok(())
-        })?;
-        ctx.set_output(0, out);
-        return Ok(());
-    }
-    let mut out = ctx.allocate(T::DTYPE, plan.shape.clone())?;
-    let x = plan.wide(input.data::<T>()?, input.shape());
-    let f: Vec<T::Real> = filter.data::<T>()?.iter().map(|x| x.widen()).collect();
+    let (x, f) = (images_in::<T>(&plan.window, input)?, filter.data::<T>()?);
     let (c, m) = (plan.channels, plan.multiplier);
     let (before, after) = plan.images();
-    let mut y = vec![T::real(0.0); out.n_elements()];
-    if !y.is_empty() && before > 0 {
-        ctx.pool().for_each_chunk(&mut y, after, |n, y| {
-            let x = &x[n * before..(n + 1) * before];
-            vectorize(
-                #[inline(always)]
-                || {
-                    for_taps(&plan.h, &plan.w, |o, k, i| {
-                        let (x, f) = (&x[i * c..(i + 1) * c], &f[k * c * m..(k + 1) * c * m]);
-                        let y = &mut y[o * c * m..(o + 1) * c * m];
-                        for ((y, f), &x) in y.chunks_exact_mut(m).zip(f.chunks_exact(m)).zip(x) {
-                            y.iter_mut().zip(f).for_each(|(y, &f)| *y += x * f);
-                        }
-                    });
-                },
-            );
-        });
-    }
-    plan.narrow(y, &plan.shape, out.data_mut::<T>()?);
+    let out = images_out::<T>(ctx, &plan.window, plan.shape.clone(), |y| {
+        if m == 1 {
+            single::forward(ctx.pool(), &plan, &x, f, y);
+            return Ok(());
+        }
+        y.fill(T::of(0.0));
+        if before > 0 && after > 0 {
+            ctx.pool().for_each_chunk(y, after, |n, y| {
+                let x = &x[n * before..(n + 1) * before];
+                vectorize(
+                    #[inline(always)]
+                    || {
+                        for_taps(&plan.h, &plan.w, |o, k, i| {
+                            let (x, f) = (&x[i * c..(i + 1) * c], &f[k * c * m..(k + 1) * c * m]);
+                            let y = &mut y[o * c * m..(o + 1) * c * m];
+                            for ((y, f), &x) in y.chunks_exact_mut(m).zip(f.chunks_exact(m)).zip(x) {
+                                y.iter_mut().zip(f).for_each(|(y, &f)| *y += x * f);
+                            }
+                        });
+                    },
+                );
+            });
+        }
+        Ok(())
+    })?;
     ctx.set_output(0, out);
     Ok(())
 }
@@ -211,39 +186,34 @@ fn backprop_input<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (filter, grad) = (ctx.input(1)?, ctx.input(2)?);
     let plan = Depthwise::new(ctx, &sizes, filter.shape())?;
     plan.check_grad(grad.shape())?;
-    if plan.multiplier == 1 {
-        let (dy, f) = (images_in::<T>(&plan.window, grad)?, Wide::<T>::of(filter)?);
-        let out = images_out::<T>(ctx, &plan.window, sizes.clone(), |dx| {
-            single::backprop_input(ctx.pool(), &plan, f.get()?, dy.get()?, dx);
-            Ok(())
-        })?;
-        ctx.set_output(0, out);
-        return Ok(());
-    }
-    let mut out = ctx.allocate(T::DTYPE, sizes.clone())?;
-    let dy = plan.wide(grad.data::<T>()?, grad.shape());
-    let f: Vec<T::Real> = filter.data::<T>()?.iter().map(|x| x.widen()).collect();
+    let (dy, f) = (images_in::<T>(&plan.window, grad)?, filter.data::<T>()?);
     let (c, m) = (plan.channels, plan.multiplier);
     let (before, after) = plan.images();
-    let mut dx = vec![T::real(0.0); out.n_elements()];
-    if !dx.is_empty() && after > 0 {
-        ctx.pool().for_each_chunk(&mut dx, before, |n, dx| {
-            let dy = &dy[n * after..(n + 1) * after];
-            vectorize(
-                #[inline(always)]
-                || {
-                    for_taps(&plan.h, &plan.w, |o, k, i| {
-                        let (dy, f) = (&dy[o * c * m..(o + 1) * c * m], &f[k * c * m..(k + 1) * c * m]);
-                        let dx = &mut dx[i * c..(i + 1) * c];
-                        for ((dx, dy), f) in dx.iter_mut().zip(dy.chunks_exact(m)).zip(f.chunks_exact(m)) {
-                            dy.iter().zip(f).for_each(|(&dy, &f)| *dx += dy * f);
-                        }
-                    });
-                },
-            );
-        });
-    }
-    plan.narrow(dx, &sizes, out.data_mut::<T>()?);
+    let out = images_out::<T>(ctx, &plan.window, sizes, |dx| {
+        if m == 1 {
+            single::backprop_input(ctx.pool(), &plan, f, &dy, dx);
+            return Ok(());
+        }
+        dx.fill(T::of(0.0));
+        if before > 0 && after > 0 {
+            ctx.pool().for_each_chunk(dx, before, |n, dx| {
+                let dy = &dy[n * after..(n + 1) * after];
+                vectorize(
+                    #[inline(always)]
+                    || {
+                        for_taps(&plan.h, &plan.w, |o, k, i| {
+                            let (dy, f) = (&dy[o * c * m..(o + 1) * c * m], &f[k * c * m..(k + 1) * c * m]);
+                            let dx = &mut dx[i * c..(i + 1) * c];
+                            for ((dx, dy), f) in dx.iter_mut().zip(dy.chunks_exact(m)).zip(f.chunks_exact(m)) {
+                                dy.iter().zip(f).for_each(|(&dy, &f)| *dx += dy * f);
+                            }
+                        });
+                    },
+                );
+            });
+        }
+        Ok(())
+    })?;
     ctx.set_output(0, out);
     Ok(())
 }
@@ -256,25 +226,21 @@ fn backprop_filter<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (input, grad) = (ctx.input(0)?, ctx.input(2)?);
     let plan = Depthwise::new(ctx, input.shape(), &sizes)?;
     plan.check_grad(grad.shape())?;
+    let (x, dy) = (images_in::<T>(&plan.window, input)?, images_in::<T>(&plan.window, grad)?);
+    let mut out = ctx.allocate(T::DTYPE, sizes)?;
     if plan.multiplier == 1 {
-        let (x, dy) = (images_in::<T>(&plan.window, input)?, images_in::<T>(&plan.window, grad)?);
-        let out = narrowed::<T>(ctx, sizes, |df| {
-            single::backprop_filter(ctx.pool(), &plan, x.get()?, dy.get()?, df);
-            Ok(())
-        })?;
+        single::backprop_filter(ctx.pool(), &plan, &x, &dy, out.data_mut::<T>()?);
         ctx.set_output(0, out);
         return Ok(());
     }
-    let mut out = ctx.allocate(T::DTYPE, sizes)?;
-    let x = plan.wide(input.data::<T>()?, input.shape());
-    let dy = plan.wide(grad.data::<T>()?, grad.shape());
     let (c, m) = (plan.channels, plan.multiplier);
     let (before, after) = plan.images();
     let n_filter = out.n_elements();
-    let mut sum = vec![T::real(0.0); n_filter];
+    let sum = out.data_mut::<T>()?;
+    sum.fill(T::of(0.0));
     if n_filter > 0 && before > 0 && after > 0 && plan.batch > 0 {
         let per_part = plan.batch.div_ceil(PARTS);
-        let mut parts = vec![T::real(0.0); plan.batch.div_ceil(per_part) * n_filter];
+        let mut parts = vec![T::of(0.0); plan.batch.div_ceil(per_part) * n_filter];
         ctx.pool().for_each_chunk(&mut parts, n_filter, |part, df| {
             for n in part * per_part..((part + 1) * per_part).min(plan.batch) {
                 let (x, dy) = (&x[n * before..(n + 1) * before], &dy[n * after..(n + 1) * after]);
@@ -296,7 +262,6 @@ fn backprop_filter<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             sum.iter_mut().zip(part).for_each(|(sum, &x)| *sum += x);
         }
     }
-    out.data_mut::<T>()?.iter_mut().zip(sum).for_each(|(y, x)| *y = T::narrow(x));
     ctx.set_output(0, out);
     Ok(())
 }

@@ -67,10 +67,7 @@ fn second_order<'g>(op: Operation<'g>, name: &str, dy: Output<'g>) -> Result<Vec
 const NS: f64 = 5.0;
 
 fn elu_kernel<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    map::<T, T>(ctx, NS, |x| {
-        let x = x.widen();
-        T::narrow(if x < T::real(0.0) { T::exp_m1(x) } else { x })
-    })
+    map::<T, T>(ctx, NS, |x| if x < T::of(0.0) { T::exp_m1(x) } else { x })
 }
 
 fn elu_grad<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -80,17 +77,13 @@ fn elu_grad<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         0.3,
         #[inline(always)]
         |dy, y| {
-            let (dy, y) = (dy.widen(), y.widen());
-            T::narrow(if y < T::real(0.0) { dy * (y + T::real(1.0)) } else { dy })
+            if y < T::of(0.0) { dy * (y + T::of(1.0)) } else { dy }
         },
     )
 }
 
 fn selu_kernel<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    map::<T, T>(ctx, NS, |x| {
-        let x = x.widen();
-        T::narrow(if x < T::real(0.0) { T::real(SCALE_ALPHA) * T::exp_m1(x) } else { T::real(SCALE) * x })
-    })
+    map::<T, T>(ctx, NS, |x| if x < T::of(0.0) { T::of(SCALE_ALPHA) * T::exp_m1(x) } else { T::of(SCALE) * x })
 }
 
 fn selu_grad<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -100,8 +93,7 @@ fn selu_grad<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         0.3,
         #[inline(always)]
         |dy, y| {
-            let (dy, y) = (dy.widen(), y.widen());
-            T::narrow(if y < T::real(0.0) { dy * (y + T::real(SCALE_ALPHA)) } else { dy * T::real(SCALE) })
+            if y < T::of(0.0) { dy * (y + T::of(SCALE_ALPHA)) } else { dy * T::of(SCALE) }
         },
     )
 }

@@ -1,53 +1,16 @@
-//! Floats as the kernels of this area compute with them: halves in `f32`, and an exponential that loops can vectorise.
-
-use half::{bf16, f16};
-use kolo_core::Element;
+//! Floats as the kernels of this area compute with them, with an exponential that loops can vectorise.
 
 use crate::math::elementwise::Computed;
 
-/// A float type of tensors.
-pub trait Float: Computed + PartialOrd {
-    /// What it is computed in.
-    type Real: Real;
-    /// For computing.
-    fn widen(self) -> Self::Real;
-    /// The result, rounded.
-    fn narrow(value: Self::Real) -> Self;
-
-    /// A number to compute with.
-    #[inline(always)]
-    fn real(value: f64) -> Self::Real {
-        Self::Real::of(value)
-    }
-    /// `exp(x)`.
-    #[inline(always)]
-    fn exp(x: Self::Real) -> Self::Real {
-        x.exponential()
-    }
-    /// `exp(x) − 1`, exact near 0.
-    fn exp_m1(x: Self::Real) -> Self::Real {
-        num_traits::Float::exp_m1(x)
-    }
-    /// `log(1 + x)`, exact near 0.
-    fn ln_1p(x: Self::Real) -> Self::Real {
-        num_traits::Float::ln_1p(x)
-    }
-    /// `|x|`.
-    #[inline(always)]
-    fn abs(x: Self::Real) -> Self::Real {
-        num_traits::Float::abs(x)
-    }
-}
-
 /// `f32` or `f64`.
-pub trait Real: num_traits::Float + Element + std::ops::AddAssign + std::iter::Sum + 'static {
+pub trait Float: Computed + num_traits::Float + std::ops::AddAssign + std::iter::Sum {
     /// A number, rounded.
     fn of(value: f64) -> Self;
     /// `exp(x)`, without a call so that loops vectorise.
     fn exponential(self) -> Self;
 }
 
-impl Real for f32 {
+impl Float for f32 {
     #[inline(always)]
     fn of(value: f64) -> f32 {
         value as f32
@@ -79,7 +42,7 @@ impl Real for f32 {
     }
 }
 
-impl Real for f64 {
+impl Float for f64 {
     #[inline(always)]
     fn of(value: f64) -> f64 {
         value
@@ -90,32 +53,9 @@ impl Real for f64 {
     }
 }
 
-macro_rules! floats {
-    ($($ty:ty => $real:ty, $widen:expr, $narrow:expr;)*) => {
-        $(impl Float for $ty {
-            type Real = $real;
-            #[inline(always)]
-            fn widen(self) -> $real {
-                $widen(self)
-            }
-            #[inline(always)]
-            fn narrow(value: $real) -> $ty {
-                $narrow(value)
-            }
-        })*
-    };
-}
-
-floats! {
-    f32 => f32, std::convert::identity, std::convert::identity;
-    f64 => f64, std::convert::identity, std::convert::identity;
-    f16 => f32, f16::to_f32, f16::from_f32;
-    bf16 => f32, bf16::to_f32, bf16::from_f32;
-}
-
 /// The sum of `f` over a run, in lanes that vectorise, so in an order that does not depend on the instruction set.
 #[inline(always)]
-pub fn sum_by<T: Copy, R: Real>(values: &[T], f: impl Fn(T) -> R) -> R {
+pub fn sum_by<T: Copy, R: Float>(values: &[T], f: impl Fn(T) -> R) -> R {
     let mut lanes = [R::zero(); 16];
     let whole = values.chunks_exact(16);
     let rest = whole.remainder();
@@ -128,16 +68,16 @@ pub fn sum_by<T: Copy, R: Real>(values: &[T], f: impl Fn(T) -> R) -> R {
 
 /// The largest value of a run; −∞ if it is empty.
 #[inline(always)]
-pub fn largest<T: Float>(values: &[T]) -> T::Real {
-    let lowest = <T::Real as num_traits::Float>::neg_infinity();
-    let larger = |a: T::Real, b: T::Real| if b > a { b } else { a };
+pub fn largest<T: Float>(values: &[T]) -> T {
+    let lowest = T::neg_infinity();
+    let larger = |a: T, b: T| if b > a { b } else { a };
     let mut lanes = [lowest; 16];
     let whole = values.chunks_exact(16);
     let rest = whole.remainder();
     for chunk in whole {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane = larger(*lane, x.widen()));
+        lanes.iter_mut().zip(chunk).for_each(|(lane, &x)| *lane = larger(*lane, x));
     }
-    lanes.iter_mut().zip(rest).for_each(|(lane, x)| *lane = larger(*lane, x.widen()));
+    lanes.iter_mut().zip(rest).for_each(|(lane, &x)| *lane = larger(*lane, x));
     lanes.into_iter().fold(lowest, larger)
 }
 

@@ -43,9 +43,9 @@ const CUBE: f64 = 0.044715;
 
 /// `1 / (1 + exp(−2u))` with `u = √(2/π) · (x + 0.044715 · x³)`.
 #[inline(always)]
-fn gate<T: Float>(x: T::Real) -> T::Real {
-    let one = T::real(1.0);
-    one / (one + T::exp(-(T::real(SLOPE) * x * (one + T::real(CUBE) * x * x))))
+fn gate<T: Float>(x: T) -> T {
+    let one = T::of(1.0);
+    one / (one + T::exponential(-(T::of(SLOPE) * x * (one + T::of(CUBE) * x * x))))
 }
 
 fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -53,7 +53,7 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         ctx,
         2.0,
         #[inline(always)]
-        |x| T::narrow(x.widen() * gate::<T>(x.widen())),
+        |x| x * gate::<T>(x),
     )
 }
 
@@ -64,10 +64,10 @@ fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         3.0,
         #[inline(always)]
         |dy, x| {
-            let (x, one) = (x.widen(), T::real(1.0));
+            let one = T::of(1.0);
             let gate = gate::<T>(x);
-            let slope = T::real(SLOPE) * (one + T::real(3.0 * CUBE) * x * x);
-            T::narrow(dy.widen() * (gate + x * gate * (one - gate) * slope))
+            let slope = T::of(SLOPE) * (one + T::of(3.0 * CUBE) * x * x);
+            dy * (gate + x * gate * (one - gate) * slope)
         },
     )
 }

@@ -91,19 +91,19 @@ fn row_length(ctx: &KernelCtx<'_>, x: usize, vectors: &[usize]) -> Result<usize>
 
 /// The mean of a row, and one over its standard deviation.
 #[inline(always)]
-fn moments<T: Float>(row: &[T], epsilon: T::Real) -> (T::Real, T::Real) {
-    let n = T::real(row.len() as f64);
-    let mean = sum_by(row, |x: T| x.widen()) / n;
+fn moments<T: Float>(row: &[T], epsilon: T) -> (T, T) {
+    let n = T::of(row.len() as f64);
+    let mean = sum_by(row, |x: T| x) / n;
     let variance = sum_by(row, |x: T| {
-        let centred = x.widen() - mean;
+        let centred = x - mean;
         centred * centred
     }) / n;
-    (mean, T::real(1.0) / num_traits::Float::sqrt(variance + epsilon))
+    (mean, T::of(1.0) / num_traits::Float::sqrt(variance + epsilon))
 }
 
 fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let n = row_length(ctx, 0, &[1, 2])?;
-    let epsilon = T::real(f64::from(ctx.attrs().float("epsilon")?));
+    let epsilon = T::of(f64::from(ctx.attrs().float("epsilon")?));
     let mut out = ctx.allocate(T::DTYPE, ctx.input(0)?.shape().clone())?;
     let (x, scale, offset) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?, ctx.data::<T>(2)?);
     if n > 0 {
@@ -116,7 +116,7 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                     for (out, row) in out.chunks_exact_mut(n).zip(x.chunks_exact(n)) {
                         let (mean, inverse) = moments(row, epsilon);
                         for (((y, x), s), o) in out.iter_mut().zip(row).zip(scale).zip(offset) {
-                            *y = T::narrow((x.widen() - mean) * inverse * s.widen() + o.widen());
+                            *y = (*x - mean) * inverse * *s + *o;
                         }
                     }
                 },
@@ -134,13 +134,13 @@ fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if ctx.input(0)?.shape() != ctx.input(1)?.shape() {
         return Err(Error::invalid_argument("dy and x must have the same shape"));
     }
-    let epsilon = T::real(f64::from(ctx.attrs().float("epsilon")?));
+    let epsilon = T::of(f64::from(ctx.attrs().float("epsilon")?));
     let mut dx = ctx.allocate(T::DTYPE, ctx.input(1)?.shape().clone())?;
     let (dy, x, scale) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?, ctx.data::<T>(2)?);
-    let count = T::real(n as f64);
+    let count = T::of(n as f64);
     let per_block = rows_per_task(2.0, n) * n.max(1);
     // Each block of rows adds up sums of its own, so that the result does not depend on the threads.
-    let mut sums = vec![T::real(0.0); x.len().div_ceil(per_block) * 2 * n];
+    let mut sums = vec![T::of(0.0); x.len().div_ceil(per_block) * 2 * n];
     if n > 0 {
         for_row_pairs(ctx.pool(), 1, (per_block, 2 * n), dx.data_mut::<T>()?, &mut sums, |block, dx, sums| {
             vectorize(
@@ -153,30 +153,30 @@ fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                         let rows = dy[at..].chunks_exact(n).zip(x[at..].chunks_exact(n));
                         for (dx, (dy, x)) in dx.chunks_exact_mut(n).zip(rows) {
                             let (mean, inverse) = moments(x, epsilon);
-                            let zero = T::real(0.0);
+                            let zero = T::of(0.0);
                             let (mut mean_g, mut mean_gx) = ([zero; 16], [zero; 16]);
                             let (dy_blocks, x_blocks, s_blocks) = (dy.chunks(16), x.chunks(16), scale.chunks(16));
                             for ((dy, x), s) in dy_blocks.zip(x_blocks).zip(s_blocks) {
                                 let sums = mean_g.iter_mut().zip(mean_gx.iter_mut());
                                 for (((dy, x), s), (sum_g, sum_gx)) in dy.iter().zip(x).zip(s).zip(sums) {
-                                    let (normal, g) = ((x.widen() - mean) * inverse, dy.widen() * s.widen());
+                                    let (normal, g) = ((*x - mean) * inverse, *dy * *s);
                                     *sum_g += g;
                                     *sum_gx += g * normal;
                                 }
                             }
-                            let mean_g = mean_g.into_iter().sum::<T::Real>() / count;
-                            let mean_gx = mean_gx.into_iter().sum::<T::Real>() / count;
+                            let mean_g = mean_g.into_iter().sum::<T>() / count;
+                            let mean_gx = mean_gx.into_iter().sum::<T>() / count;
                             // A loop for each thing that is written: with more, the compiler would have to ask
                             // too often whether they overlap, and uses no vectors.
                             for (((dx, dy), x), s) in dx.iter_mut().zip(dy).zip(x).zip(scale) {
-                                let normal = (x.widen() - mean) * inverse;
-                                *dx = T::narrow((dy.widen() * s.widen() - mean_g - normal * mean_gx) * inverse);
+                                let normal = (*x - mean) * inverse;
+                                *dx = (*dy * *s - mean_g - normal * mean_gx) * inverse;
                             }
                             for ((sum, dy), x) in scale_sums.iter_mut().zip(dy).zip(x) {
-                                *sum += dy.widen() * ((x.widen() - mean) * inverse);
+                                *sum += *dy * ((*x - mean) * inverse);
                             }
                             for (sum, dy) in offset_sums.iter_mut().zip(dy) {
-                                *sum += dy.widen();
+                                *sum += *dy;
                             }
                         }
                     }
@@ -184,11 +184,11 @@ fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             );
         });
     }
-    let mut totals = vec![T::real(0.0); 2 * n];
+    let mut totals = vec![T::of(0.0); 2 * n];
     for block in sums.chunks_exact((2 * n).max(1)) {
         totals.iter_mut().zip(block).for_each(|(total, sum)| *total += *sum);
     }
-    let vector = |sums: &[T::Real]| Tensor::vector(sums.iter().map(|&sum| T::narrow(sum)).collect::<Vec<T>>());
+    let vector = |sums: &[T]| Tensor::vector(sums.to_vec());
     let (dscale, doffset) = (vector(&totals[..n]), vector(&totals[n..]));
     ctx.set_output(0, dx);
     ctx.set_output(1, dscale);

@@ -75,9 +75,9 @@ impl Normalisation {
     }
 
     /// `bias + alpha · Σ x²` over the neighbours of channel `c`.
-    fn norm<T: Float>(&self, row: &[T], c: usize) -> T::Real {
-        let squares: T::Real = row[self.around(c, row.len())].iter().map(|x| x.widen() * x.widen()).sum();
-        T::real(self.bias) + T::real(self.alpha) * squares
+    fn norm<T: Float>(&self, row: &[T], c: usize) -> T {
+        let squares: T = row[self.around(c, row.len())].iter().map(|x| *x * *x).sum();
+        T::of(self.bias) + T::of(self.alpha) * squares
     }
 }
 
@@ -94,8 +94,8 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
             for (out, row) in out.chunks_exact_mut(n).zip(x[i * chunk..].chunks_exact(n)) {
                 for (c, y) in out.iter_mut().enumerate() {
-                    let scale = num_traits::Float::powf(normalisation.norm(row, c), T::real(-normalisation.beta));
-                    *y = T::narrow(row[c].widen() * scale);
+                    let scale = num_traits::Float::powf(normalisation.norm(row, c), T::of(-normalisation.beta));
+                    *y = row[c] * scale;
                 }
             }
         });
@@ -117,21 +117,21 @@ fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if !x.is_empty() {
         let chunk = rows_per_task(40.0, n) * n;
         ctx.pool().for_each_chunk(out.data_mut::<T>()?, chunk, |i, out| {
-            let mut dx = vec![T::real(0.0); n];
+            let mut dx = vec![T::of(0.0); n];
             for (r, out) in out.chunks_exact_mut(n).enumerate() {
                 let span = i * chunk + r * n..i * chunk + (r + 1) * n;
                 let (dy, x, y) = (&dy[span.clone()], &x[span.clone()], &y[span]);
-                dx.fill(T::real(0.0));
+                dx.fill(T::of(0.0));
                 for c in 0..n {
                     let norm = normalisation.norm(x, c);
-                    let dy = dy[c].widen();
-                    dx[c] += dy * num_traits::Float::powf(norm, T::real(-normalisation.beta));
-                    let shared = T::real(-2.0 * normalisation.alpha * normalisation.beta) * y[c].widen() / norm * dy;
+                    let dy = dy[c];
+                    dx[c] += dy * num_traits::Float::powf(norm, T::of(-normalisation.beta));
+                    let shared = T::of(-2.0 * normalisation.alpha * normalisation.beta) * y[c] / norm * dy;
                     for k in normalisation.around(c, n) {
-                        dx[k] += shared * x[k].widen();
+                        dx[k] += shared * x[k];
                     }
                 }
-                out.iter_mut().zip(&dx).for_each(|(out, &dx)| *out = T::narrow(dx));
+                out.iter_mut().zip(&dx).for_each(|(out, &dx)| *out = dx);
             }
         });
     }

@@ -134,13 +134,13 @@ fn softmax_kernel<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         |rows, n| {
             for row in rows.chunks_exact_mut(n) {
                 let largest = largest(row);
-                row.iter_mut().for_each(|x| *x = T::narrow(x.widen() - largest));
+                row.iter_mut().for_each(|x| *x = *x - largest);
             }
             // All rows in one loop: with few classes, a loop per row would be too short for vectors.
-            rows.iter_mut().for_each(|x| *x = T::narrow(T::exp(x.widen())));
+            rows.iter_mut().for_each(|x| *x = T::exponential(*x));
             for row in rows.chunks_exact_mut(n) {
-                let scale = T::real(1.0) / sum_by(row, |x| x.widen());
-                row.iter_mut().for_each(|x| *x = T::narrow(x.widen() * scale));
+                let scale = T::of(1.0) / sum_by(row, |x| x);
+                row.iter_mut().for_each(|x| *x = *x * scale);
             }
         },
     )
@@ -153,8 +153,8 @@ fn log_softmax_kernel<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         |rows, n| {
             for row in rows.chunks_exact_mut(n) {
                 let largest = largest(row);
-                let shift = num_traits::Float::ln(sum_by(row, |x| T::exp(x.widen() - largest)));
-                row.iter_mut().for_each(|x| *x = T::narrow(x.widen() - largest - shift));
+                let shift = num_traits::Float::ln(sum_by(row, |x| T::exponential(x - largest)));
+                row.iter_mut().for_each(|x| *x = *x - largest - shift);
             }
         },
     )

@@ -61,9 +61,8 @@ pub(crate) static SOFTSIGN_GRAD: Op = {
 fn softplus_kernel<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     // max(x, 0) + log(1 + exp(−|x|)): neither end overflows.
     map::<T, T>(ctx, 10.0, |x| {
-        let x = x.widen();
-        let above = if x < T::real(0.0) { T::real(0.0) } else { x };
-        T::narrow(above + T::ln_1p(T::exp(-T::abs(x))))
+        let above = if x < T::of(0.0) { T::of(0.0) } else { x };
+        above + T::ln_1p(T::exponential(-T::abs(x)))
     })
 }
 
@@ -73,7 +72,7 @@ fn softplus_grad<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         ctx,
         5.0,
         #[inline(always)]
-        |dy, x| T::narrow(dy.widen() / (T::exp(-x.widen()) + T::real(1.0))),
+        |dy, x| dy / (T::exponential(-x) + T::of(1.0)),
     )
 }
 
@@ -82,7 +81,7 @@ fn softsign_kernel<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         ctx,
         0.5,
         #[inline(always)]
-        |x| T::narrow(x.widen() / (T::real(1.0) + T::abs(x.widen()))),
+        |x| x / (T::of(1.0) + T::abs(x)),
     )
 }
 
@@ -93,8 +92,8 @@ fn softsign_grad<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         0.5,
         #[inline(always)]
         |dy, x| {
-            let below = T::real(1.0) + T::abs(x.widen());
-            T::narrow(dy.widen() / (below * below))
+            let below = T::of(1.0) + T::abs(x);
+            dy / (below * below)
         },
     )
 }

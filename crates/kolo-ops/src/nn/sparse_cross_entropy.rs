@@ -97,16 +97,16 @@ pub(crate) fn classes(labels: &[i64], n_classes: usize) -> Result<Vec<usize>> {
 fn several_rows<T: Float>(loss: &mut [T], rows: &mut [T], classes: &[usize], n_classes: usize) {
     for ((loss, row), &class) in loss.iter_mut().zip(rows.chunks_exact_mut(n_classes)).zip(classes) {
         let largest = largest(row);
-        row.iter_mut().for_each(|x| *x = T::narrow(x.widen() - largest));
-        *loss = T::narrow(-row[class].widen());
+        row.iter_mut().for_each(|x| *x = *x - largest);
+        *loss = -row[class];
     }
-    rows.iter_mut().for_each(|x| *x = T::narrow(T::exp(x.widen())));
+    rows.iter_mut().for_each(|x| *x = T::exponential(*x));
     for ((loss, row), &class) in loss.iter_mut().zip(rows.chunks_exact_mut(n_classes)).zip(classes) {
-        let total = sum_by(row, |x| x.widen());
-        *loss = T::narrow(loss.widen() + num_traits::Float::ln(total));
-        let scale = T::real(1.0) / total;
-        row.iter_mut().for_each(|x| *x = T::narrow(x.widen() * scale));
-        row[class] = T::narrow(row[class].widen() - T::real(1.0));
+        let total = sum_by(row, |x| x);
+        *loss += num_traits::Float::ln(total);
+        let scale = T::of(1.0) / total;
+        row.iter_mut().for_each(|x| *x = *x * scale);
+        row[class] = row[class] - T::of(1.0);
     }
 }
 

@@ -4,7 +4,7 @@
 use kolo_device::cpu::{IntraPool, vectorize};
 
 use super::Depthwise;
-use crate::nn::float::Real;
+use crate::nn::float::Float;
 use crate::nn::rows::rows_per_task;
 use crate::nn::window::Axis;
 
@@ -12,7 +12,7 @@ use crate::nn::window::Axis;
 const PARTS: usize = 8;
 
 /// `y = x * f` (images of `c` channels).
-pub(super) fn forward<R: Real>(pool: &IntraPool, plan: &Depthwise, x: &[R], f: &[R], y: &mut [R]) {
+pub(super) fn forward<R: Float>(pool: &IntraPool, plan: &Depthwise, x: &[R], f: &[R], y: &mut [R]) {
     let Depthwise { h, w, channels: c, .. } = *plan;
     if y.is_empty() {
         return;
@@ -49,7 +49,7 @@ pub(super) fn forward<R: Real>(pool: &IntraPool, plan: &Depthwise, x: &[R], f: &
 }
 
 /// The gradient of the images.
-pub(super) fn backprop_input<R: Real>(pool: &IntraPool, plan: &Depthwise, f: &[R], dy: &[R], dx: &mut [R]) {
+pub(super) fn backprop_input<R: Float>(pool: &IntraPool, plan: &Depthwise, f: &[R], dy: &[R], dx: &mut [R]) {
     let Depthwise { h, w, channels: c, .. } = *plan;
     if dx.is_empty() {
         return;
@@ -87,7 +87,7 @@ pub(super) fn backprop_input<R: Real>(pool: &IntraPool, plan: &Depthwise, f: &[R
 }
 
 /// The gradient of the filter.
-pub(super) fn backprop_filter<R: Real>(pool: &IntraPool, plan: &Depthwise, x: &[R], dy: &[R], df: &mut [R]) {
+pub(super) fn backprop_filter<R: Float>(pool: &IntraPool, plan: &Depthwise, x: &[R], dy: &[R], df: &mut [R]) {
     let Depthwise { h, w, channels: c, batch, .. } = *plan;
     df.fill(R::zero());
     let rows = batch * h.output;
@@ -125,7 +125,7 @@ pub(super) fn backprop_filter<R: Real>(pool: &IntraPool, plan: &Depthwise, x: &[
 }
 
 /// Calls `f(row, its elements)` for every row of `out`, several at a time.
-fn each_row<R: Real>(pool: &IntraPool, taps: usize, row: usize, out: &mut [R], f: impl Fn(usize, &mut [R]) + Sync) {
+fn each_row<R: Float>(pool: &IntraPool, taps: usize, row: usize, out: &mut [R], f: impl Fn(usize, &mut [R]) + Sync) {
     let rows = rows_per_task(0.05 * taps as f64, row);
     pool.for_each_chunk(out, rows * row, |i, out| {
         vectorize(
@@ -149,7 +149,7 @@ fn place(axis: &Axis, at: usize, k: usize) -> Option<usize> {
 
 /// `to[c] = Σ from[place + shift][c] · f[tap][c]` over pairs of places and taps.
 #[inline(always)]
-fn gather<R: Real>(to: &mut [R], from: &[R], f: &[R], pairs: &[(usize, usize)], shift: usize) {
+fn gather<R: Float>(to: &mut [R], from: &[R], f: &[R], pairs: &[(usize, usize)], shift: usize) {
     let from = &from[shift * to.len()..];
     let (c, mut at) = (to.len(), 0);
     while at < c {
@@ -166,7 +166,7 @@ fn gather<R: Real>(to: &mut [R], from: &[R], f: &[R], pairs: &[(usize, usize)], 
 }
 
 #[inline(always)]
-fn gather_block<R: Real, const N: usize>(
+fn gather_block<R: Float, const N: usize>(
     to: &mut [R],
     from: &[R],
     f: &[R],
@@ -188,7 +188,7 @@ fn gather_block<R: Real, const N: usize>(
 
 /// `to[c] += Σ a[i][c] · b[i][c]` over `n` places, each side with the step between its places.
 #[inline(always)]
-fn correlate<R: Real>(to: &mut [R], a: (&[R], usize), b: (&[R], usize), n: usize) {
+fn correlate<R: Float>(to: &mut [R], a: (&[R], usize), b: (&[R], usize), n: usize) {
     let (c, mut at) = (to.len(), 0);
     while at < c {
         at += match c - at {
@@ -203,7 +203,7 @@ fn correlate<R: Real>(to: &mut [R], a: (&[R], usize), b: (&[R], usize), n: usize
 }
 
 #[inline(always)]
-fn correlate_block<R: Real, const N: usize>(
+fn correlate_block<R: Float, const N: usize>(
     to: &mut [R],
     a: (&[R], usize),
     b: (&[R], usize),
