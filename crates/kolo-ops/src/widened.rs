@@ -94,13 +94,13 @@ pub(crate) fn compute_in<T: Source + Target, W: Source + Target>(
     Ok(())
 }
 
-/// The least and the greatest finite value of output 0 as the node declares it: `T`'s own, or those of a narrower type that is
-/// computed in `T`.
-pub(crate) fn finite_range<T: Number>(ctx: &KernelCtx<'_>) -> (T, T) {
+/// The least and the greatest finite value of elements that the node declares as `dtype`: `T`'s own, or those of a narrower type
+/// that is computed in `T`.
+pub(crate) fn finite_range<T: Number>(dtype: DType) -> (T, T) {
     fn range<N: Number, T: Number>() -> (T, T) {
         (T::from_f64(N::LEAST_FINITE.to_f64()), T::from_f64(N::GREATEST_FINITE.to_f64()))
     }
-    match ctx.node.outputs[0].dtype {
+    match dtype {
         DType::F16 => range::<f16, T>(),
         DType::BF16 => range::<bf16, T>(),
         DType::I8 => range::<i8, T>(),
@@ -119,7 +119,7 @@ pub(crate) fn keep_in_range<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if declared == T::DTYPE || !declared.is_integer() {
         return Ok(());
     }
-    let (least, greatest) = finite_range::<T>(ctx);
+    let (least, greatest) = finite_range::<T>(declared);
     if let Value::Tensor(tensor) = &mut ctx.outputs[0] {
         tensor.data_mut::<T>()?.iter_mut().for_each(|x| *x = x.max(least).min(greatest));
     }
@@ -160,6 +160,15 @@ mod tests {
         let (one, gap) = (|| tensor::<T, 1>([1], [T::ONE]), || tensor::<i32, 1>([1], [1]));
         check_op("UnsortedSegmentMax").input(one()).input(gap()).input(2i32).gives([T::LEAST_FINITE, T::ONE]);
         check_op("UnsortedSegmentMin").input(one()).input(gap()).input(2i32).gives([T::GREATEST_FINITE, T::ONE]);
+    }
+
+    /// Nothing is larger than what the search begins with, so that the first is found, as for floats.
+    #[test]
+    fn searches_begin_at_the_ends_of_the_narrow_type() {
+        check_op("ArgMax").input([f16::NEG_INFINITY, f16::MIN]).input(0i32).gives(0i64);
+        check_op("ArgMax").input([f16::NEG_INFINITY, f16::MIN, f16::ONE]).input(0i32).gives(2i64);
+        check_op("ArgMin").input([bf16::INFINITY, bf16::MAX]).input(0i32).gives(0i64);
+        check_op("ArgMax").input([f32::NEG_INFINITY, f32::MIN]).input(0i32).gives(0i64);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::math::elementwise::{collect, lanes};
 use crate::math::number::Number;
 use crate::math::segment::unsorted::segment_ids;
 use crate::op::{KernelDef, Op, cpu, cpu_kernels};
+use crate::widened::finite_range;
 use crate::{Cost, KernelCtx};
 
 /// The position of the largest element along `axis`, as int64.
@@ -148,7 +149,7 @@ fn along<T: Element>(row: &[T], worst: T, better: &impl Fn(T, T) -> bool) -> usi
 fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     find::<T>(
         ctx,
-        T::LEAST_FINITE,
+        finite_range(ctx.attrs().dtype("T")?).0,
         #[inline(always)]
         |new, best| new > best,
     )
@@ -157,7 +158,7 @@ fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn min_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     find::<T>(
         ctx,
-        T::GREATEST_FINITE,
+        finite_range(ctx.attrs().dtype("T")?).1,
         #[inline(always)]
         |new, best| new < best,
     )

@@ -291,7 +291,7 @@ fn in_top_k_kernel(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 const IN_TOP_K_KERNELS: &[KernelDef] = &[cpu_any(in_top_k_kernel)];
 const TOP_K_KERNELS: &[KernelDef] =
-    cpu_kernels!(top_k_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+    cpu_kernels!(top_k_kernel: f32, f64, i32, i64, u32, u64; f16, bf16, i8, i16, u8, u16);
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! `KoloClassLoss`: the cross entropy between class numbers and the softmax of logits, for many classes and low precision. An op
-//! of our own: losses are floats whatever the logits are, and the gradient is computed when it is wanted, in the memory of the
-//! logits, where `SparseSoftmaxCrossEntropyWithLogits` keeps a second tensor of their size and scales it later.
+//! of our own: losses are floats whatever the logits are, and the gradient is computed when it is wanted, on GPUs and of
+//! floats in the memory of the logits, where `SparseSoftmaxCrossEntropyWithLogits` keeps a second tensor of their size and scales it later.
 
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
 use kolo_device::cpu::vectorize;

@@ -1,4 +1,4 @@
-//! Layer normalisation (Ba et al., 2016). `KoloLayerNorm` is an op of our own: a row is read once from memory, where the
+//! Layer normalisation (Ba et al., 2016). `KoloLayerNorm` is an op of our own: a row of floats is read once from memory, where the
 //! composition of TensorFlow's ops, which is here as well, passes over all rows nine times, and over twenty times for the
 //! gradient.
 

@@ -253,7 +253,7 @@ fn sum_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     gather_up(
         ctx,
-        finite_range(ctx).0,
+        finite_range(ctx.attrs().dtype("T")?).0,
         #[inline(always)]
         |a: T, b| a.max(b),
     )
@@ -262,7 +262,7 @@ fn max_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn min_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     gather_up(
         ctx,
-        finite_range(ctx).1,
+        finite_range(ctx.attrs().dtype("T")?).1,
         #[inline(always)]
         |a: T, b| a.min(b),
     )
