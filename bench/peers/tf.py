@@ -279,9 +279,10 @@ def op_input(spec, rng):
         return np.array(value, {"i32": np.int32, "f32": np.float32}[kind])
     kind, dims, tail = re.fullmatch(r"(\w+)\[([\d,]*)\](.*)", spec).groups()
     shape = [int(d) for d in dims.split(",") if d]
-    if kind == "f32":
+    if kind in ("f32", "f16", "bf16"):
         x = rng.random(shape, dtype=np.float32)
-        return x + np.float32(0.1) if tail == "+" else 2 * x - 1
+        x = x + np.float32(0.1) if tail == "+" else 2 * x - 1
+        return x.astype({"f32": np.float32, "f16": np.float16, "bf16": tf.bfloat16.as_numpy_dtype}[kind])
     if kind == "i32":
         return rng.integers(0, int(tail[1:]), shape, dtype=np.int32)
     return rng.integers(0, 256, shape, dtype=np.uint8) if kind == "u8" else rng.random(shape) < 0.5

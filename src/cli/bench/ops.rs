@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::{AttrValue, DType, Error, Graph, Output, Result, Session, Shape, Tensor};
+use half::{bf16, f16};
 use serde_json::Value;
 
 use super::measure::{Better, Report, median};
@@ -142,7 +143,7 @@ fn constant(spec: &Value) -> Result<Tensor> {
     }
 }
 
-/// `f32[2,3]` from -1 to 1, `f32[2,3]+` from 0.1 to 1.1, `i32[5]<10` from 0 to 9, `u8[4]`, `bool[4]`.
+/// `f32[2,3]` from -1 to 1, also as `f16` and `bf16`, `f32[2,3]+` from 0.1 to 1.1, `i32[5]<10` from 0 to 9, `u8[4]`, `bool[4]`.
 fn random(spec: &str, seed: u64) -> Result<Tensor> {
     let (kind, rest) = spec.split_once('[').ok_or_else(|| bad(spec, "no shape"))?;
     let (dims, tail) = rest.split_once(']').ok_or_else(|| bad(spec, "no shape"))?;
@@ -154,9 +155,11 @@ fn random(spec: &str, seed: u64) -> Result<Tensor> {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1u64 << 24) as f32
     };
+    let float = |x: f32| if tail == "+" { 0.1 + x } else { 2.0 * x - 1.0 };
     match (kind, tail.strip_prefix('<').and_then(|limit| limit.parse::<f32>().ok())) {
-        ("f32", _) if tail == "+" => Tensor::from_vec(shape, (0..n).map(|_| 0.1 + next()).collect()),
-        ("f32", _) => Tensor::from_vec(shape, (0..n).map(|_| 2.0 * next() - 1.0).collect()),
+        ("f32", _) => Tensor::from_vec(shape, (0..n).map(|_| float(next())).collect()),
+        ("f16", _) => Tensor::from_vec(shape, (0..n).map(|_| f16::from_f32(float(next()))).collect()),
+        ("bf16", _) => Tensor::from_vec(shape, (0..n).map(|_| bf16::from_f32(float(next()))).collect()),
         ("i32", Some(limit)) => Tensor::from_vec(shape, (0..n).map(|_| (next() * limit) as i32).collect()),
         ("u8", _) => Tensor::from_vec(shape, (0..n).map(|_| (next() * 256.0) as u8).collect()),
         ("bool", _) => Tensor::from_vec(shape, (0..n).map(|_| next() < 0.5).collect()),
