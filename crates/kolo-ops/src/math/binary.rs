@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn rare_types_are_broadcast_in_pieces() {
+    fn small_integers_are_broadcast() {
         let (rows, columns) = (3usize, 150usize);
         let whole: Vec<i16> = (0..rows * columns).map(|i| (i * 311 % 60_000) as i16).collect();
         let row: Vec<i16> = (0..columns).map(|i| (i * 97) as i16).collect();
