@@ -7,9 +7,8 @@
 use half::{bf16, f16};
 use kolo_core::{DType, Result};
 use kolo_device::cpu::halves::{f16_to_f32, f32_to_f16};
-use kolo_device::cpu::vectorize;
 
-use crate::array::cast::{Source, Target, convert};
+use crate::array::cast::{Source, Target, convert, vectorized};
 use crate::math::number::Number;
 use crate::{KernelCtx, Value};
 
@@ -20,21 +19,13 @@ pub trait Narrow: Source + Target {
 
     /// Elements as wide ones.
     fn widen_all(from: &[Self], to: &mut [Self::Wide]) {
-        each(from, to);
+        vectorized(from, to);
     }
 
     /// Wide elements as the nearest narrow ones; integers wrap.
     fn narrow_all(from: &[Self::Wide], to: &mut [Self]) {
-        each(from, to);
+        vectorized(from, to);
     }
-}
-
-#[inline]
-fn each<S: Source, D: Target>(from: &[S], to: &mut [D]) {
-    vectorize(
-        #[inline(always)]
-        || to.iter_mut().zip(from).for_each(|(y, &x)| *y = D::of(x)),
-    );
 }
 
 impl Narrow for f16 {

@@ -89,12 +89,7 @@ pub(crate) fn convert<S: Source, D: Target>(ctx: &KernelCtx<'_>, input: &Tensor)
         _ => {}
     }
     if const { is_common(S::DTYPE) && is_common(D::DTYPE) } {
-        return convert_by(ctx, input, |input: &[S], out: &mut [D]| {
-            vectorize(
-                #[inline(always)]
-                || each::<S, D>(input, out),
-            );
-        });
+        return convert_by(ctx, input, vectorized::<S, D>);
     }
     convert_by(ctx, input, each::<S, D>)
 }
@@ -116,6 +111,14 @@ fn each<S: Source, D: Target>(input: &[S], out: &mut [D]) {
     for (y, &x) in out.iter_mut().zip(input) {
         *y = D::of(x);
     }
+}
+
+/// Converts elements, compiled for every instruction set.
+pub(crate) fn vectorized<S: Source, D: Target>(input: &[S], out: &mut [D]) {
+    vectorize(
+        #[inline(always)]
+        || each(input, out),
+    );
 }
 
 /// Whether casts from and to this dtype are compiled for every instruction set.

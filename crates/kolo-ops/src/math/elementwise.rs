@@ -275,24 +275,26 @@ fn run<T: Element, U: Element>(
     b_moves: bool,
     f: impl Fn(T, T) -> U + Copy,
 ) {
-    if !a_moves && !b_moves {
-        return out.fill(f(a[0], b[0]));
-    }
     let n = out.len();
-    if !b_moves {
-        let b = b[0];
-        for (y, &a) in out.iter_mut().zip(&a[..n]) {
-            *y = f(a, b);
+    match (a_moves, b_moves) {
+        (true, true) => {
+            for ((y, &a), &b) in out.iter_mut().zip(&a[..n]).zip(&b[..n]) {
+                *y = f(a, b);
+            }
         }
-    } else if !a_moves {
-        let a = a[0];
-        for (y, &b) in out.iter_mut().zip(&b[..n]) {
-            *y = f(a, b);
+        (true, false) => {
+            let b = b[0];
+            for (y, &a) in out.iter_mut().zip(&a[..n]) {
+                *y = f(a, b);
+            }
         }
-    } else {
-        for ((y, &a), &b) in out.iter_mut().zip(&a[..n]).zip(&b[..n]) {
-            *y = f(a, b);
+        (false, true) => {
+            let a = a[0];
+            for (y, &b) in out.iter_mut().zip(&b[..n]) {
+                *y = f(a, b);
+            }
         }
+        (false, false) => out.fill(f(a[0], b[0])),
     }
 }
 

@@ -176,20 +176,8 @@ fn sin_pi(x: f64) -> f64 {
     if nearest.rem_euclid(2.0) == 1.0 { -sine } else { sine }
 }
 
-/// Terms of the error functions that the precision of `T` asks for.
-fn is_double<T: Number>() -> bool {
-    T::DTYPE == kolo_core::DType::F64
-}
-
-fn erf_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    if is_double::<T>() {
-        return map::<T, T>(ctx, 40.0, |x| T::from_f64(erf_f64::<28>(x.to_f64())));
-    }
-    map::<T, T>(ctx, 20.0, |x| T::from_f64(erf_f64::<14>(x.to_f64())))
-}
-
 fn erfc_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    if is_double::<T>() {
+    if T::DTYPE == DType::F64 {
         return map::<T, T>(ctx, 40.0, |x| T::from_f64(erfc_f64::<28>(x.to_f64())));
     }
     map::<T, T>(ctx, 20.0, |x| T::from_f64(erfc_f64::<14>(x.to_f64())))
@@ -203,16 +191,16 @@ fn digamma_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     map::<T, T>(ctx, 50.0, |x| T::from_f64(digamma_f64(x.to_f64())))
 }
 
+fn erf_double(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    map::<f64, f64>(ctx, 40.0, erf_f64::<28>)
+}
+
 fn erf_f32(ctx: &mut KernelCtx<'_>) -> Result<()> {
     map_slices::<f32>(ctx, 0.6, vmath::erf_f32, vmath::erf_f32_to)
 }
 
-const ERF_KERNELS: &[KernelDef] = &[
-    cpu(DType::F32, erf_f32),
-    cpu(DType::F64, erf_kernel::<f64>),
-    cpu(DType::F16, erf_f32),
-    cpu(DType::BF16, erf_f32),
-];
+const ERF_KERNELS: &[KernelDef] =
+    &[cpu(DType::F32, erf_f32), cpu(DType::F64, erf_double), cpu(DType::F16, erf_f32), cpu(DType::BF16, erf_f32)];
 const ERFC_KERNELS: &[KernelDef] = elementwise_kernels!(erfc_kernel: f32, f64; f16, bf16);
 const LGAMMA_KERNELS: &[KernelDef] = elementwise_kernels!(lgamma_kernel: f32, f64; f16, bf16);
 const DIGAMMA_KERNELS: &[KernelDef] = elementwise_kernels!(digamma_kernel: f32, f64; f16, bf16);

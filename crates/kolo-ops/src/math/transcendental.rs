@@ -5,12 +5,11 @@ use half::{bf16, f16};
 use kolo_core::{DType, Result};
 use kolo_device::cpu::vmath;
 use kolo_graph::Output;
-use num_traits::{Float, One};
+use num_traits::Float;
 
 use crate::KernelCtx;
 use crate::math::binary::first;
 use crate::math::elementwise::{map, map_slices};
-use crate::math::number::Floating;
 use crate::math::unary::{only, unary, unary_builders, unary_kernels};
 use crate::op::{KernelDef, Op, cpu};
 
@@ -79,19 +78,16 @@ unary_kernels! {
 
 /// Kernels for which `float` has a loop over whole slices, in place or from one slice to another.
 macro_rules! fast_kernels {
-    ($($table:ident, $function:ident, $fast:ident, $in_place:path, $between:path, |$x:ident| $body:expr;)*) => {
-        $(fn $function<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-            map::<T, T>(ctx, 6.0, #[inline(always)] |x: T| {
-                let $x = x.widen();
-                T::narrow($body)
-            })
+    ($($table:ident, $double:ident, $fast:ident, $in_place:path, $between:path, |$x:ident| $body:expr;)*) => {
+        $(fn $double(ctx: &mut KernelCtx<'_>) -> Result<()> {
+            map::<f64, f64>(ctx, 6.0, #[inline(always)] |$x| $body)
         }
         fn $fast(ctx: &mut KernelCtx<'_>) -> Result<()> {
             map_slices::<f32>(ctx, 0.6, $in_place, $between)
         }
         const $table: &[KernelDef] = &[
             cpu(DType::F32, $fast),
-            cpu(DType::F64, $function::<f64>),
+            cpu(DType::F64, $double),
             cpu(DType::F16, $fast),
             cpu(DType::BF16, $fast),
         ];)*
@@ -99,13 +95,12 @@ macro_rules! fast_kernels {
 }
 
 fast_kernels! {
-    EXP_KERNELS, exp_kernel, exp_f32, vmath::exp_f32, vmath::exp_f32_to, |x| Float::exp(x);
-    LOG_KERNELS, log_kernel, log_f32, vmath::log_f32, vmath::log_f32_to, |x| Float::ln(x);
-    RSQRT_KERNELS, rsqrt_kernel, rsqrt_f32, vmath::rsqrt_f32, vmath::rsqrt_f32_to, |x| T::Wide::one() / Float::sqrt(x);
-    TANH_KERNELS, tanh_kernel, tanh_f32, vmath::tanh_f32, vmath::tanh_f32_to, |x| Float::tanh(x);
+    EXP_KERNELS, exp_f64, exp_f32, vmath::exp_f32, vmath::exp_f32_to, |x| x.exp();
+    LOG_KERNELS, log_f64, log_f32, vmath::log_f32, vmath::log_f32_to, |x| x.ln();
+    RSQRT_KERNELS, rsqrt_f64, rsqrt_f32, vmath::rsqrt_f32, vmath::rsqrt_f32_to, |x| 1.0 / x.sqrt();
+    TANH_KERNELS, tanh_f64, tanh_f32, vmath::tanh_f32, vmath::tanh_f32_to, |x| x.tanh();
     // Far below zero the exponential is infinite and the result 0, as it should be.
-    SIGMOID_KERNELS, sigmoid_kernel, sigmoid_f32, vmath::sigmoid_f32, vmath::sigmoid_f32_to,
-        |x| T::Wide::one() / (T::Wide::one() + Float::exp(-x));
+    SIGMOID_KERNELS, sigmoid_f64, sigmoid_f32, vmath::sigmoid_f32, vmath::sigmoid_f32_to, |x| 1.0 / (1.0 + (-x).exp());
 }
 
 #[cfg(test)]

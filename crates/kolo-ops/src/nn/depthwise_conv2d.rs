@@ -158,23 +158,24 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             return Ok(());
         }
         y.fill(T::of(0.0));
-        if before > 0 && after > 0 {
-            ctx.pool().for_each_chunk(y, after, |n, y| {
-                let x = &x[n * before..(n + 1) * before];
-                vectorize(
-                    #[inline(always)]
-                    || {
-                        for_taps(&plan.h, &plan.w, |o, k, i| {
-                            let (x, f) = (&x[i * c..(i + 1) * c], &f[k * c * m..(k + 1) * c * m]);
-                            let y = &mut y[o * c * m..(o + 1) * c * m];
-                            for ((y, f), &x) in y.chunks_exact_mut(m).zip(f.chunks_exact(m)).zip(x) {
-                                y.iter_mut().zip(f).for_each(|(y, &f)| *y += x * f);
-                            }
-                        });
-                    },
-                );
-            });
+        if before == 0 || after == 0 {
+            return Ok(());
         }
+        ctx.pool().for_each_chunk(y, after, |n, y| {
+            let x = &x[n * before..(n + 1) * before];
+            vectorize(
+                #[inline(always)]
+                || {
+                    for_taps(&plan.h, &plan.w, |o, k, i| {
+                        let (x, f) = (&x[i * c..(i + 1) * c], &f[k * c * m..(k + 1) * c * m]);
+                        let y = &mut y[o * c * m..(o + 1) * c * m];
+                        for ((y, f), &x) in y.chunks_exact_mut(m).zip(f.chunks_exact(m)).zip(x) {
+                            y.iter_mut().zip(f).for_each(|(y, &f)| *y += x * f);
+                        }
+                    });
+                },
+            );
+        });
         Ok(())
     })?;
     ctx.set_output(0, out);
@@ -195,23 +196,24 @@ fn backprop_input<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             return Ok(());
         }
         dx.fill(T::of(0.0));
-        if before > 0 && after > 0 {
-            ctx.pool().for_each_chunk(dx, before, |n, dx| {
-                let dy = &dy[n * after..(n + 1) * after];
-                vectorize(
-                    #[inline(always)]
-                    || {
-                        for_taps(&plan.h, &plan.w, |o, k, i| {
-                            let (dy, f) = (&dy[o * c * m..(o + 1) * c * m], &f[k * c * m..(k + 1) * c * m]);
-                            let dx = &mut dx[i * c..(i + 1) * c];
-                            for ((dx, dy), f) in dx.iter_mut().zip(dy.chunks_exact(m)).zip(f.chunks_exact(m)) {
-                                dy.iter().zip(f).for_each(|(&dy, &f)| *dx += dy * f);
-                            }
-                        });
-                    },
-                );
-            });
+        if before == 0 || after == 0 {
+            return Ok(());
         }
+        ctx.pool().for_each_chunk(dx, before, |n, dx| {
+            let dy = &dy[n * after..(n + 1) * after];
+            vectorize(
+                #[inline(always)]
+                || {
+                    for_taps(&plan.h, &plan.w, |o, k, i| {
+                        let (dy, f) = (&dy[o * c * m..(o + 1) * c * m], &f[k * c * m..(k + 1) * c * m]);
+                        let dx = &mut dx[i * c..(i + 1) * c];
+                        for ((dx, dy), f) in dx.iter_mut().zip(dy.chunks_exact(m)).zip(f.chunks_exact(m)) {
+                            dy.iter().zip(f).for_each(|(&dy, &f)| *dx += dy * f);
+                        }
+                    });
+                },
+            );
+        });
         Ok(())
     })?;
     ctx.set_output(0, out);

@@ -66,9 +66,8 @@ fn map<N: Narrow, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, each: &MapLoop<'
         map_by::<N, N>(ctx, ns, &|input: &[N], out: &mut [N]| {
             let (mut before, mut after) = ([N::Wide::default(); BLOCK], [U::default(); BLOCK]);
             for (input, out) in input.chunks(BLOCK).zip(out.chunks_mut(BLOCK)) {
-                let after = &mut after;
                 each(widen(input, &mut before), &mut after[..out.len()]);
-                narrow(after, out);
+                narrow(&after, out);
             }
         })
     } else {
