@@ -1,6 +1,8 @@
-//! `kolo explain`: wish, fact and reason for every node, before anything runs.
+//! `kolo explain`: wish, fact and reason for every node, and what the passes make of the graph, before anything runs.
 
-use crate::Result;
+use serde_json::json;
+
+use crate::{Error, PassReport, Result};
 
 use super::graph_file::GraphArgs;
 use super::print;
@@ -10,8 +12,14 @@ use super::print;
 pub struct Args {
     #[command(flatten)]
     graph: GraphArgs,
-    /// One JSON object per node
+    /// Print the passes in order, with their reasons and how many nodes each left
     #[arg(long)]
+    passes: bool,
+    /// Print the graph as it is after this pass
+    #[arg(long, value_name = "PASS")]
+    after: Option<String>,
+    /// One JSON object per node, or per pass with --passes
+    #[arg(long, conflicts_with = "after")]
     json: bool,
 }
 
@@ -19,6 +27,9 @@ pub fn run(args: &Args) -> Result<()> {
     let graph = args.graph.read()?;
     let session = args.graph.session(&graph)?;
     let fetches: Vec<&str> = args.graph.fetches.iter().map(String::as_str).collect();
+    if args.passes || args.after.is_some() {
+        return explain_passes(args, &session.explain_passes(&fetches, args.after.as_deref())?);
+    }
     let report = session.explain(&fetches)?;
     if !args.json {
         print(report.to_string().trim_end())?;
@@ -36,4 +47,27 @@ pub fn run(args: &Args) -> Result<()> {
         ))?;
     }
     Ok(())
+}
+
+fn explain_passes(args: &Args, report: &PassReport) -> Result<()> {
+    if args.json {
+        for record in &report.log {
+            print(json!({
+                "pass": record.pass, "stage": record.stage.to_string(), "why": record.why,
+                "device": record.device.as_ref().map(ToString::to_string), "changed": record.has_changed,
+                "nodes_before": record.n_before, "nodes_after": record.n_after,
+            }))?;
+        }
+        return Ok(());
+    }
+    if args.passes {
+        print(report.to_string().trim_end())?;
+    }
+    match (&args.after, &report.text) {
+        (Some(_), Some(text)) => print(text.trim_end()),
+        (Some(pass), None) => Err(Error::failed_precondition(format!(
+            "'{pass}' works on compiled parts, after which there is no graph to print; --after partition shows the parts"
+        ))),
+        (None, _) => Ok(()),
+    }
 }

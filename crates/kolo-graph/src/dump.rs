@@ -6,32 +6,37 @@
 
 use std::fmt;
 
-use crate::{Nodes, OutputInfo};
+use crate::{NodeId, Nodes, OutputInfo};
 
 impl fmt::Display for Nodes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (_, node) in self.iter() {
-            write!(f, "{} = {}", node.name, node.op())?;
-            let attrs: Vec<String> = node.attrs.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            if !attrs.is_empty() {
-                write!(f, "[{}]", attrs.join(", "))?;
-            }
-            let data = node.inputs.iter().map(|&at| match at.feed() {
-                Some(feed) => format!("<feed {feed}>"),
-                None => self.endpoint_name(at),
-            });
-            let control = node.control_inputs.iter().map(|&id| format!("^{}", self.node(id).name));
-            write!(f, "({})", data.chain(control).collect::<Vec<_>>().join(", "))?;
-            if !node.device.is_empty() {
-                write!(f, " @ {}", node.device)?;
-            }
-            if !node.outputs.is_empty() {
-                let outputs: Vec<String> = node.outputs.iter().map(OutputInfo::to_string).collect();
-                write!(f, " -> {}", outputs.join(", "))?;
-            }
-            writeln!(f)?;
+        self.iter().try_for_each(|(id, _)| writeln!(f, "{}", self.line(id)))
+    }
+}
+
+impl Nodes {
+    /// One node as text.
+    pub(crate) fn line(&self, id: NodeId) -> String {
+        let node = self.node(id);
+        let mut line = format!("{} = {}", node.name, node.op());
+        let attrs: Vec<String> = node.attrs.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        if !attrs.is_empty() {
+            line += &format!("[{}]", attrs.join(", "));
         }
-        Ok(())
+        let data = node.inputs.iter().map(|&at| match at.feed() {
+            Some(feed) => format!("<feed {feed}>"),
+            None => self.endpoint_name(at),
+        });
+        let control = node.control_inputs.iter().map(|&id| format!("^{}", self.node(id).name));
+        line += &format!("({})", data.chain(control).collect::<Vec<_>>().join(", "));
+        if !node.device.is_empty() {
+            line += &format!(" @ {}", node.device);
+        }
+        if !node.outputs.is_empty() {
+            let outputs: Vec<String> = node.outputs.iter().map(OutputInfo::to_string).collect();
+            line += &format!(" -> {}", outputs.join(", "));
+        }
+        line
     }
 }
 

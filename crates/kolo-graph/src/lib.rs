@@ -6,6 +6,7 @@
 //! `kolo-ops`'s.
 
 mod attr;
+mod branches;
 mod client;
 mod colocate;
 mod control_flow;
@@ -26,9 +27,12 @@ mod output;
 mod partition;
 mod place;
 mod placed;
+mod plan;
 mod prune;
 mod registry;
 mod request;
+pub mod rewrite;
+mod rounds;
 mod rules;
 pub mod shape_fns;
 mod signature;
@@ -38,7 +42,8 @@ mod variable;
 pub mod wire;
 
 pub use attr::{AttrValue, Attrs};
-pub use client::{ClientEnds, with_client_ends};
+pub use branches::{BranchNode, skipped_nodes};
+pub use client::ClientEnds;
 pub use colocate::{colocation_leaders, holds_state, is_variable};
 pub use control_flow::WhileOptions;
 pub use cost::{CostModel, Link};
@@ -52,13 +57,14 @@ pub use op_def::{Flow, Grad, Gradient, GradientFn, HandleRule, IndexedSlices, Op
 pub use operators::IntoOutput;
 pub use origin::Origin;
 pub use output::{OpBuilder, Operation, Output};
-pub use partition::{
-    Granularity, LoopControl, Partition, PartitionOptions, Transfer, implicit_copy, moved_bytes, partition,
-};
+pub use partition::{Granularity, LoopControl, Partition, PartitionOptions, Transfer, moved_bytes, partition};
 pub use place::{DeviceInfo, KernelSupport, Order, PlaceOptions, Placement, Policy, place, state_stays};
 pub use placed::{LogFormat, Placed, PlacedGraph, Rule, log_lines};
+pub use plan::{Ends, ImplicitCopies, Plan, PlanRequest, plan};
 pub use prune::{Pruned, Request, prune};
 pub use registry::OpRegistry;
+pub use rewrite::{Pass, PassContext, PassRecord, Rewriter, Stage, pipeline};
+pub use rounds::TransferRound;
 pub use rules::{PlacementRules, RuleRow, RuleTable};
 pub use signature::{ArgDef, ArgType, AttrDef, AttrKind, Signature};
 pub use variable::{Initializer, Variable, VariableBuilder, VariableKind, VariableRecord};

@@ -31,6 +31,7 @@ use crate::frames::frames;
 use crate::place::{DeviceInfo, KernelSupport};
 use crate::placed::PlacedGraph;
 use crate::prune::{Feeds, Pruned, stable_order};
+use crate::rounds::{TransferRound, rounds};
 use crate::{AttrValue, Endpoint, Flow, Node, NodeId, Nodes, OpRegistry, OutputInfo};
 
 /// Where graphs are cut.
@@ -127,8 +128,14 @@ pub fn partition(
         }
         LoopControl::Present => ControlLoops::default(),
     };
+    let places = places(&placed.devices, options.granularity);
+    let rounds = match options.granularity {
+        Granularity::Task => rounds(&drafts, &|draft| places[drafts[draft].device]),
+        Granularity::Device => Vec::new(),
+    };
     let mut cutter = Cutter {
-        places: places(&placed.devices, options.granularity),
+        places,
+        rounds,
         local: vec![usize::MAX; drafts.len()],
         drafts: &drafts,
         loops,
@@ -166,14 +173,31 @@ pub fn moved_bytes(placed: &PlacedGraph<'_>, pruned: &Pruned) -> BTreeMap<NodeId
     bytes
 }
 
-/// The first value that placement alone makes move between memories: which it is, and the node that reads it elsewhere. An
-/// `Identity` that is pinned asks for the copy; control edges move nothing; arguments in host memory stay there, whichever
-/// device of the task reads them.
-pub fn implicit_copy(
+/// An error if placement alone makes a value move between memories. An `Identity` that is pinned asks for the copy; control
+/// edges move nothing; arguments in host memory stay there, whichever device of the task reads them.
+pub(crate) fn deny_implicit_copies(
     placed: &PlacedGraph<'_>,
     pruned: &Pruned,
     support: &dyn KernelSupport,
-) -> Option<(Endpoint, NodeId)> {
+) -> Result<()> {
+    let Some((value, reader)) = implicit_copy(placed, pruned, support) else { return Ok(()) };
+    let at = |id: NodeId| placed.placed(id).map_or_else(String::new, |row| placed.devices[row.device].name.to_string());
+    let (from, to) = (placed.nodes.node(value.node), placed.nodes.node(reader));
+    Err(Error::invalid_argument(format!(
+        "output {} of '{}' ({}) on {} would be copied for '{}' ({}) on {}, and implicit copies are denied; place both on one \
+         device, or ask for the copy with an Identity that is pinned there",
+        value.index,
+        from.name,
+        from.op(),
+        at(value.node),
+        to.name,
+        to.op(),
+        at(reader),
+    )))
+}
+
+/// The first value that placement alone makes move, and the node that reads it elsewhere.
+fn implicit_copy(placed: &PlacedGraph<'_>, pruned: &Pruned, support: &dyn KernelSupport) -> Option<(Endpoint, NodeId)> {
     let nodes = placed.nodes;
     let name = |id: NodeId| placed.placed(id).map(|placed_at| &placed.devices[placed_at.device].name);
     let on_host = |marks: Vec<bool>, i: usize, device: &DeviceName| {
@@ -209,6 +233,8 @@ struct Cutter<'a> {
     drafts: &'a [Draft],
     /// For each device, its place.
     places: Vec<usize>,
+    /// For each draft, what is said of its transfers to other tasks.
+    rounds: Vec<TransferRound>,
     /// For each draft that was emitted, its number in its part.
     local: Vec<usize>,
     loops: ControlLoops,
@@ -407,8 +433,9 @@ impl Cutter<'_> {
         let (send_device, recv_device) = (&devices[source.device], &devices[target.device]);
         let tensor_name = format!("edge_{}_{base}", self.n_edges);
         self.n_edges += 1;
+        let round = self.rounds.get(from).map(|round| round.attrs()).into_iter().flatten();
         let attrs = |dtype_attr| -> Vec<(&str, AttrValue)> {
-            vec![
+            let mut attrs: Vec<(&str, AttrValue)> = vec![
                 (dtype_attr, value.dtype.into()),
                 ("tensor_name", tensor_name.clone().into()),
                 ("send_device", send_device.name.to_string().into()),
@@ -416,7 +443,9 @@ impl Cutter<'_> {
                 ("send_device_incarnation", (send_device.incarnation as i64).into()),
                 ("recv_device", recv_device.name.to_string().into()),
                 ("client_terminated", false.into()),
-            ]
+            ];
+            attrs.extend(round.clone());
+            attrs
         };
         let (send_op, recv_op) =
             (if from_host { "_HostSend" } else { "_Send" }, if to_host { "_HostRecv" } else { "_Recv" });

@@ -35,20 +35,6 @@ pub struct Pruned {
     pub targets: Vec<NodeId>,
 }
 
-impl Request {
-    /// TensorFlow's servers refuse to fetch what is fed; a local session returns the fed value. A server that wants to
-    /// answer as TensorFlow's does calls this first.
-    pub fn refuse_fed_fetches(&self, nodes: &Nodes) -> Result<()> {
-        match self.fetches.iter().find(|at| self.feeds.contains(at)) {
-            Some(&at) => Err(Error::invalid_argument(format!(
-                "Endpoint \"{}\" is both fed and fetched.",
-                nodes.endpoint_name(check_endpoint(nodes, at, "fetch")?)
-            ))),
-            None => Ok(()),
-        }
-    }
-}
-
 impl Pruned {
     /// Which feed gives the value of this output, if one does. A fetch of a fed output is answered with it.
     pub fn feed_of(&self, at: Endpoint) -> Option<usize> {
@@ -348,8 +334,6 @@ mod tests {
         let nodes = g.snapshot();
         let request = read(&nodes, "a | a |");
         assert_eq!(prune(&nodes, &request).unwrap().feed_of(request.fetches[0]), Some(0));
-        let error = request.refuse_fed_fetches(&nodes).unwrap_err();
-        assert_eq!(error.message(), "Endpoint \"a:0\" is both fed and fetched.");
     }
 
     #[test]

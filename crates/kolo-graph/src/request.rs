@@ -36,12 +36,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 }
 
 /// Checks a request against its op's signature, fills in attributes, infers dtypes and shapes.
-pub(crate) fn complete(
-    registry: &'static OpRegistry,
-    nodes: &Nodes,
-    request: NodeRequest,
-    name: String,
-) -> Result<Node> {
+pub(crate) fn complete(registry: &OpRegistry, nodes: &Nodes, request: NodeRequest, name: String) -> Result<Node> {
     let place = |error: Error| {
         let error = error.with_node(&name, &request.op, "");
         let error = describe_inputs(nodes, &request.inputs, error);
@@ -95,6 +90,34 @@ pub(crate) fn complete(
         source: request.source,
         device_source,
     })
+}
+
+/// Checks a node that a rewrite made or changed: it fits its op's signature, and what is noted of its outputs does not
+/// contradict inference. Nothing is known of inputs that a caller feeds, so a node that reads one is believed.
+pub(crate) fn infer_again(registry: &OpRegistry, nodes: &Nodes, node: &Node) -> Result<()> {
+    if node.inputs.iter().any(|at| at.feed().is_some()) {
+        return Ok(());
+    }
+    let place = |error: Error| {
+        let error = error.with_node(&node.name, node.op(), "");
+        describe_inputs(nodes, &node.inputs, error)
+    };
+    let (def, signature) = registry.find(node.op()).map_err(place)?;
+    let mut attrs = node.attrs.clone();
+    bind_inputs(signature, &mut attrs, nodes, &node.inputs).map_err(place)?;
+    check_attrs(signature, &mut attrs).map_err(place)?;
+    let dtypes = bind_outputs(signature, &attrs).map_err(place)?;
+    let noted: Vec<(DType, bool)> = node.outputs.iter().map(|output| (output.dtype, output.is_ref)).collect();
+    if noted != dtypes {
+        return Err(place(Error::internal(format!("its outputs are noted as {noted:?}, and are {dtypes:?}"))));
+    }
+    let ctx = InferCtx::new(node.op(), &attrs, nodes, &node.inputs, dtypes.len());
+    for (output, shape) in node.outputs.iter().zip((def.shape)(&ctx).map_err(place)?) {
+        output.shape.merge(&shape).map_err(|_| {
+            place(Error::internal(format!("an output is noted as {}, and is inferred as {shape}", output.shape)))
+        })?;
+    }
+    Ok(())
 }
 
 fn handle_from(attrs: &Attrs, shape: &str) -> Result<(DType, PartialShape)> {

@@ -50,6 +50,13 @@ impl Connect for Session {
         let address = target.strip_prefix("grpc://").ok_or_else(|| {
             Error::invalid_argument(format!("'{target}' is not a target; it looks like grpc://host:port"))
         })?;
+        if let Some(pass) = config.passes.first() {
+            return Err(Error::invalid_argument(format!(
+                "pass '{}' cannot run in a session on {target}: its servers plan with passes of their own; rewrite the graph \
+                 before the session, or use a local one",
+                pass.name()
+            )));
+        }
         let (master, runtime) = match own_server(address) {
             Some((master, runtime)) => (Arc::new(LocalMaster(master)) as Arc<dyn MasterService>, runtime),
             None => {

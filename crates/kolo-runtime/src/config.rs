@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kolo_device::Device;
-use kolo_graph::{CostModel, PlacementRules, Policy};
+use kolo_graph::{CostModel, Pass, PlacementRules, Policy};
 use kolo_ops::CancelToken;
 
 /// How a session is set up. Field names are TensorFlow's where it has them.
@@ -47,6 +47,8 @@ pub struct SessionConfig {
     pub device_filters: Vec<String>,
     /// For a remote session: variables and queues of its own, which end with it.
     pub isolate_session_state: bool,
+    /// Passes of the user's own, which run before Kolo's of the same stage; see [`Pass`]. Only for local sessions.
+    pub passes: Vec<Pass>,
     /// The time limit of a run that has none of its own.
     pub operation_timeout: Option<Duration>,
 }

@@ -30,7 +30,7 @@ use crate::session::Session;
 #[derive(Clone)]
 pub struct Host {
     pub(crate) devices: Arc<Devices>,
-    config: SessionConfig,
+    pub(crate) config: SessionConfig,
 }
 
 impl Host {

@@ -4,6 +4,7 @@
 //! steps: nodes count their pending inputs and run when none is left. It cannot name gRPC; a cluster uses the same
 //! executor with another [`kolo_ops::Rendezvous`], and a [`Session`] reaches it through a [`RemoteSession`].
 
+mod compiled;
 mod config;
 mod devices;
 mod executor;
@@ -18,6 +19,7 @@ mod remote;
 mod rendezvous;
 mod session;
 mod task;
+pub mod testing;
 mod threads;
 mod trace;
 mod wanted;
@@ -26,12 +28,13 @@ pub use config::{DevicePlan, GpuOptions, RunOptions, SessionConfig};
 pub use executor::frame_id::FrameIds;
 pub use executor::split::{CaptureReport, SplitNode};
 pub use executor::step::NodeWait;
+pub use fusion::passes as fusion_passes;
 pub use host::Host;
 pub use inter_pool::InterPool;
-pub use planner::{PlacementReport, PlacementRow};
+pub use planner::{PassReport, PlacementReport, PlacementRow};
 pub use remote::{RemoteRun, RemoteSession};
 pub use rendezvous::{LocalRendezvous, StepRendezvous};
 pub use session::{Callable, PartialRun, RunMetadata, Session};
-pub use task::{TaskGraph, TaskSession, TaskStep};
+pub use task::{StepKind, TaskGraph, TaskSession, TaskStep};
 pub use threads::DeviceThreads;
 pub use trace::{NodeTrace, StepTrace};

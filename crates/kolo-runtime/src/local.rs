@@ -8,18 +8,19 @@ use std::time::Instant;
 use kolo_core::{Error, Result, Tensor};
 use kolo_device::{DeviceAttributes, MemoryStats};
 use kolo_graph::{CostModel, Graph, Nodes, Output};
-use kolo_ops::CancelToken;
+use kolo_ops::{CancelToken, Registration};
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
+use crate::compiled::{CompiledPlan, RunParts};
 use crate::config::{RunOptions, SessionConfig};
 use crate::devices::{Devices, stop_text};
-use crate::executor::capture::CaptureSlot;
-use crate::executor::plan::{KernelCache, PartPlan};
-use crate::executor::split::{CaptureReport, Split};
+use crate::executor::limits::Limits;
+use crate::executor::plan::KernelCache;
+use crate::executor::split::CaptureReport;
 use crate::executor::step::Step;
 use crate::layout::Layout;
-use crate::planner::{PlacementReport, Planner};
+use crate::planner::{PassReport, PlacementReport, Planner};
 use crate::session::RunMetadata;
 use crate::trace::StepTrace;
 use crate::wanted::{Announced, FeedInfo, Signature, Wanted, check_n_feeds};
@@ -35,26 +36,63 @@ pub(crate) struct LocalSession {
     kernels: KernelCache,
     pub(crate) plans: RwLock<HashMap<Signature, Arc<RunPlan>>>,
     config: SessionConfig,
-    pub(crate) active: Mutex<Vec<(u64, Weak<Step>)>>,
+    pub(crate) active: Mutex<Vec<(u64, InFlight)>>,
     next_step: AtomicU64,
     closed: AtomicBool,
 }
 
 /// A signature, compiled.
 pub(crate) struct RunPlan {
-    pub parts: Vec<Arc<PartPlan>>,
+    pub compiled: CompiledPlan,
     pub feeds: Vec<FeedInfo>,
     pub n_fetches: usize,
     /// Fetches that are feeds: `(fetch, feed)`.
     pub echoes: Vec<(usize, usize)>,
     /// Nothing needs to run: the fetches are constants and feeds.
     pub is_constant: bool,
-    /// Its capture, where there is one.
-    pub capture: CaptureSlot,
-    /// Its segments, if it is captured in several.
-    pub split: Split,
     /// Set when what it would run has moved to another device.
     pub is_stale: AtomicBool,
+}
+
+/// A run that has begun.
+pub(crate) enum InFlight {
+    /// Node by node, or in segments.
+    Step(Weak<Step>),
+    /// By one replay of a capture.
+    Replay(Weak<CancelToken>),
+}
+
+impl InFlight {
+    fn stop(&self, reason: Error) {
+        match self {
+            InFlight::Step(step) => step.upgrade().into_iter().for_each(|step| step.fail(reason.clone())),
+            InFlight::Replay(cancel) => cancel.upgrade().into_iter().for_each(|cancel| cancel.cancel(reason.clone())),
+        }
+    }
+}
+
+/// Calls back if the caller's token is cancelled while this lives.
+struct Watch<'a>(Option<(&'a CancelToken, Registration)>);
+
+impl<'a> Watch<'a> {
+    fn new(options: &'a RunOptions, stop: impl FnOnce(Error) + Send + 'static) -> Watch<'a> {
+        let Some(token) = &options.cancel else { return Watch(None) };
+        match token.register(Box::new(stop)) {
+            Ok(registration) => Watch(Some((token, registration))),
+            Err((stop, reason)) => {
+                stop(reason);
+                Watch(None)
+            }
+        }
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if let Some((token, registration)) = self.0.take() {
+            token.deregister(registration);
+        }
+    }
 }
 
 impl LocalSession {
@@ -99,8 +137,8 @@ impl LocalSession {
 
     pub fn partial_run(self: &Arc<Self>, wanted: Wanted) -> Result<LocalPartialRun> {
         let plan = self.plan(&wanted)?;
-        let step = Step::new(self.step_id(), &plan.parts, CancelToken::new(), false, true);
-        self.enter(&plan, &step)?;
+        let step = Step::new(self.step_id(), &plan.compiled.parts, CancelToken::new(), false, true);
+        self.enter(&plan, step.id, InFlight::Step(Arc::downgrade(&step)))?;
         Ok(LocalPartialRun {
             session: self.clone(),
             values: vec![None; plan.n_fetches],
@@ -116,19 +154,28 @@ impl LocalSession {
     }
 
     pub fn explain(&self, fetches: &[&str]) -> Result<PlacementReport> {
-        let wanted = {
-            let nodes = self.nodes.read();
-            let mut wanted = Wanted::default();
-            for name in fetches {
-                match nodes.endpoint(name) {
-                    Ok(at) => wanted.fetches.push(at),
-                    Err(_) => wanted.targets.push(nodes.require(name)?),
-                }
-            }
-            wanted
-        };
-        self.plan(&wanted)?;
+        self.plan(&self.named(fetches)?)?;
         Ok(self.placement())
+    }
+
+    pub fn explain_passes(&self, fetches: &[&str], after: Option<&str>) -> Result<PassReport> {
+        self.check_open()?;
+        let wanted = self.named(fetches)?;
+        let nodes = self.nodes.read().clone();
+        self.planner.lock().explain_passes(&nodes, &wanted, after)
+    }
+
+    /// Tensors and operations by name.
+    fn named(&self, fetches: &[&str]) -> Result<Wanted> {
+        let nodes = self.nodes.read();
+        let mut wanted = Wanted::default();
+        for name in fetches {
+            match nodes.endpoint(name) {
+                Ok(at) => wanted.fetches.push(at),
+                Err(_) => wanted.targets.push(nodes.require(name)?),
+            }
+        }
+        Ok(wanted)
     }
 
     pub fn list_devices(&self) -> Vec<DeviceAttributes> {
@@ -141,7 +188,7 @@ impl LocalSession {
 
     /// For each plan so far what was captured of it.
     pub fn capture_reports(&self) -> Vec<CaptureReport> {
-        self.plans.read().values().map(|plan| plan.split.report(&plan.capture)).collect()
+        self.plans.read().values().map(|plan| plan.compiled.report()).collect()
     }
 
     pub fn measure_links(&self, costs: &mut CostModel) -> Result<()> {
@@ -159,9 +206,7 @@ impl LocalSession {
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         let active = std::mem::take(&mut *self.active.lock());
-        for step in active.iter().filter_map(|(_, step)| step.upgrade()) {
-            step.fail(Error::cancelled(stop_text()));
-        }
+        active.iter().for_each(|(_, run)| run.stop(Error::cancelled(stop_text())));
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {
@@ -196,44 +241,28 @@ impl LocalSession {
         if plan.is_constant {
             return Ok((plan.constant_fetches(feeds)?, metadata));
         }
-        if let [part] = &plan.parts[..]
-            && !options.trace
-            && !plan.is_stale.load(Ordering::Relaxed)
-        {
-            let new_step = || Step::new(metadata.step_id, &plan.parts, CancelToken::new(), false, false);
-            let mut given: SmallVec<[Option<Tensor>; 4]> = feeds.iter().map(|feed| Some((*feed).clone())).collect();
-            if let Some(fetched) = plan.capture.run(part, &mut given, &new_step)? {
-                let mut values = vec![None; plan.n_fetches];
-                fetched.into_iter().for_each(|(fetch, value)| values[fetch] = Some(value));
-                return Ok((plan.all_fetches(values, feeds)?, metadata));
-            }
-        }
-        let split = match options.trace {
-            true => None,
-            false => plan.split.parts(&plan.parts, &plan.capture, &self.kernels),
-        };
-        let parts = split.as_deref().unwrap_or(&plan.parts);
-        let step = Step::new(metadata.step_id, parts, CancelToken::new(), options.trace, false);
-        self.enter(plan, &step)?;
-        let registration = options.cancel.as_ref().map(|token| {
-            let weak = Arc::downgrade(&step);
-            let stop = Box::new(move |reason: Error| {
-                if let Some(step) = weak.upgrade() {
-                    step.fail(reason);
-                }
-            });
-            (token, token.register(stop))
-        });
-        if let Some((_, Err((_, reason)))) = &registration {
-            step.fail(reason.clone());
-        }
         let deadline = options.timeout.or(self.config.operation_timeout).map(|timeout| Instant::now() + timeout);
+        // Tracing wants to see every node.
+        let captures = plan.compiled.may_capture && !options.trace;
+        if captures && let Some(values) = self.replay(plan, metadata.step_id, feeds, options, deadline)? {
+            return Ok((values, metadata));
+        }
+        let parts = match captures {
+            true => plan.compiled.parts_to_run(&self.kernels),
+            false => RunParts::Whole(&plan.compiled.parts),
+        };
+        let step = Step::new(metadata.step_id, &parts, CancelToken::new(), options.trace, false);
+        self.enter(plan, step.id, InFlight::Step(Arc::downgrade(&step)))?;
+        let weak = Arc::downgrade(&step);
+        let watch = Watch::new(options, move |reason| {
+            if let Some(step) = weak.upgrade() {
+                step.fail(reason);
+            }
+        });
         let numbered: SmallVec<[(usize, &Tensor); 4]> = feeds.iter().copied().enumerate().collect();
         step.feed(&numbered, false);
         step.run(deadline, &|_| false);
-        if let Some((token, Ok(registration))) = registration {
-            token.deregister(registration);
-        }
+        drop(watch);
         self.forget(step.id);
         let fetched = step.finish(plan.n_fetches)?;
         // Copies of what was fetched are part of the trace.
@@ -241,14 +270,39 @@ impl LocalSession {
         Ok((plan.all_fetches(fetched, feeds)?, metadata))
     }
 
-    /// Counts a step among those in flight. A plan that went stale between its look-up and now must not run: its
+    /// Runs the plan by a replay, if it is captured whole.
+    fn replay(
+        &self,
+        plan: &RunPlan,
+        step_id: u64,
+        feeds: &[&Tensor],
+        options: &RunOptions,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Vec<Tensor>>> {
+        let [part] = &plan.compiled.parts[..] else { return Ok(None) };
+        let cancel = CancelToken::new();
+        self.enter(plan, step_id, InFlight::Replay(Arc::downgrade(&cancel)))?;
+        let token = cancel.clone();
+        let watch = Watch::new(options, move |reason| token.cancel(reason));
+        let new_step = || Step::new(step_id, &plan.compiled.parts, CancelToken::new(), false, false);
+        let mut given: SmallVec<[Option<Tensor>; 4]> = feeds.iter().map(|feed| Some((*feed).clone())).collect();
+        let fetched = plan.compiled.capture.run(part, &mut given, &new_step, &Limits::new(deadline, cancel));
+        drop(watch);
+        self.forget(step_id);
+        let Some(fetched) = fetched? else { return Ok(None) };
+        let mut values = vec![None; plan.n_fetches];
+        fetched.into_iter().for_each(|(fetch, value)| values[fetch] = Some(value));
+        plan.all_fetches(values, feeds).map(Some)
+    }
+
+    /// Counts a run among those in flight. A plan that went stale between its look-up and now must not run: its
     /// variables are elsewhere.
-    fn enter(&self, plan: &RunPlan, step: &Arc<Step>) -> Result<()> {
+    fn enter(&self, plan: &RunPlan, step_id: u64, run: InFlight) -> Result<()> {
         let mut active = self.active.lock();
         if plan.is_stale.load(Ordering::Relaxed) {
             return Err(Error::aborted("nodes moved to another device while this run was set up; run it again"));
         }
-        active.push((step.id, Arc::downgrade(step)));
+        active.push((step_id, run));
         Ok(())
     }
 
@@ -279,7 +333,7 @@ impl RunPlan {
     /// The fetches of a run in which nothing needs to run.
     fn constant_fetches(&self, feeds: &[&Tensor]) -> Result<Vec<Tensor>> {
         let mut values: SmallVec<[Option<Tensor>; 4]> = SmallVec::from_elem(None, self.n_fetches);
-        for part in &self.parts {
+        for part in &self.compiled.parts {
             for (fetch, value) in &part.fetched_constants {
                 values[*fetch as usize] = Some(part.unit.to_host(value)?);
             }

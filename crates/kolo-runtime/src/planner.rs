@@ -1,4 +1,4 @@
-//! From a graph and a signature to compiled parts: prune, place, partition, compile.
+//! What a local session plans with: its devices, its passes, and where its nodes have been placed so far.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -7,21 +7,20 @@ use std::sync::atomic::AtomicBool;
 
 use kolo_core::{DType, DeviceName, DeviceSpec, Error, Memory, Result};
 use kolo_graph::{
-    DeviceInfo, Endpoint, FallbackCost, KernelSupport, Node, NodeId, Nodes, Origin, PartitionOptions, PlaceOptions,
-    Placed, PlacedGraph, Placement, Request, Rule, colocation_leaders, holds_state, implicit_copy, moved_bytes,
-    partition, place, price_fallbacks, prune, state_stays,
+    DeviceInfo, Endpoint, Ends, FallbackCost, Granularity, ImplicitCopies, KernelSupport, LoopControl, Node, NodeId,
+    Nodes, Origin, Pass, PassRecord, PlaceOptions, Placed, Placement, Plan, PlanRequest, Request, Rule, Stage,
+    colocation_leaders, holds_state, pipeline, plan, price_fallbacks, state_stays,
 };
 use kolo_ops::{KernelMaker, find_kernel, find_op, host_arguments, kernels_of, registry};
 
+use crate::compiled::{Captures, CompiledPlan};
 use crate::config::SessionConfig;
 use crate::devices::Devices;
-use crate::executor::capture::CaptureSlot;
 use crate::executor::frame_id::FrameIds;
-use crate::executor::plan::{Extras, KernelCache, Part, compile};
-use crate::executor::split::Split;
-use crate::fusion::fuse;
+use crate::executor::plan::KernelCache;
 use crate::local::RunPlan;
 use crate::wanted::Wanted;
+use crate::{compiled, fusion};
 
 /// Where nodes were placed, as data. Printing it gives a table.
 #[derive(Clone, Debug, Default)]
@@ -89,17 +88,50 @@ impl fmt::Display for PlacementReport {
     }
 }
 
+/// What the passes of a session do to one run, as data. Printing it gives a table.
+#[derive(Clone, Debug)]
+pub struct PassReport {
+    /// All passes, in order.
+    pub passes: Vec<Pass>,
+    /// What each did; one that works on parts has a record for each.
+    pub log: Vec<PassRecord>,
+    /// The graph after the pass that was asked for.
+    pub text: Option<String>,
+}
+
+impl fmt::Display for PassReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = vec![["pass", "stage", "nodes", "why"].map(str::to_owned)];
+        for pass in &self.passes {
+            let records = || self.log.iter().filter(|record| record.pass == pass.name());
+            let sum = |n: fn(&PassRecord) -> usize| records().map(n).sum::<usize>();
+            let nodes = match records().any(|record| record.has_changed) {
+                true => format!("{} -> {}", sum(|record| record.n_before), sum(|record| record.n_after)),
+                false if records().next().is_some() => "unchanged".to_owned(),
+                false => "-".to_owned(),
+            };
+            table.push([pass.name().to_owned(), pass.stage().to_string(), nodes, pass.why().to_owned()]);
+        }
+        let width = |column: usize| table.iter().map(|row| row[column].len()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..4).map(width).collect();
+        for row in &table {
+            let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+            writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+        }
+        Ok(())
+    }
+}
+
 /// Plans runs; remembers where nodes were placed.
 pub(crate) struct Planner {
     devices: Arc<Devices>,
     infos: Vec<DeviceInfo>,
     options: PlaceOptions,
     log: bool,
-    denies_copies: bool,
-    /// Steps on one GPU may be captured.
-    captures: bool,
-    /// Nodes on GPUs may be put together.
-    fuses: bool,
+    copies: ImplicitCopies,
+    captures: Captures,
+    /// What happens to a graph, in order.
+    passes: Vec<Pass>,
     /// Where earlier runs put nodes: rule 1.
     earlier: HashMap<NodeId, usize>,
     placed: BTreeMap<NodeId, (Placed, Option<usize>)>,
@@ -123,9 +155,12 @@ impl Planner {
                 ..PlaceOptions::default()
             },
             log: config.log_device_placement,
-            denies_copies: config.deny_implicit_copies,
-            captures: !config.gpu.no_capture,
-            fuses: !config.gpu.no_fusion,
+            copies: match config.deny_implicit_copies {
+                true => ImplicitCopies::Denied,
+                false => ImplicitCopies::Allowed,
+            },
+            captures: if config.gpu.no_capture { Captures::Off } else { Captures::Whole },
+            passes: session_passes(config),
             earlier: HashMap::new(),
             placed: BTreeMap::new(),
             moved_from: HashMap::new(),
@@ -134,53 +169,16 @@ impl Planner {
     }
 
     pub fn plan(&mut self, nodes: &Nodes, wanted: &Wanted, kernels: &KernelCache) -> Result<RunPlan> {
-        let request = Request {
-            feeds: wanted.feeds.to_vec(),
-            fetches: wanted.fetches.to_vec(),
-            targets: wanted.targets.to_vec(),
-        };
-        let pruned = prune(nodes, &request)?;
-        let support = Support { devices: &self.devices };
-        let placed = place(nodes, &pruned.nodes, &self.infos, &support, &self.earlier, &self.options)?;
-        if self.denies_copies
-            && let Some((value, reader)) = implicit_copy(&placed, &pruned, &support)
-        {
-            return Err(self.copy_denied(nodes, &placed, value, reader));
-        }
-        let moved = moved_bytes(&placed, &pruned);
-        let options = PartitionOptions { support: Some(&support), ..PartitionOptions::default() };
-        let fresh = &mut self.fresh;
-        let partitions = partition(&placed, &pruned, registry(), &options, &mut || {
-            *fresh += 1;
-            *fresh
-        })?;
-
-        let mut parts = Vec::with_capacity(partitions.len());
-        let mut compiled = Vec::new();
-        let is_on_gpu = |at: usize| matches!(self.devices.units[at].device.memory(), Memory::Cuda(_));
-        let may_split = self.captures && partitions.iter().any(|partition| is_on_gpu(partition.device));
-        for partition in &partitions {
-            let unit = &self.devices.units[partition.device];
-            let fused = if self.fuses { fuse(partition, &unit.device.attributes().name) } else { None };
-            let partition = fused.as_ref().unwrap_or(partition);
-            let fed = partition.feeds.iter().flat_map(|(feed, inputs)| inputs.iter().map(move |input| (*input, *feed)));
-            let part = Part {
-                nodes: &partition.nodes,
-                fed: fed.collect(),
-                fetches: partition.fetches.clone(),
-                frame_ids: FrameIds::default(),
-                extras: Extras::default(),
-            };
-            parts.push(Arc::new(compile(&part, unit, kernels)?));
-            compiled.extend(may_split.then(|| partition.clone()));
-        }
+        let plan = self.plan_parts(nodes, wanted, None)?;
+        let compiled = CompiledPlan::new(plan.parts, &self.devices, kernels, FrameIds::default(), self.captures)?;
 
         // Only a plan that can run counts as an earlier run.
         let mut n_new_fallbacks = 0;
-        for &id in &pruned.nodes {
-            let Some(row) = placed.placed(id) else { continue };
+        // Nodes that passes added are the plan's own: their numbers mean nothing to the next one.
+        for &id in plan.pruned.nodes.iter().filter(|id| id.index() < nodes.len()) {
+            let Some(row) = &plan.placement[id.index()] else { continue };
             self.earlier.insert(id, row.device);
-            let bytes = moved.get(&id).copied().unwrap_or(Some(0));
+            let bytes = plan.moved.get(&id).copied().unwrap_or(Some(0));
             if let Some((old, most)) = self.placed.get_mut(&id).filter(|(old, _)| old.device == row.device) {
                 // Runs differ in what they take from a node; the table shows the most.
                 *most = most.zip(bytes).map(|(most, bytes)| most.max(bytes));
@@ -205,33 +203,56 @@ impl Planner {
             tracing::warn!(target: "kolo::placement", "{}", self.fallback_cost(nodes));
         }
         let feeds = wanted.feed_infos(nodes);
-        let echo = |(fetch, at): (usize, &Endpoint)| pruned.feed_of(*at).map(|feed| (fetch, feed));
+        let echo = |(fetch, at): (usize, &Endpoint)| plan.pruned.feed_of(*at).map(|feed| (fetch, feed));
+        let parts = &compiled.parts;
         Ok(RunPlan {
             is_stale: AtomicBool::new(false),
             is_constant: parts.iter().all(|part| part.roots.is_empty() && part.feeds.is_empty()),
-            capture: CaptureSlot::new(&parts, self.captures),
-            split: Split::new(compiled),
-            parts,
             feeds,
             n_fetches: wanted.fetches.len(),
-            echoes: wanted.fetches.iter().enumerate().filter_map(echo).collect(),
+            echoes: plan.pruned.fetches.iter().enumerate().filter_map(echo).collect(),
+            compiled,
         })
     }
 
-    fn copy_denied(&self, nodes: &Nodes, placed: &PlacedGraph<'_>, value: Endpoint, reader: NodeId) -> Error {
-        let at = |id: NodeId| placed.placed(id).map_or_else(String::new, |row| self.infos[row.device].name.to_string());
-        let (from, to) = (nodes.node(value.node), nodes.node(reader));
-        Error::invalid_argument(format!(
-            "output {} of '{}' ({}) on {} would be copied for '{}' ({}) on {}, and implicit copies are denied; place both on \
-             one device, or ask for the copy with an Identity that is pinned there",
-            value.index,
-            from.name,
-            from.op(),
-            at(value.node),
-            to.name,
-            to.op(),
-            at(reader),
-        ))
+    /// Plans without compiling, and without remembering where nodes were placed.
+    fn plan_parts(&mut self, nodes: &Nodes, wanted: &Wanted, show_after: Option<&str>) -> Result<Plan> {
+        let request = Request {
+            feeds: wanted.feeds.to_vec(),
+            fetches: wanted.fetches.to_vec(),
+            targets: wanted.targets.to_vec(),
+        };
+        let fresh = &mut self.fresh;
+        let request = PlanRequest {
+            nodes,
+            request: &request,
+            connections: &[],
+            registry: registry(),
+            devices: &self.infos,
+            support: &Support { devices: &self.devices },
+            earlier: &self.earlier,
+            place: &self.options,
+            copies: self.copies,
+            granularity: Granularity::Device,
+            loops: LoopControl::Add,
+            ends: Ends::Caller,
+            passes: &self.passes,
+            show_after,
+        };
+        plan(&request, &mut || {
+            *fresh += 1;
+            *fresh
+        })
+    }
+
+    /// What each pass does to a run, and the graph after the pass `after`, without running it.
+    pub fn explain_passes(&mut self, nodes: &Nodes, wanted: &Wanted, after: Option<&str>) -> Result<PassReport> {
+        if let Some(after) = after.filter(|after| self.passes.iter().all(|pass| pass.name() != *after)) {
+            let names: Vec<&str> = self.passes.iter().map(Pass::name).collect();
+            return Err(Error::not_found(format!("there is no pass '{after}'; there are {}", names.join(", "))));
+        }
+        let plan = self.plan_parts(nodes, wanted, after)?;
+        Ok(PassReport { passes: self.passes.clone(), log: plan.log, text: plan.text })
     }
 
     pub fn report(&self, nodes: &Nodes) -> PlacementReport {
@@ -333,6 +354,21 @@ impl Planner {
             (*placed, *bytes) = (Placed { device, wish, rule, missed: None }, Some(0));
         }
     }
+}
+
+/// The passes of a local session: the user's, then ours, which look for what is left.
+fn session_passes(config: &SessionConfig) -> Vec<Pass> {
+    let mut passes = vec![Pass::noted(
+        "placement-rules",
+        Stage::Described,
+        "pins by pattern are the session's, so they hold for every run; done when the session begins",
+    )];
+    passes.extend(config.passes.iter().cloned());
+    if !config.gpu.no_fusion {
+        passes.extend(fusion::passes());
+    }
+    passes.extend(compiled::passes());
+    pipeline(&passes)
 }
 
 /// The op table's answer to what can run where; null devices answer for themselves.

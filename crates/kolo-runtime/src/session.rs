@@ -12,7 +12,7 @@ use crate::config::{RunOptions, SessionConfig};
 use crate::devices::Devices;
 use crate::executor::split::CaptureReport;
 use crate::local::{LocalCallable, LocalPartialRun, LocalSession};
-use crate::planner::PlacementReport;
+use crate::planner::{PassReport, PlacementReport};
 use crate::remote::{Remote, RemoteCallable, RemotePartialRun, RemoteSession, only_local};
 use crate::threads::DeviceThreads;
 use crate::trace::StepTrace;
@@ -177,6 +177,17 @@ impl Session {
             Backend::Remote(_) => Err(Error::failed_precondition(
                 "explain: this session is remote, and its master places nodes; set log_device_placement, and the master's \
                  log says where they went",
+            )),
+        }
+    }
+
+    /// What each pass does to the graph that these fetches need, and the graph as text after the pass `after`, without
+    /// running it.
+    pub fn explain_passes(&self, fetches: &[&str], after: Option<&str>) -> Result<PassReport> {
+        match &self.backend {
+            Backend::Local(session) => session.explain_passes(fetches, after),
+            Backend::Remote(_) => Err(Error::failed_precondition(
+                "explain_passes: this session is remote, and its servers plan; make a local session over the same graph",
             )),
         }
     }

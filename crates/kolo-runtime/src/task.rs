@@ -5,14 +5,20 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kolo_core::{Error, Result};
-use kolo_graph::{LoopControl, NodeId, Nodes, PartitionOptions, PlaceOptions, Request, partition, place, prune};
+use kolo_graph::{
+    Ends, Granularity, ImplicitCopies, LoopControl, NodeId, Nodes, Pass, PlaceOptions, PlanRequest, Request, pipeline,
+    plan,
+};
 use kolo_ops::registry;
 use parking_lot::Mutex;
 
+use crate::compiled::{Captures, CompiledPlan, RunParts};
 use crate::devices::Devices;
 use crate::executor::frame_id::FrameIds;
-use crate::executor::plan::{Extras, KernelCache, Part, PartPlan, compile};
+use crate::executor::plan::KernelCache;
+use crate::executor::split::CaptureReport;
 use crate::executor::step::{NodeWait, Step};
+use crate::fusion;
 use crate::host::Host;
 use crate::planner::Support;
 use crate::rendezvous::StepRendezvous;
@@ -21,13 +27,28 @@ use crate::trace::NodeTrace;
 /// The graphs of one session of a master, which share kernels that keep state.
 pub struct TaskSession {
     devices: Arc<Devices>,
-    kernels: KernelCache,
+    kernels: Arc<KernelCache>,
+    captures: Captures,
+    /// What happens to a part of a graph, in order.
+    passes: Vec<Pass>,
     fresh: Mutex<u64>,
 }
 
 /// A graph that is ready to run.
 pub struct TaskGraph {
-    parts: Vec<Arc<PartPlan>>,
+    compiled: CompiledPlan,
+    kernels: Arc<KernelCache>,
+}
+
+/// How much of a step's values pass through calls of the master before its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepKind {
+    /// All feeds are there when it begins.
+    Whole,
+    /// Feeds and fetches come in several calls, each of which may depend on those before it.
+    Partial,
+    /// Every node is recorded.
+    Traced,
 }
 
 /// A step in flight. Dropping this leaves the step alone.
@@ -39,13 +60,23 @@ pub struct TaskStep {
 impl TaskSession {
     /// A session on the host's devices. It shares their variables with all others.
     pub fn new(host: &Host) -> TaskSession {
-        TaskSession { devices: host.devices.clone(), kernels: KernelCache::default(), fresh: Mutex::new(0) }
+        TaskSession::over(host.devices.clone(), host)
     }
 
     /// A session on the host's devices with variables and queues of its own, which end with it.
     pub fn isolated(host: &Host) -> TaskSession {
-        let devices = Arc::new(host.devices.with_own_state());
-        TaskSession { devices, kernels: KernelCache::default(), fresh: Mutex::new(0) }
+        TaskSession::over(Arc::new(host.devices.with_own_state()), host)
+    }
+
+    fn over(devices: Arc<Devices>, host: &Host) -> TaskSession {
+        let passes = if host.config.gpu.no_fusion { Vec::new() } else { fusion::passes() };
+        TaskSession {
+            devices,
+            kernels: Arc::default(),
+            captures: if host.config.gpu.no_capture { Captures::Off } else { Captures::Segments },
+            passes: pipeline(&passes),
+            fresh: Mutex::new(0),
+        }
     }
 
     /// Compiles a task's part of a step: every node of it runs, on the device it names.
@@ -62,28 +93,29 @@ impl TaskSession {
             }
         }
         let targets: Vec<NodeId> = nodes.iter().map(|(id, _)| id).collect();
-        let pruned = prune(nodes, &Request { targets, ..Request::default() })?;
-        let support = Support { devices: &self.devices };
-        let placed = place(nodes, &pruned.nodes, &infos, &support, &HashMap::new(), &PlaceOptions::default())?;
-        let options =
-            PartitionOptions { support: Some(&support), loops: LoopControl::Present, ..PartitionOptions::default() };
-        let mut fresh = || {
+        let request = PlanRequest {
+            nodes,
+            request: &Request { targets, ..Request::default() },
+            connections: &[],
+            registry: registry(),
+            devices: &infos,
+            support: &Support { devices: &self.devices },
+            earlier: &HashMap::new(),
+            place: &PlaceOptions::default(),
+            copies: ImplicitCopies::Allowed,
+            granularity: Granularity::Device,
+            loops: LoopControl::Present,
+            ends: Ends::Caller,
+            passes: &self.passes,
+            show_after: None,
+        };
+        let plan = plan(&request, &mut || {
             let mut fresh = self.fresh.lock();
             *fresh += 1;
             *fresh
-        };
-        let mut parts = Vec::new();
-        for partition in partition(&placed, &pruned, registry(), &options, &mut fresh)? {
-            let part = Part {
-                nodes: &partition.nodes,
-                fed: HashMap::new(),
-                fetches: Vec::new(),
-                frame_ids,
-                extras: Extras::default(),
-            };
-            parts.push(Arc::new(compile(&part, &self.devices.units[partition.device], &self.kernels)?));
-        }
-        Ok(TaskGraph { parts })
+        })?;
+        let compiled = CompiledPlan::new(plan.parts, &self.devices, &self.kernels, frame_ids, self.captures)?;
+        Ok(TaskGraph { compiled, kernels: self.kernels.clone() })
     }
 }
 
@@ -94,12 +126,22 @@ impl TaskGraph {
         &self,
         step_id: u64,
         transfers: Arc<dyn StepRendezvous>,
-        traced: bool,
+        kind: StepKind,
         on_end: Box<dyn FnOnce(Option<Error>) + Send>,
     ) -> TaskStep {
-        let step = Step::detached(step_id, &self.parts, transfers, traced, on_end);
+        // A segment waits for all of its inputs, so it must not hold up what a later feed depends on.
+        let parts = match kind {
+            StepKind::Whole if self.compiled.may_capture => self.compiled.parts_to_run(&self.kernels),
+            StepKind::Whole | StepKind::Partial | StepKind::Traced => RunParts::Whole(&self.compiled.parts),
+        };
+        let step = Step::detached(step_id, &parts, transfers, kind == StepKind::Traced, on_end);
         step.start();
         TaskStep { step }
+    }
+
+    /// What was captured of it so far.
+    pub fn captures(&self) -> CaptureReport {
+        self.compiled.report()
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_graph::{Graph, OpBuilder};
 use kolo_ops::{Received, Rendezvous, RendezvousKey};
-use kolo_runtime::{FrameIds, Host, SessionConfig, StepRendezvous, TaskGraph, TaskSession};
+use kolo_runtime::{FrameIds, Host, SessionConfig, StepKind, StepRendezvous, TaskGraph, TaskSession};
 use parking_lot::Mutex;
 
 type Waiter = Box<dyn FnOnce(Result<Received>) + Send>;
@@ -106,7 +106,7 @@ fn what_arrives_while_a_runner_hands_over_is_run() {
                     let (ended, end) = mpsc::channel();
                     let echo = Echo { met: Mutex::default(), echo: echo.clone() };
                     let on_end = Box::new(move |error| ended.send(error).expect("the test listens"));
-                    let running = graph.start(thread << 32 | step, Arc::new(echo), false, on_end);
+                    let running = graph.start(thread << 32 | step, Arc::new(echo), StepKind::Whole, on_end);
                     let error = end.recv_timeout(Duration::from_secs(20)).unwrap_or_else(|_| {
                         panic!(
                             "step {step} stands still: {} nodes are ready and nobody runs them",

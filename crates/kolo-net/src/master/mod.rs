@@ -26,7 +26,7 @@ use crate::request_ids::RequestIds;
 use crate::services::{Answer, MasterService};
 
 use graph::{Devices, check_config};
-use plan::{StepPlan, Wanted};
+use plan::{StepPlan, Wanted, part_def};
 use run::StepIo;
 use session::{Session, from_task};
 
@@ -330,7 +330,7 @@ impl Session {
             tensor.push(proto::NamedTensorProto { name: name.clone(), tensor: output.values.get(key).cloned() });
         }
         let partition_graphs = match options.output_partition_graphs {
-            true => plan.parts.iter().map(|part| part.graph_def.clone()).collect(),
+            true => plan.parts.iter().map(|part| part_def(&part.nodes)).collect::<Result<_>>()?,
             false => Vec::new(),
         };
         let step_stats = output.step_stats;

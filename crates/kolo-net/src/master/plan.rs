@@ -1,12 +1,13 @@
 //! One signature of a session, cut by task and registered where its parts run.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use kolo_core::{Error, Result};
 use kolo_graph::wire::graph::{ExportOptions, export};
+use kolo_graph::wire::proto::GraphDef;
 use kolo_graph::{
-    Endpoint, Granularity, NodeId, Nodes, PartitionOptions, Request, partition, place, prune, with_client_ends,
+    Endpoint, Ends, Granularity, ImplicitCopies, LoopControl, NodeId, Nodes, PlanRequest, Request, pipeline, plan,
 };
 use kolo_ops::comm::transfer::edge_key;
 use kolo_ops::registry;
@@ -51,9 +52,9 @@ impl Wanted {
         self
     }
 
-    /// The nodes with all users of a connection's second tensor reading the first.
-    fn connect(&self, nodes: &Nodes) -> Result<Nodes> {
-        let mut joined = nodes.clone();
+    /// The tensors that stand in for others.
+    fn connections(&self, nodes: &Nodes) -> Result<Vec<(Endpoint, Endpoint)>> {
+        let mut joined = Vec::with_capacity(self.connections.len());
         for (from, to) in &self.connections {
             let (from_at, to_at) = (nodes.endpoint(from)?, nodes.endpoint(to)?);
             if nodes.output(from_at).dtype != nodes.output(to_at).dtype {
@@ -63,7 +64,7 @@ impl Wanted {
                     nodes.output(to_at).dtype
                 )));
             }
-            joined.redirect(to_at, from_at);
+            joined.push((from_at, to_at));
         }
         Ok(joined)
     }
@@ -74,7 +75,7 @@ impl Wanted {
         }
         let feeds = self.feeds.iter().map(|name| nodes.endpoint(name)).collect::<Result<Vec<_>>>()?;
         let fetches = self.fetches.iter().map(|name| nodes.endpoint(name)).collect::<Result<Vec<_>>>()?;
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         if let Some(twice) = feeds.iter().find(|at| !seen.insert(**at)) {
             let name = nodes.endpoint_name(*twice);
             return Err(Error::invalid_argument(format!("Endpoint \"{name}\" fed more than once.")));
@@ -93,55 +94,60 @@ pub(super) fn cut(
     config: &ConfigProto,
     fresh: &mut dyn FnMut() -> u64,
 ) -> Result<Cut> {
-    let request = wanted.request(&graph.nodes)?;
-    let nodes = wanted.connect(&graph.nodes)?;
-    let ends = with_client_ends(&nodes, &request, registry(), devices.client())?;
-    let pruned = prune(&ends.nodes, &ends.request)?;
-    let support = Support(devices);
-    let options = place_options(config);
-    let placed = place(&ends.nodes, &pruned.nodes, &devices.infos, &support, &graph.devices, &options)?;
-    let options = PartitionOptions { granularity: Granularity::Task, ..PartitionOptions::default() };
-    let partitions = partition(&placed, &pruned, registry(), &options, fresh)?;
-    let parts = partitions.into_iter().map(|part| {
+    let plan = plan(
+        &PlanRequest {
+            nodes: &graph.nodes,
+            request: &wanted.request(&graph.nodes)?,
+            connections: &wanted.connections(&graph.nodes)?,
+            registry: registry(),
+            devices: &devices.infos,
+            support: &Support(devices),
+            earlier: &graph.devices,
+            place: &place_options(config),
+            copies: ImplicitCopies::Allowed,
+            granularity: Granularity::Task,
+            loops: LoopControl::Add,
+            ends: Ends::Client(devices.client()),
+            passes: &pipeline(&[]),
+            show_after: None,
+        },
+        fresh,
+    )?;
+    let parts = plan.parts.into_iter().map(|part| {
         let name = &devices.infos[part.device].name;
         Part { task: TaskName::new(&name.job, name.task), nodes: part.nodes }
     });
-    let key = |id: NodeId| Ok(format!("{};0:0", edge_key(&ends.nodes.node(id).attrs)?));
-    let is_needed = |id: NodeId| pruned.nodes.binary_search(&id).is_ok();
-    let feed_keys = ends.feeds.iter().map(|&id| is_needed(id).then(|| key(id)).transpose());
+    let key = |id: NodeId| Ok(format!("{};0:0", edge_key(&plan.nodes.node(id).attrs)?));
     Ok(Cut {
         parts: parts.collect(),
-        feed_keys: feed_keys.collect::<Result<_>>()?,
-        fetch_keys: ends.fetches.iter().map(|&id| key(id)).collect::<Result<_>>()?,
-        fetch_needs: request.fetches.iter().map(|&at| needs(&nodes, &request.feeds, at)).collect(),
+        feed_keys: plan.ends.feeds.iter().map(|id| id.map(key).transpose()).collect::<Result<_>>()?,
+        fetch_keys: plan.ends.fetches.iter().map(|&id| key(id)).collect::<Result<_>>()?,
+        fetch_needs: plan.ends.fetches.iter().map(|&id| needs(&plan.nodes, &plan.ends.feeds, id)).collect(),
     })
 }
 
-/// The feeds that an output depends on.
-fn needs(nodes: &Nodes, feeds: &[Endpoint], at: Endpoint) -> Vec<usize> {
-    let by_endpoint: HashMap<Endpoint, usize> = feeds.iter().enumerate().map(|(i, at)| (*at, i)).collect();
-    let mut found = Vec::new();
-    let mut seen = std::collections::HashSet::new();
-    let mut stack = vec![at];
-    while let Some(at) = stack.pop() {
-        if let Some(&feed) = by_endpoint.get(&at) {
-            found.push(feed);
+/// The feeds, by number, that a node depends on.
+fn needs(nodes: &Nodes, feeds: &[Option<NodeId>], id: NodeId) -> Vec<usize> {
+    let by_node: HashMap<NodeId, usize> =
+        feeds.iter().enumerate().filter_map(|(i, node)| Some(((*node)?, i))).collect();
+    let (mut found, mut seen, mut open) = (Vec::new(), HashSet::new(), vec![id]);
+    while let Some(id) = open.pop() {
+        if !seen.insert(id) {
             continue;
         }
-        if seen.insert(at.node) {
-            let node = nodes.node(at.node);
-            stack.extend(node.inputs.iter().copied());
-            stack.extend(node.control_inputs.iter().map(|&node| Endpoint { node, index: 0 }));
+        if let Some(&feed) = by_node.get(&id) {
+            found.push(feed);
         }
+        let node = nodes.node(id);
+        open.extend(node.inputs.iter().map(|at| at.node).chain(node.control_inputs.iter().copied()));
     }
     found.sort_unstable();
-    found.dedup();
     found
 }
 
 /// A part as a message. All attributes are written: TensorFlow 1.15 needs them.
-pub(super) fn part_def(part: &Part) -> Result<kolo_graph::wire::proto::GraphDef> {
-    export(&part.nodes, ExportOptions::default())
+pub(super) fn part_def(nodes: &Nodes) -> Result<GraphDef> {
+    export(nodes, ExportOptions::default())
 }
 
 /// A signature, registered.
@@ -155,8 +161,8 @@ pub(super) struct StepPlan {
 
 /// A part where it runs.
 pub(super) struct RegisteredPart {
-    /// As the task was given it, for clients that want to see it.
-    pub graph_def: kolo_graph::wire::proto::GraphDef,
+    /// For clients that want to see it. Its constants are those of the session's graph, not copies.
+    pub nodes: Nodes,
     pub task: TaskName,
     pub worker: Arc<dyn crate::services::WorkerService>,
     pub graph_handle: String,

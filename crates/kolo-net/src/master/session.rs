@@ -107,7 +107,7 @@ impl Session {
             .blocking(move || {
                 let mut fresh = || this.fresh.fetch_add(1, Ordering::Relaxed);
                 let cut = cut(&graph, &wanted, &this.devices, &this.config, &mut fresh)?;
-                let defs = cut.parts.iter().map(part_def).collect::<Result<Vec<_>>>()?;
+                let defs = cut.parts.iter().map(|part| part_def(&part.nodes)).collect::<Result<Vec<_>>>()?;
                 Ok((wanted, cut, defs))
             })
             .await?;
@@ -116,7 +116,6 @@ impl Session {
         for (i, (part, def)) in cut.parts.into_iter().zip(defs).enumerate() {
             let worker = self.peers.task(&part.task)?;
             let is_own = part.task == self.peers.own;
-            let graph_def = def.clone();
             let request = proto::RegisterGraphRequest {
                 session_handle: self.handle.clone(),
                 graph_def: Some(def),
@@ -129,7 +128,7 @@ impl Session {
                 let response =
                     worker.register_graph(request).await.map_err(|error| from_task(error, &part.task, is_own))?;
                 let graph_handle = response.graph_handle;
-                Ok::<_, Error>((i, RegisteredPart { graph_def, task: part.task, worker, graph_handle, is_own }))
+                Ok::<_, Error>((i, RegisteredPart { nodes: part.nodes, task: part.task, worker, graph_handle, is_own }))
             });
         }
         let mut parts = Vec::new();

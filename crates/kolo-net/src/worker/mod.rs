@@ -16,7 +16,7 @@ use std::time::{Instant, SystemTime};
 use kolo_core::{DeviceSpec, Error, Result};
 use kolo_device::DeviceAttributes;
 use kolo_ops::{Received, Rendezvous, RendezvousKey};
-use kolo_runtime::Host;
+use kolo_runtime::{Host, StepKind};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -145,13 +145,13 @@ impl Worker {
             let tensor = named.tensor.ok_or_else(|| Error::invalid_argument(format!("{} has no value", named.name)))?;
             sends.push((RendezvousKey::parse(&named.name)?, tensor.into_tensor()?));
         }
-        let options = request.exec_opts.unwrap_or_default();
+        let is_traced = request.exec_opts.unwrap_or_default().record_timeline;
         let transfers = StepTransfers(step.transfers.clone());
         let deposit = || sends.into_iter().try_for_each(|(key, tensor)| transfers.send(key, Received::value(tensor)));
         let response = |recv| proto::RunGraphResponse { recv, ..proto::RunGraphResponse::default() };
         if request.is_partial {
             if !step.is_begun() {
-                step.begin(&registered.graph, options.record_timeline)?;
+                step.begin(&registered.graph, if is_traced { StepKind::Traced } else { StepKind::Partial })?;
             }
             let stop = step.stop_on_drop();
             deposit()?;
@@ -170,7 +170,7 @@ impl Worker {
             return Ok(response(recv));
         }
         deposit()?;
-        step.begin(&registered.graph, options.record_timeline)?;
+        step.begin(&registered.graph, if is_traced { StepKind::Traced } else { StepKind::Whole })?;
         // Only now: what the step has sent already is on its way first, and whoever is asked need not be woken twice.
         self.steps.flush();
         let stop = step.stop_on_drop();
@@ -184,7 +184,7 @@ impl Worker {
             let value = value.ok_or_else(|| Error::internal(format!("the step did not send {key}")))?;
             recv.push(named(&key, value.picked_up()?)?);
         }
-        let step_stats = options.record_timeline.then(|| stats::step_stats(&step.take_trace(), step.started()));
+        let step_stats = is_traced.then(|| stats::step_stats(&step.take_trace(), step.started()));
         Ok(proto::RunGraphResponse { step_stats, ..response(recv) })
     }
 

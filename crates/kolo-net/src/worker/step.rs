@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use kolo_core::{Error, Result};
 use kolo_ops::{Received, RendezvousKey};
-use kolo_runtime::{NodeTrace, NodeWait, StepRendezvous, TaskGraph, TaskStep};
+use kolo_runtime::{NodeTrace, NodeWait, StepKind, StepRendezvous, TaskGraph, TaskStep};
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
@@ -122,14 +122,13 @@ impl Steps {
 
 impl Step {
     /// Starts the graph's nodes; a step runs one graph.
-    pub fn begin(&self, graph: &TaskGraph, traced: bool) -> Result<()> {
+    pub fn begin(&self, graph: &TaskGraph, kind: StepKind) -> Result<()> {
         if self.begun.swap(true, Ordering::AcqRel) {
             return Err(Error::aborted(format!("step {} runs on this task already", self.id)));
         }
         let end = self.end.clone();
         let transfers = Arc::new(StepTransfers(self.transfers.clone()));
-        let running =
-            graph.start(self.id, transfers, traced, Box::new(move |error| drop(end.send_replace(Some(error)))));
+        let running = graph.start(self.id, transfers, kind, Box::new(move |error| drop(end.send_replace(Some(error)))));
         *self.running.lock() = Some(running);
         Ok(())
     }

@@ -22,6 +22,7 @@ use kolo_graph::Flow;
 use kolo_ops::Value;
 use parking_lot::Mutex;
 
+use super::limits::Limits;
 use super::plan::{NodePlan, PartPlan, PlanKernel, updates_variable};
 use super::replay::{Feeds, Replay, Replayed, Wishes, is_on_card};
 use super::step::Step;
@@ -69,13 +70,17 @@ struct Progress {
 
 impl CaptureSlot {
     /// For a plan of these parts.
-    pub fn new(parts: &[Arc<PartPlan>], is_wanted: bool) -> CaptureSlot {
-        let why_not = if is_wanted { why_not(parts) } else { Some("it is switched off".to_owned()) };
-        let state = match why_not {
+    pub fn new(parts: &[Arc<PartPlan>]) -> CaptureSlot {
+        let state = match why_not(parts) {
             Some(why) => State::Off(Error::unimplemented(why)),
             None => State::On(Progress::default()),
         };
         CaptureSlot { segment: None, state: Mutex::new(state) }
+    }
+
+    /// For a plan that is never captured whole, and why.
+    pub fn off(why: &str) -> CaptureSlot {
+        CaptureSlot { segment: None, state: Mutex::new(State::Off(Error::unimplemented(why))) }
     }
 
     /// For a segment of a plan, with so many before it.
@@ -85,15 +90,21 @@ impl CaptureSlot {
 
     /// Runs the step by a replay, if there is one for such feeds, or makes one. `new_step` makes a step to be captured. The
     /// feeds of a plan are tensors of the host, those of a segment are wherever its inputs are.
-    pub fn run(&self, part: &PartPlan, feeds: &mut Feeds, new_step: &dyn Fn() -> Arc<Step>) -> Result<Replayed> {
-        let mut state = self.state.lock();
+    pub fn run(
+        &self,
+        part: &PartPlan,
+        feeds: &mut Feeds,
+        new_step: &dyn Fn() -> Arc<Step>,
+        limits: &Limits,
+    ) -> Result<Replayed> {
+        let mut state = limits.lock(&self.state, "another run of the same captured step")?;
         let State::On(progress) = &mut *state else { return Ok(None) };
         // What is captured is what one thread enqueues.
         if part.unit.pool.max_threads() > 1 {
             return Ok(None);
         }
         let Some(device) = part.unit.device.as_any().downcast_ref::<CudaDevice>() else { return Ok(None) };
-        if let Some(fetched) = progress.replay(device, feeds)? {
+        if let Some(fetched) = progress.replay(device, feeds, limits)? {
             return Ok(Some(fetched));
         }
         progress.n_misses = progress.n_misses.saturating_add(1);
@@ -112,14 +123,14 @@ impl CaptureSlot {
         let wishes = Wishes { stays: self.segment.is_some(), is_steady: &is_steady };
         let made = match progress.n_captures > MOST_CAPTURES {
             true => Err(Error::aborted("its variables or feeds changed too often")),
-            false => Replay::capture(device, part, feeds, &wishes, new_step),
+            false => Replay::capture(device, part, feeds, &wishes, new_step, limits),
         };
         match made {
             Ok(replay) => {
                 let n_launches = replay.n_launches();
                 tracing::debug!(target: "kolo::capture", "captured {n_launches} launches on {}", part.unit.name);
                 progress.add(replay);
-                progress.replay(device, feeds)
+                progress.replay(device, feeds, limits)
             }
             Err(error) => {
                 tracing::debug!(target: "kolo::capture", "not captured on {}: {error}", part.unit.name);
@@ -156,9 +167,9 @@ impl CaptureSlot {
 
 impl Progress {
     /// Replays what fits, if anything does.
-    fn replay(&mut self, device: &CudaDevice, feeds: &mut Feeds) -> Result<Replayed> {
+    fn replay(&mut self, device: &CudaDevice, feeds: &mut Feeds, limits: &Limits) -> Result<Replayed> {
         let Some(at) = self.replays.iter().rposition(|replay| replay.fits(device, feeds)) else { return Ok(None) };
-        let Some(fetched) = self.replays[at].run(device, feeds)? else { return Ok(None) };
+        let Some(fetched) = self.replays[at].run(device, feeds, limits)? else { return Ok(None) };
         (self.n_runs, self.n_misses) = (0, 0);
         let mut used = self.replays.remove(at);
         used.n_replays = used.n_replays.saturating_add(1);

@@ -23,6 +23,7 @@
 pub(crate) mod capture;
 pub(crate) mod frame_id;
 pub(crate) mod frames;
+pub(crate) mod limits;
 pub(crate) mod plan;
 mod replay;
 mod segments;

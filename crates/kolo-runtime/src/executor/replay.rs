@@ -13,6 +13,7 @@ use kolo_device::Device;
 use kolo_device::cuda::{Captured, CudaDevice};
 use kolo_ops::{Touched, VariableCell, record_variables};
 
+use super::limits::Limits;
 use super::plan::{PartPlan, updates_variable};
 use super::step::Step;
 
@@ -90,6 +91,7 @@ impl Replay {
         feeds: &mut Feeds,
         wishes: &Wishes<'_>,
         new_step: &dyn Fn() -> Arc<Step>,
+        limits: &Limits,
     ) -> Result<Replay> {
         let written = written_variables(part);
         // A variable that is written must be where it is now in any case.
@@ -127,7 +129,7 @@ impl Replay {
         }
         // What an update writes to must have one holder, the variable; others keep theirs, so that no kernel writes there.
         let set_aside = set_aside(device, &places, feeds, &written)?;
-        let made = Replay::record(device, part, given, new_step);
+        let made = Replay::record(device, part, given, new_step, limits);
         restore(feeds, set_aside);
         let (fetches, touched, captured) = made?;
         let mut variables = Vec::with_capacity(touched.len());
@@ -154,6 +156,7 @@ impl Replay {
         part: &PartPlan,
         given: Vec<(usize, Tensor)>,
         new_step: &dyn Fn() -> Arc<Step>,
+        limits: &Limits,
     ) -> Result<(Vec<(usize, Tensor)>, Vec<Touched>, Captured)> {
         let step = new_step();
         let capturing = device.begin_capture()?;
@@ -165,7 +168,7 @@ impl Replay {
             let values: Vec<(usize, &Tensor)> = given.iter().map(|(number, tensor)| (*number, tensor)).collect();
             step.feed(&values, false);
             drop(given);
-            step.run(None, &|_| false);
+            limits.run(&step);
             step.take_fetched()
         });
         // Its tensors go back to the capture's memory before the capture ends, and before it is forgotten after an error.
@@ -239,8 +242,8 @@ impl Replay {
     }
 
     /// Replays, unless the variables have changed their places or what it gave out last time is still held. What goes to the
-    /// host has arrived when it returns. The feeds must fit.
-    pub fn run(&mut self, device: &CudaDevice, feeds: &mut Feeds) -> Result<Replayed> {
+    /// host has arrived when it returns, unless the run was stopped. The feeds must fit.
+    pub fn run(&mut self, device: &CudaDevice, feeds: &mut Feeds, limits: &Limits) -> Result<Replayed> {
         let is_held = |fetch: &mut Fetch| match fetch {
             Fetch::Lent(value) => !value.is_unique(),
             _ => false,
@@ -290,7 +293,15 @@ impl Replay {
             };
             fetched.push((*number, value));
         }
-        events.iter().try_for_each(|event| event.wait())?;
+        for event in &events {
+            if let Err(stopped) = limits.wait(&**event, "the GPU, which replays a captured step") {
+                // It still writes to these tensors: they are kept until it is done.
+                if let Some(last) = events.last() {
+                    device.when_done(last.clone(), Box::new(move |_| drop(fetched)));
+                }
+                return Err(stopped);
+            }
+        }
         Ok(Some(fetched))
     }
 }

@@ -8,11 +8,11 @@
 //!
 //! Updates of variables go to the last segment whose nodes still read the old value, so that they need not copy it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use kolo_core::{DType, DeviceName, Result};
-use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes, Partition};
+use kolo_graph::{BranchNode, Endpoint, Flow, Node, NodeId, Nodes, Partition, TransferRound, skipped_nodes};
 use kolo_ops::{find_kernel, host_arguments};
 
 use super::frames::{Frames, frames};
@@ -61,12 +61,30 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
     let edge = |node: &Node| ["send_device", "recv_device", "tensor_name"].map(|name| node.attrs.find(name).cloned());
     let mut senders = Vec::new();
     for (start, (id, node)) in all().filter(|(_, (_, node))| matches!(node.op(), "_Send" | "_HostSend")) {
-        senders.push((edge(node), start + id.index()));
+        senders.push((edge(node), start + id.index(), node));
     }
+    let is_clients = |node: &Node| node.attrs.bool("client_terminated").unwrap_or(false);
+    let (mut received, mut from_others) = (HashSet::new(), Vec::new());
     for (start, (id, node)) in all().filter(|(_, (_, node))| matches!(node.op(), "_Recv" | "_HostRecv")) {
-        let wanted = edge(node);
-        waits[start + id.index()].extend(senders.iter().filter(|(sent, _)| *sent == wanted).map(|(_, i)| *i));
+        let (wanted, i) = (edge(node), start + id.index());
+        let before = waits[i].len();
+        waits[i].extend(senders.iter().filter(|(sent, ..)| *sent == wanted).map(|(_, sender, _)| *sender));
+        received.extend(waits[i][before..].iter().copied());
+        if waits[i].len() == before && !is_clients(node) {
+            from_others.push((i, TransferRound::of(node)));
+        }
     }
+    // What other tasks send may depend on what they are sent, as the master says. What it says nothing of may be anything.
+    for (_, sender, node) in senders.iter().filter(|(_, sender, node)| !received.contains(sender) && !is_clients(node))
+    {
+        let sent = TransferRound::of(node).map_or(i64::MIN, |sent| sent.round);
+        for (i, _) in from_others.iter().filter(|(_, round)| round.is_some_and(|round| sent < round.round)) {
+            waits[*i].push(*sender);
+        }
+    }
+    let is_uncertain = |round: &Option<TransferRound>| round.is_none_or(|round| round.is_conditional);
+    let uncertain: HashSet<usize> =
+        from_others.iter().filter(|(_, round)| is_uncertain(round)).map(|(i, _)| *i).collect();
     // What leaves a loop may come from any of its iterations, so it waits for all that goes round, in whatever part.
     let is_fed = |of: &PartOf<'_>, id: NodeId, input: usize| of.part.nodes.node(id).inputs[input].feed().is_some();
     let loops = parts.iter().map(|of| frames(&of.part.nodes, &|id, input| is_fed(of, id, input)));
@@ -92,7 +110,11 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
             .any(|(_, node)| matches!(node.def.flow, Flow::Switch | Flow::Enter));
         let local: Vec<usize> = local(&order, *start, of);
         let is_free = free_nodes(&of.part.nodes, of.plan, &local);
-        apart.extend(apart_nodes(of, &loops[i], &local, &is_free, refused, may_skip));
+        let may_be_skipped = |id: NodeId| {
+            let is_received = matches!(of.part.nodes.node(id).op(), "_Recv" | "_HostRecv");
+            is_received && (may_skip || uncertain.contains(&(start + id.index())))
+        };
+        apart.extend(apart_nodes(of, &loops[i], &local, &is_free, refused, &may_be_skipped));
         let readers = readers_before_updates(of.plan, &of.part.nodes, &is_free);
         let moved = |(update, readers): (usize, Vec<usize>)| {
             (start + update, readers.into_iter().map(|reader| start + reader).collect::<Vec<usize>>())
@@ -130,7 +152,7 @@ fn apart_nodes(
     order: &[usize],
     free: &[bool],
     refused: &HashMap<String, String>,
-    may_skip: bool,
+    may_be_skipped: &dyn Fn(NodeId) -> bool,
 ) -> Apart {
     let nodes = &of.part.nodes;
     let mut apart: Apart = vec![None; nodes.len()];
@@ -138,8 +160,7 @@ fn apart_nodes(
         apart.fill(Some("it is on another device".to_owned()));
         return apart;
     };
-    let before: Vec<Vec<usize>> = nodes.iter().map(|(id, _)| before(nodes, id)).collect();
-    let skipped = skipped(nodes, order, &before, may_skip);
+    let skipped = skipped(nodes, order, may_be_skipped);
     for &i in order.iter().filter(|&&i| !free[i]) {
         let (id, name) = (NodeId(i as u32), &nodes.node(NodeId(i as u32)).name);
         apart[i] = match refused.get(&**name) {
@@ -272,72 +293,29 @@ fn refusal(
     passes_on.map(|_| "it passes a reference or a handle on".to_owned())
 }
 
-/// Where a value comes from, past nodes that only pass it on and transfers within the part.
-fn origin(nodes: &Nodes, at: Endpoint) -> Endpoint {
-    let mut at = at;
-    while at.feed().is_none() {
-        let node = nodes.node(at.node);
-        let sender = |id: &&NodeId| matches!(nodes.node(**id).op(), "_Send" | "_HostSend");
-        let from = match node.op() {
+/// The nodes that do not run in every step, because they hang on a `Switch`, here or on another task.
+fn skipped(nodes: &Nodes, order: &[usize], may_be_skipped: &dyn Fn(NodeId) -> bool) -> Vec<bool> {
+    let place = |at: &Endpoint| at.feed().is_none().then_some((at.node.index(), at.index));
+    let is_sender = |id: &&NodeId| matches!(nodes.node(**id).op(), "_Send" | "_HostSend");
+    let mut all: Vec<BranchNode<'_>> = Vec::with_capacity(nodes.len());
+    for (id, node) in nodes.iter() {
+        let passed = match node.op() {
             "Identity" => node.inputs.first(),
+            // A transfer within the part passes on what was sent.
             "_Recv" | "_HostRecv" => {
-                node.control_inputs.iter().find(sender).and_then(|id| nodes.node(*id).inputs.first())
+                node.control_inputs.iter().find(is_sender).and_then(|id| nodes.node(*id).inputs.first())
             }
             _ => None,
         };
-        let Some(&from) = from else { break };
-        at = from;
+        all.push(BranchNode {
+            node,
+            inputs: node.inputs.iter().map(place).collect(),
+            control: node.control_inputs.iter().map(|id| id.index()).collect(),
+            passes_on: passed.and_then(place),
+            may_be_skipped: may_be_skipped(id),
+        });
     }
-    at
-}
-
-/// The nodes that do not run in every step, because they hang on a `Switch`.
-fn skipped(nodes: &Nodes, order: &[usize], before: &[Vec<usize>], may_skip: bool) -> Vec<bool> {
-    /// A branch: what decides it, and which way. The last one stands for conditions that were not understood.
-    type Branch = (Endpoint, u32);
-    let unknown: Branch = (Endpoint { node: NodeId(0), index: u32::MAX }, u32::MAX);
-    let mut branches: Vec<BTreeSet<Branch>> = vec![BTreeSet::new(); nodes.len()];
-    let mut enters_a_branch = false;
-    for &i in order {
-        let node = nodes.node(NodeId(i as u32));
-        let of_input = |at: &Endpoint| -> BTreeSet<Branch> {
-            if at.feed().is_some() {
-                return BTreeSet::new();
-            }
-            let maker = nodes.node(at.node);
-            let mut all = branches[at.node.index()].clone();
-            if maker.def.flow == Flow::Switch {
-                all.extend(maker.inputs.get(1).map(|decides| (origin(nodes, *decides), at.index)));
-            }
-            all
-        };
-        let mut all: BTreeSet<Branch> = match (node.def.flow, &node.inputs[..]) {
-            (Flow::Exit, _) => enters_a_branch.then_some(unknown).into_iter().collect(),
-            (Flow::Merge, [a, b]) => {
-                let (a, b) = (of_input(a), of_input(b));
-                let common: BTreeSet<Branch> = a.intersection(&b).copied().collect();
-                let rest = |of: &BTreeSet<Branch>| -> Vec<Branch> { of.difference(&common).copied().collect() };
-                match (&rest(&a)[..], &rest(&b)[..]) {
-                    ([(p, x)], [(q, y)]) if p == q && x != y => common,
-                    _ => a.union(&b).copied().chain([unknown]).collect(),
-                }
-            }
-            _ => {
-                let data = node.inputs.iter().flat_map(of_input);
-                let waits = before[i].iter().flat_map(|&earlier| branches[earlier].clone());
-                data.chain(waits).collect()
-            }
-        };
-        if node.def.flow == Flow::Merge {
-            all.extend(node.control_inputs.iter().flat_map(|id| branches[id.index()].clone()));
-        }
-        if may_skip && matches!(node.op(), "_Recv" | "_HostRecv") {
-            all.insert(unknown);
-        }
-        enters_a_branch |= node.def.flow == Flow::Enter && !all.is_empty();
-        branches[i] = all;
-    }
-    branches.iter().map(|all| !all.is_empty()).collect()
+    skipped_nodes(&all, order)
 }
 
 /// The segment of every node that can be captured, and for a node apart the last segment before it. Nodes of other parts are apart,

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use super::capture::{CaptureSlot, WARM_UP};
 use super::frame_id::FrameIds;
+use super::limits::Limits;
 use super::plan::{Extras, KernelCache, Part, PartPlan, compile, updates_variable};
 use super::segments::{PartOf, Segments, order, segments};
 use super::step::Step;
@@ -48,6 +49,8 @@ pub struct SplitNode {
 pub(crate) struct Split {
     /// The parts of the plan, before they were compiled.
     partitions: Vec<Partition>,
+    /// How instances of loops are numbered.
+    frame_ids: FrameIds,
     state: Mutex<State>,
 }
 
@@ -79,8 +82,8 @@ pub(crate) struct Segment {
 
 impl Split {
     /// For a plan that was compiled from these partitions; empty if nothing is to be captured.
-    pub fn new(partitions: Vec<Partition>) -> Split {
-        Split { partitions, state: Mutex::default() }
+    pub fn new(partitions: Vec<Partition>, frame_ids: FrameIds) -> Split {
+        Split { partitions, frame_ids, state: Mutex::default() }
     }
 
     /// The parts to run, if the plan was split. `whole` is the capture of the plan that was not: as long as there is hope for
@@ -114,7 +117,7 @@ impl Split {
             state.refused.insert(culprit.0, culprit.1);
         }
         state.n_splits += 1;
-        let made = make(&self.partitions, parts, &state.refused, kernels);
+        let made = make(&self.partitions, parts, self.frame_ids, &state.refused, kernels);
         let made = made.and_then(|made| match made.segments.is_empty() {
             true => Err(Error::unimplemented("no segment is worth it")),
             false => Ok(made),
@@ -168,13 +171,14 @@ fn names(split_by: &[SplitNode]) -> String {
 fn make(
     partitions: &[Partition],
     parts: &[Arc<PartPlan>],
+    frame_ids: FrameIds,
     refused: &HashMap<String, String>,
     kernels: &KernelCache,
 ) -> Result<Made> {
     let gpu = |plan: &Arc<PartPlan>| matches!(plan.unit.device.memory(), Memory::Cuda(_));
     let gpus: Vec<Option<DeviceName>> =
         parts.iter().map(|plan| gpu(plan).then(|| plan.unit.device.attributes().name.clone())).collect();
-    make_for(partitions, parts, &gpus, refused, kernels)
+    make_for(partitions, parts, &gpus, frame_ids, refused, kernels)
 }
 
 /// Splits the parts that are for GPUs.
@@ -182,6 +186,7 @@ fn make_for(
     partitions: &[Partition],
     parts: &[Arc<PartPlan>],
     gpus: &[Option<DeviceName>],
+    frame_ids: FrameIds,
     refused: &HashMap<String, String>,
     kernels: &KernelCache,
 ) -> Result<Made> {
@@ -196,7 +201,7 @@ fn make_for(
     let mut split_parts = Vec::with_capacity(parts.len());
     for ((of, plan), found) in all.iter().zip(parts).zip(&found) {
         match of.gpu {
-            Some(_) => split_parts.push(split_part(of.part, plan, found, kernels, &mut made)?),
+            Some(_) => split_parts.push(split_part(of.part, plan, found, (frame_ids, kernels), &mut made)?),
             None => {
                 let is_work = |node: &&Arc<Node>| node.def.flow != Flow::Transfer && node.op() != "Const";
                 made.split_by.extend(of.part.nodes.iter().map(|(_, node)| node).filter(is_work).map(|node| {
@@ -219,7 +224,7 @@ fn split_part(
     partition: &Partition,
     plan: &Arc<PartPlan>,
     found: &Segments,
-    kernels: &KernelCache,
+    (frame_ids, kernels): (FrameIds, &KernelCache),
     made: &mut Made,
 ) -> Result<Arc<PartPlan>> {
     let nodes = &partition.nodes;
@@ -271,7 +276,7 @@ fn split_part(
         nodes: &outer.nodes,
         fed: outer.fed,
         fetches: outer.fetches,
-        frame_ids: FrameIds::default(),
+        frame_ids,
         extras: Extras { constants, segments: at },
     };
     made.segments.extend(segments);
@@ -481,7 +486,7 @@ impl Cutter<'_> {
 
 impl Segment {
     /// Runs it as a node: by a replay, or node by node.
-    pub fn run(&self, step_id: u64, inputs: &mut [Value], outputs: &mut [Value]) -> Result<()> {
+    pub fn run(&self, step_id: u64, limits: &Limits, inputs: &mut [Value], outputs: &mut [Value]) -> Result<()> {
         let mut feeds: Vec<Option<Tensor>> = Vec::with_capacity(inputs.len());
         for input in inputs {
             match input.take() {
@@ -490,7 +495,7 @@ impl Segment {
             }
         }
         let new_step = || Step::new(step_id, std::slice::from_ref(&self.part), CancelToken::new(), false, false);
-        let fetched = match self.slot.run(&self.part, &mut feeds, &new_step)? {
+        let fetched = match self.slot.run(&self.part, &mut feeds, &new_step, limits)? {
             Some(fetched) => fetched,
             None => {
                 let step = new_step();
@@ -499,7 +504,7 @@ impl Segment {
                 step.feed(&values, false);
                 // Updates write in place where nobody else holds the old value.
                 drop(feeds);
-                step.run(None, &|_| false);
+                limits.run(&step);
                 step.take_fetched()?
             }
         };

@@ -1,20 +1,20 @@
 //! Products on a CPU with what comes after them.
 
-use kolo_core::DType;
+use kolo_core::{DType, Result};
 use kolo_graph::{Attrs, Endpoint, Node, NodeId};
 use kolo_ops::fused;
 
-use super::{Uses, Work, first, is_nchw, made};
+use super::{Work, first, is_nchw, made};
 
 /// Elements of a variable that may be updated by a product. The variable is locked for as long as the product takes, and one that
 /// is larger than a core's cache gains little.
 const MOST_DESCENDED: usize = 1 << 18;
 
-impl Work<'_> {
-    pub(super) fn dense_layers(&mut self, uses: &Uses) {
+impl Work<'_, '_> {
+    pub(super) fn dense_layers(&mut self) -> Result<()> {
         for bias_id in self.ids() {
-            let Some((at, bias)) = self.biased_product(bias_id, uses) else { continue };
-            let activated = uses.sole_user(first(bias_id)).and_then(|id| {
+            let Some((at, bias)) = self.biased_product(bias_id) else { continue };
+            let activated = self.sole_user(first(bias_id)).and_then(|id| {
                 let node = self.node(id).filter(|node| self.is_plain(node))?;
                 match node.op() {
                     "Relu" => Some((id, "relu")),
@@ -33,29 +33,30 @@ impl Work<'_> {
             let inputs = vec![product.inputs[0], product.inputs[1], bias];
             let outputs = vec![root.outputs[0].clone()];
             let node = made(&fused::DENSE, root, &[product, middle, root], inputs, outputs, attrs);
-            self.nodes[root_id.index()] = Some(node);
-            self.remove(at.node, root_id);
+            self.graph.replace(root_id, node);
+            self.graph.merge(at.node, root_id);
             if root_id != bias_id {
-                self.remove(bias_id, root_id);
+                self.graph.merge(bias_id, root_id);
             }
         }
+        Ok(())
     }
 
     /// If a node adds a bias to the columns of a product that nothing else wants: the product and the bias.
-    fn biased_product(&self, id: NodeId, uses: &Uses) -> Option<(Endpoint, Endpoint)> {
+    fn biased_product(&self, id: NodeId) -> Option<(Endpoint, Endpoint)> {
         let node = self.node(id).filter(|node| self.is_plain(node))?;
         let (at, bias) = match node.op() {
             "BiasAdd" | "BiasAddV1" if !is_nchw(node) => (node.inputs[0], node.inputs[1]),
             "Add" | "AddV2" => {
                 let &[left, right] = node.inputs.as_slice() else { return None };
-                match self.product(left, id, uses) {
+                match self.product(left, id) {
                     Some(_) => (left, right),
                     None => (right, left),
                 }
             }
             _ => return None,
         };
-        let product = self.product(at, id, uses)?;
+        let product = self.product(at, id)?;
         if !node.op().starts_with("Bias") {
             // Only if the shapes say that it is one value for each column, and not one row or column of any other kind.
             let maker = self.node(bias.node)?;
@@ -67,27 +68,28 @@ impl Work<'_> {
     }
 
     /// The `MatMul` of floats that makes this value for `user` alone.
-    fn product(&self, at: Endpoint, user: NodeId, uses: &Uses) -> Option<&Node> {
+    fn product(&self, at: Endpoint, user: NodeId) -> Option<&Node> {
         let product = self.maker(at, &["MatMul"])?;
         let is_float = matches!(product.outputs[0].dtype, DType::F32 | DType::F64);
-        (is_float && uses.sole_user(at) == Some(user) && self.is_plain(product)).then_some(product)
+        (is_float && self.sole_user(at) == Some(user) && self.is_plain(product)).then_some(product)
     }
 
-    pub(super) fn descents(&mut self, uses: &Uses) {
+    pub(super) fn descents(&mut self) -> Result<()> {
         for id in self.ids() {
             let Some(update) = self.node(id).filter(|node| node.op() == "ResourceApplyGradientDescent") else {
                 continue;
             };
             let &[handle, rate, at] = update.inputs.as_slice() else { continue };
-            let Some(product) = self.product(at, id, uses) else { continue };
+            let Some(product) = self.product(at, id) else { continue };
             if product.outputs[0].shape.n_elements().is_none_or(|n| n > MOST_DESCENDED) {
                 continue;
             }
             let inputs = vec![handle, rate, product.inputs[0], product.inputs[1]];
             let node = made(&fused::DESCENT, update, &[product, update], inputs, Vec::new(), product_attrs(product));
-            self.nodes[id.index()] = Some(node);
-            self.remove(at.node, id);
+            self.graph.replace(id, node);
+            self.graph.merge(at.node, id);
         }
+        Ok(())
     }
 }
 

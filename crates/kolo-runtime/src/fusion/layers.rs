@@ -1,10 +1,10 @@
 //! Products with their bias and activation, losses, and norms with what is added to their gradient.
 
-use kolo_core::DType;
+use kolo_core::{DType, Result};
 use kolo_graph::{Attrs, Endpoint, Node, NodeId};
 use kolo_ops::fused;
 
-use super::{Uses, Work, first, is_nchw, made};
+use super::{Work, first, is_nchw, made};
 
 /// Nodes that become a product that is added to something.
 struct Residual {
@@ -15,9 +15,9 @@ struct Residual {
     plus: Endpoint,
 }
 
-impl Work<'_> {
+impl Work<'_, '_> {
     /// The product behind one side of a sum, if the sum is all that it is for.
-    fn residual(&self, sum_id: NodeId, side: usize, uses: &Uses) -> Option<Residual> {
+    fn residual(&self, sum_id: NodeId, side: usize) -> Option<Residual> {
         let sum = self.node(sum_id)?;
         let (mut at, plus) = (*sum.inputs.get(side)?, *sum.inputs.get(1 - side)?);
         let output = |at: Endpoint| self.node(at.node)?.outputs.get(at.index as usize);
@@ -29,7 +29,7 @@ impl Work<'_> {
         let mut user = sum_id;
         let mut step = |at: Endpoint, ops: &[&str]| -> Option<NodeId> {
             let node = self.maker(at, ops).filter(|node| self.is_plain(node))?;
-            (at.index == 0 && uses.sole_user(at) == Some(user) && !node.inputs.is_empty()).then(|| {
+            (at.index == 0 && self.sole_user(at) == Some(user) && !node.inputs.is_empty()).then(|| {
                 user = at.node;
                 at.node
             })
@@ -53,7 +53,7 @@ impl Work<'_> {
     }
 
     /// Products that are added to a value of their size.
-    pub(super) fn residuals(&mut self, uses: &Uses) {
+    pub(super) fn residuals(&mut self) -> Result<()> {
         for sum_id in self.ids() {
             let is_sum = |node: &&Node| match node.op() {
                 "Add" | "AddV2" => true,
@@ -63,10 +63,10 @@ impl Work<'_> {
             if !self.node(sum_id).filter(is_sum).is_some_and(|sum| self.is_plain(sum)) {
                 continue;
             }
-            let found = self.residual(sum_id, 0, uses).or_else(|| self.residual(sum_id, 1, uses));
+            let found = self.residual(sum_id, 0).or_else(|| self.residual(sum_id, 1));
             let Some(Residual { product: product_id, bias, reshape, plus }) = found else { continue };
             let Some(product) = self.node(product_id) else { continue };
-            let relu_id = uses
+            let relu_id = self
                 .sole_user(first(sum_id))
                 .filter(|id| self.node(*id).is_some_and(|node| node.op() == "Relu" && self.is_plain(node)))
                 .filter(|_| bias.is_some());
@@ -89,12 +89,13 @@ impl Work<'_> {
             }
             let inputs = [product.inputs[0], product.inputs[1], plus].into_iter().chain(bias_at).collect();
             let node = made(&fused::MAT_MUL_ADD, root, &of, inputs, vec![root.outputs[0].clone()], attrs);
-            self.nodes[root_id.index()] = Some(node);
-            gone.into_iter().filter(|id| *id != root_id).for_each(|id| self.remove(id, root_id));
+            self.graph.replace(root_id, node);
+            gone.into_iter().filter(|id| *id != root_id).for_each(|id| self.graph.merge(id, root_id));
         }
+        Ok(())
     }
 
-    pub(super) fn products(&mut self, uses: &Uses) {
+    pub(super) fn products(&mut self) -> Result<()> {
         for bias_id in self.ids() {
             let Some(bias) = self.node(bias_id).filter(|node| matches!(node.op(), "BiasAdd" | "BiasAddV1")) else {
                 continue;
@@ -104,13 +105,13 @@ impl Work<'_> {
             let dtype = product.outputs[0].dtype;
             if is_nchw(bias)
                 || !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
-                || uses.sole_user(at) != Some(bias_id)
+                || self.sole_user(at) != Some(bias_id)
                 || !self.is_plain(bias)
                 || !self.is_plain(product)
             {
                 continue;
             }
-            let relu_id = uses
+            let relu_id = self
                 .sole_user(first(bias_id))
                 .filter(|id| self.node(*id).is_some_and(|node| node.op() == "Relu" && self.is_plain(node)));
             let root_id = relu_id.unwrap_or(bias_id);
@@ -124,15 +125,16 @@ impl Work<'_> {
             let inputs = vec![product.inputs[0], product.inputs[1], bias.inputs[1]];
             let node =
                 made(&fused::MAT_MUL, root, &[product, bias, root], inputs, vec![root.outputs[0].clone()], attrs);
-            self.nodes[root_id.index()] = Some(node);
-            self.remove(at.node, root_id);
+            self.graph.replace(root_id, node);
+            self.graph.merge(at.node, root_id);
             if root_id != bias_id {
-                self.remove(bias_id, root_id);
+                self.graph.merge(bias_id, root_id);
             }
         }
+        Ok(())
     }
 
-    pub(super) fn losses(&mut self, uses: &Uses) {
+    pub(super) fn losses(&mut self) -> Result<()> {
         const LOSSES: [&str; 2] = ["SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"];
         for times_id in self.ids() {
             let Some(times) = self.node(times_id).filter(|node| node.op() == "Mul") else { continue };
@@ -141,10 +143,10 @@ impl Work<'_> {
             let Some(loss) = self.node(backprop.node) else { continue };
             let others: Vec<Endpoint> = times.inputs.iter().copied().filter(|at| *at != backprop).collect();
             let &[weights] = others.as_slice() else { continue };
-            let is_sole = uses.data.get(&backprop).is_some_and(|users| *users == [times_id]);
+            let is_sole = self.users(backprop) == [times_id];
             // Weights that depend on the loss cannot be there before it.
             if !is_sole
-                || uses.fetched.contains(&backprop)
+                || self.graph.is_fetched(backprop)
                 || !self.is_plain(times)
                 || !self.is_plain(loss)
                 || self.reaches(backprop.node, weights.node)
@@ -156,14 +158,15 @@ impl Work<'_> {
             let outputs = vec![loss.outputs[0].clone(), times.outputs[0].clone()];
             let inputs = vec![loss.inputs[0], loss.inputs[1], weights];
             let node = made(op, times, &[loss, times], inputs, outputs, loss.attrs.clone());
-            self.nodes[times_id.index()] = Some(node);
-            self.redirect(first(times_id), Endpoint { node: times_id, index: 1 });
-            self.redirect(first(backprop.node), first(times_id));
-            self.remove(backprop.node, times_id);
+            self.graph.replace(times_id, node);
+            self.graph.redirect(first(times_id), Endpoint { node: times_id, index: 1 })?;
+            self.graph.redirect(first(backprop.node), first(times_id))?;
+            self.graph.merge(backprop.node, times_id);
         }
+        Ok(())
     }
 
-    pub(super) fn norms(&mut self, uses: &Uses) {
+    pub(super) fn norms(&mut self) -> Result<()> {
         for sum_id in self.ids() {
             let Some(sum) = self.node(sum_id).filter(|node| node.op() == "AddN" && node.inputs.len() == 2) else {
                 continue;
@@ -173,7 +176,7 @@ impl Work<'_> {
             let (Some(norm), Some(&plus)) = (self.node(dx.node), sum.inputs.iter().find(|at| **at != dx)) else {
                 continue;
             };
-            if uses.sole_user(dx) != Some(sum_id)
+            if self.sole_user(dx) != Some(sum_id)
                 || !self.is_plain(sum)
                 || !self.is_plain(norm)
                 || self.reaches(dx.node, plus.node)
@@ -184,11 +187,12 @@ impl Work<'_> {
             let outputs = vec![sum.outputs[0].clone(), norm.outputs[1].clone(), norm.outputs[2].clone()];
             let inputs = norm.inputs.iter().copied().chain([plus]).collect();
             let node = made(&fused::LAYER_NORM_GRAD, sum, &[norm, sum], inputs, outputs, norm.attrs.clone());
-            self.nodes[sum_id.index()] = Some(node);
+            self.graph.replace(sum_id, node);
             for index in [1, 2] {
-                self.redirect(Endpoint { node: dx.node, index }, Endpoint { node: sum_id, index });
+                self.graph.redirect(Endpoint { node: dx.node, index }, Endpoint { node: sum_id, index })?;
             }
-            self.remove(dx.node, sum_id);
+            self.graph.merge(dx.node, sum_id);
         }
+        Ok(())
     }
 }

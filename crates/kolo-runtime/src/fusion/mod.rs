@@ -1,4 +1,4 @@
-//! Fusion: nodes that together need less work or fewer passes over memory are put together before a part is compiled.
+//! Fusion: passes that put nodes of a part together that need less work, or fewer passes over memory, as one.
 //!
 //! | what, on a GPU | becomes |
 //! | --- | --- |
@@ -21,10 +21,9 @@
 //! A node disappears only if nobody outside of what it becomes part of sees its value. What is made has the name of the last of
 //! its nodes. The graph is not changed: this is one part of one plan.
 
-use std::collections::{HashMap, HashSet};
-
-use kolo_core::DeviceName;
-use kolo_graph::{AttrValue, Attrs, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Partition};
+use kolo_core::{DeviceName, Result};
+use kolo_graph::rewrite::fused_node;
+use kolo_graph::{AttrValue, Attrs, Endpoint, Flow, Node, NodeId, OutputInfo, Pass, PassContext, Rewriter, Stage};
 use kolo_ops::{Op, find_kernel};
 
 mod cpu;
@@ -33,65 +32,60 @@ mod pools;
 mod trees;
 mod updates;
 
-/// A part with fewer nodes that computes the same, if there may be one. `device` is what it is for.
-pub(crate) fn fuse(partition: &Partition, device: &DeviceName) -> Option<Partition> {
-    // On a CPU all begins with a product, and most parts are not worth a copy.
-    if &*device.kind != "GPU" && !partition.nodes.iter().any(|(_, node)| node.op() == "MatMul") {
-        return None;
-    }
-    let passes: &[fn(&mut Work<'_>, &Uses)] = match &*device.kind {
-        "GPU" => &[
-            |work, uses| work.residuals(uses),
-            |work, uses| work.products(uses),
-            |work, uses| work.biased_pools(uses),
-            |work, uses| work.pools(uses),
-            |work, uses| work.losses(uses),
-            |work, uses| work.norms(uses),
-            |work, uses| work.trees(uses),
-            |work, uses| work.bias_gradients(uses),
-            |work, uses| work.product_updates(uses),
-            |work, uses| work.updates(uses),
-        ],
-        _ => &[|work, uses| work.dense_layers(uses), |work, uses| work.descents(uses)],
-    };
-    let mut work = Work {
-        nodes: partition.nodes.iter().map(|(_, node)| Some(Node::clone(node))).collect(),
-        fetches: partition.fetches.clone(),
-        moved: HashMap::new(),
-        device,
-    };
-    for pass in passes {
-        let uses = work.uses();
-        pass(&mut work, &uses);
-    }
-    work.finish(partition)
+/// The passes of this folder, in order.
+pub fn passes() -> Vec<Pass> {
+    let on_gpu = |name, why, run: fn(&mut Work<'_, '_>) -> Result<()>| fusing(name, "GPU", why, run);
+    let on_cpu = |name, why, run: fn(&mut Work<'_, '_>) -> Result<()>| fusing(name, "CPU", why, run);
+    vec![
+        on_cpu("dense-layers", "a product, its bias and activation are one pass over its output", |work| {
+            work.dense_layers()
+        }),
+        on_cpu("descents", "a gradient that is only subtracted from a small variable is never written down", |work| {
+            work.descents()
+        }),
+        on_gpu(
+            "residuals",
+            "a product is added to what is there; before 'products', which would take its bias",
+            |work| work.residuals(),
+        ),
+        on_gpu("products", "bias and activation in the epilogue of a product", |work| work.products()),
+        on_gpu(
+            "biased-pools",
+            "bias, activation, pooling and their gradients: one pass over the images each",
+            |work| work.biased_pools(),
+        ),
+        on_gpu("pools", "the gradient of a pool and of the activation before it: one pass", |work| work.pools()),
+        on_gpu("losses", "a cross entropy and its scaled gradient in one kernel", |work| work.losses()),
+        on_gpu("norms", "what is added to the gradient of a norm is added while it is written", |work| work.norms()),
+        on_gpu("trees", "elementwise ops in one generated kernel; after all that have kernels of their own", |work| {
+            work.trees()
+        }),
+        on_gpu("bias-gradients", "the sums of what an elementwise kernel writes come with it; needs 'trees'", |work| {
+            work.bias_gradients()
+        }),
+        on_gpu("product-updates", "gradient descent along a large product is added while it is computed", |work| {
+            work.product_updates()
+        }),
+        on_gpu(
+            "updates",
+            "the updates of all variables in a few launches; last, so that it sees what is left",
+            |work| work.updates(),
+        ),
+    ]
 }
 
-struct Work<'a> {
-    /// By number; those that became part of another are gone.
-    nodes: Vec<Option<Node>>,
-    fetches: Vec<(usize, Endpoint)>,
-    /// What nodes that are gone became part of.
-    moved: HashMap<NodeId, NodeId>,
+/// A pass over the parts of one kind of device.
+fn fusing(name: &'static str, kind: &'static str, why: &'static str, run: fn(&mut Work<'_, '_>) -> Result<()>) -> Pass {
+    Pass::new(name, Stage::Part, why, move |graph: &mut Rewriter<'_>, context: &PassContext<'_>| match context.device {
+        Some(device) if &*device.kind == kind => run(&mut Work { graph, device }),
+        _ => Ok(()),
+    })
+}
+
+/// A part that is fused.
+struct Work<'a, 'r> {
+    graph: &'a mut Rewriter<'r>,
     device: &'a DeviceName,
-}
-
-/// Who uses what.
-struct Uses {
-    data: HashMap<Endpoint, Vec<NodeId>>,
-    /// Nodes that others wait for without taking a value.
-    control: HashSet<NodeId>,
-    fetched: HashSet<Endpoint>,
-}
-
-impl Uses {
-    /// The only node that takes this output, if nothing else needs the output or its node.
-    fn sole_user(&self, at: Endpoint) -> Option<NodeId> {
-        match self.data.get(&at).map(Vec::as_slice) {
-            Some(&[user]) if !self.fetched.contains(&at) && !self.control.contains(&at.node) => Some(user),
-            _ => None,
-        }
-    }
 }
 
 fn first(node: NodeId) -> Endpoint {
@@ -100,51 +94,20 @@ fn first(node: NodeId) -> Endpoint {
 
 /// A node that stands for `of`, the last of which is `root`.
 fn made(op: &Op, root: &Node, of: &[&Node], inputs: Vec<Endpoint>, outputs: Vec<OutputInfo>, attrs: Attrs) -> Node {
-    let mut control_inputs: Vec<NodeId> = of.iter().flat_map(|node| node.control_inputs.iter().copied()).collect();
-    control_inputs.sort_unstable();
-    control_inputs.dedup();
-    Node {
-        name: root.name.clone(),
-        def: op.def,
-        ref_inputs: vec![false; inputs.len()],
-        inputs,
-        control_inputs,
-        attrs,
-        device: root.device.clone(),
-        outputs,
-        source: root.source.clone(),
-        device_source: root.device_source.clone(),
-    }
+    fused_node(&op.def, root, of, inputs, outputs, attrs)
 }
 
 fn is_nchw(node: &Node) -> bool {
     matches!(node.attrs.find("data_format"), Some(AttrValue::Str(format)) if &format[..] == b"NCHW")
 }
 
-impl Work<'_> {
-    fn uses(&self) -> Uses {
-        let mut uses = Uses {
-            data: HashMap::new(),
-            control: HashSet::new(),
-            fetched: self.fetches.iter().map(|(_, at)| *at).collect(),
-        };
-        for (id, node) in self.iter() {
-            node.inputs.iter().for_each(|&at| uses.data.entry(at).or_default().push(id));
-            uses.control.extend(node.control_inputs.iter().map(|id| self.moved_to(*id)));
-        }
-        uses
-    }
-
-    fn iter(&self) -> impl DoubleEndedIterator<Item = (NodeId, &Node)> {
-        self.nodes.iter().enumerate().filter_map(|(i, node)| Some((NodeId(i as u32), node.as_ref()?)))
-    }
-
+impl Work<'_, '_> {
     fn ids(&self) -> Vec<NodeId> {
-        self.iter().map(|(id, _)| id).collect()
+        self.graph.ids()
     }
 
     fn node(&self, id: NodeId) -> Option<&Node> {
-        self.nodes.get(id.index())?.as_ref()
+        self.graph.node(id).map(|node| &**node)
     }
 
     /// The node that makes an input, if it has one of these ops.
@@ -152,25 +115,18 @@ impl Work<'_> {
         self.node(at.node).filter(|node| ops.contains(&node.op()))
     }
 
-    fn moved_to(&self, id: NodeId) -> NodeId {
-        let mut id = id;
-        while let Some(&to) = self.moved.get(&id) {
-            id = to;
-        }
-        id
+    fn sole_user(&self, at: Endpoint) -> Option<NodeId> {
+        self.graph.sole_reader(at)
     }
 
-    fn remove(&mut self, id: NodeId, into: NodeId) {
-        self.nodes[id.index()] = None;
-        self.moved.insert(id, into);
+    /// The nodes that read an output, once for each input.
+    fn users(&self, at: Endpoint) -> Vec<NodeId> {
+        self.graph.readers(at).into_iter().map(|(reader, _)| reader).collect()
     }
 
-    /// Makes all that read `from` read `to`.
-    fn redirect(&mut self, from: Endpoint, to: Endpoint) {
-        for node in self.nodes.iter_mut().flatten() {
-            node.inputs.iter_mut().filter(|at| **at == from).for_each(|at| *at = to);
-        }
-        self.fetches.iter_mut().filter(|(_, at)| *at == from).for_each(|(_, at)| *at = to);
+    /// Whether anything but a reader needs this output or awaits its node.
+    fn is_seen(&self, at: Endpoint) -> bool {
+        self.graph.is_fetched(at) || !self.graph.waiters(at.node).is_empty()
     }
 
     /// Whether a node runs a kernel of the part's device on values alone.
@@ -190,103 +146,7 @@ impl Work<'_> {
 
     /// Whether there is a way along edges of any kind from one node to another.
     fn reaches(&self, from: NodeId, to: NodeId) -> bool {
-        self.any_reaches(&[from], to)
-    }
-
-    /// Whether there is a way from any of these nodes to `to`.
-    fn any_reaches(&self, from: &[NodeId], to: NodeId) -> bool {
-        let (mut seen, mut open) = (HashSet::new(), vec![to]);
-        while let Some(id) = open.pop() {
-            let id = self.moved_to(id);
-            if from.contains(&id) {
-                return true;
-            }
-            if let Some(node) = self.node(id).filter(|_| seen.insert(id)) {
-                open.extend(node.inputs.iter().map(|at| at.node));
-                open.extend(&node.control_inputs);
-            }
-        }
-        false
-    }
-
-    /// The part anew, in an order in which inputs come first; `None` if there is none, which would be a mistake of ours.
-    fn finish(&self, partition: &Partition) -> Option<Partition> {
-        let n = self.nodes.len();
-        // Edges that close loops point backwards.
-        let closes = |at: &Endpoint| self.node(at.node).is_some_and(|node| node.def.flow == Flow::NextIteration);
-        let before = |node: &Node| -> Vec<usize> {
-            let data = node.inputs.iter().filter(|at| at.feed().is_none() && !closes(at)).map(|at| at.node.index());
-            data.chain(node.control_inputs.iter().map(|id| self.moved_to(*id).index())).collect()
-        };
-        let mut new_id: Vec<Option<NodeId>> = vec![None; n];
-        let mut order: Vec<usize> = Vec::with_capacity(n);
-        // Depth first, without recursion: a node is done when all before it are.
-        let mut is_open = vec![false; n];
-        for start in (0..n).filter(|&i| self.nodes[i].is_some()) {
-            let mut stack = vec![start];
-            while let Some(&i) = stack.last() {
-                if new_id[i].is_some() {
-                    stack.pop();
-                    continue;
-                }
-                let node = self.nodes.get(i)?.as_ref()?;
-                let missing: Vec<usize> = before(node)
-                    .into_iter()
-                    .filter(|&b| b != i && new_id.get(b).is_some_and(Option::is_none))
-                    .collect();
-                if missing.is_empty() {
-                    new_id[i] = Some(NodeId(order.len() as u32));
-                    order.push(i);
-                    stack.pop();
-                } else if std::mem::replace(&mut is_open[i], true) {
-                    // Back at a node whose inputs were all looked at, and they are not done: a circle.
-                    return None;
-                } else {
-                    stack.extend(missing);
-                }
-            }
-        }
-        let renamed = |id: NodeId| new_id.get(id.index()).copied().flatten();
-        let mut nodes = Nodes::default();
-        let mut origin = Vec::with_capacity(order.len());
-        let mut feeds: Vec<(usize, Vec<(NodeId, usize)>)> = Vec::new();
-        for (new, &old) in order.iter().enumerate() {
-            let mut node = self.nodes[old].clone()?;
-            let id = NodeId(new as u32);
-            for (i, at) in node.inputs.iter_mut().enumerate() {
-                match at.feed() {
-                    Some(feed) => match feeds.iter_mut().find(|(number, _)| *number == feed) {
-                        Some((_, to)) => to.push((id, i)),
-                        None => feeds.push((feed, vec![(id, i)])),
-                    },
-                    None => at.node = renamed(at.node)?,
-                }
-            }
-            let control = node.control_inputs.iter().map(|id| renamed(self.moved_to(*id)));
-            let mut control: Vec<NodeId> = control.collect::<Option<_>>()?;
-            control.retain(|before| *before != id);
-            control.sort_unstable();
-            control.dedup();
-            node.control_inputs = control;
-            origin.push(partition.origin.get(old).copied().flatten());
-            nodes.push(node);
-        }
-        feeds.sort_by_key(|(feed, _)| *feed);
-        let fetches =
-            self.fetches.iter().map(|(fetch, at)| Some((*fetch, Endpoint { node: renamed(at.node)?, ..*at })));
-        let transfers = partition.transfers.iter().map(|transfer| {
-            let mut transfer = transfer.clone();
-            transfer.send = renamed(transfer.send)?;
-            Some(transfer)
-        });
-        Some(Partition {
-            device: partition.device,
-            nodes,
-            origin,
-            feeds,
-            fetches: fetches.collect::<Option<_>>()?,
-            transfers: transfers.collect::<Option<_>>()?,
-        })
+        self.graph.reaches(&[from], to)
     }
 }
 

@@ -1,7 +1,12 @@
 //! What is fused, and what stays.
 
+use std::collections::HashMap;
+
 use kolo_core::DType;
-use kolo_graph::{Graph, Operation, Output, gradients};
+use kolo_graph::{
+    DeviceInfo, Ends, Granularity, Graph, ImplicitCopies, KernelSupport, LoopControl, Operation, Output, Partition,
+    PlaceOptions, PlanRequest, Request, gradients, pipeline, plan,
+};
 use kolo_ops::math::matmul::matmul;
 use kolo_ops::math::reduce::sum::mean;
 use kolo_ops::nn::bias_add::bias_add;
@@ -20,15 +25,52 @@ fn fused_part(g: &Graph, fetches: &[Output<'_>]) -> Partition {
 fn fused_for(kind: &str, g: &Graph, fetches: &[Output<'_>]) -> Partition {
     g.check().unwrap();
     let nodes = g.snapshot();
-    let fetches = fetches.iter().enumerate().map(|(i, output)| (i, output.endpoint())).collect();
-    let origin = nodes.iter().map(|(id, _)| Some(id)).collect();
-    let part = Partition { device: 0, nodes, origin, feeds: Vec::new(), fetches, transfers: Vec::new() };
-    let fused = fuse(&part, &DeviceName::local(kind, 0)).unwrap_or(part);
+    let request = Request {
+        fetches: fetches.iter().map(|output| output.endpoint()).collect(),
+        targets: nodes.iter().map(|(id, _)| id).collect(),
+        ..Request::default()
+    };
+    let devices = [DeviceInfo { name: DeviceName::local(kind, 0), incarnation: 1 }];
+    let request = PlanRequest {
+        nodes: &nodes,
+        request: &request,
+        connections: &[],
+        registry: kolo_ops::registry(),
+        devices: &devices,
+        support: &Everywhere,
+        earlier: &HashMap::new(),
+        place: &PlaceOptions::default(),
+        copies: ImplicitCopies::Allowed,
+        granularity: Granularity::Device,
+        loops: LoopControl::Add,
+        ends: Ends::Caller,
+        passes: &pipeline(&passes()),
+        show_after: None,
+    };
+    let mut fresh = 0;
+    let plan = plan(&request, &mut || {
+        fresh += 1;
+        fresh
+    });
+    let fused = plan.unwrap().parts.remove(0);
     for (id, node) in fused.nodes.iter() {
         let earlier = node.inputs.iter().map(|at| at.node).chain(node.control_inputs.iter().copied());
         assert!(earlier.into_iter().all(|before| before < id), "{} is before its inputs", node.name);
     }
     fused
+}
+
+/// All nodes run on all devices, and all memory is alike.
+struct Everywhere;
+
+impl KernelSupport for Everywhere {
+    fn has_kernel(&self, _: &Node, _: &DeviceName) -> bool {
+        true
+    }
+
+    fn kernels(&self, _: &Node) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 fn count(part: &Partition, op: &str) -> usize {

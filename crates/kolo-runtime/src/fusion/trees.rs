@@ -2,21 +2,21 @@
 
 use std::collections::HashSet;
 
-use kolo_core::DType;
+use kolo_core::{DType, Result};
 use kolo_graph::{Attrs, Endpoint, Node, NodeId};
 use kolo_ops::fused;
 use kolo_ops::fused::program::{Arg, MOST_INPUTS, MOST_STEPS, Program, Step, step_of};
 
-use super::{Uses, Work, first, is_nchw, made};
+use super::{Work, first, is_nchw, made};
 
-impl Work<'_> {
-    pub(super) fn trees(&mut self, uses: &Uses) {
+impl Work<'_, '_> {
+    pub(super) fn trees(&mut self) -> Result<()> {
         let mut taken = HashSet::new();
         for root_id in self.ids().into_iter().rev() {
             if taken.contains(&root_id) || !self.is_step(root_id) {
                 continue;
             }
-            let group = self.tree(root_id, uses, &taken);
+            let group = self.tree(root_id, &taken);
             if group.len() < 2 {
                 continue;
             }
@@ -30,11 +30,12 @@ impl Work<'_> {
             let of: Vec<&Node> = group.iter().filter_map(|id| self.node(*id)).collect();
             let node = made(&fused::MAP, root, &of, inputs, vec![root.outputs[0].clone()], attrs);
             taken.extend(group.iter().copied());
-            self.nodes[root_id.index()] = Some(node);
+            self.graph.replace(root_id, node);
             for id in group.into_iter().filter(|id| *id != root_id) {
-                self.remove(id, root_id);
+                self.graph.merge(id, root_id);
             }
         }
+        Ok(())
     }
 
     fn is_step(&self, id: NodeId) -> bool {
@@ -42,7 +43,7 @@ impl Work<'_> {
     }
 
     /// The nodes of the largest tree under `root` whose values nobody else sees, inputs before their users.
-    fn tree(&self, root: NodeId, uses: &Uses, taken: &HashSet<NodeId>) -> Vec<NodeId> {
+    fn tree(&self, root: NodeId, taken: &HashSet<NodeId>) -> Vec<NodeId> {
         let mut group = vec![root];
         let mut next = 0;
         while next < group.len() {
@@ -50,13 +51,12 @@ impl Work<'_> {
             next += 1;
             for at in makers {
                 let id = at.node;
-                let inside = |users: &Vec<NodeId>| users.iter().all(|user| group.contains(user));
+                let is_inside = self.users(at).iter().all(|user| group.contains(user));
                 if group.contains(&id)
                     || group.len() >= MOST_STEPS
                     || taken.contains(&id)
-                    || !uses.data.get(&at).is_some_and(inside)
-                    || uses.fetched.contains(&at)
-                    || uses.control.contains(&id)
+                    || !is_inside
+                    || self.is_seen(at)
                     || !self.is_step(id)
                     || self.is_smaller(id, root)
                 {
@@ -118,7 +118,7 @@ impl Work<'_> {
         Some((Program { steps, n_inputs: inputs.len() }, inputs, types))
     }
 
-    pub(super) fn bias_gradients(&mut self, _: &Uses) {
+    pub(super) fn bias_gradients(&mut self) -> Result<()> {
         for sum_id in self.ids() {
             let Some(sum) = self.node(sum_id).filter(|node| node.op() == "BiasAddGrad") else { continue };
             let at = sum.inputs[0];
@@ -142,10 +142,11 @@ impl Work<'_> {
             };
             let outputs = vec![map.outputs[0].clone(), sum.outputs[0].clone()];
             let node = made(&fused::MAP_AND_SUM, map, &[map], inputs, outputs, attrs);
-            self.nodes[at.node.index()] = Some(node);
-            self.redirect(first(sum_id), Endpoint { node: at.node, index: 1 });
-            self.remove(sum_id, at.node);
+            self.graph.replace(at.node, node);
+            self.graph.redirect(first(sum_id), Endpoint { node: at.node, index: 1 })?;
+            self.graph.merge(sum_id, at.node);
         }
+        Ok(())
     }
 }
 

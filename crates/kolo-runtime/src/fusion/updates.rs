@@ -2,28 +2,28 @@
 
 use std::collections::HashSet;
 
-use kolo_core::DType;
+use kolo_core::{DType, Result};
 use kolo_graph::{Attrs, Endpoint, Node, NodeId};
 use kolo_ops::fused::program::step_of;
 use kolo_ops::{find_kernel, fused, update_layout};
 
-use super::{Uses, Work, made};
+use super::{Work, made};
 
 /// Elements of a gradient from which on its memory counts more than a launch.
 const LARGE: usize = 1 << 20;
 
-impl Work<'_> {
+impl Work<'_, '_> {
     /// What the gradient of an update is cast from, if it is a narrower float that nothing else wants cast.
-    fn narrow_gradient(&self, id: NodeId, at: Endpoint, uses: &Uses) -> Option<(Endpoint, DType)> {
+    fn narrow_gradient(&self, id: NodeId, at: Endpoint) -> Option<(Endpoint, DType)> {
         let cast = self.maker(at, &["Cast"]).filter(|cast| self.is_plain(cast) && step_of(cast).is_some())?;
         let (from, to) = (cast.attrs.dtype("SrcT").ok()?, cast.outputs[0].dtype);
         let is_narrow = matches!(from, DType::F16 | DType::BF16) && to == DType::F32;
-        (is_narrow && uses.sole_user(at) == Some(id)).then(|| (cast.inputs[0], from))
+        (is_narrow && self.sole_user(at) == Some(id)).then(|| (cast.inputs[0], from))
     }
 
     /// Gradient descent along a product: the product is added to the variable while it is computed. Small ones are left to the
     /// update of all variables at once.
-    pub(super) fn product_updates(&mut self, uses: &Uses) {
+    pub(super) fn product_updates(&mut self) -> Result<()> {
         for id in self.ids() {
             let Some(update) = self.node(id).filter(|node| node.op() == "ResourceApplyGradientDescent") else {
                 continue;
@@ -38,7 +38,7 @@ impl Work<'_> {
                 || !is_large
                 || !has_kernel
                 || !self.is_plain(product)
-                || uses.sole_user(delta) != Some(id)
+                || self.sole_user(delta) != Some(id)
             {
                 continue;
             }
@@ -50,14 +50,15 @@ impl Work<'_> {
             }
             let inputs = vec![variable, product.inputs[0], product.inputs[1]];
             let node = made(&fused::APPLY_PRODUCT, update, &[product, update], inputs, Vec::new(), attrs);
-            self.nodes[id.index()] = Some(node);
-            self.remove(delta.node, id);
+            self.graph.replace(id, node);
+            self.graph.merge(delta.node, id);
         }
+        Ok(())
     }
 
-    pub(super) fn updates(&mut self, uses: &Uses) {
+    pub(super) fn updates(&mut self) -> Result<()> {
         let mut groups: Vec<(String, Vec<NodeId>)> = Vec::new();
-        for (id, node) in self.iter() {
+        for (id, node) in self.graph.iter() {
             let Some(layout) = update_layout(node.op()) else { continue };
             let Ok(dtype) = node.attrs.dtype("T") else { continue };
             if !find_kernel(node, self.device).is_ok_and(|kernel| kernel.device == "GPU") || !node.outputs.is_empty() {
@@ -65,7 +66,7 @@ impl Work<'_> {
             }
             let flag = !layout.flag.is_empty() && node.attrs.bool(layout.flag).unwrap_or(false);
             let scalars: Vec<Endpoint> = layout.scalars.iter().map(|&i| node.inputs[i]).collect();
-            let grad = self.narrow_gradient(id, node.inputs[layout.grad], uses).map_or(dtype, |(_, grad)| grad);
+            let grad = self.narrow_gradient(id, node.inputs[layout.grad]).map_or(dtype, |(_, grad)| grad);
             let key = format!("{} {dtype} {grad} {flag} {scalars:?}", node.op());
             match groups.iter_mut().find(|(other, _)| *other == key) {
                 Some((_, group)) => group.push(id),
@@ -73,19 +74,20 @@ impl Work<'_> {
             }
         }
         for (_, group) in groups {
-            self.update_together(&group, uses);
+            self.update_together(&group);
         }
+        Ok(())
     }
 
     /// Puts updates together, those left out that depend on others of them or work on the same variable.
-    fn update_together(&mut self, group: &[NodeId], uses: &Uses) {
+    fn update_together(&mut self, group: &[NodeId]) {
         let mut chosen: Vec<NodeId> = Vec::new();
         let mut handles: HashSet<Endpoint> = HashSet::new();
         for &id in group {
             let Some(node) = self.node(id) else { continue };
             let Some(layout) = update_layout(node.op()) else { continue };
             let mine = &node.inputs[..layout.n_handles];
-            if mine.iter().any(|at| handles.contains(at)) || self.any_reaches(&chosen, id) {
+            if mine.iter().any(|at| handles.contains(at)) || self.graph.reaches(&chosen, id) {
                 continue;
             }
             handles.extend(mine);
@@ -94,7 +96,7 @@ impl Work<'_> {
         // A later one may be what an earlier one waits for.
         while let Some(at) = (0..chosen.len()).find(|&i| {
             let rest: Vec<NodeId> = chosen.iter().copied().filter(|id| *id != chosen[i]).collect();
-            self.any_reaches(&rest, chosen[i])
+            self.graph.reaches(&rest, chosen[i])
         }) {
             chosen.remove(at);
         }
@@ -112,7 +114,7 @@ impl Work<'_> {
         let mut casts = Vec::new();
         for (id, node) in chosen.iter().zip(nodes.clone()) {
             let at = node.inputs[layout.grad];
-            let Some((from, narrow)) = self.narrow_gradient(*id, at, uses) else {
+            let Some((from, narrow)) = self.narrow_gradient(*id, at) else {
                 inputs.push(at);
                 continue;
             };
@@ -130,9 +132,9 @@ impl Work<'_> {
         attrs.set("T", dtype);
         attrs.set("Tgrad", grad_dtype);
         let node = made(&fused::APPLY_ALL, root, &nodes, inputs, Vec::new(), attrs);
-        self.nodes[root_id.index()] = Some(node);
+        self.graph.replace(root_id, node);
         for id in chosen.into_iter().filter(|id| *id != root_id).chain(casts) {
-            self.remove(id, root_id);
+            self.graph.merge(id, root_id);
         }
     }
 }

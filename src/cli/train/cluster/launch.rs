@@ -128,7 +128,10 @@ fn free_addresses(n: usize) -> Result<String> {
 /// The flags of a parameter server.
 fn server_flags(flags: &ClusterFlags, cluster: &str, task: usize) -> Vec<String> {
     let task = task.to_string();
-    let fixed = ["serve", "--with-parent", "--cluster", cluster, "--job", "ps", "--task", &task];
+    // It keeps variables in host memory, so a GPU would only cost it memory and, shared with a worker of another process,
+    // time slices of milliseconds.
+    let fixed =
+        ["serve", "--with-parent", "--device-count", "GPU=0", "--cluster", cluster, "--job", "ps", "--task", &task];
     let shared = flags.no_shared_memory.then_some("--no-shared-memory");
     fixed.into_iter().chain(shared).map(str::to_owned).chain(flags.security.args()).collect()
 }

@@ -136,9 +136,12 @@ impl Role {
         self.task == 0
     }
 
-    /// Puts variables on parameter servers and all else here.
+    /// Puts variables into the host memory of parameter servers, since every worker's values come and go through it, and all
+    /// else here.
     pub fn setter(&self) -> ReplicaDeviceSetter {
-        ReplicaDeviceSetter::new(self.n_ps).worker_device(&format!("/job:worker/task:{}", self.task))
+        ReplicaDeviceSetter::new(self.n_ps)
+            .ps_device("/job:ps/device:CPU:0")
+            .worker_device(&format!("/job:worker/task:{}", self.task))
     }
 
     /// The optimizer that the workers share.

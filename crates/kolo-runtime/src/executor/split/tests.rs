@@ -69,7 +69,7 @@ impl Bench {
         let gpu = |part: &Partition| (part.device == 0).then(|| DeviceName::local("GPU", 0));
         let gpus: Vec<Option<DeviceName>> = parts.iter().map(gpu).collect();
         let made = match is_split {
-            true => make_for(&parts, &compiled, &gpus, &HashMap::new(), &self.kernels).unwrap(),
+            true => make_for(&parts, &compiled, &gpus, FrameIds::default(), &HashMap::new(), &self.kernels).unwrap(),
             false => Made { parts: compiled.into(), segments: Vec::new(), split_by: Vec::new() },
         };
         let step = Step::new(1, &made.parts, CancelToken::new(), false, false);

@@ -12,6 +12,7 @@ use kolo_core::{Error, Memory, Result, Tensor};
 use kolo_ops::{CancelToken, Rendezvous, ResourceStore};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::limits::Limits;
 use super::plan::PartPlan;
 use super::state::State;
 use crate::rendezvous::{LocalRendezvous, StepRendezvous};
@@ -32,6 +33,8 @@ pub(crate) struct Step {
     services: Services,
     error: Mutex<Option<Error>>,
     n_unfinished: AtomicUsize,
+    /// When the caller stops waiting, if it ever does.
+    deadline: Mutex<Option<Instant>>,
     /// No thread waits in it.
     is_detached: bool,
     caller: Caller,
@@ -125,6 +128,7 @@ impl Step {
             services,
             error: Mutex::new(None),
             n_unfinished: AtomicUsize::new(plans.len()),
+            deadline: Mutex::new(None),
             is_detached: on_end.is_some(),
             caller: Caller { thread: Mutex::new(std::thread::current()), notified: AtomicBool::new(false) },
             on_end: Mutex::new(on_end),
@@ -179,6 +183,9 @@ impl Step {
                 self.spawn_runner(index);
             }
         }
+        if deadline.is_some() {
+            *self.deadline.lock() = deadline;
+        }
         let mut deadline = deadline;
         loop {
             for index in 0..self.parts.len() {
@@ -203,6 +210,11 @@ impl Step {
                 deadline = Some(Instant::now() + UNWIND);
             }
         }
+    }
+
+    /// What ends waits of this step that no kernel is in.
+    fn limits(&self) -> Limits {
+        Limits::new(*self.deadline.lock(), self.services.cancel.clone())
     }
 
     /// The thread that calls this is the one to wake from now on: parts of a partial run may come from several threads.

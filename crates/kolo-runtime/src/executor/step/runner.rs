@@ -269,7 +269,7 @@ impl Step {
         // Those of the node before have been taken.
         debug_assert!(outputs.iter().all(Value::is_empty));
         if let PlanKernel::Segment(segment) = &node.kernel {
-            return segment.run(self.id, inputs, outputs);
+            return segment.run(self.id, &self.limits(), inputs, outputs);
         }
         let gpu = if node.may_fold { plan.unit.device.as_any().downcast_ref::<CudaDevice>() } else { None };
         let folds = gpu.filter(|gpu| is_constant_call(gpu, node, inputs));

@@ -1,0 +1,88 @@
+//! Rounds: how often a value has crossed between tasks before it is there.
+//!
+//! A task sees only its own part of a step. If it runs many nodes as one (a captured segment of a GPU's part), it must
+//! know that what it receives does not depend, by way of other tasks, on what the same segment is yet to send: the segment
+//! would wait for itself. The master sees the whole step and writes the round of each transfer on both of its ends. A value
+//! that depends on another through a different task has a larger round.
+//!
+//! It also says which values may be dead, since a branch may have been decided on another task.
+
+use crate::branches::{BranchNode, skipped_nodes};
+use crate::draft::{Draft, Source};
+use crate::prune::stable_order;
+use crate::{AttrValue, Flow, Node};
+
+/// The attribute with the round of a transfer between tasks.
+const ROUND: &str = "_kolo_round";
+/// The attribute of transfers between tasks whose value may be dead, or comes from a loop.
+const CONDITIONAL: &str = "_kolo_conditional";
+
+/// What a master says of a transfer between tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferRound {
+    /// How often its value has crossed between tasks before it is sent.
+    pub round: i64,
+    /// Its value may be dead in some steps.
+    pub is_conditional: bool,
+}
+
+impl TransferRound {
+    /// What was written on one end of a transfer; `None` if its master, TensorFlow's say, writes no such thing.
+    pub fn of(node: &Node) -> Option<TransferRound> {
+        let round = node.attrs.int(ROUND).ok()?;
+        Some(TransferRound { round, is_conditional: node.attrs.bool(CONDITIONAL).unwrap_or(true) })
+    }
+
+    /// The attributes to write.
+    pub(crate) fn attrs(self) -> [(&'static str, AttrValue); 2] {
+        [(ROUND, self.round.into()), (CONDITIONAL, self.is_conditional.into())]
+    }
+}
+
+/// For each draft the round of its outputs, if drafts of one place are one task. Empty if the drafts have a cycle, which
+/// partitioning refuses elsewhere.
+pub(crate) fn rounds(drafts: &[Draft], place: &dyn Fn(usize) -> usize) -> Vec<TransferRound> {
+    let is_back = |to: usize, from: usize| {
+        drafts[to].node.def.flow == Flow::Merge && drafts[from].node.def.flow == Flow::NextIteration
+    };
+    let mut inputs: Vec<Vec<usize>> = drafts
+        .iter()
+        .enumerate()
+        .map(|(to, draft)| draft.input_drafts().filter(|&from| !is_back(to, from)).collect())
+        .collect();
+    // What leaves a loop may come from any of its iterations, so it waits for all that goes round.
+    let with_flow = |flow: Flow| drafts.iter().enumerate().filter(move |(_, draft)| draft.node.def.flow == flow);
+    for (exit, left) in with_flow(Flow::Exit) {
+        let goes_round = with_flow(Flow::NextIteration).filter(|(_, next)| next.output_frame == left.input_frame);
+        inputs[exit].extend(goes_round.map(|(next, _)| next));
+    }
+    let Ok(order) = stable_order(&inputs) else { return Vec::new() };
+    let source = |input: &Source| match input {
+        Source::Draft { draft, index } => Some((*draft, *index)),
+        Source::Feed(_) => None,
+    };
+    let nodes: Vec<BranchNode<'_>> = drafts
+        .iter()
+        .map(|draft| BranchNode {
+            node: &draft.node,
+            inputs: draft.inputs.iter().map(source).collect(),
+            control: draft.control.clone(),
+            passes_on: draft.inputs.first().filter(|_| draft.node.op() == "Identity").and_then(source),
+            may_be_skipped: false,
+        })
+        .collect();
+    let skipped = skipped_nodes(&nodes, &order);
+    let mut found: Vec<TransferRound> = skipped
+        .iter()
+        .zip(drafts)
+        .map(|(&is_skipped, draft)| TransferRound {
+            round: 0,
+            is_conditional: is_skipped || draft.output_frame.is_some(),
+        })
+        .collect();
+    for &to in &order {
+        let after = |&from: &usize| found[from].round + i64::from(place(from) != place(to));
+        found[to].round = inputs[to].iter().map(after).max().unwrap_or(0);
+    }
+    found
+}
