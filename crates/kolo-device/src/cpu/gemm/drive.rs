@@ -73,7 +73,7 @@ const B_PANEL_BYTES: usize = 256 << 10;
 const B_IN_PLACE_BYTES: usize = 20 << 10;
 const B_IN_PLACE_SPREAD_BYTES: usize = 48 << 10;
 /// Most steps of k between two visits to a tile of C.
-pub(super) const KC: usize = 2048;
+const KC: usize = 2048;
 /// A thread's packed block of A, in bytes: a part of L2.
 const A_BLOCK_BYTES: usize = 256 << 10;
 const A_USED_ONCE_BYTES: usize = 24 << 10;
@@ -85,7 +85,7 @@ pub(super) const B_CHUNK_BYTES: usize = 16 << 20;
 pub(super) const K_CHUNK: usize = 4096;
 /// Work below which a product stays on its caller, and the least work of a task.
 pub(super) const SERIAL_FLOP: usize = 2_000_000;
-pub(super) const TASK_FLOP: usize = 1_000_000;
+const TASK_FLOP: usize = 1_000_000;
 /// Tiles below each other up to which a product is flat.
 const FLAT_TILES: usize = 8;
 /// Pieces to aim at, so that a few threads finish at about the same time.

@@ -169,9 +169,8 @@ impl Real for f32 {
 
     #[cfg(target_arch = "x86_64")]
     unsafe fn try_shortcut(isa: Isa, pool: &IntraPool, problem: &Problem<'_, f32>) -> bool {
-        let isa = isa.min(Isa::best());
         // SAFETY: passed on.
-        unsafe { super::zeros::try_run(isa, pool, problem) || super::narrow::try_run(isa, pool, problem) }
+        unsafe { super::zeros::try_run(isa.min(Isa::best()), pool, problem) }
     }
 
     #[inline(always)]

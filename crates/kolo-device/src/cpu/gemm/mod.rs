@@ -7,9 +7,8 @@
 //! drive     blocking, threads, cuts along k
 //! gemv      one row or one column of C
 //! zeros     an A or a B that is mostly zeros
-//! narrow    nine or ten columns
 //! batch     many products of one shape
-//! generic   halves through f32, other types by plain loops
+//! generic   other types, by plain loops
 //! epilogue  bias and activation on a finished tile
 //! ```
 //!
@@ -33,8 +32,6 @@ mod epilogue;
 mod gemv;
 mod generic;
 mod kernel;
-#[cfg(target_arch = "x86_64")]
-mod narrow;
 mod pack;
 mod simd;
 #[cfg(target_arch = "x86_64")]
@@ -44,7 +41,7 @@ pub use batch::{Strides, gemm_batch_f32, gemm_batch_f64};
 pub(crate) use drive::{Gather, Left, Problem, Shared, nth_block};
 pub(crate) use epilogue::apply;
 pub use epilogue::{Activation, Epilogue};
-pub use generic::{gemm_bf16, gemm_f16, gemm_with};
+pub use generic::gemm_with;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use kernel::{Ahead, LEAST_ROWS, MicrosAhead, micros_ahead};
 pub(crate) use kernel::{Kernels, Layout, Real, Tile};

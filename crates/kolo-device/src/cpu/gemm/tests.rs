@@ -177,6 +177,18 @@ fn few_rows_and_many_columns_match_the_triple_loop() {
     }
 }
 
+/// Ten classes leave a third of a vector's lanes unused.
+#[test]
+fn nine_and_ten_columns_match_the_triple_loop() {
+    for ops in OPS {
+        for sizes in [(100, 10, 100), (8, 9, 16), (13, 10, 33), (1001, 10, 777), (57, 9, 64)] {
+            check(&plain(sizes, ops, 0));
+            let case = plain(sizes, ops, 1);
+            check(&Case { alpha: 0.5, beta: 1.0, biased: true, activation: Activation::Relu, ..case });
+        }
+    }
+}
+
 #[test]
 fn empty_products_leave_or_clear_c() {
     for ops in OPS {
