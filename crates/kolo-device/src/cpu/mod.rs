@@ -11,14 +11,12 @@
 //! topology which cores belong to which memory, and binding threads to cores
 //! stream  stores that go past the caches
 //! transpose rows and columns exchanged
-//! aes_gcm sealing what is sent, opening what has arrived
 //! isa     runs plain loops compiled for the best instruction set present
 //! ```
 //!
 //! Every result is the same bit for bit whatever the number of threads: work is cut by the shape
 //! of the problem, and threads only decide who computes which piece.
 
-pub mod aes_gcm;
 pub mod conv;
 pub mod device;
 pub mod gemm;

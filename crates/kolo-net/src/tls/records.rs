@@ -1,11 +1,9 @@
 //! Records of TLS 1.3 after the handshake, in two halves that share nothing but the way to new keys: what is sent is sealed
 //! by one thread while another one opens what arrives.
 //!
-//! `rustls` makes the handshake and derives all keys. What is left to do here is to cut bytes into records, to count them, and
-//! to change keys when a peer asks for it or when a key has sealed as much as it may. A record's bytes are sealed straight out of
-//! a tensor and opened straight into one ([`cipher`]).
-
-mod cipher;
+//! `rustls` makes the handshake, derives all keys, and seals and opens each record. What is left to do here is to cut bytes into
+//! records, to count them, and to change keys when a peer asks for it or when a key has sealed as much as it may. The library seals
+//! into memory of its own and opens in place, so that each side copies bytes once.
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -14,15 +12,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
+use tokio_rustls::rustls::crypto::cipher::{
+    AeadKey, InboundOpaqueMessage, Iv, MessageDecrypter, MessageEncrypter, OutboundChunks, OutboundPlainMessage,
+};
 use tokio_rustls::rustls::kernel::KernelConnection;
 use tokio_rustls::rustls::{
-    AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, Tls13CipherSuite,
+    AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, ProtocolVersion, Tls13CipherSuite,
 };
-
-use cipher::{OVERHEAD, OpenCipher, SealCipher};
 
 /// Bytes before a record.
 const HEADER: usize = 5;
+
+/// What a record has more than its content, behind the header: the content's kind, and a tag.
+const OVERHEAD: usize = 1 + 16;
+
+/// The version that records of TLS 1.3 bear.
+const VERSION: ProtocolVersion = ProtocolVersion::TLSv1_2;
 
 /// The most plain bytes of a record, and the most that may follow its header.
 const MAX_PLAIN: usize = 1 << 14;
@@ -40,7 +45,7 @@ pub(super) const SEALED_BATCH: usize = (BATCH / 2 * 3 / MAX_PLAIN + 2) * (HEADER
 const LEAST_BUFFER: usize = 32 << 10;
 const MOST_BUFFER: usize = 512 << 10;
 
-/// A record at least so long is not opened into a buffer if it may go straight to where it belongs.
+/// A record at least so long is worth reading straight to where it belongs.
 const LONG: usize = 4 << 10;
 
 /// A key is changed so many records before it must be; what ends a connection still fits.
@@ -74,6 +79,27 @@ struct Keys {
     owes_update: AtomicBool,
 }
 
+impl Keys {
+    fn encrypter(&self, secrets: ConnectionTrafficSecrets) -> Result<Box<dyn MessageEncrypter>, Error> {
+        let (key, iv) = parts(secrets)?;
+        Ok(self.suite.aead_alg.encrypter(key, iv))
+    }
+
+    fn decrypter(&self, secrets: ConnectionTrafficSecrets) -> Result<Box<dyn MessageDecrypter>, Error> {
+        let (key, iv) = parts(secrets)?;
+        Ok(self.suite.aead_alg.decrypter(key, iv))
+    }
+}
+
+fn parts(secrets: ConnectionTrafficSecrets) -> Result<(AeadKey, Iv), Error> {
+    match secrets {
+        ConnectionTrafficSecrets::Aes128Gcm { key, iv }
+        | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
+        | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => Ok((key, iv)),
+        _ => Err(Error::General("a cipher without keys".into())),
+    }
+}
+
 /// Both halves of a connection whose handshake is done. `plain` is what came with the handshake and was opened already,
 /// `sealed` what came and was not.
 pub(super) fn halves<Data: Send + 'static>(
@@ -88,33 +114,27 @@ pub(super) fn halves<Data: Send + 'static>(
     let keys = Arc::new(Keys { suite, next, owes_update: AtomicBool::new(false) });
     let (n_sealed, secret) = secrets.tx;
     let sealer = Sealer {
-        cipher: SealCipher::new(suite, secret)?,
+        cipher: keys.encrypter(secret)?,
         keys: keys.clone(),
         n_sealed,
         n_batch: LEAST_BATCH,
         limit: suite.common.confidentiality_limit.saturating_sub(RESERVE),
     };
     let (n_opened, secret) = secrets.rx;
-    let mut buffer = vec![0; LEAST_BUFFER.max(sealed.len() + HEADER + MAX_SEALED)];
-    buffer[..sealed.len()].copy_from_slice(sealed);
-    let opener = Opener {
-        cipher: OpenCipher::new(suite, secret)?,
-        keys,
-        n_opened,
-        buffer,
-        sealed: 0..sealed.len(),
-        n_plain: plain.len(),
-        plain: plain.to_vec(),
-        n_taken: 0,
-        is_over: false,
-    };
+    let (n_plain, n_arrived) = (plain.len(), plain.len() + sealed.len());
+    let mut buffer = vec![0; LEAST_BUFFER.max(n_arrived + HEADER + MAX_SEALED)];
+    buffer[..n_plain].copy_from_slice(plain);
+    buffer[n_plain..n_arrived].copy_from_slice(sealed);
+    let cipher = keys.decrypter(secret)?;
+    let (plain, sealed) = (0..n_plain, n_plain..n_arrived);
+    let opener = Opener { keys, cipher, n_opened, buffer, plain, sealed, is_over: false };
     Ok((sealer, opener))
 }
 
 /// The sending half.
 pub(super) struct Sealer {
     keys: Arc<Keys>,
-    cipher: SealCipher,
+    cipher: Box<dyn MessageEncrypter>,
     /// Records under this key.
     n_sealed: u64,
     /// How many there may be.
@@ -123,63 +143,23 @@ pub(super) struct Sealer {
     n_batch: usize,
 }
 
-/// Records that are to be written, at the beginning of a buffer.
-#[derive(Default)]
-pub(super) struct Batch {
-    pub buffer: Vec<u8>,
-    pub n: usize,
-}
-
-impl Batch {
-    pub fn bytes(&self) -> &[u8] {
-        &self.buffer[..self.n]
-    }
-
-    /// Room for a record of `n_plain` bytes.
-    fn room(&mut self, n_plain: usize) -> &mut [u8] {
-        let end = self.n + HEADER + n_plain + OVERHEAD;
-        if self.buffer.len() < end {
-            self.buffer.resize(end, 0);
-        }
-        &mut self.buffer[self.n..]
-    }
-}
-
 impl Sealer {
     /// Seals the beginning of what `slices` hold, about [`BATCH`] bytes of it, and says how much that was. The records are put
     /// behind what `batch` holds.
-    pub fn seal(&mut self, slices: &[IoSlice<'_>], batch: &mut Batch) -> Result<usize, Error> {
-        let n_all: usize = slices.iter().map(|slice| slice.len()).sum();
+    pub fn seal(&mut self, slices: &[IoSlice<'_>], batch: &mut Vec<u8>) -> Result<usize, Error> {
+        let slices: Vec<&[u8]> = slices.iter().map(|slice| &**slice).collect();
+        let mut rest = OutboundChunks::new(&slices);
+        let (n_all, mut n) = (rest.len(), 0);
         // A little that would be left over is not worth a system call.
         let n_batch = if n_all / 3 <= self.n_batch / 2 { n_all } else { self.n_batch };
-        let mut slices = slices.iter().map(|slice| &**slice);
-        let (mut rest, mut n): (&[u8], usize) = (&[], 0);
-        // What lies in several pieces is put together first.
-        let mut together = Vec::new();
         while n < n_batch {
-            while rest.is_empty()
-                && let Some(slice) = slices.next()
-            {
-                rest = slice;
-            }
-            let mut plain = rest.split_off(..rest.len().min(MAX_PLAIN)).unwrap_or_default();
-            if plain.len() < MAX_PLAIN {
-                together.clear();
-                together.extend_from_slice(plain);
-                while together.len() < MAX_PLAIN
-                    && let Some(slice) = slices.next()
-                {
-                    rest = slice;
-                    let n_more = rest.len().min(MAX_PLAIN - together.len());
-                    together.extend_from_slice(rest.split_off(..n_more).unwrap_or_default());
-                }
-                plain = &together;
-            }
+            let (plain, behind) = rest.split_at(MAX_PLAIN);
             if self.n_sealed >= self.limit || self.keys.owes_update.swap(false, Ordering::AcqRel) {
                 self.change_key(&KEY_UPDATE, batch)?;
             }
-            self.record(ContentType::ApplicationData, plain, batch)?;
             n += plain.len();
+            self.record(ContentType::ApplicationData, plain, batch)?;
+            rest = behind;
         }
         // What comes after all of it was sealed is another beginning.
         self.n_batch = if n == n_all { LEAST_BATCH } else { (2 * self.n_batch).min(BATCH) };
@@ -187,22 +167,23 @@ impl Sealer {
     }
 
     /// The record that ends a connection.
-    pub fn goodbye(&mut self) -> Result<Batch, Error> {
-        let mut batch = Batch::default();
-        self.record(ContentType::Alert, &CLOSE_NOTIFY, &mut batch)?;
+    pub fn goodbye(&mut self) -> Result<Vec<u8>, Error> {
+        let mut batch = Vec::new();
+        self.record(ContentType::Alert, CLOSE_NOTIFY[..].into(), &mut batch)?;
         Ok(batch)
     }
 
-    fn change_key(&mut self, message: &[u8], batch: &mut Batch) -> Result<(), Error> {
-        self.record(ContentType::Handshake, message, batch)?;
+    fn change_key(&mut self, message: &[u8], batch: &mut Vec<u8>) -> Result<(), Error> {
+        self.record(ContentType::Handshake, message.into(), batch)?;
         let (n_sealed, secret) = self.keys.next.lock().next_to_send()?;
-        self.cipher = SealCipher::new(self.keys.suite, secret)?;
+        self.cipher = self.keys.encrypter(secret)?;
         self.n_sealed = n_sealed;
         Ok(())
     }
 
-    fn record(&mut self, typ: ContentType, plain: &[u8], batch: &mut Batch) -> Result<(), Error> {
-        batch.n += self.cipher.seal(typ, plain, self.n_sealed, batch.room(plain.len()))?;
+    fn record(&mut self, typ: ContentType, payload: OutboundChunks<'_>, batch: &mut Vec<u8>) -> Result<(), Error> {
+        let record = self.cipher.encrypt(OutboundPlainMessage { typ, version: VERSION, payload }, self.n_sealed)?;
+        batch.extend_from_slice(&record.encode());
         self.n_sealed += 1;
         Ok(())
     }
@@ -211,28 +192,16 @@ impl Sealer {
 /// The receiving half.
 pub(super) struct Opener {
     keys: Arc<Keys>,
-    cipher: OpenCipher,
+    cipher: Box<dyn MessageDecrypter>,
     /// Records under this key.
     n_opened: u64,
     buffer: Vec<u8>,
+    /// Where in it bytes are that were opened and not taken.
+    plain: Range<usize>,
     /// Where in it records are that have not been opened, the last one perhaps not whole.
     sealed: Range<usize>,
-    /// The last record that did not go straight to where it belongs: its bytes, how many they are, and how many were taken.
-    plain: Vec<u8>,
-    n_plain: usize,
-    n_taken: usize,
     /// The other side has said that nothing more will come.
     is_over: bool,
-}
-
-/// What became of a record.
-enum Opened {
-    /// It is not there yet.
-    Nothing,
-    /// Its bytes, so many, are where they belong.
-    Straight(usize),
-    /// They are in `plain`, or there were none.
-    Kept,
 }
 
 impl Opener {
@@ -247,11 +216,8 @@ impl Opener {
             if at == out.len() || self.is_over {
                 return Ok(at);
             }
-            match self.open(&mut out[at..])? {
-                Opened::Straight(n) => at += n,
-                Opened::Kept => {}
-                Opened::Nothing if self.fetch(at > 0, &mut read)? => {}
-                Opened::Nothing => return Ok(at),
+            if !self.open()? && !self.fetch(at > 0, &mut read)? {
+                return Ok(at);
             }
         }
     }
@@ -271,20 +237,21 @@ impl Opener {
             if buffer.len() == buffer.capacity() || self.is_over || (n > 0 && self.is_long_next()) {
                 return Ok(n);
             }
-            match self.open(&mut [])? {
-                Opened::Straight(_) | Opened::Kept => {}
+            if !self.open()? {
                 // Whether there is more is seen when more is wanted.
-                Opened::Nothing if n > 0 => return Ok(n),
-                Opened::Nothing => drop(self.fetch(false, &mut read)?),
+                if n > 0 {
+                    return Ok(n);
+                }
+                self.fetch(false, &mut read)?;
             }
         }
     }
 
     /// Up to `most` bytes that were opened before.
     fn take(&mut self, most: usize) -> &[u8] {
-        let start = self.n_taken;
-        self.n_taken += most.min(self.n_plain - start);
-        &self.plain[start..self.n_taken]
+        let start = self.plain.start;
+        self.plain.start += most.min(self.plain.len());
+        &self.buffer[start..self.plain.start]
     }
 
     /// Reads more. False if there is nothing more for now, which is an error if nothing was read before.
@@ -306,7 +273,8 @@ impl Opener {
         }
     }
 
-    /// Moves a record that is not whole to the front. A buffer that was full has become too small.
+    /// Moves a record that is not whole to the front; what was opened must have been taken. A buffer that was full has become too
+    /// small.
     fn make_room(&mut self) {
         let was_full = self.sealed.end == self.buffer.len();
         if self.sealed.start > 0 {
@@ -335,29 +303,17 @@ impl Opener {
         self.next_length().is_ok_and(|n| n.is_some_and(|n| n >= LONG))
     }
 
-    /// Opens the next record, if all of it is there. What is in `plain` must have been taken.
-    fn open(&mut self, out: &mut [u8]) -> io::Result<Opened> {
+    /// Opens the next record where it is, or says `false` if not all of it is there. What was opened before must have been taken.
+    fn open(&mut self) -> io::Result<bool> {
         let start = self.sealed.start + HEADER;
-        let Some(n) = self.next_length()?.filter(|&n| self.sealed.end - start >= n) else { return Ok(Opened::Nothing) };
-        let n_to = n.checked_sub(OVERHEAD).ok_or_else(|| invalid(Error::DecryptError))?;
-        let record = &mut self.buffer[start..start + n];
-        let is_straight = n_to <= out.len();
-        let to = match is_straight {
-            true => &mut out[..n_to],
-            false => {
-                (self.n_plain, self.n_taken) = (0, 0);
-                if self.plain.len() < n_to {
-                    self.plain.resize(n_to.max(LONG), 0);
-                }
-                &mut self.plain[..n_to]
-            }
-        };
-        let (typ, n_plain) = self.cipher.open(record, self.n_opened, to).map_err(invalid)?;
+        let Some(n) = self.next_length()?.filter(|&n| self.sealed.end - start >= n) else { return Ok(false) };
+        let sealed = &mut self.buffer[start..start + n];
+        let record = InboundOpaqueMessage::new(ContentType::ApplicationData, VERSION, sealed);
+        let opened = self.cipher.decrypt(record, self.n_opened).map_err(invalid)?;
         self.n_opened += 1;
         self.sealed.start = start + n;
-        match (typ, &to[..n_plain]) {
-            (ContentType::ApplicationData, _) if is_straight => return Ok(Opened::Straight(n_plain)),
-            (ContentType::ApplicationData, _) => self.n_plain = n_plain,
+        match (opened.typ, opened.payload) {
+            (ContentType::ApplicationData, plain) => self.plain = start..start + plain.len(),
             (ContentType::Alert, [_, 0]) => self.is_over = true,
             (ContentType::Alert, &[_, why]) => {
                 return Err(invalid(Error::AlertReceived(AlertDescription::from(why))));
@@ -369,12 +325,12 @@ impl Opener {
             }
             (typ, _) => return Err(invalid(Error::General(format!("a record of kind {typ:?} after the handshake")))),
         }
-        Ok(Opened::Kept)
+        Ok(true)
     }
 
     fn change_key(&mut self) -> io::Result<()> {
         let (n_opened, secret) = self.keys.next.lock().next_to_receive().map_err(invalid)?;
-        self.cipher = OpenCipher::new(self.keys.suite, secret).map_err(invalid)?;
+        self.cipher = self.keys.decrypter(secret).map_err(invalid)?;
         self.n_opened = n_opened;
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! A connection inside of TLS that is read and written as a `TcpStream` is: without waiting, and from any thread.
 //!
-//! Sealing takes about half as long as writing to a socket does. So whoever sends something long only seals it, and a task of its
+//! Sealing takes nearly as long as writing to a socket does. So whoever sends something long only seals it, and a task of its
 //! own, [`TlsStream::pump`], writes what is sealed meanwhile; what is short, and the end of what is long, is written at once.
 //!
 //! | state | who may touch it |
@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use super::records::{BATCH, Batch, Opener, SEALED_BATCH, Sealer};
+use super::records::{BATCH, Opener, SEALED_BATCH, Sealer};
 
 /// So much may be sealed and not written before more is sealed.
 const MOST_AHEAD: usize = 2 * BATCH;
@@ -47,7 +47,7 @@ pub(crate) struct TlsStream {
 /// What is sealed and not written.
 #[derive(Default)]
 struct Out {
-    batches: VecDeque<Batch>,
+    batches: VecDeque<Vec<u8>>,
     /// Bytes of the first batch that have left.
     n_written: usize,
     /// Bytes of all of them, with those that are being written.
@@ -95,14 +95,14 @@ impl TlsStream {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let mut sealer = self.sealer.lock();
-        let mut batch = Batch::default();
+        let mut batch = Vec::new();
         if n_all >= LONG {
-            batch.buffer = self.out.lock().spare.pop().unwrap_or_else(|| vec![0; SEALED_BATCH]);
+            batch = self.out.lock().spare.pop().unwrap_or_else(|| Vec::with_capacity(SEALED_BATCH));
         }
         let sealed = sealer.seal(slices, &mut batch);
-        if batch.n > 0 {
+        if !batch.is_empty() {
             let mut out = self.out.lock();
-            out.n_bytes += batch.n;
+            out.n_bytes += batch.len();
             out.batches.push_back(batch);
         }
         drop(sealer);
@@ -196,7 +196,7 @@ impl TlsStream {
                 .iter()
                 .take(MAX_SLICES)
                 .enumerate()
-                .map(|(i, batch)| IoSlice::new(&batch.bytes()[if i == 0 { n_written } else { 0 }..]))
+                .map(|(i, batch)| IoSlice::new(&batch[if i == 0 { n_written } else { 0 }..]))
                 .collect();
             let written = match self.tcp.try_write_vectored(&slices) {
                 Ok(0) => Err(io::ErrorKind::WriteZero.into()),
@@ -206,12 +206,13 @@ impl TlsStream {
             let n = *written.as_ref().unwrap_or(&0);
             n_written += n;
             let mut out = self.out.lock();
-            while batches.front().is_some_and(|batch| batch.n <= n_written)
-                && let Some(batch) = batches.pop_front()
+            while batches.front().is_some_and(|batch| batch.len() <= n_written)
+                && let Some(mut batch) = batches.pop_front()
             {
-                n_written -= batch.n;
-                if batch.buffer.len() >= SEALED_BATCH && out.spare.len() < MAX_SPARE {
-                    out.spare.push(batch.buffer);
+                n_written -= batch.len();
+                if batch.capacity() >= SEALED_BATCH && out.spare.len() < MAX_SPARE {
+                    batch.clear();
+                    out.spare.push(batch);
                 }
             }
             let was_full = out.n_bytes >= MOST_AHEAD;
@@ -264,7 +265,7 @@ impl Drop for TlsStream {
         // A goodbye that the socket does not take at once is not worth waiting for.
         if let Ok(goodbye) = self.sealer.get_mut().goodbye() {
             let out = self.out.get_mut();
-            out.n_bytes += goodbye.n;
+            out.n_bytes += goodbye.len();
             out.batches.push_back(goodbye);
             let _ = self.write_out();
         }

@@ -1,15 +1,12 @@
 //! Two ends of a connection over loopback, and what happens to bytes between them.
 
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::rustls::ClientConfig;
 
-use super::cipher::tests::USES_LIBRARY;
 use super::*;
 use crate::tls::cert::Authority;
 use crate::tls::{ClientTls, KOLO, ServerTls, TlsStream};
@@ -31,34 +28,14 @@ async fn sockets() -> (TcpStream, TcpStream) {
 
 /// A caller's and a server's end.
 async fn pair() -> (TlsStream, TlsStream) {
-    pair_with([false, false]).await
-}
-
-/// The same; each may be one that cannot use our own cipher.
-async fn pair_with(uses_library: [bool; 2]) -> (TlsStream, TlsStream) {
     let (_, server, client) = certificates();
     let (here, there) = sockets().await;
-    let caller = std::pin::pin!(client.connect(here, "127.0.0.1:1"));
-    let server = std::pin::pin!(async {
+    let server = async {
         assert!(server.is_offered_kolo(&there).await);
         server.accept(there).await
-    });
-    let (here, there) = tokio::join!(Marked(caller, uses_library[0]), Marked(server, uses_library[1]));
+    };
+    let (here, there) = tokio::join!(client.connect(here, "127.0.0.1:1"), server);
     (here.unwrap().expect("both speak it"), there.unwrap())
-}
-
-/// Makes its keys with the library's ciphers, or not.
-struct Marked<F>(F, bool);
-
-impl<F: Future + Unpin> Future for Marked<F> {
-    type Output = F::Output;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        USES_LIBRARY.set(self.1);
-        let poll = Pin::new(&mut self.0).poll(cx);
-        USES_LIBRARY.set(false);
-        poll
-    }
 }
 
 async fn send(stream: &TlsStream, bytes: &[u8]) -> io::Result<()> {
@@ -110,16 +87,37 @@ async fn exchange(here: &TlsStream, there: &TlsStream, sizes: &[usize]) {
 
 #[tokio::test]
 async fn bytes_arrive_as_they_were_sent() {
-    for uses_library in [[false, false], [true, false], [false, true], [true, true]] {
-        let (here, there) = pair_with(uses_library).await;
-        let is_library = matches!(here.sealer.lock().cipher, SealCipher::Library(_));
-        assert!(is_library || !uses_library[0]);
-        let sizes = [1, 5, MAX_PLAIN - 1, MAX_PLAIN, MAX_PLAIN + 1, 3 * BATCH + 17, MOST_BUFFER, 10_000_019, 2];
-        exchange(&here, &there, &sizes).await;
-        // A goodbye is told from a connection that was cut.
-        drop(here);
-        assert_eq!(receive(&there, 1).await.unwrap(), b"");
-    }
+    let (here, there) = pair().await;
+    let sizes = [1, 5, MAX_PLAIN - 1, MAX_PLAIN, MAX_PLAIN + 1, 3 * BATCH + 17, MOST_BUFFER, 10_000_019, 2];
+    exchange(&here, &there, &sizes).await;
+    // A goodbye is told from a connection that was cut.
+    drop(here);
+    assert_eq!(receive(&there, 1).await.unwrap(), b"");
+}
+
+/// The kind 0 is none: it is a zero behind what the record holds.
+#[tokio::test]
+async fn padding_is_taken_off() {
+    let nothing = ContentType::from(0);
+    let (here, there) = pair().await;
+    let mut records = Vec::new();
+    here.sealer.lock().record(nothing, b"abc\x17\0\0\0"[..].into(), &mut records).unwrap();
+    here.sealer.lock().record(nothing, [0; 20][..].into(), &mut records).unwrap();
+    here.tcp().try_write(&records).unwrap();
+    assert_eq!(receive(&there, 3).await.unwrap(), b"abc");
+    let read = tokio::time::timeout(LONG_TIME, receive(&there, 1)).await.expect("it does not hang");
+    assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
+}
+
+#[tokio::test]
+async fn what_is_longer_than_a_record_may_be_is_refused() {
+    let (here, there) = pair().await;
+    let mut record = Vec::new();
+    let plain = [1; MAX_PLAIN + 1];
+    here.sealer.lock().record(ContentType::ApplicationData, plain[..].into(), &mut record).unwrap();
+    here.tcp().try_write(&record).unwrap();
+    let read = tokio::time::timeout(LONG_TIME, receive(&there, 1)).await.expect("it does not hang");
+    assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
 }
 
 #[tokio::test]
@@ -164,9 +162,9 @@ async fn keys_are_changed_before_they_have_sealed_too_much() {
     // The other side may ask for it, too.
     here.sealer.lock().limit = u64::MAX;
     there.sealer.lock().limit = u64::MAX;
-    let mut request = Batch::default();
+    let mut request = Vec::new();
     here.sealer.lock().change_key(&KEY_UPDATE_REQUEST, &mut request).unwrap();
-    here.tcp().try_write(request.bytes()).unwrap();
+    here.tcp().try_write(&request).unwrap();
     exchange(&here, &there, &[100, 100_000]).await;
     assert!(!there.sealer.lock().keys.owes_update.load(Ordering::Acquire), "it was answered");
 }
@@ -202,10 +200,10 @@ async fn bytes_that_were_not_sealed_end_the_connection() {
 #[tokio::test]
 async fn a_record_that_was_changed_on_the_way_is_refused() {
     let (here, there) = pair().await;
-    let mut record = Batch::default();
+    let mut record = Vec::new();
     here.sealer.lock().seal(&[IoSlice::new(b"a tensor's bytes")], &mut record).unwrap();
-    record.buffer[9] ^= 1;
-    here.tcp().try_write(record.bytes()).unwrap();
+    record[9] ^= 1;
+    here.tcp().try_write(&record).unwrap();
     let read = tokio::time::timeout(LONG_TIME, receive(&there, 1)).await.expect("it does not hang");
     assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
 }
