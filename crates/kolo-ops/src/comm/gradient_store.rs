@@ -14,9 +14,10 @@ use kolo_graph::{InferCtx, shape_fns};
 use parking_lot::Mutex;
 
 use super::barrier_ops::{check_worker, n_workers, stateful};
+use crate::math::number::Number;
 use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::source::{Described, Source, object};
-use crate::state::number::{Number, combine};
+use crate::state::number::combine;
 use crate::{KernelCtx, Resource};
 
 /// How many gradients of a worker are kept.
@@ -157,16 +158,6 @@ impl Described for Store {
     }
 }
 
-/// Numbers that can be weighted.
-trait Real: Number {
-    fn of(value: f64) -> Self;
-}
-
-macro_rules! real {
-    ($($ty:ty => $of:expr),*) => { $(impl Real for $ty { fn of(value: f64) -> Self { $of(value) } })* };
-}
-real!(f32 => |v| v as f32, f64 => |v| v, f16 => f16::from_f64, bf16 => bf16::from_f64);
-
 /// Calls `$body` with the type behind `$dtype` as `$ty`.
 macro_rules! with_real {
     ($dtype:expr, $ty:ident, $body:expr) => {
@@ -193,7 +184,7 @@ macro_rules! with_real {
 }
 
 /// The weighted mean of whole gradients.
-fn mean<T: Real>(taken: Vec<(Gradient, f64)>, spec: &StoreSpec, pool: &IntraPool) -> Result<Tensor> {
+fn mean<T: Number>(taken: Vec<(Gradient, f64)>, spec: &StoreSpec, pool: &IntraPool) -> Result<Tensor> {
     let mut sum: Option<Tensor> = None;
     for (gradient, share) in taken {
         let Gradient::Dense(values) = gradient else {
@@ -201,7 +192,7 @@ fn mean<T: Real>(taken: Vec<(Gradient, f64)>, spec: &StoreSpec, pool: &IntraPool
                 "some workers pushed rows, some whole gradients; take what they pushed",
             ));
         };
-        let share = T::of(share);
+        let share = T::from_f64(share);
         let mut sum_now = match sum.take() {
             Some(sum) if sum.shape() != values.shape() => {
                 let text = format!("gradients of shapes {} and {} meet", sum.shape(), values.shape());
@@ -210,14 +201,14 @@ fn mean<T: Real>(taken: Vec<(Gradient, f64)>, spec: &StoreSpec, pool: &IntraPool
             Some(sum) => sum,
             None => Tensor::zeros(spec.dtype, values.shape().clone())?,
         };
-        combine(pool, sum_now.data_mut::<T>()?, values.data::<T>()?, |x, y| x.plus(y.times(share)));
+        combine(pool, sum_now.data_mut::<T>()?, values.data::<T>()?, |x, y| x.add(y.mul(share)));
         sum = Some(sum_now);
     }
     sum.ok_or_else(|| Error::internal("there is no gradient to take"))
 }
 
 /// All rows, weighted: rows that occur more than once count as their sum.
-fn weighted_rows<T: Real>(taken: Vec<(Gradient, f64)>) -> Result<[Tensor; 2]> {
+fn weighted_rows<T: Number>(taken: Vec<(Gradient, f64)>) -> Result<[Tensor; 2]> {
     let mut all_indices = Vec::new();
     let mut all_values: Vec<T> = Vec::new();
     let mut row: Option<Vec<usize>> = None;
@@ -227,13 +218,13 @@ fn weighted_rows<T: Real>(taken: Vec<(Gradient, f64)>) -> Result<[Tensor; 2]> {
                 "some workers pushed rows, some whole gradients; take what they pushed",
             ));
         };
-        let share = T::of(share);
+        let share = T::from_f64(share);
         let own = values.shape().dims().get(1..).unwrap_or_default();
         if row.get_or_insert_with(|| own.to_vec()) != own {
             return Err(Error::invalid_argument(format!("rows of different shapes meet: {} is one", values.shape())));
         }
         all_indices.extend_from_slice(indices.data::<i64>()?);
-        all_values.extend(values.data::<T>()?.iter().map(|value| value.times(share)));
+        all_values.extend(values.data::<T>()?.iter().map(|value| value.mul(share)));
     }
     let dims: Vec<usize> = [&[all_indices.len()], row.unwrap_or_default().as_slice()].concat();
     Ok([Tensor::vector(all_indices), Tensor::from_vec(Shape::new(&dims)?, all_values)?])

@@ -8,7 +8,7 @@ use num_traits::{Float, PrimInt};
 
 use crate::math::binary::{NUMBERS, ORDERED, first, reduced, refuse_division_by_zero};
 use crate::math::elementwise::{Computed, zip};
-use crate::math::number::{Floating, Number};
+use crate::math::number::Real;
 use crate::op::{KernelDef, Op, cpu_number_kernels, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -108,26 +108,23 @@ const fn binary(name: &'static str, signature: &'static str, kernels: &'static [
     }
 }
 
-/// Kernels of floats, computed in their wide type.
+/// Kernels of floats.
 macro_rules! float_kernels {
     ($($function:ident, $ns:expr, |$a:ident, $b:ident| $body:expr;)*) => {
-        $(fn $function<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-            zip::<T, T>(ctx, $ns, #[inline(always)] |a: T, b: T| {
-                let ($a, $b) = (a.widen(), b.widen());
-                T::narrow($body)
-            })
+        $(fn $function<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+            zip::<T, T>(ctx, $ns, #[inline(always)] |$a: T, $b: T| $body)
         })*
     };
 }
 
 float_kernels! {
     pow_float, 20.0, |a, b| Float::powf(a, b);
-    div_no_nan_float, 0.5, |a, b| if b == T::Wide::ZERO { T::Wide::ZERO } else { a / b };
+    div_no_nan_float, 0.5, |a, b| if b == T::ZERO { T::ZERO } else { a / b };
     floor_div_float, 1.0, |a, b| Float::floor(a / b);
     truncate_div_float, 1.0, |a, b| Float::trunc(a / b);
     floor_mod_float, 10.0, |a, b| {
         let rest = a % b;
-        if rest != T::Wide::ZERO && (rest < T::Wide::ZERO) != (b < T::Wide::ZERO) { rest + b } else { rest }
+        if rest != T::ZERO && (rest < T::ZERO) != (b < T::ZERO) { rest + b } else { rest }
     };
     mod_float, 10.0, |a, b| a % b;
     atan2_float, 20.0, |a, b| Float::atan2(a, b);

@@ -62,11 +62,7 @@ fn back<'g>(op: Operation<'g>, x: Output<'g>) -> Output<'g> {
     builder.attr("exclusive", flag("exclusive")).attr("reverse", !flag("reverse")).out()
 }
 
-fn run<T: Number>(
-    ctx: &mut KernelCtx<'_>,
-    start: T::Wide,
-    join: impl Fn(T::Wide, T::Wide) -> T::Wide + Sync,
-) -> Result<()> {
+fn run<T: Number>(ctx: &mut KernelCtx<'_>, start: T, join: impl Fn(T, T) -> T + Sync) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let axis = match ctx.integers(1)?.as_slice() {
         [axis] => *axis,
@@ -92,8 +88,8 @@ fn run<T: Number>(
             sums.fill(start);
             let mut step = |row: &mut [T]| {
                 for (sum, y) in sums.iter_mut().zip(row) {
-                    let next = join(*sum, y.widen());
-                    *y = T::narrow(if exclusive { *sum } else { next });
+                    let next = join(*sum, *y);
+                    *y = if exclusive { *sum } else { next };
                     *sum = next;
                 }
             };
@@ -110,7 +106,7 @@ fn run<T: Number>(
 fn sum_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     run::<T>(
         ctx,
-        T::Wide::ZERO,
+        T::ZERO,
         #[inline(always)]
         |a, b| a.add(b),
     )
@@ -119,7 +115,7 @@ fn sum_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn prod_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     run::<T>(
         ctx,
-        T::Wide::ONE,
+        T::ONE,
         #[inline(always)]
         |a, b| a.mul(b),
     )

@@ -1,14 +1,10 @@
-//! What arithmetic kernels ask of a number: wrapping integer arithmetic as TensorFlow's, NaN kept by `max` and `min`,
-//! and a wider type to sum halves in.
+//! What arithmetic kernels ask of a number: wrapping integer arithmetic as TensorFlow's, and NaN kept by `max` and `min`.
 
 use crate::math::elementwise::Computed;
 use half::{bf16, f16};
 
 /// A float or an integer.
 pub trait Number: Computed + PartialOrd {
-    /// What sums and products of many values are kept in: `f32` for halves, 64 bits for integers of 8 and 16, the type
-    /// itself otherwise.
-    type Wide: Number;
     /// 0.
     const ZERO: Self;
     /// 1.
@@ -33,10 +29,6 @@ pub trait Number: Computed + PartialOrd {
     fn max(self, other: Self) -> Self;
     /// The smaller one; NaN if one is NaN.
     fn min(self, other: Self) -> Self;
-    /// As the wide type.
-    fn widen(self) -> Self::Wide;
-    /// Back from the wide type, rounded.
-    fn narrow(wide: Self::Wide) -> Self;
     /// A count as a number; wraps for small integers.
     fn from_count(n: usize) -> Self;
     /// As `f64`, rounded.
@@ -49,9 +41,8 @@ pub trait Number: Computed + PartialOrd {
 }
 
 macro_rules! integers {
-    ($($ty:ty => $wide:ty),*) => {
+    ($($ty:ty),*) => {
         $(impl Number for $ty {
-            type Wide = $wide;
             const ZERO: $ty = 0;
             const ONE: $ty = 1;
             const LOWEST: $ty = <$ty>::MIN;
@@ -71,10 +62,6 @@ macro_rules! integers {
             #[inline(always)]
             fn min(self, other: $ty) -> $ty { Ord::min(self, other) }
             #[inline(always)]
-            fn widen(self) -> $wide { self.into() }
-            #[inline(always)]
-            fn narrow(wide: $wide) -> $ty { wide as $ty }
-            #[inline(always)]
             fn from_count(n: usize) -> $ty { n as $ty }
             #[inline(always)]
             fn to_f64(self) -> f64 { self as f64 }
@@ -87,9 +74,8 @@ macro_rules! integers {
 }
 
 macro_rules! floats {
-    ($($ty:ty, $wide:ty, $one:expr, $widen:expr, $narrow:expr, $to_f64:expr, $from_f64:expr;)*) => {
+    ($($ty:ty, $one:expr, $to_f64:expr, $from_f64:expr;)*) => {
         $(impl Number for $ty {
-            type Wide = $wide;
             const ZERO: $ty = <$ty>::from_bits(0);
             const ONE: $ty = $one;
             const LOWEST: $ty = <$ty>::NEG_INFINITY;
@@ -109,10 +95,6 @@ macro_rules! floats {
             #[inline(always)]
             fn min(self, other: $ty) -> $ty { if self.is_nan() || self < other { self } else { other } }
             #[inline(always)]
-            fn widen(self) -> $wide { $widen(self) }
-            #[inline(always)]
-            fn narrow(wide: $wide) -> $ty { $narrow(wide) }
-            #[inline(always)]
             fn from_count(n: usize) -> $ty { $from_f64(n as f64) }
             #[inline(always)]
             fn to_f64(self) -> f64 { $to_f64(self) }
@@ -121,14 +103,15 @@ macro_rules! floats {
             #[inline(always)]
             fn descending_key(self) -> u64 {
                 // −0 is equal to 0; the sum has no sign.
-                let wide = $widen(self) + 0.0;
-                let bits = wide.to_bits();
-                let key = if wide.is_nan() {
+                let number = self + Self::ZERO;
+                let bits = number.to_bits();
+                let key = if number.is_nan() {
                     !0
-                } else if wide.is_sign_negative() {
+                } else if number.is_sign_negative() {
                     bits
                 } else {
-                    !(bits | <$wide>::to_bits(-0.0))
+                    let sign = !(!0 >> 1);
+                    !(bits | sign)
                 };
                 key.into()
             }
@@ -147,21 +130,16 @@ fn to_f32(x: f64) -> f32 {
     x as f32
 }
 
-integers!(i8 => i64, i16 => i64, i32 => i32, i64 => i64, u8 => u64, u16 => u64, u32 => u32, u64 => u64);
+integers!(i8, i16, i32, i64, u8, u16, u32, u64);
 floats! {
-    f32, f32, 1.0, same, same, f64::from, to_f32;
-    f64, f64, 1.0, same, same, same, same;
-    f16, f32, f16::ONE, f16::to_f32, f16::from_f32, f16::to_f64, f16::from_f64;
-    bf16, f32, bf16::ONE, bf16::to_f32, bf16::from_f32, bf16::to_f64, bf16::from_f64;
+    f32, 1.0, f64::from, to_f32;
+    f64, 1.0, same, same;
+    f16, f16::ONE, f16::to_f64, f16::from_f64;
+    bf16, bf16::ONE, bf16::to_f64, bf16::from_f64;
 }
 
-/// A float: one whose wide type has the functions of analysis.
-pub trait Floating: Number<Wide: Real> {}
-
-impl<T: Number<Wide: Real>> Floating for T {}
-
 /// `f32` or `f64`, in which kernels of all floats compute.
-pub trait Real: Number<Wide = Self> + num_traits::Float + num_traits::FloatConst {
+pub trait Real: Number + num_traits::Float + num_traits::FloatConst {
     /// The nearest whole number, the even one of two.
     fn round_even(self) -> Self;
 }

@@ -7,7 +7,7 @@ use kolo_graph::{Grad, Gradient, GradientFn, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::elementwise::map;
-use crate::math::number::{Floating, Number, Real};
+use crate::math::number::{Number, Real};
 use crate::op::{KernelDef, Op, cpu, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -116,14 +116,11 @@ pub(crate) fn only(dx: Output<'_>) -> Result<Vec<Option<Grad<'_>>>> {
 /// About what one element costs; memory-bound loops.
 const NS: f64 = 0.3;
 
-/// Kernels that apply one expression to every element: of numbers, or of floats in their wide type.
+/// Kernels of floats that apply one expression to every element.
 macro_rules! unary_kernels {
     ($($table:ident, $function:ident, $ns:expr, |$x:ident| $body:expr;)*) => {
-        $(fn $function<T: $crate::math::number::Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-            $crate::math::elementwise::map::<T, T>(ctx, $ns, #[inline(always)] |x: T| {
-                let $x = x.widen();
-                T::narrow($body)
-            })
+        $(fn $function<T: $crate::math::number::Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+            $crate::math::elementwise::map::<T, T>(ctx, $ns, #[inline(always)] |$x: T| $body)
         }
         const $table: &[KernelDef] = $crate::op::elementwise_kernels!($function: f32, f64; f16, bf16);)*
     };
@@ -131,7 +128,7 @@ macro_rules! unary_kernels {
 pub(crate) use unary_kernels;
 
 unary_kernels! {
-    RECIPROCAL_KERNELS, reciprocal_kernel, NS, |x| <T::Wide as num_traits::One>::one() / x;
+    RECIPROCAL_KERNELS, reciprocal_kernel, NS, |x| T::ONE / x;
     FLOOR_KERNELS, floor_kernel, NS, |x| num_traits::Float::floor(x);
     CEIL_KERNELS, ceil_kernel, NS, |x| num_traits::Float::ceil(x);
     RINT_KERNELS, rint_kernel, NS, |x| x.round_even();
@@ -182,7 +179,7 @@ fn abs_float<T: Number + num_traits::Float>(ctx: &mut KernelCtx<'_>) -> Result<(
     )
 }
 
-fn round_float<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn round_float<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     rint_kernel::<T>(ctx)
 }
 
@@ -211,8 +208,8 @@ const SQUARE_KERNELS: &[KernelDef] =
 
 macro_rules! test_kernels {
     ($($table:ident, $function:ident, $method:ident;)*) => {
-        $(fn $function<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-            map::<T, bool>(ctx, NS, #[inline(always)] |x| num_traits::Float::$method(x.widen()))
+        $(fn $function<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+            map::<T, bool>(ctx, NS, #[inline(always)] |x| num_traits::Float::$method(x))
         }
         const $table: &[KernelDef] = elementwise_kernels!($function: f32, f64; f16, bf16);)*
     };

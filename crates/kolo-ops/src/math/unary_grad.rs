@@ -7,7 +7,7 @@ use kolo_graph::{Grad, Gradient, GradientFn, OpDef, Operation, Output, shape_fns
 
 use crate::math::binary::first;
 use crate::math::elementwise::zip;
-use crate::math::number::Floating;
+use crate::math::number::Real;
 use crate::op::{KernelDef, Op, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -66,16 +66,13 @@ fn both<'g>(first: Output<'g>, second: Output<'g>) -> Result<Vec<Option<Grad<'g>
 
 macro_rules! kernels {
     ($($table:ident, $function:ident, |$y:ident, $dy:ident, $number:ident| $body:expr;)*) => {
-        $(fn $function<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+        $(fn $function<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
             if a != b {
                 return Err(Error::invalid_argument(format!("y has shape {a}, dy has shape {b}")));
             }
-            let $number = <T::Wide as crate::math::number::Number>::from_f64;
-            zip::<T, T>(ctx, 0.4, #[inline(always)] |y: T, dy: T| {
-                let ($y, $dy) = (y.widen(), dy.widen());
-                T::narrow($body)
-            })
+            let $number = <T as crate::math::number::Number>::from_f64;
+            zip::<T, T>(ctx, 0.4, #[inline(always)] |$y: T, $dy: T| $body)
         }
         const $table: &[KernelDef] = elementwise_kernels!($function: f32, f64; f16, bf16);)*
     };

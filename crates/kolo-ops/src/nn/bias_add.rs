@@ -173,10 +173,7 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn backward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let view = Channels::of(ctx.input(0)?.shape(), is_nchw(ctx.attrs())?)?;
     let mut out = ctx.allocate(T::DTYPE, Shape::new(&[view.channels])?)?;
-    let sums = view.sums(ctx.pool(), ctx.data::<T>(0)?);
-    for (y, sum) in out.data_mut::<T>()?.iter_mut().zip(sums) {
-        *y = T::narrow(sum);
-    }
+    out.data_mut::<T>()?.copy_from_slice(&view.sums(ctx.pool(), ctx.data::<T>(0)?));
     ctx.set_output(0, out);
     Ok(())
 }

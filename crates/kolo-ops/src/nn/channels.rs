@@ -55,9 +55,9 @@ impl Channels {
 
     /// The sum of each channel. Rows are summed in blocks whose size depends on the shape alone, so the result does not
     /// depend on the number of threads.
-    pub fn sums<T: Number>(self, pool: &IntraPool, values: &[T]) -> Vec<T::Wide> {
+    pub fn sums<T: Number>(self, pool: &IntraPool, values: &[T]) -> Vec<T> {
         let Channels { outer, channels, inner } = self;
-        let mut sums = vec![T::Wide::ZERO; channels];
+        let mut sums = vec![T::ZERO; channels];
         if outer * channels * inner == 0 {
             return sums;
         }
@@ -65,7 +65,7 @@ impl Channels {
         // At least so many rows that joining the blocks is little work beside summing them.
         let rows_per_block = rows_per_task(0.3, slice).max(outer.div_ceil(BLOCKS));
         let n_blocks = outer.div_ceil(rows_per_block);
-        let mut blocks = vec![T::Wide::ZERO; n_blocks * channels];
+        let mut blocks = vec![T::ZERO; n_blocks * channels];
         pool.for_each_chunk(&mut blocks, channels, |block, sums| {
             let first = block * rows_per_block * slice;
             let last = (first + rows_per_block * slice).min(values.len());
@@ -74,7 +74,7 @@ impl Channels {
                 || match inner {
                     1 => {
                         for row in values[first..last].chunks_exact(channels) {
-                            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum = sum.add(x.widen()));
+                            sums.iter_mut().zip(row).for_each(|(sum, &x)| *sum = sum.add(x));
                         }
                     }
                     _ => {
@@ -95,13 +95,13 @@ impl Channels {
 
 /// The sum of a run, in lanes that vectorise.
 #[inline(always)]
-fn sum_in_lanes<T: Number>(values: &[T]) -> T::Wide {
-    let mut lanes = [T::Wide::ZERO; 16];
+fn sum_in_lanes<T: Number>(values: &[T]) -> T {
+    let mut lanes = [T::ZERO; 16];
     let whole = values.chunks_exact(16);
     let rest = whole.remainder();
     for chunk in whole {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane = lane.add(x.widen()));
+        lanes.iter_mut().zip(chunk).for_each(|(lane, &x)| *lane = lane.add(x));
     }
-    lanes.iter_mut().zip(rest).for_each(|(lane, x)| *lane = lane.add(x.widen()));
-    lanes.into_iter().fold(T::Wide::ZERO, |sum, lane| sum.add(lane))
+    lanes.iter_mut().zip(rest).for_each(|(lane, &x)| *lane = lane.add(x));
+    lanes.into_iter().fold(T::ZERO, |sum, lane| sum.add(lane))
 }

@@ -304,14 +304,13 @@ fn nearest_grad<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let grads = ctx.data::<T>(0)?;
     let ([n_from, n_to], c) = (plan.elements(), plan.channels);
     if out.n_elements() > 0 {
-        ctx.pool().for_each_chunk(out.data_mut::<T>()?, n_from, |i, out| {
-            let mut sums = vec![T::Wide::ZERO; n_from];
+        ctx.pool().for_each_chunk(out.data_mut::<T>()?, n_from, |i, sums| {
+            sums.fill(T::ZERO);
             for (at, pixel) in grads[i * n_to..(i + 1) * n_to].chunks_exact(c).enumerate() {
                 let (y, x) = (plan.scalers[0].nearest(at / w), plan.scalers[1].nearest(at % w));
                 let to = &mut sums[(y * width + x) * c..(y * width + x + 1) * c];
-                to.iter_mut().zip(pixel).for_each(|(sum, grad)| *sum = sum.add(grad.widen()));
+                to.iter_mut().zip(pixel).for_each(|(sum, &grad)| *sum = sum.add(grad));
             }
-            out.iter_mut().zip(sums).for_each(|(y, sum)| *y = T::narrow(sum));
         });
     }
     ctx.set_output(0, out);

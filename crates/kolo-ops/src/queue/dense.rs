@@ -7,9 +7,10 @@ use kolo_graph::{Gradient, Graph, InferCtx, OpDef, Operation, Output, ShapeFn, s
 use super::accumulator::{Accumulator, Form, Reduction, TAKE, access, make};
 use super::make::pair;
 use super::source::object;
+use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_any, cpu_made};
 use crate::resource::make_unique;
-use crate::state::number::{Number, NumberVisitor, combine, visit_number};
+use crate::state::number::{NumberVisitor, combine, visit_number};
 use crate::{Cost, KernelMaker};
 
 /// A conditional accumulator of a graph: gradients are applied by workers and taken by a chief. A plain copy.
@@ -201,7 +202,7 @@ pub(super) struct Add<'a> {
 impl NumberVisitor for Add<'_> {
     type Out = ();
     fn visit<T: Number>(self) -> Result<()> {
-        combine(self.pool, self.sum.data_mut::<T>()?, self.gradient.data::<T>()?, T::plus);
+        combine(self.pool, self.sum.data_mut::<T>()?, self.gradient.data::<T>()?, T::add);
         Ok(())
     }
 }
@@ -215,8 +216,8 @@ struct Divide<'a> {
 impl NumberVisitor for Divide<'_> {
     type Out = ();
     fn visit<T: Number>(self) -> Result<()> {
-        let n = T::of_count(self.n);
-        self.sum.data_mut::<T>()?.iter_mut().for_each(|x| *x = x.over(n));
+        let n = T::from_count(self.n as usize);
+        self.sum.data_mut::<T>()?.iter_mut().for_each(|x| *x = x.div(n));
         Ok(())
     }
 }

@@ -9,8 +9,9 @@ use super::accumulator::{Accumulator, AccumulatorSpec, Form, Reduction, TAKE, ac
 use super::dense::maker;
 use super::make::pair;
 use super::source::object;
+use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_any, cpu_made};
-use crate::state::number::{Number, NumberVisitor, visit_number};
+use crate::state::number::{NumberVisitor, visit_number};
 use crate::{KernelCtx, KernelMaker};
 
 /// A conditional accumulator for gradients of which only some rows are known. A plain copy.
@@ -208,7 +209,7 @@ impl NumberVisitor for AddRows<'_, '_> {
             let values = &values[i * row..(i + 1) * row];
             match self.sum.rows.get_mut(&index) {
                 Some(found) => {
-                    found.sum.data_mut::<T>()?.iter_mut().zip(values).for_each(|(x, &y)| *x = x.plus(y));
+                    found.sum.data_mut::<T>()?.iter_mut().zip(values).for_each(|(x, &y)| *x = x.add(y));
                     found.count += usize::from(found.last != number);
                     found.last = number;
                 }
@@ -237,8 +238,8 @@ impl NumberVisitor for WriteRows {
             let to = &mut values[i * self.row..(i + 1) * self.row];
             to.copy_from_slice(row.sum.data::<T>()?);
             if self.reduction == Reduction::Mean && row.count > 1 {
-                let n = T::of_count(row.count as u64);
-                to.iter_mut().for_each(|x| *x = x.over(n));
+                let n = T::from_count(row.count);
+                to.iter_mut().for_each(|x| *x = x.div(n));
             }
         }
         Ok(self.values)

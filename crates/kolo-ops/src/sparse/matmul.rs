@@ -105,23 +105,21 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             }
         }
     }
-    let mut out = ctx.allocate(T::DTYPE, Shape::new(&[m, n])?)?;
-    // Halves are summed as floats and rounded once.
-    let mut sums = vec![T::Wide::ZERO; m * n];
+    let mut out = ctx.allocate_zeroed(T::DTYPE, Shape::new(&[m, n])?)?;
+    let sums = out.data_mut::<T>()?;
     let b = b.data::<T>()?;
     if n > 0 {
-        for (pair, value) in coordinates.chunks_exact(2).zip(values.data::<T>()?) {
+        for (pair, &value) in coordinates.chunks_exact(2).zip(values.data::<T>()?) {
             let (row, k) = if adjoint_a { (pair[1], pair[0]) } else { (pair[0], pair[1]) };
-            let (row, k, value) = (row as usize, k as usize, value.widen());
+            let (row, k) = (row as usize, k as usize);
             let to = sums[row * n..(row + 1) * n].iter_mut();
             if adjoint_b {
-                to.zip(b[k..].iter().step_by(b1)).for_each(|(sum, x)| *sum = sum.add(value.mul(x.widen())));
+                to.zip(b[k..].iter().step_by(b1)).for_each(|(sum, &x)| *sum = sum.add(value.mul(x)));
             } else {
-                to.zip(&b[k * n..(k + 1) * n]).for_each(|(sum, x)| *sum = sum.add(value.mul(x.widen())));
+                to.zip(&b[k * n..(k + 1) * n]).for_each(|(sum, &x)| *sum = sum.add(value.mul(x)));
             }
         }
     }
-    out.data_mut::<T>()?.iter_mut().zip(sums).for_each(|(y, sum)| *y = T::narrow(sum));
     ctx.set_output(0, out);
     Ok(())
 }

@@ -10,8 +10,9 @@ use kolo_device::cuda::CudaDevice;
 use kolo_graph::{Gradient, InferCtx, OpDef, shape_fns};
 
 use super::handle::uninitialized;
-use super::number::{Number, combine};
+use super::number::combine;
 use super::read::{value_shape, wrong_dtype};
+use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_any, cpu_kernels};
 use crate::{Cost, KernelCtx, VariableCell};
 
@@ -147,8 +148,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    RESOURCE_ADD, REFERENCE_ADD, add_to_resource, add_to_reference, plus;
-    RESOURCE_SUB, REFERENCE_SUB, sub_from_resource, sub_from_reference, minus;
+    RESOURCE_ADD, REFERENCE_ADD, add_to_resource, add_to_reference, add;
+    RESOURCE_SUB, REFERENCE_SUB, sub_from_resource, sub_from_reference, sub;
 }
 
 /// Sets the variable to `f` of itself and input 1, in place.

@@ -4,7 +4,7 @@ use kolo_core::{Error, PartialShape, Result, Tensor};
 use kolo_graph::{Gradient, InferCtx, OpDef, Output};
 
 use super::handle::uninitialized;
-use super::number::Number;
+use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -64,7 +64,7 @@ fn count<T: Number + Into<i64>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         if before.into() >= limit {
             return Err(Error::out_of_range(format!("Reached limit of {limit}")));
         }
-        *value = before.plus(T::of_count(1));
+        *value = before.add(T::ONE);
         Ok(before)
     })?;
     ctx.set_output(0, Tensor::scalar(before));

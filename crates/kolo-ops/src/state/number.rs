@@ -1,84 +1,11 @@
-//! Arithmetic on variables: one trait for all element types, and the loop that changes a value in place.
+//! Arithmetic on variables: the loop that changes a value in place, and the way from a dtype to its number type.
 
 use half::{bf16, f16};
-use kolo_core::{Element, Result};
+use kolo_core::Result;
 use kolo_device::cpu::{IntraPool, pool};
 
 use crate::math::elementwise::lanes;
-
-/// Numbers with wrapping integer arithmetic, as TensorFlow's.
-pub(crate) trait Number: Element {
-    /// The sum.
-    fn plus(self, other: Self) -> Self;
-    /// The difference.
-    fn minus(self, other: Self) -> Self;
-    /// The product.
-    fn times(self, other: Self) -> Self;
-    /// The quotient, towards zero for integers; callers have refused integer divisors that are zero.
-    fn over(self, other: Self) -> Self;
-    /// The larger one.
-    fn larger(self, other: Self) -> Self;
-    /// The smaller one.
-    fn smaller(self, other: Self) -> Self;
-    /// Dividing by it is an error: an integer zero.
-    fn cannot_divide(self) -> bool;
-    /// The nearest number to `n`.
-    fn of_count(n: u64) -> Self;
-}
-
-macro_rules! integers {
-    ($($ty:ty),*) => {
-        $(impl Number for $ty {
-            #[inline(always)]
-            fn plus(self, other: Self) -> Self { self.wrapping_add(other) }
-            #[inline(always)]
-            fn minus(self, other: Self) -> Self { self.wrapping_sub(other) }
-            #[inline(always)]
-            fn times(self, other: Self) -> Self { self.wrapping_mul(other) }
-            // The only overflow, MIN / −1, wraps.
-            #[inline(always)]
-            fn over(self, other: Self) -> Self { self.checked_div(other).unwrap_or(self) }
-            #[inline(always)]
-            fn larger(self, other: Self) -> Self { self.max(other) }
-            #[inline(always)]
-            fn smaller(self, other: Self) -> Self { self.min(other) }
-            #[inline(always)]
-            fn cannot_divide(self) -> bool { self == 0 }
-            fn of_count(n: u64) -> Self { n as $ty }
-        })*
-    };
-}
-
-macro_rules! floats {
-    ($($ty:ty => $of:expr),*) => {
-        $(impl Number for $ty {
-            #[inline(always)]
-            fn plus(self, other: Self) -> Self { self + other }
-            #[inline(always)]
-            fn minus(self, other: Self) -> Self { self - other }
-            #[inline(always)]
-            fn times(self, other: Self) -> Self { self * other }
-            #[inline(always)]
-            fn over(self, other: Self) -> Self { self / other }
-            // NaN on either side gives NaN, as in NumPy.
-            #[inline(always)]
-            fn larger(self, other: Self) -> Self { if self.is_nan() || self > other { self } else { other } }
-            #[inline(always)]
-            fn smaller(self, other: Self) -> Self { if self.is_nan() || self < other { self } else { other } }
-            #[inline(always)]
-            fn cannot_divide(self) -> bool { false }
-            fn of_count(n: u64) -> Self { $of(n) }
-        })*
-    };
-}
-
-integers!(i8, i16, i32, i64, u8, u16, u32, u64);
-floats!(
-    f32 => |n| n as f32,
-    f64 => |n| n as f64,
-    f16 => |n| f16::from_f64(n as f64),
-    bf16 => |n| bf16::from_f64(n as f64)
-);
+use crate::math::number::Number;
 
 /// About what one element costs; memory-bound loops.
 const NS: f64 = 0.3;

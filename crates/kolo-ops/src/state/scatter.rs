@@ -10,9 +10,9 @@ use kolo_device::cpu::IntraPool;
 use kolo_graph::{Gradient, InferCtx, OpDef, Operation, Output};
 
 use super::handle::uninitialized;
-use super::number::Number;
 use super::read::value_shape;
 use crate::math::elementwise::lanes;
+use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_any, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -234,16 +234,16 @@ macro_rules! kernels {
 }
 
 kernels! {
-    ADD, add_reference, add, |ctx| Ok::<(), Error>(()), plus, f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64;
-    SUB, sub_reference, sub, |ctx| Ok::<(), Error>(()), minus, f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64;
-    MUL, mul_reference, mul, |ctx| Ok::<(), Error>(()), times, f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64;
-    DIV, div_reference, div, |ctx| no_zeros::<T>(ctx), over, f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64;
-    MIN, min_reference, min, |ctx| Ok::<(), Error>(()), smaller, f32, f64, f16, bf16, i32, i64;
-    MAX, max_reference, max, |ctx| Ok::<(), Error>(()), larger, f32, f64, f16, bf16, i32, i64;
+    ADD, add_reference, add, |ctx| Ok::<(), Error>(()), add, f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64;
+    SUB, sub_reference, sub, |ctx| Ok::<(), Error>(()), sub, f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64;
+    MUL, mul_reference, mul, |ctx| Ok::<(), Error>(()), mul, f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64;
+    DIV, div_reference, div, |ctx| no_zeros::<T>(ctx), div, f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64;
+    MIN, min_reference, min, |ctx| Ok::<(), Error>(()), min, f32, f64, f16, bf16, i32, i64;
+    MAX, max_reference, max, |ctx| Ok::<(), Error>(()), max, f32, f64, f16, bf16, i32, i64;
 }
 
 fn no_zeros<T: Number>(ctx: &KernelCtx<'_>) -> Result<()> {
-    match ctx.data::<T>(2)?.iter().any(|divisor| divisor.cannot_divide()) {
+    match T::DTYPE.is_integer() && ctx.data::<T>(2)?.contains(&T::ZERO) {
         true => Err(Error::invalid_argument("Integer division by zero")),
         false => Ok(()),
     }

@@ -7,9 +7,9 @@ use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_graph::{Gradient, InferCtx, OpDef, Operation, Output};
 
 use super::handle::uninitialized;
-use super::number::Number;
 use super::read::{value_shape, wrong_dtype};
 use crate::array::gather_nd::{rows, slices_shape};
+use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_any, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -185,8 +185,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    ADD, add_reference, add, plus;
-    SUB, sub_reference, sub, minus;
+    ADD, add_reference, add, add;
+    SUB, sub_reference, sub, sub;
 }
 
 #[cfg(test)]

@@ -330,7 +330,7 @@ fn lay_out<'a, T: Number + Item>(
     }
     let kept = layout.batch.iter().chain(&layout.kept).chain(layout.contracted);
     let n_rows: usize = kept.map(|label| sizes[label]).product();
-    let sum = |row: &[T]| T::narrow(row.iter().fold(T::Wide::ZERO, |sum, x| sum.add(x.widen())));
+    let sum = |row: &[T]| row.iter().fold(T::ZERO, |sum, &x| sum.add(x));
     Ok(Cow::Owned((0..n_rows).map(|row| sum(&laid[row * n_summed..(row + 1) * n_summed])).collect()))
 }
 

@@ -5,7 +5,7 @@ use kolo_core::{Result, Shape};
 use kolo_graph::{Grad, Gradient, OpDef, Operation, Output, shape_fns};
 
 use crate::math::binary::first;
-use crate::math::number::{Floating, Number};
+use crate::math::number::{Number, Real};
 use crate::math::reduce::sum::{NUMBERS, reduction};
 use crate::math::reduce::walk::{Reducer, Reduction};
 use crate::math::reduce::{reduce, spread};
@@ -49,18 +49,18 @@ struct Norm;
 
 impl<T: Number> Reducer<T> for Norm {
     const KEEPS_ONE: bool = false;
-    type Acc = T::Wide;
-    const START: T::Wide = T::Wide::ZERO;
+    type Acc = T;
+    const START: T = T::ZERO;
     #[inline(always)]
-    fn step(acc: T::Wide, x: T) -> T::Wide {
-        acc.add(x.widen().mul(x.widen()))
+    fn step(acc: T, x: T) -> T {
+        acc.add(x.mul(x))
     }
     #[inline(always)]
-    fn join(a: T::Wide, b: T::Wide) -> T::Wide {
+    fn join(a: T, b: T) -> T {
         a.add(b)
     }
     #[inline(always)]
-    fn finish(acc: T::Wide, _: usize) -> T {
+    fn finish(acc: T, _: usize) -> T {
         T::from_f64(acc.to_f64().sqrt())
     }
 }
@@ -68,21 +68,21 @@ impl<T: Number> Reducer<T> for Norm {
 #[derive(Clone, Copy)]
 struct HalfSquares;
 
-impl<T: Floating> Reducer<T> for HalfSquares {
+impl<T: Real> Reducer<T> for HalfSquares {
     const KEEPS_ONE: bool = false;
-    type Acc = T::Wide;
-    const START: T::Wide = T::Wide::ZERO;
+    type Acc = T;
+    const START: T = T::ZERO;
     #[inline(always)]
-    fn step(acc: T::Wide, x: T) -> T::Wide {
-        acc + x.widen() * x.widen()
+    fn step(acc: T, x: T) -> T {
+        acc + x * x
     }
     #[inline(always)]
-    fn join(a: T::Wide, b: T::Wide) -> T::Wide {
+    fn join(a: T, b: T) -> T {
         a + b
     }
     #[inline(always)]
-    fn finish(acc: T::Wide, _: usize) -> T {
-        T::narrow(acc / (T::Wide::ONE + T::Wide::ONE))
+    fn finish(acc: T, _: usize) -> T {
+        acc / (T::ONE + T::ONE)
     }
 }
 
@@ -90,7 +90,7 @@ fn norm_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     reduce::<T, Norm>(ctx)
 }
 
-fn loss_kernel<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn loss_kernel<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut out = ctx.allocate(T::DTYPE, Shape::scalar())?;
     let values = ctx.data::<T>(0)?;
     match values.len() {

@@ -86,19 +86,19 @@ impl<'g> Order<'g> {
 pub(crate) struct Prod;
 
 impl<T: Number> Reducer<T> for Prod {
-    type Acc = T::Wide;
-    const START: T::Wide = T::Wide::ONE;
+    type Acc = T;
+    const START: T = T::ONE;
     #[inline(always)]
-    fn step(acc: T::Wide, x: T) -> T::Wide {
-        acc.mul(x.widen())
+    fn step(acc: T, x: T) -> T {
+        acc.mul(x)
     }
     #[inline(always)]
-    fn join(a: T::Wide, b: T::Wide) -> T::Wide {
+    fn join(a: T, b: T) -> T {
         a.mul(b)
     }
     #[inline(always)]
-    fn finish(acc: T::Wide, _: usize) -> T {
-        T::narrow(acc)
+    fn finish(acc: T, _: usize) -> T {
+        acc
     }
 }
 

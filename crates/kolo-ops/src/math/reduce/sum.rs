@@ -93,19 +93,19 @@ fn mean_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec
 pub(crate) struct Sum;
 
 impl<T: Number> Reducer<T> for Sum {
-    type Acc = T::Wide;
-    const START: T::Wide = T::Wide::ZERO;
+    type Acc = T;
+    const START: T = T::ZERO;
     #[inline(always)]
-    fn step(acc: T::Wide, x: T) -> T::Wide {
-        acc.add(x.widen())
+    fn step(acc: T, x: T) -> T {
+        acc.add(x)
     }
     #[inline(always)]
-    fn join(a: T::Wide, b: T::Wide) -> T::Wide {
+    fn join(a: T, b: T) -> T {
         a.add(b)
     }
     #[inline(always)]
-    fn finish(acc: T::Wide, _: usize) -> T {
-        T::narrow(acc)
+    fn finish(acc: T, _: usize) -> T {
+        acc
     }
 }
 
@@ -113,20 +113,20 @@ impl<T: Number> Reducer<T> for Sum {
 pub(crate) struct Mean;
 
 impl<T: Number> Reducer<T> for Mean {
-    type Acc = T::Wide;
-    const START: T::Wide = T::Wide::ZERO;
+    type Acc = T;
+    const START: T = T::ZERO;
     #[inline(always)]
-    fn step(acc: T::Wide, x: T) -> T::Wide {
-        acc.add(x.widen())
+    fn step(acc: T, x: T) -> T {
+        acc.add(x)
     }
     #[inline(always)]
-    fn join(a: T::Wide, b: T::Wide) -> T::Wide {
+    fn join(a: T, b: T) -> T {
         a.add(b)
     }
     #[inline(always)]
-    fn finish(acc: T::Wide, n: usize) -> T {
+    fn finish(acc: T, n: usize) -> T {
         // The mean of nothing is NaN, as 0 / 0 is.
-        T::narrow(acc.div(T::Wide::from_count(n)))
+        acc.div(T::from_count(n))
     }
 }
 

@@ -7,7 +7,7 @@ use kolo_graph::{Grad, Gradient, InferCtx, IntoOutput, OpDef, Operation, Output}
 
 use crate::math::binary::first;
 use crate::math::elementwise::lanes;
-use crate::math::number::{Floating, Number};
+use crate::math::number::{Number, Real};
 use crate::math::reduce::extreme::{Max, Min};
 use crate::math::reduce::prod::Prod;
 use crate::math::reduce::sum::{Mean, Sum};
@@ -191,21 +191,21 @@ fn sparse_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<V
 #[derive(Clone, Copy)]
 struct SqrtN;
 
-impl<T: Floating> Reducer<T> for SqrtN {
+impl<T: Real> Reducer<T> for SqrtN {
     const KEEPS_ONE: bool = false;
-    type Acc = T::Wide;
-    const START: T::Wide = T::Wide::ZERO;
+    type Acc = T;
+    const START: T = T::ZERO;
     #[inline(always)]
-    fn step(acc: T::Wide, x: T) -> T::Wide {
-        acc + x.widen()
+    fn step(acc: T, x: T) -> T {
+        acc + x
     }
     #[inline(always)]
-    fn join(a: T::Wide, b: T::Wide) -> T::Wide {
+    fn join(a: T, b: T) -> T {
         a + b
     }
     #[inline(always)]
-    fn finish(acc: T::Wide, n: usize) -> T {
-        T::narrow(acc / T::Wide::from_f64((n as f64).sqrt()))
+    fn finish(acc: T, n: usize) -> T {
+        acc / T::from_f64((n as f64).sqrt())
     }
 }
 
@@ -309,8 +309,8 @@ kernels! {
     MIN_KERNELS, min_kernel, Number, Min, ZERO, (f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
     PROD_KERNELS, prod_kernel, Number, Prod, ONE, (f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
     SPARSE_SUM_KERNELS, sparse_sum_kernel, Number, Sum, ZERO, (f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
-    SPARSE_MEAN_KERNELS, sparse_mean_kernel, Floating, Mean, ZERO, (f32, f64; f16, bf16);
-    SPARSE_SQRT_N_KERNELS, sparse_sqrt_n_kernel, Floating, SqrtN, ZERO, (f32, f64; f16, bf16);
+    SPARSE_MEAN_KERNELS, sparse_mean_kernel, Real, Mean, ZERO, (f32, f64; f16, bf16);
+    SPARSE_SQRT_N_KERNELS, sparse_sqrt_n_kernel, Real, SqrtN, ZERO, (f32, f64; f16, bf16);
 }
 
 #[cfg(test)]

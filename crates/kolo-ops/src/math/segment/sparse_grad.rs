@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_graph::{Gradient, OpDef};
 
-use crate::math::number::{Floating, Number};
+use crate::math::number::Real;
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -44,7 +44,7 @@ const fn grad(name: &'static str, kernels: &'static [KernelDef]) -> Op {
 
 const KERNELS: &[KernelDef] = cpu_kernels!(backward: f32, f64; f16, bf16);
 
-fn backward<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn backward<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let Some((&n_segments, row)) = shape.split_first() else {
         return Err(Error::invalid_argument("grad should have at least one dimension"));
@@ -72,23 +72,21 @@ fn backward<T: Floating>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         "SparseSegmentMeanGrad" => count as f64,
         _ => (count as f64).sqrt(),
     };
-    let scale: Vec<T::Wide> = counts.into_iter().map(|n| T::Wide::from_f64(1.0 / divisor(n.max(1)))).collect();
-    let mut out = ctx.allocate(T::DTYPE, Shape::new(&[&[n_rows], row].concat())?)?;
+    let scale: Vec<T> = counts.into_iter().map(|n| T::from_f64(1.0 / divisor(n.max(1)))).collect();
+    let mut out = ctx.allocate_zeroed(T::DTYPE, Shape::new(&[&[n_rows], row].concat())?)?;
     let len: usize = row.iter().product();
     let grad = ctx.data::<T>(0)?;
-    // Halves are summed as floats and rounded once.
-    let mut sums = vec![T::Wide::ZERO; out.n_elements()];
+    let sums = out.data_mut::<T>()?;
     if len > 0 {
         for (&index, &id) in indices.iter().zip(&ids) {
             // Both were found in range.
             let (index, id) = (index as usize, id as usize);
             let to = &mut sums[index * len..(index + 1) * len];
-            for (sum, x) in to.iter_mut().zip(&grad[id * len..(id + 1) * len]) {
-                *sum = sum.add(x.widen().mul(scale[id]));
+            for (sum, &x) in to.iter_mut().zip(&grad[id * len..(id + 1) * len]) {
+                *sum = *sum + x * scale[id];
             }
         }
     }
-    out.data_mut::<T>()?.iter_mut().zip(sums).for_each(|(y, sum)| *y = T::narrow(sum));
     ctx.set_output(0, out);
     Ok(())
 }
