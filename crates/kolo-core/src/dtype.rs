@@ -98,11 +98,6 @@ impl DType {
         matches!(self, I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64)
     }
 
-    /// True where numbers live: floats and integers.
-    pub fn is_numeric(self) -> bool {
-        self.is_float() || self.is_integer()
-    }
-
     /// Calls `visitor` with the Rust type that stands for this dtype. For dtypes without one it is an error that
     /// names `what`.
     pub fn visit<V: ElementVisitor>(self, what: &str, visitor: V) -> Result<V::Out> {

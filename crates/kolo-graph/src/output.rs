@@ -255,12 +255,6 @@ impl<'g> OpBuilder<'g> {
         self
     }
 
-    /// As [`OpBuilder::name`], if there is one.
-    pub fn maybe_name(mut self, name: Option<&str>) -> Self {
-        self.request.name = name.map(str::to_owned).or(self.request.name);
-        self
-    }
-
     /// An operation that must run before this one.
     pub fn control_input(mut self, operation: Operation<'g>) -> Self {
         match operation.is_valid() {

@@ -333,30 +333,6 @@ impl IntraPool {
             f(i, a, b);
         });
     }
-
-    /// [`IntraPool::for_each_chunk`] over three slices cut at the same places.
-    ///
-    /// # Panics
-    /// If the slices differ in length, or `chunk_len` is 0 and they are not empty.
-    pub fn for_each_chunk3<T: Send, U: Send, V: Send>(
-        &self,
-        first: &mut [T],
-        second: &mut [U],
-        third: &mut [V],
-        chunk_len: usize,
-        f: impl Fn(usize, &mut [T], &mut [U], &mut [V]) + Sync,
-    ) {
-        assert_eq!(first.len(), second.len(), "slices cut together have equal lengths");
-        assert_eq!(first.len(), third.len(), "slices cut together have equal lengths");
-        let a = Parts::of(first, chunk_len);
-        let b = Parts::of(second, chunk_len);
-        let c = Parts::of(third, chunk_len);
-        self.parallel_for(a.n_chunks(), &|i| {
-            // SAFETY: as in `for_each_chunk`, for each of the three slices.
-            let (a, b, c) = unsafe { (a.chunk(i), b.chunk(i), c.chunk(i)) };
-            f(i, a, b, c);
-        });
-    }
 }
 
 /// How many elements one task should take when an element costs about `ns_per_element`.
