@@ -17,4 +17,4 @@ pub use cpu::device::{CpuConfig, CpuDevice};
 pub use device::{Device, DeviceAttributes, Event, StreamRole};
 pub use null::NullDevice;
 pub use shared_map::SharedMap;
-pub use socket::wake_reader_at;
+pub use socket::set_receive_low_water_mark;

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 /// Nobody is told that the socket can be read before `n` bytes are there; what ends the connection is still told at once. The
 /// system may make it less. Reading goes on as before: it takes what there is.
-pub fn wake_reader_at(socket: BorrowedFd<'_>, n: usize) -> io::Result<()> {
+pub fn set_receive_low_water_mark(socket: BorrowedFd<'_>, n: usize) -> io::Result<()> {
     let n = libc::c_int::try_from(n).unwrap_or(libc::c_int::MAX);
     // SAFETY: `socket` is open while it is borrowed, and the call reads one number of the length that it is told.
     let result = unsafe {
@@ -41,7 +41,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut there, _) = listener.accept().unwrap();
-        wake_reader_at(there.as_fd(), 1000).unwrap();
+        set_receive_low_water_mark(there.as_fd(), 1000).unwrap();
         here.write_all(&[1; 999]).unwrap();
         assert!(!is_readable(&there, Duration::from_millis(20)));
         here.write_all(&[2]).unwrap();
@@ -50,9 +50,9 @@ mod tests {
         there.read_exact(&mut bytes[..600]).unwrap();
         assert!(!is_readable(&there, Duration::ZERO));
         // What is there already is told when less will do.
-        wake_reader_at(there.as_fd(), 1).unwrap();
+        set_receive_low_water_mark(there.as_fd(), 1).unwrap();
         assert!(is_readable(&there, Duration::from_secs(20)));
-        wake_reader_at(there.as_fd(), 1000).unwrap();
+        set_receive_low_water_mark(there.as_fd(), 1000).unwrap();
         drop(here);
         assert!(is_readable(&there, Duration::from_secs(20)), "the end is told");
     }

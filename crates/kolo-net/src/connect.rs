@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::runtime::{Handle, Runtime};
 
 use crate::client::ClientSession;
-use crate::framed::{How, Identity, KoloMaster};
+use crate::framed::{ConnectOptions, Identity, KoloMaster};
 use crate::grpc;
 use crate::master::{LocalMaster, Master};
 use crate::peers::TaskName;
@@ -68,14 +68,14 @@ impl Connect for Session {
                 };
                 let token = security.token.as_ref().map(Token::text);
                 let own = TaskName::new("", 0);
-                let how = How {
+                let connect_options = ConnectOptions {
                     identity: Identity { own, cluster: None, token, shares_memory: false },
                     tls: options.tls.clone(),
                     limits: options.limits,
                     allocate: Arc::new(Tensor::zeros),
                 };
                 let grpc = Arc::new(grpc::GrpcMaster::new(target, address, options, runtime.clone()));
-                let master = Arc::new(KoloMaster::new(address.to_owned(), how, grpc));
+                let master = Arc::new(KoloMaster::new(address.to_owned(), connect_options, grpc));
                 (master as Arc<dyn MasterService>, runtime)
             }
         };

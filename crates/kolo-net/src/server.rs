@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use crate::cluster::ClusterSpec;
 use crate::connect::announce;
-use crate::framed::{self, Allocate, HELLO, How, Identity, KoloPeer, Stream, serve_connection};
+use crate::framed::{self, Allocate, ConnectOptions, HELLO, Identity, KoloPeer, Stream, serve_connection};
 use crate::grpc;
 use crate::journal::{Durability, Journal};
 use crate::limits::MessageLimits;
@@ -162,7 +162,7 @@ impl Server {
                 memory: Some(grpc::ReceiveMemory::of(host.first_device())),
                 ..grpc::LinkOptions::default()
             };
-            let how = How {
+            let options = ConnectOptions {
                 identity: identity.clone(),
                 tls: links.tls.clone(),
                 limits: config.limits,
@@ -173,7 +173,7 @@ impl Server {
                     Arc::new(grpc::GrpcPeer::new(task.to_string(), address, links.clone(), handle.clone()));
                 match grpc_only {
                     true => grpc,
-                    false => Arc::new(KoloPeer::new(task.clone(), address.to_owned(), how.clone(), grpc)),
+                    false => Arc::new(KoloPeer::new(task.clone(), address.to_owned(), options.clone(), grpc)),
                 }
             })
         };

@@ -1,4 +1,4 @@
-//! How a connection begins: each side says who it is and which cluster it believes to be in.
+//! The greeting at the start of a connection: each side sends its task name and its cluster spec.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::cluster::ClusterSpec;
 use crate::peers::TaskName;
 use crate::proto::ClusterDef;
 
-/// The first bytes of a connection. HTTP/2, and so gRPC, begins with others.
+/// The first bytes of a connection. HTTP/2, and so gRPC, begins with other bytes.
 pub(crate) const HELLO: &[u8; 8] = b"KOLO/1\r\n";
 
-/// The most bytes of a greeting.
-const MOST: usize = 1 << 20;
+/// The size limit of a greeting.
+const MAX_BYTES: usize = 1 << 20;
 
 /// How long either side waits for the other's greeting.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -26,36 +26,36 @@ struct Greeting {
     /// The sender's job.
     #[prost(string, tag = "1")]
     job: String,
-    /// And task.
+    /// The sender's task index.
     #[prost(uint32, tag = "2")]
     task: u32,
-    /// The cluster as the sender was told it.
+    /// The sender's cluster spec.
     #[prost(message, optional, tag = "3")]
     cluster: Option<ClusterDef>,
-    /// What lets the sender in.
+    /// Authenticates the sender.
     #[prost(string, tag = "4")]
     token: String,
     /// Why the sender refuses, if it does.
     #[prost(message, optional, tag = "5")]
     refusal: Option<Failure>,
-    /// A file in memory, and what it holds: whoever can read it shares memory with the sender.
+    /// A file in memory, and the nonce it holds: a task that can read it shares memory with the sender.
     #[prost(string, tag = "6")]
     shared_path: String,
     #[prost(fixed64, tag = "7")]
     shared_nonce: u64,
-    /// The answer: large tensors go through shared memory.
+    /// In the server's greeting: large tensors go through shared memory.
     #[prost(bool, tag = "8")]
     is_shared: bool,
 }
 
-/// Who a task is, for greetings.
+/// What a task sends in greetings and checks in those of others.
 #[derive(Clone)]
 pub(crate) struct Identity {
     pub own: TaskName,
-    /// `None` for a client, which is in no cluster.
+    /// `None` for a client, which belongs to no cluster.
     pub cluster: Option<ClusterSpec>,
     pub token: Option<String>,
-    /// Whether large tensors may go through shared memory to tasks of the same machine.
+    /// Whether large tensors may go through shared memory to tasks on the same machine.
     pub shares_memory: bool,
 }
 
@@ -92,8 +92,8 @@ async fn send(stream: &Stream, greeting: &Greeting) -> std::io::Result<()> {
     stream.write_all(&bytes).await
 }
 
-/// What came where a greeting was expected.
-enum Came {
+/// What was received where a greeting was expected.
+enum GreetingBytes {
     Greeting(Greeting),
     /// Bytes of another protocol.
     Other,
@@ -105,42 +105,42 @@ fn broken(error: std::io::Error) -> Error {
     Error::unavailable(format!("the connection broke in the greeting: {error}"))
 }
 
-async fn receive(stream: &Stream, broken: impl Fn(std::io::Error) -> Error) -> Result<Came> {
+async fn receive(stream: &Stream, broken: impl Fn(std::io::Error) -> Error) -> Result<GreetingBytes> {
     let mut hello = [0; HELLO.len()];
     match stream.read_exact(&mut hello).await {
         Ok(()) => {}
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof && !stream.is_tls() => {
-            return Ok(Came::Nothing);
+            return Ok(GreetingBytes::Nothing);
         }
         Err(error) => return Err(broken(error)),
     }
     if hello != *HELLO {
-        return Ok(Came::Other);
+        return Ok(GreetingBytes::Other);
     }
     let mut n = [0; 4];
     stream.read_exact(&mut n).await.map_err(&broken)?;
     let n = u32::from_le_bytes(n) as usize;
-    if n > MOST {
-        return Err(Error::resource_exhausted(format!("a greeting of {n} bytes; the limit is {MOST}")));
+    if n > MAX_BYTES {
+        return Err(Error::resource_exhausted(format!("a greeting of {n} bytes; the limit is {MAX_BYTES}")));
     }
     let mut bytes = vec![0; n];
     stream.read_exact(&mut bytes).await.map_err(&broken)?;
     let greeting = Greeting::decode(&bytes[..]).map_err(|error| Error::data_loss(format!("a greeting: {error}")))?;
-    Ok(Came::Greeting(greeting))
+    Ok(GreetingBytes::Greeting(greeting))
 }
 
-/// What a caller has learnt of the other side.
-pub(super) enum Introduced {
-    /// It is Kolo's, and of the same cluster.
+/// What the greeting tells a caller about the peer.
+pub(super) enum PeerProtocol {
+    /// A Kolo task of the same cluster.
     Kolo,
-    /// It speaks something else: it is TensorFlow's, then.
+    /// Another protocol: a TensorFlow task.
     Other,
-    /// It hung up, as TensorFlow's does on bytes that it does not know, and as any task does that ends.
+    /// It closed the connection, as TensorFlow's tasks do on unknown bytes, and as any task does that exits.
     HungUp,
 }
 
-/// The caller's side. With TLS a server that does not like our certificate says so only now.
-pub(super) async fn introduce(stream: &Stream, identity: &Identity) -> Result<Introduced> {
+/// The caller's side. With TLS a server that rejects our certificate reports it only now.
+pub(super) async fn introduce(stream: &Stream, identity: &Identity) -> Result<PeerProtocol> {
     let probe = identity.shares_memory.then(Probe::new).flatten();
     let mut greeting = identity.greeting();
     if let Some(probe) = &probe {
@@ -152,7 +152,7 @@ pub(super) async fn introduce(stream: &Stream, identity: &Identity) -> Result<In
             false => broken(error),
         };
         match send(stream, &greeting).await {
-            // With TLS a server that has hung up has said why.
+            // With TLS a server that has closed the connection has sent an alert with the reason.
             Err(error) if !stream.is_tls() => Err(broken(error)),
             Ok(()) | Err(_) => receive(stream, refused).await,
         }
@@ -163,23 +163,23 @@ pub(super) async fn introduce(stream: &Stream, identity: &Identity) -> Result<In
         ))
     })?;
     let theirs = match answer? {
-        Came::Greeting(theirs) => theirs,
-        Came::Other => return Ok(Introduced::Other),
-        Came::Nothing => return Ok(Introduced::HungUp),
+        GreetingBytes::Greeting(theirs) => theirs,
+        GreetingBytes::Other => return Ok(PeerProtocol::Other),
+        GreetingBytes::Nothing => return Ok(PeerProtocol::HungUp),
     };
     if let Some(refusal) = theirs.refusal {
         return Err(refusal.into_error());
     }
     identity.check(&theirs)?;
-    Ok(Introduced::Kolo)
+    Ok(PeerProtocol::Kolo)
 }
 
-/// The server's side: who calls, and whether large tensors go through shared memory.
+/// The server's side. Returns the caller's name, and whether large tensors go through shared memory.
 pub(super) async fn welcome(stream: &Stream, identity: &Identity) -> Result<(TaskName, bool)> {
-    let came = tokio::time::timeout(DEADLINE, receive(stream, broken))
+    let received = tokio::time::timeout(DEADLINE, receive(stream, broken))
         .await
         .map_err(|_| Error::deadline_exceeded(format!("no greeting in {DEADLINE:?}")))??;
-    let Came::Greeting(theirs) = came else { return Err(Error::data_loss("not a greeting")) };
+    let GreetingBytes::Greeting(theirs) = received else { return Err(Error::data_loss("not a greeting")) };
     let checked = match &identity.token {
         Some(token) if !same(token, &theirs.token) => Err(Error::new(
             kolo_core::Code::Unauthenticated,
@@ -188,7 +188,7 @@ pub(super) async fn welcome(stream: &Stream, identity: &Identity) -> Result<(Tas
         _ => identity.check(&theirs),
     };
     let refusal = checked.as_ref().err().map(Failure::of);
-    // Who is not let in learns nothing but that.
+    // A refused peer learns nothing else.
     let is_shared = identity.shares_memory && checked.is_ok() && sees(&theirs.shared_path, theirs.shared_nonce);
     let answer = match refusal {
         Some(refusal) => Greeting { refusal: Some(refusal), ..Greeting::default() },
@@ -198,7 +198,7 @@ pub(super) async fn welcome(stream: &Stream, identity: &Identity) -> Result<(Tas
     checked.map(|peer| (peer, is_shared))
 }
 
-/// Compares without telling by the time it takes how much was right.
+/// Compares in constant time, for texts of the same length.
 fn same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }

@@ -1,4 +1,4 @@
-//! One connection from the caller's side: calls go out, answers come back to whoever asked.
+//! One connection from the caller's side: sends calls, and delivers each response to its caller.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,47 +11,47 @@ use prost::Message as _;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::outbox::{Frame, Outbox};
+use super::outbox::{Outbox, WireMessage};
 use super::read::{Arrived, Reader};
 use super::stream::Stream;
 use super::{Allocate, Failure, Header, Kind, TensorHead};
 use crate::limits::MessageLimits;
 
-/// A call's answer.
+/// The response to a call.
 pub(super) struct Reply {
     pub head: Bytes,
     pub tensor: Option<(TensorHead, Tensor)>,
 }
 
-/// A connection. Dropping it ends it.
+/// A connection. Dropping it closes it.
 pub(super) struct Link {
     outbox: Arc<Outbox>,
-    calls: Arc<Mutex<Calls>>,
+    calls: Arc<Mutex<PendingCalls>>,
     next: AtomicU64,
     tasks: [JoinHandle<()>; 2],
 }
 
 #[derive(Default)]
-struct Calls {
-    waiting: HashMap<u64, Waiting>,
-    /// Why no more answers will come.
+struct PendingCalls {
+    pending: HashMap<u64, PendingCall>,
+    /// Set when the connection is lost: why no more responses will come.
     over: Option<Error>,
 }
 
-/// Who wants an answer.
-enum Waiting {
+/// The receiver of a response.
+enum PendingCall {
     /// A call.
     One(oneshot::Sender<Result<Reply>>),
     /// One of several tensors, by number.
     Each(Arc<dyn Fn(usize, Result<Reply>) + Send + Sync>, usize),
 }
 
-impl Waiting {
+impl PendingCall {
     fn answer(self, answer: Result<Reply>) {
         match self {
-            // A caller that has given up does not mind.
-            Waiting::One(sender) => drop(sender.send(answer)),
-            Waiting::Each(each, index) => each(index, answer),
+            // The caller may have cancelled.
+            PendingCall::One(sender) => drop(sender.send(answer)),
+            PendingCall::Each(each, index) => each(index, answer),
         }
     }
 }
@@ -61,10 +61,10 @@ impl Link {
     pub fn new(stream: Stream, peer: String, limits: MessageLimits, allocate: Allocate) -> Arc<Link> {
         let stream = Arc::new(stream);
         let outbox = Arc::new(Outbox::new(stream.clone()));
-        let calls: Arc<Mutex<Calls>> = Arc::default();
+        let calls: Arc<Mutex<PendingCalls>> = Arc::default();
         let writing = tokio::spawn(outbox.clone().drain());
-        let end = End { calls: calls.clone(), outbox: outbox.clone(), peer, why: None };
-        let reading = tokio::spawn(read(stream, end, limits, allocate));
+        let guard = ReaderGuard { calls: calls.clone(), outbox: outbox.clone(), peer, why: None };
+        let reading = tokio::spawn(read(stream, guard, limits, allocate));
         Arc::new(Link { outbox, calls, next: AtomicU64::new(1), tasks: [writing, reading] })
     }
 
@@ -76,28 +76,29 @@ impl Link {
     /// Calls a method. Dropping the future cancels the call.
     pub async fn call(&self, method: u8, request: &impl prost::Message) -> Result<Reply> {
         let call = self.next.fetch_add(1, Ordering::Relaxed);
-        self.exchange(call, frame(Kind::Request, method, call, request)).await
+        self.exchange(call, message(Kind::Request, method, call, request)).await
     }
 
     /// The part of a call that is the same for all messages.
-    async fn exchange(&self, call: u64, frame: Frame) -> Result<Reply> {
+    async fn exchange(&self, call: u64, message: WireMessage) -> Result<Reply> {
         let (sender, receiver) = oneshot::channel();
         {
             let mut calls = self.calls.lock();
             if let Some(over) = &calls.over {
                 return Err(over.clone());
             }
-            calls.waiting.insert(call, Waiting::One(sender));
+            calls.pending.insert(call, PendingCall::One(sender));
         }
-        let guard = GiveUp { link: self, call };
-        self.outbox.push(frame)?;
+        let guard = CancelOnDrop { link: self, call };
+        self.outbox.push(message)?;
         let answer = receiver.await;
         drop(guard);
         answer.unwrap_or_else(|_| Err(Error::unavailable("the connection was closed")))
     }
 
-    /// Asks for `n` tensors of a step, which `keys` names as the wire wants it. `each` hears of each of them once, on any
-    /// thread, and of none after the guard was dropped. The question goes out with the next call.
+    /// Requests `n` tensors of a step, whose encoded [`super::Keys`] are `keys`. `each` is called once for each of
+    /// them, on any thread, and not after the guard was dropped. The request is deferred: it is sent with the next
+    /// call.
     pub fn receive(
         self: &Arc<Self>,
         step_id: u64,
@@ -111,19 +112,19 @@ impl Link {
             if let Some(over) = &calls.over {
                 return Err(over.clone());
             }
-            calls.waiting.extend((0..n).map(|i| (first + i as u64, Waiting::Each(each.clone(), i))));
+            calls.pending.extend((0..n).map(|i| (first + i as u64, PendingCall::Each(each.clone(), i))));
         }
-        let guard = GiveUpMany { link: self.clone(), first, n: n as u64 };
+        let guard = CancelAllOnDrop { link: self.clone(), first, n: n as u64 };
         let n_head = 8 + keys.len();
         let mut head = Vec::with_capacity(super::HEADER + n_head);
         Header { kind: Kind::Receive, method: 0, is_shared: false, n_head, call: first, n_body: 0 }.write(&mut head);
         head.extend(step_id.to_le_bytes());
         head.extend(keys);
-        self.outbox.push_later(Frame { head, body: None })?;
+        self.outbox.push_later(WireMessage { head, body: None })?;
         Ok(Box::new(guard))
     }
 
-    /// Sends what goes with the next call, now.
+    /// Flushes deferred messages.
     pub fn flush(&self) {
         self.outbox.flush_now();
     }
@@ -134,9 +135,9 @@ impl Link {
         self.tasks[1].abort();
     }
 
-    /// Says that a step is over, soon.
+    /// Reports that a step is over. The message is deferred.
     pub fn end_step(&self, step_id: u64) -> Result<()> {
-        self.outbox.push_later(bare(Kind::EndStep, step_id))
+        self.outbox.push_later(header_only(Kind::EndStep, step_id))
     }
 }
 
@@ -146,109 +147,109 @@ impl Drop for Link {
     }
 }
 
-/// Tells the other side that an answer is not wanted any more.
-struct GiveUp<'a> {
+/// Cancels a call that is still pending.
+struct CancelOnDrop<'a> {
     link: &'a Link,
     call: u64,
 }
 
-impl Drop for GiveUp<'_> {
+impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
-        if self.link.calls.lock().waiting.remove(&self.call).is_some() {
-            // A connection that is gone has nothing left to cancel.
-            let _ = self.link.outbox.push(bare(Kind::Cancel, self.call));
+        if self.link.calls.lock().pending.remove(&self.call).is_some() {
+            // A lost connection has nothing left to cancel.
+            let _ = self.link.outbox.push(header_only(Kind::Cancel, self.call));
         }
     }
 }
 
-/// The same for all that are left of several tensors.
-struct GiveUpMany {
+/// Cancels a request for several tensors if some are still pending.
+struct CancelAllOnDrop {
     link: Arc<Link>,
     first: u64,
     n: u64,
 }
 
-impl Drop for GiveUpMany {
+impl Drop for CancelAllOnDrop {
     fn drop(&mut self) {
         let mut calls = self.link.calls.lock();
-        let left: Vec<Waiting> =
-            (self.first..self.first + self.n).filter_map(|call| calls.waiting.remove(&call)).collect();
+        let left: Vec<PendingCall> =
+            (self.first..self.first + self.n).filter_map(|call| calls.pending.remove(&call)).collect();
         drop(calls);
         if !left.is_empty() {
             // As above.
-            let _ = self.link.outbox.push(bare(Kind::Cancel, self.first));
+            let _ = self.link.outbox.push(header_only(Kind::Cancel, self.first));
         }
     }
 }
 
-/// A frame that is only a header.
-fn bare(kind: Kind, call: u64) -> Frame {
+/// A message that is only a header.
+fn header_only(kind: Kind, call: u64) -> WireMessage {
     let mut head = Vec::with_capacity(super::HEADER);
     Header { kind, method: 0, is_shared: false, n_head: 0, call, n_body: 0 }.write(&mut head);
-    Frame { head, body: None }
+    WireMessage { head, body: None }
 }
 
-/// A frame whose head is a message.
-pub(super) fn frame(kind: Kind, method: u8, call: u64, message: &impl prost::Message) -> Frame {
-    let n_head = message.encoded_len();
+/// A message whose head is `content`.
+pub(super) fn message(kind: Kind, method: u8, call: u64, content: &impl prost::Message) -> WireMessage {
+    let n_head = content.encoded_len();
     let mut head = Vec::with_capacity(super::HEADER + n_head);
     Header { kind, method, is_shared: false, n_head, call, n_body: 0 }.write(&mut head);
-    message.encode_raw(&mut head);
-    Frame { head, body: None }
+    content.encode_raw(&mut head);
+    WireMessage { head, body: None }
 }
 
-/// Belongs to the task that reads: when that ends, however it does, nobody is left waiting for answers.
-struct End {
-    calls: Arc<Mutex<Calls>>,
+/// Owned by the reading task: fails all pending calls when that task ends, however it does.
+struct ReaderGuard {
+    calls: Arc<Mutex<PendingCalls>>,
     outbox: Arc<Outbox>,
     peer: String,
-    /// Why it ended, if it was not by a panic or from outside.
+    /// Why it ended; `None` if it panicked or was aborted.
     why: Option<Error>,
 }
 
-impl Drop for End {
+impl Drop for ReaderGuard {
     fn drop(&mut self) {
         let peer = &self.peer;
         let over = self.why.take().unwrap_or_else(|| match std::thread::panicking() {
-            true => Error::internal(format!("{peer}: the connection ended by a mistake of our own; the log says more")),
+            true => Error::internal(format!("{peer}: the connection ended by an internal error; see the log")),
             false => Error::unavailable(format!("{peer}: the connection was closed")),
         });
         self.outbox.close(over.clone());
         let waiting = {
             let mut calls = self.calls.lock();
             calls.over = Some(over.clone());
-            std::mem::take(&mut calls.waiting)
+            std::mem::take(&mut calls.pending)
         };
         for waiting in waiting.into_values() {
-            // One that cannot bear its answer must not keep the others from theirs.
+            // A callback that panics must not keep the others from their response.
             let answer = std::panic::AssertUnwindSafe(|| waiting.answer(Err(over.clone())));
             let _ = std::panic::catch_unwind(answer);
         }
     }
 }
 
-async fn read(stream: Arc<Stream>, mut end: End, limits: MessageLimits, allocate: Allocate) {
-    let releases = Arc::downgrade(&end.outbox);
+async fn read(stream: Arc<Stream>, mut guard: ReaderGuard, limits: MessageLimits, allocate: Allocate) {
+    let releases = Arc::downgrade(&guard.outbox);
     let left = Arc::new(move |id: u32| {
-        // A connection that is gone has no files either.
-        let _ = releases.upgrade().map(|outbox| outbox.push_later(bare(Kind::Release, u64::from(id))));
+        // A lost connection has released its files.
+        let _ = releases.upgrade().map(|outbox| outbox.push_later(header_only(Kind::Release, u64::from(id))));
     });
     let mut reader = Reader::new(&stream, limits, allocate, left);
     let why = loop {
         match reader.next().await {
-            Ok(Some(arrived)) => deliver(&end.calls, arrived),
+            Ok(Some(arrived)) => deliver(&guard.calls, arrived),
             Ok(None) => {
-                break Error::unavailable(format!("{} has closed the connection; it may have ended", end.peer));
+                break Error::unavailable(format!("{} has closed the connection; it may have ended", guard.peer));
             }
-            Err(error) => break error.context(&end.peer),
+            Err(error) => break error.context(&guard.peer),
         }
     };
-    end.why = Some(why);
+    guard.why = Some(why);
 }
 
-fn deliver(calls: &Mutex<Calls>, arrived: Arrived) {
+fn deliver(calls: &Mutex<PendingCalls>, arrived: Arrived) {
     let Arrived { header, head, tensor } = arrived;
-    let Some(waiting) = calls.lock().waiting.remove(&header.call) else { return };
+    let Some(waiting) = calls.lock().pending.remove(&header.call) else { return };
     let answer = match header.kind {
         Kind::Response => Ok(Reply { head, tensor }),
         Kind::Failure => Err(Failure::decode(head).map_or_else(
@@ -256,7 +257,7 @@ fn deliver(calls: &Mutex<Calls>, arrived: Arrived) {
             Failure::into_error,
         )),
         Kind::Request | Kind::Cancel | Kind::Release | Kind::Receive | Kind::EndStep => {
-            Err(Error::data_loss("a call where an answer was expected"))
+            Err(Error::data_loss("a request where a response was expected"))
         }
     };
     waiting.answer(answer);

@@ -1,8 +1,8 @@
-//! Kolo's own transport between tasks that both are Kolo's: the same calls as over gRPC, on one TCP connection or inside of
-//! TLS on one, with tensors that go from a buffer to the socket and from the socket into a buffer.
+//! Kolo's own transport, used when both tasks are Kolo's: the same calls as over gRPC, on one TCP connection with or
+//! without TLS. Tensors are written to the socket from their buffer and read from the socket into a buffer.
 //!
-//! A connection begins with a greeting in both directions, by which a server tells it from gRPC on the same port, and by
-//! which tasks notice that they do not belong to the same cluster. Then come frames:
+//! A connection begins with a greeting in both directions. It distinguishes the connection from gRPC on the same port,
+//! and detects tasks of different clusters. Then come messages:
 //!
 //! ```text
 //!   kind u8 | method u8 | shared u8 | 0 u8 | head length u32 | call u64 | body length u64     24 bytes, little-endian
@@ -10,9 +10,9 @@
 //!   body: the elements of the tensor that the head describes                         body length bytes
 //! ```
 //!
-//! Calls are numbered by the caller and answered in any order. A caller that gives up sends `Cancel`. All tensors that a task
-//! needs of another one for a step are asked for in one frame, `Receive`, and each is answered when it is there. What needs no
-//! answer has none: `EndStep`.
+//! Calls are numbered by the caller and answered in any order. A caller that gives up sends `Cancel`. One `Receive`
+//! message requests all tensors that a task needs from another one in a step; each is sent as soon as it is available.
+//! `EndStep` and `Release` have no response.
 
 mod greeting;
 mod link;
@@ -30,29 +30,29 @@ use std::sync::Arc;
 use kolo_core::{Code, DType, Error, Result, Shape, Tensor};
 
 pub(crate) use greeting::{HELLO, Identity};
-pub(crate) use peer::{How, KoloMaster, KoloPeer};
+pub(crate) use peer::{ConnectOptions, KoloMaster, KoloPeer};
 pub(crate) use server::{Services, serve_connection};
 pub(crate) use shared::sweep;
 pub(crate) use stream::Stream;
 
-/// Takes memory for a tensor that arrives.
+/// Allocates memory for an incoming tensor.
 pub(crate) type Allocate = Arc<dyn Fn(DType, Shape) -> Result<Tensor> + Send + Sync>;
 
-/// Bytes of a frame's header.
+/// Bytes of a message's header.
 const HEADER: usize = 24;
 
-/// What a frame is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// A call.
     Request = 1,
-    /// Its answer.
+    /// The response to a call.
     Response = 2,
-    /// Its failure; the head is a [`Failure`].
+    /// The failure of a call; the head is a [`Failure`].
     Failure = 3,
-    /// The caller has given up.
+    /// The caller cancels the call.
     Cancel = 4,
-    /// The caller needs a tensor in shared memory no more; `call` is the file's number.
+    /// The caller has dropped a tensor in shared memory; `call` is the file's number.
     Release = 5,
     /// Several calls of `RecvTensor` for one step, numbered from `call` on; the head is the step's number and [`Keys`].
     Receive = 6,
@@ -66,16 +66,16 @@ impl Kind {
         [Request, Response, Failure, Cancel, Release, Receive, EndStep]
             .into_iter()
             .find(|kind| *kind as u8 == number)
-            .ok_or_else(|| Error::data_loss(format!("a frame of kind {number}, which does not exist")))
+            .ok_or_else(|| Error::data_loss(format!("a message of unknown kind {number}")))
     }
 }
 
-/// The first bytes of a frame.
+/// The first bytes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     kind: Kind,
     method: u8,
-    /// The body is not in the frame but in shared memory.
+    /// The body is in shared memory and not in the message.
     is_shared: bool,
     n_head: usize,
     call: u64,
@@ -96,7 +96,7 @@ impl Header {
             word.copy_from_slice(&bytes[at..at + 8]);
             u64::from_le_bytes(word)
         };
-        let too_long = |_| Error::data_loss("a frame is longer than this machine can address");
+        let too_long = |_| Error::data_loss("a message is longer than this machine can address");
         Ok(Header {
             kind: Kind::from_number(bytes[0])?,
             method: bytes[1],
@@ -108,7 +108,7 @@ impl Header {
     }
 }
 
-/// An error on its way.
+/// An error, as it is sent.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Failure {
     #[prost(int32, tag = "1")]
@@ -122,7 +122,7 @@ struct Failure {
 impl Failure {
     fn of(error: &Error) -> Failure {
         let text = crate::grpc::status::wire_text(error);
-        // Here the mark has a field of its own.
+        // gRPC marks derived errors by a prefix; here there is a field for it.
         let message = text.strip_prefix(crate::grpc::status::DERIVED).unwrap_or(&text).to_owned();
         Failure { code: error.code() as i32, message, is_derived: error.is_derived() }
     }
@@ -133,14 +133,14 @@ impl Failure {
     }
 }
 
-/// The transfers that a `Receive` is about.
+/// The rendezvous keys that a `Receive` requests.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Keys {
     #[prost(string, repeated, tag = "1")]
     pub key: Vec<String>,
 }
 
-/// What describes a tensor whose elements are a frame's body.
+/// Describes the tensor whose elements are a message's body.
 #[derive(Clone, PartialEq, prost::Message)]
 struct TensorHead {
     #[prost(int32, tag = "1")]

@@ -1,9 +1,10 @@
-//! The writing half of a connection: whoever has a frame writes it, as long as the socket takes it; the rest is left to one
-//! task. So a small frame leaves without waking another thread, and frames that pile up leave in one system call.
+//! The writing half of a connection: the sending thread writes its message to the socket itself until the socket is
+//! full; one async task writes the rest. So a small message is sent without waking another thread, and queued messages
+//! are sent in one system call.
 //!
-//! A system call, and what it wakes on the other side, costs more than a small frame. So frames that come from one batch of
-//! work are held until its end ([`Outbox::hold`]), and a frame that nobody waits for goes with the next one that somebody does
-//! ([`Outbox::push_later`]), or after [`TICK`].
+//! A system call, and the wakeup of the reader, cost more than a small message. So messages from one batch of work are
+//! buffered until its end ([`Outbox::hold`]), and messages without urgency are deferred: they are flushed with the next
+//! urgent message ([`Outbox::push_later`]), or within [`TICK`].
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -18,55 +19,55 @@ use tokio::task::JoinHandle;
 
 use super::stream::Stream;
 
-/// How many slices go into one system call.
+/// The maximum number of slices in one system call.
 const MAX_SLICES: usize = 64;
 
-/// How long a frame that nobody waits for may lie.
+/// The interval at which deferred messages are flushed.
 const TICK: Duration = Duration::from_millis(5);
 
-/// After so many ticks without such a frame nobody looks for them any more.
+/// After this many ticks without a deferred message, ticking stops.
 const IDLE_TICKS: u32 = 200;
 
-/// One frame.
-pub(super) struct Frame {
+/// One outgoing message.
+pub(super) struct WireMessage {
     /// Header and head.
     pub head: Vec<u8>,
     /// The tensor whose bytes are the body.
     pub body: Option<Tensor>,
 }
 
-impl Frame {
+impl WireMessage {
     pub fn n_bytes(&self) -> usize {
         self.head.len() + self.body().len()
     }
 
     fn body(&self) -> &[u8] {
-        // Whoever made the frame has looked at these bytes.
+        // `tensor_message` has checked that these bytes are on the host.
         self.body.as_ref().and_then(|tensor| tensor.host_bytes().ok()).unwrap_or(&[])
     }
 }
 
-/// Frames on their way out.
+/// The outgoing messages of a connection.
 pub(super) struct Outbox {
     stream: Arc<Stream>,
-    queue: Mutex<Queue>,
-    /// The socket is full, or frames may lie: the writing task should look.
+    queue: Mutex<SendQueue>,
+    /// Wakes the writing task: the socket is full, a message was deferred, or the outbox was closed.
     wake: Notify,
-    /// The writing task looks by itself every [`TICK`].
+    /// The writing task flushes deferred messages every [`TICK`].
     is_ticking: AtomicBool,
 }
 
 #[derive(Default)]
-struct Queue {
-    frames: VecDeque<Frame>,
-    /// Bytes of the first frame that have left.
+struct SendQueue {
+    messages: VecDeque<WireMessage>,
+    /// Bytes of the first message that have been written.
     n_written: usize,
     is_flushing: bool,
-    /// The socket is full: the writing task alone flushes.
+    /// The socket is full: only the writing task flushes.
     is_full: bool,
     is_held: bool,
-    /// Since the last tick a frame was left lying.
-    is_lying: bool,
+    /// A message was deferred since the last tick.
+    has_deferred: bool,
     closed: Option<Error>,
 }
 
@@ -80,25 +81,25 @@ impl Outbox {
         Outbox { stream, queue: Mutex::default(), wake: Notify::new(), is_ticking: AtomicBool::new(false) }
     }
 
-    /// Sends a frame, now or at the end of what holds it.
-    pub fn push(&self, frame: Frame) -> Result<()> {
+    /// Queues a message and flushes the queue, unless it is on hold.
+    pub fn push(&self, message: WireMessage) -> Result<()> {
         let mut queue = self.queue.lock();
         if let Some(error) = &queue.closed {
             return Err(error.clone());
         }
-        queue.frames.push_back(frame);
+        queue.messages.push_back(message);
         self.send(queue);
         Ok(())
     }
 
-    /// Sends a frame with the next one, or soon.
-    pub fn push_later(&self, frame: Frame) -> Result<()> {
+    /// Queues a message without flushing: it is sent with the next one, or within [`TICK`].
+    pub fn push_later(&self, message: WireMessage) -> Result<()> {
         let mut queue = self.queue.lock();
         if let Some(error) = &queue.closed {
             return Err(error.clone());
         }
-        queue.frames.push_back(frame);
-        queue.is_lying = true;
+        queue.messages.push_back(message);
+        queue.has_deferred = true;
         drop(queue);
         if !self.is_ticking.swap(true, Ordering::AcqRel) {
             self.wake.notify_one();
@@ -106,26 +107,27 @@ impl Outbox {
         Ok(())
     }
 
-    /// Holds frames back until [`Outbox::release`]. Only the connection's reader does this, and only while it works.
+    /// Buffers messages until [`Outbox::release`]. Only the connection's reader does this, and only while it handles
+    /// calls.
     pub fn hold(&self) {
         self.queue.lock().is_held = true;
     }
 
-    /// Sends what was held back.
+    /// Flushes the messages buffered since [`Outbox::hold`].
     pub fn release(&self) {
         let mut queue = self.queue.lock();
         queue.is_held = false;
         self.send(queue);
     }
 
-    /// Sends what lies there.
+    /// Flushes the queue, unless it is on hold.
     pub fn flush_now(&self) {
         self.send(self.queue.lock());
     }
 
-    /// Writes, unless somebody else does or will.
-    fn send(&self, mut queue: MutexGuard<'_, Queue>) {
-        if queue.is_flushing || queue.is_full || queue.is_held || queue.frames.is_empty() {
+    /// Flushes, unless another thread does or will, or the queue is on hold.
+    fn send(&self, mut queue: MutexGuard<'_, SendQueue>) {
+        if queue.is_flushing || queue.is_full || queue.is_held || queue.messages.is_empty() {
             return;
         }
         queue.is_flushing = true;
@@ -138,48 +140,48 @@ impl Outbox {
         }
     }
 
-    /// What was to be sent cannot be: whoever reads must stop, too, or those who wait for answers wait for ever.
+    /// Handles a write error: shuts the socket down, so that the reader stops too and pending calls fail.
     pub fn broke(&self, error: &io::Error) {
         self.close(Error::unavailable(format!("the connection broke: {error}")));
         self.stream.shut_down();
     }
 
-    /// Refuses further frames. What was not sent is dropped.
+    /// Refuses further messages and drops the unsent ones.
     pub fn close(&self, error: Error) {
-        let frames = {
+        let messages = {
             let mut queue = self.queue.lock();
             queue.closed.get_or_insert(error);
-            std::mem::take(&mut queue.frames)
+            std::mem::take(&mut queue.messages)
         };
-        drop(frames);
+        drop(messages);
         self.wake.notify_one();
     }
 
-    /// Writes what the socket takes. Only whoever has set `is_flushing` may call it.
+    /// Writes until the queue is empty or the socket is full. Only the thread that has set `is_flushing` may call it.
     fn flush(&self) -> io::Result<Progress> {
         let _flushing = Flushing(self);
         loop {
             let (mut batch, n_written) = {
                 let mut queue = self.queue.lock();
-                if queue.frames.is_empty() {
-                    (queue.is_flushing, queue.is_full, queue.is_lying) = (false, false, false);
+                if queue.messages.is_empty() {
+                    (queue.is_flushing, queue.is_full, queue.has_deferred) = (false, false, false);
                     return Ok(Progress::Empty);
                 }
-                (std::mem::take(&mut queue.frames), queue.n_written)
+                (std::mem::take(&mut queue.messages), queue.n_written)
             };
             let written = self.write(&batch, n_written);
             let mut n_written = n_written + *written.as_ref().unwrap_or(&0);
-            // What has left is dropped before the queue is locked: a tensor's end may lead to further frames.
-            while let Some(n) = batch.front().map(Frame::n_bytes).filter(|&n| n <= n_written) {
+            // Written messages are dropped before the queue is locked: dropping a tensor may queue further messages.
+            while let Some(n) = batch.front().map(WireMessage::n_bytes).filter(|&n| n <= n_written) {
                 n_written -= n;
                 batch.pop_front();
             }
             let mut queue = self.queue.lock();
             queue.n_written = n_written;
-            // Frames that came meanwhile stand behind those that are left.
+            // Messages queued meanwhile come after the unwritten ones.
             if queue.closed.is_none() {
-                batch.append(&mut queue.frames);
-                queue.frames = batch;
+                batch.append(&mut queue.messages);
+                queue.messages = batch;
             }
             match written {
                 Ok(_) => {}
@@ -193,10 +195,10 @@ impl Outbox {
         }
     }
 
-    fn write(&self, batch: &VecDeque<Frame>, n_written: usize) -> io::Result<usize> {
+    fn write(&self, batch: &VecDeque<WireMessage>, n_written: usize) -> io::Result<usize> {
         let mut skip = n_written;
         let mut slices = Vec::with_capacity(MAX_SLICES.min(2 * batch.len()));
-        for bytes in batch.iter().flat_map(|frame| [&frame.head[..], frame.body()]) {
+        for bytes in batch.iter().flat_map(|message| [&message.head[..], message.body()]) {
             let skipped = skip.min(bytes.len());
             skip -= skipped;
             if skipped < bytes.len() {
@@ -209,35 +211,35 @@ impl Outbox {
         self.stream.try_write_vectored(&slices)
     }
 
-    /// The writing task: goes on where a full socket stopped others, and sends what was left lying. Ends when the outbox is
-    /// closed.
+    /// The writing task: continues writing after the socket was full, and flushes deferred messages. Ends when the
+    /// outbox is closed.
     pub async fn drain(self: Arc<Self>) {
         let _pump = Pump(tokio::spawn(self.stream.clone().pump()));
         let mut n_idle = 0;
         loop {
             if self.is_ticking.load(Ordering::Acquire) {
-                // Either way there may be something to do.
+                // Woken or timed out, there may be something to do.
                 let _ = tokio::time::timeout(TICK, self.wake.notified()).await;
             } else {
                 self.wake.notified().await;
             }
-            let (is_full, is_lying) = {
+            let (is_full, has_deferred) = {
                 let mut queue = self.queue.lock();
                 if queue.closed.is_some() {
                     return;
                 }
-                (queue.is_full, std::mem::take(&mut queue.is_lying))
+                (queue.is_full, std::mem::take(&mut queue.has_deferred))
             };
-            n_idle = if is_lying { 0 } else { n_idle + 1 };
+            n_idle = if has_deferred { 0 } else { n_idle + 1 };
             if n_idle > IDLE_TICKS {
                 self.is_ticking.store(false, Ordering::Release);
-                // What came between the look and the store saw a task that still ticked.
-                if self.queue.lock().is_lying {
+                // A message deferred between the check and the store saw a task that still ticked.
+                if self.queue.lock().has_deferred {
                     self.is_ticking.store(true, Ordering::Release);
                 }
                 n_idle = 0;
             }
-            if is_lying && !is_full {
+            if has_deferred && !is_full {
                 self.flush_now();
             }
             while self.queue.lock().is_full {
@@ -261,7 +263,7 @@ impl Outbox {
     }
 }
 
-/// Gives to the socket what the stream has taken; ends with the writing task.
+/// The task that writes the stream's buffered bytes to the socket; aborted with the writing task.
 struct Pump(JoinHandle<()>);
 
 impl Drop for Pump {
@@ -270,13 +272,14 @@ impl Drop for Pump {
     }
 }
 
-/// Nobody else writes while somebody does; if that one panics, nobody ever will.
+/// Closes the connection if a thread panics while it flushes: `is_flushing` would stay set and nothing be sent any
+/// more.
 struct Flushing<'a>(&'a Outbox);
 
 impl Drop for Flushing<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.broke(&io::Error::other("a mistake of our own; the log says more"));
+            self.0.broke(&io::Error::other("internal error; see the log"));
         }
     }
 }
@@ -288,8 +291,8 @@ mod tests {
 
     use super::*;
 
-    fn bytes(text: &str) -> Frame {
-        Frame { head: text.as_bytes().to_vec(), body: None }
+    fn bytes(text: &str) -> WireMessage {
+        WireMessage { head: text.as_bytes().to_vec(), body: None }
     }
 
     async fn pair() -> (Arc<Outbox>, TcpStream) {
@@ -306,18 +309,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn frames_keep_their_order_and_lie_only_as_long_as_they_may() {
+    async fn messages_keep_their_order_and_deferred_ones_are_sent_in_time() {
         let (outbox, mut there) = pair().await;
         let task = tokio::spawn(outbox.clone().drain());
         outbox.push_later(bytes("one ")).unwrap();
         outbox.push(bytes("two ")).unwrap();
         expect(&mut there, "one two ").await;
-        // Nobody sends anything after it: it goes by itself.
+        // Nothing is sent after it: the tick flushes it.
         outbox.push_later(bytes("three ")).unwrap();
         expect(&mut there, "three ").await;
         outbox.hold();
         outbox.push(bytes("four ")).unwrap();
-        assert_eq!(outbox.queue.lock().frames.len(), 1, "held");
+        assert_eq!(outbox.queue.lock().messages.len(), 1, "held");
         outbox.push(bytes("five")).unwrap();
         outbox.release();
         expect(&mut there, "four five").await;

@@ -1,4 +1,5 @@
-//! A task of another process, as worker or as master: reached by Kolo's own transport if it speaks it, and by gRPC if not.
+//! A task in another process, as worker or as master: reached by Kolo's own transport if it supports it, otherwise by
+//! gRPC.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
 use super::Allocate;
-use super::greeting::{Identity, Introduced, introduce};
+use super::greeting::{Identity, PeerProtocol, introduce};
 use super::link::{Link, Reply};
 use super::server::{MasterMethod, WorkerMethod};
 use super::stream::Stream;
@@ -21,45 +22,45 @@ use crate::services::{Answer, Each, Group, Guard, MasterService, WorkerService, 
 use crate::tensor_wire::WireTensor;
 use crate::tls::ClientTls;
 
-/// How long one attempt to connect may take.
+/// The timeout of one attempt to connect.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long to wait between attempts, at first and at most.
+/// The first and the longest backoff between attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
-/// When to say who is missing: soon, and then now and again.
+/// When to log first that a task is missing, and how often after that.
 const FIRST_REPORT: Duration = Duration::from_millis(500);
 const REPORT_EVERY: Duration = Duration::from_secs(10);
 
 /// Another task as a worker.
 pub(crate) struct KoloPeer {
     inner: Arc<Inner>,
-    /// For a task that is TensorFlow's.
+    /// For a TensorFlow task.
     grpc: Arc<dyn WorkerService>,
 }
 
 /// Another task as a master.
 pub(crate) struct KoloMaster {
     inner: Arc<Inner>,
-    /// For a task that is TensorFlow's.
+    /// For a TensorFlow task.
     grpc: Arc<dyn MasterService>,
 }
 
 struct Inner {
-    /// What messages call it.
+    /// Its name in error messages.
     name: String,
     address: String,
-    how: How,
-    state: Mutex<State>,
-    /// The connection, if there is one, for calls that need not make one.
+    options: ConnectOptions,
+    state: Mutex<ConnectionState>,
+    /// The connection, if there is one, for calls that do not connect.
     current: parking_lot::Mutex<Option<Arc<Link>>>,
     /// Why the last attempt to connect failed.
     trouble: parking_lot::Mutex<Option<String>>,
 }
 
-/// How connections are made.
+/// Options of connections to other tasks.
 #[derive(Clone)]
-pub(crate) struct How {
+pub(crate) struct ConnectOptions {
     pub identity: Identity,
     /// TLS; `None` is plain text.
     pub tls: Option<ClientTls>,
@@ -68,36 +69,36 @@ pub(crate) struct How {
 }
 
 #[derive(Clone, Default)]
-enum State {
+enum ConnectionState {
     #[default]
     NotConnected,
     Kolo(Arc<Link>),
-    /// It does not speak our transport.
+    /// It does not support our transport.
     Grpc,
 }
 
-/// How a call is to be made.
-enum Way {
+/// The transport of a call.
+enum Transport {
     Kolo(Arc<Link>),
     Grpc,
 }
 
 impl KoloPeer {
-    pub fn new(task: TaskName, address: String, how: How, grpc: Arc<dyn WorkerService>) -> KoloPeer {
-        KoloPeer { inner: Inner::new(task.to_string(), address, how), grpc }
+    pub fn new(task: TaskName, address: String, options: ConnectOptions, grpc: Arc<dyn WorkerService>) -> KoloPeer {
+        KoloPeer { inner: Inner::new(task.to_string(), address, options), grpc }
     }
 }
 
 impl KoloMaster {
-    pub fn new(address: String, how: How, grpc: Arc<dyn MasterService>) -> KoloMaster {
-        KoloMaster { inner: Inner::new("the server".to_owned(), address, how), grpc }
+    pub fn new(address: String, options: ConnectOptions, grpc: Arc<dyn MasterService>) -> KoloMaster {
+        KoloMaster { inner: Inner::new("the server".to_owned(), address, options), grpc }
     }
 }
 
 impl Inner {
-    fn new(name: String, address: String, how: How) -> Arc<Inner> {
+    fn new(name: String, address: String, options: ConnectOptions) -> Arc<Inner> {
         let (state, current, trouble) = (Mutex::default(), Default::default(), Default::default());
-        Arc::new(Inner { name, address, how, state, current, trouble })
+        Arc::new(Inner { name, address, options, state, current, trouble })
     }
 
     /// The connection, if there is one.
@@ -105,61 +106,62 @@ impl Inner {
         self.current.lock().clone().filter(|link| !link.is_over())
     }
 
-    /// The connection, made if there is none. One attempt at a time; the others wait for it.
-    async fn way(&self) -> Result<Way> {
+    /// The transport; connects if there is no connection. One attempt at a time; other callers wait for it.
+    async fn transport(&self) -> Result<Transport> {
         if let Some(link) = self.link() {
-            return Ok(Way::Kolo(link));
+            return Ok(Transport::Kolo(link));
         }
         let mut state = self.state.lock().await;
         match &*state {
-            State::Kolo(link) if !link.is_over() => return Ok(Way::Kolo(link.clone())),
-            State::Grpc => return Ok(Way::Grpc),
-            State::Kolo(_) | State::NotConnected => {}
+            ConnectionState::Kolo(link) if !link.is_over() => return Ok(Transport::Kolo(link.clone())),
+            ConnectionState::Grpc => return Ok(Transport::Grpc),
+            ConnectionState::Kolo(_) | ConnectionState::NotConnected => {}
         }
         let connected = self.connect().await;
         *self.trouble.lock() = connected.as_ref().err().map(|error| error.message().to_owned());
         let connected = connected.map_err(|error| error.context(format_args!("{} at {}", self.name, self.address)))?;
         let stream = match connected {
-            (Some(stream), Introduced::Kolo) => stream,
-            (None, _) | (_, Introduced::Other) => {
-                *state = State::Grpc;
-                return Ok(Way::Grpc);
+            (Some(stream), PeerProtocol::Kolo) => stream,
+            (None, _) | (_, PeerProtocol::Other) => {
+                *state = ConnectionState::Grpc;
+                return Ok(Transport::Grpc);
             }
-            // Who knows what it will be when it comes back: this call alone goes by gRPC.
-            (_, Introduced::HungUp) => return Ok(Way::Grpc),
+            // It may be another program when it comes back, so only this call uses gRPC.
+            (_, PeerProtocol::HungUp) => return Ok(Transport::Grpc),
         };
         let peer = format!("{} at {}", self.name, self.address);
-        let link = Link::new(stream, peer, self.how.limits, self.how.allocate.clone());
-        *state = State::Kolo(link.clone());
+        let link = Link::new(stream, peer, self.options.limits, self.options.allocate.clone());
+        *state = ConnectionState::Kolo(link.clone());
         *self.current.lock() = Some(link.clone());
-        Ok(Way::Kolo(link))
+        Ok(Transport::Kolo(link))
     }
 
-    /// A connection, and who is at its other end.
-    async fn connect(&self) -> Result<(Option<Stream>, Introduced)> {
+    /// Connects, and finds out which protocol the peer speaks.
+    async fn connect(&self) -> Result<(Option<Stream>, PeerProtocol)> {
         let connected = tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect(&self.address)).await;
         let tcp = connected
             .map_err(|_| Error::unavailable(format!("no answer to the connection in {CONNECT_DEADLINE:?}")))?
             .map_err(|error| Error::unavailable(grpc::explain(&error)))?;
         grpc::set_up(&tcp).map_err(|error| Error::unavailable(error.to_string()))?;
-        let stream = match &self.how.tls {
+        let stream = match &self.options.tls {
             None => Stream::Plain(tcp),
             Some(tls) => match tls.connect(tcp, &self.address).await? {
                 Some(stream) => Stream::Tls(Box::new(stream)),
-                None => return Ok((None, Introduced::Other)),
+                None => return Ok((None, PeerProtocol::Other)),
             },
         };
-        let introduced = introduce(&stream, &self.how.identity).await?;
-        Ok((Some(stream), introduced))
+        let protocol = introduce(&stream, &self.options.identity).await?;
+        Ok((Some(stream), protocol))
     }
 
-    /// The same, however long it takes the task to come up. Says every second who is missing and why.
-    async fn wait_until_up(&self) -> Result<Way> {
+    /// Like [`Inner::transport`], but retries with backoff until the task is up. Logs that the task is missing, and
+    /// why, after [`FIRST_REPORT`] and then every [`REPORT_EVERY`].
+    async fn wait_until_up(&self) -> Result<Transport> {
         let start = Instant::now();
         let (mut pause, mut next_report) = (PAUSES.0, start + FIRST_REPORT);
         loop {
-            let error = match self.way().await {
-                Ok(way) => return Ok(way),
+            let error = match self.transport().await {
+                Ok(transport) => return Ok(transport),
                 Err(error) if error.code() != Code::Unavailable => return Err(error),
                 Err(error) => error,
             };
@@ -180,7 +182,7 @@ macro_rules! peer {
             let answered = move |index, reply: Result<Reply>| {
                 each(index, reply.and_then(recv_response).and_then(crate::peers::received));
             };
-            // A connection that has just been lost is noticed by whoever asks one by one.
+            // If the connection has just been lost, the caller falls back to single requests, which report it.
             link.receive(step_id, &group.wire, group.keys.len(), Arc::new(answered)).ok()
         }
 
@@ -205,14 +207,14 @@ macro_rules! peer {
     (@response $name:ident $response:ident $reply:ident) => {
         $response::decode($reply.head).map_err(|error| Error::data_loss(format!("{}: {error}", stringify!($name))))
     };
-    (@way Probe $inner:ident) => {
+    (@transport Probe $inner:ident) => {
         $inner.wait_until_up()
     };
-    (@way Open $inner:ident) => {
+    (@transport Open $inner:ident) => {
         $inner.wait_until_up()
     };
-    (@way $attempts:ident $inner:ident) => {
-        $inner.way()
+    (@transport $attempts:ident $inner:ident) => {
+        $inner.transport()
     };
     ($type:ident $methods:ident $trait:ident $service:literal; $(
         $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $attempts:ident;
@@ -227,12 +229,12 @@ macro_rules! peer {
             $(fn $method(&self, request: $request) -> Answer<$response> {
                 let (inner, grpc) = (self.inner.clone(), self.grpc.clone());
                 Box::pin(async move {
-                    match peer!(@way $attempts inner).await? {
-                        Way::Kolo(link) => {
+                    match peer!(@transport $attempts inner).await? {
+                        Transport::Kolo(link) => {
                             let reply = link.call($methods::$name.number(), &request).await?;
                             peer!(@response $name $response reply)
                         }
-                        Way::Grpc => grpc.$method(request).await,
+                        Transport::Grpc => grpc.$method(request).await,
                     }
                 })
             })*

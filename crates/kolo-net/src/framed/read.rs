@@ -1,4 +1,4 @@
-//! The reading half of a connection: frames, with bodies read straight into a tensor's memory.
+//! The reading half of a connection: reads messages, and their bodies straight into a tensor's memory.
 
 use std::io;
 
@@ -6,23 +6,23 @@ use bytes::{Buf, Bytes, BytesMut};
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 use prost::Message as _;
 
-use super::shared::{Incoming, Left};
+use super::shared::{IncomingFiles, OnRelease};
 use super::stream::Stream;
 use super::{Allocate, HEADER, Header, TensorHead};
 use crate::limits::MessageLimits;
 
-/// How much is read at once; enough for many small frames.
+/// How many bytes are read at once; enough for many small messages.
 const CHUNK: usize = 64 << 10;
 
-/// A tensor of which so much is missing is waited for in larger parts, and in parts of at most so much.
-const LONG: usize = 64 << 10;
-const MAX_PART: usize = 256 << 10;
+/// While at least this much of a tensor is missing, the socket's low-water mark is raised, up to the maximum.
+const MIN_LONG_READ: usize = 64 << 10;
+const MAX_LOW_WATER_MARK: usize = 256 << 10;
 
-/// A frame that has arrived.
+/// A message that has arrived.
 pub(super) struct Arrived {
     pub header: Header,
     pub head: Bytes,
-    /// What the body holds, if there is one.
+    /// The tensor of the body, if there is one.
     pub tensor: Option<(TensorHead, Tensor)>,
 }
 
@@ -31,36 +31,36 @@ pub(super) struct Reader<'a> {
     buffer: BytesMut,
     limits: MessageLimits,
     allocate: Allocate,
-    shared: Incoming,
-    /// Hears which shared file is free again.
-    left: Left,
-    /// How much must be there before the socket wakes us.
-    part: usize,
+    shared: IncomingFiles,
+    /// Called when a shared file is free again.
+    on_release: OnRelease,
+    /// The number of bytes at which the socket wakes the reader.
+    low_water_mark: usize,
 }
 
 impl<'a> Reader<'a> {
-    pub fn new(stream: &'a Stream, limits: MessageLimits, allocate: Allocate, left: Left) -> Reader<'a> {
+    pub fn new(stream: &'a Stream, limits: MessageLimits, allocate: Allocate, on_release: OnRelease) -> Reader<'a> {
         Reader {
             stream,
             buffer: BytesMut::with_capacity(CHUNK),
             limits,
             allocate,
-            shared: Incoming::default(),
-            left,
-            part: 1,
+            shared: IncomingFiles::default(),
+            on_release,
+            low_water_mark: 1,
         }
     }
 
-    /// Whether a whole frame has been read already, so that [`Reader::next`] will not wait.
-    pub fn has_frame(&self) -> bool {
+    /// Whether a complete message is buffered, so that [`Reader::next`] will not wait.
+    pub fn has_message(&self) -> bool {
         let Some((header, rest)) = self.buffer.split_first_chunk::<HEADER>() else { return false };
-        // What is wrong with a header is said by whoever reads it.
+        // `next` reports what is wrong with the header.
         let Ok(header) = Header::read(header) else { return true };
         let n_body = if header.is_shared { 0 } else { header.n_body };
         header.n_head.checked_add(n_body).is_some_and(|n| rest.len() >= n)
     }
 
-    /// The next frame; `None` when the other side has closed the connection between two frames.
+    /// The next message; `None` when the other side has closed the connection between two messages.
     pub async fn next(&mut self) -> Result<Option<Arrived>> {
         if !self.fill(HEADER).await? {
             return Ok(None);
@@ -71,12 +71,12 @@ impl<'a> Reader<'a> {
         let most = if header.n_body > 0 { self.limits.others } else { self.limits.tensors };
         if header.n_head > most || header.n_body > self.limits.tensors {
             return Err(Error::resource_exhausted(format!(
-                "a frame of {} and {} bytes; the limits are {most} and {}",
+                "a message of {} and {} bytes; the limits are {most} and {}",
                 header.n_head, header.n_body, self.limits.tensors
             )));
         }
         if !self.fill(header.n_head).await? && header.n_head > 0 {
-            return Err(broken("in the middle of a frame"));
+            return Err(broken("in the middle of a message"));
         }
         let head = self.buffer.split_to(header.n_head).freeze();
         let tensor = match header.n_body {
@@ -86,13 +86,13 @@ impl<'a> Reader<'a> {
         Ok(Some(Arrived { header, head, tensor }))
     }
 
-    /// Reads until the buffer has `n` bytes. False if the other side closed before the first of them.
+    /// Reads until the buffer has `n` bytes. False if the buffer was empty and the other side has closed.
     async fn fill(&mut self, n: usize) -> Result<bool> {
         while self.buffer.len() < n {
             self.buffer.reserve(CHUNK.max(n - self.buffer.len()).min(CHUNK * 16));
             match self.stream.try_read_buf(&mut self.buffer) {
                 Ok(0) if self.buffer.is_empty() => return Ok(false),
-                Ok(0) => return Err(broken("in the middle of a frame")),
+                Ok(0) => return Err(broken("in the middle of a message")),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.wait(1).await?;
@@ -103,23 +103,24 @@ impl<'a> Reader<'a> {
         Ok(true)
     }
 
-    /// Waits for more, of which `n_left` bytes are known to come.
+    /// Waits for more data, of which `n_left` bytes are known to come.
     ///
-    /// On one machine a reader that is woken for each packet finds that one only and sleeps again, and to wake somebody takes the
-    /// writer longer than to write a packet. With TLS the reader has enough to do to be woken later. Half of what is missing lets
-    /// the parts become short towards the end, when nothing else is left to do, and the other half is more than what was read of a
-    /// record that is not whole. Without TLS nothing is gained.
+    /// On one machine, a reader that is woken for each packet finds only that one and sleeps again, and the wakeup
+    /// costs the writer more than writing a packet. With TLS the reader has enough work to be woken later, so the
+    /// low-water mark is raised to half of the missing bytes: it falls towards the end, when there is no work left to
+    /// overlap, and the other half exceeds what was already read of an incomplete record. Without TLS this gains
+    /// nothing.
     async fn wait(&mut self, n_left: usize) -> Result<()> {
-        let part = if n_left < LONG || !self.stream.is_tls() { 1 } else { MAX_PART.min(n_left / 2) };
-        if part != self.part {
-            self.stream.wake_reader_at(part);
-            self.part = part;
+        let mark = if n_left < MIN_LONG_READ || !self.stream.is_tls() { 1 } else { MAX_LOW_WATER_MARK.min(n_left / 2) };
+        if mark != self.low_water_mark {
+            self.stream.set_receive_low_water_mark(mark);
+            self.low_water_mark = mark;
         }
         self.stream.readable().await.map_err(|error| broken(&error.to_string()))
     }
 
     async fn tensor(&mut self, head: &Bytes, n_body: usize, is_shared: bool) -> Result<(TensorHead, Tensor)> {
-        let invalid = |why: String| Error::data_loss(format!("a frame with a tensor: {why}"));
+        let invalid = |why: String| Error::data_loss(format!("a message with a tensor: {why}"));
         let head = TensorHead::decode(head.clone()).map_err(|error| invalid(error.to_string()))?;
         let dtype = DType::from_number(head.dtype)?;
         let dims = head.dims.iter().map(|&dim| usize::try_from(dim)).collect::<std::result::Result<Vec<_>, _>>();
@@ -129,7 +130,7 @@ impl<'a> Reader<'a> {
             return Err(invalid(format!("{n_body} bytes for {dtype} of shape {shape}")));
         }
         if is_shared {
-            let buffer = self.shared.get(head.shared_id, &head.shared_path, n_body, &self.left)?;
+            let buffer = self.shared.get(head.shared_id, &head.shared_path, n_body, &self.on_release)?;
             return Ok((head, Tensor::from_buffer(dtype, shape, buffer)?));
         }
         let mut tensor = (self.allocate)(dtype, shape)?;

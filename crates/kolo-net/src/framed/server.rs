@@ -1,7 +1,7 @@
-//! One connection from the server's side: calls come in, each runs by itself, answers go out as they are ready.
+//! One connection from the server's side: calls run independently, and responses are sent as they complete.
 //!
-//! A call runs on the reader's thread as far as it gets without waiting, and the answers to all calls that came in one read go
-//! out in one write. Only what waits gets a task of its own.
+//! A call is polled once on the reader's thread, and the responses to all calls of one read are flushed in one write.
+//! Only a call that is then still pending is spawned as a task.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use prost::Message as _;
 use tokio::task::{AbortHandle, JoinHandle};
 
 use super::greeting::{Identity, welcome};
-use super::link::frame;
-use super::outbox::{Frame, Outbox};
+use super::link::message;
+use super::outbox::{Outbox, WireMessage};
 use super::read::Reader;
-use super::shared::{LEAST, Outgoing};
+use super::shared::{MIN_SHARED_BYTES, OutgoingFiles};
 use super::stream::Stream;
 use super::{Allocate, Failure, HEADER, Header, Keys, Kind, TensorHead};
 use crate::batch::Batch;
@@ -31,20 +31,21 @@ use crate::tensor_wire::WireTensor;
 /// The first number of the master's methods; those below are the worker's.
 const FIRST_OF_MASTER: u8 = 128;
 
-/// What a connection may call.
+/// The services that a connection may call.
 #[derive(Clone)]
 pub(crate) struct Services {
     pub worker: Arc<dyn WorkerService>,
     pub master: Arc<dyn MasterService>,
 }
 
-/// Tensors below this wait for others of their step; above, the time to send them counts for more than a system call.
+/// Responses below this size are deferred, to share a system call with others of their step; for larger ones a system
+/// call costs little beside the transfer.
 const SMALL: usize = 32 << 10;
 
-/// How many different questions for tensors a connection remembers as they were read. Training repeats a few.
-const MAX_KNOWN: usize = 64;
+/// How many distinct key lists of `Receive` requests a connection caches in parsed form. Training repeats a few.
+const MAX_KNOWN_KEYS: usize = 64;
 
-/// Serves one connection until the other side closes it. The calls that run then are given up.
+/// Serves one connection until the other side closes it. Calls that are still running then are cancelled.
 pub(crate) async fn serve_connection(
     stream: Stream,
     services: Services,
@@ -58,17 +59,17 @@ pub(crate) async fn serve_connection(
     let mut connection = Connection {
         services,
         outbox: outbox.clone(),
-        shared: is_shared.then(|| Arc::new(Outgoing::default())),
+        shared: is_shared.then(|| Arc::new(OutgoingFiles::default())),
         running: Arc::default(),
-        known: HashMap::new(),
+        known_keys: HashMap::new(),
         steps: HashSet::new(),
     };
-    let _end = End { outbox: outbox.clone(), writing: tokio::spawn(outbox.clone().drain()) };
+    let _guard = ServeGuard { outbox: outbox.clone(), writing: tokio::spawn(outbox.clone().drain()) };
     // Callers put nothing into shared memory.
     let mut reader = Reader::new(&stream, limits, allocate, Arc::new(|_| ()));
     loop {
-        if !reader.has_frame() {
-            // What the calls of one read have to say goes out together.
+        if !reader.has_message() {
+            // The responses to the calls of one read are flushed together.
             outbox.release();
             connection.services.worker.flush();
         }
@@ -87,39 +88,38 @@ pub(crate) async fn serve_connection(
     }
 }
 
-/// However serving ends, by a panic or from outside too: nobody writes to the connection any more, so it is closed and the
-/// other side hears of it.
-struct End {
+/// Closes the connection when serving ends, also by a panic or an abort, so that the other side notices.
+struct ServeGuard {
     outbox: Arc<Outbox>,
     writing: JoinHandle<()>,
 }
 
-impl Drop for End {
+impl Drop for ServeGuard {
     fn drop(&mut self) {
         match std::thread::panicking() {
-            true => self.outbox.broke(&std::io::Error::other("a mistake of this task's own")),
+            true => self.outbox.broke(&std::io::Error::other("internal error of this task")),
             false => self.outbox.close(Error::unavailable("the connection is closed")),
         }
         self.writing.abort();
     }
 }
 
-/// What a connection is about to do.
+/// The state of a connection.
 struct Connection {
     services: Services,
     outbox: Arc<Outbox>,
-    shared: Option<Arc<Outgoing>>,
-    running: Arc<Mutex<HashMap<u64, Running>>>,
-    /// Questions for tensors, by their bytes.
-    known: HashMap<Bytes, Arc<[RendezvousKey]>>,
-    /// Steps that were begun over this connection. Whoever began them will not end them if the connection is lost.
+    shared: Option<Arc<OutgoingFiles>>,
+    running: Arc<Mutex<HashMap<u64, RunningCall>>>,
+    /// Parsed key lists of `Receive` requests, by their encoding.
+    known_keys: HashMap<Bytes, Arc<[RendezvousKey]>>,
+    /// Steps that were started over this connection. If it is lost, no `EndStep` will come for them.
     steps: HashSet<u64>,
 }
 
-/// A call that waits.
-enum Running {
+/// A pending call.
+enum RunningCall {
     Task(AbortHandle),
-    /// Waits for tensors; dropping it gives them up. `None` until it is known.
+    /// Waits for tensors; dropping the guard cancels that. `None` while the request is being registered.
     Tensors(Option<Guard>),
 }
 
@@ -128,8 +128,8 @@ impl Drop for Connection {
         let calls = std::mem::take(&mut *self.running.lock());
         for call in calls.into_values() {
             match call {
-                Running::Task(task) => task.abort(),
-                Running::Tensors(guard) => drop(guard),
+                RunningCall::Task(task) => task.abort(),
+                RunningCall::Tensors(guard) => drop(guard),
             }
         }
         for &step in &self.steps {
@@ -148,15 +148,15 @@ impl Connection {
                 self.services.worker.end_step(header.call);
             }
             Kind::Cancel => match self.running.lock().remove(&header.call) {
-                Some(Running::Task(task)) => task.abort(),
-                Some(Running::Tensors(_)) | None => {}
+                Some(RunningCall::Task(task)) => task.abort(),
+                Some(RunningCall::Tensors(_)) | None => {}
             },
             Kind::Release => {
                 if let (Some(shared), Ok(id)) = (&self.shared, u32::try_from(header.call)) {
                     shared.release(id);
                 }
             }
-            Kind::Response | Kind::Failure => return Err(Error::data_loss("it answers what nobody asked")),
+            Kind::Response | Kind::Failure => return Err(Error::data_loss("a response where a request was expected")),
         }
         Ok(())
     }
@@ -166,11 +166,11 @@ impl Connection {
         let Header { method, call, .. } = header;
         let (services, shared) = (self.services.clone(), self.shared.clone());
         let run_graph = (method == WorkerMethod::RunGraph.number()).then(|| RunGraphRequest::decode(head.clone()));
-        let running: Answer<Frame> = match run_graph {
+        let running: Answer<WireMessage> = match run_graph {
             Some(Ok(request)) => {
                 self.steps.insert(request.step_id as u64);
                 let answer = services.worker.run_graph(request);
-                Box::pin(async move { answer.await.map(|response| frame(Kind::Response, method, call, &response)) })
+                Box::pin(async move { answer.await.map(|response| message(Kind::Response, method, call, &response)) })
             }
             _ => Box::pin(async move {
                 match method < FIRST_OF_MASTER {
@@ -180,16 +180,16 @@ impl Connection {
             }),
         };
         let mut answer = Box::pin(async move {
-            Unwound(running).await.unwrap_or_else(|error| frame(Kind::Failure, method, call, &Failure::of(&error)))
+            Unwound(running).await.unwrap_or_else(|error| message(Kind::Failure, method, call, &Failure::of(&error)))
         });
-        // Most calls end without waiting. One that waits is looked at again by its task, so no waker is needed here.
+        // Most calls complete without waiting. A pending one is polled again by its task, so no waker is needed here.
         if let Poll::Ready(answer) = answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            // If the connection is gone, so is whoever asked.
+            // If the connection is lost, so is the caller.
             let _ = self.outbox.push(answer);
             return;
         }
         let (outbox, ended) = (self.outbox.clone(), self.running.clone());
-        // Held until the call is noted, so that it cannot end before.
+        // Locked until the call is registered, so that the task cannot remove it before.
         let mut running = self.running.lock();
         let task = tokio::spawn(async move {
             let answer = answer.await;
@@ -197,13 +197,13 @@ impl Connection {
             // As above.
             let _ = outbox.push(answer);
         });
-        running.insert(call, Running::Task(task.abort_handle()));
+        running.insert(call, RunningCall::Task(task.abort_handle()));
     }
 
-    /// Answers with each of several tensors when it is there.
+    /// Sends each of the requested tensors as soon as it is available.
     fn receive(&mut self, header: Header, head: Bytes) -> Result<()> {
         let (Some((step_id, _)), first) = (head.split_first_chunk::<8>(), header.call) else {
-            return Err(Error::data_loss("a question for tensors without a step"));
+            return Err(Error::data_loss("a request for tensors without a step"));
         };
         let step_id = u64::from_le_bytes(*step_id);
         let keys = self.keys(head.slice(8..))?;
@@ -216,13 +216,13 @@ impl Connection {
             let call = first.wrapping_add(index as u64);
             let method = WorkerMethod::RecvTensor.number();
             let answer = received.and_then(crate::worker::recv_response);
-            let frame = match answer {
-                Ok(response) => tensor_frame(method, call, response, shared.as_deref()),
-                Err(error) => frame(Kind::Failure, method, call, &Failure::of(&error)),
+            let message = match answer {
+                Ok(response) => tensor_message(method, call, response, shared.as_deref()),
+                Err(error) => message(Kind::Failure, method, call, &Failure::of(&error)),
             };
-            let n_bytes = frame.n_bytes();
-            // If the connection is gone, so is whoever asked.
-            let _ = if n_bytes < SMALL { outbox.push_later(frame) } else { outbox.push(frame) };
+            let n_bytes = message.n_bytes();
+            // If the connection is lost, so is the caller.
+            let _ = if n_bytes < SMALL { outbox.push_later(message) } else { outbox.push(message) };
             if n_left.fetch_sub(1, Ordering::AcqRel) == 1 {
                 let ended = running.lock().remove(&first);
                 drop(ended);
@@ -230,43 +230,43 @@ impl Connection {
         };
         let flush = self.outbox.clone();
         let delivery = Delivery { each: Arc::new(each), flush: Arc::new(move || flush.flush_now()) };
-        self.running.lock().insert(first, Running::Tensors(None));
+        self.running.lock().insert(first, RunningCall::Tensors(None));
         let guard = self.services.worker.recv_tensors(step_id, &keys, delivery);
-        // All may have been there already.
+        // All tensors may have been delivered already.
         match self.running.lock().get_mut(&first) {
-            Some(Running::Tensors(place)) => *place = guard,
-            Some(Running::Task(_)) | None => drop(guard),
+            Some(RunningCall::Tensors(place)) => *place = guard,
+            Some(RunningCall::Task(_)) | None => drop(guard),
         }
         Ok(())
     }
 
     fn keys(&mut self, bytes: Bytes) -> Result<Arc<[RendezvousKey]>> {
-        if let Some(keys) = self.known.get(&bytes) {
+        if let Some(keys) = self.known_keys.get(&bytes) {
             return Ok(keys.clone());
         }
         let parsed = Keys::decode(bytes.clone()).map_err(|error| Error::data_loss(format!("keys: {error}")))?;
         let keys: Arc<[RendezvousKey]> =
             parsed.key.iter().map(|key| RendezvousKey::parse(key)).collect::<Result<_>>()?;
-        if self.known.len() >= MAX_KNOWN {
-            self.known.clear();
+        if self.known_keys.len() >= MAX_KNOWN_KEYS {
+            self.known_keys.clear();
         }
-        // A copy, so that it does not keep alive what else was read with it.
-        self.known.insert(Bytes::copy_from_slice(&bytes), keys.clone());
+        // A copy: a slice would keep the whole read buffer alive.
+        self.known_keys.insert(Bytes::copy_from_slice(&bytes), keys.clone());
         Ok(keys)
     }
 }
 
 macro_rules! dispatch {
-    (@frame RecvTensor $method:ident $call:ident $response:ident $shared:ident) => {
-        tensor_frame($method, $call, $response, $shared)
+    (@message RecvTensor $method:ident $call:ident $response:ident $shared:ident) => {
+        tensor_message($method, $call, $response, $shared)
     };
-    (@frame $name:ident $method:ident $call:ident $response:ident $shared:ident) => {
-        frame(Kind::Response, $method, $call, &$response)
+    (@message $name:ident $method:ident $call:ident $response:ident $shared:ident) => {
+        message(Kind::Response, $method, $call, &$response)
     };
     ($function:ident $methods:ident $first:literal $trait:ident $service:literal; $(
         $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $attempts:ident;
     )*) => {
-        /// The methods by their places in the list.
+        /// The methods, numbered by their position in the list.
         #[derive(Clone, Copy)]
         #[allow(clippy::enum_variant_names)]
         pub(super) enum $methods {
@@ -285,14 +285,14 @@ macro_rules! dispatch {
             method: u8,
             call: u64,
             head: Bytes,
-            shared: Option<&Outgoing>,
-        ) -> Result<Frame> {
+            shared: Option<&OutgoingFiles>,
+        ) -> Result<WireMessage> {
             let _ = shared;
             $(if method == $methods::$name.number() {
                 let request = $request::decode(head)
                     .map_err(|error| Error::invalid_argument(format!("{}: {error}", stringify!($name))))?;
                 let response = service.$method(request).await?;
-                return Ok(dispatch!(@frame $name method call response shared));
+                return Ok(dispatch!(@message $name method call response shared));
             })*
             Err(Error::unimplemented(format!("this task has no method {method}")))
         }
@@ -302,14 +302,19 @@ macro_rules! dispatch {
 worker_methods!(dispatch worker_call WorkerMethod 0);
 master_methods!(dispatch master_call MasterMethod 128);
 
-/// A tensor's answer: its elements are the frame's body, if they lie in memory as they travel.
-pub(super) fn tensor_frame(method: u8, call: u64, response: RecvTensorResponse, shared: Option<&Outgoing>) -> Frame {
+/// The response with a tensor. Its elements are the message's body if the host's memory holds them in wire format.
+pub(super) fn tensor_message(
+    method: u8,
+    call: u64,
+    response: RecvTensorResponse,
+    shared: Option<&OutgoingFiles>,
+) -> WireMessage {
     let tensor = response.tensor.as_ref().and_then(WireTensor::as_tensor);
     let body =
         tensor.filter(|tensor| tensor.dtype().size().is_some() && tensor.host_bytes().is_ok_and(|b| !b.is_empty()));
-    let Some(tensor) = body.cloned() else { return frame(Kind::Response, method, call, &response) };
+    let Some(tensor) = body.cloned() else { return message(Kind::Response, method, call, &response) };
     let n_body = tensor.n_bytes();
-    let put = match shared.filter(|_| n_body >= LEAST) {
+    let put = match shared.filter(|_| n_body >= MIN_SHARED_BYTES) {
         Some(shared) => tensor.host_bytes().ok().and_then(|bytes| shared.put(bytes)),
         None => None,
     };
@@ -327,5 +332,5 @@ pub(super) fn tensor_frame(method: u8, call: u64, response: RecvTensorResponse, 
     let mut bytes = Vec::with_capacity(HEADER + n_head);
     Header { kind: Kind::Response, method, is_shared, n_head, call, n_body }.write(&mut bytes);
     head.encode_raw(&mut bytes);
-    Frame { head: bytes, body: (!is_shared).then_some(tensor) }
+    WireMessage { head: bytes, body: (!is_shared).then_some(tensor) }
 }

@@ -1,12 +1,12 @@
-//! Large tensors between processes of one machine: the sender copies them to a file that lives in memory, the receiver uses
-//! them where they are, and the connection carries only the message that says so. That is one copy in all.
+//! Large tensors between processes on one machine: the sender copies them to a file in shared memory, the receiver uses
+//! them in place, and the connection carries only a message that refers to the file. That is one copy in all.
 //!
-//! Both sides keep their files mapped. A file is used again once the receiver says that the tensor is gone; a tensor that
-//! stays, such as a variable's first value, keeps its file, and when there are too many of those, tensors go over the
-//! connection. The receiver unlinks a file when it opens it, so nothing is left behind once it has, whoever ends first.
+//! Both sides keep their files mapped. A file is reused once the receiver reports that the tensor was dropped; a
+//! long-lived tensor, such as a variable's first value, keeps its file, and when there are too many of those, tensors
+//! go over the connection. The receiver unlinks a file when it opens it, so from then on no file can be left behind.
 //!
-//! Until then the sender holds a lock on the file, which the system gives up with the process, however that ends. So a file that
-//! nobody holds was left behind by somebody who was killed; every server that starts removes such files ([`sweep`]).
+//! Until then the sender holds a lock on the file, which the system releases when the process ends, however it does. So
+//! an unlocked file was left behind by a killed process; every server removes such files at startup ([`sweep`]).
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -20,26 +20,26 @@ use parking_lot::Mutex;
 
 use crate::random::random_u64;
 
-/// Tensors below this go over the connection: a file would cost more than it saves.
-pub(super) const LEAST: usize = 64 << 10;
+/// Smaller tensors go over the connection: a file would cost more than it saves.
+pub(super) const MIN_SHARED_BYTES: usize = 64 << 10;
 
-/// The most files of a connection, and the most bytes in all of them. What does not fit goes over the connection.
+/// The limits on a connection's files and on their total bytes. Tensors that do not fit go over the connection.
 const MAX_FILES: usize = 32;
 const MAX_BYTES: usize = 1 << 30;
 
-/// Where files live in memory.
+/// The file system in memory.
 const FOLDER: &str = "/dev/shm";
 
-/// A file by which a caller shows that it shares memory with whoever can read it.
+/// A file by which a server can check that it shares memory with the caller: it can read the nonce.
 pub(super) struct Probe {
     path: PathBuf,
     pub nonce: u64,
-    /// Keeps it from being taken for one that was left behind.
+    /// Holds the lock, so that [`sweep`] does not remove the file.
     file: File,
 }
 
 impl Probe {
-    /// Writes the file; `None` if there is nowhere to write it.
+    /// Writes the file; `None` if that fails.
     pub fn new() -> Option<Probe> {
         let nonce = random_u64();
         let path = new_path();
@@ -56,20 +56,20 @@ impl Probe {
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        // Whether it is there or not: it should not be.
+        // It may have been removed already.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Whether the caller's file is here and says what the caller says.
+/// Whether the caller's file can be read here and holds the caller's nonce.
 pub(super) fn sees(path: &str, nonce: u64) -> bool {
     let mut found = [0; 8];
     let read = is_ours(path).then(|| File::open(path).and_then(|file| file.read_exact_at(&mut found, 0)));
     matches!(read, Some(Ok(()))) && nonce != 0 && found == nonce.to_le_bytes()
 }
 
-/// Only files that we could have made are opened, whatever a message says: no links, and no pipes, which would not open at all
-/// until somebody writes to them.
+/// Whether a path from a peer has the form of our files and is a regular file: no symlinks, and no pipes, whose open
+/// would block until there is a writer.
 fn is_ours(path: &str) -> bool {
     let name = path.strip_prefix(FOLDER).and_then(|rest| rest.strip_prefix("/kolo-"));
     let is_named_so = name.is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_hexdigit()));
@@ -80,24 +80,24 @@ fn new_path() -> PathBuf {
     Path::new(FOLDER).join(format!("kolo-{:016x}{:08x}", random_u64(), std::process::id()))
 }
 
-/// Makes a file, and holds its lock.
+/// Creates a file and locks it.
 fn create(path: &Path) -> std::io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
     let is_held = file.try_lock().is_ok();
-    // Somebody who sweeps may have come between the two.
+    // A sweep may have come between the two.
     if !is_held || file.metadata()?.nlink() == 0 {
-        // It is as good as not there, whoever removes it.
+        // The sweep may have removed it, or still will.
         let _ = std::fs::remove_file(path);
         return Err(std::io::ErrorKind::NotFound.into());
     }
     Ok(file)
 }
 
-/// Removes the files that processes have left behind which were killed. Says how many.
+/// Removes the files that killed processes have left behind, and returns how many.
 pub(crate) fn sweep() -> usize {
     let Ok(files) = std::fs::read_dir(FOLDER) else { return 0 };
     let is_left = |path: &Path| {
-        // Those of other users cannot be opened, and are theirs to remove.
+        // Files of other users cannot be opened, and are theirs to remove.
         let file = path.to_str().filter(|path| is_ours(path)).and_then(|path| File::open(path).ok());
         file.is_some_and(|file| file.try_lock().is_ok() && std::fs::remove_file(path).is_ok())
     };
@@ -106,36 +106,36 @@ pub(crate) fn sweep() -> usize {
 
 /// The sender's files of one connection.
 #[derive(Default)]
-pub(super) struct Outgoing {
+pub(super) struct OutgoingFiles {
     files: Mutex<Vec<Slot>>,
 }
 
 struct Slot {
     id: u32,
-    /// Taken while it is written.
+    /// `None` while a tensor is copied into it.
     map: Option<SharedMap>,
-    /// Its name and lock, until the receiver has opened it.
+    /// Its path and lock, until the receiver has released it once and so must have opened it.
     named: Option<(PathBuf, File)>,
     size: usize,
     is_free: bool,
 }
 
-/// Where a tensor was put.
-pub(super) struct Put {
+/// Refers to the file that holds a tensor.
+pub(super) struct FileRef {
     pub id: u32,
-    /// For a file that the receiver has not seen yet.
+    /// Empty once the receiver is known to have opened the file.
     pub path: String,
 }
 
-impl Outgoing {
-    /// Copies bytes to a file that is free, or to a new one. `None` if there is neither.
-    pub fn put(&self, bytes: &[u8]) -> Option<Put> {
+impl OutgoingFiles {
+    /// Copies bytes to a free file, or to a new one. `None` if there is neither.
+    pub fn put(&self, bytes: &[u8]) -> Option<FileRef> {
         let (id, mut map, path) = self.take(bytes.len())?;
         map.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
         let mut files = self.files.lock();
         let slot = files.iter_mut().find(|slot| slot.id == id)?;
         slot.map = Some(map);
-        Some(Put { id, path })
+        Some(FileRef { id, path })
     }
 
     fn take(&self, n: usize) -> Option<(u32, SharedMap, String)> {
@@ -155,7 +155,7 @@ impl Outgoing {
                 let path = new_path();
                 let file = create(&path).ok()?;
                 let Ok(map) = SharedMap::create(&file, n) else {
-                    // Memory is short: the connection does it.
+                    // Out of memory: the tensor goes over the connection.
                     let _ = std::fs::remove_file(&path);
                     return None;
                 };
@@ -174,7 +174,7 @@ impl Outgoing {
     /// The receiver is done with the file.
     pub fn release(&self, id: u32) {
         let mut files = self.files.lock();
-        // A file that is being written has not been sent yet, whatever a message says.
+        // A file that is being written has not been sent yet, so a message that releases it is wrong.
         if let Some(slot) = files.iter_mut().find(|slot| slot.id == id && slot.map.is_some()) {
             slot.is_free = true;
             slot.named = None;
@@ -182,10 +182,10 @@ impl Outgoing {
     }
 }
 
-impl Drop for Outgoing {
+impl Drop for OutgoingFiles {
     fn drop(&mut self) {
         for (path, _) in self.files.get_mut().iter().filter_map(|slot| slot.named.as_ref()) {
-            // The receiver may have been faster.
+            // The receiver may have removed it.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -193,19 +193,19 @@ impl Drop for Outgoing {
 
 /// The receiver's files of one connection.
 #[derive(Default)]
-pub(super) struct Incoming {
+pub(super) struct IncomingFiles {
     maps: Arc<Maps>,
 }
 
-/// By number: `None` while a tensor is in it.
+/// The maps by file number; `None` while a tensor uses the file.
 type Maps = Mutex<HashMap<u32, Option<SharedMap>>>;
 
-/// Hears which file a tensor has left.
-pub(super) type Left = Arc<dyn Fn(u32) + Send + Sync>;
+/// Called with a file's number when the tensor in it is dropped.
+pub(super) type OnRelease = Arc<dyn Fn(u32) + Send + Sync>;
 
-impl Incoming {
-    /// What the sender has put there, as a tensor's memory. `left` is called when that is dropped.
-    pub fn get(&mut self, id: u32, path: &str, n_bytes: usize, left: &Left) -> Result<Arc<dyn Buffer>> {
+impl IncomingFiles {
+    /// A file's bytes, as a tensor's memory. `on_release` is called when that is dropped.
+    pub fn get(&mut self, id: u32, path: &str, n_bytes: usize, on_release: &OnRelease) -> Result<Arc<dyn Buffer>> {
         let broken = |error: std::io::Error| Error::unavailable(format!("shared memory '{path}': {error}"));
         let mut maps = self.maps.lock();
         if !path.is_empty() {
@@ -221,21 +221,23 @@ impl Incoming {
         }
         let map = maps.get_mut(&id).and_then(|place| place.take_if(|map| map.n_bytes() >= n_bytes));
         let map = map.ok_or_else(|| Error::data_loss(format!("no shared file {id} with {n_bytes} bytes")))?;
-        Ok(Arc::new(Borrowed { map: Some(map), n_bytes, id, home: self.maps.clone(), left: left.clone() }))
+        let (maps, on_release) = (self.maps.clone(), on_release.clone());
+        Ok(Arc::new(SharedBuffer { map: Some(map), n_bytes, id, maps, on_release }))
     }
 }
 
-/// A tensor's memory that is another process's.
-struct Borrowed {
-    /// `None` when it is on its way back.
+/// A tensor's memory in a file that another process has written.
+struct SharedBuffer {
+    /// `None` only while it is dropped.
     map: Option<SharedMap>,
     n_bytes: usize,
     id: u32,
-    home: Arc<Maps>,
-    left: Left,
+    /// Where the map is returned to.
+    maps: Arc<Maps>,
+    on_release: OnRelease,
 }
 
-impl Buffer for Borrowed {
+impl Buffer for SharedBuffer {
     fn memory(&self) -> Memory {
         Memory::Host
     }
@@ -253,12 +255,12 @@ impl Buffer for Borrowed {
     }
 }
 
-impl Drop for Borrowed {
+impl Drop for SharedBuffer {
     fn drop(&mut self) {
-        if let Some(place) = self.home.lock().get_mut(&self.id) {
-            *place = self.map.take();
+        if let Some(map) = self.maps.lock().get_mut(&self.id) {
+            *map = self.map.take();
         }
-        (self.left)(self.id);
+        (self.on_release)(self.id);
     }
 }
 
@@ -274,10 +276,10 @@ mod tests {
         drop(probe);
         assert!(!sees(&probe_path, 1));
 
-        let (out, mut incoming) = (Outgoing::default(), Incoming::default());
+        let (out, mut incoming) = (OutgoingFiles::default(), IncomingFiles::default());
         let left: Arc<Mutex<Vec<u32>>> = Arc::default();
         let note = left.clone();
-        let note: Left = Arc::new(move |id| note.lock().push(id));
+        let note: OnRelease = Arc::new(move |id| note.lock().push(id));
         let first = out.put(&[1; 1000]).unwrap();
         assert!(!first.path.is_empty());
         let mut tensor = incoming.get(first.id, &first.path, 1000, &note).unwrap();
@@ -285,7 +287,7 @@ mod tests {
         assert!(!Path::new(&first.path).exists());
         Arc::get_mut(&mut tensor).unwrap().host_mut().unwrap()[3] = 9;
         assert!(incoming.get(first.id, "", 10, &note).is_err(), "a tensor is in it");
-        // What is not free is left alone.
+        // A file in use is not overwritten.
         let other = out.put(&[3; 500]).unwrap();
         assert_ne!(other.id, first.id);
         drop(tensor);
@@ -311,10 +313,10 @@ mod tests {
         if std::env::var_os(VICTIM).is_none() {
             return;
         }
-        let out = Outgoing::default();
+        let out = OutgoingFiles::default();
         let (probe, put) = (Probe::new().unwrap(), out.put(&[1; 1000]).unwrap());
         println!("\n{} {}", probe.path(), put.path);
-        // Until it is killed, or whoever should do that is gone.
+        // Until it is killed, or the test's process has ended.
         let _ = std::io::stdin().read_line(&mut String::new());
     }
 
@@ -356,8 +358,8 @@ mod tests {
         }
         for path in ["/etc/passwd", "/dev/shm/other", "/dev/shm/kolo-../x", "/dev/shm/kolo-zz"] {
             assert!(!is_ours(path) && !sees(path, 1));
-            let left: Left = Arc::new(|_| ());
-            assert!(Incoming::default().get(0, path, 4, &left).is_err());
+            let left: OnRelease = Arc::new(|_| ());
+            assert!(IncomingFiles::default().get(0, path, 4, &left).is_err());
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What a connection runs on: a socket, or TLS on a socket. Both are read and written without waiting, from any thread.
+//! The byte stream under a connection: a socket, or TLS on a socket. Reads and writes do not block, and may come from
+//! any thread.
 
 use std::io::{self, IoSlice};
 use std::os::fd::AsFd as _;
@@ -9,11 +10,11 @@ use tokio::net::TcpStream;
 
 use crate::tls::TlsStream;
 
-/// The two ends of a connection's bytes.
+/// A byte stream in both directions.
 pub(crate) enum Stream {
-    /// As they are.
+    /// Unencrypted.
     Plain(TcpStream),
-    /// Sealed.
+    /// Encrypted.
     Tls(Box<TlsStream>),
 }
 
@@ -29,7 +30,7 @@ impl Stream {
         matches!(self, Stream::Tls(_))
     }
 
-    /// Reads what is there; 0 if the other side has ended the connection.
+    /// Reads the available bytes; 0 if the other side has closed the connection.
     pub fn try_read(&self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
             Stream::Plain(tcp) => tcp.try_read(bytes),
@@ -37,7 +38,7 @@ impl Stream {
         }
     }
 
-    /// The same, behind what the buffer holds and up to its capacity.
+    /// The same, appending to the buffer up to its capacity.
     pub fn try_read_buf(&self, buffer: &mut BytesMut) -> io::Result<usize> {
         match self {
             Stream::Plain(tcp) => tcp.try_read_buf(buffer),
@@ -45,7 +46,8 @@ impl Stream {
         }
     }
 
-    /// Takes the beginning of what `slices` hold, and says how much: a socket has it then, or [`Stream::pump`] gives it to one.
+    /// Writes a prefix of `slices` and returns its length. With TLS it may only be buffered, until [`Stream::pump`]
+    /// writes it to the socket.
     pub fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Stream::Plain(tcp) => tcp.try_write_vectored(slices),
@@ -53,7 +55,7 @@ impl Stream {
         }
     }
 
-    /// Waits until a read that would have blocked is worth another try.
+    /// Waits until a read that would have blocked can be retried.
     pub async fn readable(&self) -> io::Result<()> {
         match self {
             Stream::Plain(tcp) => tcp.readable().await,
@@ -61,13 +63,13 @@ impl Stream {
         }
     }
 
-    /// Lets [`Stream::readable`] wait until the socket has so many bytes. They must be known to come.
-    pub fn wake_reader_at(&self, n: usize) {
-        // A reader that is woken more often than it wants reads as well.
-        let _ = kolo_device::wake_reader_at(self.tcp().as_fd(), n);
+    /// Makes [`Stream::readable`] wait until the socket has `n` bytes; at least that many must still be expected.
+    pub fn set_receive_low_water_mark(&self, n: usize) {
+        // Failure only costs extra wakeups.
+        let _ = kolo_device::set_receive_low_water_mark(self.tcp().as_fd(), n);
     }
 
-    /// The same for a write.
+    /// Waits until a write that would have blocked can be retried.
     pub async fn writable(&self) -> io::Result<()> {
         match self {
             Stream::Plain(tcp) => tcp.writable().await,
@@ -75,20 +77,20 @@ impl Stream {
         }
     }
 
-    /// Writes what was taken and has not left yet, for as long as the connection lives.
+    /// Writes buffered bytes to the socket, for as long as the connection lives.
     pub async fn pump(self: Arc<Self>) {
         if let Stream::Tls(tls) = &*self {
             tls.pump().await;
         }
     }
 
-    /// Ends the connection in both directions, so that whoever reads it stops.
+    /// Shuts the connection down in both directions, so that its reader stops.
     pub fn shut_down(&self) {
-        // One that has ended needs no end.
+        // It may be closed already.
         let _ = socket2::SockRef::from(self.tcp()).shutdown(std::net::Shutdown::Both);
     }
 
-    /// Writes all of it, before there is a pump.
+    /// Writes and flushes all bytes. For the greeting, before the pump runs.
     pub async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.try_write_vectored(&[IoSlice::new(bytes)]) {
@@ -107,7 +109,7 @@ impl Stream {
         }
     }
 
-    /// Reads until the bytes are full.
+    /// Reads until `bytes` is full.
     pub async fn read_exact(&self, bytes: &mut [u8]) -> io::Result<()> {
         let mut at = 0;
         while at < bytes.len() {

@@ -57,7 +57,7 @@ impl WorkerService for Fake {
     }
 
     fn run_graph(&self, _: RunGraphRequest) -> Answer<RunGraphResponse> {
-        panic!("whoever reads the calls of a test")
+        panic!("in the reader of a test")
     }
 }
 
@@ -92,14 +92,14 @@ impl Served {
                 Box::pin(async {
                     let services = Services { worker: Arc::new(Fake), master: Arc::new(Fake) };
                     let (identity, limits) = (identity("ps", true), MessageLimits::default());
-                    // How a connection ends is seen from the other end.
+                    // The test sees at the other end how the connection ends.
                     let _ = serve_connection(stream, services, &identity, limits, Arc::new(Tensor::zeros)).await;
                 })
             }),
         };
         let other = (!is_grpc_only).then_some(other);
         let shutdown = async {
-            // Dropping the sender is meant, too.
+            // Dropping the sender stops the server, too.
             let _ = stopped.await;
         };
         let serve = grpc::serve_with(listener, Arc::new(Fake), Arc::new(Fake), options, other, shutdown);
@@ -107,9 +107,9 @@ impl Served {
     }
 
     fn peer(&self, files: Option<&TlsFiles>, shares_memory: bool) -> KoloPeer {
-        let (address, how) = (self.address.to_string(), how(files, shares_memory));
+        let (address, options) = (self.address.to_string(), connect_options(files, shares_memory));
         let grpc = GrpcPeer::new("ps", &*address, link_options(files), Handle::current());
-        KoloPeer::new(TaskName::new("ps", 0), address, how, Arc::new(grpc))
+        KoloPeer::new(TaskName::new("ps", 0), address, options, Arc::new(grpc))
     }
 
     async fn end(mut self) {
@@ -118,8 +118,8 @@ impl Served {
     }
 }
 
-fn how(files: Option<&TlsFiles>, shares_memory: bool) -> How {
-    How {
+fn connect_options(files: Option<&TlsFiles>, shares_memory: bool) -> ConnectOptions {
+    ConnectOptions {
         identity: identity("worker", shares_memory),
         tls: files.map(|files| files.client().unwrap()),
         limits: MessageLimits::default(),
@@ -155,7 +155,7 @@ async fn large_tensors_of_odd_sizes_travel_both_ways_with_and_without_tls() {
         }
         let address = server.address.to_string();
         let grpc = GrpcMaster::new("ps", &*address, link_options(tls), Handle::current());
-        let master = KoloMaster::new(address, how(tls, false), Arc::new(grpc));
+        let master = KoloMaster::new(address, connect_options(tls, false), Arc::new(grpc));
         for n in [3, 1_234_567] {
             let tensor = Some(WireTensor::from(floats(n)));
             let feed = vec![NamedTensorProto { name: "x".into(), tensor }];
@@ -175,7 +175,7 @@ async fn grpc_goes_on_over_tls() {
     let peer = GrpcPeer::new("ps", server.address.to_string(), link_options(Some(&files)), Handle::current());
     assert_eq!(fetch(&peer, 100_000).await.unwrap(), floats(100_000));
     server.end().await;
-    // A server that speaks nothing else, as TensorFlow's or an older one of ours, is called so.
+    // A server that supports only gRPC, such as TensorFlow's or an older one of ours.
     let server = Served::new(Some(&files), true).await;
     let peer = server.peer(Some(&files), true);
     assert_eq!(fetch(&peer, 100_000).await.unwrap(), floats(100_000));
@@ -193,7 +193,7 @@ async fn strangers_are_refused_and_told_why() {
         assert!(error.message().contains(why), "{error}");
         assert!(error.message().contains(&server.address.to_string()), "{error}");
     };
-    // We do not know the server, it does not know us, or we have no certificate at all.
+    // We do not trust the server, it does not trust us, or we have no certificate.
     refused(Some(theirs.clone()), Code::Unauthenticated, "TLS handshake failed").await;
     let stranger = TlsFiles { ca: ours.ca.clone(), ..theirs };
     refused(Some(stranger), Code::Unauthenticated, "it refuses our certificate").await;
@@ -239,11 +239,11 @@ async fn a_connection_that_dies_in_a_tensor_fails_its_calls() {
             bytes.extend(head);
             bytes.extend(vec![1; 1_000_001]);
             stream.write_all(&bytes).await.unwrap();
-            // What was read and what was not is all the same: the connection ends here.
+            // Whatever was read by then, the connection ends here.
             stream.shut_down();
         });
         let grpc = GrpcPeer::new("ps", &*address, link_options(tls), Handle::current());
-        let peer = KoloPeer::new(TaskName::new("ps", 0), address, how(tls, false), Arc::new(grpc));
+        let peer = KoloPeer::new(TaskName::new("ps", 0), address, connect_options(tls, false), Arc::new(grpc));
         let error = fetch(&peer, 1 << 20).await.unwrap_err();
         assert_eq!(error.code(), Code::Unavailable, "{error}");
         assert!(error.message().contains("the connection broke"), "{error}");
@@ -263,7 +263,7 @@ async fn a_connection_that_dies_while_much_is_sent_fails_its_calls() {
             stream.read_exact(&mut [0; HEADER]).await.unwrap();
         });
         let grpc = GrpcMaster::new("ps", &*address, link_options(tls), Handle::current());
-        let master = KoloMaster::new(address, how(tls, false), Arc::new(grpc));
+        let master = KoloMaster::new(address, connect_options(tls, false), Arc::new(grpc));
         let tensor = Some(WireTensor::from(floats(8 << 20)));
         let feed = vec![NamedTensorProto { name: "x".into(), tensor }];
         let error = soon(master.run_step(RunStepRequest { feed, ..RunStepRequest::default() })).await.unwrap_err();
@@ -292,14 +292,14 @@ async fn what_makes_no_sense_inside_of_tls_ends_its_connection_alone() {
         }
         let stream = Stream::Tls(Box::new(tls));
         if round % 3 == 1 {
-            // After a greeting that is one.
+            // After a valid greeting.
             soon(super::greeting::introduce(&stream, &identity("worker", false))).await.unwrap();
         }
         if round % 3 != 0 {
             // It may be refused before all of it is sent.
             let _ = stream.write_all(&bytes).await;
         }
-        // Half of a message would be waited for.
+        // Otherwise the server would wait for the rest of a message.
         drop(stream);
     }
     assert_eq!(fetch(&server.peer(Some(&files), false), 5).await.unwrap(), floats(5));
@@ -324,7 +324,7 @@ async fn a_call_that_panics_is_answered_and_so_is_everybody_if_the_reader_panics
     }
 }
 
-/// A link with nobody in particular at its other end.
+/// A link, and the raw stream at its other end.
 async fn link(allocate: Allocate) -> (Arc<Link>, Stream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (here, there) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
@@ -339,7 +339,7 @@ async fn however_a_reader_ends_nobody_waits_for_ever() {
         let (sender, mut answers) = mpsc::unbounded_channel();
         let each = Arc::new(move |index: usize, answer: Result<super::link::Reply>| {
             sender.send((index, answer.map(drop))).expect("the test listens");
-            assert!(index != 0, "somebody who cannot bear an answer");
+            assert!(index != 0, "a callback that panics");
         });
         let guard = link.receive(1, b"", 3, each).unwrap();
         let (caller, method) = (link.clone(), WorkerMethod::GetStatus.number());
