@@ -1,4 +1,5 @@
-//! A message in the body of an HTTP/2 request or response: one byte (compressed or not), four of length, the message.
+//! A message in the body of an HTTP/2 request or response: a flag byte (compressed or not), four bytes of length, the
+//! message.
 
 use std::any::{Any, TypeId};
 use std::collections::VecDeque;
@@ -19,10 +20,10 @@ use crate::proto::RecvTensorResponse;
 
 const HEADER_BYTES: usize = 5;
 
-/// Below this size a copy costs less than a piece of its own.
+/// Below this size copying the elements costs less than sending them as a separate piece.
 const MIN_LENT_BYTES: usize = 16 * 1024;
 
-/// A body to be sent: pieces, then trailers.
+/// An outgoing body: pieces, then trailers.
 #[derive(Default)]
 pub(crate) struct Outgoing {
     pieces: VecDeque<Bytes>,
@@ -65,7 +66,7 @@ impl Body for Outgoing {
     }
 }
 
-/// Writes a message. The elements of a large tensor in a `RecvTensorResponse` are lent, not copied.
+/// Encodes a message. The elements of a large tensor in a `RecvTensorResponse` are borrowed, not copied.
 pub(crate) fn write<M: Message + 'static>(message: &M, limit: usize) -> Result<VecDeque<Bytes>> {
     let n_bytes = message.encoded_len();
     let length = u32::try_from(n_bytes).ok().filter(|_| n_bytes <= limit).ok_or_else(|| too_long(n_bytes, limit))?;
@@ -84,7 +85,7 @@ pub(crate) fn write<M: Message + 'static>(message: &M, limit: usize) -> Result<V
     Ok(VecDeque::from([buf.freeze()]))
 }
 
-/// All but the elements, and the elements, if these come last and are many.
+/// The message split into everything before the elements and the elements, if these come last and are large.
 fn lend(response: &RecvTensorResponse, header: impl Fn(&mut BytesMut)) -> Option<(Bytes, Bytes)> {
     let tensor = response.tensor.as_ref()?.as_tensor()?;
     if tensor.n_bytes() < MIN_LENT_BYTES {
@@ -100,7 +101,7 @@ fn lend(response: &RecvTensorResponse, header: impl Fn(&mut BytesMut)) -> Option
     Some((head.freeze(), Bytes::from_owner(HostTensor(tensor.clone()))))
 }
 
-/// A tensor lent to a body. Its layout has shown that the host can read it.
+/// A tensor whose bytes a body borrows. `layout_with_bytes` has checked that they are on the host.
 struct HostTensor(Tensor);
 
 impl AsRef<[u8]> for HostTensor {
@@ -113,24 +114,24 @@ impl AsRef<[u8]> for HostTensor {
 pub(crate) enum ReadError<E> {
     /// The connection failed.
     Connection(E),
-    /// The bytes are not what they should be.
+    /// The message is malformed or too long.
     Message(Error),
 }
 
 /// A message that has arrived.
 pub(crate) enum Received {
-    /// In pieces.
+    /// Encoded, in chunks.
     Chunks(Chunks),
-    /// As what it stands for.
+    /// Already decoded.
     Tensor(RecvTensorResponse),
 }
 
-/// How to take a message that is long.
+/// How to receive a long message.
 #[derive(Clone, Copy)]
 pub(crate) enum Intake<'a> {
-    /// As it is.
+    /// Buffer all of it.
     Whole,
-    /// As a `RecvTensorResponse`, whose elements are put into their tensor as they come: into this memory, if there is one.
+    /// Decode a `RecvTensorResponse` while it arrives, into a tensor from this memory, if there is one.
     Tensor(Option<&'a ReceiveMemory>),
 }
 
@@ -193,7 +194,7 @@ pub(crate) async fn read<B: Body<Data = Bytes> + Unpin>(
 }
 
 impl Received {
-    /// The message.
+    /// Decodes the message.
     pub(crate) fn decode<M: Message + Default + 'static>(self) -> std::result::Result<M, String> {
         match self {
             Received::Chunks(chunks) => M::decode(chunks).map_err(|error| error.to_string()),
@@ -206,7 +207,7 @@ impl Received {
 }
 
 impl<'a> Intake<'a> {
-    /// The best for messages of this type.
+    /// The intake for messages of this type.
     pub(crate) fn of<M: 'static>(memory: Option<&'a ReceiveMemory>) -> Intake<'a> {
         match TypeId::of::<M>() == TypeId::of::<RecvTensorResponse>() {
             true => Intake::Tensor(memory),
@@ -242,7 +243,7 @@ fn too_long(n_bytes: usize, limit: usize) -> Error {
     Error::resource_exhausted(format!("a message of {n_bytes} bytes or more; the limit is {limit}"))
 }
 
-/// A message in the pieces in which it arrived.
+/// A message in the chunks in which it arrived.
 #[derive(Default)]
 pub(crate) struct Chunks {
     chunks: VecDeque<Bytes>,
@@ -436,7 +437,7 @@ mod tests {
     }
 
     proptest! {
-        /// A damaged head is refused, or read as the ordinary way reads it.
+        /// A corrupt head is refused, or decoded as the usual decoder does.
         #[test]
         fn placing_reads_what_decoding_reads(at in 5usize..45, byte: u8, cut in 1usize..3000) {
             let mut whole = BytesMut::new();
@@ -450,7 +451,7 @@ mod tests {
             prop_assert!(found.ok() == expected);
         }
 
-        /// However a body is cut, the message is the same.
+        /// However a body is split, the message is the same.
         #[test]
         fn pieces_do_not_matter(n in 0usize..400, cuts in proptest::collection::vec(1usize..50, 0..20)) {
             let tensor = WireTensor::from(Tensor::zeros(DType::F32, [n]).unwrap());

@@ -1,9 +1,9 @@
-//! A connection to another task: made when it is first needed, shared by all calls, made anew when it is lost.
+//! A connection to another task: opened on first use, shared by all calls, reopened when it is lost.
 //!
-//! | state | who may touch it |
+//! | lock | held by |
 //! | --- | --- |
-//! | `state` | every call, for a moment; never held across an await |
-//! | `turn` | whoever connects holds it, so that many calls make one connection |
+//! | `state` | every call, briefly; never across an await |
+//! | `turn` | the call that connects, so that concurrent calls open only one connection |
 //!
 //! `state` is locked after `turn`, never before it.
 
@@ -29,15 +29,15 @@ use super::options::{CONNECTION_WINDOW, FRAME_BYTES, LinkOptions, ReceiveMemory,
 use super::status;
 use crate::services::{Attempts, Size};
 
-/// Between two attempts to connect: soon at first, so that a task that starts a moment later is found a moment later.
+/// The backoff between attempts to connect. It starts short, so that a task that has just started is found quickly.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// When a call that waits for its task says so in the log: soon, and then now and again.
+/// When a call that waits for its task is first logged, and how often after that.
 const FIRST_REPORT: Duration = Duration::from_millis(500);
 const REPORT_EVERY: Duration = Duration::from_secs(10);
 
-/// A call that may be repeated is sent this often if its connection is lost.
+/// How many times a repeatable call is sent at most if its connection is lost.
 const REPEATS: usize = 2;
 
 /// A connection to one task.
@@ -47,24 +47,24 @@ pub(super) struct Link {
     /// `host:port`.
     address: String,
     options: LinkOptions,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
     turn: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
-struct State {
+struct LinkState {
     sender: Option<SendRequest<Outgoing>>,
-    /// Counts connections, so that the end of an old one is not taken for the end of its successor.
+    /// Counts connections, so that an error of an old one does not close its successor.
     generation: u64,
     /// Since when the task cannot be reached.
     down_since: Option<Instant>,
-    /// Whether anything has ever come back over this connection.
+    /// Whether any response has come over this connection.
     has_answered: bool,
-    /// Why it cannot, by the last attempt.
+    /// Why the task cannot be reached, by the last attempt.
     why_not: Option<String>,
 }
 
-/// A way to send, and the connection that it belongs to.
+/// A sender, and the generation of its connection.
 struct Sender {
     requests: SendRequest<Outgoing>,
     generation: u64,
@@ -77,14 +77,14 @@ pub(super) struct Method {
     pub(super) attempts: Attempts,
 }
 
-/// How to take the answer, given memory for what is long.
+/// Chooses how to receive a response, given memory for large tensors.
 type ChooseIntake = for<'a> fn(Option<&'a ReceiveMemory>) -> Intake<'a>;
 
-/// Why a call got no answer from the task.
+/// Why a call got no response.
 enum Failure {
     /// There is no connection.
     Unreachable(String),
-    /// There was one, and it is lost; the task may have seen the call.
+    /// The connection was lost; the task may have received the call.
     Lost(String),
     /// The task, or this side, refused the call.
     Refused(Error),
@@ -110,7 +110,7 @@ impl Link {
         Some((state.down_since?, state.why_not.clone()?))
     }
 
-    /// Calls a method; within `limit`, if there is one. Only this is compiled for each type of message, not the waiting.
+    /// Calls a method, within `limit` if there is one. Only encoding and decoding are generic over the message types.
     pub(super) async fn call<Q, R>(&self, method: &Method, request: Q, limit: Option<Duration>) -> Result<R>
     where
         Q: Message + 'static,
@@ -140,7 +140,7 @@ impl Link {
         }
     }
 
-    /// Tries as often as the method may be tried.
+    /// Sends a call, with the retries that the method allows.
     async fn attempt(
         &self,
         method: &Method,
@@ -183,13 +183,13 @@ impl Link {
         }
     }
 
-    /// The connection, made now if there is none.
+    /// The connection; connects if there is none.
     async fn connection(&self) -> std::result::Result<Sender, Failure> {
         if let Some(sender) = self.state.lock().sender() {
             return Ok(sender);
         }
         let _turn = self.turn.lock().await;
-        // Somebody else may have connected while we waited for our turn.
+        // Another call may have connected while this one waited for its turn.
         if let Some(sender) = self.state.lock().sender() {
             return Ok(sender);
         }
@@ -201,7 +201,7 @@ impl Link {
         match connected {
             Ok(requests) => {
                 let generation = state.generation + 1;
-                *state = State { sender: Some(requests.clone()), generation, ..State::default() };
+                *state = LinkState { sender: Some(requests.clone()), generation, ..LinkState::default() };
                 Ok(Sender { requests, generation })
             }
             Err(why) => {
@@ -324,7 +324,7 @@ impl Link {
         }
     }
 
-    /// What an error of the connection means.
+    /// Classifies an error of the connection.
     fn failed(&self, error: &hyper::Error, generation: u64) -> Failure {
         let h2 = source::<h2::Error>(error);
         if let Some(h2) = h2.filter(|h2| h2.is_reset() && h2.is_remote()) {
@@ -388,7 +388,7 @@ impl Link {
     }
 }
 
-impl State {
+impl LinkState {
     fn sender(&self) -> Option<Sender> {
         let requests = self.sender.clone().filter(|sender| !sender.is_closed())?;
         Some(Sender { requests, generation: self.generation })
@@ -401,7 +401,7 @@ impl State {
     }
 }
 
-/// The time that is left, in the finest unit that eight digits hold.
+/// The remaining time, in the finest unit that fits into eight digits.
 fn timeout_header(deadline: Instant) -> HeaderValue {
     const EIGHT_DIGITS: u128 = 99_999_999;
     let left = deadline.saturating_duration_since(Instant::now());
@@ -413,7 +413,7 @@ fn timeout_header(deadline: Instant) -> HeaderValue {
     HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("99999999S"))
 }
 
-/// An error of connecting, in words that say what to do.
+/// Describes a connection error, with the likely cause.
 pub(crate) fn explain(error: &std::io::Error) -> String {
     use std::io::ErrorKind::*;
     match error.kind() {
@@ -424,7 +424,7 @@ pub(crate) fn explain(error: &std::io::Error) -> String {
     }
 }
 
-/// An error with what caused it.
+/// An error's text with its causes.
 fn whole(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -6,12 +6,13 @@
 //!   GrpcMaster ──────┘                                └────────── dyn MasterService
 //! ```
 //!
-//! gRPC is thin: a message behind five bytes of length in the body of an HTTP/2 request, and a status in the trailers of
-//! the response. `frame` does just that, on hyper. A code generator would put each message into one buffer, twice: this
-//! way a tensor's bytes are handed to the socket as they are, and are copied once on arrival, to where they stay.
+//! gRPC is thin: a message with a five-byte prefix in the body of an HTTP/2 request, and a status in the trailers of
+//! the response. `frame` implements just that, on hyper. Generated code would copy each message into one buffer, twice;
+//! here a tensor's bytes are passed to the socket without a copy, and are copied once on arrival, into the tensor's
+//! memory.
 //!
-//! Dropping an [`Answer`](crate::services::Answer) resets the stream, which drops the handler's future at the other end.
-//! Nothing here waits without a deadline, but for an answer that was asked for without one.
+//! Dropping an [`Answer`](crate::services::Answer) resets the stream, which drops the handler's future at the other
+//! end. Every wait has a deadline, except for the response to a call without one.
 
 mod frame;
 mod link;

@@ -1,4 +1,4 @@
-//! How connections are made and kept.
+//! Options of connections.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,15 +11,16 @@ use tokio::net::TcpStream;
 use crate::limits::MessageLimits;
 use crate::tls::{ClientTls, ServerTls, Token};
 
-/// HTTP/2 windows. A 10 Gbit/s link with a round trip of 10 ms holds 12 MB; a window must not be smaller, or it is idle.
+/// HTTP/2 flow-control windows. A 10 Gbit/s link with a round trip of 10 ms has 12 MB in flight; with a smaller window
+/// it would idle.
 pub(super) const STREAM_WINDOW: u32 = 16 << 20;
 pub(super) const CONNECTION_WINDOW: u32 = 64 << 20;
 
-/// The largest piece of a body, and so how often a long message is cut.
+/// The maximum size of an HTTP/2 data frame.
 pub(super) const FRAME_BYTES: u32 = 256 << 10;
 
-/// No waiting for more to send with; and a machine that vanished is noticed by the kernel, after about `5 + 3 × 2` seconds if
-/// nothing was under way and 30 if something was, whatever the program at the other end does or is.
+/// Disables Nagle's algorithm, and lets the kernel detect a vanished machine: after about `5 + 3 × 2` seconds on an
+/// idle connection, and after 30 with unacknowledged data.
 pub(crate) fn set_up(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = socket2::SockRef::from(stream);
@@ -33,19 +34,19 @@ pub(crate) fn set_up(stream: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// How a server treats its connections.
+/// Options of a server's connections.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// How long messages may be.
     pub limits: MessageLimits,
     /// TLS; `None` is plain text.
     pub tls: Option<ServerTls>,
-    /// What callers must show; `None` lets all in.
+    /// The token that callers must present; `None` accepts all.
     pub token: Option<Token>,
-    /// How often a client is asked for a sign of life, and how long it has to answer. A client that does not is dropped, and
-    /// its calls are cancelled.
+    /// The interval and the timeout of pings. A client that does not answer is disconnected, and its calls are
+    /// cancelled.
     pub ping: Option<(Duration, Duration)>,
-    /// How long calls may go on after the server was asked to stop. Then they are answered `UNAVAILABLE`.
+    /// How long calls may continue after the server was asked to stop. Then they fail with `UNAVAILABLE`.
     pub grace: Duration,
 }
 
@@ -61,26 +62,26 @@ impl Default for ServerOptions {
     }
 }
 
-/// How a connection to another task is made and kept.
+/// Options of a connection to another task.
 #[derive(Clone, Debug)]
 pub struct LinkOptions {
     /// How long messages may be.
     pub limits: MessageLimits,
     /// TLS; `None` is plain text.
     pub tls: Option<ClientTls>,
-    /// What to show to the server.
+    /// The token to present to the server.
     pub token: Option<Token>,
-    /// The deadline of a call that does not bring its own; `None` waits for ever.
+    /// The deadline of a call that does not have its own; `None` waits for ever.
     pub deadline: Option<Duration>,
-    /// How long a call that opens a conversation (GetStatus, CreateSession, ..) waits for a task that cannot be reached,
-    /// if its deadline is not sooner. Other calls fail at once.
+    /// How long a first call (GetStatus, CreateSession, ..) waits for a task that cannot be reached, if its deadline is
+    /// not sooner. Other calls fail at once.
     pub wait_for_peer: Duration,
-    /// How long one attempt to connect may take.
+    /// The timeout of one attempt to connect.
     pub connect_timeout: Duration,
-    /// How often the peer is asked for a sign of life, and how long it has to answer. TensorFlow's servers hang up on
-    /// clients that ask often, so this is for Kolo's own.
+    /// The interval and the timeout of pings. TensorFlow's servers disconnect clients that ping often, so this is for
+    /// Kolo's own.
     pub ping: Option<(Duration, Duration)>,
-    /// Where large tensors that arrive are put; `None` is new memory for each.
+    /// The memory for large incoming tensors; `None` allocates new memory for each.
     pub memory: Option<ReceiveMemory>,
 }
 
@@ -99,10 +100,10 @@ impl Default for LinkOptions {
     }
 }
 
-/// The memory of a device, for tensors that arrive.
+/// The memory of a device, for incoming tensors.
 ///
-/// New memory costs more than the transfer itself: the system hands it out page by page, on first use. A device keeps what
-/// it has used.
+/// New memory costs more than the transfer itself, because of a page fault for each page on first use. A device reuses
+/// its memory.
 #[derive(Clone)]
 pub struct ReceiveMemory {
     device: Arc<dyn Device>,

@@ -1,4 +1,4 @@
-//! Other tasks, as if they were here.
+//! Stubs for the services of other tasks.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use crate::services::{Answer, Attempts, MasterService, Size, WorkerService, mast
 
 /// A task whose worker service is called over a connection. Clones share the connection.
 ///
-/// A call that needs one connects; its answer may be awaited in any runtime, or in none. RunGraph always asks for errors in
-/// the response, where they are not cut, and returns them as errors.
+/// A call connects if there is no connection; its answer may be awaited in any runtime, or in none. RunGraph always
+/// requests errors in the response's body, where they are not truncated, and returns them as errors.
 #[derive(Clone)]
 pub struct GrpcPeer(Remote);
 
 /// A task whose master service is called over a connection. Clones share the connection.
 ///
-/// A RunStep with a `timeout_in_ms` has that deadline; a CreateSession with an `operation_timeout_in_ms` that one. Errors in
-/// responses are returned as errors.
+/// The deadline of a RunStep is its `timeout_in_ms`, that of a CreateSession its `operation_timeout_in_ms`, if set.
+/// Errors in responses are returned as errors.
 #[derive(Clone)]
 pub struct GrpcMaster(Remote);
 
@@ -39,8 +39,8 @@ struct Remote {
 macro_rules! constructors {
     ($type:ident) => {
         impl $type {
-            /// The task `name`, such as `/job:ps/replica:0/task:0`, at `address`, which is `host:port`. Connections live in
-            /// `runtime`.
+            /// The task `name`, such as `/job:ps/replica:0/task:0`, at `address`, which is `host:port`. Connections
+            /// live in `runtime`.
             pub fn new(
                 name: impl Into<String>,
                 address: impl Into<String>,
@@ -56,7 +56,7 @@ macro_rules! constructors {
                 $type(Remote { deadline, ..self.0.clone() })
             }
 
-            /// Where the task is.
+            /// The task's `host:port`.
             pub fn address(&self) -> &str {
                 self.0.link.address()
             }
@@ -66,7 +66,7 @@ macro_rules! constructors {
                 self.0.link.trouble()
             }
 
-            /// How it is reached.
+            /// The connection's options.
             pub fn options(&self) -> &LinkOptions {
                 self.0.link.options()
             }
@@ -96,7 +96,7 @@ impl Remote {
     }
 }
 
-/// The error that a response holds.
+/// The error in a response's body.
 fn error_in_body(response: &dyn std::any::Any) -> Option<kolo_core::Error> {
     if let Some(response) = response.downcast_ref::<RunGraphResponse>() {
         return status::from_body(response.status_code, &response.status_error_message);
@@ -130,7 +130,7 @@ macro_rules! remote {
 worker_methods!(remote GrpcPeer);
 master_methods!(remote GrpcMaster);
 
-/// Asks for errors in the response, where they are not cut; returns the deadline that the request brings.
+/// Requests errors in the response's body, where they are not truncated; returns the request's own deadline.
 fn prepare(request: &mut dyn std::any::Any) -> Option<Duration> {
     if let Some(request) = request.downcast_mut::<RunGraphRequest>() {
         request.store_errors_in_response_body = true;
@@ -145,7 +145,7 @@ fn prepare(request: &mut dyn std::any::Any) -> Option<Duration> {
     u64::try_from(millis).ok().filter(|&millis| millis > 0).map(Duration::from_millis)
 }
 
-/// A future that is polled as if in its runtime, wherever that happens.
+/// A future that is polled in the context of its runtime, on whichever thread.
 struct InRuntime<T> {
     runtime: Handle,
     future: Pin<Box<dyn Future<Output = Result<T>> + Send>>,

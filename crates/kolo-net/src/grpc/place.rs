@@ -1,9 +1,9 @@
-//! A large tensor that is put where it belongs while it arrives.
+//! Decodes a large tensor into its final memory while it arrives.
 //!
-//! A `RecvTensorResponse` ends with the tensor's elements, and says before them what they are. So the beginning of the
-//! message is enough to make the tensor, and each piece that follows is copied into it and given up at once: a tensor of a
-//! gigabyte needs a gigabyte, and the pieces, whose memory is used again, stay in the cache. What is not of this form is
-//! left to the ordinary way.
+//! A `RecvTensorResponse` ends with the tensor's elements, preceded by their dtype and shape. So the tensor can be
+//! allocated from the beginning of the message, and each following chunk is copied into it and freed at once: a tensor
+//! of a gigabyte needs a gigabyte, and the chunks, whose memory is reused, stay in the cache. A message of another form
+//! is buffered and decoded as usual.
 
 use bytes::Buf;
 use kolo_core::{DType, Tensor};
@@ -17,13 +17,13 @@ use super::options::ReceiveMemory;
 use crate::proto::RecvTensorResponse;
 use crate::tensor_wire::WireTensor;
 
-/// All that comes before the elements fits into this many bytes, unless somebody names the dimensions.
+/// Everything before the elements fits into this many bytes, unless the dimensions have names.
 pub(super) const HEAD_BYTES: usize = 1024;
 
-/// Smaller tensors are not worth the trouble.
+/// Smaller tensors are decoded as usual.
 pub(super) const MIN_PLACED_BYTES: usize = 64 * 1024;
 
-/// A response whose elements are still on their way.
+/// A response whose elements are still arriving.
 pub(super) struct Placing {
     response: RecvTensorResponse,
     tensor: Tensor,
@@ -31,8 +31,8 @@ pub(super) struct Placing {
 }
 
 impl Placing {
-    /// The response that begins with `chunks` and is `n_bytes` long; `None` if it is of another form. What was understood is
-    /// taken from `chunks`.
+    /// Starts a response that begins with `chunks` and is `n_bytes` long; `None` if it is of another form. Decoded
+    /// bytes are consumed from `chunks`.
     pub(super) fn begin(chunks: &mut Chunks, n_bytes: usize, memory: Option<&ReceiveMemory>) -> Option<Placing> {
         let head = chunks.peek(HEAD_BYTES.min(n_bytes));
         let mut rest = &head[..];
@@ -43,7 +43,7 @@ impl Placing {
         Some(placing)
     }
 
-    /// Copies what has arrived. More than there should be is left where it is.
+    /// Copies the bytes that have arrived. Excess bytes stay in `chunks`.
     pub(super) fn take(&mut self, chunks: &mut Chunks) {
         let Some(place) = self.tensor.host_bytes_mut().ok().and_then(|bytes| bytes.get_mut(self.filled..)) else {
             return;
@@ -53,7 +53,7 @@ impl Placing {
         self.filled += n_bytes;
     }
 
-    /// The response, if all of it has come.
+    /// The response, if it is complete.
     pub(super) fn end(self) -> Option<RecvTensorResponse> {
         let complete = self.filled == self.tensor.n_bytes();
         complete.then(|| RecvTensorResponse { tensor: Some(WireTensor::from(self.tensor)), ..self.response })
@@ -92,14 +92,14 @@ fn read_head(rest: &mut &[u8], n_bytes: usize, memory: Option<&ReceiveMemory>) -
         }
     }
     let length = decode_varint(rest).ok()?;
-    // Not every byte is a bool; those are looked at in the ordinary way.
+    // Not every byte is a valid bool; the usual decoder checks them.
     let dtype = dtype.filter(|&dtype| dtype != DType::Bool)?;
     let shape = shape_from_proto(&shape).ok()?.known()?;
     let needed = dtype.size()?.checked_mul(shape.n_elements())?;
     if length != left(rest) || length != needed as u64 || needed < MIN_PLACED_BYTES {
         return None;
     }
-    let used_before = memory.and_then(|memory| memory.allocate(dtype, &shape));
-    let tensor = used_before.or_else(|| Tensor::zeros(dtype, shape).ok())?;
+    let from_device = memory.and_then(|memory| memory.allocate(dtype, &shape));
+    let tensor = from_device.or_else(|| Tensor::zeros(dtype, shape).ok())?;
     Some((response, tensor))
 }

@@ -1,7 +1,7 @@
-//! Answers calls for the tasks of this process.
+//! Serves calls to the tasks of this process.
 //!
-//! One accept loop; one task per connection, all of which end before [`serve`] returns; one future per call, dropped when
-//! its stream is reset or its deadline passes.
+//! One accept loop; one async task per connection, all of which end before [`serve`] returns; one future per call,
+//! dropped when its stream is reset or its deadline passes.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -28,23 +28,23 @@ use crate::framed::Stream;
 use crate::proto::*;
 use crate::services::{Answer, MasterService, Size, Unwound, WorkerService, master_methods, worker_methods};
 
-/// Time for a TLS handshake.
+/// The timeout of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// How long to rest when connections cannot be accepted, for want of descriptors for instance.
+/// The pause after a connection could not be accepted, for lack of file descriptors for instance.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long connections may take to close after the last answer.
+/// How long connections may take to close after the last response.
 const CLOSING: Duration = Duration::from_secs(1);
 
-/// More than the calls of any cluster: queue runners, and one RecvTensor for every edge, wait side by side.
+/// More than any cluster has concurrent calls: queue runners, and one RecvTensor for every edge.
 const MAX_STREAMS: u32 = 1 << 16;
 
-/// Cancelling a step resets all its streams at once, which is no attack.
+/// Cancelling a step resets all its streams at once, which must not be taken for an attack.
 const MAX_PENDING_RESETS: usize = 1 << 12;
 
-/// Answers calls until `shutdown` completes; then takes no more, lets those under way go on for `options.grace`, and
-/// answers the rest `UNAVAILABLE`. Must run in a tokio runtime.
+/// Serves calls until `shutdown` completes; then accepts no more, lets running calls continue for `options.grace`, and
+/// fails the rest with `UNAVAILABLE`. Must run in a tokio runtime.
 pub async fn serve(
     listener: TcpListener,
     worker: Arc<dyn WorkerService>,
@@ -55,11 +55,11 @@ pub async fn serve(
     serve_with(listener, worker, master, options, None, shutdown).await;
 }
 
-/// Takes connections that begin with other bytes than HTTP/2's, or that agreed on Kolo's own transport inside of TLS.
+/// Serves connections that begin with `hello` instead of HTTP/2, or that negotiated Kolo's own transport inside TLS.
 pub(crate) struct OtherProtocol {
-    /// The bytes.
+    /// The first bytes of a connection.
     pub hello: &'static [u8],
-    /// Serves such a connection; the bytes have not been read yet.
+    /// Serves such a connection; its first bytes have not been read yet.
     pub serve: Box<dyn Fn(Stream) -> Serving + Send + Sync>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) async fn serve_with(
 ) {
     let grace = options.grace;
     let (phase, phases) = watch::channel(Phase::Serving);
-    let shared = Arc::new(Shared { worker, master, options, other, phases });
+    let state = Arc::new(ServerState { worker, master, options, other, phases });
     let mut connections = JoinSet::new();
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
@@ -85,7 +85,7 @@ pub(crate) async fn serve_with(
             () = &mut shutdown => break,
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(connection(stream, shared.clone()));
+                    connections.spawn(connection(stream, state.clone()));
                 }
                 Err(error) => {
                     tracing::warn!("a connection could not be accepted: {error}");
@@ -96,7 +96,7 @@ pub(crate) async fn serve_with(
         }
     }
     drop(listener);
-    // Nobody listens once all connections have closed, which is fine.
+    // There may be no receivers left, if all connections have closed.
     phase.send_replace(Phase::Closing);
     let closed = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(grace, closed).await.is_err() {
@@ -111,13 +111,13 @@ pub(crate) async fn serve_with(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Serving,
-    /// No new calls.
+    /// New calls are refused.
     Closing,
-    /// No calls at all.
+    /// Running calls are stopped.
     Stopped,
 }
 
-struct Shared {
+struct ServerState {
     worker: Arc<dyn WorkerService>,
     master: Arc<dyn MasterService>,
     options: ServerOptions,
@@ -125,36 +125,36 @@ struct Shared {
     phases: watch::Receiver<Phase>,
 }
 
-async fn connection(stream: TcpStream, shared: Arc<Shared>) {
+async fn connection(stream: TcpStream, state: Arc<ServerState>) {
     let from = stream.peer_addr();
     if let Err(error) = set_up(&stream) {
         tracing::debug!("a connection from {from:?} is not as it should be: {error}");
     }
-    let Some(tls) = shared.options.tls.clone() else {
-        return match &shared.other {
+    let Some(tls) = state.options.tls.clone() else {
+        return match &state.other {
             Some(other) if begins_with(&stream, other.hello).await => {
-                serve_other(other, Stream::Plain(stream), &shared).await;
+                serve_other(other, Stream::Plain(stream), &state).await;
             }
-            _ => http(stream, shared).await,
+            _ => http(stream, state).await,
         };
     };
-    if let Some(other) = &shared.other
+    if let Some(other) = &state.other
         && tls.is_offered_kolo(&stream).await
     {
         return match tls.accept(stream).await {
-            Ok(stream) => serve_other(other, Stream::Tls(Box::new(stream)), &shared).await,
+            Ok(stream) => serve_other(other, Stream::Tls(Box::new(stream)), &state).await,
             Err(error) => tracing::warn!("refused a connection from {from:?}: {error}"),
         };
     }
     match tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream)).await {
-        Ok(Ok(stream)) => http(stream, shared).await,
+        Ok(Ok(stream)) => http(stream, state).await,
         Ok(Err(error)) => tracing::warn!("refused a connection from {from:?}: {error}"),
         Err(_) => tracing::warn!("refused a connection from {from:?}: no TLS handshake in {HANDSHAKE:?}"),
     }
 }
 
-async fn serve_other(other: &OtherProtocol, stream: Stream, shared: &Shared) {
-    let mut phases = shared.phases.clone();
+async fn serve_other(other: &OtherProtocol, stream: Stream, state: &ServerState) {
+    let mut phases = state.phases.clone();
     let stopped = phases.wait_for(|phase| *phase == Phase::Stopped);
     tokio::select! {
         () = (other.serve)(stream) => {}
@@ -162,14 +162,14 @@ async fn serve_other(other: &OtherProtocol, stream: Stream, shared: &Shared) {
     }
 }
 
-/// Whether a connection begins with these bytes. They are not read.
+/// Whether a connection begins with these bytes. Peeks, so they can still be read.
 async fn begins_with(stream: &TcpStream, hello: &[u8]) -> bool {
     let mut first = vec![0; hello.len()];
     let peeked = async {
         loop {
             match stream.peek(&mut first).await {
                 Ok(n) if n > 0 && n < hello.len() && first[..n] == hello[..n] => {
-                    // A greeting comes in one piece, so this hardly ever happens, and not for long.
+                    // A greeting is sent in one write, so this is rare and short.
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 Ok(n) => return n == hello.len() && first == hello,
@@ -180,8 +180,8 @@ async fn begins_with(stream: &TcpStream, hello: &[u8]) -> bool {
     tokio::time::timeout(HANDSHAKE, peeked).await.unwrap_or(false)
 }
 
-async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: Arc<Shared>) {
-    let mut phases = shared.phases.clone();
+async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, state: Arc<ServerState>) {
+    let mut phases = state.phases.clone();
     let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
@@ -190,10 +190,10 @@ async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shar
         .max_frame_size(FRAME_BYTES)
         .max_concurrent_streams(MAX_STREAMS)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS);
-    if let Some((every, within)) = shared.options.ping {
+    if let Some((every, within)) = state.options.ping {
         builder.keep_alive_interval(every).keep_alive_timeout(within);
     }
-    let service = hyper::service::service_fn(move |request| respond(shared.clone(), request));
+    let service = hyper::service::service_fn(move |request| respond(state.clone(), request));
     let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     loop {
         let phase = tokio::select! {
@@ -205,14 +205,14 @@ async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shar
             }
             phase = next_phase(&mut phases) => phase,
         };
-        // The answers of stopped calls still go out, so the connection ends by itself.
+        // The responses of stopped calls are still sent, so the connection closes by itself.
         if phase == Phase::Closing || phase == Phase::Stopped {
             serving.as_mut().graceful_shutdown();
         }
     }
 }
 
-/// The next phase; never, if there will be none.
+/// The next phase; pending for ever if there is none.
 async fn next_phase(phases: &mut watch::Receiver<Phase>) -> Phase {
     match phases.changed().await {
         Ok(()) => *phases.borrow_and_update(),
@@ -221,27 +221,27 @@ async fn next_phase(phases: &mut watch::Receiver<Phase>) -> Phase {
 }
 
 async fn respond(
-    shared: Arc<Shared>,
+    state: Arc<ServerState>,
     request: Request<Incoming>,
 ) -> std::result::Result<Response<Outgoing>, Infallible> {
     if let Some(refusal) = refuse(&request) {
         return Ok(refusal);
     }
-    let outcome = match shared.options.token.as_ref().map_or(Ok(()), |token| token.check(request.headers())) {
-        Ok(()) => answer(&shared, request).await,
+    let outcome = match state.options.token.as_ref().map_or(Ok(()), |token| token.check(request.headers())) {
+        Ok(()) => answer(&state, request).await,
         Err(error) => Err(error),
     };
     let mut response = Response::new(Outgoing::default());
     response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
     match outcome {
         Ok(pieces) => *response.body_mut() = Outgoing::response(pieces, status::trailers(Ok(()))),
-        // Without a message, the trailers are all there is, and travel as headers.
+        // A response without a message consists of the trailers alone, sent as headers.
         Err(error) => response.headers_mut().extend(status::trailers(Err(&error))),
     }
     Ok(response)
 }
 
-/// Answers what is not a call at all.
+/// The response to a request that is not a gRPC call.
 fn refuse(request: &Request<Incoming>) -> Option<Response<Outgoing>> {
     let content_type = request.headers().get("content-type").map(HeaderValue::as_bytes);
     let refusal = if request.method() != Method::POST {
@@ -258,9 +258,9 @@ fn refuse(request: &Request<Incoming>) -> Option<Response<Outgoing>> {
 
 type Pieces = VecDeque<Bytes>;
 
-async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Result<Pieces> {
+async fn answer(state: &Arc<ServerState>, request: Request<Incoming>) -> Result<Pieces> {
     let timeout = timeout(request.headers());
-    let mut phases = shared.phases.clone();
+    let mut phases = state.phases.clone();
     let stopped = async {
         if phases.wait_for(|phase| *phase == Phase::Stopped).await.is_err() {
             std::future::pending::<()>().await;
@@ -274,13 +274,13 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Result<Piec
     };
     tokio::select! {
         biased;
-        outcome = route(shared, request) => outcome,
+        outcome = route(state, request) => outcome,
         () = stopped => Err(Error::unavailable("the server is shutting down")),
         () = late => Err(Error::deadline_exceeded("the call's deadline passed")),
     }
 }
 
-/// The time that the caller gives, such as `100m` for a tenth of a second.
+/// The caller's timeout, such as `100m` for a tenth of a second.
 fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -301,17 +301,17 @@ fn timeout(headers: &HeaderMap) -> Option<Duration> {
 
 type Pending = Pin<Box<dyn Future<Output = Result<Pieces>> + Send>>;
 
-fn route(shared: &Shared, request: Request<Incoming>) -> Pending {
+fn route(state: &ServerState, request: Request<Incoming>) -> Pending {
     let path = request.uri().path().to_owned();
     let unknown = || -> Pending {
         let error = Error::unimplemented(format!("there is no method {path} here"));
         Box::pin(std::future::ready(Err(error)))
     };
-    let limits = shared.options.limits;
-    let call = |size: Size| Call { limit: size.limit(&limits), request };
+    let limits = state.options.limits;
+    let call = |size: Size| IncomingCall { limit: size.limit(&limits), request };
     match path.strip_prefix('/').and_then(|path| path.split_once('/')) {
-        Some((WORKER, method)) => route_worker(shared.worker.clone(), method, call).unwrap_or_else(unknown),
-        Some((MASTER, method)) => route_master(shared.master.clone(), method, call).unwrap_or_else(unknown),
+        Some((WORKER, method)) => route_worker(state.worker.clone(), method, call).unwrap_or_else(unknown),
+        Some((MASTER, method)) => route_master(state.master.clone(), method, call).unwrap_or_else(unknown),
         _ => unknown(),
     }
 }
@@ -326,7 +326,7 @@ macro_rules! router {
         fn $router(
             service: Arc<dyn $trait>,
             method: &str,
-            call: impl FnOnce(Size) -> Call,
+            call: impl FnOnce(Size) -> IncomingCall,
         ) -> Option<Pending> {
             $(if method == stringify!($name) {
                 return Some(call(Size::$size).answer(move |request: $request| service.$method(request)));
@@ -339,14 +339,14 @@ macro_rules! router {
 worker_methods!(router route_worker);
 master_methods!(router route_master);
 
-/// A call whose message is yet to be read.
-struct Call {
+/// A call whose message has not been read yet.
+struct IncomingCall {
     limit: usize,
     request: Request<Incoming>,
 }
 
-impl Call {
-    /// The message, as it came, and what it is for.
+impl IncomingCall {
+    /// The received message and its URI.
     async fn message(self) -> Result<(Received, Uri)> {
         let (parts, body) = self.request.into_parts();
         match frame::read(body, self.limit, parts.headers.get("grpc-encoding"), Intake::Whole).await {
@@ -380,7 +380,7 @@ impl Call {
     }
 }
 
-/// How to put an error into the response, if the request asks for that.
+/// A function that puts an error into the response's body, if the request asks for that.
 fn error_in_body(request: &dyn Any) -> Option<fn(&Error) -> Result<Pieces>> {
     fn run_step(error: &Error) -> Result<Pieces> {
         let (status_code, status_error_message) = status::to_body(error);

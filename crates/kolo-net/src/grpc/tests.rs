@@ -1,4 +1,4 @@
-//! Servers and peers over loopback, with the services' own code replaced by what a test wants to see.
+//! Servers and peers over loopback, with fake services.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ const LONG: Duration = Duration::from_secs(20);
 
 /// A task that does as its requests say.
 struct Fake {
-    /// Hears of handlers that begin (true) and are dropped before their end (false).
+    /// Is sent `true` when a handler begins and `false` when one is dropped before its end.
     events: mpsc::UnboundedSender<bool>,
 }
 
@@ -123,7 +123,7 @@ impl Served {
     }
 }
 
-/// Options with which a broken test ends.
+/// Options with deadlines, so that a failing test ends.
 fn quick() -> LinkOptions {
     LinkOptions { deadline: Some(LONG), ..LinkOptions::default() }
 }
@@ -139,7 +139,7 @@ async fn calls_are_answered() {
         let tensor = peer.recv_tensor(request).await.unwrap().tensor.unwrap().into_tensor().unwrap();
         assert_eq!(tensor, Tensor::from((0..n).map(|i| i as f32).collect::<Vec<_>>()));
     }
-    // The same into memory that is used again.
+    // The same into reused memory.
     let device =
         kolo_device::CpuDevice::new(kolo_core::DeviceName::local("CPU", 0), &kolo_device::CpuConfig::default());
     let memory = Some(ReceiveMemory::of(device.clone()));
@@ -221,7 +221,7 @@ async fn many_blocked_calls_do_not_block_others() {
     for _ in &calls {
         assert!(!server.event().await);
     }
-    // So many cancelled calls at once have not cost us the connection.
+    // Cancelling this many calls at once has not closed the connection.
     peer.with_deadline(Some(LONG)).get_status(GetStatusRequest {}).await.unwrap();
     server.end().await;
 }
@@ -244,7 +244,7 @@ async fn an_absent_task_is_named_with_the_reason() {
     let error = patient.get_status(GetStatusRequest {}).await.unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded);
     assert!(error.message().contains("connection refused"), "{error}");
-    // A limit of its own ends the wait of a call without a deadline.
+    // `wait_for_peer` limits the wait of a call without a deadline.
     let options = LinkOptions { wait_for_peer: Duration::from_millis(50), ..LinkOptions::default() };
     let peer = GrpcPeer::new("ps", address.to_string(), options, Handle::current());
     let error = peer.get_status(GetStatusRequest {}).await.unwrap_err();
@@ -314,7 +314,7 @@ async fn a_connection_that_breaks_in_the_middle_is_unavailable() {
     task.await.unwrap();
 }
 
-/// What is not HTTP/2, or not gRPC, costs the server nothing but the connection.
+/// A connection that does not speak HTTP/2, or gRPC, is closed, and others are unaffected.
 #[tokio::test]
 async fn noise_does_not_disturb_a_server() {
     let server = Served::new(ServerOptions::default()).await;
@@ -372,7 +372,7 @@ async fn a_stopping_server_lets_calls_end_and_then_ends_them() {
     assert!(server.event().await);
     server.stop.take();
     assert!(!server.event().await);
-    // The answer to a repeatable call comes from a second attempt, which finds nobody.
+    // A repeatable call is sent a second time, which finds no server.
     let error = tokio::time::timeout(LONG, call).await.unwrap().unwrap().unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     server.end().await;
@@ -406,7 +406,7 @@ async fn tls_lets_in_who_has_a_certificate_of_the_same_authority() {
     let server = Served::new(ServerOptions { tls, ..ServerOptions::default() }).await;
     let with = |files: TlsFiles| server.peer(LinkOptions { tls: Some(files.client().unwrap()), ..quick() });
     with(certificates(&authority)).get_status(GetStatusRequest {}).await.unwrap();
-    // An authority that was put away and taken out again is the same.
+    // An authority that was saved and loaded again is the same.
     let again = Authority::open(authority.certificate(), &authority.key()).unwrap();
     let peer = with(certificates(&again));
     let request = RecvTensorRequest { step_id: 300_000, ..RecvTensorRequest::default() };
@@ -418,7 +418,7 @@ async fn tls_lets_in_who_has_a_certificate_of_the_same_authority() {
         assert!(error.message().contains(why), "{error}");
     };
     let request = RegisterGraphRequest::default;
-    // The server is a stranger to us, or we are to it, or its certificate is another host's.
+    // We do not trust the server, it does not trust us, or its certificate is for another host.
     let stranger = certificates(&Authority::new(1).unwrap());
     check(with(stranger.clone()).register_graph(request()).await, "TLS handshake failed");
     let ca = authority.certificate().as_bytes().to_vec();
@@ -447,7 +447,7 @@ async fn a_token_lets_in_who_has_it() {
     server.end().await;
 }
 
-/// An answer can be awaited by a thread that knows nothing of tokio.
+/// An answer can be awaited on a thread without a tokio runtime.
 #[test]
 fn answers_need_no_runtime_around_them() {
     struct Unpark(std::thread::Thread);
