@@ -1,4 +1,4 @@
-//! Marks a stretch of work on one thread whose messages go out together at its end, by whoever opened it.
+//! Marks work on one thread whose messages are flushed together at its end, by the code that opened the batch.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -7,7 +7,7 @@ thread_local! {
     static N_OPEN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A stretch of work; it ends when this is dropped, on the thread that opened it.
+/// An open batch; it ends when this is dropped, on the thread that opened it.
 pub(crate) struct Batch(PhantomData<*const ()>);
 
 impl Batch {
@@ -16,7 +16,7 @@ impl Batch {
         Batch(PhantomData)
     }
 
-    /// Whether somebody will send what is left lying on this thread.
+    /// Whether messages that are deferred on this thread will be flushed at the end of a batch.
     pub fn is_open() -> bool {
         N_OPEN.get() > 0
     }

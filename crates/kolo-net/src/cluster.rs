@@ -1,7 +1,7 @@
-//! Which tasks there are: jobs, task indices, addresses.
+//! The tasks of a cluster: jobs, task indices, addresses.
 //!
-//! A [`ClusterSpec`] is checked when it is made, from whatever it is made, so that a wrong one is refused by the first
-//! process that sees it and not by the fifth one that waits for a task that will never come.
+//! A [`ClusterSpec`] is validated when it is constructed, from any source, so that a wrong one is refused by the first
+//! process that reads it and not by a later one that waits for a task that will never start.
 
 mod address;
 mod text;
@@ -52,7 +52,7 @@ impl ClusterSpec {
                     )));
                 }
                 let parsed = address::parse(address).map_err(|error| error.context(format!("{job}:{task}")))?;
-                // Port 0 is "any", so it can stand for many tasks.
+                // Port 0 means any free port, so several tasks may have it.
                 if parsed.port != 0
                     && let Some((other_job, other_task)) = seen.insert(parsed.canonical(), (job.clone(), task))
                 {
@@ -98,17 +98,17 @@ impl ClusterSpec {
         self.jobs().flat_map(|job| self.tasks(job).map(move |(task, address)| (job, task, address)))
     }
 
-    /// How many tasks there are.
+    /// The number of tasks.
     pub fn n_tasks(&self) -> usize {
         self.jobs.values().map(BTreeMap::len).sum()
     }
 
-    /// A task's address; an error that says what there is if there is no such task.
+    /// A task's address; if there is no such task, an error that lists the existing ones.
     pub fn address(&self, job: &str, task: u32) -> Result<&str> {
         self.tasks_of(job)?.get(&task).map(String::as_str).ok_or_else(|| self.no_task(job, task))
     }
 
-    /// The index of a task of `job`, written as a number. Anything else is refused, with what would be right.
+    /// Parses the index of a task of `job`. The error for anything else lists the valid ones.
     pub fn task_index(&self, job: &str, text: &str) -> Result<u32> {
         let tasks = self.tasks_of(job)?;
         match text.trim().parse::<u32>() {
@@ -121,7 +121,7 @@ impl ClusterSpec {
         }
     }
 
-    /// The same for all equal clusters, and in all likelihood for no others.
+    /// A hash of the cluster.
     pub fn fingerprint(&self) -> u64 {
         // FNV-1a: the same on every machine and in every release.
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -131,7 +131,7 @@ impl ClusterSpec {
         hash
     }
 
-    /// Where two clusters first differ, in words; `None` if they are equal.
+    /// Describes where two clusters first differ; `None` if they are equal.
     pub fn first_difference(&self, other: &ClusterSpec) -> Option<String> {
         let (mut left, mut right) = (self.all_tasks(), other.all_tasks());
         loop {
@@ -148,11 +148,11 @@ impl ClusterSpec {
         }
     }
 
-    /// The message that stands for this cluster.
+    /// This cluster as a message.
     pub fn to_def(&self) -> ClusterDef {
         let job = self.jobs.iter().map(|(name, tasks)| JobDef {
             name: name.clone(),
-            // `new` has seen that they fit.
+            // `new` has checked that they fit.
             tasks: tasks
                 .iter()
                 .filter_map(|(&task, address)| Some((i32::try_from(task).ok()?, address.clone())))
@@ -161,7 +161,7 @@ impl ClusterSpec {
         ClusterDef { job: job.collect() }
     }
 
-    /// The cluster that a message stands for.
+    /// The cluster in a message.
     pub fn from_def(def: &ClusterDef) -> Result<ClusterSpec> {
         let mut jobs = BTreeMap::new();
         for job in &def.job {

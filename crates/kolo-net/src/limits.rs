@@ -1,18 +1,19 @@
-//! What a peer may make us allocate.
+//! Limits on the memory that a peer can make us allocate.
 //!
-//! A message is read only if it is not longer than its kind may be, and what is made of it stays in proportion to its
-//! length. Two things are not: the fill rule of tensors (one value stands for all), which draws on a budget, and decoded
-//! lists of small parts, which take tens of bytes for each encoded one; hence the lower limits for messages that need not
-//! be large.
+//! A message is read only if it is within the limit of its kind, and the memory for its contents is proportional to its
+//! length. There are two exceptions: the fill rule of tensors (one value stands for all), which has a budget, and
+//! decoded lists of small elements, which take tens of bytes for each encoded one; hence the lower limits for messages
+//! that need not be large.
 
-/// The most bytes that [`into_tensor`](crate::tensor_wire::WireTensor::into_tensor) adds by the fill rule. TensorFlow's
-/// clients send values in full, so this is for others' small constants.
+/// The maximum number of bytes that [`into_tensor`](crate::tensor_wire::WireTensor::into_tensor) adds by the fill rule.
+/// TensorFlow's clients send values in full, so this is for small constants of other clients.
 pub const MAX_FILL_BYTES: u64 = 1 << 26;
 
-/// The most bytes of lists of values in a tensor. Larger tensors must use `tensor_content`, as TensorFlow does.
+/// The maximum number of bytes in a tensor's lists of values. Larger tensors must use `tensor_content`, as TensorFlow
+/// does.
 pub const MAX_VALUES_BYTES: usize = 1 << 26;
 
-/// The most bytes of each kind of message, in either direction.
+/// The maximum number of bytes of each kind of message, in either direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageLimits {
     /// Messages with tensors: RunStep, RunCallable, RunGraph, RecvTensor, RecvBuf.

@@ -1,23 +1,23 @@
-//! Remembers which requests were seen, so that one that arrives twice is not carried out twice.
+//! Remembers request ids, so that a duplicate request is not executed twice.
 
 use std::collections::{HashSet, VecDeque};
 
 use kolo_core::{Error, Result};
 use parking_lot::Mutex;
 
-/// The last requests.
+/// The ids of the last requests.
 pub(crate) struct RequestIds {
     most: usize,
     seen: Mutex<(HashSet<i64>, VecDeque<i64>)>,
 }
 
 impl RequestIds {
-    /// Remembers the last `most`.
+    /// Remembers the last `most` ids.
     pub fn new(most: usize) -> RequestIds {
         RequestIds { most, seen: Mutex::default() }
     }
 
-    /// Notes a request; one that was seen already is refused. 0 means that the sender does not number its requests.
+    /// Records a request; a duplicate is refused. The id 0 means that the sender does not number its requests.
     pub fn check(&self, id: i64, what: &str) -> Result<()> {
         if id == 0 {
             return Ok(());

@@ -1,14 +1,14 @@
-//! Tensors inside messages: a `TensorProto` that is read into a tensor's own memory, and written out of it.
+//! Tensors in messages: a `TensorProto` that is decoded straight into a tensor's memory, and encoded straight from it.
 //!
 //! ```text
 //!   field 1  dtype             always
 //!   field 2  tensor_shape      before the content, so that a reader can allocate before the bytes come
 //!   field 4  tensor_content    the elements, row-major and little-endian; strings as lengths, then bytes
-//!   others   lists of values   read for other writers' sake, never written (but handles are)
+//!   others   lists of values   accepted from other writers, never written (except handles)
 //! ```
 //!
-//! What arrives is never believed beyond its own length: memory for elements is taken once the content is known to be
-//! there, lists of values stay bytes until [`WireTensor::into_tensor`], and what the fill rule adds is limited.
+//! Memory is bounded by a message's length: elements are allocated only when the content's bytes are known to be there,
+//! lists of values stay encoded until [`WireTensor::into_tensor`], and what the fill rule adds is limited.
 
 mod decode;
 mod encode;
@@ -35,10 +35,10 @@ pub(crate) use encode::{Form, Layout};
 /// # Ok::<(), kolo_core::Error>(())
 /// ```
 #[derive(Clone, Default)]
-pub struct WireTensor(State);
+pub struct WireTensor(TensorState);
 
 #[derive(Clone, Default)]
-enum State {
+enum TensorState {
     /// A message without fields.
     #[default]
     Empty,
@@ -54,7 +54,7 @@ struct Parts {
     dtype: i32,
     shape: Option<TensorShapeProto>,
     content: Content,
-    /// Why the message cannot be a tensor, if that was seen on the way.
+    /// Why the message is not a valid tensor, if that was found while decoding.
     refused: Option<Error>,
     /// The fields with lists of values, still encoded: decoded, they may take many times the memory.
     values: Vec<u8>,
@@ -64,15 +64,15 @@ struct Parts {
 enum Content {
     #[default]
     None,
-    /// Bytes that came before dtype or shape, or that need a closer look.
+    /// Bytes that came before dtype or shape, or that must be validated.
     Bytes(Bytes),
-    /// Elements that were read into a tensor at once.
+    /// Elements that were decoded into a tensor directly.
     Placed(Tensor),
 }
 
 impl WireTensor {
-    /// A tensor to be sent. An error if it cannot be: it is in a device's memory, or is a lock or another value that
-    /// means nothing outside of its process.
+    /// A tensor to be sent. An error if it cannot be sent: it is in a device's memory, or a variant, such as a lock,
+    /// that is only valid in its process.
     pub fn new(tensor: Tensor) -> Result<WireTensor> {
         match tensor.storage() {
             TensorData::Inline(_) | TensorData::Buffer { .. } => {
@@ -83,7 +83,7 @@ impl WireTensor {
             }
             TensorData::Strings(_) | TensorData::Handles(_) => {}
         }
-        Ok(WireTensor(State::Tensor(tensor)))
+        Ok(WireTensor(TensorState::Tensor(tensor)))
     }
 
     /// The tensor. The fill rule may add up to [`MAX_FILL_BYTES`](crate::limits::MAX_FILL_BYTES); a request of many
@@ -95,18 +95,18 @@ impl WireTensor {
     /// The tensor; the bytes that the fill rule adds are taken from `budget`.
     pub fn into_tensor_within(self, budget: &mut u64) -> Result<Tensor> {
         match self.0 {
-            State::Tensor(tensor) => Ok(tensor),
-            State::Empty => Parts::default().into_tensor(budget),
-            State::Parts(parts) => parts.into_tensor(budget),
+            TensorState::Tensor(tensor) => Ok(tensor),
+            TensorState::Empty => Parts::default().into_tensor(budget),
+            TensorState::Parts(parts) => parts.into_tensor(budget),
         }
     }
 
-    /// The bytes of the elements, as far as this is known, for limits and reports.
+    /// The bytes of the elements, as far as they are known, for limits and reports.
     pub fn n_bytes(&self) -> usize {
         match &self.0 {
-            State::Empty => 0,
-            State::Tensor(tensor) => tensor.n_bytes(),
-            State::Parts(parts) => match &parts.content {
+            TensorState::Empty => 0,
+            TensorState::Tensor(tensor) => tensor.n_bytes(),
+            TensorState::Parts(parts) => match &parts.content {
                 Content::None => parts.values.len(),
                 Content::Bytes(bytes) => bytes.len(),
                 Content::Placed(tensor) => tensor.n_bytes(),
@@ -117,21 +117,21 @@ impl WireTensor {
     /// The tensor to be written, if this is one.
     pub(crate) fn as_tensor(&self) -> Option<&Tensor> {
         match &self.0 {
-            State::Tensor(tensor) => Some(tensor),
-            State::Empty | State::Parts(_) => None,
+            TensorState::Tensor(tensor) => Some(tensor),
+            TensorState::Empty | TensorState::Parts(_) => None,
         }
     }
 }
 
-/// Without the check of [`WireTensor::new`]: for tensors that are known to be the host's. Others are written without a
+/// Without the check of [`WireTensor::new`]: for tensors that are known to be on the host. Others are written without a
 /// dtype, which every reader refuses.
 impl From<Tensor> for WireTensor {
     fn from(tensor: Tensor) -> WireTensor {
-        WireTensor(State::Tensor(tensor))
+        WireTensor(TensorState::Tensor(tensor))
     }
 }
 
-/// Equal are messages that stand for equal tensors, or fail in the same way.
+/// Messages are equal if they decode to equal tensors, or fail with the same error.
 impl PartialEq for WireTensor {
     fn eq(&self, other: &WireTensor) -> bool {
         self.clone().into_tensor() == other.clone().into_tensor()

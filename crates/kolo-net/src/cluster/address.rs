@@ -13,7 +13,7 @@ pub(super) struct Address<'a> {
 }
 
 impl Address<'_> {
-    /// The same for addresses that are the same but for spelling.
+    /// A normal form, equal for different spellings of an address.
     pub(super) fn canonical(&self) -> String {
         let host = self.host.trim_start_matches('[').trim_end_matches(']');
         let host = match host.parse::<Ipv6Addr>() {
@@ -59,7 +59,7 @@ pub(super) fn parse(text: &str) -> Result<Address<'_>> {
             None => return bad("the port is missing"),
         },
     };
-    // `parse` would take a sign.
+    // `parse` would accept a sign.
     if port.is_empty() || !port.bytes().all(|byte| byte.is_ascii_digit()) {
         return bad(&format!("'{port}' is not a port number"));
     }
@@ -69,7 +69,7 @@ pub(super) fn parse(text: &str) -> Result<Address<'_>> {
     }
 }
 
-/// Why there are two colons outside of brackets.
+/// The likely reason for two colons outside brackets.
 fn two_colons(text: &str, host: &str, port: &str) -> String {
     if host.parse::<Ipv6Addr>().is_ok() {
         return format!("an IPv6 address needs brackets: [{host}]:{port}");
@@ -77,7 +77,7 @@ fn two_colons(text: &str, host: &str, port: &str) -> String {
     if text.parse::<Ipv6Addr>().is_ok() {
         return format!("an IPv6 address needs brackets and a port: [{text}]:2222");
     }
-    // `a:2222b:2222`: a port, and then something that is no digit. `a:222210.0.0.1:2222` has no such clear border.
+    // `a:2222b:2222`: a port, then a letter. `a:222210.0.0.1:2222` has no such clear boundary.
     let fused = text.split_once(':').and_then(|(_, rest)| {
         let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
         let second = &text[text.len() - rest.len() + digits..];

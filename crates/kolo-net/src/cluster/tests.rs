@@ -1,4 +1,4 @@
-//! Right clusters in every form are the same; wrong ones are refused with the reason.
+//! A valid cluster is the same in every form; invalid ones are refused with the reason.
 
 use proptest::prelude::*;
 
@@ -106,7 +106,7 @@ fn the_first_difference_is_named() {
     assert_ne!(cluster.fingerprint(), moved.fingerprint());
     let shorter = ClusterSpec::parse("ps=ps0:2222;worker=w0:2222").unwrap();
     assert_eq!(shorter.first_difference(&cluster).unwrap(), "no more tasks here, worker:1 is w1:2222 there");
-    // It goes over the wire, so it must not change.
+    // Equal clusters have equal fingerprints.
     assert_eq!(cluster.fingerprint(), small().fingerprint());
     assert_eq!(cluster.to_string(), "ps:0 ps0:2222\nworker:0 w0:2222\nworker:1 w1:2222\n");
 }
@@ -126,7 +126,7 @@ fn tf_config_says_who_we_are() {
     assert_eq!(config(r#", "task": {"type": "worker", "index": "1"}"#).unwrap().task, task("worker", 1));
     let chief = config(r#", "task": {"type": "chief"}"#).unwrap();
     assert_eq!((chief.task.clone(), chief.is_chief()), (task("chief", 0), true));
-    // An evaluator looks on from outside, or from inside.
+    // An evaluator may be outside or inside the cluster.
     assert_eq!(config(r#", "task": {"type": "evaluator", "index": 0}"#).unwrap().task, task("evaluator", 0));
     let inside = r#"{"cluster": {"worker": ["a:1"], "evaluator": ["e:1"]}, "task": {"type": "evaluator", "index": 0}}"#;
     assert!(!TfConfig::parse(inside).unwrap().is_chief());

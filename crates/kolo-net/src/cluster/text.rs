@@ -8,11 +8,11 @@ use serde_json::{Map, Value};
 
 use super::ClusterSpec;
 
-/// Far more than any cluster needs.
+/// The size limit of a cluster file, far more than any cluster needs.
 const MAX_FILE_BYTES: u64 = 1 << 24;
 
 impl ClusterSpec {
-    /// Reads `ps=host:port,host:port;worker=host:port`, or JSON.
+    /// Parses `ps=host:port,host:port;worker=host:port`, or JSON.
     pub fn parse(text: &str) -> Result<ClusterSpec> {
         if text.trim_start().starts_with('{') {
             return ClusterSpec::from_json(text);
@@ -33,8 +33,8 @@ impl ClusterSpec {
         ClusterSpec::from_lists(jobs.collect::<Result<Vec<_>>>()?)
     }
 
-    /// Reads a JSON object: `{"ps": ["host:port"], "worker": {"0": "host:port", "3": "host:port"}}`. It may also be the
-    /// `cluster` of a larger one, as in `TF_CONFIG`.
+    /// Parses a JSON object: `{"ps": ["host:port"], "worker": {"0": "host:port", "3": "host:port"}}`. It may also be
+    /// the field `cluster` of an object, as in `TF_CONFIG`.
     pub fn from_json(text: &str) -> Result<ClusterSpec> {
         let value: Value = serde_json::from_str(text).map_err(|error| not_json("a cluster", &error))?;
         match &value {
@@ -46,7 +46,7 @@ impl ClusterSpec {
         }
     }
 
-    /// Reads a file, of either form.
+    /// Reads a file in either form.
     pub fn read(path: &Path) -> Result<ClusterSpec> {
         let cannot = |code: Code, why: String| {
             Error::new(code, format!("the cluster '{}' cannot be read: {why}", path.display()))
@@ -109,7 +109,7 @@ pub(super) fn from_object(jobs: &Map<String, Value>) -> Result<ClusterSpec> {
     ClusterSpec::new(all)
 }
 
-/// What a JSON value is, for people.
+/// Describes a JSON value for error messages.
 pub(super) fn kind(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),

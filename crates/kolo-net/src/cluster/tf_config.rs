@@ -1,4 +1,4 @@
-//! `TF_CONFIG`: the cluster and this process's place in it, in one environment variable.
+//! `TF_CONFIG`: the cluster and this process's task in it, in one environment variable.
 
 use kolo_core::{Error, Result};
 use serde_json::{Map, Value};
@@ -14,7 +14,7 @@ pub struct Task {
     pub index: u32,
 }
 
-/// What `TF_CONFIG` says.
+/// The contents of `TF_CONFIG`.
 ///
 /// ```
 /// use kolo_net::cluster::TfConfig;
@@ -29,15 +29,15 @@ pub struct Task {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TfConfig {
-    /// The cluster; `None` is this process alone.
+    /// The cluster; `None` if there is only this process.
     pub cluster: Option<ClusterSpec>,
-    /// This process.
+    /// The task of this process.
     pub task: Option<Task>,
-    /// `cloud`, or nothing of interest.
+    /// `cloud`, for example. Not used.
     pub environment: Option<String>,
 }
 
-/// A task that looks on, and so need not be in the cluster.
+/// A job that only evaluates, and so need not be in the cluster.
 const EVALUATOR: &str = "evaluator";
 
 /// Two names for the same role.
@@ -56,7 +56,8 @@ impl TfConfig {
         read(fields).map_err(|error| error.context("TF_CONFIG"))
     }
 
-    /// Whether this process leads: it is the chief or master, or the first worker where there is neither, or alone.
+    /// Whether this process is the chief: the `chief` or `master` task, or the first worker if there is neither, or the
+    /// only process.
     pub fn is_chief(&self) -> bool {
         let (Some(cluster), Some(task)) = (&self.cluster, &self.task) else { return self.cluster.is_none() };
         if CHIEFS.iter().any(|chief| cluster.jobs().any(|job| job == *chief)) {
@@ -114,7 +115,7 @@ fn read_task(task: &Map<String, Value>, cluster: Option<&ClusterSpec>) -> Result
         None => return Err(Error::invalid_argument("task: 'type' is missing; it names this process's job")),
     };
     let index = match task.get("index") {
-        // TensorFlow takes a missing index for 0.
+        // A missing index is 0, as in TensorFlow.
         None | Some(Value::Null) => "0".to_owned(),
         Some(Value::Number(number)) => number.to_string(),
         Some(Value::String(text)) => text.clone(),
@@ -124,7 +125,7 @@ fn read_task(task: &Map<String, Value>, cluster: Option<&ClusterSpec>) -> Result
     let index = match (known, cluster) {
         (Some(cluster), _) => cluster.task_index(&job, &index).map_err(|error| error.context("task"))?,
         (None, Some(cluster)) if job != EVALUATOR => {
-            // The error says which jobs there are.
+            // The error lists the jobs.
             cluster.address(&job, 0).map_err(|error| error.context("task"))?;
             0
         }

@@ -1,4 +1,4 @@
-//! Reading: fields as they come, then a tensor.
+//! Decoding: fields in any order, then a tensor.
 
 use bytes::{Buf, Bytes};
 use kolo_core::{DType, Error, ResourceHandle, Result, Shape, Tensor};
@@ -7,10 +7,10 @@ use kolo_graph::wire::tensor::{dtype_from_number, from_proto_within, shape_from_
 use prost::encoding::{DecodeContext, WireType, check_wire_type, decode_varint, encode_key, encode_varint, skip_field};
 use prost::{DecodeError, Message};
 
-use super::{Content, Parts, State, WireTensor};
+use super::{Content, Parts, TensorState, WireTensor};
 use crate::limits::MAX_VALUES_BYTES;
 
-/// Longer shapes than any tensor has; a name for every dimension would fit.
+/// More than the shape of any tensor takes, even with a name for every dimension.
 const MAX_SHAPE_BYTES: u64 = 1 << 16;
 
 pub(super) const DTYPE: u32 = 1;
@@ -20,7 +20,7 @@ pub(super) const CONTENT: u32 = 4;
 const VALUES: std::ops::RangeInclusive<u32> = 5..=18;
 
 impl WireTensor {
-    /// Reads one field; the reading half of [`prost::Message`].
+    /// Decodes one field, for [`prost::Message`].
     pub(super) fn merge(
         &mut self,
         tag: u32,
@@ -28,10 +28,10 @@ impl WireTensor {
         buf: &mut impl Buf,
         ctx: DecodeContext,
     ) -> Result<(), DecodeError> {
-        if !matches!(self.0, State::Parts(_)) {
-            self.0 = State::Parts(Box::default());
+        if !matches!(self.0, TensorState::Parts(_)) {
+            self.0 = TensorState::Parts(Box::default());
         }
-        let State::Parts(parts) = &mut self.0 else { return Ok(()) };
+        let TensorState::Parts(parts) = &mut self.0 else { return Ok(()) };
         match tag {
             DTYPE => prost::encoding::int32::merge(wire_type, &mut parts.dtype, buf, ctx),
             SHAPE => parts.merge_shape(wire_type, buf),
@@ -53,7 +53,7 @@ impl Parts {
         self.shape.get_or_insert_with(TensorShapeProto::default).merge(buf.take(n_bytes))
     }
 
-    /// Copies the elements into a tensor if all that is needed is known; keeps them as they are otherwise.
+    /// Copies the elements into a tensor if dtype and shape are known; otherwise keeps them encoded.
     fn merge_content(&mut self, wire_type: WireType, buf: &mut impl Buf) -> Result<(), DecodeError> {
         let n_bytes = length(wire_type, buf)?;
         self.content = match self.place_for(n_bytes) {
@@ -69,8 +69,8 @@ impl Parts {
         Ok(())
     }
 
-    /// A new tensor of exactly this many bytes, if dtype and shape have come and say so. Bools are left out, since not
-    /// every byte is one. Small ones are left out too: they are cheap, and a scalar may come without its shape.
+    /// A new tensor of exactly this many bytes, if dtype and shape have been decoded and agree. Not for bools, since
+    /// not every byte is a valid one, nor for a scalar without a shape field.
     fn place_for(&self, n_bytes: usize) -> Option<Tensor> {
         let dtype = DType::from_number(self.dtype).ok()?;
         let shape = shape_from_proto(self.shape.as_ref()?).ok()?.known()?;
@@ -78,7 +78,7 @@ impl Parts {
         (needed == n_bytes && dtype != DType::Bool).then(|| Tensor::zeros(dtype, shape).ok())?
     }
 
-    /// Keeps a list of values as bytes.
+    /// Keeps a list of values encoded.
     fn merge_values(
         &mut self,
         tag: u32,
@@ -176,7 +176,7 @@ fn handle_from_content(shape: &TensorShapeProto, content: &Bytes) -> Result<Tens
     }))
 }
 
-/// The length of a field that has one; an error if so much is not there.
+/// The length of a length-delimited field; an error if it exceeds the remaining bytes.
 fn length(wire_type: WireType, buf: &mut impl Buf) -> Result<usize, DecodeError> {
     check_wire_type(WireType::LengthDelimited, wire_type)?;
     let n_bytes = decode_varint(buf)?;
@@ -186,7 +186,8 @@ fn length(wire_type: WireType, buf: &mut impl Buf) -> Result<usize, DecodeError>
     }
 }
 
-/// The error of a field that is longer than what is left. Only prost can make one, so it is asked to read nothing.
+/// The error of a field that is longer than the remaining bytes. Only prost can construct one, so it decodes an empty
+/// buffer.
 fn cut_off() -> DecodeError {
     decode_varint(&mut &[][..]).expect_err("there is nothing to read")
 }

@@ -1,4 +1,4 @@
-//! Writing: the length first, as protobuf wants it, then the fields straight from the tensor's memory.
+//! Encoding: the length first, as protobuf requires, then the fields straight from the tensor's memory.
 
 use bytes::{Buf, BufMut};
 use kolo_core::{DType, Tensor, TensorData};
@@ -7,22 +7,22 @@ use prost::encoding::{DecodeContext, WireType, encode_key, encode_varint, encode
 use prost::{DecodeError, Message};
 
 use super::decode::{CONTENT, DTYPE, SHAPE};
-use super::{Content, Parts, State, WireTensor};
+use super::{Content, Parts, TensorState, WireTensor};
 
 /// The field of a list of handles.
 const HANDLES: u32 = 14;
 
-/// Which of two spellings TensorFlow uses.
+/// The two encodings that TensorFlow uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     /// As the protobuf library writes it: a scalar has an empty shape, no elements means no content.
     Plain,
-    /// As a worker answers RecvTensor: a scalar has no shape, the content is there even if it is empty. Elements that do
-    /// not lie side by side are written plainly.
+    /// As in a worker's response to RecvTensor: a scalar has no shape, and the content is present even if it is empty.
+    /// Strings and handles are encoded as in `Plain`.
     Rendezvous,
 }
 
-/// A tensor about to be written, with the lengths that go before its parts.
+/// A tensor to be encoded, with the lengths that precede its fields.
 pub(crate) struct Layout<'a> {
     dtype: i32,
     dims: &'a [usize],
@@ -52,7 +52,7 @@ impl<'a> Layout<'a> {
                 }
                 Ok([]) => {}
                 Ok(bytes) => layout.elements = Elements::Bytes(bytes),
-                // Unreadable, and so without a dtype: nobody will take it for zeros.
+                // Not on the host: without a dtype, so that a reader does not take it for zeros.
                 Err(_) => layout.dtype = 0,
             },
             TensorData::Strings(strings) if strings.is_empty() => {}
@@ -107,7 +107,7 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// Writes all but the elements themselves; their key and length are the last of it.
+    /// Writes everything before the elements, which ends with their key and length.
     pub(crate) fn write_head(&self, buf: &mut impl BufMut) {
         if self.dtype != 0 {
             prost::encoding::int32::encode(DTYPE, &self.dtype, buf);
@@ -131,7 +131,7 @@ impl<'a> Layout<'a> {
         encode_varint(content_len as u64, buf);
     }
 
-    /// True if the elements lie side by side in the tensor's memory.
+    /// True if the elements are contiguous in the tensor's memory.
     pub(crate) fn is_bytes(&self) -> bool {
         matches!(self.elements, Elements::Bytes(_))
     }
@@ -171,9 +171,9 @@ impl Parts {
 impl Message for WireTensor {
     fn encode_raw(&self, buf: &mut impl BufMut) {
         match &self.0 {
-            State::Empty => {}
-            State::Tensor(tensor) => Layout::new(tensor, Form::Plain).write(buf),
-            State::Parts(parts) => parts.write(buf),
+            TensorState::Empty => {}
+            TensorState::Tensor(tensor) => Layout::new(tensor, Form::Plain).write(buf),
+            TensorState::Parts(parts) => parts.write(buf),
         }
     }
 
@@ -189,14 +189,14 @@ impl Message for WireTensor {
 
     fn encoded_len(&self) -> usize {
         match &self.0 {
-            State::Empty => 0,
-            State::Tensor(tensor) => Layout::new(tensor, Form::Plain).len(),
-            State::Parts(parts) => parts.encoded_len(),
+            TensorState::Empty => 0,
+            TensorState::Tensor(tensor) => Layout::new(tensor, Form::Plain).len(),
+            TensorState::Parts(parts) => parts.encoded_len(),
         }
     }
 
     fn clear(&mut self) {
-        self.0 = State::Empty;
+        self.0 = TensorState::Empty;
     }
 }
 

@@ -1,4 +1,4 @@
-//! What goes in comes out, for every dtype and both ways; what is damaged is refused, without panic or great cost.
+//! Every dtype survives a round trip; corrupt messages are refused without a panic and without excessive memory.
 
 use bytes::{Buf as _, Bytes};
 use kolo_core::{Buffer, Code, DType, Memory, ResourceHandle, Shape, Tensor, TensorData};
@@ -7,7 +7,7 @@ use kolo_graph::wire::tensor::{from_proto, to_proto};
 use proptest::prelude::*;
 use prost::Message as _;
 
-use super::{Content, State, WireTensor};
+use super::{Content, TensorState, WireTensor};
 
 fn pattern(dtype: DType, dims: &[usize]) -> Tensor {
     let shape = Shape::new(dims).unwrap();
@@ -43,12 +43,12 @@ fn every_dtype_survives_in_one_piece_and_in_many() {
             assert_same(&WireTensor::decode(&bytes[..]).unwrap().into_tensor().unwrap(), &tensor);
             let (left, right) = bytes.split_at(bytes.len() / 2);
             assert_same(&WireTensor::decode(left.chain(right)).unwrap().into_tensor().unwrap(), &tensor);
-            // The rest of Kolo, and so TensorFlow, reads the same from it, and the other way round.
+            // Compatible in both directions with Kolo's GraphDef code, and so with TensorFlow.
             assert_same(&from_proto(&TensorProto::decode(&bytes[..]).unwrap()).unwrap(), &tensor);
             let plain = to_proto(&tensor).unwrap().encode_to_vec();
             let read = WireTensor::decode(&plain[..]).unwrap();
             assert_same(&read.clone().into_tensor().unwrap(), &tensor);
-            // A message can be passed on without being looked at.
+            // A message can be encoded again without being decoded to a tensor.
             let again = read.encode_to_vec();
             assert_eq!(again.len(), read.encoded_len());
             assert_same(&WireTensor::decode(&again[..]).unwrap().into_tensor().unwrap(), &tensor);
@@ -67,7 +67,7 @@ fn a_scalar_has_an_empty_shape_and_an_empty_tensor_no_content() {
 fn elements_are_read_into_their_tensor_at_once() {
     let message = WireTensor::from(pattern(DType::F32, &[40]));
     let read = WireTensor::decode(&message.encode_to_vec()[..]).unwrap();
-    assert!(matches!(&read.0, State::Parts(parts) if matches!(parts.content, Content::Placed(_))));
+    assert!(matches!(&read.0, TensorState::Parts(parts) if matches!(parts.content, Content::Placed(_))));
     assert!(read.into_tensor().unwrap().is_unique());
 }
 
@@ -164,7 +164,7 @@ proptest! {
         }
     }
 
-    /// A tensor with a damaged byte or a cut-off end, which is more likely to get far.
+    /// A tensor with a corrupt byte or truncated, which is more likely to get far.
     #[test]
     fn damaged_tensors_are_read_or_refused(
         dtype in proptest::sample::select(DType::ALL),
