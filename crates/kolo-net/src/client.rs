@@ -18,13 +18,13 @@ use crate::random::random_id;
 use crate::services::MasterService;
 use crate::tensor_wire::WireTensor;
 
-/// How long calls may take that no option limits: they only talk, or compile.
+/// The timeout of calls that no option limits: they run no steps.
 const CALL_DEADLINE: Duration = Duration::from_secs(120);
 
-/// How long the end of a session may take.
+/// The timeout for closing a session.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The most nodes' names a trace may have; a server could send more than there is memory for.
+/// The maximum number of nodes in a trace; a server could send more than fit into memory.
 const MAX_TRACED: usize = 1 << 20;
 
 /// One session on a master.
@@ -33,12 +33,12 @@ pub(crate) struct ClientSession {
     runtime: Handle,
     target: String,
     config: proto::ConfigProto,
-    state: Mutex<Option<Known>>,
+    state: Mutex<Option<ServerSession>>,
 }
 
-/// What the server calls the session.
+/// The server's handle of the session, and the version of its graph.
 #[derive(Clone)]
-struct Known {
+struct ServerSession {
     handle: String,
     version: i64,
 }
@@ -60,8 +60,8 @@ impl ClientSession {
         Ok(known.handle.clone())
     }
 
-    /// How long to wait for a call that opens the session: what the session's own limit leaves, and a little more, since the
-    /// server knows better what is missing.
+    /// The timeout of the call that opens the session: the session's own limit and a little more, so that the server,
+    /// which knows what is missing, times out first.
     fn deadline(&self) -> Duration {
         match u64::try_from(self.config.operation_timeout_in_ms).map(Duration::from_millis) {
             Ok(limit) if !limit.is_zero() => CALL_DEADLINE.min(limit + grace(limit)),
@@ -69,7 +69,7 @@ impl ClientSession {
         }
     }
 
-    /// Waits for an answer, for so long.
+    /// Waits for a response until the deadline.
     fn wait<T>(&self, what: &str, deadline: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
         let timed = async {
             tokio::time::timeout(deadline, call).await.unwrap_or_else(|_| {
@@ -84,7 +84,7 @@ impl ClientSession {
         let timed = async {
             match run.options.timeout {
                 None => call.await,
-                // The server knows what the step waits for, so it should be the first to give up.
+                // The server knows what the step waits for, so it should time out first.
                 Some(timeout) => tokio::time::timeout(timeout + grace(timeout), call).await.unwrap_or_else(|_| {
                     Err(Error::deadline_exceeded(format!("{} did not end the step in {timeout:?}", self.target)))
                 }),
@@ -128,7 +128,7 @@ impl ClientSession {
     }
 }
 
-/// How much later than the server the client gives up.
+/// How much later than the server the client times out.
 fn grace(timeout: Duration) -> Duration {
     (timeout / 10).clamp(Duration::from_millis(50), Duration::from_secs(2))
 }
@@ -160,7 +160,7 @@ impl RemoteSession for ClientSession {
                     target: self.target.clone(),
                 };
                 let made = self.wait("CreateSession", self.deadline(), self.master.create_session(request))?;
-                Known { handle: made.session_handle, version: made.graph_version }
+                ServerSession { handle: made.session_handle, version: made.graph_version }
             }
             Some(known) => {
                 let request = proto::ExtendSessionRequest {
@@ -169,7 +169,7 @@ impl RemoteSession for ClientSession {
                     current_graph_version: known.version,
                 };
                 let extended = self.wait("ExtendSession", CALL_DEADLINE, self.master.extend_session(request))?;
-                Known { version: extended.new_graph_version, ..known }
+                ServerSession { version: extended.new_graph_version, ..known }
             }
         };
         *self.state.lock() = Some(known);
@@ -242,7 +242,7 @@ fn session_options(config: &SessionConfig) -> proto::ConfigProto {
     }
 }
 
-/// A trace as the server tells it; times count from its first node.
+/// The server's trace; times count from its first node.
 fn trace(stats: proto::StepStats) -> StepTrace {
     let all = || stats.dev_stats.iter().flat_map(|device| device.node_stats.iter().map(move |node| (device, node)));
     let start = all().map(|(_, node)| node.all_start_micros).min().unwrap_or(0);
@@ -277,7 +277,7 @@ fn op_of_label(label: &str) -> &'static str {
 mod tests {
     use super::*;
 
-    /// A server may say anything; the numbers are the largest there are.
+    /// A server may send any numbers; these are the extremes.
     #[test]
     fn a_trace_of_absurd_numbers_is_read() {
         let allocation = proto::AllocationDescription { requested_bytes: i64::MAX, ..Default::default() };

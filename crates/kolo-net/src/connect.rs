@@ -30,18 +30,18 @@ use crate::tls::{Security, Token};
 /// # Ok::<(), kolo_core::Error>(())
 /// ```
 pub trait Connect: Sized {
-    /// A session over `graph` on the server at `target`, which may be Kolo's or TensorFlow's. The server is its master, and
-    /// runs nodes that are pinned nowhere.
+    /// A session over `graph` on the server at `target`, which may be Kolo's or TensorFlow's. The server is its master,
+    /// and runs the nodes without a pin.
     fn connect(target: &str, graph: &Graph) -> Result<Self> {
         Self::connect_with(target, graph, SessionConfig::default())
     }
 
-    /// The same, with options. Those about devices and threads are the servers' own.
+    /// The same, with options. Those about devices and threads are ignored: the servers have their own.
     fn connect_with(target: &str, graph: &Graph, config: SessionConfig) -> Result<Self> {
         Self::connect_secured(target, graph, config, &Security::default())
     }
 
-    /// The same on a server that wants a token or a certificate to be shown.
+    /// The same on a server that requires a token or a certificate.
     fn connect_secured(target: &str, graph: &Graph, config: SessionConfig, security: &Security) -> Result<Self>;
 }
 
@@ -83,7 +83,7 @@ impl Connect for Session {
     }
 }
 
-/// The threads that carry messages of clients.
+/// The runtime for the connections of clients.
 pub(crate) fn client_runtime() -> Result<Handle> {
     static RUNTIME: OnceLock<std::result::Result<Runtime, String>> = OnceLock::new();
     let make = || {
@@ -101,11 +101,11 @@ pub(crate) fn client_runtime() -> Result<Handle> {
     }
 }
 
-/// Masters of this process by address: their clients here need no messages.
-type Own = HashMap<String, (Weak<Master>, Handle)>;
+/// The masters of this process by address: sessions in this process call them directly.
+type LocalMasters = HashMap<String, (Weak<Master>, Handle)>;
 
-fn own_servers() -> &'static Mutex<Own> {
-    static OWN: OnceLock<Mutex<Own>> = OnceLock::new();
+fn own_servers() -> &'static Mutex<LocalMasters> {
+    static OWN: OnceLock<Mutex<LocalMasters>> = OnceLock::new();
     OWN.get_or_init(Mutex::default)
 }
 
@@ -115,7 +115,7 @@ fn own_server(address: &str) -> Option<(Arc<Master>, Handle)> {
     Some((master.upgrade()?, runtime.clone()))
 }
 
-/// Makes a server known to clients in this process.
+/// Registers a server for clients in this process.
 pub(crate) fn announce(address: &str, master: &Arc<Master>, runtime: &Handle) {
     let mut servers = own_servers().lock();
     servers.retain(|_, (master, _)| master.strong_count() > 0);

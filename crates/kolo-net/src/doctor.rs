@@ -1,4 +1,5 @@
-//! Says what a cluster waits for: asks all tasks, follows who waits for whom, and puts the root into one sentence.
+//! Diagnoses a stuck cluster: collects a report from every task, follows the chain of waiting tasks, and describes the
+//! root cause in one sentence.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,11 +15,11 @@ use crate::proto::{KoloReportRequest, KoloReportResponse, MasteredStep, StepRepo
 use crate::services::WorkerService as _;
 use crate::tls::Security;
 
-/// What one task answered.
+/// The report of one task.
 pub struct TaskReport {
     /// The task.
     pub task: TaskName,
-    /// Its answer, or why there is none.
+    /// Its report, or why there is none.
     pub report: Result<KoloReportResponse>,
 }
 
@@ -29,39 +30,39 @@ impl TaskReport {
     }
 }
 
-/// What is wrong with one step.
+/// The diagnosis of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     /// The step.
     pub step_id: i64,
-    /// How long the task that has known it longest has done so.
+    /// The step's age, as the largest that any task reports.
     pub age: Duration,
     /// The task that the others wait for.
     pub root: String,
     /// The tasks that wait for it, directly or not.
     pub waiting: Vec<String>,
-    /// A tensor of the root's that another task waits for; empty if there is none.
+    /// A tensor of the root that another task waits for; empty if there is none.
     pub tensor: String,
-    /// True if the step only waits for something to do: its root is at a queue, and no other task needs a tensor of it.
+    /// True if the step only waits for work: its root waits at a queue, and no other task needs a tensor from it.
     pub is_idle: bool,
-    /// In words.
+    /// The diagnosis in one sentence.
     pub text: String,
 }
 
-/// How to examine a cluster.
+/// Options of [`examine`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What to show to the tasks.
+    /// Authenticates to the tasks.
     pub security: Security,
-    /// Younger steps than this are left alone.
+    /// Steps younger than this are ignored.
     pub overdue: Duration,
-    /// How long a task has to answer.
+    /// The timeout of a task's report.
     pub deadline: Duration,
 }
 
-/// How a cluster does.
+/// The result of [`examine`].
 pub struct Examination {
-    /// What each task answered, in the cluster's order.
+    /// The report of each task, in the cluster's order.
     pub tasks: Vec<TaskReport>,
     /// Steps that are overdue, and why.
     pub findings: Vec<Finding>,
@@ -70,7 +71,7 @@ pub struct Examination {
 }
 
 impl Examination {
-    /// How many tasks do not answer or are of another cluster, and how many steps are stuck.
+    /// The number of tasks that do not respond or have another cluster, and of steps that are stuck.
     pub fn n_problems(&self) -> usize {
         let silent = self.tasks.iter().filter(|task| task.report.is_err()).count();
         let stuck = self.findings.iter().filter(|finding| !finding.is_idle).count();
@@ -78,7 +79,7 @@ impl Examination {
     }
 }
 
-/// Asks all tasks of a cluster how they do. Takes hardly longer than the deadline for one answer.
+/// Collects the reports of all tasks of a cluster, in parallel, and diagnoses its steps.
 pub fn examine(cluster: &ClusterSpec, options: &Options) -> Result<Examination> {
     let runtime = client_runtime()?;
     let links = grpc::LinkOptions {
@@ -125,12 +126,12 @@ pub fn examine(cluster: &ClusterSpec, options: &Options) -> Result<Examination> 
     Ok(Examination { findings: diagnose(&tasks, options.overdue), tasks, differences })
 }
 
-/// What it means that a task took a connection and does not answer.
+/// The error of a task that accepts connections and does not respond.
 pub(crate) fn silent(deadline: Duration) -> Error {
     Error::deadline_exceeded(format!("does not answer (stopped or overloaded): nothing came in {deadline:?}"))
 }
 
-/// Where the cluster that a task was told differs from ours.
+/// Where a task's cluster spec differs from ours.
 fn difference(cluster: &ClusterSpec, task: &TaskReport) -> Option<String> {
     let theirs = task.report.as_ref().ok()?;
     let name = task.short_name();
@@ -142,10 +143,10 @@ fn difference(cluster: &ClusterSpec, task: &TaskReport) -> Option<String> {
     Some(format!("{name} was started with another cluster: {difference}"))
 }
 
-/// What all tasks together know of a step.
+/// What all tasks together report about a step.
 #[derive(Default)]
-struct Known<'a> {
-    /// The tasks that run a part of it.
+struct StepKnowledge<'a> {
+    /// The reports of the tasks that run a part of it.
     parts: BTreeMap<String, &'a StepReport>,
     /// Its master.
     master: Option<(String, &'a MasteredStep)>,
@@ -153,7 +154,7 @@ struct Known<'a> {
 
 /// The steps that have waited for at least `overdue`, the oldest first.
 pub fn diagnose(reports: &[TaskReport], overdue: Duration) -> Vec<Finding> {
-    let mut steps: BTreeMap<i64, Known<'_>> = BTreeMap::new();
+    let mut steps: BTreeMap<i64, StepKnowledge<'_>> = BTreeMap::new();
     for TaskReport { task, report } in reports {
         let Ok(report) = report else { continue };
         for step in &report.step {
@@ -175,8 +176,8 @@ pub fn diagnose(reports: &[TaskReport], overdue: Duration) -> Vec<Finding> {
     findings
 }
 
-/// Follows the waits of one step to the task that waits for nobody.
-fn explain(step_id: i64, age: Duration, known: &Known<'_>, reports: &[TaskReport]) -> Finding {
+/// Follows the waits of one step to the task that waits for no other.
+fn explain(step_id: i64, age: Duration, known: &StepKnowledge<'_>, reports: &[TaskReport]) -> Finding {
     let is_silent = |task: &str| reports.iter().any(|report| report.report.is_err() && report.task.to_string() == task);
     let edges = edges(known, reports, &is_silent);
     let root = root(&edges, known, &is_silent);
@@ -203,9 +204,10 @@ fn explain(step_id: i64, age: Duration, known: &Known<'_>, reports: &[TaskReport
     Finding { step_id, age, root, waiting, tensor, is_idle, text }
 }
 
-/// Who waits for whom. A task that says nothing may still be waited for; what it waits for itself is not the point.
+/// Which task waits for which. A task that does not respond can be waited for, but its own waits are ignored: it is the
+/// problem.
 fn edges<'a>(
-    known: &'a Known<'_>,
+    known: &'a StepKnowledge<'_>,
     reports: &[TaskReport],
     is_silent: &impl Fn(&str) -> bool,
 ) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
@@ -230,7 +232,7 @@ fn edges<'a>(
         let waits = match (known.parts.get(task), answer) {
             (Some(part), _) => !has_ended(part),
             (None, Some(Err(_))) => true,
-            // It has come up since the step began, so it cannot know it.
+            // It has started since the step began, so it does not have the step.
             (None, Some(Ok(report))) => report.up_ms < step.age_ms,
             (None, None) => false,
         };
@@ -245,9 +247,13 @@ fn has_ended(part: &StepReport) -> bool {
     part.has_begun && part.wait.is_empty() && part.n_running == 0 && part.n_unattended == 0
 }
 
-/// The task that others wait for and that waits for no other one, or, if they wait in a circle, one that has something to do
-/// of its own.
-fn root(edges: &BTreeMap<&str, BTreeSet<&str>>, known: &Known<'_>, is_silent: &impl Fn(&str) -> bool) -> String {
+/// The task that others wait for and that waits for no other, or, if there is a cycle, one that also waits for
+/// something of its own.
+fn root(
+    edges: &BTreeMap<&str, BTreeSet<&str>>,
+    known: &StepKnowledge<'_>,
+    is_silent: &impl Fn(&str) -> bool,
+) -> String {
     let all: BTreeSet<&str> = edges.values().flatten().copied().chain(known.parts.keys().map(String::as_str)).collect();
     let n_waiting = |task: &str| edges.values().filter(|to| to.contains(task)).count();
     let has_own = |task: &str| {
@@ -265,8 +271,8 @@ fn root(edges: &BTreeMap<&str, BTreeSet<&str>>, known: &Known<'_>, is_silent: &i
     best.map_or_else(master, str::to_owned)
 }
 
-/// The tensor of a task that another one has waited for longest: its name, by whom, for how long.
-fn needed(root: &str, known: &Known<'_>) -> Option<(String, String, Duration)> {
+/// The tensor of a task that another one has waited for longest: its name, the waiting task, and how long.
+fn needed(root: &str, known: &StepKnowledge<'_>) -> Option<(String, String, Duration)> {
     let waits = known.parts.iter().flat_map(|(task, step)| step.wait.iter().map(move |wait| (task, wait)));
     let of_root = waits.filter_map(|(task, wait)| match (wait.from_task == root, wait.for_task.is_empty()) {
         (true, true) if task != root => Some((task.as_str(), wait)),
@@ -277,12 +283,12 @@ fn needed(root: &str, known: &Known<'_>) -> Option<(String, String, Duration)> {
     Some((wait.tensor.clone(), short(by), Duration::from_millis(wait.lasts_ms)))
 }
 
-/// `/job:worker/replica:0/task:1` is `worker:1` to people.
+/// `worker:1` for `/job:worker/replica:0/task:1`.
 fn short(task: &str) -> String {
     TaskName::of_device(task).map_or_else(|_| task.to_owned(), |task| task.short())
 }
 
-/// What a task does about a step, in words.
+/// What a task is doing for a step, as text.
 fn describe(step: &StepReport, report: Option<&TaskReport>) -> String {
     let progress = report.and_then(|report| report.report.as_ref().ok()).map_or(String::new(), |report| {
         match report.last_ended_ms {
@@ -378,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_silent_task_is_the_root_even_if_it_waits_too() {
-        // Worker 1 was stopped after it had asked worker 0 for a tensor, and worker 0 needs one of its.
+        // Worker 1 was stopped after it had requested a tensor of worker 0, which also needs one of worker 1.
         let asked = WaitReport {
             from_task: TaskName::new("worker", 0).to_string(),
             for_task: TaskName::new("worker", 1).to_string(),

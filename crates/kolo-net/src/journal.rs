@@ -1,12 +1,12 @@
-//! The variables of a task on disk, so that a task that was killed comes back with all that it has acknowledged.
+//! A write-ahead log of a task's variables, so that a task that was killed restarts with all acknowledged updates.
 //!
-//! Before a task says that it has run its part of a step, the variables that the part may have written are appended to a
-//! file, in one record. A task that starts reads what its former life wrote, up to the first record that is not whole: that
-//! one was never acknowledged. `docs/design/durability.md` says why this is enough.
+//! Before a task responds that it has run its part of a step, the variables that the part may have written are appended
+//! to a file, in one record. A task that starts replays its file up to the first incomplete record, which was never
+//! acknowledged. `docs/design/durability.md` explains why this is enough.
 //!
 //! ```text
 //!   KOLOJRN1                                  the file's first bytes
-//!   length u64 | crc32c u32 | Record          any number of times; the first holds everything
+//!   length u64 | crc32c u32 | Record          any number of times; the first is a snapshot of all variables
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,26 +28,26 @@ use crate::tensor_wire::WireTensor;
 
 const MAGIC: &[u8; 8] = b"KOLOJRN1";
 
-/// A file is written anew when it has grown to so many times of what a new one would be, and to so many bytes.
+/// A file is compacted when it exceeds both this multiple of its first record and this many bytes.
 const GROWTH: u64 = 4;
-const LEAST_BYTES: u64 = 64 << 20;
+const MIN_COMPACTED_BYTES: u64 = 64 << 20;
 
-/// What lasts when a task does not.
+/// What survives the end of a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// Nothing but checkpoints.
+    /// Only checkpoints.
     #[default]
     Checkpoints,
-    /// Every acknowledged step, in this directory. The directory is this task's alone.
+    /// Every acknowledged step, in a log.
     Logged {
-        /// Where.
+        /// The directory of the log, for this task alone.
         dir: PathBuf,
-        /// Whether a step also outlasts the machine, at the price of waiting for its disk.
+        /// Whether a step also survives a crash of the machine, at the price of waiting for its disk.
         sync: bool,
     },
     /// Every acknowledged step, in the memory of another task.
     Replicated {
-        /// Which one; `None` is the next of the same job, or the first of another job.
+        /// The other task; `None` is the next of the same job, or the first of another job.
         to: Option<TaskName>,
     },
 }
@@ -66,26 +66,26 @@ pub(crate) struct Journal {
     dir: PathBuf,
     sync: bool,
     stores: Vec<Arc<ResourceStore>>,
-    state: Mutex<State>,
-    /// Held as long as the journal is in use.
+    state: Mutex<JournalState>,
+    /// Locked as long as the journal is in use.
     _lock: File,
 }
 
-struct State {
+struct JournalState {
     /// All variables that the file has a value for.
     known: BTreeSet<(usize, Key)>,
     file: File,
     number: u64,
-    /// Where the last whole record ends.
+    /// Where the last complete record ends.
     end: u64,
-    /// Where the first one does.
+    /// Where the first record ends.
     first_end: u64,
-    /// A write failed and could not be taken back: the file must be written anew.
+    /// A write failed and could not be truncated: a new file must be written.
     is_broken: bool,
 }
 
 impl Journal {
-    /// Opens the journal in `dir`, and gives the host's variables the values that it holds.
+    /// Opens the journal in `dir`, and restores the host's variables from it.
     pub fn open(dir: &Path, sync: bool, host: &Host) -> Result<Journal> {
         let cannot = |what: &str, error: std::io::Error| {
             Error::failed_precondition(format!("the journal '{}' {what}: {error}", dir.display()))
@@ -97,7 +97,7 @@ impl Journal {
         })?;
         let stores = host.resources();
         let numbers = numbers(dir).map_err(|error| cannot("cannot be listed", error))?;
-        // The newest file that begins with a whole record: a newer one than that was never finished.
+        // The newest file that begins with a complete record: a newer one was never finished.
         let mut found = None;
         for &number in numbers.iter().rev() {
             if let Some(entries) = read(&path(dir, number)).map_err(|error| error.context("a journal"))? {
@@ -117,17 +117,17 @@ impl Journal {
             known.insert((device, key));
         }
         if !known.is_empty() {
-            tracing::warn!("{} variables are back as they were, from '{}'", known.len(), dir.display());
+            tracing::warn!("restored {} variables from '{}'", known.len(), dir.display());
         }
         let number = numbers.last().map_or(1, |last| last + 1);
         let (file, end) =
             write_all(dir, number, &stores, &known).map_err(|error| cannot("cannot be written", error))?;
         remove_older(dir, number);
-        let state = State { known, file, number, end, first_end: end, is_broken: false };
+        let state = JournalState { known, file, number, end, first_end: end, is_broken: false };
         Ok(Journal { dir: dir.to_owned(), sync, stores, state: Mutex::new(state), _lock: lock })
     }
 
-    /// Appends what these variables are now. When this returns, the values last.
+    /// Appends the current values of these variables. When this returns, they are durable.
     pub fn commit(&self, keys: &BTreeSet<Key>) -> Result<()> {
         if keys.is_empty() {
             return Ok(());
@@ -137,13 +137,13 @@ impl Journal {
         self.append(&mut state, entries)
     }
 
-    /// Appends that all variables are gone which the stores do not have any more.
+    /// Appends the removal of all variables that the stores no longer have.
     pub fn commit_removals(&self) -> Result<()> {
         let keys: BTreeSet<Key> = self.state.lock().known.iter().map(|(_, key)| key.clone()).collect();
         self.commit(&keys)
     }
 
-    fn append(&self, state: &mut State, entries: Vec<VariableEntry>) -> Result<()> {
+    fn append(&self, state: &mut JournalState, entries: Vec<VariableEntry>) -> Result<()> {
         if entries.is_empty() {
             return Ok(());
         }
@@ -153,7 +153,7 @@ impl Journal {
                 format!("the step could not be logged in '{}', so it is not acknowledged: {error}", self.dir.display()),
             )
         };
-        let grown = state.end > LEAST_BYTES.max(state.first_end.saturating_mul(GROWTH));
+        let grown = state.end > MIN_COMPACTED_BYTES.max(state.first_end.saturating_mul(GROWTH));
         if grown || state.is_broken {
             let number = state.number + 1;
             let (file, end) = write_all(&self.dir, number, &self.stores, &state.known).map_err(failed)?;
@@ -171,10 +171,10 @@ impl Journal {
                 Ok(())
             }
             Err(error) => {
-                // What was written in part would hide all that comes after it.
+                // A partial record would hide all records after it.
                 let end = state.end;
-                let taken_back = state.file.set_len(end).and_then(|()| state.file.seek(SeekFrom::Start(end)));
-                state.is_broken = taken_back.is_err();
+                let truncated = state.file.set_len(end).and_then(|()| state.file.seek(SeekFrom::Start(end)));
+                state.is_broken = truncated.is_err();
                 Err(failed(error))
             }
         }
@@ -217,8 +217,9 @@ pub(crate) fn written(nodes: &Nodes) -> BTreeSet<Key> {
     keys
 }
 
-/// What these variables are now on each device, for a record; `known` becomes those that have a value. Who writes the record keeps
-/// `known` locked, so that records come in the order of the values.
+/// The current values of these variables on each device, for a record; updates `known`, the set of variables with a
+/// value. The caller keeps `known` locked until the record is written, so that records are in the order of their
+/// values.
 pub(crate) fn changes(
     stores: &[Arc<ResourceStore>],
     keys: &BTreeSet<Key>,
@@ -227,7 +228,7 @@ pub(crate) fn changes(
     let mut entries = Vec::new();
     for (device, store) in stores.iter().enumerate() {
         for key in keys {
-            // One variable has one place, however a graph spells its container.
+            // One variable has one key, however a graph spells its container.
             let place = (device, (store.container(&key.0).to_owned(), key.1.clone()));
             match entry(store, &place)? {
                 Some(entry) => {
@@ -242,10 +243,10 @@ pub(crate) fn changes(
     Ok(entries)
 }
 
-/// What a variable is now; `None` if it has no value.
+/// A variable's current value; `None` if it has none.
 pub(crate) fn entry(store: &ResourceStore, place: &(usize, Key)) -> Result<Option<VariableEntry>> {
     let (device, (container, name)) = place;
-    // Something else of that name is none of ours.
+    // A resource of another type with that name is not logged.
     let Ok(Some(cell)) = store.lookup::<VariableCell>(container, name) else { return Ok(None) };
     let Some(value) = cell.read() else { return Ok(None) };
     let dims = cell.shape().dims().map(|dims| {
@@ -264,7 +265,7 @@ pub(crate) fn entry(store: &ResourceStore, place: &(usize, Key)) -> Result<Optio
     }))
 }
 
-/// That a variable is no more.
+/// The removal of a variable.
 fn gone((device, (container, name)): &(usize, Key)) -> VariableEntry {
     VariableEntry {
         device: *device as u32,
@@ -274,10 +275,10 @@ fn gone((device, (container, name)): &(usize, Key)) -> VariableEntry {
     }
 }
 
-/// Gives a variable the value that it had.
+/// Restores a variable.
 pub(crate) fn restore(store: &ResourceStore, (container, name): &Key, entry: VariableEntry) -> Result<()> {
     let Some(value) = entry.value else { return Ok(()) };
-    let value = value.into_tensor().map_err(|error| error.context(format_args!("the kept value of {name}")))?;
+    let value = value.into_tensor().map_err(|error| error.context(format_args!("the stored value of {name}")))?;
     let shape = match entry.has_rank {
         true => {
             let dims: Vec<Dim> = entry.dims.iter().map(|&dim| usize::try_from(dim).ok()).collect();
@@ -291,7 +292,7 @@ pub(crate) fn restore(store: &ResourceStore, (container, name): &Key, entry: Var
     cell.assign(value)
 }
 
-/// The last values in a file; `None` if not even its first record is whole.
+/// The last values in a file; `None` if its first record is incomplete.
 fn read(path: &Path) -> Result<Option<BTreeMap<(usize, Key), VariableEntry>>> {
     let broken = |error: std::io::Error| {
         Error::new(Code::DataLoss, format!("the journal '{}' cannot be read: {error}", path.display()))
@@ -346,7 +347,7 @@ fn framed(entry: Vec<VariableEntry>) -> Vec<u8> {
     bytes
 }
 
-/// A new file with all values as they are now. It gets its name when it is whole.
+/// Writes a new file with the current values of all variables, and renames it when it is complete.
 fn write_all(
     dir: &Path,
     number: u64,
@@ -453,7 +454,7 @@ mod tests {
         assert_eq!(value(&second, "a"), Some(vec![3.0, 4.0]));
         assert_eq!((value(&second, "b"), value(&second, "c")), (None, None));
         assert_eq!(cell(&second, "a").shape(), &PartialShape::new(&[Some(2)]));
-        // Once more, from the file that the second life wrote.
+        // Once more, from the file that the second host wrote.
         drop(journal);
         let third = host();
         Journal::open(&folder.0, true, &third).unwrap();

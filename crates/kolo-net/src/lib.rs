@@ -1,8 +1,8 @@
 //! Clusters: tasks that speak TensorFlow's own protocol to each other and to their clients.
 //!
-//! `proto/` holds the messages, `services.rs` what a task does for others, as two traits. A trait object is a task of this
-//! process or, through a connection, of another one; whoever calls it need not know. `worker/` and `master/` are the tasks
-//! of this process, `grpc/` and `framed/` the ways to others.
+//! `proto/` holds the messages, `services.rs` the services of a task, as two traits. A trait object is a task of this
+//! process or a connection to one of another process; callers need not know which. `worker/` and `master/` implement
+//! the tasks of this process, `grpc/` and `framed/` the transports to others.
 
 mod batch;
 mod client;

@@ -1,4 +1,4 @@
-//! The steps that a task is the master of, and a look now and then at those that take long.
+//! The steps that a task is the master of, and a periodic check for those that take too long.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,28 +11,28 @@ use crate::doctor::{TaskReport, diagnose, silent};
 use crate::peers::{Peers, TaskName};
 use crate::proto;
 
-/// How long a task has to say what it is doing.
+/// The timeout of a task's report.
 const REPORT_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How often to look for steps that are overdue.
+/// How often to check for overdue steps.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// When to say the same again.
-const AGAIN: Duration = Duration::from_secs(30);
+/// When to log the same step again.
+const REPORT_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
-/// The most steps that are spoken of at once: whatever holds up many holds up each.
-const MOST: usize = 3;
+/// The maximum number of steps diagnosed at once: if many are overdue, they likely have a common cause.
+const MAX_REPORTED: usize = 3;
 
 /// The steps that a task is the master of and that have not ended.
 #[derive(Default)]
 pub(crate) struct Mastered {
-    steps: Mutex<HashMap<u64, Running>>,
+    steps: Mutex<HashMap<u64, RunningStep>>,
 }
 
-struct Running {
+struct RunningStep {
     since: Instant,
     tasks: Vec<TaskName>,
-    said: Option<Instant>,
+    reported: Option<Instant>,
 }
 
 /// A step in the list, until this is dropped.
@@ -42,14 +42,14 @@ pub(crate) struct Listed {
 }
 
 impl Mastered {
-    /// Notes that a step begins, with parts on these tasks.
+    /// Registers a step with parts on these tasks.
     pub fn begin(self: &Arc<Self>, step_id: u64, tasks: impl Iterator<Item = TaskName>) -> Listed {
-        let running = Running { since: Instant::now(), tasks: tasks.collect(), said: None };
+        let running = RunningStep { since: Instant::now(), tasks: tasks.collect(), reported: None };
         self.steps.lock().insert(step_id, running);
         Listed { list: self.clone(), step_id }
     }
 
-    /// All of them, or one, for whoever asks.
+    /// The step `step_id`, or all steps if that is 0, as a message.
     pub fn report(&self, step_id: u64) -> Vec<proto::MasteredStep> {
         let steps = self.steps.lock();
         let wanted = steps.iter().filter(|(id, _)| step_id == 0 || **id == step_id);
@@ -62,18 +62,18 @@ impl Mastered {
             .collect()
     }
 
-    /// The steps that are older than `age` and were not spoken of lately, with the tasks that take part in them. From now
-    /// on they were.
+    /// The steps that are older than `age` and were not reported lately, with their tasks. Marks them as reported.
     fn overdue(&self, age: Duration) -> Vec<(u64, Vec<TaskName>)> {
         let mut steps = self.steps.lock();
-        let is_due = |running: &Running| {
-            running.since.elapsed() >= age && running.said.is_none_or(|said| said.elapsed() >= AGAIN)
+        let is_due = |running: &RunningStep| {
+            running.since.elapsed() >= age
+                && running.reported.is_none_or(|reported| reported.elapsed() >= REPORT_AGAIN_AFTER)
         };
-        let mut due: Vec<(&u64, &mut Running)> = steps.iter_mut().filter(|(_, running)| is_due(running)).collect();
+        let mut due: Vec<(&u64, &mut RunningStep)> = steps.iter_mut().filter(|(_, running)| is_due(running)).collect();
         due.sort_by_key(|(_, running)| running.since);
         due.into_iter()
             .map(|(&id, running)| {
-                running.said = Some(Instant::now());
+                running.reported = Some(Instant::now());
                 (id, running.tasks.clone())
             })
             .collect()
@@ -86,14 +86,14 @@ impl Drop for Listed {
     }
 }
 
-/// Asks tasks what they do about a step; 0 is all steps.
+/// Collects the reports of tasks about a step; 0 is all steps.
 pub(crate) async fn ask(
     peers: &Arc<Peers>,
     tasks: impl IntoIterator<Item = TaskName>,
     step_id: u64,
 ) -> Vec<TaskReport> {
     let mut asking = JoinSet::new();
-    // The master is always asked: it knows who takes part.
+    // The master is always included: it knows which tasks take part.
     let tasks: BTreeSet<TaskName> = tasks.into_iter().chain([peers.own.clone()]).collect();
     for task in tasks {
         let Ok(worker) = peers.task(&task) else { continue };
@@ -110,23 +110,24 @@ pub(crate) async fn ask(
     reports
 }
 
-/// Logs what steps wait for that have run longer than `report_after`, once and then every half minute. Never comes back.
+/// Logs what overdue steps wait for: each that has run longer than `report_after`, then again every half minute. Never
+/// returns.
 pub(crate) async fn watch(peers: Arc<Peers>, report_after: Duration) {
     loop {
         tokio::time::sleep(PERIOD.min(report_after.max(Duration::from_millis(10)))).await;
         let overdue = peers.mastered.overdue(report_after);
-        for (step_id, tasks) in overdue.iter().take(MOST) {
+        for (step_id, tasks) in overdue.iter().take(MAX_REPORTED) {
             let reports = ask(&peers, tasks.iter().cloned(), *step_id).await;
             for finding in diagnose(&reports, Duration::ZERO).into_iter().filter(|f| f.step_id == *step_id as i64) {
                 match finding.is_idle {
-                    // A queue that nobody fills or empties is how many programs wait for work.
+                    // Many programs wait for work at a queue, so this is not a problem.
                     true => tracing::debug!(target: "kolo::doctor", "{}", finding.text),
                     false => tracing::warn!(target: "kolo::doctor", "{}", finding.text),
                 }
             }
         }
-        if overdue.len() > MOST {
-            tracing::warn!(target: "kolo::doctor", "{} more steps are overdue", overdue.len() - MOST);
+        if overdue.len() > MAX_REPORTED {
+            tracing::warn!(target: "kolo::doctor", "{} more steps are overdue", overdue.len() - MAX_REPORTED);
         }
     }
 }
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_listed_while_they_run_and_spoken_of_once() {
+    fn steps_are_listed_while_they_run_and_reported_once() {
         let list: Arc<Mastered> = Arc::default();
         let first = list.begin(7, [TaskName::new("ps", 0)].into_iter());
         let second = list.begin(8, [].into_iter());

@@ -1,4 +1,4 @@
-//! The other tasks of a cluster, as this task reaches them.
+//! Connections to the other tasks of a cluster.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ use crate::worker::{LocalWorker, Worker};
 pub struct TaskName {
     /// `ps`, `worker`, …
     pub job: Arc<str>,
-    /// Its number in the job.
+    /// Its index in the job.
     pub task: u32,
 }
 
@@ -57,10 +57,10 @@ impl std::fmt::Display for TaskName {
     }
 }
 
-/// Makes a connection to an address.
+/// Creates a connection to an address.
 pub(crate) type Connect = Box<dyn Fn(&TaskName, &str) -> Arc<dyn WorkerService> + Send + Sync>;
 
-/// Connections to all tasks, made when they are first needed.
+/// Connections to all tasks, created on first use.
 pub(crate) struct Peers {
     pub own: TaskName,
     pub cluster: ClusterSpec,
@@ -78,7 +78,7 @@ impl Peers {
         Arc::new(Peers { own, cluster, runtime, mastered, connect, connections, own_worker })
     }
 
-    /// Says who this task's worker is; calls to it stay in the process.
+    /// Sets this task's worker; calls to it stay in the process.
     pub fn set_own(&self, worker: &Arc<Worker>) {
         self.own_worker.get_or_init(|| Arc::downgrade(worker));
     }
@@ -88,8 +88,8 @@ impl Peers {
         self.cluster.all_tasks().map(|(job, task, _)| TaskName::new(job, task)).collect()
     }
 
-    /// The tasks of a cluster that a session brings (`ConfigProto.cluster_def`): all tasks if it brings none. It may leave out
-    /// tasks of this cluster; others, or others' addresses, are refused.
+    /// The tasks in a session's own cluster (`ConfigProto.cluster_def`), or all tasks if it has none. It may omit tasks
+    /// of this cluster; other tasks, or other addresses, are refused.
     pub fn tasks_of(&self, cluster: Option<&ClusterDef>) -> Result<Vec<TaskName>> {
         let Some(cluster) = cluster.filter(|cluster| !cluster.job.is_empty()) else { return Ok(self.tasks()) };
         let cluster = ClusterSpec::from_def(cluster).map_err(|error| error.context("cluster_def"))?;
@@ -106,7 +106,7 @@ impl Peers {
         Ok(tasks)
     }
 
-    /// How to reach a task.
+    /// The connection to a task.
     pub fn task(&self, name: &TaskName) -> Result<Arc<dyn WorkerService>> {
         if *name == self.own {
             let own = self.own_worker.get().and_then(Weak::upgrade);
@@ -136,9 +136,9 @@ impl Peers {
     }
 }
 
-/// The tensor in an answer.
+/// The tensor in a response.
 pub(crate) fn received(response: RecvTensorResponse) -> Result<Received> {
-    // What a dead tensor holds means nothing, and need not even be there.
+    // A dead tensor has no meaningful value, and may be missing.
     let tensor = match response.tensor {
         Some(tensor) => tensor.into_tensor()?,
         None if response.is_dead => Tensor::zeros(kolo_core::DType::F32, [0])?,
@@ -147,10 +147,10 @@ pub(crate) fn received(response: RecvTensorResponse) -> Result<Received> {
     Ok(Received { is_dead: response.is_dead, ..Received::value(tensor) })
 }
 
-/// Asks peers for tensors.
+/// Fetches tensors from peers.
 pub(crate) struct PeerFetch {
     peers: Arc<Peers>,
-    /// Whom questions are on their way to that may lie.
+    /// Peers with requests that may not have been flushed.
     unsent: Mutex<Vec<Arc<dyn WorkerService>>>,
     has_unsent: AtomicBool,
 }

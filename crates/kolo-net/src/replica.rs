@@ -1,10 +1,10 @@
-//! The variables of a task, kept by another task as well, so that a task that was killed comes back with all that it has
-//! acknowledged, on whichever machine it is started again.
+//! Replication of a task's variables to another task, so that a task that was killed restarts with all acknowledged
+//! updates, on any machine.
 //!
-//! Before a task says that it has run its part of a step, the variables that the part may have written are sent to the task
-//! that keeps the copy, and the answer is waited for. A task that starts claims its variables: it is given the copy and an
-//! epoch, and from then on records of an earlier epoch are refused. So of two processes that both believe to be the task,
-//! only the later one can acknowledge anything. `docs/design/durability.md` says what that promises.
+//! Before a task responds that it has run its part of a step, the variables that the part may have written are sent to
+//! the replica and acknowledged by it. A task that starts claims its variables: it gets the copy and an epoch, and from
+//! then on records of earlier epochs are refused. So of two processes that both believe they are the task, only the
+//! later one can acknowledge a step. `docs/design/durability.md` states the guarantees.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,17 +20,17 @@ use crate::journal::{Key, changes, entry, restore};
 use crate::peers::{Peers, TaskName};
 use crate::proto::{KoloClaimRequest, KoloClaimResponse, KoloReplicateRequest, KoloReplicateResponse, VariableEntry};
 
-/// How long the other task has to keep a record.
+/// The timeout for the replica's acknowledgement of a record.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Where a copy is kept if nobody says: on the next task of the same job, or on the first of another job.
-pub(crate) fn default_place(own: &TaskName, peers: &Peers) -> Result<TaskName> {
+/// The replica of a task by default: the next task of the same job, or the first of another job.
+pub(crate) fn default_replica(own: &TaskName, peers: &Peers) -> Result<TaskName> {
     let tasks = peers.tasks();
     let of_job: Vec<&TaskName> = tasks.iter().filter(|task| task.job == own.job).collect();
     let next = of_job.iter().find(|task| task.task > own.task).or(of_job.first());
     let other = tasks.iter().find(|task| task.job != own.job);
-    let place = next.copied().filter(|task| *task != own).or(other);
-    place.cloned().ok_or_else(|| {
+    let replica = next.copied().filter(|task| *task != own).or(other);
+    replica.cloned().ok_or_else(|| {
         Error::failed_precondition(format!(
             "{own} is alone in its cluster: no other task can keep a copy of its variables"
         ))
@@ -43,18 +43,18 @@ pub(crate) struct Replicator {
     to: TaskName,
     epoch: u64,
     stores: Vec<Arc<ResourceStore>>,
-    state: Mutex<State>,
+    state: Mutex<ReplicationState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ReplicationState {
     /// All variables that the copy has a value for.
     known: BTreeSet<(usize, Key)>,
     sequence: u64,
 }
 
 impl Replicator {
-    /// Claims the variables of this task, and gives the host's the values that they had. Waits for the other task.
+    /// Claims the variables of this task, and restores the host's variables from the copy. Waits for the replica.
     pub async fn claim(peers: Arc<Peers>, to: TaskName, host: &Host) -> Result<Replicator> {
         if to == peers.own {
             return Err(Error::invalid_argument(format!("{to} cannot keep the copy of its own variables")));
@@ -74,20 +74,20 @@ impl Replicator {
             known.insert((device, key));
         }
         if !known.is_empty() {
-            tracing::warn!("{} variables are back as they were, from {to}", known.len());
+            tracing::warn!("restored {} variables from {to}", known.len());
         }
-        let state = Mutex::new(State { known, sequence: 0 });
+        let state = Mutex::new(ReplicationState { known, sequence: 0 });
         Ok(Replicator { peers, to, epoch: claimed.epoch, stores, state })
     }
 
-    /// Has the other task keep what these variables are now. When this returns, the values last.
+    /// Sends the current values of these variables to the replica. When this returns, the replica has them.
     pub async fn commit(&self, keys: &BTreeSet<Key>) -> Result<()> {
         let record = self.record(keys)?;
         if record.entry.is_empty() {
             return Ok(());
         }
         let kept = match self.send(record).await {
-            // It has been restarted, and begins anew.
+            // The replica has been restarted and is empty.
             Err(error) if error.code() == Code::NotFound => self.send(self.whole()?).await,
             other => other,
         };
@@ -98,7 +98,7 @@ impl Replicator {
         })
     }
 
-    /// Has it know that all variables are gone which the stores do not have any more.
+    /// Sends the removal of all variables that the stores no longer have.
     pub async fn commit_removals(&self) -> Result<()> {
         let keys: BTreeSet<Key> = self.state.lock().known.iter().map(|(_, key)| key.clone()).collect();
         self.commit(&keys).await
@@ -110,7 +110,8 @@ impl Replicator {
         answer.map_err(|_| Error::unavailable(format!("no answer in {DEADLINE:?}")))?.map(drop)
     }
 
-    /// What these variables are now. The number is taken before the values, under one lock: a larger one has later values.
+    /// A record of these variables. Values and sequence number are taken under one lock, so that a record with a larger
+    /// number has later values.
     fn record(&self, keys: &BTreeSet<Key>) -> Result<KoloReplicateRequest> {
         let mut state = self.state.lock();
         let entries = changes(&self.stores, keys, &mut state.known)?;
@@ -127,52 +128,52 @@ impl Replicator {
         Ok(self.next(&mut state, entries, true))
     }
 
-    fn next(&self, state: &mut State, entry: Vec<VariableEntry>, is_whole: bool) -> KoloReplicateRequest {
+    fn next(&self, state: &mut ReplicationState, entry: Vec<VariableEntry>, is_whole: bool) -> KoloReplicateRequest {
         state.sequence += 1;
         let (task, sequence) = (self.peers.own.to_string(), state.sequence);
         KoloReplicateRequest { task, epoch: self.epoch, sequence, is_whole, entry }
     }
 }
 
-/// The copies that a task keeps for others.
+/// The copies that a task stores for others.
 #[derive(Default)]
 pub(crate) struct Replicas {
-    copies: Mutex<HashMap<String, Copy>>,
+    copies: Mutex<HashMap<String, VariablesCopy>>,
     last_epoch: AtomicU64,
 }
 
 /// The variables of one other task.
 #[derive(Default)]
-struct Copy {
+struct VariablesCopy {
     epoch: u64,
-    /// With the number of the record that they are from. Those that are gone have no value.
+    /// The entries with the sequence number of their record. Removed variables have an entry without a value.
     variables: BTreeMap<(u32, Key), (u64, VariableEntry)>,
 }
 
 impl Replicas {
-    /// Hands out a copy, and refuses whoever had it before.
+    /// Returns a task's copy under a new epoch; records of earlier epochs are refused from now on.
     pub fn claim(&self, task: &str) -> KoloClaimResponse {
-        // Larger than what a former life of this task gave out.
+        // Larger than the epochs that a previous process of this task gave out.
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_micros() as u64);
         let epoch = self.last_epoch.load(Ordering::Relaxed).saturating_add(1).max(now);
         self.last_epoch.store(epoch, Ordering::Relaxed);
         let mut copies = self.copies.lock();
         let copy = copies.entry(task.to_owned()).or_default();
         copy.epoch = epoch;
-        // The new owner counts from the beginning.
+        // The new owner's sequence numbers start over.
         copy.variables.retain(|_, (_, entry)| entry.value.is_some());
         copy.variables.values_mut().for_each(|(sequence, _)| *sequence = 0);
         KoloClaimResponse { epoch, entry: copy.variables.values().map(|(_, entry)| entry.clone()).collect() }
     }
 
-    /// Keeps new values of the owner's.
+    /// Stores a record of the owner.
     pub fn keep(&self, record: KoloReplicateRequest) -> Result<KoloReplicateResponse> {
         let KoloReplicateRequest { task, epoch, sequence, is_whole, entry } = record;
         let mut copies = self.copies.lock();
         let copy = match copies.get_mut(&task) {
             Some(copy) if copy.epoch > epoch => {
                 return Err(Error::aborted(format!(
-                    "another process has become {task} since; what this one does is not kept any more"
+                    "another process has become {task} since; records of this one are refused"
                 )));
             }
             Some(copy) if copy.epoch == epoch || is_whole => copy,
@@ -243,12 +244,12 @@ mod tests {
         assert_eq!(error.code(), Code::Aborted);
         let whole = KoloReplicateRequest { is_whole: true, ..record(old, 9, Vec::new()) };
         assert_eq!(replicas.keep(whole).unwrap_err().code(), Code::Aborted);
-        // A life of the keeper that knows nothing.
+        // A restarted replica is empty.
         let replicas = Replicas::default();
         let part = record(new, 5, vec![variable("a", Some(1.0))]);
         assert_eq!(replicas.keep(part.clone()).unwrap_err().code(), Code::NotFound);
         replicas.keep(KoloReplicateRequest { is_whole: true, ..part }).unwrap();
-        // What was sent before it and comes after it does not count.
+        // A record that was sent before it and arrives after it is ignored.
         replicas.keep(record(new, 4, vec![variable("a", Some(0.0))])).unwrap();
         assert_eq!(values(replicas.claim("ps")), [("a".to_owned(), 1.0)]);
     }

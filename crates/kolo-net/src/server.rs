@@ -23,46 +23,46 @@ use crate::master::{LocalMaster, Master};
 use crate::overdue;
 use crate::peers::{Peers, TaskName};
 use crate::proto;
-use crate::replica::{Replicator, default_place};
+use crate::replica::{Replicator, default_replica};
 use crate::tls::{Security, Token};
 use crate::worker::{Keeper, LocalWorker, Worker};
 
-/// How many connections may wait to be taken. With the usual 128, a burst of clients loses some to a retry after a second.
+/// The backlog of connections to accept. With the usual 128, a burst of clients loses some to a retry after a second.
 const BACKLOG: i32 = 4096;
 
-/// How often connections that end badly are worth a line in the log.
+/// How often at most failed connections are logged as warnings.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
 
-/// How long to wait before a task asks again for its variables.
+/// The pause before a task retries to claim its variables.
 const CLAIM_PAUSE: Duration = Duration::from_secs(1);
 
-/// How a server is set up.
+/// The configuration of a server.
 #[derive(Clone)]
 pub struct ServerConfig {
-    /// Its devices and threads. Threads that are not given are the task's share of the cores: all, if no other worker of the
-    /// cluster is on this host.
+    /// Its devices and threads. By default the threads are the task's share of the cores: all, if no other worker of
+    /// the cluster is on this host.
     pub session: SessionConfig,
-    /// What sessions do whose clients say nothing else: soft placement, placement logs, filters, time limits.
+    /// Defaults for the options of sessions: soft placement, placement logs, filters, timeouts.
     pub defaults: proto::ConfigProto,
-    /// How long a new session waits for tasks that are not there yet.
+    /// How long a new session waits for tasks that are not up yet.
     pub ready_deadline: Duration,
-    /// When a step has run for so long, what it waits for is logged; `None` never.
+    /// A step that has run for this long is logged with what it waits for; `None` never.
     pub report_after: Option<Duration>,
-    /// The most sessions at once.
+    /// The maximum number of concurrent sessions.
     pub max_sessions: usize,
-    /// The largest messages.
+    /// The size limits of messages.
     pub limits: MessageLimits,
     /// The files that ops may touch.
     pub files: FileAccess,
-    /// What lasts when the task does not.
+    /// What survives the end of the task.
     pub durability: Durability,
-    /// Threads that carry messages; 0 is one for each core of the task's share, and no more than two.
+    /// Network threads; 0 is one for each core of the task's share, and at most two.
     pub n_io_threads: usize,
-    /// Who is let in.
+    /// How peers are authenticated.
     pub security: Security,
-    /// Send large tensors to tasks of the same machine through shared memory.
+    /// Send large tensors to tasks on the same machine through shared memory.
     pub shared_memory: bool,
-    /// Talk to all tasks by gRPC, as TensorFlow would.
+    /// Use gRPC for all tasks, as TensorFlow does.
     pub grpc_only: bool,
 }
 
@@ -85,15 +85,15 @@ impl Default for ServerConfig {
     }
 }
 
-/// A task that serves. Dropping it ends it.
+/// A running task. Dropping it stops it.
 pub struct Server {
     own: TaskName,
     address: SocketAddr,
     worker: Arc<Worker>,
     master: Arc<Master>,
-    /// Becomes true when the server should end.
+    /// Becomes true when the server should stop.
     stop: watch::Sender<bool>,
-    /// Becomes true when it has.
+    /// Becomes true when it has stopped.
     ended: watch::Receiver<bool>,
     runtime: Option<Runtime>,
 }
@@ -110,8 +110,7 @@ impl Server {
         Server::on(listener, cluster, job, task, config)
     }
 
-    /// The same on a socket that listens already, for programs that let the system choose ports before they write the
-    /// cluster down.
+    /// The same on a listening socket, for programs that let the system choose ports before they make the cluster spec.
     pub fn on(
         listener: std::net::TcpListener,
         cluster: &ClusterSpec,
@@ -187,10 +186,10 @@ impl Server {
             Durability::Replicated { to } => {
                 let to = match to {
                     Some(to) => to.clone(),
-                    None => default_place(&own, &peers)?,
+                    None => default_replica(&own, &peers)?,
                 };
                 cluster.address(&to.job, to.task)?;
-                // Two tasks may keep each other's variables, so this one serves before it has its own.
+                // Two tasks may be each other's replicas, so this one serves before it has its variables.
                 runtime.spawn(claim(peers.clone(), to, worker.clone()));
             }
         }
@@ -227,7 +226,7 @@ impl Server {
         Ok(Server { own, address, worker, master, stop, ended, runtime: Some(runtime) })
     }
 
-    /// What a client's session connects to.
+    /// The target for sessions of clients.
     pub fn target(&self) -> String {
         format!("grpc://{}", self.address)
     }
@@ -237,7 +236,7 @@ impl Server {
         &self.own
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -247,19 +246,19 @@ impl Server {
         self.worker.devices()
     }
 
-    /// Waits until the server has ended.
+    /// Waits until the server has stopped.
     pub fn join(&self) -> Result<()> {
         let Some(runtime) = &self.runtime else { return Ok(()) };
         let mut ended = self.ended.clone();
         runtime.block_on(async move {
-            // The sender is dropped only by the end of the server.
+            // The sender is dropped only when the server stops.
             let _ = ended.wait_for(|ended| *ended).await;
         });
         Ok(())
     }
 
-    /// Ends the server: sessions are closed, and no more calls are taken. [`Server::join`] then returns. May be called from
-    /// any thread.
+    /// Stops the server: closes its sessions and refuses further calls. [`Server::join`] then returns. May be called
+    /// from any thread.
     pub fn stop(&self) {
         self.stop.send_replace(true);
     }
@@ -269,14 +268,15 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
         let Some(runtime) = self.runtime.take() else { return };
-        // Those who wait in this process should not wait for a deadline.
+        // Close sessions first, so that callers in this process do not wait for a deadline.
         let close = async { tokio::time::timeout(Duration::from_secs(5), self.master.close_all()).await };
         let _ = runtime.block_on(close);
         runtime.shutdown_timeout(Duration::from_secs(1));
     }
 }
 
-/// The cores that a task may count on if all workers of its host compute at once. Parameter servers mostly wait for them.
+/// A task's share of the cores if all workers of its host compute at once. Parameter servers are not counted: they
+/// mostly wait.
 fn share_of_cores(n_cores: usize, cluster: &ClusterSpec, address: &str) -> usize {
     let host = |address: &str| address.rsplit_once(':').map_or(String::new(), |(host, _)| host.to_owned());
     let own = host(address);
@@ -284,8 +284,8 @@ fn share_of_cores(n_cores: usize, cluster: &ClusterSpec, address: &str) -> usize
     (n_cores / n_workers.max(1)).max(1)
 }
 
-/// A server runs many steps at once, so by default nodes may use as many threads as it has cores. More threads than cores only
-/// take turns, at the price of switching, so tasks of one host share them.
+/// A server runs many steps at once, so by default it has as many inter-op threads as cores. More threads than cores
+/// only add context switches, so tasks on one host share the cores.
 fn session_config(config: &SessionConfig, n_cores: usize, share: usize) -> SessionConfig {
     let inter_op_parallelism_threads = match config.inter_op_parallelism_threads {
         0 => share,
@@ -299,18 +299,18 @@ fn session_config(config: &SessionConfig, n_cores: usize, share: usize) -> Sessi
     SessionConfig { inter_op_parallelism_threads, intra_op_parallelism_threads, ..config.clone() }
 }
 
-/// Fetches a task's variables from where they are kept, however long it takes that task to come.
+/// Fetches a task's variables from its replica, and retries until that task is up.
 async fn claim(peers: Arc<Peers>, to: TaskName, worker: Arc<Worker>) {
     loop {
         match Replicator::claim(peers.clone(), to.clone(), worker.host()).await {
             Ok(replicator) => return worker.set_keeper(Keeper::Replica(Arc::new(replicator))),
-            Err(error) => tracing::warn!("{} cannot have its variables from {to}, and tries again: {error}", peers.own),
+            Err(error) => tracing::warn!("{} cannot fetch its variables from {to}, and retries: {error}", peers.own),
         }
         tokio::time::sleep(CLAIM_PAUSE).await;
     }
 }
 
-/// Tensors that arrive go into the memory of the first device, which keeps and reuses it.
+/// Incoming tensors are allocated on the first device, which reuses its memory.
 fn allocate(host: &Host) -> Allocate {
     let (device, tag) = (host.first_device(), "received".into());
     Arc::new(move |dtype, shape| device.allocate_tensor(dtype, shape, &tag))
@@ -322,13 +322,13 @@ struct Services {
     identity: Identity,
     limits: MessageLimits,
     allocate: Allocate,
-    /// When a connection was last complained of.
+    /// When a failed connection was last logged as a warning.
     complained: Mutex<Option<Instant>>,
 }
 
 impl Services {
-    /// Takes connections until told to stop. Which protocol a connection speaks shows in its first bytes, or was agreed on when
-    /// TLS began.
+    /// Accepts connections until stopped. A connection's protocol is known from its first bytes, or negotiated in the
+    /// TLS handshake.
     async fn serve(self, listener: TcpListener, options: grpc::ServerOptions, mut stopped: watch::Receiver<bool>) {
         let services = Arc::new(self);
         let worker = Arc::new(LocalWorker(services.worker.clone()));
@@ -360,7 +360,7 @@ impl Services {
         }
     }
 
-    /// Now and then: strangers should not be able to fill the log.
+    /// Rate-limits warnings, so that unauthenticated peers cannot fill the log.
     fn may_complain(&self) -> bool {
         let mut last = self.complained.lock();
         let is_due = last.is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY);

@@ -1,8 +1,8 @@
-//! What a task does for others, as two traits.
+//! The services of a task, as two traits.
 //!
-//! Whoever calls them need not know whether the task is of this process or, through a
-//! connection, of another one. Dropping an [`Answer`] cancels the call, wherever it runs. A method that is not written
-//! answers `UNIMPLEMENTED`, which TensorFlow's masters and clients expect of rare ones.
+//! Callers need not know whether the task is in this process or behind a connection. Dropping an [`Answer`] cancels the
+//! call, wherever it runs. A method without an implementation returns `UNIMPLEMENTED`, which TensorFlow's masters and
+//! clients expect of rare ones.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -18,51 +18,50 @@ use crate::limits::MessageLimits;
 use crate::peers::TaskName;
 use crate::proto::*;
 
-/// A response that is yet to come. Dropping it cancels the call.
+/// A pending response. Dropping it cancels the call.
 pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
-/// A handler whose panic is an error of its own call alone, and is told to the caller.
+/// A handler whose panic fails only its own call, with an error for the caller.
 pub(crate) struct Unwound<T>(pub Answer<T>);
 
 impl<T> Future for Unwound<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
-        // What the handler shares with others is behind locks that a panic does not poison.
+        // Shared state is behind locks that a panic does not poison.
         let poll = AssertUnwindSafe(|| self.0.as_mut().poll(cx));
-        std::panic::catch_unwind(poll).unwrap_or_else(|_| {
-            Poll::Ready(Err(Error::internal("the server made a mistake of its own; its log says more")))
-        })
+        std::panic::catch_unwind(poll)
+            .unwrap_or_else(|_| Poll::Ready(Err(Error::internal("internal error of the server; see its log"))))
     }
 }
 
-/// Gives up what it stands for when it is dropped.
+/// Cancels the operation that returned it when it is dropped.
 pub type Guard = Box<dyn Send>;
 
-/// Hears of each of several tensors once, by number, on any thread.
+/// Called once for each of several tensors, with its index, on any thread.
 pub type Each = Arc<dyn Fn(usize, Result<Received>) + Send + Sync>;
 
-/// Where tensors go that others have asked for.
+/// Delivers tensors that another task has requested.
 #[derive(Clone)]
 pub struct Delivery {
-    /// Takes each of them, and may keep small ones back.
+    /// Takes each of them, and may buffer small ones.
     pub each: Each,
-    /// Sends what was kept back.
+    /// Flushes the buffered ones.
     pub flush: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// All tensors that one task needs of another one for a step, whatever happens in it.
+/// All tensors that one task unconditionally needs from another one in a step.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Who has them.
+    /// The sending task.
     pub task: TaskName,
-    /// Their names.
+    /// The tensors' keys.
     pub keys: Arc<[RendezvousKey]>,
-    /// The names as Kolo's transport writes them.
+    /// The keys, encoded for Kolo's transport.
     pub wire: Bytes,
 }
 
-/// How large a method's messages may be.
+/// The kind of a method's messages, which decides their size limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// They hold tensors.
@@ -84,20 +83,21 @@ impl Size {
     }
 }
 
-/// How hard a call tries.
+/// The retry policy of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attempts {
-    /// It waits until the task can be reached, and is repeated as often as time allows.
+    /// Waits until the task can be reached, and retries until the deadline.
     Probe,
-    /// It waits until the task can be reached, and is sent once.
+    /// Waits until the task can be reached, and is sent once.
     Open,
-    /// It may be repeated: if its connection is lost, it is sent again over a new one.
+    /// Idempotent: if its connection is lost, it is sent again over a new one.
     Repeat,
-    /// It may not be repeated.
+    /// Never retried.
     Once,
 }
 
-/// Calls a macro with all methods of `WorkerService`: name in Rust, name on the wire, request, response, size, attempts.
+/// Calls a macro with all methods of `WorkerService`: name in Rust, name on the wire, request, response, size,
+/// attempts.
 macro_rules! worker_methods {
     ($use:ident $($more:tt)*) => {
         $use! {
@@ -108,9 +108,9 @@ macro_rules! worker_methods {
             create_worker_session CreateWorkerSession CreateWorkerSessionRequest CreateWorkerSessionResponse Other Repeat;
             /// Ends a session.
             delete_worker_session DeleteWorkerSession DeleteWorkerSessionRequest DeleteWorkerSessionResponse Other Repeat;
-            /// Hands over a part of a graph.
+            /// Registers a part of a graph.
             register_graph RegisterGraph RegisterGraphRequest RegisterGraphResponse Graphs Once;
-            /// Forgets a part of a graph.
+            /// Deregisters a part of a graph.
             deregister_graph DeregisterGraph DeregisterGraphRequest DeregisterGraphResponse Other Once;
             /// Runs a part of a step.
             run_graph RunGraph RunGraphRequest RunGraphResponse Tensors Once;
@@ -120,7 +120,7 @@ macro_rules! worker_methods {
             cleanup_all CleanupAll CleanupAllRequest CleanupAllResponse Other Repeat;
             /// Waits for a tensor.
             recv_tensor RecvTensor RecvTensorRequest RecvTensorResponse Tensors Once;
-            /// Waits for a piece of a collective.
+            /// Waits for a buffer of a collective.
             recv_buf RecvBuf RecvBufRequest RecvBufResponse Tensors Once;
             /// Records, or returns, the times of calls.
             logging Logging LoggingRequest LoggingResponse Graphs Once;
@@ -136,9 +136,9 @@ macro_rules! worker_methods {
             mark_recv_finished MarkRecvFinished MarkRecvFinishedRequest MarkRecvFinishedResponse Other Repeat;
             /// Asks what the task is doing. Kolo's own.
             report KoloReport KoloReportRequest KoloReportResponse Graphs Repeat;
-            /// Claims the variables of the asking task. Kolo's own.
+            /// Claims the replicated variables of the calling task. Kolo's own.
             claim KoloClaim KoloClaimRequest KoloClaimResponse Tensors Probe;
-            /// Keeps new values of variables of the asking task. Kolo's own.
+            /// Stores new values of the calling task's variables. Kolo's own.
             replicate KoloReplicate KoloReplicateRequest KoloReplicateResponse Tensors Once;
         }
     };
@@ -163,11 +163,11 @@ macro_rules! master_methods {
             list_devices ListDevices ListDevicesRequest ListDevicesResponse Other Open;
             /// Ends all sessions and clears containers.
             reset Reset ResetRequest ResetResponse Other Open;
-            /// Describes a step that is to run often.
+            /// Makes a callable: a step with fixed feeds and fetches.
             make_callable MakeCallable MakeCallableRequest MakeCallableResponse Other Once;
-            /// Runs a step that was described before.
+            /// Runs a callable.
             run_callable RunCallable RunCallableRequest RunCallableResponse Tensors Once;
-            /// Forgets a step that was described before.
+            /// Releases a callable.
             release_callable ReleaseCallable ReleaseCallableRequest ReleaseCallableResponse Other Repeat;
         }
     };
@@ -177,33 +177,34 @@ pub(crate) use {master_methods, worker_methods};
 
 macro_rules! service {
     (@more WorkerService) => {
-        /// Hands out several tensors of a step, each when it is there. Of the task of this process.
+        /// Delivers several tensors of a step, each as soon as it is available. For the task of this process.
         fn recv_tensors(&self, step_id: u64, keys: &Arc<[RendezvousKey]>, delivery: Delivery) -> Option<Guard> {
             let _ = (step_id, keys, delivery);
             None
         }
 
-        /// Asks for several tensors of a step at once; the question goes out with the next call or with
-        /// [`WorkerService::flush`]. `None` if they must be asked for one by one.
+        /// Requests several tensors of a step at once; the request is sent with the next call or by
+        /// [`WorkerService::flush`]. `None` if they must be requested one by one.
         fn ask_tensors(&self, step_id: u64, group: &Group, each: Each) -> Option<Guard> {
             let _ = (step_id, group, each);
             None
         }
 
-        /// Sends what waits for the next call, now.
+        /// Flushes deferred requests.
         fn flush(&self) {}
 
-        /// Whether this task and that one have told each other which cluster they are in.
+        /// Whether the two tasks have checked in a greeting that they have the same cluster.
         fn has_greeted(&self) -> bool {
             false
         }
 
-        /// A part of a step is about to be run here: asks for what it will need.
+        /// Requests the tensors that a part of a step will need, before the part runs here.
         fn prepare(&self, request: &RunGraphRequest) {
             let _ = request;
         }
 
-        /// Ends a step without an answer. False if that takes a call of [`WorkerService::cleanup_graph`].
+        /// Ends a step without a response. False if this is not supported and [`WorkerService::cleanup_graph`] is
+        /// needed.
         fn end_step(&self, step_id: u64) -> bool {
             let _ = step_id;
             false
@@ -215,7 +216,7 @@ macro_rules! service {
     )*) => {
         #[doc = concat!("`", $service, "`.")]
         pub trait $trait: Send + Sync + 'static {
-            /// Why the task cannot be reached, if it is of another process and the last attempt failed.
+            /// Why the task cannot be reached, if it is in another process and the last attempt failed.
             fn trouble(&self) -> Option<String> {
                 None
             }
