@@ -1,4 +1,4 @@
-//! `ClusterDef` and `ServerDef`: which tasks there are, and which of them a server is.
+//! `ClusterDef` and `ServerDef`: the tasks of a cluster, and the task of a server.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ pub struct ServerDef {
     /// Its task.
     #[prost(int32, tag = "3")]
     pub task_index: i32,
-    /// What sessions start from.
+    /// The default options of sessions.
     #[prost(message, optional, tag = "4")]
     pub default_session_config: Option<ConfigProto>,
     /// `grpc`.

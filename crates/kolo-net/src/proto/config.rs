@@ -1,7 +1,6 @@
-//! `ConfigProto`: how a session, or a whole server, is set up.
+//! `ConfigProto`: the options of a session, or of a server.
 //!
-//! Options that only steer TensorFlow's own graph rewriting are left out where Kolo has nothing that they could steer; a
-//! decoder skips them.
+//! Options of TensorFlow's own graph rewriting are omitted where Kolo has no counterpart; a decoder skips them.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +11,7 @@ use super::ClusterDef;
 /// `tensorflow.ConfigProto`: the options of a session, and the defaults of a server.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ConfigProto {
-    /// The most devices to use of each type. Read by a server at its start.
+    /// The maximum number of devices of each type. Read by a server at startup.
     #[prost(btree_map = "string, int32", tag = "1")]
     pub device_count: BTreeMap<String, i32>,
     /// Threads that share the work of one op; 0 lets the server choose.
@@ -24,10 +23,10 @@ pub struct ConfigProto {
     /// Partial device names. A session sees only devices that match one of them, and those of its own master.
     #[prost(string, repeated, tag = "4")]
     pub device_filters: Vec<String>,
-    /// Threads that run ops beside each other; 0 lets the server choose.
+    /// Threads that run ops concurrently; 0 lets the server choose.
     #[prost(int32, tag = "5")]
     pub inter_op_parallelism_threads: i32,
-    /// How GPUs are used. Read by a server at its start.
+    /// GPU options. Read by a server at startup.
     #[prost(message, optional, tag = "6")]
     pub gpu_options: Option<GpuOptions>,
     /// Whether a node may run elsewhere if its device has no kernel for it.
@@ -39,7 +38,7 @@ pub struct ConfigProto {
     /// Threads for this session alone; a cluster refuses it.
     #[prost(bool, tag = "9")]
     pub use_per_session_threads: bool,
-    /// What may be done to the graph before it runs.
+    /// Optimisations of the graph before it runs.
     #[prost(message, optional, tag = "10")]
     pub graph_options: Option<GraphOptions>,
     /// The default deadline of every call of the session; 0 is none.
@@ -48,16 +47,16 @@ pub struct ConfigProto {
     /// Thread pools for this session alone; a cluster refuses them.
     #[prost(message, repeated, tag = "12")]
     pub session_inter_op_thread_pool: Vec<ThreadPoolOptionProto>,
-    /// How calls are made.
+    /// RPC options.
     #[prost(message, optional, tag = "13")]
     pub rpc_options: Option<RpcOptions>,
-    /// The cluster, where the client and not the server names it.
+    /// The cluster, if the client provides it.
     #[prost(message, optional, tag = "14")]
     pub cluster_def: Option<ClusterDef>,
-    /// Whether the session has variables of its own.
+    /// Whether the session's variables are isolated.
     #[prost(bool, tag = "15")]
     pub isolate_session_state: bool,
-    /// Options that may go away.
+    /// Experimental options.
     #[prost(message, optional, tag = "16")]
     pub experimental: Option<ConfigExperimental>,
     /// Whether devices of the cluster are taken from the client.
@@ -65,7 +64,7 @@ pub struct ConfigProto {
     pub share_cluster_devices_in_session: bool,
 }
 
-/// `tensorflow.ConfigProto.Experimental`: options that may go away.
+/// `tensorflow.ConfigProto.Experimental`: experimental options.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ConfigExperimental {
     /// The task that leads collectives, as `/job:worker/replica:0/task:0`.
@@ -74,13 +73,13 @@ pub struct ConfigExperimental {
     /// Which executor to run with.
     #[prost(string, tag = "3")]
     pub executor_type: String,
-    /// The most bytes in a piece of a `RecvBufResponse`.
+    /// The maximum chunk size of a `RecvBufResponse`.
     #[prost(int32, tag = "4")]
     pub recv_buf_max_chunk: i32,
-    /// Whether memory is taken near the device.
+    /// Whether memory is allocated on the device's NUMA node.
     #[prost(bool, tag = "5")]
     pub use_numa_affinity: bool,
-    /// Whether collectives run one after another.
+    /// Whether collectives run sequentially.
     #[prost(bool, tag = "6")]
     pub collective_deterministic_sequential_execution: bool,
     /// Whether collectives use NCCL.
@@ -92,7 +91,7 @@ pub struct ConfigExperimental {
     /// Whether idle threads sleep at once.
     #[prost(bool, tag = "9")]
     pub disable_thread_spinning: bool,
-    /// As `ConfigProto.share_cluster_devices_in_session`, from before.
+    /// The former place of `ConfigProto.share_cluster_devices_in_session`.
     #[prost(bool, tag = "10")]
     pub share_cluster_devices_in_session: bool,
     /// A name for the session.
@@ -107,7 +106,7 @@ pub struct ConfigExperimental {
     /// TensorFlow's coordination service, which this runtime does without.
     #[prost(message, optional, tag = "23")]
     pub coordination_config: Option<CoordinationServiceConfig>,
-    /// Whether `optimize_for_static_graph` is overruled.
+    /// Whether `optimize_for_static_graph` is overridden.
     #[prost(bool, tag = "24")]
     pub disable_optimize_for_static_graph: bool,
 }
@@ -137,7 +136,7 @@ pub struct SessionMetadata {
 /// `tensorflow.ThreadPoolOptionProto`: a pool of threads.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ThreadPoolOptionProto {
-    /// How many; 0 lets the server choose.
+    /// The number of threads; 0 lets the server choose.
     #[prost(int32, tag = "1")]
     pub num_threads: i32,
     /// Pools of the same name are one pool.
@@ -145,19 +144,19 @@ pub struct ThreadPoolOptionProto {
     pub global_name: String,
 }
 
-/// `tensorflow.GPUOptions`: how GPUs are used.
+/// `tensorflow.GPUOptions`: GPU options.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct GpuOptions {
-    /// The share of each GPU's memory to take; 0 lets the server choose.
+    /// The fraction of each GPU's memory to use; 0 lets the server choose.
     #[prost(double, tag = "1")]
     pub per_process_gpu_memory_fraction: f64,
     /// Empty or `BFC`.
     #[prost(string, tag = "2")]
     pub allocator_type: String,
-    /// Bytes to collect before giving them back; 0 lets the server choose.
+    /// Bytes of deferred deallocations before they are flushed; 0 lets the server choose.
     #[prost(int64, tag = "3")]
     pub deferred_deletion_bytes: i64,
-    /// Whether memory is taken as it is needed and not at the start.
+    /// Whether memory is allocated on demand and not at startup.
     #[prost(bool, tag = "4")]
     pub allow_growth: bool,
     /// The GPUs to use, by physical number, in the order of their new numbers.
@@ -169,18 +168,18 @@ pub struct GpuOptions {
     /// Unused.
     #[prost(int32, tag = "7")]
     pub polling_inactive_delay_msecs: i32,
-    /// Whether all host tensors are put where a GPU can copy from.
+    /// Whether all host tensors are allocated in pinned memory.
     #[prost(bool, tag = "8")]
     pub force_gpu_compatible: bool,
-    /// Options that may go away.
+    /// Experimental options.
     #[prost(message, optional, tag = "9")]
     pub experimental: Option<GpuExperimental>,
 }
 
-/// `tensorflow.GPUOptions.Experimental`: GPU options that may go away.
+/// `tensorflow.GPUOptions.Experimental`: experimental GPU options.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct GpuExperimental {
-    /// How each visible GPU is cut into devices; empty is one device each.
+    /// The virtual devices of each visible GPU; empty is one device each.
     #[prost(message, repeated, tag = "1")]
     pub virtual_devices: Vec<VirtualDevices>,
     /// Whether more memory may be used than the GPU has.
@@ -195,18 +194,18 @@ pub struct GpuExperimental {
     /// Whether memory is reused only after the GPU has finished with it.
     #[prost(bool, tag = "5")]
     pub timestamped_allocator: bool,
-    /// How much of an allocation may stay unused.
+    /// The fraction of an allocation that may stay unused.
     #[prost(double, tag = "10")]
     pub internal_fragmentation_fraction: f64,
     /// Whether CUDA's own pool is used.
     #[prost(bool, tag = "11")]
     pub use_cuda_malloc_async: bool,
-    /// A number of equal devices to cut each GPU into.
+    /// The number of equal virtual devices of each GPU.
     #[prost(int32, tag = "15")]
     pub num_virtual_devices_per_gpu: i32,
 }
 
-/// `tensorflow.GPUOptions.Experimental.VirtualDevices`: the devices one GPU is cut into.
+/// `tensorflow.GPUOptions.Experimental.VirtualDevices`: the virtual devices of one GPU.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct VirtualDevices {
     /// The memory of each, in MiB.
@@ -220,7 +219,7 @@ pub struct VirtualDevices {
     pub device_ordinal: Vec<i32>,
 }
 
-/// `tensorflow.GraphOptions`: what may be done to a graph before it runs.
+/// `tensorflow.GraphOptions`: optimisations of a graph before it runs.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct GraphOptions {
     /// Whether receives are delayed until they are needed.
@@ -255,16 +254,16 @@ pub struct GraphOptions {
 /// `tensorflow.OptimizerOptions`: optimisations by the worker.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct OptimizerOptions {
-    /// Whether equal nodes become one.
+    /// Whether common subexpressions are eliminated.
     #[prost(bool, tag = "1")]
     pub do_common_subexpression_elimination: bool,
-    /// Whether nodes with constant inputs become constants.
+    /// Whether constants are folded.
     #[prost(bool, tag = "2")]
     pub do_constant_folding: bool,
     /// 0 is all of them (`L1`), -1 is none (`L0`).
     #[prost(int32, tag = "3")]
     pub opt_level: i32,
-    /// Whether calls are replaced by bodies.
+    /// Whether function calls are inlined.
     #[prost(bool, tag = "4")]
     pub do_function_inlining: bool,
     /// 0 default, -1 off, 1 and 2 on.
@@ -273,7 +272,7 @@ pub struct OptimizerOptions {
     /// The largest constant that folding may make; 0 is the default.
     #[prost(int64, tag = "6")]
     pub max_folded_constant_in_bytes: i64,
-    /// Whether `global_jit_level` holds for CPUs too.
+    /// Whether `global_jit_level` applies to CPUs too.
     #[prost(bool, tag = "7")]
     pub cpu_global_jit: bool,
 }
@@ -284,7 +283,7 @@ pub struct RewriterConfig {
     /// A toggle: tensor layouts.
     #[prost(int32, tag = "1")]
     pub layout_optimizer: i32,
-    /// Whether nodes that nobody needs are kept.
+    /// Whether unused nodes are kept.
     #[prost(bool, tag = "2")]
     pub disable_model_pruning: bool,
     /// A toggle: constant folding.
@@ -305,7 +304,7 @@ pub struct RewriterConfig {
     /// A toggle: functions.
     #[prost(int32, tag = "10")]
     pub function_optimization: i32,
-    /// How often all of them run: 0 default, 1 once, 2 twice.
+    /// The number of iterations: 0 default, 1 once, 2 twice.
     #[prost(int32, tag = "12")]
     pub meta_optimizer_iterations: i32,
     /// A toggle: shapes.
@@ -314,10 +313,10 @@ pub struct RewriterConfig {
     /// A toggle: fused ops.
     #[prost(int32, tag = "14")]
     pub remapping: i32,
-    /// Smaller graphs are left alone; -1 is no limit.
+    /// Smaller graphs are not optimised; -1 is no limit.
     #[prost(int32, tag = "17")]
     pub min_graph_nodes: i32,
-    /// Whether all of it is off.
+    /// Whether all optimisations are off.
     #[prost(bool, tag = "19")]
     pub disable_meta_optimizer: bool,
     /// A toggle: mixed precision.
@@ -342,7 +341,7 @@ pub struct CustomGraphOptimizer {
     pub parameter_map: BTreeMap<String, AttrValue>,
 }
 
-/// `tensorflow.RPCOptions`: how calls are made.
+/// `tensorflow.RPCOptions`: RPC options.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RpcOptions {
     /// Whether a master in the same process is called through its socket.
@@ -354,10 +353,10 @@ pub struct RpcOptions {
     /// 0 to 3.
     #[prost(int32, tag = "3")]
     pub compression_level: i32,
-    /// Whether responses of RecvTensor are kept until they are acknowledged.
+    /// Whether responses of RecvTensor are cached until they are acknowledged.
     #[prost(bool, tag = "4")]
     pub cache_rpc_response: bool,
-    /// Whether each session has connections of its own.
+    /// Whether sessions do not share connections.
     #[prost(bool, tag = "5")]
     pub disable_session_connection_sharing: bool,
     /// Connections to each task; 0 is one.

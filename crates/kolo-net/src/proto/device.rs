@@ -1,4 +1,4 @@
-//! `DeviceAttributes`: what a task says about its devices.
+//! `DeviceAttributes`: the description of a task's devices.
 
 /// `tensorflow.DeviceAttributes`: one device.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -6,7 +6,7 @@ pub struct DeviceAttributes {
     /// The full name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// `CPU`, `GPU`, or a type that we may not know.
+    /// `CPU`, `GPU`, or an unknown type.
     #[prost(string, tag = "2")]
     pub device_type: String,
     /// Bytes of memory.
@@ -18,7 +18,7 @@ pub struct DeviceAttributes {
     /// A random number, never 0, that is new whenever the process starts.
     #[prost(fixed64, tag = "6")]
     pub incarnation: u64,
-    /// What the device really is, for people.
+    /// A description of the physical device.
     #[prost(string, tag = "7")]
     pub physical_device_desc: String,
     /// XLA's number, or -1.
@@ -57,7 +57,7 @@ pub struct InterconnectLink {
     /// The kind of link.
     #[prost(string, tag = "2")]
     pub r#type: String,
-    /// The larger, the faster.
+    /// Larger is faster.
     #[prost(int32, tag = "3")]
     pub strength: i32,
 }

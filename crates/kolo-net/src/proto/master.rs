@@ -5,7 +5,7 @@ use kolo_graph::wire::proto::GraphDef;
 use super::{CallableOptions, ConfigProto, DeviceAttributes, NamedTensorProto, RunMetadata, RunOptions};
 use crate::tensor_wire::WireTensor;
 
-/// `tensorflow.CreateSessionRequest`: open a session.
+/// `tensorflow.CreateSessionRequest`: creates a session.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CreateSessionRequest {
     /// The graph so far, often empty.
@@ -19,18 +19,18 @@ pub struct CreateSessionRequest {
     pub target: String,
 }
 
-/// `tensorflow.CreateSessionResponse`: a session is open.
+/// `tensorflow.CreateSessionResponse`: the session is created.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CreateSessionResponse {
-    /// What to call it from now on.
+    /// Its handle.
     #[prost(string, tag = "1")]
     pub session_handle: String,
-    /// To be sent with the first ExtendSession.
+    /// The graph's version, to be sent with the first ExtendSession.
     #[prost(int64, tag = "2")]
     pub graph_version: i64,
 }
 
-/// `tensorflow.ExtendSessionRequest`: add nodes to a session's graph.
+/// `tensorflow.ExtendSessionRequest`: adds nodes to a session's graph.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ExtendSessionRequest {
     /// The session.
@@ -44,15 +44,15 @@ pub struct ExtendSessionRequest {
     pub current_graph_version: i64,
 }
 
-/// `tensorflow.ExtendSessionResponse`: the nodes are there.
+/// `tensorflow.ExtendSessionResponse`: the nodes are added.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ExtendSessionResponse {
-    /// To be sent with the next ExtendSession.
+    /// The graph's version, to be sent with the next ExtendSession.
     #[prost(int64, tag = "4")]
     pub new_graph_version: i64,
 }
 
-/// `tensorflow.RunStepRequest`: run a step.
+/// `tensorflow.RunStepRequest`: runs a step.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RunStepRequest {
     /// The session.
@@ -61,10 +61,10 @@ pub struct RunStepRequest {
     /// Values, by endpoint such as `x:0`.
     #[prost(message, repeated, tag = "2")]
     pub feed: Vec<NamedTensorProto>,
-    /// Endpoints whose values are wanted.
+    /// Endpoints to fetch.
     #[prost(string, repeated, tag = "3")]
     pub fetch: Vec<String>,
-    /// Nodes to run besides.
+    /// Further nodes to run.
     #[prost(string, repeated, tag = "4")]
     pub target: Vec<String>,
     /// The options.
@@ -81,13 +81,13 @@ pub struct RunStepRequest {
     pub request_id: i64,
 }
 
-/// `tensorflow.RunStepResponse`: what the step gave.
+/// `tensorflow.RunStepResponse`: the results of a step.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RunStepResponse {
     /// The fetched values, by endpoint, in any order.
     #[prost(message, repeated, tag = "1")]
     pub tensor: Vec<NamedTensorProto>,
-    /// Traces and graphs, if they were asked for.
+    /// Traces and graphs, if requested.
     #[prost(message, optional, tag = "2")]
     pub metadata: Option<RunMetadata>,
     /// The error's code, or 0.
@@ -98,7 +98,7 @@ pub struct RunStepResponse {
     pub status_error_message: String,
 }
 
-/// `tensorflow.PartialRunSetupRequest`: begin a step that is fed and fetched in parts.
+/// `tensorflow.PartialRunSetupRequest`: starts a step that is fed and fetched in parts.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PartialRunSetupRequest {
     /// The session.
@@ -110,7 +110,7 @@ pub struct PartialRunSetupRequest {
     /// All endpoints that may be fetched.
     #[prost(string, repeated, tag = "3")]
     pub fetch: Vec<String>,
-    /// Nodes to run besides.
+    /// Further nodes to run.
     #[prost(string, repeated, tag = "4")]
     pub target: Vec<String>,
     /// A random number; 0 is none.
@@ -118,15 +118,15 @@ pub struct PartialRunSetupRequest {
     pub request_id: i64,
 }
 
-/// `tensorflow.PartialRunSetupResponse`: the step has begun.
+/// `tensorflow.PartialRunSetupResponse`: the step has started.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PartialRunSetupResponse {
-    /// What to call it.
+    /// Its handle.
     #[prost(string, tag = "1")]
     pub partial_run_handle: String,
 }
 
-/// `tensorflow.CloseSessionRequest`: end a session and its steps.
+/// `tensorflow.CloseSessionRequest`: closes a session and cancels its steps.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CloseSessionRequest {
     /// The session.
@@ -134,34 +134,34 @@ pub struct CloseSessionRequest {
     pub session_handle: String,
 }
 
-/// `tensorflow.CloseSessionResponse`: the session is gone.
+/// `tensorflow.CloseSessionResponse`: the session is closed.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CloseSessionResponse {}
 
-/// `tensorflow.ResetRequest`: end all sessions and clear containers.
+/// `tensorflow.ResetRequest`: closes all sessions and clears containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ResetRequest {
     /// The containers; empty is the default one.
     #[prost(string, repeated, tag = "1")]
     pub container: Vec<String>,
-    /// On which tasks.
+    /// The tasks to reset.
     #[prost(string, repeated, tag = "2")]
     pub device_filters: Vec<String>,
 }
 
-/// `tensorflow.ResetResponse`: they are gone.
+/// `tensorflow.ResetResponse`: they are closed and cleared.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ResetResponse {}
 
-/// `tensorflow.ListDevicesRequest`: which devices are there?
+/// `tensorflow.ListDevicesRequest`: lists devices.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ListDevicesRequest {
-    /// Those of this session; empty is those of the server.
+    /// The session whose devices to list; empty is the server.
     #[prost(string, tag = "1")]
     pub session_handle: String,
 }
 
-/// `tensorflow.ListDevicesResponse`: these are.
+/// `tensorflow.ListDevicesResponse`: the devices.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ListDevicesResponse {
     /// The server's own.
@@ -172,7 +172,7 @@ pub struct ListDevicesResponse {
     pub remote_device: Vec<DeviceAttributes>,
 }
 
-/// `tensorflow.MakeCallableRequest`: describe a step that is to run often.
+/// `tensorflow.MakeCallableRequest`: makes a callable.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct MakeCallableRequest {
     /// The session.
@@ -186,15 +186,15 @@ pub struct MakeCallableRequest {
     pub request_id: i64,
 }
 
-/// `tensorflow.MakeCallableResponse`: the step is ready.
+/// `tensorflow.MakeCallableResponse`: the callable is made.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct MakeCallableResponse {
-    /// What to call it. The first is 0.
+    /// Its handle. The first is 0.
     #[prost(int64, tag = "1")]
     pub handle: i64,
 }
 
-/// `tensorflow.RunCallableRequest`: run a step that was described before.
+/// `tensorflow.RunCallableRequest`: runs a callable.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RunCallableRequest {
     /// The session.
@@ -203,7 +203,7 @@ pub struct RunCallableRequest {
     /// The step.
     #[prost(int64, tag = "2")]
     pub handle: i64,
-    /// The values, in the order of the description.
+    /// The values, in the order of the callable's options.
     #[prost(message, repeated, tag = "3")]
     pub feed: Vec<WireTensor>,
     /// A random number; 0 is none.
@@ -211,18 +211,18 @@ pub struct RunCallableRequest {
     pub request_id: i64,
 }
 
-/// `tensorflow.RunCallableResponse`: what the step gave.
+/// `tensorflow.RunCallableResponse`: the results of a step.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RunCallableResponse {
-    /// The values, in the order of the description.
+    /// The values, in the order of the callable's options.
     #[prost(message, repeated, tag = "1")]
     pub fetch: Vec<WireTensor>,
-    /// Traces and graphs, if they were asked for.
+    /// Traces and graphs, if requested.
     #[prost(message, optional, tag = "2")]
     pub metadata: Option<RunMetadata>,
 }
 
-/// `tensorflow.ReleaseCallableRequest`: forget a step that was described before.
+/// `tensorflow.ReleaseCallableRequest`: releases a callable.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ReleaseCallableRequest {
     /// The session.
@@ -233,6 +233,6 @@ pub struct ReleaseCallableRequest {
     pub handle: i64,
 }
 
-/// `tensorflow.ReleaseCallableResponse`: it is forgotten.
+/// `tensorflow.ReleaseCallableResponse`: it is released.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ReleaseCallableResponse {}

@@ -1,9 +1,9 @@
 //! The messages of TensorFlow's services, with TensorFlow's names and field numbers.
 //!
 //! They are written as those of [`kolo_graph::wire::proto`] are, and use them for graphs. Tensors are
-//! [`WireTensor`](crate::tensor_wire::WireTensor)s, which move between the wire and a tensor's own memory without a stop
-//! in between. Enums are plain `i32`s, since a newer peer may send values that we do not know. Names that TensorFlow
-//! nests in other messages are flat here: `ConfigProto.Experimental` is [`ConfigExperimental`].
+//! [`WireTensor`](crate::tensor_wire::WireTensor)s, which are decoded into and encoded from a tensor's memory without
+//! an intermediate copy. Enums are plain `i32`s, since a newer peer may send values that we do not know. Names that
+//! TensorFlow nests in other messages are flat here: `ConfigProto.Experimental` is [`ConfigExperimental`].
 
 mod cluster;
 mod config;

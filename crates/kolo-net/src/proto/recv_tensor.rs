@@ -1,4 +1,4 @@
-//! `RecvTensorResponse`, whose bytes have the order that TensorFlow's workers give them.
+//! `RecvTensorResponse`, whose fields are written in the order of TensorFlow's workers.
 
 use bytes::{Buf, BufMut};
 use prost::encoding::{self, DecodeContext, WireType};
@@ -7,13 +7,13 @@ use prost::{DecodeError, Message};
 use super::Any;
 use crate::tensor_wire::{Form, Layout, WireTensor};
 
-/// `tensorflow.RecvTensorResponse`: a tensor that another task asked for.
+/// `tensorflow.RecvTensorResponse`: a tensor that another task requested.
 ///
-/// TensorFlow writes elements that lie side by side as the very last bytes, after everything that is known of them, so
-/// that a reader can put them where they belong. So does this; it reads the fields in any order.
+/// TensorFlow writes contiguous elements as the last bytes, after dtype and shape, so that a reader can allocate the
+/// tensor first and decode into it. So does this; fields are accepted in any order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecvTensorResponse {
-    /// The tensor. Of no meaning, and of another dtype perhaps, if the value is dead.
+    /// The tensor. Meaningless, and perhaps of another dtype, if the value is dead.
     pub tensor: Option<WireTensor>,
     /// Whether the value is dead: it belongs to a branch that was not taken.
     pub is_dead: bool,

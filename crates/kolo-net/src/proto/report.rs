@@ -1,6 +1,6 @@
-//! `KoloReport`: what a task is doing. Kolo's own; TensorFlow's tasks do not know it.
+//! `KoloReport`: what a task is doing. Kolo's own; TensorFlow's tasks do not implement it.
 
-/// What is this task doing?
+/// Requests a report.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct KoloReportRequest {
     /// Only this step; 0 is all of them.
@@ -17,7 +17,7 @@ pub struct KoloReportResponse {
     /// The steps that it takes part in.
     #[prost(message, repeated, tag = "2")]
     pub step: Vec<StepReport>,
-    /// How many steps have ended here.
+    /// The number of steps that have ended here.
     #[prost(uint64, tag = "3")]
     pub n_ended: u64,
     /// How long ago the last of them ended, in milliseconds; -1 if none has.
@@ -32,7 +32,7 @@ pub struct KoloReportResponse {
     /// The steps that it is the master of.
     #[prost(message, repeated, tag = "7")]
     pub mastered: Vec<MasteredStep>,
-    /// The cluster as it was told it.
+    /// Its cluster spec.
     #[prost(message, optional, tag = "8")]
     pub cluster: Option<super::ClusterDef>,
 }
@@ -57,19 +57,19 @@ pub struct StepReport {
     /// The step.
     #[prost(int64, tag = "1")]
     pub step_id: i64,
-    /// How long the task has known it, in milliseconds.
+    /// How long the task has had it, in milliseconds.
     #[prost(uint64, tag = "2")]
     pub age_ms: u64,
-    /// Whether the master has said what to run.
+    /// Whether `RunGraph` has been received.
     #[prost(bool, tag = "3")]
     pub has_begun: bool,
     /// What its nodes wait for.
     #[prost(message, repeated, tag = "4")]
     pub wait: Vec<WaitReport>,
-    /// How many threads run its kernels now.
+    /// The number of threads that run its kernels now.
     #[prost(uint32, tag = "5")]
     pub n_running: u32,
-    /// How many of its nodes are ready and run by nobody.
+    /// The number of its nodes that are ready while no thread runs them.
     #[prost(uint32, tag = "6")]
     pub n_unattended: u32,
 }
@@ -86,7 +86,7 @@ pub struct WaitReport {
     /// How long it has waited, in milliseconds.
     #[prost(uint64, tag = "3")]
     pub lasts_ms: u64,
-    /// The task that must send, if it waits for a tensor.
+    /// The sending task, if it waits for a tensor.
     #[prost(string, tag = "4")]
     pub from_task: String,
     /// The tensor.

@@ -1,4 +1,4 @@
-//! Options and results of one step, and of a callable, which is a step with its options given beforehand.
+//! Options and results of one step, and of a callable, which is a step with fixed feeds, fetches and options.
 
 use std::collections::BTreeMap;
 
@@ -18,21 +18,21 @@ pub struct RunOptions {
     /// Which of the session's thread pools to use.
     #[prost(int32, tag = "3")]
     pub inter_op_thread_pool: i32,
-    /// Whether the graphs that ran come back.
+    /// Whether to return the graphs that ran.
     #[prost(bool, tag = "5")]
     pub output_partition_graphs: bool,
     /// Tensors to watch.
     #[prost(message, optional, tag = "6")]
     pub debug_options: Option<DebugOptions>,
-    /// Whether running out of memory lists who holds it.
+    /// Whether allocations are reported if the step runs out of memory.
     #[prost(bool, tag = "7")]
     pub report_tensor_allocations_upon_oom: bool,
-    /// Options that may go away.
+    /// Experimental options.
     #[prost(message, optional, tag = "8")]
     pub experimental: Option<RunExperimental>,
 }
 
-/// `tensorflow.RunOptions.Experimental`: step options that may go away.
+/// `tensorflow.RunOptions.Experimental`: experimental step options.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RunExperimental {
     /// Which graph with collectives this is; all tasks must agree. 0 is none.
@@ -49,7 +49,7 @@ pub struct RunExperimental {
 /// `tensorflow.RunOptions.Experimental.RunHandlerPoolOptions`: the priority of a step.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RunHandlerPoolOptions {
-    /// The larger, the sooner.
+    /// Larger is more urgent.
     #[prost(int64, tag = "1")]
     pub priority: i64,
 }
@@ -60,10 +60,10 @@ pub struct DebugOptions {
     /// The tensors.
     #[prost(message, repeated, tag = "4")]
     pub debug_tensor_watch_opts: Vec<DebugTensorWatch>,
-    /// The step's number, for people.
+    /// The step's number, for reports.
     #[prost(int64, tag = "10")]
     pub global_step: i64,
-    /// Whether the count of dumped bytes starts again.
+    /// Whether to reset the count of dumped bytes.
     #[prost(bool, tag = "11")]
     pub reset_disk_byte_usage: bool,
 }
@@ -77,24 +77,24 @@ pub struct DebugTensorWatch {
     /// Its output; -1 is all of them.
     #[prost(int32, tag = "2")]
     pub output_slot: i32,
-    /// What to do with each value.
+    /// The debug ops to apply to each value.
     #[prost(string, repeated, tag = "3")]
     pub debug_ops: Vec<String>,
     /// Where to write the results.
     #[prost(string, repeated, tag = "4")]
     pub debug_urls: Vec<String>,
-    /// Whether debug ops that do not fit are skipped.
+    /// Whether incompatible debug ops are skipped.
     #[prost(bool, tag = "5")]
     pub tolerate_debug_op_creation_failures: bool,
 }
 
-/// `tensorflow.RunMetadata`: what is known of a step after it ran.
+/// `tensorflow.RunMetadata`: statistics and graphs of a step that ran.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RunMetadata {
-    /// What ran when.
+    /// Timing statistics.
     #[prost(message, optional, tag = "1")]
     pub step_stats: Option<StepStats>,
-    /// What it cost.
+    /// Costs.
     #[prost(message, optional, tag = "2")]
     pub cost_graph: Option<CostGraphDef>,
     /// The graphs that ran, one for each device.
@@ -122,7 +122,7 @@ pub struct FunctionGraphs {
     pub post_optimization_graph: Option<GraphDef>,
 }
 
-/// `tensorflow.CallableOptions`: a step that is described once and run often.
+/// `tensorflow.CallableOptions`: the fixed feeds, fetches and options of a callable.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CallableOptions {
     /// The tensors to feed, in the order of the values to come.
@@ -131,13 +131,13 @@ pub struct CallableOptions {
     /// The tensors to fetch, in the order of the values to return.
     #[prost(string, repeated, tag = "2")]
     pub fetch: Vec<String>,
-    /// The nodes to run besides.
+    /// Further nodes to run.
     #[prost(string, repeated, tag = "3")]
     pub target: Vec<String>,
     /// The options of each run.
     #[prost(message, optional, tag = "4")]
     pub run_options: Option<RunOptions>,
-    /// Tensors that take the place of others.
+    /// Tensors that replace others.
     #[prost(message, repeated, tag = "5")]
     pub tensor_connection: Vec<TensorConnection>,
     /// Where fed values live; clusters refuse it.
@@ -146,18 +146,18 @@ pub struct CallableOptions {
     /// Where fetched values should live; clusters refuse it.
     #[prost(btree_map = "string, string", tag = "7")]
     pub fetch_devices: BTreeMap<String, String>,
-    /// Whether fetched values may still be in the making.
+    /// Whether fetched values may be returned before the device has computed them.
     #[prost(bool, tag = "8")]
     pub fetch_skip_sync: bool,
 }
 
-/// `tensorflow.TensorConnection`: a tensor that takes the place of another.
+/// `tensorflow.TensorConnection`: a tensor that replaces another.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TensorConnection {
-    /// The one that is used.
+    /// The replacement.
     #[prost(string, tag = "1")]
     pub from_tensor: String,
-    /// The one that it replaces.
+    /// The tensor that it replaces.
     #[prost(string, tag = "2")]
     pub to_tensor: String,
 }

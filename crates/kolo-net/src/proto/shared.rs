@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::tensor_wire::WireTensor;
 
-/// `tensorflow.NamedTensorProto`: a tensor and what it is called. In a RunStep the name is an endpoint such as `x:0`, in a
+/// `tensorflow.NamedTensorProto`: a tensor and its name. In a RunStep the name is an endpoint such as `x:0`, in a
 /// RunGraph the key of a rendezvous.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NamedTensorProto {

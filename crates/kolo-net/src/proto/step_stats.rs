@@ -1,10 +1,10 @@
-//! `StepStats`: what ran when in a step, and `CostGraphDef`: what it cost.
+//! `StepStats`: the timing of a step, and `CostGraphDef`: its costs.
 
 use std::collections::BTreeMap;
 
 use kolo_graph::wire::proto::TensorShapeProto;
 
-/// `tensorflow.StepStats`: what ran when.
+/// `tensorflow.StepStats`: the timing of a step.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct StepStats {
     /// By device.
@@ -12,7 +12,7 @@ pub struct StepStats {
     pub dev_stats: Vec<DeviceStepStats>,
 }
 
-/// `tensorflow.DeviceStepStats`: what ran on one device.
+/// `tensorflow.DeviceStepStats`: the timing of one device.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct DeviceStepStats {
     /// The device's name.
@@ -44,13 +44,13 @@ pub struct NodeExecStats {
     /// When all of it ended, after `all_start_micros`.
     #[prost(int64, tag = "5")]
     pub all_end_rel_micros: i64,
-    /// Memory it took.
+    /// Memory it allocated.
     #[prost(message, repeated, tag = "6")]
     pub memory: Vec<AllocatorMemoryUsed>,
     /// Its outputs.
     #[prost(message, repeated, tag = "7")]
     pub output: Vec<NodeOutput>,
-    /// What to show for it.
+    /// Its label in timelines.
     #[prost(string, tag = "8")]
     pub timeline_label: String,
     /// When it became ready, in microseconds since 1970.
@@ -82,22 +82,22 @@ pub struct NodeExecStats {
     pub scheduled_nanos: i64,
 }
 
-/// `tensorflow.AllocatorMemoryUsed`: memory that a node took.
+/// `tensorflow.AllocatorMemoryUsed`: memory that a node allocated.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AllocatorMemoryUsed {
-    /// Who gave it.
+    /// The allocator's name.
     #[prost(string, tag = "1")]
     pub allocator_name: String,
-    /// All bytes it took.
+    /// The total number of bytes.
     #[prost(int64, tag = "2")]
     pub total_bytes: i64,
-    /// The most it held at once.
+    /// The peak number of bytes.
     #[prost(int64, tag = "3")]
     pub peak_bytes: i64,
-    /// What it held at its end.
+    /// Its live bytes at the end.
     #[prost(int64, tag = "4")]
     pub live_bytes: i64,
-    /// What all nodes held at its end.
+    /// The allocator's live bytes at the end.
     #[prost(int64, tag = "5")]
     pub allocator_bytes_in_use: i64,
     /// Each of its allocations.
@@ -111,7 +111,7 @@ pub struct AllocationRecord {
     /// When.
     #[prost(int64, tag = "1")]
     pub alloc_micros: i64,
-    /// Bytes; negative for giving back.
+    /// Bytes; negative for a deallocation.
     #[prost(int64, tag = "2")]
     pub alloc_bytes: i64,
 }
@@ -122,7 +122,7 @@ pub struct NodeOutput {
     /// Which output.
     #[prost(int32, tag = "1")]
     pub slot: i32,
-    /// What came out.
+    /// The tensor.
     #[prost(message, optional, tag = "3")]
     pub tensor_description: Option<TensorDescription>,
 }
@@ -144,19 +144,19 @@ pub struct TensorDescription {
 /// `tensorflow.AllocationDescription`: a piece of memory.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AllocationDescription {
-    /// Bytes asked for.
+    /// Bytes requested.
     #[prost(int64, tag = "1")]
     pub requested_bytes: i64,
-    /// Bytes given.
+    /// Bytes allocated.
     #[prost(int64, tag = "2")]
     pub allocated_bytes: i64,
-    /// Who gave them.
+    /// The allocator's name.
     #[prost(string, tag = "3")]
     pub allocator_name: String,
-    /// A number that is its own.
+    /// The allocation's id.
     #[prost(int64, tag = "4")]
     pub allocation_id: i64,
-    /// Whether one tensor alone uses it.
+    /// Whether only one tensor uses it.
     #[prost(bool, tag = "5")]
     pub has_single_reference: bool,
     /// Its address.
@@ -167,29 +167,29 @@ pub struct AllocationDescription {
 /// `tensorflow.MemoryStats`: memory that a node keeps.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct MemoryStats {
-    /// Bytes while it ran.
+    /// Temporary bytes.
     #[prost(int64, tag = "1")]
     pub temp_memory_size: i64,
-    /// Bytes for good.
+    /// Persistent bytes.
     #[prost(int64, tag = "3")]
     pub persistent_memory_size: i64,
-    /// The allocations of those.
+    /// The persistent allocations' ids.
     #[prost(int64, repeated, tag = "5")]
     pub persistent_tensor_alloc_ids: Vec<i64>,
 }
 
-/// `tensorflow.CostGraphDef`: what the nodes of a graph cost.
+/// `tensorflow.CostGraphDef`: the costs of a graph's nodes.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CostGraphDef {
     /// The nodes.
     #[prost(message, repeated, tag = "1")]
     pub node: Vec<CostNode>,
-    /// All of it.
+    /// The total costs.
     #[prost(message, repeated, tag = "2")]
     pub cost: Vec<AggregatedCost>,
 }
 
-/// `tensorflow.CostGraphDef.Node`: what one node cost.
+/// `tensorflow.CostGraphDef.Node`: the cost of one node.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CostNode {
     /// The node's name.
@@ -207,19 +207,19 @@ pub struct CostNode {
     /// Its outputs.
     #[prost(message, repeated, tag = "5")]
     pub output_info: Vec<OutputInfo>,
-    /// Bytes while it ran.
+    /// Temporary bytes.
     #[prost(int64, tag = "6")]
     pub temporary_memory_size: i64,
-    /// Whether its outputs leave the graph.
+    /// Whether its outputs are fetched.
     #[prost(bool, tag = "7")]
     pub is_final: bool,
-    /// Nodes it waits for.
+    /// Its control inputs.
     #[prost(int32, repeated, tag = "8")]
     pub control_input: Vec<i32>,
     /// Microseconds, measured or estimated.
     #[prost(int64, tag = "9")]
     pub compute_cost: i64,
-    /// Bytes for good.
+    /// Persistent bytes.
     #[prost(int64, tag = "12")]
     pub persistent_memory_size: i64,
     /// Estimated time of computing.
@@ -267,7 +267,7 @@ pub struct AggregatedCost {
     /// The amount.
     #[prost(float, tag = "1")]
     pub cost: f32,
-    /// Of what.
+    /// The kind of cost.
     #[prost(string, tag = "2")]
     pub dimension: String,
 }

@@ -1,4 +1,4 @@
-//! Any bytes are read or refused, for every message of both services.
+//! Decoding arbitrary bytes never panics, for every message of both services.
 
 use proptest::prelude::*;
 use prost::Message;
@@ -6,7 +6,7 @@ use prost::Message;
 use super::*;
 use crate::services::{master_methods, worker_methods};
 
-/// Reads bytes as a message; what was read can be written and read again.
+/// Decodes bytes as a message; a decoded message survives a round trip.
 fn read<M: Message + Default + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
     if let Ok(message) = M::decode(bytes) {
         let written = message.encode_to_vec();
@@ -30,7 +30,7 @@ macro_rules! read_all {
 worker_methods!(read_all read_worker);
 master_methods!(read_all read_master);
 
-/// Fields as they are in real messages: a small tag, a wire type, something of the right form, often nested.
+/// Plausible fields: a small tag, a wire type, a value of that type, often nested.
 fn field() -> impl Strategy<Value = Vec<u8>> {
     let leaf = prop_oneof![
         (1u8..20, any::<u64>()).prop_map(|(tag, value)| {
@@ -71,7 +71,7 @@ proptest! {
     }
 }
 
-/// Numbers that are easy to get wrong.
+/// Field numbers and types that are easy to get wrong.
 #[test]
 fn field_numbers_are_those_of_tensorflow() {
     let key = |message: &dyn Fn() -> Vec<u8>| message()[0] >> 3;

@@ -1,6 +1,6 @@
-//! The messages of `WorkerService`, which a master calls, and a worker that wants another one's tensors.
+//! The messages of `WorkerService`, which masters call, and workers that need tensors of another worker.
 //!
-//! `RecvTensorResponse` is in a file of its own, since its bytes have an order of their own.
+//! `RecvTensorResponse` is in a separate file, since its fields have a fixed order.
 
 use bytes::Bytes;
 use kolo_graph::wire::proto::{GraphDef, TensorShapeProto};
@@ -10,11 +10,11 @@ use super::{
     ServerDef, StepStats,
 };
 
-/// `tensorflow.GetStatusRequest`: are you there?
+/// `tensorflow.GetStatusRequest`: requests the task's status.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct GetStatusRequest {}
 
-/// `tensorflow.GetStatusResponse`: yes.
+/// `tensorflow.GetStatusResponse`: the task is up.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct GetStatusResponse {
     /// The task's devices.
@@ -22,16 +22,16 @@ pub struct GetStatusResponse {
     pub device_attributes: Vec<DeviceAttributes>,
 }
 
-/// `tensorflow.CreateWorkerSessionRequest`: take part in a session.
+/// `tensorflow.CreateWorkerSessionRequest`: creates a session on a worker.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CreateWorkerSessionRequest {
     /// The session.
     #[prost(string, tag = "1")]
     pub session_handle: String,
-    /// Who the worker is, where the client names the cluster.
+    /// The worker's task, if the client provides the cluster.
     #[prost(message, optional, tag = "2")]
     pub server_def: Option<ServerDef>,
-    /// Whether the session has variables of its own.
+    /// Whether the session's variables are isolated.
     #[prost(bool, tag = "3")]
     pub isolate_session_state: bool,
     /// The devices of all tasks.
@@ -45,11 +45,11 @@ pub struct CreateWorkerSessionRequest {
     pub master_incarnation: i64,
 }
 
-/// `tensorflow.CreateWorkerSessionResponse`: the worker takes part.
+/// `tensorflow.CreateWorkerSessionResponse`: the session is created.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CreateWorkerSessionResponse {}
 
-/// `tensorflow.DeleteWorkerSessionRequest`: the session has ended.
+/// `tensorflow.DeleteWorkerSessionRequest`: deletes a session from a worker.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct DeleteWorkerSessionRequest {
     /// The session.
@@ -57,11 +57,11 @@ pub struct DeleteWorkerSessionRequest {
     pub session_handle: String,
 }
 
-/// `tensorflow.DeleteWorkerSessionResponse`: the worker has forgotten it.
+/// `tensorflow.DeleteWorkerSessionResponse`: the session is deleted.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct DeleteWorkerSessionResponse {}
 
-/// `tensorflow.RegisterGraphRequest`: here is your part of a graph.
+/// `tensorflow.RegisterGraphRequest`: registers a part of a graph.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegisterGraphRequest {
     /// The session.
@@ -73,13 +73,13 @@ pub struct RegisterGraphRequest {
     /// Unused.
     #[prost(bool, tag = "3")]
     pub has_control_flow: bool,
-    /// What may be done to it.
+    /// Its optimisation options.
     #[prost(message, optional, tag = "4")]
     pub graph_options: Option<GraphOptions>,
     /// Tensors to watch.
     #[prost(message, optional, tag = "5")]
     pub debug_options: Option<DebugOptions>,
-    /// Whether the session was announced; otherwise it is the one for all.
+    /// Whether CreateWorkerSession was called; otherwise the default session is used.
     #[prost(bool, tag = "6")]
     pub create_worker_session_called: bool,
     /// Which graph with collectives this is a part of; 0 is none.
@@ -90,15 +90,15 @@ pub struct RegisterGraphRequest {
     pub config_proto: Option<ConfigProto>,
 }
 
-/// `tensorflow.RegisterGraphResponse`: the part is ready.
+/// `tensorflow.RegisterGraphResponse`: the part is registered.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegisterGraphResponse {
-    /// What to call it.
+    /// Its handle.
     #[prost(string, tag = "1")]
     pub graph_handle: String,
 }
 
-/// `tensorflow.DeregisterGraphRequest`: forget a part of a graph.
+/// `tensorflow.DeregisterGraphRequest`: deregisters a part of a graph.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct DeregisterGraphRequest {
     /// The part.
@@ -112,11 +112,11 @@ pub struct DeregisterGraphRequest {
     pub create_worker_session_called: bool,
 }
 
-/// `tensorflow.DeregisterGraphResponse`: it is forgotten.
+/// `tensorflow.DeregisterGraphResponse`: it is deregistered.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct DeregisterGraphResponse {}
 
-/// `tensorflow.CleanupAllRequest`: clear containers.
+/// `tensorflow.CleanupAllRequest`: clears containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CleanupAllRequest {
     /// The containers; empty is the default one.
@@ -124,7 +124,7 @@ pub struct CleanupAllRequest {
     pub container: Vec<String>,
 }
 
-/// `tensorflow.CleanupAllResponse`: they are clear.
+/// `tensorflow.CleanupAllResponse`: they are cleared.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CleanupAllResponse {}
 
@@ -134,18 +134,18 @@ pub struct ExecutorOpts {
     /// Costs.
     #[prost(bool, tag = "1")]
     pub record_costs: bool,
-    /// What ran when.
+    /// Timing statistics.
     #[prost(bool, tag = "3")]
     pub record_timeline: bool,
     /// The graphs that ran.
     #[prost(bool, tag = "4")]
     pub record_partition_graphs: bool,
-    /// Who holds memory when there is none left.
+    /// Allocations, if the step runs out of memory.
     #[prost(bool, tag = "5")]
     pub report_tensor_allocations_upon_oom: bool,
 }
 
-/// `tensorflow.RunGraphRequest`: run your part of a step.
+/// `tensorflow.RunGraphRequest`: runs a part of a step.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RunGraphRequest {
     /// The part of the graph.
@@ -157,7 +157,7 @@ pub struct RunGraphRequest {
     /// Values to put into the rendezvous first, by key.
     #[prost(message, repeated, tag = "3")]
     pub send: Vec<NamedTensorProto>,
-    /// Keys whose values are wanted at the end.
+    /// Keys of the values to return.
     #[prost(string, repeated, tag = "4")]
     pub recv_key: Vec<String>,
     /// What to record.
@@ -186,16 +186,16 @@ pub struct RunGraphRequest {
 /// `tensorflow.RunGraphResponse`: the part has run.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RunGraphResponse {
-    /// The values that were wanted, by key.
+    /// The requested values, by key.
     #[prost(message, repeated, tag = "1")]
     pub recv: Vec<NamedTensorProto>,
-    /// What ran when, if it was asked for.
+    /// Timing statistics, if requested.
     #[prost(message, optional, tag = "2")]
     pub step_stats: Option<StepStats>,
-    /// What it cost, if it was asked for.
+    /// Costs, if requested.
     #[prost(message, optional, tag = "3")]
     pub cost_graph: Option<CostGraphDef>,
-    /// The graphs that ran, if they were asked for.
+    /// The graphs that ran, if requested.
     #[prost(message, repeated, tag = "4")]
     pub partition_graph: Vec<GraphDef>,
     /// The error's code, or 0.
@@ -206,7 +206,7 @@ pub struct RunGraphResponse {
     pub status_error_message: String,
 }
 
-/// `tensorflow.CleanupGraphRequest`: a step is over.
+/// `tensorflow.CleanupGraphRequest`: ends a step.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CleanupGraphRequest {
     /// The step.
@@ -214,11 +214,11 @@ pub struct CleanupGraphRequest {
     pub step_id: i64,
 }
 
-/// `tensorflow.CleanupGraphResponse`: the worker has forgotten it.
+/// `tensorflow.CleanupGraphResponse`: its state is freed.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CleanupGraphResponse {}
 
-/// `tensorflow.RecvTensorRequest`: a tensor that another task made.
+/// `tensorflow.RecvTensorRequest`: requests a tensor of another task.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RecvTensorRequest {
     /// The step.
@@ -244,31 +244,31 @@ pub struct RecvTensorRequest {
     pub request_id: i64,
 }
 
-/// `tensorflow.MarkRecvFinishedRequest`: a response that asked for it has arrived.
+/// `tensorflow.MarkRecvFinishedRequest`: acknowledges a response that requires it.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct MarkRecvFinishedRequest {
-    /// That of the RecvTensor.
+    /// The id of the RecvTensor request.
     #[prost(int64, tag = "1")]
     pub request_id: i64,
 }
 
-/// `tensorflow.MarkRecvFinishedResponse`: it need not be kept any longer.
+/// `tensorflow.MarkRecvFinishedResponse`: the cached response is freed.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct MarkRecvFinishedResponse {}
 
-/// `tensorflow.LoggingRequest`: record, or return, the times of calls.
+/// `tensorflow.LoggingRequest`: records, or returns, the times of calls.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LoggingRequest {
-    /// Begin to record.
+    /// Starts recording.
     #[prost(bool, tag = "1")]
     pub enable_rpc_logging: bool,
-    /// Forget what is recorded.
+    /// Clears the records.
     #[prost(bool, tag = "2")]
     pub clear: bool,
-    /// Steps whose records are wanted.
+    /// Steps whose records to return.
     #[prost(int64, repeated, tag = "3")]
     pub fetch_step_id: Vec<i64>,
-    /// Stop recording.
+    /// Stops recording.
     #[prost(bool, tag = "4")]
     pub disable_rpc_logging: bool,
 }
@@ -315,7 +315,7 @@ pub struct TraceOpts {
     pub use_sample_profiler: bool,
 }
 
-/// `tensorflow.TracingRequest`: trace the whole process.
+/// `tensorflow.TracingRequest`: traces the whole process.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TracingRequest {
     /// What to trace.
@@ -323,20 +323,20 @@ pub struct TracingRequest {
     pub options: Option<TraceOpts>,
 }
 
-/// `tensorflow.TracingResponse`: nothing.
+/// `tensorflow.TracingResponse`: empty.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TracingResponse {}
 
-/// `tensorflow.RecvBufRequest`: a piece of a collective.
+/// `tensorflow.RecvBufRequest`: requests a buffer of a collective.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RecvBufRequest {
     /// The step.
     #[prost(int64, tag = "1")]
     pub step_id: i64,
-    /// Which piece.
+    /// The buffer's key.
     #[prost(string, tag = "2")]
     pub buf_rendezvous_key: String,
-    /// How long it is.
+    /// Its length in bytes.
     #[prost(int64, tag = "3")]
     pub num_bytes: i64,
     /// Unused.
@@ -351,30 +351,30 @@ pub struct RecvBufRequest {
     /// For other transports than gRPC.
     #[prost(message, optional, tag = "7")]
     pub transport_options: Option<Any>,
-    /// The device that has it.
+    /// The sending device.
     #[prost(string, tag = "8")]
     pub src_device: String,
-    /// The device that wants it.
+    /// The receiving device.
     #[prost(string, tag = "9")]
     pub dst_device: String,
     /// A random number; 0 is none.
     #[prost(int64, tag = "10")]
     pub request_id: i64,
-    /// The incarnation of the device that has it.
+    /// The incarnation of the sending device.
     #[prost(uint64, tag = "11")]
     pub src_incarnation: u64,
 }
 
-/// `tensorflow.RecvBufResponse`: the piece.
+/// `tensorflow.RecvBufResponse`: the buffer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RecvBufResponse {
     /// Unused.
     #[prost(fixed64, tag = "1")]
     pub buf_ptr: u64,
-    /// How long it is.
+    /// Its length in bytes.
     #[prost(int64, tag = "2")]
     pub num_bytes: i64,
-    /// Whether there is none.
+    /// Whether the value is dead.
     #[prost(bool, tag = "3")]
     pub is_dead: bool,
     /// The bytes: a [`RecvBufRespExtra`].
@@ -391,7 +391,7 @@ pub struct RecvBufResponse {
 /// `tensorflow.RecvBufRespExtra`: the bytes of a [`RecvBufResponse`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RecvBufRespExtra {
-    /// In pieces, to be put together.
+    /// In chunks, to be concatenated.
     #[prost(bytes = "bytes", repeated, tag = "1")]
     pub tensor_content: Vec<Bytes>,
 }
@@ -402,7 +402,7 @@ pub struct CompleteGroupRequest {
     /// The group.
     #[prost(int32, tag = "1")]
     pub group_key: i32,
-    /// How many devices it will have.
+    /// The number of devices it will have.
     #[prost(int32, tag = "2")]
     pub group_size: i32,
     /// Their type.
@@ -425,13 +425,13 @@ pub struct CompleteGroupResponse {
     /// The group.
     #[prost(int32, tag = "1")]
     pub group_key: i32,
-    /// How many devices it has.
+    /// The number of its devices.
     #[prost(int32, tag = "2")]
     pub group_size: i32,
     /// Their type.
     #[prost(string, tag = "3")]
     pub device_type: String,
-    /// How many tasks they belong to.
+    /// The number of tasks they belong to.
     #[prost(int32, tag = "4")]
     pub num_tasks: i32,
     /// The devices by rank (TensorFlow 1).
@@ -451,7 +451,7 @@ pub struct CompleteGroupResponse {
 /// `tensorflow.CompleteInstanceRequest`: a device joins a collective.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CompleteInstanceRequest {
-    /// The collective, for people.
+    /// The collective's name, for messages.
     #[prost(string, tag = "1")]
     pub name: String,
     /// Its kind.
@@ -466,7 +466,7 @@ pub struct CompleteInstanceRequest {
     /// The group.
     #[prost(int32, tag = "5")]
     pub group_key: i32,
-    /// How many devices it has.
+    /// The number of its devices.
     #[prost(int32, tag = "6")]
     pub group_size: i32,
     /// The collective.
@@ -475,7 +475,7 @@ pub struct CompleteInstanceRequest {
     /// The devices' type.
     #[prost(string, tag = "8")]
     pub device_type: String,
-    /// How rings are cut.
+    /// The offsets at which rings are split.
     #[prost(int32, repeated, tag = "9")]
     pub subdiv_offset: Vec<i32>,
     /// The device.
@@ -500,7 +500,7 @@ pub struct CompleteInstanceResponse {
     pub source_rank: i32,
 }
 
-/// `tensorflow.GetStepSequenceRequest`: numbers for steps with collectives.
+/// `tensorflow.GetStepSequenceRequest`: requests ids of steps with collectives.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct GetStepSequenceRequest {
     /// The graphs.
@@ -519,7 +519,7 @@ pub struct StepSequence {
     pub next_step_id: i64,
 }
 
-/// `tensorflow.GetStepSequenceResponse`: the numbers.
+/// `tensorflow.GetStepSequenceResponse`: the step ids.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct GetStepSequenceResponse {
     /// By graph.
