@@ -1,8 +1,9 @@
-//! Device names. A [`DeviceSpec`] is a wish and may be partial (`/job:ps`, `/gpu:0`); a [`DeviceName`] is a fact and has
-//! all five parts (`/job:localhost/replica:0/task:0/device:CPU:0`).
+//! Device names. A [`DeviceSpec`] is a constraint and may be partial (`/job:ps`, `/gpu:0`); a [`DeviceName`] identifies
+//! a device and has all five parts (`/job:localhost/replica:0/task:0/device:CPU:0`).
 //!
-//! The grammar is TensorFlow's, and a little kinder: `/gpu:0`, `/GPU:0`, `/device:GPU:0`, `/device:gpu:0`, `gpu:0` and
-//! `/gpu` are all read, parts may come in any order, and a later part overrides an earlier one. `*` means unspecified.
+//! The grammar is TensorFlow's, slightly more lenient: `/gpu:0`, `/GPU:0`, `/device:GPU:0`, `/device:gpu:0`, `gpu:0`
+//! and `/gpu` are accepted, parts may come in any order, and a later part overrides an earlier one. `*` means
+//! unspecified.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 
 use crate::{Error, Result};
 
-/// A possibly partial device name; every part that is `None` is left open.
+/// A possibly partial device name; a part that is `None` is unspecified.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceSpec {
     /// `/job:NAME`
@@ -21,21 +22,21 @@ pub struct DeviceSpec {
     pub task: Option<u32>,
     /// The device type, in capitals: `CPU`, `GPU`, …
     pub kind: Option<Arc<str>>,
-    /// The number among devices of its type.
+    /// The index among devices of its type.
     pub id: Option<u32>,
 }
 
-/// What to do when two specs that are merged disagree on the device's type or number.
+/// What to do when merged specs disagree on the device's type or number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeConflict {
     /// It is an error.
     Refuse,
-    /// Leave the part that is in dispute open (soft placement).
+    /// Leave the conflicting part unspecified (soft placement).
     Open,
 }
 
 impl DeviceSpec {
-    /// Reads a name. The empty string and `/` leave everything open.
+    /// Parses a name. The empty string and `/` specify nothing.
     pub fn parse(text: &str) -> Result<DeviceSpec> {
         let malformed = |why: &str| {
             Error::invalid_argument(format!(
@@ -106,7 +107,7 @@ impl DeviceSpec {
     }
 
     /// The parts of both. Different jobs, replicas or tasks are an error; different types or numbers are an error or
-    /// are left open, as `conflict` says.
+    /// become unspecified, depending on `conflict`.
     pub fn merge(&self, other: &DeviceSpec, conflict: MergeConflict) -> Result<DeviceSpec> {
         fn pick<T: Clone + PartialEq>(a: &Option<T>, b: &Option<T>) -> Option<Option<T>> {
             match (a, b) {
@@ -157,7 +158,7 @@ impl DeviceSpec {
     }
 }
 
-/// `*` and nothing leave a part open.
+/// `*` and the empty string mean unspecified.
 fn open(text: &str) -> Option<&str> {
     (text != "*").then_some(text)
 }
@@ -234,7 +235,7 @@ impl DeviceName {
         DeviceName { job: "localhost".into(), replica: 0, task: 0, kind: kind.into(), id }
     }
 
-    /// Reads a full name; a partial one is an error.
+    /// Parses a full name; a partial one is an error.
     pub fn parse(text: &str) -> Result<DeviceName> {
         DeviceSpec::parse(text)?
             .full()

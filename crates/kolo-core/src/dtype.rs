@@ -26,7 +26,7 @@ macro_rules! dtypes {
                 match self { $(DType::$variant => $name,)* }
             }
 
-            /// Bytes of one element, for types whose elements lie side by side in a buffer.
+            /// Bytes of one element, for types whose elements are contiguous in a buffer.
             pub fn size(self) -> Option<usize> {
                 match self { $(DType::$variant => $size,)* }
             }
@@ -61,7 +61,8 @@ dtypes! {
 }
 
 impl DType {
-    /// The dtype with this number, base types only: references (number + 100) are a property of an edge, not of a value.
+    /// The dtype with this number, base types only: references (number + 100) are a property of an edge, not of a
+    /// value.
     pub fn from_number(number: i32) -> Result<DType> {
         DType::ALL
             .iter()
@@ -98,8 +99,7 @@ impl DType {
         matches!(self, I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64)
     }
 
-    /// Calls `visitor` with the Rust type that stands for this dtype. For dtypes without one it is an error that
-    /// names `what`.
+    /// Calls `visitor` with the Rust type of this dtype. For dtypes without one, returns an error that names `what`.
     pub fn visit<V: ElementVisitor>(self, what: &str, visitor: V) -> Result<V::Out> {
         use DType::*;
         match self {
@@ -152,7 +152,7 @@ pub trait Element:
 {
     /// Its dtype.
     const DTYPE: DType;
-    /// A host buffer that takes over the vector's memory.
+    /// A host buffer that takes ownership of the vector's memory.
     fn into_buffer(elements: Vec<Self>) -> Arc<dyn Buffer>;
 }
 

@@ -1,21 +1,21 @@
-//! The one error type. A [`Code`] says whose move is next; the message says what happened; context is added as the
-//! error rises: the node by the executor, the device by the placer, the task by the net.
+//! The error type of all crates. A [`Code`] tells programs how to react; the message says what happened; context is
+//! added as the error propagates: the node by the executor, the device by the placer, the task by the network layer.
 //!
-//! Cloning is cheap, because one failed step answers many waiters.
+//! Cloning is cheap, because one failed step fails many waiters.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// What every fallible function of Kolo returns.
+/// The result of every fallible function of Kolo.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The gRPC canonical codes. Programs decide on the code, never on the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Code {
-    /// The step was stopped by its caller or by another failure.
+    /// The step was cancelled by its caller or by another failure.
     Cancelled = 1,
-    /// An error that carries no better code; made only by foreign peers.
+    /// An error without a better code; comes only from other programs' peers.
     Unknown = 2,
     /// The graph, an attribute, a feed or a flag is wrong.
     InvalidArgument = 3,
@@ -27,23 +27,23 @@ pub enum Code {
     AlreadyExists = 6,
     /// The caller may not do this.
     PermissionDenied = 7,
-    /// Memory, disk, threads or another bounded thing ran out.
+    /// Memory, disk, threads or another bounded resource ran out.
     ResourceExhausted = 8,
     /// The state does not allow it, such as reading a variable that has no value yet.
     FailedPrecondition = 9,
-    /// The state was lost on the way; retrying from the start may work.
+    /// The state was lost; retrying from the start may work.
     Aborted = 10,
     /// Past the end, such as dequeuing from a closed, drained queue.
     OutOfRange = 11,
-    /// This build does not do that.
+    /// This build does not support it.
     Unimplemented = 12,
-    /// An invariant of Kolo's own was broken: our bug.
+    /// An invariant was violated: a bug in Kolo.
     Internal = 13,
     /// A peer cannot be reached now.
     Unavailable = 14,
-    /// Stored bytes are damaged.
+    /// Stored bytes are corrupt.
     DataLoss = 15,
-    /// The caller did not say who it is.
+    /// The caller is not authenticated.
     Unauthenticated = 16,
 }
 
@@ -74,7 +74,7 @@ impl Code {
     }
 }
 
-/// Which node of a graph an error belongs to.
+/// The node of a graph that an error belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeContext {
     /// The node's name.
@@ -85,7 +85,7 @@ pub struct NodeContext {
     pub device: String,
 }
 
-/// A code, a message, and the place in the graph where it happened.
+/// A code, a message, and the node where it happened.
 #[derive(Clone)]
 pub struct Error {
     inner: Arc<Inner>,
@@ -140,12 +140,12 @@ constructors! {
 }
 
 impl Error {
-    /// An error with this code and message, and no place yet.
+    /// An error with this code and message, and no node yet.
     pub fn new(code: Code, message: impl Into<String>) -> Error {
         Error { inner: Arc::new(Inner { code, message: message.into(), node: None, derived: false }) }
     }
 
-    /// Whose move is next.
+    /// The code.
     pub fn code(&self) -> Code {
         self.inner.code
     }
@@ -155,24 +155,24 @@ impl Error {
         &self.inner.message
     }
 
-    /// The node it happened in, once the executor or the placer has said so.
+    /// The node it happened in, if the executor or the placer has set it.
     pub fn node(&self) -> Option<&NodeContext> {
         self.inner.node.as_ref()
     }
 
-    /// True for an error that only echoes another one, such as the cancellation that a first failure causes.
-    /// Reports prefer errors that are not derived.
+    /// True for an error that is only a consequence of another one, such as the cancellation that a first failure
+    /// causes. Reports prefer errors that are not derived.
     pub fn is_derived(&self) -> bool {
         self.inner.derived
     }
 
-    /// The same error, marked as the echo of another one.
+    /// The same error, marked as derived from another one.
     pub fn into_derived(mut self) -> Error {
         Arc::make_mut(&mut self.inner).derived = true;
         self
     }
 
-    /// Names the node. The first one to say so wins: it is nearest to the cause.
+    /// Sets the node, unless one is set: the first is nearest to the cause.
     pub fn with_node(mut self, node: &str, op: &str, device: &str) -> Error {
         if self.inner.node.is_none() {
             Arc::make_mut(&mut self.inner).node =
@@ -181,21 +181,21 @@ impl Error {
         self
     }
 
-    /// Puts `context: ` before the message.
+    /// Prepends `context: ` to the message.
     pub fn context(mut self, context: impl fmt::Display) -> Error {
         let inner = Arc::make_mut(&mut self.inner);
         inner.message = format!("{context}: {}", inner.message);
         self
     }
 
-    /// Puts `text` before the message, as it is.
+    /// Prepends `text` to the message, verbatim.
     pub fn prefixed(mut self, text: impl fmt::Display) -> Error {
         let inner = Arc::make_mut(&mut self.inner);
         inner.message = format!("{text}{}", inner.message);
         self
     }
 
-    /// Adds `text` after the message.
+    /// Appends `text` to the message.
     pub fn and(mut self, text: impl fmt::Display) -> Error {
         let inner = Arc::make_mut(&mut self.inner);
         inner.message = format!("{}{text}", inner.message);

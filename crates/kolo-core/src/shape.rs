@@ -1,4 +1,4 @@
-//! Shapes. A [`Shape`] is what a value has; a [`PartialShape`] is what is known of a value that does not exist yet.
+//! Shapes. A [`Shape`] is the shape of a value; a [`PartialShape`] is what is known statically about a value's shape.
 
 use std::fmt;
 use std::ops::Deref;
@@ -14,7 +14,8 @@ pub type Dim = Option<usize>;
 #[derive(PartialEq, Eq, Hash, Default)]
 pub struct Shape(SmallVec<[usize; 4]>);
 
-/// Sizes are copied as a block; the derived way goes one by one, and tensors are cloned for every consumer.
+/// Copies the sizes as a block; the derived implementation copies one by one, and tensors are cloned for every
+/// consumer.
 impl Clone for Shape {
     #[inline]
     fn clone(&self) -> Shape {
@@ -80,8 +81,8 @@ impl Deref for Shape {
     }
 }
 
-/// For shapes written down in a program. Panics if the number of elements overflows; sizes that come from elsewhere go
-/// through [`Shape::new`].
+/// For literal shapes in a program. Panics if the number of elements overflows; use [`Shape::new`] for sizes from
+/// input.
 impl<const N: usize> From<[usize; N]> for Shape {
     fn from(dims: [usize; N]) -> Shape {
         Shape::new(&dims).expect("a shape literal is small")
@@ -115,7 +116,7 @@ impl<T: fmt::Display> fmt::Display for ListDisplay<'_, T> {
     }
 }
 
-/// What is known of a shape before there is a value: nothing, the rank, or some of the sizes.
+/// What is known statically of a shape: nothing, the rank, or some of the sizes.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct PartialShape(Option<SmallVec<[Dim; 4]>>);
 
@@ -179,7 +180,7 @@ impl PartialShape {
         }
     }
 
-    /// All that the two together know; an error if they contradict each other.
+    /// The combined information of both; an error if they contradict each other.
     pub fn merge(&self, other: &PartialShape) -> Result<PartialShape> {
         let (Some(a), Some(b)) = (&self.0, &other.0) else {
             return Ok(if self.0.is_some() { self.clone() } else { other.clone() });
@@ -199,7 +200,7 @@ impl PartialShape {
         merged.map(|dims| PartialShape(Some(dims))).ok_or_else(conflict)
     }
 
-    /// Only what holds for both: sizes that differ become unknown, and so does the rank.
+    /// Only what both agree on: sizes that differ become unknown, and so does the rank.
     pub fn relax(&self, other: &PartialShape) -> PartialShape {
         match (&self.0, &other.0) {
             (Some(a), Some(b)) if a.len() == b.len() => {
@@ -217,7 +218,7 @@ impl PartialShape {
         }
     }
 
-    /// The shape that elementwise ops give two inputs by NumPy's broadcasting rules.
+    /// The broadcast shape of two inputs of an elementwise op, by NumPy's rules.
     pub fn broadcast(&self, other: &PartialShape) -> Result<PartialShape> {
         let (Some(a), Some(b)) = (&self.0, &other.0) else { return Ok(PartialShape::unknown()) };
         let rank = a.len().max(b.len());

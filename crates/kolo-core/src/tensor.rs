@@ -1,7 +1,8 @@
-//! The one tensor: a dtype, a shape, and a shared buffer that knows its memory.
+//! The tensor: a dtype, a shape, and a shared buffer in host or device memory.
 //!
-//! Cloning shares the buffer. Writing needs the only handle to it ([`Tensor::data_mut`] says no otherwise), which is
-//! what lets a kernel reuse a dying input. Host access to device memory is an error, never a hidden copy.
+//! Cloning shares the buffer. Writing needs the only handle to it ([`Tensor::data_mut`] is an error otherwise), which
+//! lets a kernel reuse the buffer of an input without other users. Host access to device memory is an error, never a
+//! hidden copy.
 
 use std::any::Any;
 use std::fmt;
@@ -11,22 +12,22 @@ use bytes::Bytes;
 
 use crate::{DType, Element, Error, Result, Shape};
 
-/// Where bytes live.
+/// The memory of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Memory {
     /// Ordinary host memory.
     Host,
-    /// Host memory that a GPU can copy from and to without staging.
+    /// Pinned host memory, which a GPU can copy from and to without staging.
     PinnedHost,
     /// The memory of this CUDA device.
     Cuda(u32),
 }
 
-/// Bytes that a device's allocator handed out. Dropping the last handle gives them back.
+/// A buffer of a device's allocator. Dropping the last handle frees it.
 pub trait Buffer: Send + Sync + 'static {
-    /// Where they live.
+    /// Its memory.
     fn memory(&self) -> Memory;
-    /// How many there are.
+    /// Its size in bytes.
     fn n_bytes(&self) -> usize;
     /// The bytes, if the host can read them.
     fn host(&self) -> Option<&[u8]>;
@@ -44,16 +45,16 @@ pub struct Tensor {
     data: TensorData,
 }
 
-/// What a tensor's elements are kept in.
+/// The storage of a tensor's elements.
 #[derive(Clone)]
 pub enum TensorData {
-    /// Up to 16 bytes, kept in the tensor itself: scalars cost no allocation.
+    /// Up to 16 bytes, stored in the tensor itself: scalars cost no allocation.
     Inline([u64; 2]),
     /// A span of a shared buffer.
     Buffer {
         /// The bytes.
         buffer: Arc<dyn Buffer>,
-        /// Where this tensor's first byte is.
+        /// The offset of this tensor's first byte.
         offset: usize,
     },
     /// Byte strings.
@@ -64,17 +65,17 @@ pub enum TensorData {
 
 const INLINE_BYTES: usize = 16;
 
-/// Names an object (a variable, a queue, …) in a container of a device, and, inside the process that made the
-/// handle, holds on to the object itself.
+/// Names an object (a variable, a queue, …) in a container of a device, and, inside the process that made the handle,
+/// keeps the object alive.
 #[derive(Clone)]
 pub struct ResourceHandle {
     /// Full name of the device that owns the object.
     pub device: Arc<str>,
-    /// The container it lives in.
+    /// Its container.
     pub container: Arc<str>,
-    /// Its name there.
+    /// Its name in the container.
     pub name: Arc<str>,
-    /// The object, where it is at hand.
+    /// The object, in the process that made the handle.
     pub object: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -84,7 +85,7 @@ impl fmt::Debug for ResourceHandle {
     }
 }
 
-/// Host memory that came from a vector.
+/// Host memory owned by a vector.
 pub(crate) struct VecBuffer<T>(pub(crate) Vec<T>);
 
 impl<T: Element + bytemuck::Pod> Buffer for VecBuffer<T> {
@@ -106,7 +107,7 @@ impl<T: Element + bytemuck::Pod> Buffer for VecBuffer<T> {
 }
 
 impl Tensor {
-    /// A tensor that takes over a vector's elements, in row-major order.
+    /// A tensor that takes ownership of a vector's elements, in row-major order.
     pub fn from_vec<T: Element>(shape: impl Into<Shape>, elements: Vec<T>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.n_elements() != elements.len() {
@@ -163,13 +164,12 @@ impl Tensor {
         Tensor { dtype: DType::Resource, shape: Shape::scalar(), data }
     }
 
-    /// A single value of a kind of its own, such as a lock, that moves through a graph as a handle does.
+    /// A scalar of dtype `variant`, such as a lock, which moves through a graph as a handle does.
     pub fn variant(handle: ResourceHandle) -> Tensor {
         Tensor { dtype: DType::Variant, ..Tensor::handle(handle) }
     }
 
-    /// A tensor over bytes that an allocator handed out. The buffer must be as long as dtype and shape say; an error
-    /// otherwise.
+    /// A tensor over a buffer. An error if the buffer is shorter than dtype and shape require.
     pub fn from_buffer(dtype: DType, shape: Shape, buffer: Arc<dyn Buffer>) -> Result<Tensor> {
         let n_bytes = byte_count(dtype, &shape)?;
         if buffer.n_bytes() < n_bytes {
@@ -197,7 +197,7 @@ impl Tensor {
         Ok(Tensor { dtype, shape, data: TensorData::Buffer { buffer: u64::into_buffer(words), offset: 0 } })
     }
 
-    /// A zeroed tensor of at most 16 bytes, kept in the tensor itself; `None` if it would not fit.
+    /// A zeroed tensor of at most 16 bytes, stored inline; `None` if it does not fit.
     pub fn inline(dtype: DType, shape: &Shape) -> Option<Tensor> {
         let n_bytes = shape.n_elements().checked_mul(dtype.size()?)?;
         (n_bytes <= INLINE_BYTES).then(|| Tensor::small(dtype, shape.clone()))
@@ -219,7 +219,7 @@ impl Tensor {
         &self.shape
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     #[inline]
     pub fn n_elements(&self) -> usize {
         self.shape.n_elements()
@@ -235,18 +235,18 @@ impl Tensor {
         }
     }
 
-    /// True if the elements, at most 16 bytes, are kept in the tensor itself.
+    /// True if the elements, at most 16 bytes, are stored inline.
     #[inline]
     pub fn is_inline(&self) -> bool {
         matches!(self.data, TensorData::Inline(_))
     }
 
-    /// What holds the elements.
+    /// The storage of the elements.
     pub fn storage(&self) -> &TensorData {
         &self.data
     }
 
-    /// Where the elements live.
+    /// The memory of the elements.
     #[inline]
     pub fn memory(&self) -> Memory {
         match &self.data {
@@ -276,7 +276,7 @@ impl Tensor {
     /// The one element of a scalar, or of any tensor of one element.
     #[inline]
     pub fn scalar_value<T: Element>(&self) -> Result<T> {
-        // What small graphs compute with, without the walk over sizes and buffers.
+        // A fast path for scalars, without checks of sizes and buffers.
         if let TensorData::Inline(words) = &self.data
             && self.dtype == T::DTYPE
             && self.shape.rank() == 0
@@ -317,7 +317,7 @@ impl Tensor {
         }
     }
 
-    /// The bytes of the elements, as they would lie in `tensor_content`.
+    /// The bytes of the elements, in the format of `tensor_content`.
     #[inline]
     pub fn host_bytes(&self) -> Result<&[u8]> {
         let n_bytes = self.n_bytes();
@@ -353,7 +353,7 @@ impl Tensor {
         }
     }
 
-    /// True if nobody else holds this tensor's buffer, so that it may be written in place.
+    /// True if this is the only handle to the buffer, so that it may be written in place.
     pub fn is_unique(&mut self) -> bool {
         match &mut self.data {
             TensorData::Inline(_) => true,
@@ -363,7 +363,7 @@ impl Tensor {
         }
     }
 
-    /// The same elements under another shape of as many elements. Shares the buffer.
+    /// The same elements with another shape of the same number of elements. Shares the buffer.
     pub fn reshaped(mut self, shape: Shape) -> Result<Tensor> {
         if shape.n_elements() != self.n_elements() {
             return Err(Error::invalid_argument(format!(
@@ -429,7 +429,7 @@ impl Tensor {
     }
 }
 
-/// Bytes that elements of `dtype` need for `shape`; an error for dtypes whose elements do not lie side by side.
+/// The bytes of `shape` elements of `dtype`; an error for dtypes whose elements are not contiguous in a buffer.
 fn byte_count(dtype: DType, shape: &Shape) -> Result<usize> {
     let size = dtype.size().ok_or_else(|| Error::invalid_argument(format!("{dtype} elements have no fixed size")))?;
     shape
@@ -443,7 +443,7 @@ fn not_host(memory: Memory) -> Error {
     Error::internal(format!("host access to {memory:?} memory; a copy op is missing"))
 }
 
-/// `float[2,2] [1.0, 2.0, …]`: the first elements, as a person wants to see them.
+/// `float[2,2] [1.0, 2.0, …]`: dtype, shape and the first elements.
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
@@ -468,7 +468,7 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// Same dtype, shape and elements, on the host. NaN differs from itself, as elements do.
+/// Equal dtype, shape and elements, on the host. NaN is not equal to itself.
 impl PartialEq for Tensor {
     fn eq(&self, other: &Tensor) -> bool {
         if self.dtype != other.dtype || self.shape != other.shape {
@@ -484,7 +484,7 @@ impl PartialEq for Tensor {
                 Ok(self.0.data::<T>()? == self.1.data::<T>()?)
             }
         }
-        // Quantised elements are known by their bytes alone.
+        // Quantised elements are compared by their bytes.
         let bytes = |_| matches!((self.host_bytes(), other.host_bytes()), (Ok(a), Ok(b)) if a == b);
         self.dtype.visit("comparing", Same(self, other)).unwrap_or_else(bytes)
     }
