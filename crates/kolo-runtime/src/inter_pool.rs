@@ -1,7 +1,7 @@
-//! Threads that run nodes of one device beside the caller of `Session::run`.
+//! The thread pool that runs nodes of one device beside the caller of `Session::run`.
 //!
-//! Never more than the given number, which may change while they work, started when first needed. An idle thread watches for work for a moment before it
-//! parks: waking a parked thread costs more than a small kernel.
+//! Threads are started on demand, up to a maximum that may change while they work. An idle thread spins for a moment
+//! before it parks: waking a parked thread costs more than a small kernel.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use parking_lot::{Condvar, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// How long an idle thread watches for work before it parks.
+/// How long an idle thread spins before it parks.
 const SPIN: Duration = Duration::from_micros(30);
 
-/// The pool. Dropping it lets the threads end; work that was handed over still runs.
+/// The pool. When it is dropped, the threads end after the queued jobs have run.
 pub struct InterPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     name: String,
-    /// The cores its threads keep to; empty means all.
+    /// The cores its threads are bound to; empty means all.
     cores: Vec<usize>,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct PoolState {
+    state: Mutex<JobQueue>,
     work: Condvar,
     /// The queue's length, readable without the lock while spinning.
     n_queued: AtomicUsize,
@@ -34,11 +34,11 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct JobQueue {
     jobs: VecDeque<Job>,
     n_threads: usize,
     n_idle: usize,
-    /// How many threads were ever started, for their names.
+    /// The number of threads started so far, for their names.
     n_started: usize,
     closed: bool,
 }
@@ -49,9 +49,9 @@ impl InterPool {
         InterPool::with_cores(name, max_threads, &[])
     }
 
-    /// As [`InterPool::new`]; the threads keep to these cores, to all if there are none.
+    /// As [`InterPool::new`], with threads bound to these cores; none means all.
     pub fn with_cores(name: impl Into<String>, max_threads: usize, cores: &[usize]) -> InterPool {
-        let shared = Shared {
+        let shared = PoolState {
             state: Mutex::default(),
             work: Condvar::new(),
             n_queued: AtomicUsize::new(0),
@@ -60,12 +60,12 @@ impl InterPool {
         InterPool { shared: Arc::new(shared), name: name.into(), cores: cores.to_vec() }
     }
 
-    /// The most threads it will have.
+    /// The maximum number of threads.
     pub fn max_threads(&self) -> usize {
         self.shared.max_threads.load(Ordering::Relaxed)
     }
 
-    /// Changes the most threads it will have. Idle threads that are too many end at once, busy ones after what they do now.
+    /// Sets the maximum number of threads. Surplus idle threads end at once, busy ones after their current job.
     pub fn set_max_threads(&self, max_threads: usize) {
         let state = self.shared.state.lock();
         self.shared.max_threads.store(max_threads, Ordering::Relaxed);
@@ -73,17 +73,17 @@ impl InterPool {
         self.shared.work.notify_all();
     }
 
-    /// The threads it has now.
+    /// The current number of threads.
     pub fn n_threads(&self) -> usize {
         self.shared.state.lock().n_threads
     }
 
-    /// Runs `job` on one of the threads. False if there can be none: the caller must run it then.
+    /// Queues `job` for one of the threads. False if the pool can have no thread: then the caller must run it.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) -> bool {
         self.spawn_beside(0, job)
     }
 
-    /// The same for one who has `n` threads of its own at work that count too.
+    /// The same for a caller that already has `n` threads running, which count towards the maximum.
     pub fn spawn_beside(&self, n: usize, job: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.shared.state.lock();
         let max_threads = match self.max_threads() {
@@ -106,7 +106,7 @@ impl InterPool {
                 state.n_threads += 1;
                 state.n_started += 1;
             } else if state.n_threads == 0 {
-                // The system gives no thread at all: take the job back.
+                // No thread can be started: remove the job from the queue.
                 state.jobs.pop_back();
                 self.shared.n_queued.store(state.jobs.len(), Ordering::Release);
                 return false;
@@ -125,15 +125,15 @@ impl Drop for InterPool {
     }
 }
 
-impl Shared {
+impl PoolState {
     fn work(&self) {
         let mut state = self.state.lock();
         loop {
-            // What was handed over must run, so the last thread stays for it.
+            // Queued jobs must run, so the last thread stays for them.
             let least = usize::from(!state.jobs.is_empty());
             if state.n_threads > self.max_threads.load(Ordering::Relaxed).max(least) {
                 state.n_threads -= 1;
-                // The wake-up that ended this thread may have been meant for a job.
+                // The notification that woke this thread may have been for a job.
                 self.work.notify_one();
                 return;
             }
@@ -154,8 +154,8 @@ impl Shared {
         }
     }
 
-    /// Watches for work for a moment, then takes the lock.
-    fn spin(&self) -> parking_lot::MutexGuard<'_, State> {
+    /// Spins until there is work or [`SPIN`] has passed, then takes the lock.
+    fn spin(&self) -> parking_lot::MutexGuard<'_, JobQueue> {
         let start = Instant::now();
         while self.n_queued.load(Ordering::Acquire) == 0 && start.elapsed() < SPIN {
             for _ in 0..32 {

@@ -1,8 +1,8 @@
-//! Sessions that live in another process: what [`Session`](crate::Session) asks of whoever carries its calls there.
+//! Sessions in another process: the trait by which [`Session`](crate::Session) calls a server.
 //!
 //! The client's side keeps the graph: it turns outputs into names, refuses feeds of the wrong type or shape before they
-//! travel, and sends only nodes that the other side has not seen. Everything else (pruning, placement, running) is the
-//! server's.
+//! are sent, and sends only nodes that the server does not have. Everything else (pruning, placement, running) is done
+//! by the server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,61 +16,62 @@ use crate::config::{RunOptions, SessionConfig};
 use crate::session::RunMetadata;
 use crate::wanted::{Announced, FeedInfo, Wanted, check_n_feeds};
 
-/// Carries the calls of one session to the process where it lives. `kolo-net` implements it over gRPC.
+/// Sends the calls of one session to its server. Implemented by `kolo-net`.
 ///
-/// Calls come from many threads at once. Each must return within its deadline (or within one of the implementation's own
-/// where it has none) and must return soon after [`RemoteSession::close`], with `Cancelled`. Errors keep the code and the
-/// message of the other side; a peer that cannot be reached is `Unavailable`.
+/// Calls come from many threads at once. Each must return within its deadline (or a default of the implementation if it
+/// has none) and must return soon after [`RemoteSession::close`], with `Cancelled`. Errors keep the server's code and
+/// message; a server that cannot be reached is `Unavailable`.
 pub trait RemoteSession: Send + Sync {
-    /// Sends the nodes from number `first_new` on; the other side has all before it. The devices of nodes are what the
-    /// program and its placement rules asked for, perhaps in part.
+    /// Sends the nodes from index `first_new` on; the server has all before it. The devices of nodes are those that the
+    /// program and its placement rules requested, perhaps partial.
     ///
-    /// [`Session::remote`](crate::Session::remote) makes the first call, with `first_new` 0 and perhaps no nodes at all, so
-    /// this is also where a session can be made over there. Calls are made one at a time; after one that failed, the next
+    /// [`Session::remote`](crate::Session::remote) makes the first call, with `first_new` 0 and perhaps no nodes, so
+    /// this call can create the session on the server. Calls are made one at a time; after one that failed, the next
     /// sends the same nodes again.
     fn extend(&self, nodes: &Nodes, first_new: usize) -> Result<()>;
 
-    /// Runs a step; gives one value per fetch, in their order. The trace in the metadata may be empty if none was asked for.
+    /// Runs a step; returns one value per fetch, in order. The trace in the metadata may be empty if none was
+    /// requested.
     fn run(&self, run: &RemoteRun<'_>) -> Result<(Vec<Tensor>, RunMetadata)>;
 
-    /// Announces a partial run; gives the handle under which its calls are made. Feeds and fetches are names such as `x:0`,
-    /// targets such as `x`.
+    /// Sets up a partial run; returns the handle for its calls. Feeds and fetches are names such as `x:0`, targets such
+    /// as `x`.
     fn begin_partial(&self, feeds: &[String], fetches: &[String], targets: &[String]) -> Result<String>;
 
-    /// One call of the partial run `handle`: feeds some of what was announced and gives one value per fetch. Its targets are
-    /// empty; what was announced runs as soon as it can.
+    /// One call of the partial run `handle`: feeds some of the declared feeds and returns one value per fetch. Its
+    /// targets are empty; declared nodes run as soon as they can.
     fn run_partial(&self, handle: &str, run: &RemoteRun<'_>) -> Result<Vec<Tensor>>;
 
     /// The devices that the session may use, of all tasks.
     fn list_devices(&self) -> Result<Vec<DeviceAttributes>>;
 
-    /// Forgets the variables, queues and other objects of these containers on all tasks; of all if none is named. As in
-    /// TensorFlow, sessions that use them end.
+    /// Removes the variables, queues and other resources of these containers on all tasks; of all containers if none is
+    /// named. As in TensorFlow, sessions that use them end.
     fn reset(&self, containers: &[String]) -> Result<()>;
 
-    /// Ends the session over there, stops its runs in flight, and tells nobody if that fails. Called once, and last.
+    /// Closes the session on the server and stops its runs in flight; errors are ignored. Called once, and last.
     fn close(&self);
 }
 
 /// One run of a remote session.
 #[derive(Clone)]
 pub struct RemoteRun<'a> {
-    /// Values by the name of the tensor they stand for, such as `x:0`. Types and shapes have been checked.
+    /// Values by the name of the fed tensor, such as `x:0`. Types and shapes have been checked.
     pub feeds: &'a [(&'a str, &'a Tensor)],
     /// The tensors to return, such as `x:0`.
     pub fetches: &'a [String],
     /// The operations to run, such as `x`.
     pub targets: &'a [String],
-    /// The time limit, whether to trace, and the token that cancels. The limit is the session's, if the run has none.
+    /// The timeout, whether to trace, and the cancellation token. The timeout is the session's, if the run has none.
     pub options: &'a RunOptions,
 }
 
 /// The client's side of a remote session.
 pub(crate) struct Remote {
     backend: Arc<dyn RemoteSession>,
-    /// What the other side has, under the placement rules.
+    /// The nodes that the server has, with the placement rules applied.
     pub nodes: RwLock<Nodes>,
-    /// Held while nodes are sent, so that they arrive in order.
+    /// Locked while nodes are sent, so that they arrive in order.
     extending: Mutex<()>,
     config: SessionConfig,
     is_closed: AtomicBool,
@@ -80,7 +81,7 @@ impl Remote {
     pub fn new(graph: &Graph, backend: Arc<dyn RemoteSession>, config: SessionConfig) -> Result<Remote> {
         graph.check()?;
         let nodes = config.placement_rules.apply(&graph.snapshot());
-        // Made first, so that a session that cannot take its graph is closed.
+        // Constructed first, so that the session is closed if extending it fails.
         let remote = Remote {
             backend,
             nodes: RwLock::default(),
@@ -137,7 +138,7 @@ impl Remote {
         Ok((check_n_values(values, names.fetches.len())?, metadata))
     }
 
-    /// The session's time limit counts for runs that have none.
+    /// Applies the session's timeout to runs without one.
     fn with_limit(&self, options: &RunOptions) -> RunOptions {
         RunOptions { timeout: options.timeout.or(self.config.operation_timeout), ..options.clone() }
     }
@@ -185,7 +186,7 @@ impl Drop for Remote {
     }
 }
 
-/// The answer to what only a local session can do.
+/// The error for a call that only a local session supports.
 pub(crate) fn only_local(what: &str) -> Error {
     Error::failed_precondition(format!(
         "{what}: this session is remote, and its servers decide this; start them with the settings you want"
@@ -199,7 +200,7 @@ fn check_n_values(values: Vec<Tensor>, n_fetches: usize) -> Result<Vec<Tensor>> 
     }
 }
 
-/// What to run, by name.
+/// The feeds, fetches and targets of a run, by name.
 struct Names {
     feeds: Vec<FeedInfo>,
     fetches: Vec<String>,
@@ -247,7 +248,7 @@ impl RemotePartialRun {
             admitted.feeds.iter().map(|&(at, value)| (self.names.feeds[at].name.as_str(), value)).collect();
         let fetches: Vec<String> = admitted.fetches.iter().map(|&at| self.names.fetches[at].clone()).collect();
         let options = self.session.with_limit(&RunOptions::default());
-        // What was sent counts as used even if the call fails: the other side may have seen it.
+        // Feeds count as used even if the call fails: the server may have received them.
         self.announced.feed(&admitted);
         let run = RemoteRun { feeds: &feeds, fetches: &fetches, targets: &[], options: &options };
         let values = self.session.backend.run_partial(&self.handle, &run)?;

@@ -1,4 +1,4 @@
-//! Where tensors of one step cross between devices of one process.
+//! The rendezvous of one step: transfers of tensors between devices of one process.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,45 +9,44 @@ use parking_lot::Mutex;
 
 type Waiter = Box<dyn FnOnce(Result<Received>) + Send>;
 
-/// One step's transfers as the executor sees them.
+/// One step's transfers, for the executor.
 pub trait StepRendezvous: Rendezvous {
-    /// Ends the step's transfers: those who wait, and all who come later, get `reason`.
+    /// Fails the step's pending and later transfers with `reason`.
     fn abort(&self, reason: Error);
 
-    /// Sends on what was kept back so that it might go together. Called before a kernel that takes a while, and when a thread
-    /// has nothing more to run.
+    /// Flushes buffered sends. Called before a long kernel, and when a thread has no more nodes to run.
     fn flush(&self) {}
 }
 
-/// One step's transfers. Either side may come first; neither blocks.
+/// One step's transfers. Sender and receiver may come in either order; neither blocks.
 #[derive(Default)]
 pub struct LocalRendezvous {
-    state: Mutex<State>,
+    state: Mutex<Transfers>,
 }
 
 #[derive(Default)]
-struct State {
-    places: HashMap<RendezvousKey, Place>,
+struct Transfers {
+    transfers: HashMap<RendezvousKey, Transfer>,
     aborted: Option<Error>,
 }
 
-enum Place {
+enum Transfer {
     Value(Received),
     Waiter(Waiter),
 }
 
 impl StepRendezvous for LocalRendezvous {
     fn abort(&self, reason: Error) {
-        let places = {
+        let transfers = {
             let mut state = self.state.lock();
             if state.aborted.is_some() {
                 return;
             }
             state.aborted = Some(reason.clone());
-            std::mem::take(&mut state.places)
+            std::mem::take(&mut state.transfers)
         };
-        for place in places.into_values() {
-            if let Place::Waiter(waiter) = place {
+        for transfer in transfers.into_values() {
+            if let Transfer::Waiter(waiter) = transfer {
                 waiter(Err(reason.clone()));
             }
         }
@@ -55,10 +54,10 @@ impl StepRendezvous for LocalRendezvous {
 }
 
 impl LocalRendezvous {
-    /// The transfers somebody waits for.
+    /// The transfers with a waiting receiver.
     pub fn waiting(&self) -> Vec<String> {
         let state = self.state.lock();
-        let waiting = state.places.iter().filter(|(_, place)| matches!(place, Place::Waiter(_)));
+        let waiting = state.transfers.iter().filter(|(_, transfer)| matches!(transfer, Transfer::Waiter(_)));
         waiting.map(|(key, _)| key.edge.to_string()).collect()
     }
 }
@@ -69,15 +68,15 @@ impl Rendezvous for LocalRendezvous {
         if let Some(reason) = &state.aborted {
             return Err(reason.clone().into_derived());
         }
-        match state.places.entry(key) {
+        match state.transfers.entry(key) {
             Entry::Vacant(vacant) => {
-                vacant.insert(Place::Value(value));
+                vacant.insert(Transfer::Value(value));
                 Ok(())
             }
             Entry::Occupied(occupied) => match occupied.get() {
-                Place::Value(_) => Err(Error::aborted(format!("{} was sent twice", occupied.key().edge))),
-                Place::Waiter(_) => {
-                    let Place::Waiter(waiter) = occupied.remove() else { unreachable!("it was a waiter") };
+                Transfer::Value(_) => Err(Error::aborted(format!("{} was sent twice", occupied.key().edge))),
+                Transfer::Waiter(_) => {
+                    let Transfer::Waiter(waiter) = occupied.remove() else { unreachable!("it was a waiter") };
                     drop(state);
                     waiter(Ok(value));
                     Ok(())
@@ -90,17 +89,17 @@ impl Rendezvous for LocalRendezvous {
         let mut state = self.state.lock();
         let result = match &state.aborted {
             Some(reason) => Err(reason.clone().into_derived()),
-            None => match state.places.entry(key) {
+            None => match state.transfers.entry(key) {
                 Entry::Vacant(vacant) => {
-                    vacant.insert(Place::Waiter(done));
+                    vacant.insert(Transfer::Waiter(done));
                     return;
                 }
                 Entry::Occupied(occupied) => match occupied.get() {
-                    Place::Value(_) => {
-                        let Place::Value(value) = occupied.remove() else { unreachable!("it was a value") };
+                    Transfer::Value(_) => {
+                        let Transfer::Value(value) = occupied.remove() else { unreachable!("it was a value") };
                         value.picked_up()
                     }
-                    Place::Waiter(_) => Err(Error::aborted(format!("{} is received twice", occupied.key().edge))),
+                    Transfer::Waiter(_) => Err(Error::aborted(format!("{} is received twice", occupied.key().edge))),
                 },
             },
         };

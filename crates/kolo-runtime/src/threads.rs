@@ -1,4 +1,4 @@
-//! Pools that change size while their session lives.
+//! Thread pools that can be resized while their session is in use.
 
 use kolo_core::{DeviceName, DeviceSpec, Error, Result};
 
@@ -10,11 +10,11 @@ use crate::local::LocalSession;
 pub struct DeviceThreads {
     /// The device.
     pub device: DeviceName,
-    /// The most threads that run its nodes in one step at once, a caller of the session included.
+    /// The maximum number of threads that run its nodes in one step, a caller of the session included.
     pub inter_op: usize,
-    /// The threads that run its nodes and live now; they start when first needed.
+    /// The current number of threads that run its nodes; they are started on demand.
     pub inter_op_alive: usize,
-    /// Threads inside one of its kernels, the one that runs the node included.
+    /// The number of threads inside one of its kernels, the one that runs the node included.
     pub intra_op: usize,
 }
 
@@ -40,7 +40,7 @@ impl LocalSession {
     }
 
     fn for_each_device(&self, device: &str, n_threads: usize, set: impl Fn(&DeviceUnit)) -> Result<()> {
-        /// More threads than this is a slip.
+        /// More threads than this are a mistake.
         const MOST: usize = 4096;
         if !(1..=MOST).contains(&n_threads) {
             return Err(Error::invalid_argument(format!("{n_threads} threads: a pool has from 1 to {MOST}")));

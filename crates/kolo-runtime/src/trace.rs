@@ -1,4 +1,4 @@
-//! What ran when, where, and for how long; and the same as a Chrome/Perfetto trace.
+//! Traces of steps: which node ran when, where and for how long; export as a Chrome/Perfetto trace.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct NodeTrace {
     pub thread: String,
     /// When it began, after the start of the step.
     pub start: Duration,
-    /// How long it took; for a node that waited, until it came back.
+    /// How long it took; for an asynchronous node, until it completed.
     pub duration: Duration,
     /// Bytes of its outputs.
     pub n_bytes: usize,
@@ -36,8 +36,8 @@ pub struct StepTrace {
 }
 
 impl StepTrace {
-    /// Adds the times of this step's nodes to a cost model. Nodes that wait for others (transfers, queues) are left out:
-    /// their time says nothing about them. What was made of several nodes counts for the last of them.
+    /// Adds the times of this step's nodes to a cost model. Nodes that wait for others (transfers, queues) are skipped:
+    /// their time is not their cost. A fused node counts for the last of its nodes.
     pub fn add_to(&self, costs: &mut CostModel) {
         let waits = |op: &str| {
             let is_transfer = op.starts_with('_') && !op.starts_with("_Kolo");
@@ -107,7 +107,7 @@ fn quote(text: &str) -> String {
     quoted
 }
 
-/// Collects while a step runs.
+/// Collects the trace of a running step.
 pub(crate) struct TraceSink {
     start: Instant,
     nodes: Mutex<Vec<NodeTrace>>,

@@ -1,4 +1,5 @@
-//! What a run asks for, as numbers, and the checks that local and remote sessions make alike before anything runs.
+//! The feeds, fetches and targets of a run, by node id, and the checks that local and remote sessions share before a
+//! run.
 
 use std::collections::HashSet;
 
@@ -6,7 +7,7 @@ use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 use kolo_graph::{Endpoint, NodeId, Nodes, Operation, Output};
 use smallvec::SmallVec;
 
-/// What to run, as numbers.
+/// The feeds, fetches and targets of a run, by node id.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wanted {
     pub feeds: SmallVec<[Endpoint; 4]>,
@@ -14,11 +15,11 @@ pub(crate) struct Wanted {
     pub targets: SmallVec<[NodeId; 4]>,
 }
 
-/// Feeds, fetches and targets of a run, packed into numbers.
+/// Feeds, fetches and targets packed into numbers, as the key of a plan.
 pub(crate) type Signature = SmallVec<[u64; 8]>;
 
 impl Wanted {
-    /// `n_known` is the number of nodes that the session has seen; later ones are refused.
+    /// `n_known` is the number of nodes in the session's graph; later ones are refused.
     pub fn new<'g>(
         n_known: usize,
         fetches: &[Output<'g>],
@@ -48,7 +49,7 @@ impl Wanted {
         })
     }
 
-    /// By name: tensors as `x:0` (`:0` may be left out), operations by theirs.
+    /// By name: tensors as `x:0` (`:0` may be omitted), operations as `x`.
     pub fn named<'a>(
         nodes: &Nodes,
         fetches: &[&str],
@@ -73,7 +74,7 @@ impl Wanted {
         signature
     }
 
-    /// What the feeds must look like.
+    /// The expected dtypes and shapes of the feeds.
     pub fn feed_infos(&self, nodes: &Nodes) -> Vec<FeedInfo> {
         let of = |&at: &Endpoint| {
             let info = nodes.output(at);
@@ -83,7 +84,7 @@ impl Wanted {
     }
 }
 
-/// What a feed must look like.
+/// The expected dtype and shape of a feed.
 #[derive(Clone, Debug)]
 pub(crate) struct FeedInfo {
     pub name: String,
@@ -121,14 +122,14 @@ pub(crate) fn check_n_feeds(n_wanted: usize, n_found: usize) -> Result<()> {
     }
 }
 
-/// What was announced for a partial run, and what of it was used.
+/// The declared feeds and fetches of a partial run, and which of them were used.
 pub(crate) struct Announced {
     pub wanted: Wanted,
     is_taken: Vec<bool>,
     is_fed: Vec<bool>,
 }
 
-/// A call of a partial run that may go ahead: places in the announcement.
+/// A valid call of a partial run: indices of the declared fetches and feeds.
 pub(crate) struct Admitted<'a> {
     pub fetches: Vec<usize>,
     pub feeds: Vec<(usize, &'a Tensor)>,
@@ -139,7 +140,7 @@ impl Announced {
         Announced { is_taken: vec![false; wanted.fetches.len()], is_fed: vec![false; wanted.feeds.len()], wanted }
     }
 
-    /// Checks one call. Each feed and fetch may be used once, and a fetch only when all it depends on was fed.
+    /// Checks one call. Each feed and fetch may be used once, and a fetch only when all its feeds were fed.
     pub fn admit<'a>(
         &self,
         nodes: &Nodes,
@@ -175,17 +176,17 @@ impl Announced {
         Ok(admitted)
     }
 
-    /// Notes that these feeds were given.
+    /// Marks these feeds as fed.
     pub fn feed(&mut self, admitted: &Admitted<'_>) {
         admitted.feeds.iter().for_each(|&(at, _)| self.is_fed[at] = true);
     }
 
-    /// Notes that these fetches were taken.
+    /// Marks these fetches as taken.
     pub fn take(&mut self, admitted: &Admitted<'_>) {
         admitted.fetches.iter().for_each(|&at| self.is_taken[at] = true);
     }
 
-    /// Every fetch must be computable from what has been fed by now.
+    /// Every fetch must be computable from the values fed so far.
     fn check_reachable(&self, nodes: &Nodes, admitted: &Admitted<'_>) -> Result<()> {
         let is_fed = |feed: usize| self.is_fed[feed] || admitted.feeds.iter().any(|(at, _)| *at == feed);
         for &fetch in &admitted.fetches {
