@@ -1,10 +1,10 @@
 //! A caching allocator for host memory, with a hard limit and statistics.
 //!
-//! Blocks are kept by size class when they come back, so that a step that repeats allocates from lists and never from
-//! the system. Memory is zeroed once, when it first comes from the system: what a kernel is handed later holds old
-//! values, but is never uninitialised.
+//! Freed blocks are cached by size class, so that a repeated step allocates from free lists and never from the system.
+//! Memory is zeroed once, when it is allocated from the system: a reused block holds old values, but is never
+//! uninitialised.
 //!
-//! One lock guards lists and statistics; it is held for a handful of instructions.
+//! One lock guards free lists and statistics; it is held for a handful of instructions.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,35 +15,35 @@ use parking_lot::Mutex;
 use crate::cpu::pages::Pages;
 use crate::cpu::topology::prefer_node;
 
-/// How much memory a device has handed out.
+/// Statistics of a device's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
     /// Bytes held by living tensors.
     pub in_use: u64,
-    /// The most that `in_use` ever was.
+    /// The maximum of `in_use`.
     pub peak: u64,
-    /// Bytes taken from the system: `in_use` and what is kept for reuse.
+    /// Bytes allocated from the system: `in_use` and cached blocks.
     pub reserved: u64,
-    /// How often memory was asked for.
+    /// The number of allocations.
     pub n_allocations: u64,
-    /// How often the system had to be asked.
+    /// The number of allocations from the system.
     pub n_system_allocations: u64,
-    /// The most bytes allowed, if limited.
+    /// The limit in bytes, if there is one.
     pub limit: Option<u64>,
 }
 
-/// The allocator. Shared by the buffers it handed out.
+/// The allocator. Shared by its buffers.
 pub struct Arena {
     name: String,
     limit: Option<u64>,
-    /// The NUMA node that large blocks are taken from, where the system allows.
+    /// The preferred NUMA node of large blocks.
     numa_node: Option<usize>,
-    state: Mutex<State>,
+    state: Mutex<ArenaState>,
 }
 
-struct State {
+struct ArenaState {
     free: Vec<Vec<Block>>,
-    /// What is handed out now, for the report when memory runs out; freed places are listed in `vacant`.
+    /// The blocks in use, for the report when memory runs out; the indices of free entries are in `vacant`.
     live: Vec<Option<(u64, Arc<str>)>>,
     vacant: Vec<u32>,
     stats: MemoryStats,
@@ -64,12 +64,12 @@ const LINE: usize = 64;
 /// Memory of one size class.
 enum Block {
     Lines(Vec<Line>),
-    /// For large ones.
+    /// For large blocks.
     Pages(Pages),
 }
 
 impl Block {
-    /// Zeroed memory of the system; `None` if there is none. Zeroing is free for large blocks: their pages come zeroed.
+    /// Zeroed memory from the system; `None` if there is none. Zeroing is free for large blocks: new pages are zero.
     fn new(class: SizeClass) -> Option<Block> {
         match class.n_bytes() {
             n_bytes if n_bytes >= Pages::LEAST => Pages::new(n_bytes).ok().map(Block::Pages),
@@ -92,7 +92,7 @@ impl Block {
     }
 }
 
-/// What is left where a block was.
+/// An empty block, left behind by `take`.
 impl Default for Block {
     fn default() -> Block {
         Block::Lines(Vec::new())
@@ -105,14 +105,15 @@ impl Arena {
         Arena::on_node(name, limit, None)
     }
 
-    /// As [`Arena::new`]; large blocks come from the memory of a NUMA node if there is room.
+    /// As [`Arena::new`]; large blocks are allocated on a NUMA node if there is room.
     pub fn on_node(name: impl Into<String>, limit: Option<u64>, numa_node: Option<usize>) -> Arc<Arena> {
         let stats = MemoryStats { limit, ..MemoryStats::default() };
-        let state = State { free: Vec::new(), live: Vec::new(), vacant: Vec::new(), stats };
+        let state = ArenaState { free: Vec::new(), live: Vec::new(), vacant: Vec::new(), stats };
         Arc::new(Arena { name: name.into(), limit, numa_node, state: Mutex::new(state) })
     }
 
-    /// A block of at least `n_bytes`. Beyond the limit it is `ResourceExhausted`, naming the largest living tensors.
+    /// Allocates a block of at least `n_bytes`. Beyond the limit the error is `ResourceExhausted` and names the largest
+    /// live tensors.
     pub fn allocate(self: &Arc<Arena>, n_bytes: usize, tag: &Arc<str>) -> Result<Arc<dyn Buffer>> {
         let class = SizeClass::of(n_bytes);
         let size = class.n_bytes() as u64;
@@ -157,12 +158,12 @@ impl Arena {
         Ok(Arc::new(ArenaBuffer { block, n_bytes, class, place, arena: self.clone() }))
     }
 
-    /// How much is in use.
+    /// Memory statistics.
     pub fn stats(&self) -> MemoryStats {
         self.state.lock().stats
     }
 
-    /// Gives memory that no tensor holds back to the system.
+    /// Frees cached blocks.
     pub fn trim(&self) {
         let mut state = self.state.lock();
         let freed = std::mem::take(&mut state.free);
@@ -171,7 +172,7 @@ impl Arena {
         drop(freed);
     }
 
-    fn exhausted(&self, state: &State, n_bytes: usize, tag: &str) -> Error {
+    fn exhausted(&self, state: &ArenaState, n_bytes: usize, tag: &str) -> Error {
         const SHOWN: usize = 10;
         let mut largest: Vec<&(u64, Arc<str>)> = state.live.iter().flatten().collect();
         largest.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
@@ -190,7 +191,7 @@ impl Arena {
     }
 }
 
-/// A block on loan from an arena; dropping it gives it back.
+/// A block of an arena in use; dropping it returns it.
 struct ArenaBuffer {
     block: Block,
     n_bytes: usize,
@@ -229,7 +230,7 @@ impl Drop for ArenaBuffer {
         }
         state.free[self.class.0].push(block);
         drop(state);
-        // The tag may be the last handle to a name: freed outside of the lock.
+        // The tag may be the last handle to a name: dropped outside the lock.
         drop(tag);
     }
 }

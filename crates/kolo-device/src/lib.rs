@@ -1,7 +1,7 @@
 //! Kolo's devices: memory, threads and the kernels' inner loops.
 //!
-//! The only crate of the workspace that may contain `unsafe`. It cannot name a graph: a [`Device`] hands out memory,
-//! moves bytes and lends threads; what to compute is the ops' business.
+//! The only crate of the workspace that may contain `unsafe`. It cannot name a graph: a [`Device`] allocates memory,
+//! copies bytes and provides threads; the ops decide what to compute.
 
 mod arena;
 pub mod cpu;

@@ -1,8 +1,8 @@
-//! A range of addresses that the system has given to this process.
+//! A mapped range of addresses.
 
 use std::ptr::NonNull;
 
-/// Mapped memory, to read and write. It goes back to the system when this is dropped.
+/// Mapped memory for reading and writing. Unmapped when dropped.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     n_bytes: usize,
@@ -14,24 +14,24 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Takes over `n_bytes` from `start` on.
+    /// Takes ownership of `n_bytes` from `start` on.
     ///
     /// # Safety
-    /// They must be mapped to be read and written, hold initialised bytes, begin a page, and belong to nobody else in this
-    /// process, with the rest of their last page.
+    /// They must be mapped for reading and writing, initialised, page-aligned, and have no other owner in this process,
+    /// up to the end of their last page.
     pub unsafe fn new(start: NonNull<u8>, n_bytes: usize) -> Mapping {
         Mapping { start, n_bytes }
     }
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: whoever made this has promised `n_bytes` that live as long as `self`.
+        // SAFETY: the caller of `new` guarantees `n_bytes` that live as long as `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.n_bytes) }
     }
 
     /// The bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; `&mut self` keeps others away.
+        // SAFETY: as in `bytes`; `&mut self` is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.n_bytes) }
     }
 }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::cpu::pool::IntraPool;
 use crate::{Arena, Device, DeviceAttributes, Event, MemoryStats, StreamRole};
 
-/// Records the nodes it was asked to run. Outputs are zeros.
+/// A device that records the nodes that ran. Outputs are zeros.
 pub struct NullDevice {
     attributes: DeviceAttributes,
     arena: Arc<Arena>,
@@ -19,8 +19,8 @@ pub struct NullDevice {
 }
 
 impl NullDevice {
-    /// A null device under this name, which may be of any type: `DeviceName::local("GPU", 0)` stands in for a GPU. Ops
-    /// named in `without_kernel` are refused there, as a real device refuses what it has no kernel for.
+    /// A null device with this name, of any type: `DeviceName::local("GPU", 0)` simulates a GPU. It has no kernels for
+    /// the ops in `without_kernel`.
     pub fn new(name: DeviceName, memory_limit: Option<u64>, without_kernel: &[&str]) -> Arc<NullDevice> {
         Arc::new(NullDevice {
             arena: Arena::new(name.to_string(), memory_limit),
@@ -36,12 +36,12 @@ impl NullDevice {
         !self.without_kernel.iter().any(|refused| refused == op)
     }
 
-    /// Notes that `node` ran.
+    /// Records that `node` ran.
     pub fn record_run(&self, node: &str) {
         self.log.lock().push(node.to_owned());
     }
 
-    /// The nodes that ran so far, in order; the list is empty afterwards.
+    /// Takes the list of nodes that ran so far, in order.
     pub fn take_log(&self) -> Vec<String> {
         std::mem::take(&mut self.log.lock())
     }

@@ -1,4 +1,4 @@
-//! Files in memory that processes of one machine share, mapped into this one.
+//! Files in memory that processes on one machine share, mapped into this process.
 
 use std::fs::File;
 use std::io;
@@ -7,16 +7,15 @@ use std::ptr::NonNull;
 
 use crate::mapping::Mapping;
 
-/// The first bytes of a file, mapped to be read and written. Whoever else has mapped the file sees what is written.
+/// The first bytes of a file, mapped for reading and writing. Writes are visible to other processes that map the file.
 ///
-/// Two processes take turns: whoever has filled a mapping leaves it alone until the other says that it is done. A process that
-/// does not keep to this shows the other numbers that change while they are read; whoever lets a process in trusts it with
-/// more than that.
+/// Two processes take turns: the writer does not touch a mapping again until the reader has released it. A peer that
+/// violates this makes values change while they are read; authenticated peers are trusted with more than that.
 pub struct SharedMap(Mapping);
 
 impl SharedMap {
-    /// Makes the file `n_bytes` long, with memory for all of them, and maps it. An error if there is not enough memory, which
-    /// would otherwise show as a signal when it is written to.
+    /// Sets the file's length to `n_bytes`, allocates its memory, and maps it. An error if there is not enough memory,
+    /// which would otherwise be a signal on a write.
     pub fn create(file: &File, n_bytes: usize) -> io::Result<SharedMap> {
         let length = libc::off_t::try_from(n_bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         if length == 0 {
@@ -30,7 +29,7 @@ impl SharedMap {
         }
     }
 
-    /// Maps the first `n_bytes` of a file that is at least so long.
+    /// Maps the first `n_bytes` of a file that is at least that long.
     pub fn open(file: &File, n_bytes: usize) -> io::Result<SharedMap> {
         if n_bytes == 0 || file.metadata()?.len() < n_bytes as u64 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -39,8 +38,8 @@ impl SharedMap {
     }
 
     fn map(file: &File, n_bytes: usize) -> io::Result<SharedMap> {
-        // SAFETY: a new mapping at an address that the system chooses replaces nothing; `n_bytes` is not 0, and the file is
-        // open while it is borrowed. The mapping does not need the file to stay open.
+        // SAFETY: a new mapping at an address that the system chooses replaces nothing; `n_bytes` is not 0, and the
+        // file is open while it is borrowed. The mapping does not need the file to stay open.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -55,14 +54,14 @@ impl SharedMap {
             return Err(io::Error::last_os_error());
         }
         match NonNull::new(start.cast()) {
-            // SAFETY: this is what was just mapped, and nobody else knows of it. Other processes that have mapped the file write
-            // to it by turns (see the type); bytes that change meanwhile would be wrong numbers.
+            // SAFETY: this was just mapped and has no other owner. Other processes that map the file take turns writing
+            // (see the type); bytes that change meanwhile are only wrong values.
             Some(start) => Ok(SharedMap(unsafe { Mapping::new(start, n_bytes) })),
             None => Err(io::ErrorKind::OutOfMemory.into()),
         }
     }
 
-    /// How many bytes are mapped.
+    /// The number of mapped bytes.
     pub fn n_bytes(&self) -> usize {
         self.0.bytes().len()
     }

@@ -1,10 +1,10 @@
-//! What the standard library does not say to a socket.
+//! Socket options that the standard library does not have.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-/// Nobody is told that the socket can be read before `n` bytes are there; what ends the connection is still told at once. The
-/// system may make it less. Reading goes on as before: it takes what there is.
+/// Sets `SO_RCVLOWAT`: the socket becomes readable only when `n` bytes are available, or when the connection ends. The
+/// system may lower `n`. Reads are not affected: they return what is available.
 pub fn set_receive_low_water_mark(socket: BorrowedFd<'_>, n: usize) -> io::Result<()> {
     let n = libc::c_int::try_from(n).unwrap_or(libc::c_int::MAX);
     // SAFETY: `socket` is open while it is borrowed, and the call reads one number of the length that it is told.
@@ -49,11 +49,11 @@ mod tests {
         let mut bytes = [0; 1000];
         there.read_exact(&mut bytes[..600]).unwrap();
         assert!(!is_readable(&there, Duration::ZERO));
-        // What is there already is told when less will do.
+        // A lower mark makes the buffered bytes readable.
         set_receive_low_water_mark(there.as_fd(), 1).unwrap();
         assert!(is_readable(&there, Duration::from_secs(20)));
         set_receive_low_water_mark(there.as_fd(), 1000).unwrap();
         drop(here);
-        assert!(is_readable(&there, Duration::from_secs(20)), "the end is told");
+        assert!(is_readable(&there, Duration::from_secs(20)), "the end of the connection");
     }
 }

@@ -9,16 +9,16 @@ use crate::cpu::pool::IntraPool;
 use crate::cpu::topology;
 use crate::{Arena, Device, DeviceAttributes, Event, MemoryStats, StreamRole};
 
-/// How a CPU device is made.
+/// The configuration of a CPU device.
 #[derive(Clone, Debug, Default)]
 pub struct CpuConfig {
     /// Threads for work inside one kernel, the caller included; 0 means 1.
     pub intra_op_threads: usize,
-    /// The most bytes its tensors may take.
+    /// The limit on its tensors' bytes.
     pub memory_limit: Option<u64>,
     /// The cores it may use; empty means all.
     pub cores: Vec<usize>,
-    /// A number that differs after every start.
+    /// A number that is different after every start.
     pub incarnation: u64,
     /// The NUMA node whose memory its tensors should be in, if its cores belong to one of several.
     pub numa_node: Option<usize>,

@@ -1,6 +1,6 @@
 //! Halves (`f16`) as floats and back, many at a time.
 //!
-//! `half`'s own conversions ask for the processor's features at every element.
+//! `half`'s own conversions detect the processor's features at every element.
 
 use half::f16;
 
@@ -40,7 +40,7 @@ pub fn to_half(value: f32) -> f16 {
 pub fn f16_to_f32(from: &[f16], to: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if Isa::best() >= Isa::Avx2 {
-        // SAFETY: F16C is there.
+        // SAFETY: F16C is present.
         return unsafe { x86::f16_to_f32(from, to) };
     }
     to.iter_mut().zip(from).for_each(|(y, &x)| *y = from_half(x));
@@ -50,7 +50,7 @@ pub fn f16_to_f32(from: &[f16], to: &mut [f32]) {
 pub fn f32_to_f16(from: &[f32], to: &mut [f16]) {
     #[cfg(target_arch = "x86_64")]
     if Isa::best() >= Isa::Avx2 {
-        // SAFETY: F16C is there.
+        // SAFETY: F16C is present.
         return unsafe { x86::f32_to_f16(from, to) };
     }
     to.iter_mut().zip(from).for_each(|(y, &x)| *y = to_half(x));
@@ -114,7 +114,8 @@ mod tests {
 
     #[test]
     fn floats_become_the_half_that_the_library_gives() {
-        // Steps that are not multiples of the rounding, then what is half way between two halves and a little beside it.
+        // Steps that are not multiples of the rounding, then what is half way between two halves and a little beside
+        // it.
         let mut floats: Vec<f32> = (0..=u32::MAX).step_by(3001).map(f32::from_bits).collect();
         for half in 0..=u16::MAX {
             let next = f16::from_bits(half ^ 1).to_f32();

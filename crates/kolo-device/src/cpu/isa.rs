@@ -18,7 +18,7 @@ impl Isa {
     #[must_use]
     #[inline]
     pub fn best() -> Isa {
-        // Kernels ask on every call; the answer never changes, so a race only finds it twice.
+        // Kernels call this every time; the result never changes, so a race only detects it twice.
         static FOUND: AtomicU8 = AtomicU8::new(0);
         match FOUND.load(Relaxed) {
             1 => Isa::Portable,
@@ -60,9 +60,10 @@ impl Isa {
 /// wide vectors although the build targets an older chip.
 ///
 /// What `f` does must be inlined into it: mark the closure and the functions it calls
-/// `#[inline(always)]`, and prefer `for` to iterator adapters with closures of their own, which are
-/// compiled apart (a `mul_add` in such a closure becomes a function call). Loops vectorise when they run over slices of equal length known before
-/// the loop (re-slice to one `n` first), have no calls, no early exit and no bounds checks left.
+/// `#[inline(always)]`, and prefer `for` to iterator adapters with closures, which are compiled
+/// separately (a `mul_add` in such a closure becomes a function call). Loops vectorise when they run
+/// over slices of equal length known before the loop (re-slice to one `n` first), and have no calls,
+/// no early exit and no bounds checks left.
 /// `a * b + c` stays two roundings; write `a.mul_add(b, c)` for one (slow on [`Isa::Portable`]).
 ///
 /// ```

@@ -1,6 +1,6 @@
 //! The inner loops of the CPU device, over plain slices.
 //!
-//! Nothing here knows tensors, graphs or sessions. A kernel brings slices, sizes and a pool:
+//! Nothing here depends on tensors, graphs or sessions. A kernel passes slices, sizes and a pool:
 //!
 //! ```text
 //! pool    IntraPool: splits one kernel's work over a few threads
@@ -8,14 +8,14 @@
 //! conv    convolutions, as products that never store their patch matrix
 //! vmath   exp, log, tanh, sigmoid and reductions over slices
 //! pages   large blocks of memory, in huge pages
-//! topology which cores belong to which memory, and binding threads to cores
-//! stream  stores that go past the caches
-//! transpose rows and columns exchanged
+//! topology NUMA nodes, and binding threads to cores
+//! stream  stores that bypass the caches
+//! transpose transposition of elements of four bytes
 //! isa     runs plain loops compiled for the best instruction set present
 //! ```
 //!
-//! Every result is the same bit for bit whatever the number of threads: work is cut by the shape
-//! of the problem, and threads only decide who computes which piece.
+//! Every result is the same bit for bit for any number of threads: work is split by the shape of
+//! the problem, and threads only determine which core computes which part.
 
 pub mod conv;
 pub mod device;

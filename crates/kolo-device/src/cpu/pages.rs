@@ -1,7 +1,7 @@
-//! Memory straight from the system, in huge pages where it gives them.
+//! Memory mapped from the system, in huge pages where available.
 //!
-//! A large tensor in pages of 4 KiB costs a fault for each of them the first time, and the processor can remember where only
-//! a few of them are: an op that strides through one, such as a transpose, then waits for page tables more than for data.
+//! A large tensor in pages of 4 KiB costs a page fault for each, and exceeds the TLB: an op that strides through it,
+//! such as a transpose, then waits for page tables more than for data.
 
 use std::io;
 use std::ptr::NonNull;
@@ -15,10 +15,10 @@ const HUGE: usize = 2 << 20;
 pub(crate) struct Pages(Mapping);
 
 impl Pages {
-    /// Blocks below this are not worth a mapping of their own.
+    /// Smaller blocks are not worth a separate mapping.
     pub const LEAST: usize = 2 * HUGE;
 
-    /// Takes memory from the system.
+    /// Maps memory from the system.
     pub fn new(n_bytes: usize) -> io::Result<Pages> {
         let reserved = n_bytes.checked_add(HUGE).filter(|_| n_bytes > 0).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: a new mapping at an address that the system chooses replaces nothing; `reserved` is not 0.
@@ -40,8 +40,9 @@ impl Pages {
         let after = (reserved - before - n_bytes) / page_size() * page_size();
         // SAFETY: `before` is below `HUGE`, so the start, and `n_bytes` after it, lie in the mapping.
         let start = unsafe { mapped.add(before) };
-        // SAFETY: both ranges are whole pages of the mapping that was just made, outside of `start..start + n_bytes`; nobody
-        // else knows of them. The advice changes how the range is backed and not what it holds; a refusal changes nothing.
+        // SAFETY: both ranges are whole pages of the mapping that was just made, outside `start..start + n_bytes`, and
+        // have no other owner. The advice changes how the range is backed and not its contents; a refusal changes
+        // nothing.
         unsafe {
             if before > 0 {
                 libc::munmap(mapped.cast(), before);
@@ -53,7 +54,7 @@ impl Pages {
             libc::madvise(start.cast(), n_bytes, libc::MADV_HUGEPAGE);
         }
         let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: what is left of the mapping begins at `start`, zeroed by the system, and nobody else knows of it.
+        // SAFETY: the rest of the mapping begins at `start`, zeroed by the system, and has no other owner.
         Ok(Pages(unsafe { Mapping::new(start, n_bytes) }))
     }
 
@@ -68,15 +69,15 @@ impl Pages {
     }
 }
 
-/// Asks that the room that a vector has left be backed by huge pages, as far as it has whole ones. For tables that are read
-/// at random: in small pages nearly every row would wait for the page tables first. Does nothing where there are none.
+/// Advises the system to back a vector's spare capacity by huge pages, as far as it has whole ones. For tables with
+/// random access: in small pages nearly every row would miss the TLB. Does nothing where there are no huge pages.
 pub fn prefer_huge_pages(bytes: &mut Vec<u8>) {
     let room = bytes.spare_capacity_mut();
     let before = room.as_ptr().align_offset(HUGE);
     let n_bytes = room.len().saturating_sub(before) / HUGE * HUGE;
     if n_bytes > 0 {
-        // SAFETY: the range is whole pages inside the vector's room, which is borrowed. The advice changes how it is backed and
-        // not what it holds; a refusal changes nothing.
+        // SAFETY: the range is whole pages inside the vector's room, which is borrowed. The advice changes how it is
+        // backed and not what it holds; a refusal changes nothing.
         #[cfg(target_os = "linux")]
         unsafe {
             libc::madvise(room.as_mut_ptr().add(before).cast(), n_bytes, libc::MADV_HUGEPAGE);

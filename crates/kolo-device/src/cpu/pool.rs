@@ -6,16 +6,16 @@
 //!
 //! | field | written by | read by |
 //! | --- | --- | --- |
-//! | `crew` (a lock) | whoever resizes the pool | the caller that owns the pool for one call; others then work alone |
+//! | `crew` (a lock) | the thread that resizes the pool | the caller that owns the pool for one call; others then work alone |
 //! | `job` | the owning caller: set, later null | workers, only after raising `inside` |
 //! | `inside` | workers: up before reading `job`, down after the last use of it | the owning caller, after `job` is null |
 //! | `epoch` | the owning caller, after `job` is set | waiting workers |
-//! | `parked` of a worker | the worker sets it, whoever wakes it clears it | the owning caller |
+//! | `parked` of a worker | the worker sets it, the thread that wakes it clears it | the owning caller |
 //!
-//! The job lives on the caller's stack. It stays valid because `job` is null before the caller
-//! waits for `inside` to reach zero (both sequentially consistent): a worker that raised `inside`
-//! later than that wait sees null. Since a call holds `crew` until then, a resize finds all workers idle; those that must
-//! go have their `stop` set, are woken and joined, as all are when the pool is dropped.
+//! The job lives on the caller's stack. It stays valid because `job` is null before the caller waits for `inside` to
+//! reach zero (both sequentially consistent): a worker that raised `inside` later than that wait sees null. Since a
+//! call holds `crew` until then, a resize finds all workers idle; those that must go have their `stop` set, are woken
+//! and joined, as all are when the pool is dropped.
 
 use std::any::Any;
 use std::mem::MaybeUninit;
@@ -48,7 +48,7 @@ use super::topology::bind_to_cores;
 /// assert_eq!(squares[31], 961);
 /// ```
 pub struct IntraPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     crew: Mutex<Vec<Worker>>,
     /// The length of `crew`, readable without the lock.
     n_workers: AtomicUsize,
@@ -56,7 +56,7 @@ pub struct IntraPool {
     cores: Vec<usize>,
 }
 
-struct Shared {
+struct PoolState {
     epoch: AtomicUsize,
     inside: AtomicUsize,
     job: AtomicPtr<Job<'static>>,
@@ -78,14 +78,14 @@ struct Flags {
 struct Job<'f> {
     task: &'f (dyn Fn(usize) + Sync),
     n_tasks: usize,
-    /// The tasks are dealt to this many lanes in runs of neighbours.
+    /// The tasks are distributed to this many lanes in contiguous ranges.
     n_lanes: usize,
-    /// How many tasks of each lane were claimed.
+    /// The number of claimed tasks of each lane.
     claimed: [Lane; MAX_LANES],
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// A counter on a cache line of its own.
+/// A counter on a separate cache line.
 #[derive(Default)]
 #[repr(align(64))]
 struct Lane(AtomicUsize);
@@ -93,7 +93,7 @@ struct Lane(AtomicUsize);
 /// More threads than this share lanes.
 const MAX_LANES: usize = 16;
 
-/// How long an idle worker watches for the next job before it parks. Waking a parked thread costs
+/// How long an idle worker spins for the next job before it parks. Waking a parked thread costs
 /// 5 to 50 µs on a virtual machine; kernels of one step follow each other faster than this.
 const SPIN: Duration = Duration::from_micros(40);
 
@@ -108,12 +108,12 @@ impl IntraPool {
     }
 
     /// Like [`IntraPool::new`]; worker `i` (from 1) runs only on core `cores[i % cores.len()]`,
-    /// so `cores[0]` is left for the caller, whose own binding is not touched. Binding is a wish:
+    /// so `cores[0]` is left for the caller, whose own binding is not changed. Binding is best effort:
     /// a core the process may not use leaves that worker unbound.
     #[must_use]
     pub fn with_cores(n_threads: usize, cores: Option<&[usize]>) -> Arc<IntraPool> {
         let pool = IntraPool {
-            shared: Arc::new(Shared {
+            shared: Arc::new(PoolState {
                 epoch: AtomicUsize::new(0),
                 inside: AtomicUsize::new(0),
                 job: AtomicPtr::new(null_mut()),
@@ -126,16 +126,16 @@ impl IntraPool {
         Arc::new(pool)
     }
 
-    /// Changes how many threads work on a call, the caller included; 0 means 1. Waits for the call that is running, if any;
-    /// threads that are too many have ended when it returns. Must not be called from inside a task. Returns the number
-    /// there is now: fewer than asked for if the system gives no more threads.
+    /// Sets the number of threads that work on a call, the caller included; 0 means 1. Waits for the running call, if
+    /// any; surplus threads have ended when it returns. Must not be called from inside a task. Returns the new number,
+    /// which is smaller than requested if the system cannot start more threads.
     pub fn set_threads(&self, n_threads: usize) -> usize {
         let n_workers = n_threads.max(1) - 1;
         let mut crew = self.crew.lock();
         let n_staying = n_workers.min(crew.len());
         dismiss(crew.split_off(n_staying));
         while crew.len() < n_workers {
-            // With fewer threads than asked for the pool is slower, not wrong.
+            // With fewer threads than requested the pool is slower, not wrong.
             let Some(worker) = self.hire(crew.len()) else { break };
             crew.push(worker);
         }
@@ -168,14 +168,14 @@ impl IntraPool {
     /// from inside a task) the caller runs everything itself.
     ///
     /// # Panics
-    /// When a task panics, tasks not yet begun are skipped and the first panic goes on in the caller.
+    /// When a task panics, tasks not yet started are skipped and the first panic is resumed in the caller.
     pub fn parallel_for(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         self.run(n_tasks, 1, task);
     }
 
-    /// [`IntraPool::parallel_for`], but each thread begins with a run of neighbours, the same for every call with as many
-    /// tasks: kernels that cut their data alike find it in the cache of the core that used it last. Not for data larger than the
-    /// caches: streams that lie half of it apart may be slower than those of neighbours.
+    /// [`IntraPool::parallel_for`], but each thread begins with a contiguous range of tasks, the same for every call
+    /// with as many tasks: kernels that split their data alike find it in the cache of the core that used it last. Not
+    /// for data larger than the caches: distant streams may be slower than adjacent ones.
     ///
     /// # Panics
     /// As [`IntraPool::parallel_for`].
@@ -204,7 +204,7 @@ impl IntraPool {
         let mut turns = 0u32;
         while self.shared.inside.load(SeqCst) != 0 {
             turns += 1;
-            // The last worker may have lost its core to another process: give ours away then.
+            // The last worker may have been preempted: yield our core then.
             if turns < 20_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         drop(crew);
@@ -213,7 +213,7 @@ impl IntraPool {
         }
     }
 
-    /// Cuts `data` into pieces of `chunk_len` (the last may be shorter) and runs `f` on each.
+    /// Splits `data` into chunks of `chunk_len` (the last may be shorter) and runs `f` on each.
     ///
     /// # Panics
     /// If `chunk_len` is 0 and `data` is not empty.
@@ -225,12 +225,12 @@ impl IntraPool {
     /// [`IntraPool::for_each_chunk`], compiled once for each element type and not for each `f`.
     fn chunks_by<T: Send>(&self, data: &mut [T], chunk_len: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
         let parts = Parts::of(data, chunk_len);
-        // SAFETY: `parallel_for` calls each index once, so no piece is handed out twice.
+        // SAFETY: `parallel_for` calls each index once, so no chunk is borrowed twice.
         self.parallel_for(parts.n_chunks(), &|i| f(i, unsafe { parts.chunk(i) }));
     }
 
-    /// Cuts `data` into `n_blocks` of equal length and each block into pieces of `chunk_len` (the last may be shorter), and runs `f` on
-    /// the pieces that have the same place in their blocks.
+    /// Splits `data` into `n_blocks` of equal length and each block into chunks of `chunk_len` (the last may be
+    /// shorter), and runs `f` on the chunks with the same index in their blocks.
     ///
     /// # Panics
     /// If there are no blocks, if they would differ in length, or if `chunk_len` is 0 and they are not empty.
@@ -254,8 +254,8 @@ impl IntraPool {
         });
     }
 
-    /// [`IntraPool::for_each_chunk`] for an `f` that writes every element of its piece and reads none. Large results are made
-    /// in a buffer and stored past the caches; pieces of [`fill_grain`] elements are best.
+    /// [`IntraPool::for_each_chunk`] for an `f` that writes every element of its chunk and reads none. Large results
+    /// are computed in a buffer and stored bypassing the caches; chunks of [`fill_grain`] elements are best.
     ///
     /// # Panics
     /// As [`IntraPool::for_each_chunk`].
@@ -289,8 +289,8 @@ impl IntraPool {
             }
             let scratch = Scratch::take::<T>(chunk_len);
             let room = scratch.as_ptr::<MaybeUninit<T>>();
-            // SAFETY: the scratch has room for `chunk_len` values, is aligned to a page, and is this task's alone until it is put
-            // back. What is written here are values of `T`, so from then on they may be taken for such.
+            // SAFETY: the scratch has room for `chunk_len` values, is page-aligned, and is used by this task only until
+            // it is returned. Values of `T` are written here, so from then on they may be read as such.
             let buffer = unsafe {
                 std::slice::from_raw_parts_mut(room, chunk_len).fill(MaybeUninit::new(T::default()));
                 std::slice::from_raw_parts_mut(room.cast::<T>(), chunk_len)
@@ -307,14 +307,14 @@ impl IntraPool {
         });
     }
 
-    /// About how many bytes each task should take of `n_bytes` that do not fit the caches: long stretches, since the processor
-    /// fetches ahead only within one, and still several for each thread.
+    /// About how many of `n_bytes` that do not fit the caches each task should take: long ranges, since the hardware
+    /// prefetches only within one, and still several for each thread.
     #[must_use]
     pub fn stretch(&self, n_bytes: usize) -> usize {
         (n_bytes / (8 * self.n_threads())).clamp(LEAST_STRETCH, MOST_STRETCH)
     }
 
-    /// [`IntraPool::for_each_chunk`] over two slices cut at the same places.
+    /// [`IntraPool::for_each_chunk`] over two slices split at the same indices.
     ///
     /// # Panics
     /// If the slices differ in length, or `chunk_len` is 0 and they are not empty.
@@ -335,7 +335,7 @@ impl IntraPool {
     }
 }
 
-/// How many elements one task should take when an element costs about `ns_per_element`.
+/// The number of elements for one task when an element costs about `ns_per_element`.
 ///
 /// Depends on the cost alone, never on the number of threads, so that sums over chunks come out
 /// the same everywhere. A multiple of 64 elements, so that tasks do not share cache lines.
@@ -345,19 +345,18 @@ pub fn grain(ns_per_element: f64) -> usize {
     (len as usize).next_multiple_of(64).max(64)
 }
 
-/// Bytes that are made in a buffer at a time, on their way past the caches: they fit the first one.
+/// The size of the buffer for results that bypass the caches: it fits L1.
 const STREAM_BLOCK: usize = 4 << 10;
 
-/// Larger pieces are written where they belong at once: a buffer and what it is made from would crowd each other out of the
-/// first cache (with 16 KiB nothing is gained, with 4 KiB a third of the time).
+/// Larger chunks are written directly: buffer and inputs would evict each other from L1 (16 KiB gain nothing, 4 KiB a
+/// third of the time).
 const MOST_STREAMED: usize = 8 << 10;
 
-/// Bounds of a task that goes through memory: with 256 KiB instead of 1 MiB, reading alone takes a tenth longer.
+/// Bounds of a task bound by memory: with 256 KiB instead of 1 MiB, reading alone takes a tenth longer.
 const LEAST_STRETCH: usize = 128 << 10;
 const MOST_STRETCH: usize = 1 << 20;
 
-/// How many elements a piece of [`IntraPool::fill_chunks`] should have in a result of `n` elements that cost about
-/// `ns_per_element` each.
+/// The chunk length for [`IntraPool::fill_chunks`] in a result of `n` elements that cost about `ns_per_element` each.
 #[must_use]
 pub fn fill_grain<T>(n: usize, ns_per_element: f64) -> usize {
     match is_streamed(n.saturating_mul(size_of::<T>())) {
@@ -372,7 +371,7 @@ impl Drop for IntraPool {
     }
 }
 
-/// Lets idle workers end, and waits for them.
+/// Stops and joins idle workers.
 fn dismiss(workers: Vec<Worker>) {
     for worker in &workers {
         worker.flags.stop.store(true, SeqCst);
@@ -386,7 +385,7 @@ fn dismiss(workers: Vec<Worker>) {
     }
 }
 
-impl Shared {
+impl PoolState {
     fn work(&self, flags: &Flags, worker: usize) {
         let mut seen = 0;
         while self.wait_for_job(flags, &mut seen) {
@@ -422,7 +421,7 @@ impl Shared {
                 continue;
             }
             flags.parked.store(true, SeqCst);
-            // A job published before the flag was up saw nobody to wake.
+            // A job published before the flag was set saw no worker to wake.
             while !news() {
                 if flags.stop.load(SeqCst) {
                     return false;
@@ -436,8 +435,8 @@ impl Shared {
 }
 
 impl Job<'_> {
-    /// Claims and runs tasks until none is left, first those of the thread's own lane, then those of slower ones; keeps the
-    /// first panic for the caller.
+    /// Claims and runs tasks until none is left, first those of the thread's own lane, then steals from others; keeps
+    /// the first panic for the caller.
     fn run(&self, thread: usize) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             for lane in (0..self.n_lanes).map(|i| (thread + i) % self.n_lanes) {
@@ -458,7 +457,7 @@ impl Job<'_> {
     }
 }
 
-/// A mutable slice seen as pieces that different threads may hold at the same time.
+/// A mutable slice as disjoint chunks that different threads may borrow at the same time.
 struct Parts<T> {
     start: *mut T,
     len: usize,
@@ -479,12 +478,12 @@ impl<T> Parts<T> {
     }
 
     /// # Safety
-    /// No index may be asked for while its piece is still in use, nor after the slice's borrow.
+    /// No chunk may be borrowed twice at a time, nor after the slice's borrow.
     #[expect(clippy::mut_from_ref, reason = "the pieces are disjoint")]
     unsafe fn chunk(&self, index: usize) -> &mut [T] {
         let first = index * self.chunk_len;
         assert!(first < self.len);
-        // SAFETY: the range lies inside the slice; the caller promises it is handed out once.
+        // SAFETY: the range is inside the slice; the caller guarantees that it is borrowed once.
         unsafe {
             let start = self.start.add(first);
             std::slice::from_raw_parts_mut(start, self.chunk_len.min(self.len - first))

@@ -47,7 +47,7 @@ impl Scratch {
 
     /// Hands the memory back to this thread for its next call.
     pub(crate) fn put_back(self) {
-        // The list is gone while the thread ends: then the memory is simply freed.
+        // While the thread exits, the list may be dropped already: then the memory is freed.
         let mut this = Some(self);
         let _ = FREE.try_with(|free| free.borrow_mut().extend(this.take()));
     }
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(Scratch::take::<f32>(9_000).as_ptr::<f32>(), ptr);
         let large = Scratch::take::<u8>(2 * Pages::LEAST);
         let ptr = large.as_ptr::<u8>();
-        // SAFETY: the block is as long as was asked for, and nobody else has it.
+        // SAFETY: the block has the requested length and no other owner.
         unsafe { ptr.add(2 * Pages::LEAST - 1).write(7) };
         large.put_back();
         assert_eq!(Scratch::take::<u8>(2 * Pages::LEAST).as_ptr::<u8>(), ptr);

@@ -1,20 +1,20 @@
-//! Stores that go past the caches.
+//! Non-temporal stores, which bypass the caches.
 //!
-//! A line that is written in full need not be read first, but an ordinary store reads it all the same. For a result that is too
-//! large to stay in a cache until somebody needs it, that is a third of all that moves. Whoever makes such a result makes it
-//! piece by piece in a small buffer, which is then stored past the caches.
+//! An ordinary store reads the cache line first, even if all of it is written. For a result that is too large to stay
+//! in a cache until its next use, that is a third of the memory traffic. Such a result is computed block by block in a
+//! small buffer, which is then written with non-temporal stores.
 
 use std::sync::OnceLock;
 
 use super::isa::Isa;
 
-/// Whether a result of `n_bytes` should go past the caches: nothing of it would be left there when it is complete.
+/// Whether a result of `n_bytes` should bypass the caches, being too large to stay in them.
 pub fn is_streamed(n_bytes: usize) -> bool {
     static LEAST: OnceLock<usize> = OnceLock::new();
     n_bytes >= *LEAST.get_or_init(|| last_cache().map_or(16 << 20, |size| (size / 2).clamp(4 << 20, 256 << 20)))
 }
 
-/// The size of the first core's last cache, where the system tells.
+/// The size of the first core's last-level cache, if the system reports it.
 fn last_cache() -> Option<usize> {
     let read = |index: usize, what: &str| {
         let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{what}");
@@ -42,7 +42,7 @@ fn parse_size(text: &str) -> Option<usize> {
 /// Bytes of a cache line, and of the widest store.
 const LINE: usize = 64;
 
-/// Copies `from` to `to`, past the caches. Others see it after [`fence`].
+/// Copies `from` to `to`, bypassing the caches. Other threads see it after [`fence`].
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -51,7 +51,7 @@ pub fn stream<T: bytemuck::NoUninit>(to: &mut [T], from: &[T]) {
     #[cfg(target_arch = "x86_64")]
     {
         let size = size_of::<T>().max(1);
-        // Only whole lines: what is before the first one, and what is left after the last, is copied.
+        // Only whole lines are streamed: the bytes before the first and after the last are copied.
         let before = to.as_ptr().cast::<u8>().align_offset(LINE);
         if before.is_multiple_of(size) && LINE.is_multiple_of(size) && before < size_of_val(to) {
             let n_before = before / size;
@@ -60,8 +60,8 @@ pub fn stream<T: bytemuck::NoUninit>(to: &mut [T], from: &[T]) {
             to[..n_before].copy_from_slice(&from[..n_before]);
             to[n_after..].copy_from_slice(&from[n_after..]);
             let (target, source) = (to[n_before..n_after].as_mut_ptr(), from[n_before..n_after].as_ptr());
-            // SAFETY: both ranges are `n_lines` lines long and of bytes that are all initialised; the target is aligned to a
-            // line. The instruction set is the machine's.
+            // SAFETY: both ranges are `n_lines` lines long and of bytes that are all initialised; the target is aligned
+            // to a line. The instruction set is the machine's.
             unsafe { stream_lines(Isa::best(), target.cast(), source.cast(), n_lines) };
             return;
         }
@@ -69,8 +69,8 @@ pub fn stream<T: bytemuck::NoUninit>(to: &mut [T], from: &[T]) {
     to.copy_from_slice(from);
 }
 
-/// Stores lines past the caches by the widest stores there are. A line in one piece need not be put together in a buffer of the
-/// core: with loads going on at the same time, the four pieces of the narrow form take a third longer.
+/// Streams cache lines with the widest stores available. A line in one store needs no write combining: with concurrent
+/// loads, four narrow stores per line take a third longer.
 ///
 /// # Safety
 /// Both are `n` lines long, `to` is aligned to a line, and the machine has `isa`.
@@ -92,14 +92,14 @@ unsafe fn stream_lines(isa: Isa, to: *mut u8, from: *const u8, n: usize) {
         }
     }
     match isa {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Isa::Avx512 => unsafe { by_lines(to, from, n) },
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Isa::Avx2 => unsafe { by_halves(to, from, n) },
         Isa::Portable => {
             for at in (0..n * LINE).step_by(LINE / 4) {
-                // SAFETY: both are longer than `at`, by a quarter of a line; the load needs no alignment. Every x86-64 processor
-                // has these instructions.
+                // SAFETY: both are longer than `at`, by a quarter of a line; the load needs no alignment. Every x86-64
+                // processor has these instructions.
                 unsafe { _mm_stream_si128(to.add(at).cast(), _mm_loadu_si128(from.add(at).cast())) };
             }
         }
@@ -111,11 +111,11 @@ pub fn can_stream_by() -> bool {
     Isa::best() == Isa::Avx512
 }
 
-/// Sets every element of `to` past the caches: `line` makes a cache line of them, from the element whose number it gets, and
-/// `one` makes a single one, before the first whole line and after the last. Others see them after [`fence`].
+/// Sets every element of `to`, bypassing the caches: `line` computes a cache line of elements from the given index on,
+/// and `one` a single element, before the first whole line and after the last. Other threads see them after [`fence`].
 ///
-/// There is no buffer between, as [`stream`] needs it. That pays where several large inputs are read: while a buffer is
-/// emptied, nothing is fetched. A sum of two tensors of 64 MB takes a third less time, a sum of three two fifths.
+/// Unlike [`stream`] this needs no buffer, which pays off with several large inputs: while a buffer is written, nothing
+/// is loaded. A sum of two tensors of 64 MB takes a third less time, a sum of three two fifths.
 ///
 /// # Panics
 /// Where [`can_stream_by`] does not hold, or if `N` elements are not a line.
@@ -139,8 +139,8 @@ pub fn stream_by<T: bytemuck::NoUninit, const N: usize>(
             use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
             for (i, place) in lines.iter_mut().enumerate() {
                 let values = line(head.len() + i * N);
-                // SAFETY: `place` is a line, aligned to one since `head` ends there; `values` are as many bytes, all of them
-                // initialised. The machine has AVX-512.
+                // SAFETY: `place` is a line, aligned to one since `head` ends there; `values` are as many bytes, all of
+                // them initialised. The machine has AVX-512.
                 unsafe {
                     _mm512_stream_si512(place.as_mut_ptr().cast(), _mm512_loadu_si512(values.as_ptr().cast()));
                 }
@@ -153,7 +153,8 @@ pub fn stream_by<T: bytemuck::NoUninit, const N: usize>(
     tail.iter_mut().enumerate().for_each(|(i, y)| *y = one(first + i));
 }
 
-/// Asks for lines that will be read soon, where the order of reading does not tell the processor. Costs nothing to be wrong about.
+/// Asks for lines that will be read soon, where the order of reading does not tell the processor. Costs nothing to be
+/// wrong about.
 #[inline(always)]
 pub fn prefetch<T>(soon: &[T]) {
     #[cfg(target_arch = "x86_64")]

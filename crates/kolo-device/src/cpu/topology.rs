@@ -1,7 +1,7 @@
-//! Which cores there are and whose memory is near them; binding threads and memory.
+//! The cores and NUMA nodes of the machine; binding of threads and memory.
 //!
-//! Linux says it in files: `/sys/devices/system/node/node0/cpulist` holds `0-7,16-23`. A machine with one node, and a system
-//! without these files, is a machine with nothing to decide.
+//! Linux describes them in files: `/sys/devices/system/node/node0/cpulist` holds `0-7,16-23`. With one node, or without
+//! these files, nothing is bound to nodes.
 
 use std::path::Path;
 
@@ -10,24 +10,24 @@ use kolo_core::{Error, Result};
 /// Where Linux describes the nodes.
 const SYSTEM: &str = "/sys/devices/system/node";
 
-/// Cores by the memory they are near.
+/// Cores by NUMA node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// NUMA nodes that have cores, by number.
     pub nodes: Vec<NumaNode>,
 }
 
-/// Cores that share a memory.
+/// Cores that share local memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumaNode {
-    /// The system's number for it.
+    /// The system's id of the node.
     pub id: usize,
     /// Its cores, in order.
     pub cores: Vec<usize>,
 }
 
 impl Topology {
-    /// This machine's, as far as this process may use it.
+    /// The topology of this machine, restricted to the cores that this process may use.
     pub fn of_machine() -> Topology {
         let mut topology = Topology::read(Path::new(SYSTEM));
         if let Some(allowed) = allowed_cores() {
@@ -39,7 +39,7 @@ impl Topology {
         topology
     }
 
-    /// Reads a tree like `/sys/devices/system/node`. What cannot be read is left out.
+    /// Reads a tree like `/sys/devices/system/node`. Unreadable entries are skipped.
     pub fn read(root: &Path) -> Topology {
         let mut nodes = Vec::new();
         for entry in std::fs::read_dir(root).into_iter().flatten().flatten() {
@@ -63,8 +63,8 @@ impl Topology {
         self.nodes.iter().filter(|_| self.nodes.len() > 1).find(has).map(|node| node.id)
     }
 
-    /// The cores of each of `n_devices` devices, so that no device spans more nodes than it must. `None` where there is
-    /// nothing to decide: one device, one node, or a node with fewer cores than devices.
+    /// The cores of each of `n_devices` devices, so that no device spans more nodes than necessary. `None` if cores
+    /// should not be split: one device, one node, or a node with fewer cores than devices.
     pub fn split(&self, n_devices: usize) -> Option<Vec<Vec<usize>>> {
         let n_nodes = self.nodes.len();
         if n_devices < 2 || n_nodes < 2 {
@@ -129,8 +129,8 @@ pub fn print_cores(cores: &[usize]) -> String {
 /// The cores that this thread may run on; `None` if the system does not say.
 #[cfg(target_os = "linux")]
 pub fn allowed_cores() -> Option<Vec<usize>> {
-    // SAFETY: the set is plain bits made by `zeroed`, its size is given, and pid 0 means this thread; `CPU_ISSET` is asked
-    // about numbers below the set's size only.
+    // SAFETY: the set is plain bits made by `zeroed`, its size is given, and pid 0 means this thread; `CPU_ISSET` is
+    // asked about numbers below the set's size only.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
@@ -146,8 +146,8 @@ pub fn allowed_cores() -> Option<Vec<usize>> {
     None
 }
 
-/// Lets this thread run on these cores only; nothing happens for an empty list. Binding is a wish: if the system refuses, the
-/// thread stays as it was.
+/// Binds this thread to these cores; does nothing for an empty list. Best effort: if the system refuses, the binding
+/// stays as it was.
 #[cfg(target_os = "linux")]
 pub fn bind_to_cores(cores: &[usize]) {
     if cores.is_empty() {
@@ -164,12 +164,12 @@ pub fn bind_to_cores(cores: &[usize]) {
     }
 }
 
-/// Lets this thread run on these cores only, where the system can.
+/// Binds this thread to these cores, where the system supports it.
 #[cfg(not(target_os = "linux"))]
 pub fn bind_to_cores(_cores: &[usize]) {}
 
-/// Asks the system to take the pages of a large block that nobody has touched yet from a NUMA node. Small blocks share pages
-/// with others and are left to whoever touches them first.
+/// Makes the system prefer a NUMA node for the untouched pages of a large block. Small blocks share pages with others
+/// and are placed by first touch.
 #[cfg(target_os = "linux")]
 pub(crate) fn prefer_node(block: &mut [u8], node: usize) {
     const LARGE: usize = 1 << 20;

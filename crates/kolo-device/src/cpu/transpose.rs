@@ -1,18 +1,19 @@
-//! Rows and columns exchanged, for elements of four bytes.
+//! Transposition, for elements of four bytes.
 
 use super::isa::Isa;
 use super::stream::{fence, prefetch, stream};
 
-/// A square of this side goes by way of a buffer: each line of the input is read once, and each line of the output written
-/// once, even where many of them share a place in the cache.
+/// A square of this side is transposed through a buffer: each line of the input is read once, and each line of the
+/// output written once, even where many of them map to one cache set.
 const SIDE: usize = 64;
 
-/// What is turned in registers at once.
+/// The side of a block that is transposed in registers.
 const BLOCK: usize = 8;
 
 type Buffer = [[u32; SIDE]; SIDE];
 
-/// Fills rows of `run` elements from columns: `out[i * run + j] = input[j * step + i]`; past the caches if that is wished.
+/// Fills rows of `run` elements from columns: `out[i * run + j] = input[j * step + i]`; bypassing the caches if
+/// `past_caches`.
 ///
 /// # Panics
 /// If `out` is not whole rows, or a column is not in the input.
@@ -27,7 +28,7 @@ pub fn transpose_words(input: &[u32], step: usize, out: &mut [u32], run: usize, 
         let rows = SIDE.min(n_rows - row);
         for column in (0..run).step_by(SIDE) {
             let columns = SIDE.min(run - column);
-            // The processor does not see so many columns coming.
+            // Prefetch: the hardware does not track this many columns.
             let (next_row, next_column) = if column + SIDE < run { (row, column + SIDE) } else { (row + SIDE, 0) };
             if past_caches && next_row < n_rows {
                 let lines =
@@ -72,7 +73,7 @@ fn turn(isa: Isa, input: &[u32], step: usize, (rows, columns): (usize, usize), b
     }
 }
 
-/// Eight elements of each of eight columns, turned: pairs, then pairs of pairs, then halves change places.
+/// Transposes eight elements of each of eight columns: interleaves pairs, then pairs of pairs, then exchanges halves.
 ///
 /// # Safety
 /// Needs AVX2.

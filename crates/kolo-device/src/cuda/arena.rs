@@ -1,8 +1,8 @@
-//! The memory of one logical GPU: blocks of the card's memory, a hard limit, statistics, and the report when it runs out.
+//! The memory of one logical GPU: a block allocator with a hard limit, statistics, and a report when it runs out.
 //!
-//! Blocks may be handed out again as soon as they are freed: everything that used them was enqueued on the compute stream
-//! before, and everything that will use them comes after. A pool of its own ([`Arena::begin_pool`]) keeps the blocks of a
-//! captured step apart, so that they are still where the capture saw them when it is replayed.
+//! Blocks can be reused as soon as they are freed: everything that used them was enqueued on the compute stream before,
+//! and everything that will use them comes after. A captured step has a separate pool ([`Arena::begin_pool`]), so that
+//! its blocks keep their addresses when it is replayed.
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -17,36 +17,36 @@ use super::blocks::{Backing, Blocks, rounded};
 use super::stream::Streams;
 use crate::MemoryStats;
 
-/// How much of a card a device may take.
+/// How much of a GPU's memory a device may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// The most bytes; `None` leaves it to the card.
+    /// The limit in bytes; `None` is the GPU's memory.
     pub limit: Option<u64>,
-    /// Takes memory when it is needed; otherwise all of the limit at once.
+    /// Allocates memory on demand; otherwise all of the limit at once.
     pub grow: bool,
 }
 
 pub(super) struct Arena {
     name: String,
-    /// The card, for reports.
+    /// The GPU, for reports.
     label: String,
     number: u32,
     limit: Option<u64>,
-    /// A number no other arena of the process has.
+    /// Unique in the process.
     id: u64,
     streams: Arc<Streams>,
-    state: Mutex<State>,
+    state: Mutex<ArenaState>,
 }
 
-/// The last number given to an arena.
+/// The id of the last arena.
 static LAST_ID: AtomicU64 = AtomicU64::new(0);
 
-struct State {
-    /// All memory was taken at once, by pool 0; the others get theirs from there.
+struct ArenaState {
+    /// All memory was allocated at once, by pool 0; other pools allocate from pool 0.
     is_fixed: bool,
-    /// Pool 0 is everybody's; others belong to captured steps.
+    /// Pool 0 is shared; others belong to captured steps.
     pools: Vec<Option<Blocks>>,
-    /// Pools of captures that are gone, some of whose buffers are not.
+    /// Pools of dropped captures, some of whose buffers are still in use.
     abandoned: HashSet<usize>,
     live: HashMap<u64, (u64, Arc<str>)>,
     peak: u64,
@@ -54,7 +54,7 @@ struct State {
     n_system_allocations: u64,
 }
 
-/// The driver's plain allocations.
+/// Allocates segments from the driver.
 struct Driver<'a> {
     streams: &'a Streams,
     n_calls: u64,
@@ -69,14 +69,14 @@ impl Backing for Driver<'_> {
     }
     fn unmap(&mut self, base: u64, _: u64) {
         if self.streams.bind().is_ok() {
-            // SAFETY: the segment came from `map`, and the caller says that nothing in it is in use. The call waits for
-            // the card, so kernels that still run are done first. An error means that the card is lost.
+            // SAFETY: the segment came from `map`, and the caller guarantees that nothing in it is in use. The call
+            // waits for the GPU, so running kernels finish first. An error means that the GPU is lost.
             let _ = unsafe { result::free_sync(base) };
         }
     }
 }
 
-/// The memory that everybody shares, for a captured step's own.
+/// Allocates a captured step's segments from the shared pool.
 struct Common<'a>(&'a mut Blocks, Driver<'a>);
 
 impl Backing for Common<'_> {
@@ -88,23 +88,23 @@ impl Backing for Common<'_> {
     }
 }
 
-impl State {
-    /// Bytes that were taken from the card.
+impl ArenaState {
+    /// Bytes allocated from the driver.
     fn reserved(&self) -> u64 {
         self.counted().map(|pool| pool.reserved).sum()
     }
-    /// The pools that have memory of their own.
+    /// The pools with segments from the driver.
     fn counted(&self) -> impl Iterator<Item = &Blocks> {
         self.pools.iter().take(if self.is_fixed { 1 } else { usize::MAX }).flatten()
     }
-    /// Gives segments back in which nothing is used. Those of captured steps stay: a replay writes to them.
+    /// Frees unused segments, except those of captured steps: a replay writes to them.
     fn trim(&mut self, driver: &mut Driver<'_>) -> u64 {
         self.pools[0].as_mut().map_or(0, |pool| pool.trim(driver))
     }
     fn in_use(&self) -> u64 {
         self.counted().map(|pool| pool.in_use).sum()
     }
-    /// A block of a pool.
+    /// Allocates a block from a pool.
     fn allocate(&mut self, pool: usize, n_bytes: u64, room: u64, mut driver: Driver<'_>) -> Option<(u64, u64)> {
         let mut blocks = self.pools.get_mut(pool)?.take().unwrap_or_default();
         let found = match (pool, self.pools.first_mut().and_then(Option::as_mut)) {
@@ -118,7 +118,7 @@ impl State {
         self.pools[pool] = Some(blocks);
         found
     }
-    /// Gives all memory of a pool back.
+    /// Frees all memory of a pool.
     fn clear(&mut self, pool: usize, mut driver: Driver<'_>) {
         let Some(mut blocks) = self.pools.get_mut(pool).and_then(Option::take) else { return };
         match (pool, self.pools.first_mut().and_then(Option::as_mut)) {
@@ -137,7 +137,7 @@ impl Arena {
         streams: Arc<Streams>,
     ) -> Result<Arc<Arena>> {
         let is_fixed = !plan.grow && plan.limit.is_some();
-        let state = State {
+        let state = ArenaState {
             is_fixed,
             pools: vec![Some(Blocks::default())],
             abandoned: HashSet::new(),
@@ -155,7 +155,7 @@ impl Arena {
             if !pool.reserve(limit, &mut driver) {
                 drop(state);
                 return Err(Error::resource_exhausted(format!(
-                    "{} asks for {limit} bytes of {} at once, and the card has fewer left{}",
+                    "{} asks for {limit} bytes of {} at once, and the GPU has fewer left{}",
                     arena.name,
                     arena.label,
                     arena.holders()
@@ -172,15 +172,15 @@ impl Arena {
 
     pub fn allocate(self: &Arc<Self>, n_bytes: usize, tag: &Arc<str>) -> Result<Arc<CudaBuffer>> {
         let mut state = self.state.lock();
-        let room = |state: &State| self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(state.reserved()));
+        let room = |state: &ArenaState| self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(state.reserved()));
         let pool = super::capture::pool_of(self.id);
-        let attempt = |state: &mut State| {
+        let attempt = |state: &mut ArenaState| {
             let room = room(state);
             state.allocate(pool, n_bytes as u64, room, Driver { streams: &self.streams, n_calls: 0 })
         };
         let mut found = attempt(&mut state);
         if found.is_none() {
-            // Segments that nobody uses may be of the wrong size; without them there may be room for one that fits.
+            // Unused segments may be of the wrong size; freeing them may make room for one that fits.
             let mut trimmer = Driver { streams: &self.streams, n_calls: 0 };
             if state.trim(&mut trimmer) > 0 {
                 found = attempt(&mut state);
@@ -209,14 +209,14 @@ impl Arena {
         }
     }
 
-    /// Gives memory that no tensor holds back to the card.
+    /// Frees segments that no tensor uses.
     pub fn trim(&self) {
         let mut state = self.state.lock();
         let mut driver = Driver { streams: &self.streams, n_calls: 0 };
         state.trim(&mut driver);
     }
 
-    /// A pool for the tensors of a capture.
+    /// Creates a pool for the tensors of a capture.
     pub fn begin_pool(&self) -> usize {
         let mut state = self.state.lock();
         let pool = match state.pools.iter().skip(1).position(Option::is_none) {
@@ -230,15 +230,15 @@ impl Arena {
         pool
     }
 
-    /// Gives a pool's memory back; if somebody still holds a buffer of it, when the last of them is gone.
+    /// Frees a pool's memory, once no buffer of it is in use.
     pub fn drop_pool(&self, pool: usize) {
         let mut state = self.state.lock();
         state.abandoned.insert(pool);
         self.clear_abandoned(&mut state, pool);
     }
 
-    /// Gives back the memory of a pool that nobody will allocate from, once nobody holds any of it.
-    fn clear_abandoned(&self, state: &mut State, pool: usize) {
+    /// Frees the memory of an abandoned pool if no buffer of it is in use.
+    fn clear_abandoned(&self, state: &mut ArenaState, pool: usize) {
         let is_idle = |blocks: &Blocks| blocks.in_use == 0;
         if !state.abandoned.contains(&pool) || !state.pools.get(pool).is_some_and(|p| p.as_ref().is_some_and(is_idle)) {
             return;
@@ -256,11 +256,11 @@ impl Arena {
             self.clear_abandoned(&mut state, pool);
             state.live.remove(&address)
         };
-        // The tag may be the last handle to a name: freed outside of the lock.
+        // The tag may be the last handle to a name: dropped outside the lock.
         drop(tag);
     }
 
-    fn exhausted(&self, state: &State, n_bytes: usize, tag: &str) -> Error {
+    fn exhausted(&self, state: &ArenaState, n_bytes: usize, tag: &str) -> Error {
         const SHOWN: usize = 10;
         let mut largest: Vec<&(u64, Arc<str>)> = state.live.values().collect();
         largest.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
@@ -274,7 +274,7 @@ impl Arena {
         };
         let remedy = match self.limit {
             Some(_) => format!("a limit of {needed} bytes would do, or a batch smaller by what is missing"),
-            None => "a smaller batch would do, or ending another program that holds the card".to_owned(),
+            None => "a smaller batch would do, or ending another program that holds the GPU".to_owned(),
         };
         Error::resource_exhausted(format!(
             "OOM when allocating {n_bytes} bytes for '{tag}' on {}: {in_use} bytes are in use, {reserved} are reserved \
@@ -287,7 +287,7 @@ impl Arena {
         ))
     }
 
-    /// Who else is on the card.
+    /// The other processes that use the GPU, for error messages.
     fn holders(&self) -> String {
         let found = super::discover(None);
         let me = std::process::id();
@@ -296,7 +296,7 @@ impl Arena {
         card.processes.retain(|process| process.pid != me);
         match card.processes.is_empty() {
             true => String::new(),
-            false => format!("; others on the card: {}", card.holders()),
+            false => format!("; others on the GPU: {}", card.holders()),
         }
     }
 }
@@ -305,13 +305,13 @@ impl Drop for Arena {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let mut driver = Driver { streams: &self.streams, n_calls: 0 };
-        // Of memory that was taken at once, the other pools have none of their own.
+        // If all memory was allocated at once, only pool 0 has segments from the driver.
         let n_own = if state.is_fixed { 1 } else { usize::MAX };
         state.pools.iter_mut().take(n_own).flatten().for_each(|pool| pool.clear(&mut driver));
     }
 }
 
-/// Bytes on the card; dropping them gives them back.
+/// A buffer on the GPU; dropping it frees it.
 pub(super) struct CudaBuffer {
     address: u64,
     n_bytes: usize,
@@ -329,7 +329,7 @@ impl CudaBuffer {
         &self.arena.streams
     }
 
-    /// The arena it is of.
+    /// The id of its arena.
     pub fn arena_id(&self) -> u64 {
         self.arena.id
     }

@@ -1,8 +1,8 @@
-//! Attention by cuDNN, or by whoever asks for it if that is faster: both are timed once for each shape, and what was chosen is
-//! remembered.
+//! Attention by cuDNN, or by the caller's own kernels if these are faster: both are timed once for each shape, and the
+//! choice is cached.
 //!
-//! The library adds up the gradient of the queries in whatever order its blocks come, so the last bits of a gradient may differ
-//! from run to run.
+//! The library sums the gradient of the queries in no fixed order, so the last bits of a gradient may differ from run
+//! to run.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -22,60 +22,60 @@ use crate::Device;
 /// Self-attention of several heads, `softmax(q · kᵀ / √size) · v`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attention {
-    /// Of everything but the logarithms, which are floats.
+    /// The element type of all tensors but `lse`, which has floats.
     pub dtype: DType,
-    /// Sequences.
+    /// The number of sequences.
     pub batch: usize,
-    /// Places of a sequence.
+    /// The length of a sequence.
     pub length: usize,
-    /// Heads.
+    /// The number of heads.
     pub heads: usize,
-    /// Numbers of a head.
+    /// The size of a head.
     pub size: usize,
-    /// A place sees those up to itself; otherwise all.
+    /// A position attends only to positions up to itself; otherwise to all.
     pub causal: bool,
 }
 
-/// What is computed of an attention. Queries, keys and values, and their gradients, are one tensor, `[batch, length, 3, heads,
-/// size]`; `y` is `[batch, length, heads, size]`; `lse`, the logarithm of each query's sum of exponentials, is `[batch, heads,
-/// length]`.
+/// A pass of an attention. Queries, keys and values, and their gradients, are one tensor, `[batch, length, 3, heads,
+/// size]`; `y` is `[batch, length, heads, size]`; `lse`, the logarithm of each query's sum of exponentials, is `[batch,
+/// heads, length]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttentionPass {
-    /// `y` and `lse`, of `qkv`.
+    /// `y` and `lse` from `qkv`.
     Forward,
-    /// `dqkv`, of `dy`, `qkv`, `y` and `lse`.
+    /// `dqkv` from `dy`, `qkv`, `y` and `lse`.
     Backward,
 }
 
-/// Who computes a pass.
+/// The implementation of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Choice {
-    /// Whoever asks.
+    /// The caller's own kernels.
     Caller,
-    /// An engine of the library, by its number among those that are advised, the same each time.
+    /// An engine of the library, by its rank in the heuristic's list, which is deterministic.
     Engine(usize),
 }
 
-/// Choices of all devices.
+/// The choices of all devices.
 static CHOSEN: Chosen<(Attention, AttentionPass), Choice> = Chosen::new();
 
-/// Engines that were set up, by their number among those that are advised.
+/// Compiled engines, by their rank in the heuristic's list.
 pub(super) type Engines = HashMap<(Attention, AttentionPass, usize), Engine>;
 
-/// Engines that are set up to be timed: each takes up to a second to be compiled, and those that are advised later took twice
-/// as long.
+/// The number of engines to time: compiling one takes up to a second, and engines of lower rank took twice as long to
+/// run.
 const MOST_TRIED: usize = 2;
-/// Most bytes of a workspace.
+/// The maximum size of a workspace, in bytes.
 const MOST_WORKSPACE: usize = 1 << 30;
-/// From this version of the library on it clears the memory in which it adds up.
+/// The first version of the library that clears the memory of its sums.
 const LEAST_VERSION: usize = 90_600;
-/// Bytes of a number of queries, keys and values.
+/// Bytes of an element of the queries, keys and values.
 const HALF: usize = 2;
-/// The largest head that the library takes.
+/// The largest head that the library supports.
 const LARGEST_HEAD: usize = 256;
 
 impl Attention {
-    /// Numbers of `y`.
+    /// The number of elements of `y`.
     fn n_elements(&self) -> Option<usize> {
         let sizes = [self.batch, self.length, self.heads, self.size];
         sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size))
@@ -83,7 +83,7 @@ impl Attention {
 
     /// Whether the library may have an engine for it.
     fn is_taken(&self) -> bool {
-        // Scores have places in the library too, though no memory.
+        // The library also computes indices of scores, though they are not stored.
         let n_scores = [self.batch, self.heads, self.length, self.length];
         let n_scores = n_scores.iter().try_fold(1i64, |n, &size| n.checked_mul(i64::try_from(size).ok()?));
         let fits = self.n_elements().and_then(|n| n.checked_mul(3)).is_some_and(|n| n > 0 && n <= i32::MAX as usize);
@@ -96,7 +96,8 @@ impl Attention {
 }
 
 impl CudaDevice {
-    /// Enqueues a pass of an attention by cuDNN. `Unimplemented` if the library has no engine for it. No tensor may be empty.
+    /// Enqueues a pass of an attention by cuDNN. `Unimplemented` if the library has no engine for it. No tensor may be
+    /// empty.
     pub fn attend(
         &self,
         call: &Attention,
@@ -120,9 +121,9 @@ impl CudaDevice {
         self.enqueue_attention(dnn, call, pass, i, &addresses)
     }
 
-    /// Enqueues a pass of an attention by cuDNN or by `ours`, which gets the outputs, whichever is faster. They are compared
-    /// when a shape has been used a few times; until then, and whenever the library fails, it is `ours`. No tensor may be
-    /// empty.
+    /// Enqueues a pass of an attention by cuDNN or by `ours`, which gets the outputs, whichever is faster. They are
+    /// timed when a shape has been used a few times; until then, and if the library fails, `ours` is used. No tensor
+    /// may be empty.
     pub fn attend_or(
         &self,
         call: &Attention,
@@ -148,7 +149,7 @@ impl CudaDevice {
         }
     }
 
-    /// Enqueues a pass by the engine that was chosen, after choosing if need be. False if none is.
+    /// Enqueues a pass by the chosen engine, choosing one if needed. False if none was chosen.
     fn attend_as_chosen(
         &self,
         call: &Attention,
@@ -167,7 +168,7 @@ impl CudaDevice {
         };
         let Choice::Engine(i) = choice else { return Ok(false) };
         if !dnn.attention.contains_key(&(*call, pass, i)) {
-            // Chosen on another device of the card, or in a session that is gone.
+            // Chosen on another device of the GPU, or in a session that is gone.
             if self.is_capturing() {
                 return Ok(false);
             }
@@ -179,7 +180,7 @@ impl CudaDevice {
         Ok(true)
     }
 
-    /// Times the library's engines and `ours`, and chooses for good.
+    /// Times the library's engines and `ours`, and caches the choice.
     fn time_attention(
         &self,
         dnn: &mut Dnn,
@@ -213,9 +214,9 @@ impl CudaDevice {
         Ok(choice)
     }
 
-    /// Sets up the first engines that can be used, at most so many, and gives their numbers.
+    /// Compiles the first `most` engines that can be used, and returns their ranks.
     fn set_up(&self, dnn: &mut Dnn, call: &Attention, pass: AttentionPass, most: usize) -> Result<Vec<usize>> {
-        // The library fails to compile while the thread captures, and spoils the capture.
+        // The library fails to compile while the thread captures, and invalidates the capture.
         if self.is_capturing() {
             return Err(Error::unimplemented("engines of cuDNN are not set up while a step is captured"));
         }
@@ -241,7 +242,8 @@ impl CudaDevice {
             .map_err(|error| Error::internal(format!("cuDNN, choosing a stream: {:?}", error.0)))
     }
 
-    /// Where the tensors of a pass are, inputs before outputs. `None` if the library is not here or does not take them.
+    /// The addresses of a pass's tensors, inputs before outputs. `None` if the library is missing or does not support
+    /// them.
     fn attention_addresses(
         &self,
         call: &Attention,
@@ -295,7 +297,7 @@ impl CudaDevice {
         let engine = dnn.attention.get(&(*call, pass, i));
         let engine = engine.ok_or_else(|| Error::internal("an engine of cuDNN that was not set up"))?;
         self.choose_stream(dnn)?;
-        // Behind the engine's workspace are a float for each query and one for each number of the queries.
+        // After the engine's workspace come a float for each query and one for each element of the queries.
         let n = call.n_elements().unwrap_or(0);
         let up = |n: usize| n.checked_next_multiple_of(256);
         let (space, floats) = (up(engine.workspace), up(n / call.size.max(1) * 4));
@@ -307,7 +309,7 @@ impl CudaDevice {
         let (Some(space), Some(sums_at), Some(total)) = (space, sums_at, total) else {
             return Err(Error::resource_exhausted(format!("the workspace of {call:?} is too large")));
         };
-        // Taken and given back here: whoever gets it next is enqueued later on the same stream.
+        // Freed on return: its next use is enqueued later on the same stream.
         let workspace = match total {
             0 => None,
             n => Some(self.allocate_tensor(DType::U8, Shape::new(&[n])?, &"the workspace of an attention".into())?),
@@ -344,13 +346,13 @@ impl CudaDevice {
         }
         let (ids, pointers): (Vec<i64>, Vec<*mut c_void>) = tensors.into_iter().unzip();
         // SAFETY: the engine is for this pass and was set up with this handle. The tensors have its sizes (checked by
-        // `attention_addresses`), are of this device, and are alive until the compute stream has passed this call; so is the
-        // workspace, which has room for all that is in it. The numbers outlive the call.
+        // `attention_addresses`), are of this device, and are alive until the compute stream has passed this call; so
+        // is the workspace, which has room for all that is in it. The numbers outlive the call.
         unsafe { engine.enqueue(dnn.handle, &ids, &pointers, pointer(workspace)) }
     }
 }
 
-/// Where the tensors of a pass are, as many as it has.
+/// The addresses of a pass's tensors.
 #[derive(Clone, Copy, Default)]
 struct Addresses([u64; 5]);
 

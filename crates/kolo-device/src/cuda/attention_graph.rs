@@ -1,14 +1,14 @@
-//! Attention as graphs of cuDNN's operations. The library knows these graphs by their form and has engines that compute each
-//! in one or two kernels; the scores, which have the square of the length, only pass through.
+//! Attention as graphs of cuDNN's operations. The library recognises these graphs and has engines that compute each in
+//! one or two kernels; the scores, whose size is quadratic in the length, are never stored.
 
 use cudarc::cudnn::sys;
 use kolo_core::Result;
 use sys::{cudnnPointwiseMode_t as Mode, cudnnReduceTensorOp_t as Reduce};
 
 use super::attention::{Attention, AttentionPass};
-use super::backend::{self, Descriptor, Graph, Kind, Name, Place, Thing, Type, data_type};
+use super::backend::{self, Descriptor, Graph, Kind, Name, TensorStorage, Thing, Type, data_type};
 
-/// The names of tensors that are not inside a graph.
+/// The ids of a graph's inputs and outputs.
 pub(super) mod id {
     pub const QUERIES: i64 = 1;
     pub const KEYS: i64 = 2;
@@ -22,22 +22,22 @@ pub(super) mod id {
     pub const D_VALUES: i64 = 9;
     /// The sum over `y · dy` of each query.
     pub const DELTA: i64 = 10;
-    /// The gradient of the queries while it is added up, in floats.
+    /// The float accumulator for the gradient of the queries.
     pub const D_QUERIES_SUM: i64 = 11;
-    /// What scores are multiplied by.
+    /// The scale of the scores.
     pub const SCALE: i64 = 12;
-    /// The score of a key that is not seen.
+    /// The score of a masked key.
     pub const UNSEEN: i64 = 13;
     pub const ONE: i64 = 14;
-    /// Names of tensors that only pass begin here.
+    /// The first id of virtual tensors.
     pub const PASSING: i64 = 100;
 }
 
-/// A tensor of the graph that is being described, by its number.
+/// A tensor of the graph under construction, by its index.
 #[derive(Clone, Copy)]
 struct Value(usize);
 
-/// A graph that is being described.
+/// A graph under construction.
 struct Describing {
     half: Type,
     /// Batch, heads, length, and the size of a head.
@@ -48,7 +48,7 @@ struct Describing {
     operations: Vec<Descriptor>,
 }
 
-/// The graph of a pass, and the engines that are advised for it. The handle is alive and used by nobody else.
+/// The graph of a pass, and the heuristic's engines for it. The handle is alive and used by no other thread.
 pub(super) fn graph(handle: sys::cudnnHandle_t, call: &Attention, pass: AttentionPass) -> Result<Graph> {
     let [half, _] = data_type(call.dtype)?;
     let sizes = [call.batch, call.heads, call.length, call.size].map(|size| size as i64);
@@ -102,7 +102,7 @@ impl Describing {
         let both = self.tensor(None, float, self.sizes, dense)?;
         self.pointwise(Mode::CUDNN_POINTWISE_MUL, dy, Some(y), None, both)?;
         let sum = self.reduce(Reduce::CUDNN_REDUCE_TENSOR_ADD, both)?;
-        // The library looks for a factor here, which it needs for dropout.
+        // The library expects a factor here, which it needs for dropout.
         self.pointwise(Mode::CUDNN_POINTWISE_MUL, sum, Some(one), None, delta)?;
 
         let scores = self.scores(float)?;
@@ -129,7 +129,7 @@ impl Describing {
         self.pointwise(Mode::CUDNN_POINTWISE_IDENTITY, d_queries_sum, None, None, d_queries)
     }
 
-    /// Strides of queries, keys and values, which share rows of `[3, heads, size]`.
+    /// Strides of queries, keys and values, which are interleaved in rows of `[3, heads, size]`.
     fn packed(&self) -> [i64; 4] {
         let [_, heads, length, size] = self.sizes;
         [length * 3 * heads * size, size, 3 * heads * size, 1]
@@ -147,9 +147,9 @@ impl Describing {
     }
 
     fn tensor(&mut self, id: Option<i64>, data: Type, sizes: [i64; 4], strides: [i64; 4]) -> Result<Value> {
-        let place = if id.is_some() { Place::Memory } else { Place::Passing };
+        let storage = if id.is_some() { TensorStorage::Memory } else { TensorStorage::Virtual };
         let id = id.unwrap_or(id::PASSING + self.tensors.len() as i64);
-        self.push(backend::tensor(id, data, place, sizes, strides)?)
+        self.push(backend::tensor(id, data, storage, sizes, strides)?)
     }
 
     fn push(&mut self, tensor: Descriptor) -> Result<Value> {
@@ -158,7 +158,7 @@ impl Describing {
     }
 
     fn number(&mut self, id: i64) -> Result<Value> {
-        self.push(backend::tensor(id, Type::CUDNN_DATA_FLOAT, Place::Number, [1; 4], [1; 4])?)
+        self.push(backend::tensor(id, Type::CUDNN_DATA_FLOAT, TensorStorage::Number, [1; 4], [1; 4])?)
     }
 
     /// `[batch, heads, length, size]` in memory.
@@ -178,14 +178,14 @@ impl Describing {
         self.tensor(id, Type::CUDNN_DATA_FLOAT, [batch, heads, length, 1], [heads * length, length, 1, 1])
     }
 
-    /// Something for each query and key, which passes.
+    /// A virtual tensor with a value for each query and key.
     fn scores(&mut self, data: Type) -> Result<Value> {
         let [batch, heads, length, _] = self.sizes;
         let strides = [heads * length * length, length * length, length, 1];
         self.tensor(None, data, [batch, heads, length, length], strides)
     }
 
-    /// Scores with rows and columns exchanged, narrowed for a product.
+    /// Transposed scores, converted to the element type for a product.
     fn turn(&mut self, scores: Value) -> Result<Value> {
         let [batch, heads, length, _] = self.sizes;
         let strides = [heads * length * length, length * length, 1, length];
@@ -194,7 +194,7 @@ impl Describing {
         Ok(turned)
     }
 
-    /// Scores of keys after the query are replaced.
+    /// Replaces the scores of keys after the query.
     fn mask(&mut self, scores: Value) -> Result<Value> {
         let unseen = self.number(id::UNSEEN)?;
         let (row, column) = (self.index(scores, 2)?, self.index(scores, 3)?);
@@ -205,7 +205,7 @@ impl Describing {
         Ok(masked)
     }
 
-    /// Each score's place along an axis.
+    /// Each score's index along an axis.
     fn index(&mut self, scores: Value, axis: i64) -> Result<Value> {
         let out = self.scores(Type::CUDNN_DATA_INT32)?;
         let what = pointwise(Mode::CUDNN_POINTWISE_GEN_INDEX, Some(axis))?;
@@ -268,7 +268,7 @@ impl Describing {
         self.operation(what, operation)
     }
 
-    /// Over the last axis.
+    /// Reduces over the last axis.
     fn reduce(&mut self, by: Reduce, x: Value) -> Result<Value> {
         let out = self.row(None)?;
         let what = Descriptor::new(Thing::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?;
@@ -292,7 +292,7 @@ impl Describing {
     }
 }
 
-/// What a pointwise operation does; comparing gives truth values, everything else floats.
+/// The descriptor of a pointwise operation; comparisons produce booleans, all others floats.
 fn pointwise(mode: Mode, axis: Option<i64>) -> Result<Descriptor> {
     let compute = match mode {
         Mode::CUDNN_POINTWISE_CMP_GE => Type::CUDNN_DATA_BOOLEAN,

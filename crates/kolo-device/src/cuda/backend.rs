@@ -1,5 +1,5 @@
-//! cuDNN's backend: descriptors of tensors and operations, graphs of operations, and the engines that the library has for a
-//! graph, more than its older calls cover.
+//! cuDNN's backend: descriptors of tensors and operations, graphs of operations, and the engines that the library has
+//! for a graph, more than its older calls cover.
 
 use std::ffi::c_void;
 
@@ -10,9 +10,9 @@ pub(super) use sys::{
     cudnnDataType_t as Type,
 };
 
-/// Most engines, with settings, that are looked at.
+/// The maximum number of engine configurations to consider.
 const MOST_ENGINES: usize = 16;
-/// What tensors begin at a multiple of, in bytes.
+/// The alignment of tensors, in bytes.
 pub(super) const ALIGNMENT: usize = 16;
 
 /// A descriptor of the library, destroyed with this.
@@ -40,7 +40,7 @@ impl Descriptor {
         Ok(Descriptor(at))
     }
 
-    /// Sets an attribute to values whose type in memory is the one that `kind` stands for.
+    /// Sets an attribute; `T` must be the type in memory of `kind`.
     pub fn set<T: Copy>(&self, name: Name, kind: Kind, values: &[T]) -> Result<()> {
         // SAFETY: the descriptor is alive; the library copies as many values as there are.
         let set =
@@ -59,29 +59,35 @@ impl Descriptor {
     }
 }
 
-/// What a tensor of a graph is.
+/// Where a tensor of a graph is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// It lies in the card's memory.
+pub(super) enum TensorStorage {
+    /// In the GPU's memory.
     Memory,
-    /// It is never whole in memory.
-    Passing,
-    /// One number, which is read on the host when the graph is enqueued.
+    /// Nowhere: an intermediate value that is never stored as a whole.
+    Virtual,
+    /// A scalar that is read on the host when the graph is enqueued.
     Number,
 }
 
-/// A tensor of a graph. `id` is its name, unique in the graph.
-pub(super) fn tensor(id: i64, data: Type, place: Place, sizes: [i64; 4], strides: [i64; 4]) -> Result<Descriptor> {
+/// A tensor of a graph. `id` is unique in the graph.
+pub(super) fn tensor(
+    id: i64,
+    data: Type,
+    storage: TensorStorage,
+    sizes: [i64; 4],
+    strides: [i64; 4],
+) -> Result<Descriptor> {
     let made = Descriptor::new(Thing::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
     made.set(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, Kind::CUDNN_TYPE_DATA_TYPE, &[data])?;
     made.set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, Kind::CUDNN_TYPE_INT64, &sizes)?;
     made.set(Name::CUDNN_ATTR_TENSOR_STRIDES, Kind::CUDNN_TYPE_INT64, &strides)?;
     made.set(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, Kind::CUDNN_TYPE_INT64, &[id])?;
     made.set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, Kind::CUDNN_TYPE_INT64, &[ALIGNMENT as i64])?;
-    match place {
-        Place::Memory => {}
-        Place::Passing => made.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, Kind::CUDNN_TYPE_BOOLEAN, &[true])?,
-        Place::Number => made.set(Name::CUDNN_ATTR_TENSOR_IS_BY_VALUE, Kind::CUDNN_TYPE_BOOLEAN, &[true])?,
+    match storage {
+        TensorStorage::Memory => {}
+        TensorStorage::Virtual => made.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, Kind::CUDNN_TYPE_BOOLEAN, &[true])?,
+        TensorStorage::Number => made.set(Name::CUDNN_ATTR_TENSOR_IS_BY_VALUE, Kind::CUDNN_TYPE_BOOLEAN, &[true])?,
     }
     made.finish()
 }
@@ -96,17 +102,17 @@ pub(super) fn data_type(dtype: DType) -> Result<[Type; 2]> {
     }
 }
 
-/// A graph of operations, and the engines that the library advises for it.
+/// A graph of operations, and the heuristic's engines for it.
 pub(super) struct Graph {
     advice: Vec<Descriptor>,
-    /// Which the engines refer to.
+    /// Referenced by the engines.
     _graph: Descriptor,
     _operations: Vec<Descriptor>,
     _parts: Vec<Descriptor>,
 }
 
 impl Graph {
-    /// Of operations, which refer to `parts`. The handle is alive and used by nobody else.
+    /// A graph of `operations`, which refer to `parts`. The handle is alive and used by no other thread.
     pub fn new(handle: sys::cudnnHandle_t, operations: Vec<Descriptor>, parts: Vec<Descriptor>) -> Result<Graph> {
         let graph = Descriptor::new(Thing::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
         let all: Vec<sys::cudnnBackendDescriptor_t> = operations.iter().map(|operation| operation.0).collect();
@@ -117,12 +123,12 @@ impl Graph {
         Ok(Graph { advice, _graph: graph, _operations: operations, _parts: parts })
     }
 
-    /// How many engines are advised.
+    /// The number of engines in the heuristic's list.
     pub fn n_engines(&self) -> usize {
         self.advice.len()
     }
 
-    /// Sets up one of the engines.
+    /// Compiles one of the engines.
     pub fn engine(&self, handle: sys::cudnnHandle_t, i: usize) -> Result<Engine> {
         let settings =
             self.advice.get(i).ok_or_else(|| Error::unimplemented("cuDNN does not advise so many engines"))?;
@@ -147,7 +153,7 @@ impl Graph {
     }
 }
 
-/// What the heuristics advise, best first.
+/// The heuristic's engine configurations, best first.
 fn advice(graph: &Descriptor) -> Result<Vec<Descriptor>> {
     let asked = Descriptor::new(Thing::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
     asked.set_descriptor(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)?;
@@ -176,7 +182,7 @@ fn advice(graph: &Descriptor) -> Result<Vec<Descriptor>> {
     Ok(advice)
 }
 
-/// An engine that was set up for a graph.
+/// An engine compiled for a graph.
 pub(super) struct Engine {
     plan: Descriptor,
     /// Bytes of workspace.
@@ -184,8 +190,8 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Enqueues the graph on the stream of the handle, with an address for each tensor of [`Place::Memory`] and a host's
-    /// address for each [`Place::Number`].
+    /// Enqueues the graph on the stream of the handle, with an address for each tensor of [`TensorStorage::Memory`] and
+    /// a host's address for each [`TensorStorage::Number`].
     ///
     /// # Safety
     /// The engine belongs to the handle. The tensors are those that the graph describes, and they and the workspace are

@@ -1,24 +1,26 @@
-//! A best-fit allocator that joins free neighbours, over memory it takes in large segments.
+//! A best-fit allocator with coalescing, over memory that it allocates in large segments.
 //!
-//! Pure bookkeeping: addresses are numbers, and [`Backing`] gets and returns segments. The smallest free block that is
-//! large enough is taken, and cut if what is left is worth keeping; a freed block joins free neighbours of its segment.
+//! Pure bookkeeping: addresses are numbers, and [`Backing`] allocates and frees segments. The smallest free block that
+//! is large enough is used, and split if the remainder is large enough; a freed block coalesces with free neighbours in
+//! its segment.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Where segments come from.
 pub(super) trait Backing {
-    /// A segment of this many bytes, or nothing.
+    /// Allocates a segment of this many bytes; `None` if that fails.
     fn map(&mut self, n_bytes: u64) -> Option<u64>;
-    /// Gives a segment back.
+    /// Frees a segment.
     fn unmap(&mut self, base: u64, n_bytes: u64);
 }
 
-/// Addresses and sizes are multiples of this: enough for every vector load, and what the driver's own allocator keeps.
+/// Addresses and sizes are multiples of this: enough for every vector load, and the alignment of the driver's
+/// allocator.
 pub(super) const ALIGN: u64 = 256;
 /// The first segment; each new one doubles, so that there are few.
 const FIRST_SEGMENT: u64 = 2 << 20;
 const LARGEST_SEGMENT: u64 = 512 << 20;
-/// What is left of a block is cut off if it is at least this large.
+/// A block is split if the remainder is at least this large.
 const WORTH_KEEPING: u64 = ALIGN;
 
 #[derive(Default)]
@@ -30,9 +32,9 @@ pub(super) struct Blocks {
     /// Free blocks by size, then address.
     free: BTreeSet<(u64, u64)>,
     next_segment: u64,
-    /// Bytes taken from the backing.
+    /// Bytes allocated from the backing.
     pub reserved: u64,
-    /// Bytes handed out.
+    /// Bytes in use.
     pub in_use: u64,
 }
 
@@ -49,8 +51,8 @@ pub(super) fn rounded(n_bytes: u64) -> u64 {
 }
 
 impl Blocks {
-    /// A block of at least `n_bytes`, from what is free or from a new segment of at most `room` bytes. `None` if there is
-    /// neither.
+    /// Allocates a block of at least `n_bytes`, from a free block or a new segment of at most `room` bytes. `None` if
+    /// there is neither.
     pub fn allocate(&mut self, n_bytes: u64, room: u64, backing: &mut dyn Backing) -> Option<(u64, u64)> {
         let size = rounded(n_bytes);
         if let Some(found) = self.take_free(size) {
@@ -59,7 +61,7 @@ impl Blocks {
         if size > room {
             return None;
         }
-        // A segment may be larger than asked for, so that the next requests fit too, but a large request gets its own.
+        // A segment may be larger than requested, so that the next requests fit too, but a large request gets its own.
         let wish = self.next_segment.max(FIRST_SEGMENT).max(size).min(room.max(size));
         let wish = if size > LARGEST_SEGMENT { size } else { wish };
         let (base, n_bytes) = match backing.map(wish) {
@@ -74,7 +76,7 @@ impl Blocks {
         self.take_free(size)
     }
 
-    /// Takes one segment at once, for a device that does not grow. False if there is none.
+    /// Allocates one segment in advance, for a device that does not grow. False if that fails.
     pub fn reserve(&mut self, n_bytes: u64, backing: &mut dyn Backing) -> bool {
         let Some(base) = backing.map(n_bytes) else { return false };
         self.segments.insert(base, n_bytes);
@@ -100,7 +102,7 @@ impl Blocks {
         Some((address, taken))
     }
 
-    /// Frees a block that [`Blocks::allocate`] gave. Anything else is ignored.
+    /// Frees a block from [`Blocks::allocate`]. Other addresses are ignored.
     pub fn release(&mut self, address: u64) {
         let Some(&Block { mut size, segment, is_free: false }) = self.blocks.get(&address) else { return };
         self.in_use -= size;
@@ -126,7 +128,7 @@ impl Blocks {
         self.free.insert((size, start));
     }
 
-    /// Gives segments in which nothing is in use back. Returns how many bytes.
+    /// Frees unused segments, and returns their total bytes.
     pub fn trim(&mut self, backing: &mut dyn Backing) -> u64 {
         let idle: Vec<(u64, u64)> = self
             .segments
@@ -149,12 +151,12 @@ impl Blocks {
         freed
     }
 
-    /// The largest free block, and how many free blocks there are.
+    /// The size of the largest free block, and the number of free blocks.
     pub fn fragments(&self) -> (u64, usize) {
         (self.free.last().map_or(0, |(size, _)| *size), self.free.len())
     }
 
-    /// Gives all segments back, whatever is in use: the memory's owner goes away.
+    /// Frees all segments, even those in use: the memory's owner is being dropped.
     pub fn clear(&mut self, backing: &mut dyn Backing) {
         for (base, size) in std::mem::take(&mut self.segments) {
             backing.unmap(base, size);
@@ -169,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// Pretends to have memory.
+    /// A fake backing.
     struct Fake {
         left: u64,
         next: u64,
@@ -186,7 +188,7 @@ mod tests {
         fn map(&mut self, n_bytes: u64) -> Option<u64> {
             self.left = self.left.checked_sub(n_bytes)?;
             let base = self.next;
-            // Segments lie side by side, so that joining across a border would be seen.
+            // Segments are adjacent, so that coalescing across a boundary would be detected.
             self.next += n_bytes;
             self.mapped.insert(base, n_bytes);
             Some(base)

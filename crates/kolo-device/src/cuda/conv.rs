@@ -1,5 +1,5 @@
-//! Convolutions by cuDNN. The algorithm or engine of each shape is chosen once, by timing what the library advises, and
-//! remembered. Its workspace is a tensor like any other, from the device's own memory.
+//! Convolutions by cuDNN. The algorithm or engine of each shape is chosen once, by timing the heuristic's candidates,
+//! and cached. Its workspace is an ordinary tensor in the device's memory.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -32,9 +32,9 @@ pub struct Conv {
     pub filter: [usize; 2],
     /// Height, width and channels of the output.
     pub output: [usize; 3],
-    /// From one place of the filter to the next.
+    /// The stride between positions of the filter.
     pub stride: [usize; 2],
-    /// From one tap of the filter to the next.
+    /// The distance between taps of the filter.
     pub dilation: [usize; 2],
     /// Zeros around the input, as many before as after.
     pub pad: [usize; 2],
@@ -44,24 +44,24 @@ pub struct Conv {
     pub allow_tf32: bool,
 }
 
-/// What is computed of a convolution.
+/// A pass of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConvPass {
-    /// The output, of input and filter.
+    /// The output from input and filter.
     Forward,
-    /// The input's gradient, of filter and the output's gradient.
+    /// The input's gradient from filter and the output's gradient.
     BackpropInput,
-    /// The filter's gradient, of input and the output's gradient.
+    /// The filter's gradient from input and the output's gradient.
     BackpropFilter,
 }
 
-/// The library, opened. Its handle is used by one thread at a time.
+/// The loaded library. Its handle is used by one thread at a time.
 pub(super) struct Dnn {
     pub handle: sys::cudnnHandle_t,
     plans: HashMap<(Conv, ConvPass), Plan>,
-    /// Engines that were set up, by their number among those that are advised.
+    /// Compiled engines, by their rank in the heuristic's list.
     engines: HashMap<(Conv, ConvPass, usize), Engine>,
-    /// Those of attention.
+    /// The engines of attention.
     pub attention: Engines,
 }
 
@@ -75,11 +75,11 @@ struct Plan {
     output: sys::cudnnTensorDescriptor_t,
     filter: sys::cudnnFilterDescriptor_t,
     conv: sys::cudnnConvolutionDescriptor_t,
-    /// The algorithm, a number of the pass's own enumeration, and its workspace. `None` until one was chosen.
+    /// The algorithm, as a number of the pass's enumeration, and its workspace. `None` until one was chosen.
     choice: Option<Choice>,
 }
 
-/// Choices of all devices.
+/// The choices of all devices.
 static CHOSEN: Chosen<(Conv, ConvPass), Choice> = Chosen::new();
 
 #[derive(Clone, Copy)]
@@ -106,13 +106,13 @@ enum Algorithm {
     Forward(sys::cudnnConvolutionFwdAlgo_t),
     Input(sys::cudnnConvolutionBwdDataAlgo_t),
     Filter(sys::cudnnConvolutionBwdFilterAlgo_t),
-    /// The number of an engine among those that the library advises, the same each time.
+    /// An engine's rank in the heuristic's list, which is deterministic.
     Engine(usize),
 }
 
-/// Most bytes of a workspace: beyond that a slower algorithm is the better choice.
+/// The maximum size of a workspace: beyond that a slower algorithm is the better choice.
 const MOST_WORKSPACE: usize = 1 << 30;
-/// Most algorithms that are looked at.
+/// The maximum number of algorithms to consider.
 const MOST_CHOICES: usize = 16;
 
 fn failed(what: &str, call: &Conv, error: CudnnError) -> Error {
@@ -158,9 +158,9 @@ impl Dnn {
         Ok(plan)
     }
 
-    /// Sets up engines of a pass, all or one, unless they are there; gives those that can be used.
+    /// Compiles engines of a pass, all or one, unless they are compiled; returns those that can be used.
     fn set_up(&mut self, call: &Conv, pass: ConvPass, only: Option<usize>) -> Result<Vec<Choice>> {
-        // Engines may round floats to TF32, and are not asked whether they do.
+        // Engines may round floats to TF32, and we do not query whether they do.
         if call.dtype == DType::F32 && !call.allow_tf32 {
             return Ok(Vec::new());
         }
@@ -177,13 +177,13 @@ impl Dnn {
         Ok(choices)
     }
 
-    /// Forgets the engines of a pass that were not chosen.
+    /// Drops the engines of a pass that were not chosen.
     fn keep(&mut self, call: &Conv, pass: ConvPass, choice: Choice) {
         let is_it = |i: usize| matches!(choice.algorithm, Algorithm::Engine(chosen) if chosen == i);
         self.engines.retain(|(other, other_pass, i), _| (other, *other_pass) != (call, pass) || is_it(*i));
     }
 
-    /// What the heuristics advise, best first.
+    /// The heuristic's algorithms, best first.
     fn choices(&self, call: &Conv, pass: ConvPass, plan: &Plan) -> Result<Vec<Choice>> {
         let Plan { input, output, filter, conv, .. } = *plan;
         let mut n: c_int = 0;
@@ -220,7 +220,7 @@ impl Dnn {
             }
         }
         if call.dtype == DType::F32 && !call.allow_tf32 {
-            // Anything else may round to TF32 on the way.
+            // Any other math type may round to TF32.
             choices.iter_mut().for_each(|choice| choice.math = sys::cudnnMathType_t::CUDNN_FMA_MATH);
         }
         Ok(choices)
@@ -309,8 +309,8 @@ impl Drop for Dnn {
 }
 
 impl CudaDevice {
-    /// Enqueues one pass of a convolution; `a` and `b` are what [`ConvPass`] names, in its order. `Unimplemented` if the
-    /// library has no algorithm for it. No tensor may be empty.
+    /// Enqueues one pass of a convolution; `a` and `b` are the inputs that [`ConvPass`] names, in that order.
+    /// `Unimplemented` if the library has no algorithm for it. No tensor may be empty.
     pub fn convolve(&self, call: &Conv, pass: ConvPass, a: &Tensor, b: &Tensor, out: &mut Tensor) -> Result<()> {
         let [h, w, c] = call.input;
         let [out_h, out_w, k] = call.output;
@@ -348,7 +348,7 @@ impl CudaDevice {
         if is_aligned {
             let choice = match (plan.choice, CHOSEN.get(self, (*call, pass))) {
                 (Some(choice), _) => Some(choice),
-                // Chosen on another device of the card, or in a session that is gone.
+                // Chosen on another device of the GPU, or in a session that is gone.
                 (None, Some(choice)) => {
                     let choice = self.can_use(dnn, call, pass, choice).then_some(choice);
                     dnn.plans.insert((*call, pass), Plan { choice, ..plan });
@@ -370,9 +370,9 @@ impl CudaDevice {
         Err(last)
     }
 
-    /// Whether a choice can be used now: an engine must have been set up, which is done here unless a step is captured. The
-    /// library fails to compile while the thread captures, and spoils the capture; the first advice that needs no set-up has to
-    /// do then.
+    /// Whether a choice can be used now: an engine must be compiled, which is done here unless a step is being
+    /// captured. The library fails to compile while the thread captures, and invalidates the capture; then the best
+    /// algorithm that needs no compilation is used.
     fn can_use(&self, dnn: &mut Dnn, call: &Conv, pass: ConvPass, choice: Choice) -> bool {
         let Algorithm::Engine(i) = choice.algorithm else { return true };
         if dnn.engines.contains_key(&(*call, pass, i)) {
@@ -387,8 +387,8 @@ impl CudaDevice {
         dnn.engines.contains_key(&(*call, pass, i))
     }
 
-    /// Chooses the fastest algorithm or engine, for good. `None` until the shape has been used a few times, while a step is
-    /// captured, and if all fail.
+    /// Chooses the fastest algorithm or engine, and caches it. `None` until the shape has been used a few times, while
+    /// a step is being captured, and if all fail.
     fn time_choices(
         &self,
         dnn: &mut Dnn,
@@ -437,7 +437,7 @@ impl CudaDevice {
         choice: Choice,
         tensors: [*mut c_void; 3],
     ) -> Result<()> {
-        // Taken and given back here: whoever gets it next is enqueued later on the same stream.
+        // Freed on return: its next use is enqueued later on the same stream.
         let workspace = match choice.workspace {
             0 => None,
             n => Some(self.allocate_tensor(DType::U8, Shape::new(&[n])?, &"the workspace of a convolution".into())?),
@@ -458,20 +458,22 @@ impl CudaDevice {
         if let Algorithm::Engine(i) = choice.algorithm {
             let engine = dnn.engines.get(&(*call, pass, i));
             let engine = engine.ok_or_else(|| Error::internal("an engine of cuDNN that was not set up"))?;
-            // The order in which an engine knows them: image, filter, output.
+            // In the engine's order: image, filter, output.
             let known = match pass {
                 ConvPass::Forward => [a, b, out],
                 ConvPass::BackpropInput => [out, a, b],
                 ConvPass::BackpropFilter => [a, out, b],
             };
-            // SAFETY: the engine is for this call and was set up with this handle. The tensors have its sizes (checked by the
-            // caller), are of this device, and are alive until the compute stream has passed this call; so is the workspace.
+            // SAFETY: the engine is for this call and was set up with this handle. The tensors have its sizes (checked
+            // by the caller), are of this device, and are alive until the compute stream has passed this call; so is
+            // the workspace.
             return unsafe { engine.enqueue(dnn.handle, &engines::IDS, &known, space) };
         }
         let (handle, n) = (dnn.handle, choice.workspace);
         let &Plan { input, output, filter, conv, .. } = plan;
-        // SAFETY: descriptors and handle are alive. The tensors have the sizes of the descriptors (checked by the caller),
-        // are of this device, and are alive until the compute stream has passed this call; so is the workspace.
+        // SAFETY: descriptors and handle are alive. The tensors have the sizes of the descriptors (checked by the
+        // caller), are of this device, and are alive until the compute stream has passed this call; so is the
+        // workspace.
         let done = unsafe {
             result::set_convolution_math_type(conv, choice.math).and_then(|()| match choice.algorithm {
                 Algorithm::Forward(algorithm) => result::convolution_forward(

@@ -1,4 +1,4 @@
-//! The cards of this machine: what they are, what they do now, which are visible. Makes no context and reserves nothing.
+//! The GPUs of this machine: their properties, load and visibility. Creates no context and allocates nothing.
 
 use cudarc::driver::{result, sys};
 use nvml_wrapper::Nvml;
@@ -8,15 +8,15 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use super::library::{absent, has_driver};
 use super::visible::{plain_pci, select_visible};
 
-/// The least compute capability whose kernels Kolo compiles: what NVRTC 13 still knows.
+/// The lowest supported compute capability: the lowest that NVRTC 13 supports.
 const LEAST_CAPABILITY: (i32, i32) = (7, 5);
 
-/// What was found.
+/// The result of [`discover`].
 #[derive(Clone, Debug, Default)]
 pub struct Discovery {
-    /// Every card, in the order of their physical numbers.
+    /// All GPUs, in the order of their physical numbers.
     pub cards: Vec<Card>,
-    /// Why no card can be used, if none can.
+    /// Why no GPU can be used, if none can.
     pub absent: Option<String>,
     /// The driver's version, such as `580.159.03`.
     pub driver: Option<String>,
@@ -24,7 +24,7 @@ pub struct Discovery {
     pub warnings: Vec<String>,
 }
 
-/// One card.
+/// One GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Card {
     /// Its number on this machine.
@@ -35,37 +35,37 @@ pub struct Card {
     pub name: String,
     /// The compute capability.
     pub capability: (i32, i32),
-    /// Where it is on the bus.
+    /// The PCI bus id.
     pub pci: String,
-    /// Its own number.
+    /// The UUID.
     pub uuid: String,
     /// Bytes of memory.
     pub total: u64,
-    /// Bytes nobody uses, if known.
+    /// Free bytes, if known.
     pub free: Option<u64>,
     /// Percent of the last second in which a kernel ran.
     pub load: Option<u32>,
     /// Degrees Celsius.
     pub temperature: Option<u32>,
-    /// Who uses it.
+    /// The processes that use it.
     pub processes: Vec<Process>,
     /// Why it is not used, if it is not.
     pub refused: Option<String>,
 }
 
-/// A process on a card.
+/// A process on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
+    /// Its process id.
     pub pid: u32,
     /// Its program, if known.
     pub name: Option<String>,
-    /// The bytes it holds on the card, if known.
+    /// The bytes it holds on the GPU, if known.
     pub n_bytes: Option<u64>,
 }
 
 impl Discovery {
-    /// The cards that can be used, by visible number.
+    /// The GPUs that can be used, by visible number.
     pub fn usable(&self) -> Vec<&Card> {
         let mut cards: Vec<&Card> =
             self.cards.iter().filter(|card| card.visible.is_some() && card.refused.is_none()).collect();
@@ -75,7 +75,7 @@ impl Discovery {
 }
 
 impl Card {
-    /// `gpu:0 (physical 4, 0000:41:00.0)`, as logs and errors name it.
+    /// `gpu:0 (physical 4, 0000:41:00.0)`, for logs and errors.
     pub fn label(&self) -> String {
         let physical = self.physical.map_or_else(|| "?".to_owned(), |n| n.to_string());
         match self.visible {
@@ -84,7 +84,7 @@ impl Card {
         }
     }
 
-    /// Who holds memory on it, for reports: `python3 (pid 7, 12.0 GiB)`.
+    /// The processes that use its memory, for reports: `python3 (pid 7, 12.0 GiB)`.
     pub fn holders(&self) -> String {
         let one = |process: &Process| {
             let name = process.name.as_deref().unwrap_or("a process");
@@ -97,7 +97,8 @@ impl Card {
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Looks for cards. `visible_devices` is the value of `CUDA_VISIBLE_DEVICES`, for explanations: the driver has obeyed it.
+/// Finds the GPUs. `visible_devices` is the value of `CUDA_VISIBLE_DEVICES`, for explanations: the driver applies it
+/// itself.
 pub fn discover(visible_devices: Option<&str>) -> Discovery {
     let mut found = Discovery { absent: absent(), ..Discovery::default() };
     let nvml = Nvml::init().ok();
@@ -113,7 +114,7 @@ pub fn discover(visible_devices: Option<&str>) -> Discovery {
     if has_driver() && result::init().is_ok() {
         for number in 0..result::device::get_count().unwrap_or(0) {
             let Some(seen) = driver_card(number) else { continue };
-            // The driver numbers what the variable left over; the bus tells which card that is.
+            // The driver numbers the visible GPUs; the PCI id identifies the physical one.
             let same = |card: &&mut Card| plain_pci(&card.pci) == plain_pci(&seen.pci);
             match found.cards.iter_mut().find(same) {
                 Some(card) => {
@@ -138,7 +139,7 @@ pub fn discover(visible_devices: Option<&str>) -> Discovery {
         };
     }
     if found.absent.is_none() && found.usable().is_empty() {
-        found.absent = Some("every card was refused".to_owned());
+        found.absent = Some("every GPU was refused".to_owned());
     }
     found
 }
@@ -173,7 +174,7 @@ fn nvml_card(nvml: &Nvml, index: u32) -> Card {
     card
 }
 
-/// What the driver says of its card `number`; `None` if it does not answer.
+/// The driver's description of its GPU `number`; `None` if a call fails.
 fn driver_card(number: i32) -> Option<Card> {
     let device = result::device::get(number).ok()?;
     let attribute = |which| {

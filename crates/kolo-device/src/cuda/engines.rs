@@ -3,21 +3,21 @@
 use cudarc::cudnn::sys;
 use kolo_core::Result;
 
-use super::backend::{self, Descriptor, Graph, Kind, Name, Place, Thing, data_type};
+use super::backend::{self, Descriptor, Graph, Kind, Name, TensorStorage, Thing, data_type};
 use super::conv::{Conv, ConvPass};
 
-/// A tensor of `[outer, channels, height, width]`, with channels last in memory unless they are first.
+/// A tensor of `[outer, channels, height, width]`, channels last in memory unless `channels_first`.
 fn tensor(call: &Conv, id: i64, sizes: [usize; 4]) -> Result<Descriptor> {
     let [n, c, h, w] = sizes.map(|size| size as i64);
     let strides = if call.channels_first { [c * h * w, h * w, w, 1] } else { [c * h * w, 1, w * c, c] };
     let [data, _] = data_type(call.dtype)?;
-    backend::tensor(id, data, Place::Memory, [n, c, h, w], strides)
+    backend::tensor(id, data, TensorStorage::Memory, [n, c, h, w], strides)
 }
 
-/// The names of tensors in a graph: image, filter, output, whichever of them the pass computes.
+/// The ids of the tensors in a graph: image, filter, output, whichever of them the pass computes.
 pub(super) const IDS: [i64; 3] = [1, 2, 3];
 
-/// Describes a pass and asks for advice. The handle is alive and used by nobody else.
+/// The graph of a pass, with the heuristic's engines. The handle is alive and used by no other thread.
 pub(super) fn graph(handle: sys::cudnnHandle_t, call: &Conv, pass: ConvPass) -> Result<Graph> {
     let [_, compute] = data_type(call.dtype)?;
     let [h, w, c] = call.input;

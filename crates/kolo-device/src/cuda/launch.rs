@@ -1,4 +1,4 @@
-//! What a launch passes to a kernel, and how many threads it starts.
+//! The arguments and the grid of a kernel launch.
 
 use std::marker::PhantomData;
 
@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::arena::CudaBuffer;
 
-/// The arguments of a launch, in order. A mistake, such as a tensor in the wrong memory, is kept and comes out at the
+/// The arguments of a launch, in order. An error, such as a tensor in the wrong memory, is kept and returned by the
 /// launch. Tensors stay borrowed until then.
 #[derive(Default)]
 pub struct Args<'a> {
@@ -15,7 +15,7 @@ pub struct Args<'a> {
     /// Where each argument begins in `words`.
     pub(super) starts: SmallVec<[u16; 16]>,
     error: Option<Error>,
-    /// The arenas that tensors lie in.
+    /// The arenas of the tensors.
     arenas: SmallVec<[u64; 8]>,
     tensors: PhantomData<&'a Tensor>,
 }
@@ -37,7 +37,7 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// A tensor that the kernel writes. Nobody else may hold it.
+    /// A tensor that the kernel writes. It must have no other handle.
     pub fn output(self, tensor: &'a mut Tensor) -> Args<'a> {
         if !tensor.is_unique() {
             return self.fail(Error::internal("a kernel may not write to a buffer that others share"));
@@ -45,7 +45,7 @@ impl<'a> Args<'a> {
         self.input(tensor)
     }
 
-    /// A whole number of 64 bits.
+    /// A 64-bit integer.
     pub fn i64(self, value: i64) -> Args<'a> {
         self.word(value as u64)
     }
@@ -55,7 +55,7 @@ impl<'a> Args<'a> {
         self.word(value as u64)
     }
 
-    /// A whole number of 32 bits.
+    /// A 32-bit integer.
     pub fn i32(self, value: i32) -> Args<'a> {
         self.word(u64::from(value as u32))
     }
@@ -77,7 +77,7 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// A structure of 64-bit whole numbers, padded with zeros to `n` words.
+    /// A structure of 64-bit integers, padded with zeros to `n` words.
     pub fn sizes(mut self, sizes: &[i64], n: usize) -> Args<'a> {
         if sizes.len() > n {
             return self.fail(Error::internal(format!("{} sizes where {n} fit", sizes.len())));
@@ -88,8 +88,8 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// A structure that begins with the addresses of tensors, padded with zeros to `n`, which the kernel may read and write,
-    /// and goes on with `words`. Whoever passes a tensor that is written sees to it that nobody else holds it.
+    /// A structure that begins with the addresses of tensors that the kernel may read and write, padded with zeros to
+    /// `n`, followed by `words`. The caller ensures that a tensor that is written has no other handle.
     pub fn table(mut self, tensors: &[&'a Tensor], n: usize, words: &[u64]) -> Args<'a> {
         if tensors.len() > n {
             return self.fail(Error::internal(format!("{} addresses where {n} fit", tensors.len())));
@@ -120,7 +120,7 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// An error if an argument was bad or is not memory of this arena.
+    /// An error if an argument was invalid or is in another arena.
     pub(super) fn check(&self, arena_id: u64) -> Result<()> {
         if let Some(error) = &self.error {
             return Err(error.clone());
@@ -132,7 +132,7 @@ impl<'a> Args<'a> {
     }
 }
 
-/// The buffer on the card that a tensor lies in, and where.
+/// A tensor's buffer on the GPU, and the tensor's offset in it.
 pub(super) fn cuda_buffer(tensor: &Tensor) -> Result<(&CudaBuffer, usize)> {
     if let TensorData::Buffer { buffer, offset } = tensor.storage()
         && let Some(buffer) = buffer.as_any().downcast_ref::<CudaBuffer>()
@@ -147,20 +147,20 @@ pub(super) fn cuda_buffer(tensor: &Tensor) -> Result<(&CudaBuffer, usize)> {
     )))
 }
 
-/// How many blocks of how many threads.
+/// The grid of a launch: the numbers of blocks and of threads per block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Blocks, in three directions.
     pub blocks: [u32; 3],
     /// Threads of a block, in three directions.
     pub threads: [u32; 3],
-    /// Bytes of shared memory of a block, besides what the kernel declares.
+    /// Dynamic shared memory of a block, in bytes.
     pub shared: u32,
 }
 
 impl Grid {
-    /// Enough threads that each takes one of `n` items, in blocks of 256; at most so many blocks as keep the card busy, so
-    /// kernels walk in strides of the whole grid.
+    /// Enough threads for one of `n` items each, in blocks of 256; capped at the number of blocks that keeps the GPU
+    /// busy, so kernels use grid-stride loops.
     pub fn over(n: usize) -> Grid {
         const THREADS: usize = 256;
         const MOST: usize = 132 * 32;

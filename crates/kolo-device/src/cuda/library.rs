@@ -1,4 +1,4 @@
-//! Which of CUDA's libraries are here. Asking comes before any call: the bindings panic where a library is missing.
+//! Which CUDA libraries are installed. Must be checked before any call: the bindings panic if a library is missing.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -6,14 +6,14 @@ use std::sync::OnceLock;
 use cudarc::driver::sys as driver;
 use cudarc::{cublaslt, cudnn, nvrtc};
 
-/// One library that was looked for.
+/// The result of looking for one library.
 #[derive(Clone, Debug)]
 pub struct LibraryReport {
     /// Its name, without prefix and version.
     pub name: &'static str,
-    /// The file it was opened from.
+    /// The file it was loaded from.
     pub path: Option<String>,
-    /// What it says of its version.
+    /// The version that it reports.
     pub version: Option<String>,
     /// What does not work without it.
     pub without: &'static str,
@@ -21,7 +21,7 @@ pub struct LibraryReport {
     pub is_present: bool,
 }
 
-/// Why GPUs cannot be used here, in one line; `None` if the driver is there and has a card.
+/// Why no GPU can be used, in one line; `None` if the driver is installed and has a GPU.
 pub fn absent() -> Option<String> {
     if !has_driver() {
         return Some("no CUDA driver here (libcuda.so.1 was not found)".to_owned());
@@ -30,9 +30,9 @@ pub fn absent() -> Option<String> {
         return Some(format!("the CUDA driver does not start: {}", super::describe(error)));
     }
     match cudarc::driver::result::device::get_count() {
-        Ok(0) => Some("the CUDA driver sees no card".to_owned()),
+        Ok(0) => Some("the CUDA driver sees no GPU".to_owned()),
         Ok(_) => None,
-        Err(error) => Some(format!("the CUDA driver does not list its cards: {}", super::describe(error))),
+        Err(error) => Some(format!("the CUDA driver does not list its GPUs: {}", super::describe(error))),
     }
 }
 
@@ -41,7 +41,7 @@ macro_rules! presence {
         $($(#[$doc])*
         pub(super) fn $function() -> bool {
             static PRESENT: OnceLock<bool> = OnceLock::new();
-            // SAFETY: opens the library, whose start-up code is NVIDIA's, and asks for nothing in it.
+            // SAFETY: loads the library, whose initialisation code is NVIDIA's, and calls nothing in it.
             *PRESENT.get_or_init(|| unsafe { $path() })
         })*
     };
@@ -58,7 +58,7 @@ presence! {
     has_cudnn, cudnn::sys::is_culib_present;
 }
 
-/// All libraries that Kolo can use, with what is known of each.
+/// Reports on all libraries that Kolo can use.
 pub fn libraries() -> Vec<LibraryReport> {
     let nvml = nvml_wrapper::Nvml::init();
     let nvml_version = nvml.as_ref().ok().and_then(|nvml| nvml.sys_nvml_version().ok());
@@ -74,14 +74,14 @@ pub fn libraries() -> Vec<LibraryReport> {
             name: "nvidia-ml",
             path: None,
             version: nvml_version,
-            without: "load, temperature and processes of cards in listings and reports",
+            without: "load, temperature and processes of GPUs in listings and reports",
             is_present: nvml.is_ok(),
         },
         LibraryReport {
             name: "nvrtc",
             path: None,
             version: nvrtc_version(),
-            without: "all kernels of ours that are not in the kernel cache: a GPU cannot be used",
+            without: "all of Kolo's kernels that are not in the kernel cache: a GPU cannot be used",
             is_present: has_nvrtc(),
         },
         LibraryReport {
@@ -99,7 +99,7 @@ pub fn libraries() -> Vec<LibraryReport> {
             is_present: has_cudnn(),
         },
     ];
-    // Versions were asked for, so what could be opened is in memory now, and the kernel knows from where.
+    // The version calls have loaded the libraries, so their paths are in the process's memory map.
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     for report in &mut reports {
         let file = format!("/lib{}.so", report.name);
@@ -122,7 +122,7 @@ fn driver_version() -> Option<String> {
     Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
 }
 
-/// The version that NVRTC says it has.
+/// NVRTC's version.
 pub(super) fn nvrtc_version() -> Option<String> {
     if !has_nvrtc() {
         return None;

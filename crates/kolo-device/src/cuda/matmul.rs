@@ -1,8 +1,8 @@
-//! Matrix products by cuBLASLt. The algorithm of a shape that comes again is chosen once, by timing what the library
-//! advises, and remembered.
+//! Matrix products by cuBLASLt. The algorithm of a shape that recurs is chosen once, by timing the heuristic's
+//! candidates, and cached.
 //!
-//! The library thinks in columns and tensors lie in rows: `C = A · B` in rows is `Cᵀ = Bᵀ · Aᵀ` in columns, which is the
-//! same bytes with the two inputs exchanged.
+//! The library is column-major and tensors are row-major: a row-major `C = A · B` is a column-major `Cᵀ = Bᵀ · Aᵀ`,
+//! with the same bytes and the two inputs exchanged.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -17,20 +17,20 @@ use super::launch::cuda_buffer;
 use super::library::has_cublaslt;
 use super::tune::{Chosen, Spending, fastest};
 
-/// One product, or a batch of them, of matrices that lie in rows.
+/// One product, or a batch of products, of row-major matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatMul {
     /// Rows of the product.
     pub m: usize,
     /// Columns of the product.
     pub n: usize,
-    /// The inner size.
+    /// The inner dimension.
     pub k: usize,
     /// The left matrix is stored transposed, k×m.
     pub transpose_a: bool,
     /// The right matrix is stored transposed, n×k.
     pub transpose_b: bool,
-    /// How many products; matrices of a batch lie one after the other.
+    /// The number of products; the matrices of a batch are contiguous.
     pub batch: usize,
     /// All products have this left matrix.
     pub shared_a: bool,
@@ -40,20 +40,20 @@ pub struct MatMul {
     pub dtype: DType,
     /// How floats are multiplied.
     pub kind: MatMulKind,
-    /// Something of the product's size is added to it.
+    /// A matrix of the product's size is added to it (β = 1).
     pub adds: bool,
-    /// What is done to the product, and what is added to it, before it is stored.
+    /// The operation on the product before it is stored.
     pub epilogue: Epilogue,
 }
 
-/// What goes into a product besides its matrices.
+/// The operands of a product besides its matrices.
 #[derive(Clone, Copy)]
 pub struct Terms<'a> {
-    /// What the product is multiplied by before anything is added.
+    /// The factor of the product before anything is added.
     pub scale: f32,
     /// The vector that the epilogue adds to every row.
     pub bias: Option<&'a Tensor>,
-    /// What is added to the product, if that is not what lies in the output already.
+    /// The matrix that is added to the product; `None` is the current value of the output.
     pub plus: Option<&'a Tensor>,
 }
 
@@ -66,14 +66,14 @@ impl Default for Terms<'_> {
 /// How floats are multiplied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MatMulKind {
-    /// With all their bits.
+    /// In full precision.
     #[default]
     Full,
-    /// With the ten bits of TF32, on the matrix units.
+    /// As TF32, on the tensor cores.
     Tf32,
 }
 
-/// What is done to a product before it is stored.
+/// An operation on a product before it is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Epilogue {
     /// Nothing.
@@ -81,7 +81,7 @@ pub enum Epilogue {
     None,
     /// A vector is added to every row.
     Bias,
-    /// A vector is added to every row, and what is negative becomes zero.
+    /// A vector is added to every row, then ReLU is applied.
     BiasRelu,
 }
 
@@ -103,7 +103,7 @@ struct Plan {
     b: sys::cublasLtMatrixLayout_t,
     c: sys::cublasLtMatrixLayout_t,
     choice: Choice,
-    /// The choice was timed; before that it is the library's first advice.
+    /// The choice was timed; before that it is the heuristic's first.
     is_timed: bool,
 }
 
@@ -114,13 +114,13 @@ struct Choice {
     workspace: usize,
 }
 
-/// Choices of all devices.
+/// The choices of all devices.
 static CHOSEN: Chosen<(MatMul, u32), Choice> = Chosen::new();
 
-/// Most algorithms that are looked at.
+/// The maximum number of algorithms to consider.
 const MOST_CHOICES: usize = 24;
 
-/// The call, and its matrices as the library sees them.
+/// The descriptors of the call and of its matrices, column-major.
 type Descriptors =
     (sys::cublasLtMatmulDesc_t, sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t);
 
@@ -157,8 +157,8 @@ impl Lt {
         Ok(*self.plans.lock().entry((*call, alignment)).or_insert(plan))
     }
 
-    /// Replaces the library's first advice by what `enqueue` makes the card do fastest, once the shape has been used a few
-    /// times.
+    /// Replaces the heuristic's first choice by the fastest candidate, once the shape has been used a few times.
+    /// `enqueue` runs one.
     fn time_choices(
         &self,
         device: &CudaDevice,
@@ -212,7 +212,7 @@ impl Lt {
             let set = unsafe { result::set_matmul_desc_attribute(desc, attr, (&raw const value).cast(), 4) };
             lt("describing it", call, set)
         };
-        // In columns the two inputs are exchanged.
+        // Column-major, the two inputs are exchanged.
         set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(call.transpose_b))?;
         set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(call.transpose_a))?;
         let epilogue = match call.epilogue {
@@ -249,7 +249,7 @@ impl Lt {
             }
             Ok(layout)
         };
-        // Rows and columns as the library sees the bytes.
+        // Column-major rows and columns.
         let a = if call.transpose_b {
             layout(call.k, call.n, call.shared_b)?
         } else {
@@ -269,7 +269,7 @@ impl Lt {
         Ok(Plan { desc, a, b, c, choice, is_timed: false })
     }
 
-    /// What the library advises for these descriptors, best first.
+    /// The heuristic's algorithms for these descriptors, best first.
     fn advice(&self, call: &MatMul, alignment: u32, (desc, a, b, c): Descriptors) -> Result<Vec<Choice>> {
         let preference = lt("choosing", call, result::create_matmul_pref())?;
         use sys::cublasLtMatmulPreferenceAttributes_t as Wish;
@@ -332,8 +332,8 @@ impl Drop for Lt {
 }
 
 impl CudaDevice {
-    /// `c = a · b`, enqueued. The tensors have as many elements as the call says; an empty product is not allowed. A bias is
-    /// needed if the epilogue adds one. If the call adds something and `terms` does not say what, it is what `c` holds.
+    /// Enqueues `c = a · b`. The tensors must have the call's sizes; an empty product is not allowed. A bias is
+    /// required if the epilogue adds one. If `call.adds` and `terms.plus` is `None`, the product is added to `c`.
     pub fn matmul(&self, call: &MatMul, a: &Tensor, b: &Tensor, terms: Terms<'_>, c: &mut Tensor) -> Result<()> {
         let Terms { scale, bias, plus } = terms;
         let MatMul { m, n, k, batch, .. } = *call;
@@ -362,15 +362,15 @@ impl CudaDevice {
             }
         };
         let (at_a, at_b, at_c) = (address(a)?, address(b)?, address(c)?);
-        // Rows of an embedding and the like may begin anywhere; 16 bytes are what the fast algorithms want.
+        // Tensors such as rows of an embedding may have any alignment; fast algorithms need 16 bytes.
         let at_plus = plus.map_or(Ok(at_c), address)?;
         let alignment = 1u32 << (at_a | at_b | at_c | at_plus | 16).trailing_zeros();
         let lt_handle = self.lt()?;
         let plan = lt_handle.plan(call, alignment)?;
         let workspace = self.workspace()?;
         self.bind()?;
-        // A call may enqueue two kernels with the workspace between them, and the bias is part of the descriptor: calls of
-        // other threads must not come between.
+        // A call may enqueue two kernels that share the workspace, and the bias is part of the descriptor: calls of
+        // other threads must not interleave.
         let calls = self.matmul_lock();
         if let Some(bias) = bias {
             let at_bias = address(bias)?;
@@ -392,8 +392,8 @@ impl CudaDevice {
             _ => ((&raw const scale).cast(), (&raw const beta).cast()),
         };
         let enqueue = |choice: Choice, at_c: u64| {
-            // SAFETY: the tensors have the sizes of the plan and are alive until the compute stream has passed this call;
-            // the workspace is as large as the choice may need, and ordered by the same stream.
+            // SAFETY: the tensors have the sizes of the plan and are alive until the compute stream has passed this
+            // call; the workspace is as large as the choice may need, and ordered by the same stream.
             let done = unsafe {
                 result::matmul(
                     lt_handle.handle,
@@ -419,7 +419,7 @@ impl CudaDevice {
         let choice = match plan.is_timed || self.is_capturing() {
             true => plan.choice,
             false => {
-                // Timing runs the product many times, which must not add it as often to what it lies upon.
+                // Timing runs the product many times, which must not accumulate into the output.
                 let spare =
                     (call.adds && at_plus == at_c).then(|| self.duplicate(c, &"a product that is timed".into()));
                 let spare = spare.transpose()?;

@@ -1,25 +1,25 @@
-//! NVIDIA GPUs, reached through libraries that are opened while the program runs.
+//! NVIDIA GPUs, through libraries that are loaded at run time.
 //!
-//! Nothing of CUDA is needed to build, and nothing happens on a machine without it: [`discover`] says why there is no GPU
-//! and makes no context. A [`CudaDevice`] is one logical GPU, a whole card or a share of it:
+//! Building needs nothing from CUDA. On a machine without it [`discover`] reports why there is no GPU; it creates no
+//! context. A [`CudaDevice`] is one logical GPU: a physical GPU or a share of one:
 //!
 //! ```text
 //!  host thread ──launch──▶ compute stream ─────────────────▶ kernels, in the order they were enqueued
 //!       │                     ▲  │event
 //!       ├──copy in────────────┘  └──▶ copy-out stream ──▶ pinned host memory ──event──▶ watcher thread ──▶ receiver
-//!       └──drop a tensor: its block is free at once; whoever gets it next is enqueued later on the same stream
+//!       └──drop a tensor: its block is free at once; its next use is enqueued later on the same stream
 //! ```
 //!
 //! Kernels return when they are enqueued. All work on a device's tensors is ordered by its compute stream: a block that
-//! another stream still reads is kept until that stream is done ([`memory`](self)). The host waits only for what it reads.
+//! another stream still reads is kept until that stream is done. The host waits only for values that it reads.
 //!
-//! | thing | who may touch it |
+//! | state | accessed by |
 //! | --- | --- |
 //! | the block lists (`arena.rs`) | any thread, one lock |
 //! | compiled programs (`program.rs`) | any thread; compiled once, under a lock |
 //! | cuBLASLt plans (`matmul.rs`) | any thread, one lock; its workspace is ordered by the compute stream |
 //! | cuDNN (`conv.rs`, `attention.rs`) | any thread, one lock around each call |
-//! | events that receivers wait for | the watcher thread alone calls them back, in the order they were handed over |
+//! | events that receivers wait for | the watcher thread runs their callbacks, in the order they were queued |
 
 mod arena;
 mod attention;
@@ -56,7 +56,7 @@ use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 use kolo_core::{Error, Result};
 
-/// A driver call's result as ours: what was tried, and what the driver said.
+/// Converts a driver call's result; the error has what was tried and the driver's description.
 fn check<T>(what: &str, result: std::result::Result<T, DriverError>) -> Result<T> {
     result.map_err(|error| {
         let text = format!("{what}: {}", describe(error));
@@ -80,8 +80,8 @@ fn describe(error: DriverError) -> String {
     );
     let name = format!("{:?}", error.0);
     match sticky {
-        // The context is lost: nothing on this card works until the process ends.
-        true => format!("{name}: {text} (by work enqueued earlier; the card is lost to this process)"),
+        // The context is lost: nothing on this GPU works until the process ends.
+        true => format!("{name}: {text} (by work enqueued earlier; the GPU is lost to this process)"),
         false => format!("{name}: {text}"),
     }
 }

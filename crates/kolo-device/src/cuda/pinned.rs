@@ -1,7 +1,7 @@
-//! Host memory that the card reads and writes by itself, kept for reuse.
+//! A cache of pinned host memory, which the GPU reads and writes directly.
 //!
-//! Locking memory takes the system a long time, so blocks are kept by size (powers of two). A block that the card still
-//! reads comes back with a mark, and is handed out again once the mark has passed.
+//! Pinning memory is slow, so blocks are cached by size (powers of two). A block that the GPU still reads is returned
+//! with a mark, and reused once the mark has completed.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -17,19 +17,19 @@ use crate::Event;
 
 /// The smallest block.
 const SMALLEST: usize = 4 << 10;
-/// Blocks larger than this are not kept.
+/// Larger blocks are not cached.
 const LARGEST_KEPT: usize = 256 << 20;
 
 pub(super) struct Pinned {
     streams: Arc<Streams>,
-    state: Mutex<State>,
+    state: Mutex<PinnedBlocks>,
 }
 
 #[derive(Default)]
-struct State {
+struct PinnedBlocks {
     /// Free blocks by the logarithm of their size.
     free: Vec<Vec<Block>>,
-    /// Blocks that the card still reads, oldest first.
+    /// Blocks that the GPU still reads, oldest first.
     busy: VecDeque<(Mark, Block)>,
 }
 
@@ -38,9 +38,9 @@ struct Block {
     n_bytes: usize,
 }
 
-// SAFETY: a block is memory of its own; whoever holds it alone may use it, on any thread.
+// SAFETY: a block owns its memory; its sole owner may use it on any thread.
 unsafe impl Send for Block {}
-// SAFETY: nothing is reached through `&Block` but its address and size.
+// SAFETY: only the address and the size are accessible through `&Block`.
 unsafe impl Sync for Block {}
 
 impl Pinned {
@@ -75,7 +75,7 @@ impl Pinned {
         Ok(PinnedBuffer { block: Some(block), n_bytes, pool: self.clone() })
     }
 
-    /// Takes a buffer back that the card still reads until `mark`.
+    /// Returns a buffer that the GPU still reads until `mark`.
     pub fn give_back_after(&self, mut buffer: PinnedBuffer, mark: Mark) {
         if let Some(block) = buffer.block.take() {
             self.state.lock().busy.push_back((mark, block));
@@ -83,8 +83,8 @@ impl Pinned {
     }
 }
 
-impl State {
-    /// Keeps a free block, or gives it back to the system if it is very large.
+impl PinnedBlocks {
+    /// Caches a free block, or frees it if it is very large.
     fn keep(&mut self, block: Block) {
         if block.n_bytes > LARGEST_KEPT {
             return free(&block);
@@ -98,7 +98,7 @@ impl State {
 }
 
 fn free(block: &Block) {
-    // SAFETY: the block came from `malloc_host` and is nobody's any more. An error means that the card is lost.
+    // SAFETY: the block came from `malloc_host` and is not used any more. An error means that the GPU is lost.
     let _ = unsafe { result::free_host(block.start.cast()) };
 }
 
@@ -106,7 +106,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         for (mark, block) in state.busy.drain(..) {
-            // The card must not read what is freed; if it is lost, it does not.
+            // The GPU must not read freed memory; if waiting fails, the GPU is lost and does not read.
             let _ = mark.wait();
             free(&block);
         }
@@ -114,7 +114,7 @@ impl Drop for Pinned {
     }
 }
 
-/// A block on loan.
+/// A block of the cache in use; dropping it returns it.
 pub(super) struct PinnedBuffer {
     block: Option<Block>,
     n_bytes: usize,
@@ -122,15 +122,15 @@ pub(super) struct PinnedBuffer {
 }
 
 impl PinnedBuffer {
-    /// Where it begins.
+    /// The first byte's address.
     pub fn start(&self) -> *mut u8 {
         self.block.as_ref().map_or(std::ptr::null_mut(), |block| block.start)
     }
 
     fn bytes(&self) -> &[u8] {
         match &self.block {
-            // SAFETY: the block has at least `n_bytes`, was zeroed, and is ours alone while `self` lives. The card writes
-            // to it only before the event that its reader waits for.
+            // SAFETY: the block has at least `n_bytes`, was zeroed, and is ours alone while `self` lives. The GPU
+            // writes to it only before the event that its reader waits for.
             Some(block) => unsafe { std::slice::from_raw_parts(block.start, self.n_bytes) },
             None => &[],
         }

@@ -1,4 +1,4 @@
-// What every kernel of Kolo begins with. NVRTC has no headers at hand, so the two half types are bits here, and arithmetic
+// The prelude of every kernel of Kolo. NVRTC has no headers available, so the two half types are bits here, and arithmetic
 // on them is done in float, as on the CPU.
 
 typedef signed char i8;
@@ -33,17 +33,17 @@ __device__ __forceinline__ u32 widen(u32 x) { return x; }
 __device__ __forceinline__ u64 widen(u64 x) { return x; }
 __device__ __forceinline__ bool widen(bool x) { return x; }
 
-// The type that a T is computed in.
+// The type for computing with T.
 template <typename T> struct Wide { typedef T type; };
 template <> struct Wide<f16> { typedef float type; };
 template <> struct Wide<bf16> { typedef float type; };
 
-// The type that sums of T are kept in.
+// The type of sums of T.
 template <typename T> struct Sum { typedef T type; };
 template <> struct Sum<f16> { typedef float type; };
 template <> struct Sum<bf16> { typedef float type; };
 
-// From a computed value back to T.
+// Converts a computed value back to T.
 template <typename T> struct Narrow {
     template <typename W> static __device__ __forceinline__ T from(W x) { return (T)x; }
 };
@@ -76,7 +76,7 @@ template <> __device__ __forceinline__ bool is_nan<double>(double x) { return x 
 template <typename T> __device__ __forceinline__ T larger(T a, T b) { return (a > b || is_nan(a)) ? a : b; }
 template <typename T> __device__ __forceinline__ T smaller(T a, T b) { return (a < b || is_nan(a)) ? a : b; }
 
-// N elements that are loaded and stored at once.
+// N elements that are loaded and stored as one vector.
 template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };
 
 __device__ __forceinline__ i64 thread_number() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }

@@ -1,7 +1,8 @@
-//! Kernels of ours: CUDA C++ text, compiled for the card by NVRTC when it is first needed, and kept on disk.
+//! Kolo's own kernels: CUDA C++ source, compiled for the GPU by NVRTC on first use, and cached on disk.
 //!
-//! A file of the cache is named by what went into it (source, chip, driver, compiler), so it never has to be replaced. It
-//! begins with a mark and a check sum; what does not fit is compiled anew. A cache that cannot be written is not used.
+//! A cache file is named by a hash of its inputs (source, chip, driver, compiler), so it never has to be replaced. It
+//! begins with a magic number and a checksum; an invalid file is ignored and compiled again. A cache that cannot be
+//! written is not used.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char};
@@ -20,7 +21,7 @@ use super::check;
 use super::library::{has_nvrtc, nvrtc_version};
 use super::stream::Streams;
 
-/// Text that every program begins with: number types and their conversions.
+/// The source that every program begins with: number types and their conversions.
 const PRELUDE: &str = include_str!("prelude.cu");
 
 /// Names a program: what it computes, for which element types, in which shape of loop.
@@ -32,7 +33,7 @@ pub struct ProgramKey {
     pub op: &'static str,
     /// Element types, in the template's order.
     pub dtypes: [Option<DType>; 3],
-    /// Whatever else the template asks for.
+    /// Further parameters of the template.
     pub variant: u32,
 }
 
@@ -65,7 +66,7 @@ pub(super) struct Programs {
     capability: (i32, i32),
     /// Such as `sm_90`.
     arch: String,
-    /// What else decides what a compiler makes of a source.
+    /// Everything else that the compiled image depends on.
     world: String,
     cache: Option<PathBuf>,
     functions: RwLock<HashMap<ProgramKey, Function>>,
@@ -99,17 +100,18 @@ impl Programs {
         self.capability
     }
 
-    /// How many programs were compiled, not found in the cache.
+    /// The number of programs that were compiled and not found in the cache.
     pub fn n_compiled(&self) -> usize {
         self.n_compiled.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// The kernel of this name; `source` is asked for on first use. The source defines a kernel called `KOLO_ENTRY`.
+    /// The kernel of this name; `source` is called on first use. The source defines a kernel called `KOLO_ENTRY`.
     pub fn function(&self, key: &ProgramKey, source: impl FnOnce() -> String) -> Result<Function> {
         if let Some(function) = self.functions.read().get(key) {
             return Ok(*function);
         }
-        // Threads compile side by side. Two that want the same kernel at once both do; that is rare and costs only time.
+        // Threads compile concurrently. Two that need the same kernel at once both compile it; that is rare and
+        // harmless.
         let entry = key.entry();
         let source = format!("#define KOLO_ENTRY {entry}\n{PRELUDE}\n{}", source());
         let image = self.image(&entry, &source)?;
@@ -137,7 +139,7 @@ impl Programs {
         let image = compile(entry, source, &self.arch)?;
         self.n_compiled.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         if let Some(file) = file {
-            // A cache that cannot be written costs time, nothing else.
+            // A cache that cannot be written only costs time.
             let _ = write_cached(&file, &image);
         }
         Ok(image)
@@ -153,10 +155,10 @@ impl Drop for Programs {
         if self.streams.bind().is_err() {
             return;
         }
-        // A kernel that still runs must end before its code goes. An error means that the card is lost.
+        // Running kernels must end before their code is unloaded. An error means that the GPU is lost.
         let _ = self.streams.compute.synchronize();
         for module in self.modules.get_mut().drain(..) {
-            // SAFETY: its functions go with `self`. An error means that the card is lost.
+            // SAFETY: its functions are not used after `self`. An error means that the GPU is lost.
             let _ = unsafe { result::module::unload(module.0) };
         }
     }
@@ -164,7 +166,7 @@ impl Drop for Programs {
 
 const MARK: &[u8; 8] = b"kolocub1";
 
-/// The image in a cache file, if it is whole.
+/// The image in a cache file, if it is valid.
 fn read_cached(file: &Path) -> Option<Vec<u8>> {
     let bytes = fs::read(file).ok()?;
     let (mark, rest) = bytes.split_at_checked(8)?;
@@ -173,7 +175,7 @@ fn read_cached(file: &Path) -> Option<Vec<u8>> {
     is_whole.then(|| image.to_vec())
 }
 
-/// Writes under another name first, so that a reader never sees half a file.
+/// Writes to a temporary file and renames it, so that a reader never sees a partial file.
 fn write_cached(file: &Path, image: &[u8]) -> std::io::Result<()> {
     let draft = file.with_extension(format!("{}.tmp", std::process::id()));
     let mut out = fs::File::create(&draft)?;
@@ -184,13 +186,13 @@ fn write_cached(file: &Path, image: &[u8]) -> std::io::Result<()> {
     fs::rename(&draft, file)
 }
 
-/// Makes the folder, for its owner only: what lies there is run on the card.
+/// Creates the folder, for its owner only: its contents are run on the GPU.
 fn make_private(dir: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// The same number for the same bytes in every process; the standard hasher with its fixed keys.
+/// A hash that is the same in every process: the standard hasher with its fixed keys.
 fn digest(bytes: &[u8]) -> u64 {
     #[allow(deprecated)]
     let mut hasher = std::hash::SipHasher::new();
@@ -198,8 +200,8 @@ fn digest(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Compiles a source for a chip (`sm_90`) without a card, as [`super::CudaDevice::function`] would: for tests. An error
-/// holds the compiler's words; `None` if the compiler is not here.
+/// Compiles a source for a chip (`sm_90`) without a GPU, as [`super::CudaDevice::function`] would: for tests. An error
+/// contains the compiler's log; `None` if the compiler is not installed.
 pub fn compile_only(key: &ProgramKey, source: &str, arch: &str) -> Option<Result<Vec<u8>>> {
     let entry = key.entry();
     has_nvrtc().then(|| compile(&entry, &format!("#define KOLO_ENTRY {entry}\n{PRELUDE}\n{source}"), arch))

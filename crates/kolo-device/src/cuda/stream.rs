@@ -1,4 +1,4 @@
-//! Streams, the events between them, and the thread that tells receivers when an event has come.
+//! Streams, events between them, and the thread that runs callbacks when an event completes.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -18,7 +18,7 @@ pub(super) struct Streams {
     pub copy_in: Arc<CudaStream>,
     pub copy_out: Arc<CudaStream>,
     pub peer: Arc<CudaStream>,
-    /// Events that can be used again.
+    /// Events for reuse.
     spare: Mutex<Vec<RawEvent>>,
 }
 
@@ -29,8 +29,8 @@ unsafe impl Send for RawEvent {}
 
 impl Streams {
     pub fn new(context: Arc<CudaContext>) -> Result<Streams> {
-        // Otherwise the first stream waits for all that the card does, which fails while another session captures a step.
-        // SAFETY: what is tracked are cudarc's own slices, of which we make none.
+        // Otherwise the first stream waits for all work of the GPU, which fails while another session captures a step.
+        // SAFETY: event tracking concerns cudarc's own slices, which we do not use.
         unsafe { context.disable_event_tracking() };
         let stream = || check("making a stream", context.new_stream());
         Ok(Streams {
@@ -43,12 +43,12 @@ impl Streams {
         })
     }
 
-    /// Makes the card current on this thread. Every call below does; it costs nothing if it is.
+    /// Makes the GPU's context current on this thread, as every call below does; free if it is current already.
     pub fn bind(&self) -> Result<()> {
-        check("choosing the card", self.context.bind_to_thread())
+        check("choosing the GPU", self.context.bind_to_thread())
     }
 
-    /// The point after all that is on `stream` now. `keep` stays alive until that point has passed.
+    /// Records an event after all work that is on `stream` now. `keep` stays alive until the event has completed.
     pub fn mark(self: &Arc<Self>, stream: &CudaStream, keep: Option<Tensor>) -> Result<Mark> {
         self.bind()?;
         let spare = self.spare.lock().pop();
@@ -64,7 +64,7 @@ impl Streams {
         Ok(Mark { event: Some(event), streams: self.clone(), keep })
     }
 
-    /// Makes `stream` wait for a mark, without holding up the host.
+    /// Makes `stream` wait for a mark, without blocking the host.
     pub fn wait(&self, stream: &CudaStream, mark: &Mark) -> Result<()> {
         self.bind()?;
         let Some(event) = &mark.event else { return Ok(()) };
@@ -77,7 +77,7 @@ impl Streams {
     pub fn synchronize(&self) -> Result<()> {
         self.bind()?;
         for stream in [&self.copy_in, &self.compute, &self.peer, &self.copy_out] {
-            check("waiting for the card", stream.synchronize())?;
+            check("waiting for the GPU", stream.synchronize())?;
         }
         Ok(())
     }
@@ -89,8 +89,8 @@ impl Drop for Streams {
             return;
         }
         for event in self.spare.get_mut().drain(..) {
-            // SAFETY: spare events are nobody else's, and this was the last use.
-            // An error here means that the card is lost, which its user has been told.
+            // SAFETY: spare events are not in use, and this was the last use.
+            // An error here means that the GPU is lost, which another call has reported.
             let _ = unsafe { result::event::destroy(event.0) };
         }
     }
@@ -100,7 +100,7 @@ impl Drop for Streams {
 pub(super) struct Mark {
     event: Option<RawEvent>,
     streams: Arc<Streams>,
-    /// Read by the work before the mark.
+    /// A tensor that the work before the mark reads.
     keep: Option<Tensor>,
 }
 
@@ -110,7 +110,7 @@ unsafe impl Sync for Mark {}
 impl Event for Mark {
     fn is_done(&self) -> bool {
         let Some(event) = &self.event else { return true };
-        // SAFETY: the event is alive while `self` is. An error counts as done: waiting will say what it is.
+        // SAFETY: the event is alive while `self` is. An error counts as done: `wait` will report it.
         let state = self.streams.bind().map(|()| unsafe { result::event::query(event.0) });
         !matches!(state, Ok(Err(error)) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY)
     }
@@ -119,14 +119,14 @@ impl Event for Mark {
         let Some(event) = &self.event else { return Ok(()) };
         self.streams.bind()?;
         // SAFETY: the event is alive while `self` is.
-        check("waiting for the card", unsafe { result::event::synchronize(event.0) })
+        check("waiting for the GPU", unsafe { result::event::synchronize(event.0) })
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // What is kept was read on another stream than the one that orders its memory: that one must not go on to write
-        // there before the reader is done.
+        // The kept tensor was read on another stream than the compute stream, which orders its memory: the compute
+        // stream must not write to it before the reader is done.
         if self.keep.is_some() && !self.is_done() {
             let _ = self.streams.wait(&self.streams.compute.clone(), self);
         }
@@ -136,7 +136,7 @@ impl Drop for Mark {
     }
 }
 
-/// Waits for marks, one after the other, and calls back.
+/// A thread that waits for events, in order, and runs their callbacks.
 pub(super) struct Watcher {
     sender: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
@@ -164,7 +164,7 @@ impl Watcher {
     pub fn watch(&self, event: Arc<dyn Event>, call: Callback) {
         let Some(sender) = &self.sender else { return call(Err(Error::cancelled("the device is gone"))) };
         if let Err(unsent) = sender.send((event, call)) {
-            unsent.0.1(Err(Error::internal("the thread that waits for the card is gone")));
+            unsent.0.1(Err(Error::internal("the thread that waits for the GPU is gone")));
         }
     }
 }
@@ -175,7 +175,7 @@ impl Drop for Watcher {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // A callback that panicked has ended the thread; there is nobody left to tell.
+            // An error means that a callback has panicked and ended the thread; nothing is left to do.
             let _ = thread.join();
         }
     }

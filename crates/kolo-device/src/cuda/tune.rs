@@ -1,8 +1,8 @@
-//! Choosing among a library's algorithms by timing them, once for each shape.
+//! Autotuning: chooses among a library's algorithms by timing them, once for each shape.
 //!
-//! Timing takes longer than many uses of a shape, so it is put off until a shape has been used a few times, and all timing
-//! together is bounded. What was chosen is remembered for the whole process: from then on two sessions on one card compute
-//! the same bits.
+//! Timing takes longer than many uses of a shape, so it is deferred until a shape has been used a few times, and the
+//! total time is bounded. Choices are cached for the whole process: from then on two sessions on one GPU compute the
+//! same bits.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -17,31 +17,31 @@ use parking_lot::Mutex;
 use super::check;
 use super::device::CudaDevice;
 
-/// Calls that are timed together, so that small kernels are not lost in the time it takes to start them.
+/// The number of calls that are timed together, so that launch overhead does not dominate small kernels.
 const N_CALLS: usize = 10;
 /// Calls that take longer, in seconds, are timed alone.
 const LONG: f64 = 100e-6;
-/// After the card has worked so many seconds for one shape the best so far is good enough.
+/// The limit on GPU time for one shape, in seconds; then the best so far is chosen.
 const BUDGET: f64 = 0.2;
-/// After so many seconds by the clock too: a library loads its kernels when they are first used, which takes far longer than
-/// running them.
+/// The limit on wall time for one shape, in seconds: a library loads its kernels on first use, which takes far longer
+/// than running them.
 const PATIENCE: f64 = 2.0;
 
-/// The use of a shape at which it is timed. Before a step is captured it runs as often.
+/// The use of a shape at which it is timed. A step runs as many times before it is captured.
 const TIMED_AT: u32 = 3;
-/// After so much time, all shapes together, the library's first advice is good enough for the rest.
+/// The limit on time for all shapes together; the remaining shapes use the heuristic's first choice.
 const MOST_SPENT: Duration = Duration::from_secs(60);
 
-/// Whether the environment says that nothing is to be timed: under tools that slow kernels down a thousand times.
+/// Whether `KOLO_TUNE=off`: for tools that slow kernels down a thousand times.
 fn is_off() -> bool {
     static OFF: OnceLock<bool> = OnceLock::new();
     *OFF.get_or_init(|| std::env::var("KOLO_TUNE").is_ok_and(|value| value == "off"))
 }
 
-/// Microseconds that were spent on timing.
+/// Microseconds spent on timing.
 static SPENT: AtomicU64 = AtomicU64::new(0);
 
-/// Counts the time until it is dropped as spent.
+/// Adds the time until it is dropped to [`SPENT`].
 pub(super) struct Spending(Instant);
 
 impl Spending {
@@ -57,7 +57,7 @@ impl Drop for Spending {
     }
 }
 
-/// Choices that were made, by card and call.
+/// Cached choices, by GPU and call.
 pub(super) struct Chosen<K, V>(Mutex<Option<Entries<K, V>>>);
 
 type Entries<K, V> = HashMap<(String, K), Entry<V>>;
@@ -82,7 +82,7 @@ impl<K: Eq + Hash, V: Copy> Chosen<K, V> {
         self.0.lock().as_ref()?.get(&(device.card().to_owned(), key))?.choice
     }
 
-    /// Counts a use of a shape that has no choice yet, and says whether to time it now.
+    /// Counts a use of a shape without a choice, and returns whether to time it now.
     pub fn is_due(&self, device: &CudaDevice, key: K) -> bool {
         let may_spend = Duration::from_micros(SPENT.load(Ordering::Relaxed)) < MOST_SPENT && !is_off();
         may_spend && self.count(device.card(), key)
@@ -95,22 +95,22 @@ impl<K: Eq + Hash, V: Copy> Chosen<K, V> {
         entry.n_uses >= TIMED_AT
     }
 
-    /// Remembers a choice, unless another thread was first; gives the one that counts.
+    /// Caches a choice, unless another thread was first; returns the cached one.
     pub fn insert(&self, device: &CudaDevice, key: K, value: V) -> V {
         let mut entries = self.0.lock();
         let entry = entries.get_or_insert_default().entry((device.card().to_owned(), key)).or_default();
         *entry.choice.get_or_insert(value)
     }
 
-    /// Remembers another choice, because the one that was made has failed.
+    /// Replaces a choice that has failed.
     pub fn replace(&self, device: &CudaDevice, key: K, value: V) {
         let mut entries = self.0.lock();
         entries.get_or_insert_default().entry((device.card().to_owned(), key)).or_default().choice = Some(value);
     }
 }
 
-/// The fastest of `candidates`, by the time that `enqueue` makes the card work, and that time in seconds. Those that fail are
-/// left out; `None` if all do.
+/// The fastest of `candidates`, by the GPU time of `enqueue`, and that time in seconds. Candidates that fail are
+/// skipped; `None` if all fail.
 pub(super) fn fastest<C: Copy>(
     device: &CudaDevice,
     candidates: &[C],
@@ -134,14 +134,14 @@ pub(super) fn fastest<C: Copy>(
     best
 }
 
-/// Seconds that the card works on what `enqueue` enqueues. It is called several times.
+/// The GPU time of `enqueue`, in seconds. It is called several times.
 fn seconds(device: &CudaDevice, mut enqueue: impl FnMut() -> Result<()>) -> Result<f64> {
     let once = seconds_each(device, 1, &mut enqueue)?;
     if once > LONG { Ok(once) } else { seconds_each(device, N_CALLS, &mut enqueue) }
 }
 
 fn seconds_each(device: &CudaDevice, n_calls: usize, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
-    // Captured first: what is timed is the card's work, not the host's.
+    // Captured first, so that GPU time is measured without the host's.
     let capturing = device.begin_capture()?;
     for _ in 0..n_calls {
         enqueue()?;
@@ -158,15 +158,15 @@ fn seconds_each(device: &CudaDevice, n_calls: usize, enqueue: &mut dyn FnMut() -
         // SAFETY: as above.
         check("recording an event", unsafe { result::event::record(end.0, stream) })?;
         // SAFETY: as above.
-        check("waiting for the card", unsafe { result::event::synchronize(end.0) })?;
-        // SAFETY: both events were recorded and have come.
+        check("waiting for the GPU", unsafe { result::event::synchronize(end.0) })?;
+        // SAFETY: both events were recorded and have completed.
         let millis = check("reading a timer", unsafe { result::event::elapsed(start.0, end.0) })?;
         least = least.min(f64::from(millis) / 1e3 / n_calls as f64);
     }
     Ok(least)
 }
 
-/// An event that knows its time.
+/// An event with timing enabled.
 struct Timer(sys::CUevent);
 
 impl Timer {

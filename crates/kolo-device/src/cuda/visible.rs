@@ -1,19 +1,19 @@
-//! `CUDA_VISIBLE_DEVICES`: which cards a process sees, and in which order.
+//! `CUDA_VISIBLE_DEVICES`: which GPUs a process sees, and in which order.
 //!
-//! The driver obeys the variable by itself. This reads it a second time, purely, so that listings can say which entry
-//! named which card, which entry was dropped and why, and so that the rules can be tested without a card.
+//! The driver applies the variable itself. This parses it a second time, as a pure function, so that listings can show
+//! which entry selected which GPU, which was dropped and why, and so that the rules can be tested without a GPU.
 
 /// What an entry list selects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// The physical numbers, in the order they become visible: visible number 0 first.
     pub cards: Vec<usize>,
-    /// What was dropped, for people.
+    /// Which entries were dropped and why.
     pub warnings: Vec<String>,
 }
 
-/// Applies `CUDA_VISIBLE_DEVICES` to cards that are given as `(uuid, PCI id)`. `None` means the variable is not set: all
-/// cards. Entries are numbers, UUIDs or the beginnings of such, or PCI ids; the first that is invalid, or names a card a
+/// Applies `CUDA_VISIBLE_DEVICES` to GPUs that are given as `(uuid, PCI id)`. `None` means the variable is not set: all
+/// GPUs. Entries are numbers, UUIDs or the beginnings of such, or PCI ids; the first that is invalid, or names a GPU a
 /// second time, ends the list, as with CUDA. An empty list, or one that begins with an invalid entry, selects nothing.
 pub fn select_visible(value: Option<&str>, cards: &[(&str, &str)]) -> Selection {
     let Some(value) = value else {
@@ -23,7 +23,7 @@ pub fn select_visible(value: Option<&str>, cards: &[(&str, &str)]) -> Selection 
     let mut selection = Selection::default();
     if value.is_empty() || value == "NoDevFiles" {
         if !cards.is_empty() {
-            selection.warnings.push("CUDA_VISIBLE_DEVICES is empty: no card is visible".to_owned());
+            selection.warnings.push("CUDA_VISIBLE_DEVICES is empty: no GPU is visible".to_owned());
         }
         return selection;
     }
@@ -31,9 +31,9 @@ pub fn select_visible(value: Option<&str>, cards: &[(&str, &str)]) -> Selection 
     for (i, entry) in entries.iter().enumerate() {
         let problem = match find(entry, cards) {
             Ok(card) if selection.cards.contains(&card) => {
-                // CUDA refuses the whole list when a card is named twice.
+                // CUDA refuses the whole list when a GPU is named twice.
                 selection.cards.clear();
-                format!("names card {card} twice, which hides all cards")
+                format!("names GPU {card} twice, which hides all GPUs")
             }
             Ok(card) => {
                 selection.cards.push(card);
@@ -57,25 +57,25 @@ fn find(entry: &str, cards: &[(&str, &str)]) -> Result<usize, String> {
         let matching: Vec<usize> = (0..n).filter(|&i| starts_with(cards[i].0, entry)).collect();
         return match matching.as_slice() {
             [card] => Ok(*card),
-            [] => Err("is the UUID of no card here".to_owned()),
-            _ => Err("fits several cards: more of the UUID is needed".to_owned()),
+            [] => Err("is the UUID of no GPU here".to_owned()),
+            _ => Err("fits several GPUs: more of the UUID is needed".to_owned()),
         };
     }
     if entry.starts_with("MIG-") {
-        return Err("names a part of a card (MIG), which this reader does not follow".to_owned());
+        return Err("names a part of a GPU (MIG), which is not supported here".to_owned());
     }
     if entry.contains(':') {
         let wanted = plain_pci(entry);
-        return (0..n).find(|&i| plain_pci(cards[i].1) == wanted).ok_or_else(|| "is the PCI id of no card".to_owned());
+        return (0..n).find(|&i| plain_pci(cards[i].1) == wanted).ok_or_else(|| "is the PCI id of no GPU".to_owned());
     }
     match entry.parse::<i64>() {
         Ok(number) if number < 0 => Err("is negative, which ends the list".to_owned()),
         Ok(number) => match usize::try_from(number) {
             Ok(card) if card < n => Ok(card),
             _ => Err(match n {
-                0 => "names a card, but there are none".to_owned(),
-                1 => "is not a card here: there is only card 0".to_owned(),
-                n => format!("is not a card here: they are numbered 0 to {}", n - 1),
+                0 => "names a GPU, but there are none".to_owned(),
+                1 => "is not a GPU here: there is only GPU 0".to_owned(),
+                n => format!("is not a GPU here: they are numbered 0 to {}", n - 1),
             }),
         },
         Err(_) => Err("is neither a number nor a UUID nor a PCI id".to_owned()),
@@ -138,8 +138,8 @@ mod tests {
         check("GPU-11111111-0000-0000-0000-000000000000,0", &[2, 0], None);
         check("GPU-2222", &[3], None);
         check("gpu-2222", &[], Some("neither a number"));
-        check("GPU-8932f93", &[], Some("fits several cards"));
-        check("GPU-dead", &[], Some("no card here"));
+        check("GPU-8932f93", &[], Some("fits several GPUs"));
+        check("GPU-dead", &[], Some("no GPU here"));
         check("MIG-GPU-8932f937/1/2", &[], Some("MIG"));
         check("0000:41:00.0,41:00.0", &[], Some("twice"));
         check("0000:41:00.0,0001:81:00.0", &[1, 3], None);

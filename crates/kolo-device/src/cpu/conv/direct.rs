@@ -1,8 +1,8 @@
 //! Convolutions of batches without a patch matrix.
 //!
-//! The rows of a tile are one pixel in several images, or pixels side by side where lines are long (see `lines`). They see the same taps, so taps that fall outside of the image
-//! are left out of the sum, and what is left are a few contiguous segments of each image, read in place. Padding by
-//! half a 5×5 filter on 14×14 images is a sixth of all products.
+//! The rows of a tile are one pixel in several images, or adjacent pixels where lines are long (see `lines`). They have
+//! the same taps, so taps outside the image are skipped, and the rest are a few contiguous segments of each image, read
+//! in place. Padding by half a 5×5 filter on 14×14 images is a sixth of all products.
 
 use super::patches::Patches;
 use crate::cpu::IntraPool;
@@ -30,7 +30,7 @@ pub(super) struct Inside {
     pub(super) at: usize,
 }
 
-/// Where the pixels of a grid go: to `start`, and so much further for each image, line and pixel.
+/// The destination of a grid's pixels: a start, and the strides of images, lines and pixels.
 #[derive(Clone, Copy)]
 pub(super) struct Target<T> {
     pub start: *mut T,

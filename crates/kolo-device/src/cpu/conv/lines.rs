@@ -1,7 +1,8 @@
-//! Tiles of pixels side by side, for images that come from memory.
+//! Tiles of adjacent pixels, for images that come from memory.
 //!
-//! All pixels of a line but those at its ends see all taps of a row, so neighbours can be the rows of a tile. Then what a
-//! tile reads is a few contiguous pieces of its image, and so it can be asked for while the tile before is computed.
+//! All pixels of a line except at its ends have all taps of a row inside the image, so adjacent pixels can be the rows
+//! of a tile. A tile then reads a few contiguous ranges of its image, which are prefetched while the previous tile is
+//! computed.
 
 use std::ops::Range;
 
@@ -27,7 +28,8 @@ struct Tiles<'a, T: 'static> {
     micros: MicrosAhead<T>,
     /// Columns of a tile.
     width: usize,
-    /// The pixels of a line that see all taps of a row, the first of them in the source, and the tiles they are cut into.
+    /// The pixels of a line that see all taps of a row, the first of them in the source, and the tiles they are cut
+    /// into.
     xs: Range<usize>,
     source_x: usize,
     pieces: usize,
@@ -46,12 +48,12 @@ struct Tiles<'a, T: 'static> {
 struct Panel {
     first: usize,
     width: usize,
-    /// The first byte of the next tile's pixels, in each row of taps, to ask for meanwhile.
+    /// The first byte of the next tile's pixels, in each row of taps, to prefetch meanwhile.
     soon: usize,
 }
 
-/// Where a tile is.
-struct Place {
+/// The position of a tile.
+struct TilePosition {
     /// The first value it sees, in the source.
     source: usize,
     /// Its first result, in the output.
@@ -87,7 +89,8 @@ impl<T: Real> Direct<'_, T> {
             return None;
         }
         let strides = [out.image, out.line, out.pixel];
-        // Every row of a tile must begin at a line of the caches to be stored in whole lines, and an epilogue reads it again.
+        // Every row of a tile must begin at a line of the caches to be stored in whole lines, and an epilogue reads it
+        // again.
         let in_lines = |n: usize| (n * size_of::<T>()).is_multiple_of(LINE);
         let is_streamed = is_streamed(self.batch * out.image * size_of::<T>())
             && epilogue.is_empty()
@@ -134,31 +137,31 @@ impl<T: Real> Tiles<'_, T> {
     /// Computes some of the tiles, which are counted line by line through all images.
     ///
     /// # Safety
-    /// As for [`Direct::lines`]; nobody else may touch the pixels of these tiles.
+    /// As for [`Direct::lines`]; no other thread may touch the pixels of these tiles.
     unsafe fn run(&self, tiles: Range<usize>) {
         let conv = self.conv;
         let n_tiles = conv.batch * conv.patches.grid.0 * self.pieces;
         let k = conv.taps[0] * conv.taps[1] * conv.patches.channels;
         let is_small = k * conv.n * size_of::<T>() <= FILTER_BYTES;
         let per_block = if is_small { 1 } else { (BLOCK_BYTES / self.seen.max(1)).max(1) };
-        // The places of a block and of the one after it, for which this one asks.
-        let places = |first: usize| (first..(first + per_block).min(n_tiles)).map(|tile| self.place(tile));
+        // The tiles of a block, and of the next one, which is prefetched.
+        let positions = |first: usize| (first..(first + per_block).min(n_tiles)).map(|tile| self.position(tile));
         let (mut now, mut next): (Vec<_>, Vec<_>) = Default::default();
-        next.extend(places(tiles.start));
+        next.extend(positions(tiles.start));
         for first in tiles.clone().step_by(per_block) {
             std::mem::swap(&mut now, &mut next);
             next.clear();
-            next.extend(places(first + per_block));
+            next.extend(positions(first + per_block));
             for panel in &self.panels {
-                for (i, place) in now.iter().take(tiles.end - first).enumerate() {
+                for (i, position) in now.iter().take(tiles.end - first).enumerate() {
                     // SAFETY: passed on.
-                    unsafe { self.tile(place, next.get(i).unwrap_or(place), panel) };
+                    unsafe { self.tile(position, next.get(i).unwrap_or(position), panel) };
                 }
             }
         }
     }
 
-    fn place(&self, tile: usize) -> Place {
+    fn position(&self, tile: usize) -> TilePosition {
         let patches = self.conv.patches;
         let (line, piece) = (tile / self.pieces, tile % self.pieces);
         let (image, y) = (line / patches.grid.0, line % patches.grid.0);
@@ -168,14 +171,14 @@ impl<T: Real> Tiles<'_, T> {
         let source = image * self.conv.image_len() + (rows.at * patches.width + x) * patches.channels;
         let [of_image, of_line, of_pixel] = self.strides;
         let target = image * of_image + y * of_line + (self.xs.start + xs.start) * of_pixel;
-        Place { source, target, rows, len: xs.len() }
+        TilePosition { source, target, rows, len: xs.len() }
     }
 
-    /// One panel of a tile, during which a part of what the next one sees is asked for, and where that panel's results go.
+    /// Computes one panel of a tile, and prefetches a part of the next tile's pixels and of its results' lines.
     ///
     /// # Safety
     /// As for [`Tiles::run`].
-    unsafe fn tile(&self, place: &Place, next: &Place, panel: &Panel) {
+    unsafe fn tile(&self, position: &TilePosition, next: &TilePosition, panel: &Panel) {
         let conv = self.conv;
         let c = conv.patches.channels;
         let run = conv.taps[1] * c;
@@ -184,15 +187,15 @@ impl<T: Real> Tiles<'_, T> {
         let ldc = self.strides[2];
         // SAFETY: the taps inside the image are in the source and the packed filter; the output is as promised.
         unsafe {
-            let out = self.out.get().add(place.target + col);
+            let out = self.out.get().add(position.target + col);
             let tile = Tile {
                 k: run,
-                segments: place.rows.len,
+                segments: position.rows.len,
                 a_skip: ((conv.dilation * conv.patches.width * c) as isize) - run as isize,
                 b_skip: 0,
-                a: conv.patches.source.as_ptr().add(place.source),
+                a: conv.patches.source.as_ptr().add(position.source),
                 a_stride: conv.patches.step.1 * c,
-                b: self.filter.get().add(conv.taps[0] * run * col + place.rows.first * run * width),
+                b: self.filter.get().add(conv.taps[0] * run * col + position.rows.first * run * width),
                 b_stride: width,
                 c: out,
                 ldc,
@@ -207,11 +210,11 @@ impl<T: Real> Tiles<'_, T> {
                     c: self.out.get().wrapping_add(next.target + col),
                     ldc,
                 };
-                self.micros[place.len - LEAST_ROWS](&tile, &soon);
+                self.micros[position.len - LEAST_ROWS](&tile, &soon);
             } else {
-                self.kernels.width_for(conv.n - col).micro(place.len, Layout::Rows)(&tile);
+                self.kernels.width_for(conv.n - col).micro(position.len, Layout::Rows)(&tile);
             }
-            apply(self.epilogue, out, ldc, 0..place.len, col..col + cols);
+            apply(self.epilogue, out, ldc, 0..position.len, col..col + cols);
         }
     }
 }

@@ -152,7 +152,7 @@ unsafe fn plain<T: ConvElement>(
 ) {
     let n = shape.output[2];
     let patches = shape.patches(input);
-    // SAFETY: as promised by the caller: m rows of n in `out`, k rows of n in `filter`.
+    // SAFETY: guaranteed by the caller: m rows of n in `out`, k rows of n in `filter`.
     unsafe {
         let images = Direct::new(&patches, shape.batch, n);
         if let Some(images) = images.filter(|_| epilogue.row_bias.is_none()) {
@@ -218,7 +218,7 @@ unsafe fn plain_filter_gradient<T: ConvElement>(
 ) {
     let n = shape.output[2];
     let patches = shape.patches(input);
-    // SAFETY: as promised by the caller: m rows of n in the result, k rows of n in `grad_out`.
+    // SAFETY: guaranteed by the caller: m rows of n in the result, k rows of n in `grad_out`.
     unsafe {
         if let Some(images) = Direct::new(&patches, shape.batch, n).filter(Direct::has_filter_gradient) {
             images.filter_gradient(pool, grad_out.as_ptr(), grad_filter.as_mut_ptr());
@@ -285,7 +285,7 @@ unsafe fn plain_input_gradient<T: ConvElement>(
     }
 }
 
-/// The gradient of input pixels `first + i * stride`, which lie apart in `grad_input`.
+/// The gradient of input pixels `first + i * stride`, which are not contiguous in `grad_input`.
 ///
 /// # Safety
 /// Lengths must have been checked.
@@ -343,7 +343,7 @@ unsafe fn input_class<T: ConvElement>(
         line: step_y * width * c,
         pixel: step_x * c,
     };
-    // SAFETY: the turned filter has k rows of c, and the class's pixels are in the gradient.
+    // SAFETY: the transposed filter has k rows of c, and the class's pixels are in the gradient.
     unsafe {
         if let Some(images) = Direct::new(&patches, shape.batch, c) {
             images.forward(pool, turned.as_ptr(), target, &Epilogue::default());

@@ -49,7 +49,7 @@ impl<T: Real> Gather<T> for Patches<'_, T> {
         while row < rows.end {
             let (line, x) = (row / grid_w, row % grid_w);
             let n = (grid_w - x).min(rows.end - row);
-            // SAFETY: these rows of the part the caller promised.
+            // SAFETY: these rows of the part the caller guarantees.
             unsafe {
                 let dst = dst.add((row - rows.start) * stride);
                 self.segment(line / grid_h, line % grid_h, x..x + n, &cols, dst, stride);
@@ -83,7 +83,7 @@ impl<T: Real> Patches<'_, T> {
             // The part of the run to write, in elements from its start.
             let part = first - run.first..last - run.first;
             let y = (grid_y * self.step.0) as isize + run.dy;
-            // SAFETY: columns `first..last` of the part the caller promised.
+            // SAFETY: columns `first..last` of the part the caller guarantees.
             let dst = unsafe { dst.add(first - cols.start) };
             if y < 0 || y >= self.height as isize {
                 for i in 0..xs.len() {
@@ -113,7 +113,7 @@ impl<T: Real> Patches<'_, T> {
             let left = (x * step) as isize + run.dx;
             let low = ((-left).max(0) as usize * c).clamp(part.start, part.end);
             let high = ((self.width as isize - left).max(0) as usize * c).clamp(low, part.end);
-            // SAFETY: `part` of the row of `x`, as the caller promised.
+            // SAFETY: `part` of the row of `x`, as the caller guarantees.
             unsafe {
                 let dst = dst.add((x - xs.start) * stride);
                 std::ptr::write_bytes(dst, 0, low - part.start);

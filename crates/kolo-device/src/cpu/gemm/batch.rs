@@ -10,7 +10,7 @@ const LARGE_FLOP: usize = 16_000_000;
 /// Least work of one task.
 const TASK_FLOP: usize = 1_000_000;
 
-/// Where the products of a batch lie: product `i` uses A at `i * a`, B at `i * b`, C at `i * c`.
+/// The strides of a batch: product `i` uses A at `i * a`, B at `i * b`, C at `i * c`.
 #[derive(Clone, Copy, Debug)]
 pub struct Strides {
     /// Between left operands; 0 shares one.

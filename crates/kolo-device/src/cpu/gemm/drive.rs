@@ -10,8 +10,8 @@
 //!       after the last step: epilogue on the tile       still in L1
 //! ```
 //!
-//! Products with few blocks and a long k are cut along k as well, small ones with more to read than to write in two; the
-//! pieces are added in order. All cuts depend on the shape and the instruction set alone.
+//! Products with few blocks and a long k are cut along k as well, small ones with more to read than to write in two;
+//! the pieces are added in order. All cuts depend on the shape and the instruction set alone.
 
 mod along_k;
 
@@ -36,8 +36,8 @@ pub(crate) enum Left<'a, T> {
 
 /// A matrix that can write parts of itself.
 pub(crate) trait Gather<T>: Sync {
-    /// Writes rows `rows` and columns `cols` of the matrix to `dst`, `stride` apart by row. What
-    /// lies between the rows may be overwritten too.
+    /// Writes rows `rows` and columns `cols` of the matrix to `dst`, with row stride `stride`. The gaps
+    /// between the rows may be overwritten too.
     ///
     /// # Safety
     /// `dst` must be valid for writes of `rows.len() * stride` elements, and `stride` be at least
@@ -208,7 +208,7 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
         packed.put_back();
     }
 
-    /// Few rows and many columns: what is packed of B is used so seldom that it should not leave the core.
+    /// Few rows and many columns: packed panels of B are reused so little that they should stay in one core's cache.
     fn is_flat(&self) -> bool {
         let (m, n, k) = (self.p.m, self.n.len(), self.k.len());
         let (mr, nr) = (self.kernels.mr, self.kernels.nr());
@@ -312,7 +312,7 @@ impl<'a, 'p, T: Real> Chunk<'a, 'p, T> {
     }
 
     /// # Safety
-    /// Nobody else may touch the block of C; `packed_b` must hold the chunk's panels.
+    /// No other thread may touch the block of C; `packed_b` must hold the chunk's panels.
     unsafe fn block(&self, block: &Block, packed_b: *const T) {
         let kc = self.k.len().div_ceil(self.n_runs);
         let m = block.rows.len();
@@ -445,7 +445,7 @@ impl<T> Problem<'_, T> {
     }
 }
 
-/// A pointer that tasks on several threads may use; each says why at its use.
+/// A pointer that tasks on several threads may use; each use states why it is sound.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<T>(pub(crate) *mut T);
 

@@ -66,7 +66,7 @@ pub(crate) unsafe fn apply<T: Real>(
     let column_bias = epilogue.column_bias.map(|bias| &bias[cols.clone()]);
     let relu = epilogue.activation == Activation::Relu;
     for (i, row) in rows.enumerate() {
-        // SAFETY: row `i` of the tile, as promised by the caller.
+        // SAFETY: row `i` of the tile, guaranteed by the caller.
         let x = unsafe { std::slice::from_raw_parts_mut(c.add(i * ldc), cols.len()) };
         let row_bias = epilogue.row_bias.map_or(T::ZERO, |bias| bias[row]);
         vectorize(

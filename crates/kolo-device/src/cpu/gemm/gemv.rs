@@ -38,7 +38,7 @@ pub(crate) unsafe fn try_run<T: Real>(pool: &IntraPool, kernels: &Kernels<T>, pr
     let dense_x = scratch.as_ptr::<T>();
     let y = Shared(dense_x.wrapping_add(p.k));
     let matrix = Shared(matrix.cast_mut());
-    // SAFETY: the caller's promise covers every element named; the scratch has `k + len` of them,
+    // SAFETY: the caller guarantees every element named; the scratch has `k + len` of them,
     // and tasks write disjoint parts of `y`.
     unsafe {
         for i in 0..p.k {
@@ -81,7 +81,7 @@ unsafe fn sums<T: Real>(matrix: *const T, ld: usize, x: &[T], y: &mut [T]) {
         y.fill(T::ZERO);
         let first = block * COLUMNS;
         let n = y.len();
-        // SAFETY: row `p` of these columns, as promised by the caller.
+        // SAFETY: row `p` of these columns, guaranteed by the caller.
         let row = |p: usize| unsafe { std::slice::from_raw_parts(matrix.add(p * ld + first), n) };
         vectorize(
             #[inline(always)]

@@ -47,7 +47,7 @@ pub(crate) struct Tile<T> {
 ///
 /// # Safety
 /// The instruction set must be present; A, B and C must be valid for the tile's rows, `k` and
-/// columns as the fields say, and nobody else may touch the tile of C during the call.
+/// columns as the fields say, and no other thread may touch the tile of C during the call.
 pub(crate) type Micro<T> = unsafe fn(&Tile<T>);
 
 /// `y[i] = rows[i] · x` for `n_rows` rows of `k` elements, `ld` apart: `(rows, ld, n_rows, x, k, y)`.
@@ -59,9 +59,9 @@ pub(crate) type Dots<T> = unsafe fn(*const T, usize, usize, *const T, usize, *mu
 /// Which way A is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// Element `(i, p)` lies at `i * stride + p`.
+    /// Element `(i, p)` is at `i * stride + p`.
     Rows,
-    /// Element `(i, p)` lies at `p * stride + i`.
+    /// Element `(i, p)` is at `p * stride + i`.
     Cols,
 }
 
@@ -135,14 +135,14 @@ pub(crate) trait Real: bytemuck::Pod + Send + Sync + PartialEq + 'static {
     fn relu(self) -> Self;
     /// `1 / (1 + exp(-x))` of every element.
     fn sigmoid(x: &mut [Self]);
-    /// Computes a product that there is a shorter way for; `false` if there is none.
+    /// Computes a product by a special algorithm, if there is one for it; `false` if not.
     ///
     /// # Safety
     /// As for [`super::drive::run`]; the machine has `isa`.
     unsafe fn try_shortcut(_isa: Isa, _pool: &IntraPool, _problem: &Problem<'_, Self>) -> bool {
         false
     }
-    /// Transposes `n_blocks` blocks of 8 by 8 that lie side by side in eight rows at `src` to
+    /// Transposes `n_blocks` blocks of 8 by 8 that are adjacent in eight rows at `src` to
     /// blocks below each other at `dst`, if there are instructions for it.
     ///
     /// # Safety
@@ -263,7 +263,7 @@ pub(crate) use ahead::{Ahead, LEAST_ROWS, MicrosAhead, micros_ahead};
 /// As for [`Micro`], with the instruction set of `V`.
 #[inline(always)]
 unsafe fn tile<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(t: &Tile<V::Elem>) {
-    // SAFETY: every access is inside the rows, columns and steps the caller promised.
+    // SAFETY: every access is inside the rows, columns and steps the caller guarantees.
     unsafe {
         for i in 0..MR {
             prefetch(t.c.add(i * t.ldc));
@@ -315,7 +315,7 @@ unsafe fn tile<V: Simd, const MR: usize, const NV: usize, const ROWS: bool>(t: &
     }
 }
 
-/// Writes a tile that is not as wide as its kernel. By loops, from memory: this is rare, and kernels are many to compile.
+/// Writes a tile that is not as wide as its kernel. By loops, from memory: this is rare, and saves code in each kernel.
 ///
 /// # Safety
 /// As for [`tile`].
@@ -553,7 +553,7 @@ unsafe fn dot_rows<V: Simd, const R: usize>(
     }
 }
 
-/// Asks for the cache line of `ptr`, which need not be readable.
+/// Prefetches the cache line of `ptr`, which need not be readable.
 #[inline(always)]
 fn prefetch<T>(ptr: *mut T) {
     #[cfg(target_arch = "x86_64")]

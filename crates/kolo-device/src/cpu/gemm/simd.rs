@@ -113,13 +113,13 @@ mod x86 {
     pub(crate) struct F64x8(__m512d);
 
     impl F32x16 {
-        /// Writes sixteen elements to `ptr`, past the caches.
+        /// Writes sixteen elements to `ptr`, bypassing the caches.
         ///
         /// # Safety
         /// Needs AVX-512 F; `ptr` must be valid for the elements and aligned to 64 bytes.
         #[inline(always)]
         pub(crate) unsafe fn stream(self, ptr: *mut f32) {
-            // SAFETY: as promised by the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { _mm512_stream_ps(ptr, self.0) }
         }
     }
@@ -297,7 +297,7 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     pub(crate) unsafe fn turn_f32(src: *const f32, ld_src: usize, n_blocks: usize, dst: *mut f32, ld_dst: usize) {
         for block in 0..n_blocks {
-            // SAFETY: inside the rows the caller promised.
+            // SAFETY: inside the rows the caller guarantees.
             let row = |i: usize| unsafe { src.add(i * ld_src + 8 * block) };
             // Rows i and i + 4 share a register, so that no step crosses its halves.
             let pair = |i: usize, j: usize| {
@@ -318,7 +318,7 @@ mod x86 {
                     _mm256_shuffle_ps::<0xee>(ab_high, cd_high),
                 ];
                 for (c, column) in columns.into_iter().enumerate() {
-                    // SAFETY: eight elements of a row the caller promised.
+                    // SAFETY: eight elements of a row the caller guarantees.
                     unsafe { _mm256_storeu_ps(dst.add((8 * block + j + c) * ld_dst), column) };
                 }
             }

@@ -1,17 +1,18 @@
-//! Products with an operand that is mostly zeros, as pixels, words, rows with a one and what ReLU leaves are: the zeros are skipped.
+//! Products that skip the zeros of an operand that is mostly zeros, such as pixels, bags of words, one-hot rows or the
+//! output of a ReLU.
 //!
-//! A sample of the operand decides. For 64 steps of k at a time, every row of C has a mask of the elements of A that are not
-//! zero, and adds the rows of B that these belong to, in registers. The 64 rows of B stay in the first cache for many rows of C.
-//! If B is the one with zeros, the product is computed turned.
+//! A sample of the operand decides. For 64 steps of k at a time, every row of C has a mask of A's nonzero elements, and
+//! adds the corresponding rows of B, in registers. The 64 rows of B stay in L1 for many rows of C. If B is the operand
+//! with the zeros, the transposed product is computed.
 //!
 //! ```text
-//! few_columns    up to 104 columns, B as stored: A and B are read where they lie
-//! many_columns   all others: panels of B are copied, the product may be turned
+//! few_columns    up to 104 columns, B as stored: A and B are read in place
+//! many_columns   all others: panels of B are copied, the product may be transposed
 //! row            the masks, and one row of C over one mask
 //! ```
 //!
-//! Zero times infinity is NaN, and so is zero times NaN. So the other operand is looked through as well, and if it has such
-//! values, the product is computed in the ordinary way.
+//! Zero times infinity is NaN, and so is zero times NaN. So the other operand is checked for infinities and NaN, and if
+//! it has any, the product is computed densely.
 
 mod few_columns;
 mod many_columns;
@@ -24,21 +25,22 @@ use super::drive::{Left, Problem, SERIAL_FLOP};
 use super::kernel::Layout;
 use crate::cpu::{IntraPool, Isa};
 
-/// Work below which nobody looks for zeros, and from which a product is large, if it also has more rows and columns than a panel.
+/// Work below which zeros are not looked for, and from which a product is large, if it also has more rows and columns
+/// than a panel.
 const LEAST_FLOP: usize = 2 * SERIAL_FLOP;
 const LARGE_FLOP: usize = 32 * SERIAL_FLOP;
 /// Columns of C below which finding the elements takes longer than multiplying by zeros.
 const LEAST_COLUMNS: usize = 32;
-/// Lines of an operand that are looked at, and how many of their elements may be other than zero: half of them, five eighths if
-/// the product is large. At two thirds, and at three quarters, the ordinary product is as fast.
+/// The number of sampled lines of an operand, and the maximum number of nonzeros in them: half of the elements, five
+/// eighths if the product is large. At two thirds, and at three quarters, the dense product is as fast.
 const SAMPLES: usize = 32;
 const MOST_SAMPLED: u32 = (SAMPLES * LINE / 2) as u32;
 const MOST_IF_LARGE: u32 = (SAMPLES * LINE * 5 / 8) as u32;
-/// Values of B up to which one thread looks for odd ones.
+/// The number of values of B up to which one thread checks them for infinities and NaN.
 const MOST_CHECKED: usize = 16 << 10;
 
-/// Computes `p` if A or B is mostly zeros. Otherwise, or if it finds an infinity or a NaN in the other, it says `false`; all of C is
-/// to be computed then, and a C that is added to is as it was.
+/// Computes `p` if A or B is mostly zeros. Otherwise, or if the other has an infinity or a NaN, returns `false`: then
+/// all of C must be computed densely, and a C that is added to is unchanged.
 ///
 /// # Safety
 /// As for [`super::drive::run`]; the machine has `isa`.
@@ -50,12 +52,12 @@ pub(super) unsafe fn try_run(isa: Isa, pool: &IntraPool, p: &Problem<'_, f32>) -
     }
     let a = Operand { data: a, layout, ld: lda, rows: p.m, cols: p.k };
     let b = Operand { data: p.b, layout: p.b_layout, ld: p.ldb, rows: p.k, cols: p.n };
-    // Before anything is added to C, all of B is looked through. With few columns one thread does that.
+    // Before anything is added to C, all of B is checked. With few columns one thread does that.
     let is_long = p.accumulate && p.k * p.n > MOST_CHECKED;
     let is_few = p.n <= WIDE && p.b_layout == Layout::Rows && !is_long;
     let is_large = flop >= LARGE_FLOP && p.m.min(p.n) > WIDE;
     let most = if is_large { MOST_IF_LARGE } else { MOST_SAMPLED };
-    // SAFETY: A and B are there, the machine has AVX-512; passed on.
+    // SAFETY: A and B are valid, the machine has AVX-512; passed on.
     unsafe {
         if p.n >= LEAST_COLUMNS && a.n_others().is_some_and(|n| n <= most) {
             return match is_few {
@@ -90,25 +92,25 @@ impl Operand {
         Operand { layout, rows: self.cols, cols: self.rows, ..self }
     }
 
-    /// Itself or its transpose, whichever lies in memory row by row.
+    /// Itself or its transpose, whichever is row-major in memory.
     fn as_stored(&self) -> Operand {
         if self.layout == Layout::Rows { *self } else { self.turned() }
     }
 
-    /// An element's place.
+    /// An element's address.
     ///
     /// # Safety
-    /// The element is there.
+    /// The element is valid.
     unsafe fn at(&self, row: usize, col: usize) -> *const f32 {
         let (row, col) = if self.layout == Layout::Rows { (row, col) } else { (col, row) };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.data.add(row * self.ld + col) }
     }
 
-    /// How many elements of a sample are not zero, unless the rows in memory are too short for it.
+    /// The number of nonzeros in a sample; `None` if the rows in memory are too short.
     ///
     /// # Safety
-    /// The matrix is there, and the machine has AVX-512.
+    /// The matrix is valid, and the machine has AVX-512.
     unsafe fn n_others(&self) -> Option<u32> {
         let stored = self.as_stored();
         // SAFETY: the matrix as stored.
@@ -116,10 +118,10 @@ impl Operand {
     }
 }
 
-/// How many elements of a sample are not zero.
+/// The number of nonzeros in a sample.
 ///
 /// # Safety
-/// The matrix is there and has at least [`LINE`] columns, and the machine has AVX-512.
+/// The matrix is valid and has at least [`LINE`] columns, and the machine has AVX-512.
 #[target_feature(enable = "avx512f")]
 unsafe fn n_others(a: *const f32, rows: usize, cols: usize, ld: usize) -> u32 {
     let mut n_others = 0;
@@ -137,7 +139,7 @@ unsafe fn n_others(a: *const f32, rows: usize, cols: usize, ld: usize) -> u32 {
 /// Whether there is an infinity or a NaN.
 ///
 /// # Safety
-/// The matrix is there, and the machine has AVX-512.
+/// The matrix is valid, and the machine has AVX-512.
 #[target_feature(enable = "avx512f")]
 unsafe fn has_odd(b: *const f32, ld: usize, rows: usize, cols: usize) -> bool {
     // x - x is 0 for all others.
@@ -281,7 +283,8 @@ mod tests {
 
     #[test]
     fn zero_times_infinity_is_nan() {
-        // Few columns, many, many in two runs of k, and turned: an infinity in the last row of B, or the last column of A.
+        // Few columns, many, many in two runs of k, and turned: an infinity in the last row of B, or the last column of
+        // A.
         let (few, many, runs) = ((300, 100, 100), (330, 330, 330), (130, 120, 4100));
         for ((m, n, k), zeros) in
             [(few, Zeros::Left), (many, Zeros::Left), (runs, Zeros::Left), (many, Zeros::Right), (runs, Zeros::Right)]

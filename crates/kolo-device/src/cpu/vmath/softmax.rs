@@ -5,7 +5,7 @@ use super::super::scratch::Scratch;
 use super::super::stream::{fence, prefetch, stream};
 use super::{BLOCK, LANES, exp_below_zero, fold, lanes_max, lanes_sum, log, on_best};
 
-/// The longest row that goes past the caches: its values wait in the second one until their sum is known.
+/// The longest row that bypasses the caches: its values stay in L2 until their sum is known.
 const MOST_STREAMED: usize = 1 << 16;
 
 /// Softmax of every row of `cols` elements: `out = exp(x - max) / sum`.
@@ -35,7 +35,7 @@ pub fn softmax_f32(x: &[f32], out: &mut [f32], cols: usize) {
     });
 }
 
-/// [`softmax_f32`] whose results go past the caches, where the rows are neither short nor very long.
+/// [`softmax_f32`] whose results bypass the caches, where the rows are neither short nor very long.
 ///
 /// # Panics
 /// As [`softmax_f32`].
@@ -46,7 +46,8 @@ pub fn softmax_f32_streamed(x: &[f32], out: &mut [f32], cols: usize) {
     assert_eq!(x.len(), out.len(), "one result per element");
     assert!(x.len().is_multiple_of(cols), "whole rows");
     let scratch = Scratch::take::<f32>(cols);
-    // SAFETY: the scratch has room for a row, is aligned, and is this call's alone; any number is written before it is read as one.
+    // SAFETY: the scratch has room for a row, is aligned, and is used by this call only; values are written before they
+    // are read.
     let row = unsafe {
         scratch.as_ptr::<f32>().write_bytes(0, cols);
         std::slice::from_raw_parts_mut(scratch.as_ptr::<f32>(), cols)
@@ -110,7 +111,7 @@ fn rows(x: &[f32], out: &mut [f32], cols: usize, mut f: impl FnMut(&[f32], &mut 
     }
 }
 
-/// The softmax of a row, while `next` is fetched.
+/// The softmax of a row; prefetches `next`.
 #[inline(always)]
 fn wide_row<const FMA: bool>(x: &[f32], next: &[f32], out: &mut [f32]) {
     let sum = exp_sum::<FMA>(x, next, largest(x), |i, values| out[i..][..values.len()].copy_from_slice(values));
@@ -137,8 +138,8 @@ fn largest(x: &[f32]) -> f32 {
     max
 }
 
-/// The sum of `exp(x - max)` of a wide row. `each` is handed the values, some at a time, with the number of the first. The
-/// processor cannot know that `next` is what is wanted afterwards, and would fetch it when nothing is left to calculate.
+/// The sum of `exp(x - max)` of a wide row. `each` is called with chunks of the values and the index of the first.
+/// Prefetches `next`, which the hardware cannot predict.
 #[inline(always)]
 fn exp_sum<const FMA: bool>(x: &[f32], next: &[f32], max: f32, mut each: impl FnMut(usize, &[f32])) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();

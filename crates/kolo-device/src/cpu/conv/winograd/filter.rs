@@ -93,7 +93,7 @@ unsafe fn unweigh<W: Simd<Elem = f64>, const N: usize, const R: usize>(v: [W; N]
 #[inline(always)]
 unsafe fn widen<W: Simd<Elem = f64>>(from: *const f32, n: usize) -> W {
     let mut lanes = [0.0; 8];
-    // SAFETY: as promised by the caller; a vector of doubles has at most eight lanes.
+    // SAFETY: guaranteed by the caller; a vector of doubles has at most eight lanes.
     unsafe {
         if n == W::LANES {
             for (l, lane) in lanes.iter_mut().enumerate().take(W::LANES) {
@@ -115,7 +115,7 @@ unsafe fn widen<W: Simd<Elem = f64>>(from: *const f32, n: usize) -> W {
 #[inline(always)]
 unsafe fn narrow<W: Simd<Elem = f64>>(x: W, to: *mut f32) {
     let mut lanes = [0.0; 8];
-    // SAFETY: as promised by the caller; a vector of doubles has at most eight lanes.
+    // SAFETY: guaranteed by the caller; a vector of doubles has at most eight lanes.
     unsafe {
         x.store(lanes.as_mut_ptr());
         for (l, &lane) in lanes.iter().enumerate().take(W::LANES) {
@@ -137,7 +137,7 @@ pub(super) unsafe fn filter_vector<W: Simd<Elem = f64>, const N: usize, const R:
     to: *mut f32,
     plane: usize,
 ) {
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut columns = [[W::zero(); N]; R];
         for (j, column) in columns.iter_mut().enumerate() {
@@ -159,8 +159,8 @@ pub(super) unsafe fn filter_vector<W: Simd<Elem = f64>, const N: usize, const R:
     }
 }
 
-/// Adds up parts of the transformed gradient of a filter and transforms them back: `n` values, at most a vector, of each
-/// tap. Returns whether all are finite.
+/// Adds up parts of the transformed gradient of a filter and transforms them back: `n` values, at most a vector, of
+/// each tap. Returns whether all are finite.
 ///
 /// # Safety
 /// `sums` must have these values in each plane and each of `n_parts` parts, `tap`s of `to` room for them.
@@ -173,7 +173,7 @@ pub(super) unsafe fn filter_back<W: Simd<Elem = f64>, const N: usize, const R: u
     to: *mut f32,
     tap: usize,
 ) -> bool {
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut columns = [[W::zero(); R]; N];
         for (j, column) in columns.iter_mut().enumerate() {

@@ -1,8 +1,8 @@
 //! The filter's gradient: transform tiles of the data and of the results' gradient, sum their products over the tiles,
 //! and transform back once at the end.
 //!
-//! Plain sums of a filter's gradient are short, one for a few images, and so lose little. Errors with eight points would
-//! be nearly nine times as large. The gradient of a 5×5 filter has six points therefore, and tiles of 2×2.
+//! Plain sums of a filter's gradient are short, one for a few images, and so lose little. Errors with eight points
+//! would be nearly nine times as large. The gradient of a 5×5 filter has six points therefore, and tiles of 2×2.
 //!
 //! A task has a part of the tiles and a square of channels; the sums of parts are added in order.
 
@@ -134,7 +134,7 @@ impl Winograd {
                 for first in (0..cols.len()).step_by(W::LANES) {
                     let at = (c_piece * n_pieces + n_piece) * cuts.len + in_piece * cuts.stride + first;
                     let filled = W::LANES.min(cols.len() - first);
-                    // SAFETY: so many values are left in the rows of the sums and of the taps.
+                    // SAFETY: this many values are left in the rows of the sums and of the taps.
                     finite &= unsafe {
                         let to = to.add(row * n + cols.start + first);
                         filter_back::<W, N, R>(sums.add(at), cuts.plane, parts, filled, to, c * n)

@@ -2,8 +2,8 @@
 //!
 //! With a stride of two, four neighbouring pixels become one with four times the channels, and a filter of 7×7 becomes
 //! one of 4×4, with zeros where it ends before a square does. So the first layer of many nets, 7×7 over images of three
-//! channels, is one of 4×4 over half as many lines and columns of twelve channels, which `Winograd` takes a third of the
-//! products for.
+//! channels, is one of 4×4 over half as many lines and columns of twelve channels, which `Winograd` takes a third of
+//! the products for.
 //!
 //! The image is folded from the first tap of the first result on, so what is folded has the padding, as zeros.
 
@@ -63,7 +63,7 @@ impl Folded {
         Folded::fitting(shape).map(|this| Folded { inner: this.inner.for_filter_gradient(), ..this })
     }
 
-    /// Plain sums leave out the padding. There can be as much of it as somebody wishes, so what is folded is bounded, too.
+    /// Direct sums skip the padding. Padding can be arbitrarily large, so the folded size is bounded, too.
     fn pays(&self) -> bool {
         let (shape, inner) = (&self.shape, &self.inner);
         let folded = inner.source.iter().try_fold(shape.batch, |n, &size| n.checked_mul(size));
@@ -127,8 +127,8 @@ impl Folded {
         assert!(self.fits(source.len(), grad_filter.len(), grad_out.len()));
         let images = self.fold_images(pool, source);
         let folded = Scratch::take::<f32>(self.folded_filter_len());
-        // SAFETY: the folded operands are as long as the inner convolution's sizes say, and so is `grad_out`. All of the
-        // scratch is written before it is read.
+        // SAFETY: the folded operands are as long as the inner convolution's sizes say, and so is `grad_out`. All of
+        // the scratch is written before it is read.
         let done = unsafe {
             let gradient = folded.as_ptr::<f32>();
             let done = self.inner.gradient(pool, images.as_ptr(), grad_out.as_ptr(), gradient);

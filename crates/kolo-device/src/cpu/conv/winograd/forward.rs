@@ -21,7 +21,8 @@ impl Winograd {
     /// more than room for results.
     ///
     /// # Safety
-    /// `source` must have the images, `filter` a row of output channels per tap and channel, `out` room for the results.
+    /// `source` must have the images, `filter` a row of output channels per tap and channel, `out` room for the
+    /// results.
     pub(in super::super) unsafe fn forward(
         &self,
         pool: &IntraPool,
@@ -104,7 +105,7 @@ unsafe fn filter_row<const N: usize, const R: usize>(
             let plane = plane(c * width);
             for first in (0..width).step_by(W::LANES) {
                 let filled = W::LANES.min(n.saturating_sub(col + first));
-                // SAFETY: so many values are left in each tap; widths of panels are multiples of a vector.
+                // SAFETY: this many values are left in each tap; widths of panels are multiples of a vector.
                 unsafe {
                     let taps = taps.wrapping_add(col + first);
                     filter_vector::<W, N, R>(taps, c * n, filled, to.add(row * width + first), plane);
@@ -128,7 +129,7 @@ impl Block<'_> {
     /// All results of these tiles; `false` if one is not finite.
     ///
     /// # Safety
-    /// As for [`Winograd::forward`], with the transformed filter; nobody else may touch the results of the tiles.
+    /// As for [`Winograd::forward`], with the transformed filter; no other thread may touch the results of the tiles.
     unsafe fn run<const N: usize, const M: usize>(
         &self,
         source: *const f32,

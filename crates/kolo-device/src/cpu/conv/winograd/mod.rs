@@ -8,16 +8,17 @@
 //! ```text
 //! forward          results(Σ over channels  data(tile of the input) · weighted values(filter))
 //! backprop filter  weighted resultsᵀ(Σ over tiles  data(tile of the input) · values(tile of the gradient))
-//! backprop input   as forward, with the filter turned
+//! backprop input   as forward, with the filter rotated
 //! ```
 //!
 //! Convolutions with a stride become ones without: see `fold`.
 //!
 //! The sums are 36 or 64 matrix products. Tiles are worked on in blocks that stay in a core's L2.
 //!
-//! Rounding errors are two to five times those of plain sums (measured in `bench/gemm.md`). They are relative to the largest
-//! value of a tile, and a value that is not finite would spoil its whole tile, as would one so large that a transform
-//! overflows. Results are therefore checked, and where one is not finite the caller convolves plainly instead.
+//! Rounding errors are two to five times those of plain sums (measured in `bench/gemm.md`). They are relative to the
+//! largest value of a tile, and a value that is not finite would spoil its whole tile, as would one so large that a
+//! transform overflows. Results are therefore checked, and where one is not finite the caller convolves plainly
+//! instead.
 //!
 //! Whether a convolution is done like this depends on its shape alone.
 
@@ -40,12 +41,12 @@ pub(super) use fold::Folded;
 
 /// Channels on either side from which on the transforms are a small part of the work.
 const MIN_CHANNELS: usize = 16;
-/// A transformed filter may take so many bytes: it is up to four times the filter.
+/// The limit on a transformed filter, in bytes: it is up to four times the filter.
 const MAX_FILTER_BYTES: f64 = (128 << 20) as f64;
 /// Pieces to aim at, so that a few threads finish at about the same time.
 const N_TASKS: usize = 16;
 
-/// A convolution with stride and dilation 1 that this way suits.
+/// A convolution with stride and dilation 1 that this algorithm can compute.
 pub(super) struct Winograd {
     batch: usize,
     /// Height, width and channels of what is convolved.
@@ -72,7 +73,7 @@ impl Winograd {
         Winograd::new(shape, shape.input, shape.output, offset)
     }
 
-    /// The convolution of the output's gradient with the turned filter, if it is of this kind.
+    /// The convolution of the output's gradient with the rotated filter, if it is of this kind.
     pub(super) fn input_gradient_of(shape: &ConvShape) -> Option<Winograd> {
         Winograd::input_gradient_fitting(shape).filter(|this| this.pays(1.0))
     }
@@ -99,8 +100,8 @@ impl Winograd {
         Winograd { step: 7 - self.side, ..self }
     }
 
-    /// `out = conv(source, filter)`, then the epilogue, unless a result is not finite or `T` is no `f32`. Then `out` is to
-    /// be computed in another way.
+    /// `out = conv(source, filter)`, then the epilogue, unless a result is not finite or `T` is no `f32`. Then `out` is
+    /// to be computed in another way.
     pub(super) fn convolve<T: Real>(
         &self,
         pool: &IntraPool,
@@ -168,9 +169,9 @@ impl Winograd {
         suits.then_some(Winograd { batch: shape.batch, source, grid, side, step: forward_step(side), offset })
     }
 
-    /// Whether this takes clearly fewer cycles than plain sums do, and not too much memory. Plain sums have `share` of the
-    /// products that the sizes make one think. The numbers count vectors of sixteen, and are about as measured: a tile's
-    /// products and its transforms by channel, and the transform of the filter.
+    /// Whether this takes clearly fewer cycles than plain sums do, and not too much memory. Plain sums have `share` of
+    /// the products that the sizes make one think. The numbers count vectors of sixteen, and are about as measured: a
+    /// tile's products and its transforms by channel, and the transform of the filter.
     fn pays(&self, share: f64) -> bool {
         let [c, o] = [self.source[2] as f64, self.grid[2] as f64];
         let taps = |d: usize| -> f64 {

@@ -1,9 +1,10 @@
 //! The linear maps of Winograd's algorithm, in one dimension and on tiles.
 //!
 //! A short correlation is a product of polynomials: evaluate both factors at `N` points, multiply, interpolate. The
-//! points are 0, infinity and pairs of opposite numbers: six with 5/8 and 3/2 for four results of three taps, three of four
-//! or two of five, eight with 1/2, 1 and 2 for four results of five. Of all multiples of an eighth (a sixteenth for eight points) these lose the
-//! fewest bits; the customary 0, ±1, ±2 lose twice as many. All constants of the maps in `f32` are exact.
+//! points are 0, infinity and pairs of opposite numbers: six with 5/8 and 3/2 for four results of three taps, three of
+//! four or two of five, eight with 1/2, 1 and 2 for four results of five. Of all multiples of an eighth (a sixteenth
+//! for eight points) these lose the fewest bits; the customary 0, ±1, ±2 lose twice as many. All constants of the maps
+//! in `f32` are exact.
 
 use std::ops::Range;
 
@@ -131,7 +132,7 @@ pub(super) unsafe fn data_tile<V: Simd<Elem = f32>, const N: usize>(
     to: *mut f32,
     plane: usize,
 ) {
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         tile(
             pixels,
@@ -155,7 +156,7 @@ pub(super) unsafe fn values_tile<V: Simd<Elem = f32>, const N: usize, const M: u
     to: *mut f32,
     plane: usize,
 ) {
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         tile(
             pixels,
@@ -181,7 +182,7 @@ unsafe fn tile<V: Simd<Elem = f32>, const N: usize, const M: usize>(
     line: impl Fn([V; M]) -> [V; N] + Copy,
 ) {
     let mut c = channels.start;
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         while c + V::LANES <= channels.end {
             vector::<V, N, M, true>(pixels, c, V::LANES, to.add(c - channels.start), plane, line);
@@ -206,7 +207,7 @@ unsafe fn vector<V: Simd<Elem = f32>, const N: usize, const M: usize, const FULL
     plane: usize,
     line: impl Fn([V; M]) -> [V; N] + Copy,
 ) {
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut rows = [[V::zero(); N]; M];
         for (row, pixels) in rows.iter_mut().zip(pixels) {
@@ -249,7 +250,7 @@ pub(super) unsafe fn results_tile<V: Simd<Elem = f32>, const N: usize, const M: 
     plane: usize,
     to: &Results,
 ) -> bool {
-    // SAFETY: as promised by the caller; a vector has at most sixteen lanes.
+    // SAFETY: guaranteed by the caller; a vector has at most sixteen lanes.
     unsafe {
         let mut check = V::zero();
         let mut c = 0;
@@ -283,7 +284,7 @@ unsafe fn results_vector<V: Simd<Elem = f32>, const N: usize, const M: usize, co
     check: &mut V,
 ) {
     let n = V::LANES.min(to.channels - c);
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut columns = [[V::zero(); M]; N];
         for (j, column) in columns.iter_mut().enumerate() {
@@ -314,8 +315,8 @@ unsafe fn results_vector<V: Simd<Elem = f32>, const N: usize, const M: usize, co
     }
 }
 
-/// Runs `$body` with `$v` and `$w` as the widest vectors of this machine, and the instructions for them. It is compiled once for
-/// each kind of vectors, not for each kind of vectors and instructions.
+/// Runs `$body` with `$v` and `$w` as the widest vectors of this machine, and the instructions for them. It is compiled
+/// once for each kind of vectors, not for each kind of vectors and instructions.
 macro_rules! with_vectors {
     (($v:ident, $w:ident) => $body:expr) => {
         match $crate::cpu::Isa::best() {

@@ -1,4 +1,4 @@
-//! Products that are cut along k: their pieces are computed apart, each with a C of its own, and added in order.
+//! Products that are split along k: the parts are computed independently, each with its own C, and added in order.
 
 use super::{
     Block, Chunk, Epilogue, IntraPool, K_CHUNK, Kernels, Layout, Left, N_TASKS, Problem, Real, SERIAL_FLOP, Scratch,
@@ -8,7 +8,7 @@ use super::{
 /// Work from which a product is not halved.
 const HALVED_FLOP: usize = 64_000_000;
 
-/// Cuts k in `splits` pieces, computed apart, added in order.
+/// Splits k into `splits` parts, computed independently and added in order.
 ///
 /// # Safety
 /// As for [`super::run`].
@@ -30,7 +30,7 @@ pub(super) unsafe fn run_pieces<T: Real>(pool: &IntraPool, kernels: &Kernels<T>,
             let first = k.start == nth_block(p.k, splits, s).start;
             let inner = Problem { accumulate: !first, ..inner };
             let chunk = Chunk { first, last: false, ..Chunk::new(kernels, &inner, 0..p.n, k) };
-            // SAFETY: A and B as promised by the caller; this part of the buffer is this task's.
+            // SAFETY: A and B guaranteed by the caller; this part of the buffer is this task's.
             unsafe { chunk.run_alone() }
         }
     });
@@ -65,16 +65,16 @@ pub(super) fn n_pieces<T: Real>(kernels: &Kernels<T>, p: &Problem<'_, T>) -> usi
     (flop / TASK_FLOP).min(N_TASKS).min(p.k / 256).max(1)
 }
 
-/// Whether to cut k in two: A and B are then read once by one half of the threads each, and what is added in the end is little
-/// beside them. Large products do enough with what they read.
+/// Whether to cut k in two: A and B are then read once by one half of the threads each, and what is added in the end is
+/// little beside them. Large products do enough with what they read.
 pub(crate) fn pays_to_halve<T>(p: &Problem<'_, T>) -> bool {
     let flop = 2 * p.m * p.n * p.k;
     let is_small = (2 * SERIAL_FLOP..HALVED_FLOP).contains(&flop);
     is_small && matches!(p.a, Left::Matrix(..)) && 8 * p.m * p.n <= p.k * (p.m + p.n)
 }
 
-/// Computes the product of each half of k apart, by blocks of rows, and adds the second to the first. The tasks of one half
-/// lie together, so they go to the same threads each time, and find there what these threads read and wrote before.
+/// Computes the product of each half of k independently, by blocks of rows, and adds the second to the first. The tasks
+/// of one half are contiguous, so they go to the same threads each time and reuse those cores' caches.
 ///
 /// # Safety
 /// As for [`super::run`].
@@ -87,7 +87,7 @@ pub(super) unsafe fn run_halves<T: Real>(pool: &IntraPool, kernels: &Kernels<T>,
     ];
     let halves = [0, 1].map(|half| {
         let chunk = Chunk::new(kernels, &problems[half], 0..p.n, nth_block(p.k, 2, half));
-        // Rows of B are read where they lie: each is used by few rows of A, and packing it would take a tenth of the time.
+        // Rows of B are read in place: each is used by few rows of A, and packing it would take a tenth of the time.
         Chunk { first: true, n_runs: 1, pack_b: p.b_layout == Layout::Cols, ..chunk }
     });
     let packed = Scratch::take::<T>(2 * halves[0].packed_b_len());
@@ -113,7 +113,8 @@ pub(super) unsafe fn run_halves<T: Real>(pool: &IntraPool, kernels: &Kernels<T>,
     second.put_back();
 }
 
-/// Adds the product of the second half of k, whose rows lie side by side, to C, which has that of the first, and finishes C.
+/// Adds the product of the second half of k, whose rows are contiguous, to C, which has that of the first, and finishes
+/// C.
 ///
 /// # Safety
 /// C as for [`super::run`]; `second` is as large.

@@ -1,8 +1,8 @@
-//! Micro-kernels that ask for what the next tile needs while they compute this one.
+//! Micro-kernels that prefetch the next tile's data while they compute this one.
 //!
-//! A tile whose rows come from memory for the first time waits for them, since each row is too short for the processor to
-//! guess how it goes on. Asking for all of the next tile's lines at once makes the loads of B wait behind them instead. So
-//! some are asked for every few steps, without branches: to ask for too many, or twice, costs less than to count.
+//! A tile whose rows come from memory for the first time stalls, since each row is too short for the hardware
+//! prefetcher. Prefetching all of the next tile's lines at once delays the loads of B instead. So a few are prefetched
+//! every few steps, without branches: prefetching too many, or twice, costs less than counting.
 
 use std::any::Any;
 
@@ -10,20 +10,20 @@ use super::super::simd::F32x16;
 use super::{Real, Rows, Simd, Tile, step};
 use crate::cpu::Isa;
 
-/// What will be needed soon. Nothing of it need be readable.
+/// The addresses to prefetch. They need not be readable.
 pub(crate) struct Ahead<T> {
-    /// Lines of A, two in every four steps, one after the other from here on.
+    /// Consecutive lines of A from here on, two in every four steps.
     pub a: *const T,
-    /// In the next segment they are so many elements further.
+    /// The offset in elements from one segment's lines to the next segment's.
     pub a_segment: usize,
     /// Rows of C, one in every four steps.
     pub c: *const T,
-    /// From one to the next.
+    /// The stride of the rows of C.
     pub ldc: usize,
 }
 
-/// A compiled micro-kernel: `C = A * B` for a tile of the kernel's full width with A's rows contiguous; `alpha` is taken as
-/// one, `accumulate` as false.
+/// A compiled micro-kernel: `C = A * B` for a tile of the kernel's full width with A's rows contiguous; `alpha` is
+/// taken as one, `accumulate` as false.
 ///
 /// # Safety
 /// As for [`super::Micro`]; the rows of C must begin at a line of the caches where they are stored past them.
@@ -35,11 +35,11 @@ pub(crate) type MicrosAhead<T> = [MicroAhead<T>; 3];
 /// Bytes of a cache line. A row of C has two.
 const LINE: usize = 64;
 
-/// Fewest rows of these tiles: with fewer, the optimiser finds registers to waste and then has too few.
+/// The minimum number of rows of these tiles: with fewer, the optimiser allocates registers badly and spills.
 pub(crate) const LEAST_ROWS: usize = 12;
 
 /// Columns of these tiles, and the kernels for them, if this machine has any for `T`: those that store C as usual, and
-/// those that store it past the caches.
+/// those that store it bypassing the caches.
 pub(crate) fn micros_ahead<T: Real>() -> Option<(usize, [MicrosAhead<T>; 2])> {
     macro_rules! micros {
         ($past:literal) => {
@@ -68,7 +68,7 @@ unsafe fn tile<const MR: usize, const PAST: bool>(t: &Tile<f32>, soon: &Ahead<f3
     type V = F32x16;
     const NV: usize = 2;
     let (mut soon_a, mut soon_c) = (soon.a, soon.c);
-    // SAFETY: every access is inside the rows, columns and steps the caller promised.
+    // SAFETY: every access is inside the rows, columns and steps the caller guarantees.
     unsafe {
         let mut acc = [[V::zero(); NV]; MR];
         let mut a = Rows::new::<true, MR>(t.a, t.a_stride);
@@ -109,7 +109,7 @@ unsafe fn tile<const MR: usize, const PAST: bool>(t: &Tile<f32>, soon: &Ahead<f3
     }
 }
 
-/// Asks for a line to come as far as L2, where it waits for its turn without driving out this tile's.
+/// Prefetches a line into L2, so that it does not evict this tile's lines from L1.
 #[inline(always)]
 fn prefetch<T>(at: *const T) {
     use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};

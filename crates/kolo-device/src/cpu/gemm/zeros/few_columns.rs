@@ -1,4 +1,4 @@
-//! Products whose columns fit the registers, with B as stored. A and B are read where they lie.
+//! Products whose columns fit the registers, with B as stored. A and B are read in place.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -14,7 +14,7 @@ use crate::cpu::scratch::Scratch;
 /// Rows of C in a task, at least about, and at most 64: enough to read rows of B from the second cache once for many.
 const ROWS: usize = 32;
 
-/// Computes `p`, whose left operand is `a`, or says `false` as [`super::try_run`] does.
+/// Computes `p`, whose left operand is `a`, or returns `false` as [`super::try_run`] does.
 ///
 /// # Safety
 /// As for [`super::try_run`].
@@ -44,7 +44,7 @@ struct Product<'a, 'p> {
     is_odd: AtomicBool,
 }
 
-/// Where a task puts its rows, all of their columns.
+/// The destination of a task's rows, with all columns.
 struct Target {
     c: *mut f32,
     ldc: usize,
@@ -98,10 +98,10 @@ impl Product<'_, '_> {
         second.put_back();
     }
 
-    /// Looks through the rows of B that fall to task `t` of `n`, unless that was done before.
+    /// Checks the rows of B that belong to task `t` of `n`, unless that was done before.
     ///
     /// # Safety
-    /// B is there, and the machine has AVX-512.
+    /// B is valid, and the machine has AVX-512.
     unsafe fn check(&self, t: usize, n: usize, k: Range<usize>) {
         if self.p.accumulate {
             return;
@@ -110,7 +110,7 @@ impl Product<'_, '_> {
         if mine.is_empty() {
             return;
         }
-        // SAFETY: these rows of B are there.
+        // SAFETY: these rows of B are valid.
         let is_odd =
             unsafe { has_odd(self.p.b.add((k.start + mine.start) * self.p.ldb), self.p.ldb, mine.len(), self.p.n) };
         if is_odd {
@@ -128,7 +128,7 @@ impl Product<'_, '_> {
         for k0 in k.clone().step_by(STEPS) {
             let n_steps = STEPS.min(k.end - k0);
             let mut found = [0; STEPS];
-            // SAFETY: these elements of A, rows of B and rows of the target are there; the machine has AVX-512.
+            // SAFETY: these elements of A, rows of B and rows of the target are valid; the machine has AVX-512.
             unsafe {
                 let a = self.a.at(rows.start, k0);
                 let (next, step) = match self.a.layout {

@@ -11,11 +11,11 @@
 //!                 for each 64 steps of k: copy 64 rows of the panel; for each row: add_row
 //! ```
 //!
-//! To prepare rows is to find their masks, after turning them if they are stored as columns. Copies of B lie side by side in the
-//! first cache, where pieces of long rows often fall on the same few sets, and no vector of theirs crosses a line.
+//! Preparing rows means computing their masks, after transposing them if they are stored as columns. Copies of B are
+//! contiguous in L1, where parts of long rows often map to the same few sets, and none of their vectors crosses a line.
 //!
-//! The product may also be computed turned, as the transpose of B times that of A, for a B that is mostly zeros. The sums of
-//! a panel are then put together in a buffer, and turned into C.
+//! The transposed product, the transpose of B times that of A, may be computed instead, for a B that is mostly zeros.
+//! The sums of a panel are then collected in a buffer, and transposed into C.
 
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
@@ -30,10 +30,11 @@ use crate::cpu::gemm::pack::{pack_b, transpose};
 use crate::cpu::scratch::Scratch;
 use crate::cpu::{IntraPool, vectorize};
 
-/// Rows of C in a task: enough to read a panel from the second cache or beyond once for many, few enough for two tasks a thread.
+/// Rows of C in a task: enough to read a panel from the second cache or beyond once for many, few enough for two tasks
+/// a thread.
 const MOST_ROWS: usize = 128;
 const LEAST_ROWS: usize = 32;
-/// Rows of C up to which copying panels for all threads takes longer than it saves. Products with so few are never turned.
+/// Rows of C up to which copying panels for all threads takes longer than it saves. Such products are never transposed.
 const FEW_ROWS: usize = WIDE;
 /// Columns of a panel, at least, where panels are tasks: enough vectors to keep the multipliers busy.
 const LEAST_WIDE: usize = 8 * LANES;
@@ -45,17 +46,17 @@ pub(super) struct Product<'a, 'p> {
     pub p: &'a Problem<'p, f32>,
     pub a: Operand,
     pub b: Operand,
-    /// They are the transposes of the problem's B and A, and the product is to be turned.
+    /// `a` and `b` are the transposes of the problem's B and A, and the product must be transposed.
     pub is_turned: bool,
 }
 
 impl Product<'_, '_> {
-    /// Computes it, or says `false` as [`super::try_run`] does.
+    /// Computes it, or returns `false` as [`super::try_run`] does.
     ///
     /// # Safety
     /// As for [`super::try_run`].
     pub(super) unsafe fn try_run(&self, pool: &IntraPool) -> bool {
-        // Otherwise they are found on the way.
+        // Otherwise odd values are found while computing.
         // SAFETY: passed on.
         if self.p.accumulate && unsafe { self.has_odd(pool) } {
             return false;
@@ -81,14 +82,14 @@ impl Product<'_, '_> {
     /// Whether there is an infinity or a NaN in B.
     ///
     /// # Safety
-    /// B is there, and the machine has AVX-512.
+    /// B is valid, and the machine has AVX-512.
     unsafe fn has_odd(&self, pool: &IntraPool) -> bool {
         let is_odd = AtomicBool::new(false);
         let stored = self.b.as_stored();
         let n_tasks = stored.rows.div_ceil(STEPS);
         pool.parallel_for_near(n_tasks, &|t| {
             let rows = nth_block(stored.rows, n_tasks, t);
-            // SAFETY: these rows are there.
+            // SAFETY: these rows are valid.
             if unsafe { has_odd(stored.at(rows.start, 0), stored.ld, rows.len(), stored.cols) } {
                 is_odd.store(true, Relaxed);
             }
@@ -115,11 +116,11 @@ struct Rows {
     masks: *const u64,
 }
 
-/// Room for rows, if they have to be turned, and for their masks.
+/// Buffers for rows, if they have to be transposed, and for their masks.
 struct Prepared {
     turned: Option<Scratch>,
     masks: Scratch,
-    /// From one turned row to the next.
+    /// The stride of transposed rows.
     stride: usize,
 }
 
@@ -131,7 +132,7 @@ struct Steps {
     b: *const f32,
     width: usize,
     n_columns: usize,
-    /// Whether the steps after these lie behind them.
+    /// Whether the next steps follow these in memory.
     has_next: bool,
 }
 
@@ -145,7 +146,7 @@ impl Chunk<'_, '_> {
         let n_panels = self.n.len().div_ceil(WIDE);
         let copies = Scratch::take::<f32>(k * self.n.len().next_multiple_of(LANES));
         let to = Shared(copies.as_ptr::<f32>());
-        // Panels lie one after the other, each with rows of whole vectors.
+        // Panels are contiguous, each with rows of whole vectors.
         let copy_of = |columns: &Range<usize>| {
             // SAFETY: the panels before it have as many elements, and there is room for all.
             (unsafe { to.get().add(k * columns.start) }, columns.len().next_multiple_of(LANES))
@@ -168,7 +169,7 @@ impl Chunk<'_, '_> {
         pool.parallel_for_near(n_rows * n_groups, &|t| {
             let rows = nth_block(m, n_rows, t / n_groups);
             let prepared = Prepared::new(self.product.a.layout, rows.len(), k);
-            // SAFETY: passed on; the panels are there, and these rows and columns of C are this task's.
+            // SAFETY: passed on; the panels are valid, and these rows and columns of C are this task's.
             unsafe {
                 self.prepare(&rows, 0..k, &prepared);
                 let a = prepared.rows(self, &rows);
@@ -229,13 +230,13 @@ impl Chunk<'_, '_> {
         nth_cut(self.n.len(), n, LANES, i)
     }
 
-    /// Copies steps of a panel, and looks for infinities and NaN unless that was done before.
+    /// Copies steps of a panel, and checks for infinities and NaN unless that was done before.
     ///
     /// # Safety
-    /// B is there, `to` has room for rows of `width`, and the machine has AVX-512.
+    /// B is valid, `to` has room for rows of `width`, and the machine has AVX-512.
     unsafe fn copy(&self, steps: Range<usize>, columns: &Range<usize>, to: *mut f32, width: usize) {
         let b = &self.product.b;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let from = b.at(self.k.start + steps.start, self.n.start + columns.start);
             pack_b(from, b.layout, b.ld, steps.len(), columns.len(), width, to);
@@ -245,13 +246,13 @@ impl Chunk<'_, '_> {
         }
     }
 
-    /// Turns and masks `rows` of A over `steps`, which begin at a multiple of 64.
+    /// Transposes and masks `rows` of A over `steps`, which begin at a multiple of 64.
     ///
     /// # Safety
-    /// A is there, there is room for these rows, and the machine has AVX-512.
+    /// A is valid, there is room for these rows, and the machine has AVX-512.
     unsafe fn prepare(&self, rows: &Range<usize>, steps: Range<usize>, to: &Prepared) {
         let (a, m) = (&self.product.a, rows.len());
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let all = to.rows(self, rows);
             if let Some(turned) = &to.turned {
@@ -269,14 +270,15 @@ impl Chunk<'_, '_> {
         }
     }
 
-    /// Has `compute` set or add to `rows` and `columns` of C, or, if turned, to a buffer that is turned into C; then finishes them.
+    /// Calls `compute` to set or add to `rows` and `columns` of C, or, if transposed, to a buffer that is transposed
+    /// into C; then finishes them.
     ///
     /// # Safety
-    /// As for [`super::try_run`]; nobody else writes to this part of C.
+    /// As for [`super::try_run`]; no other thread writes to this part of C.
     unsafe fn panel(&self, rows: &Range<usize>, columns: &Range<usize>, compute: impl FnOnce(*mut f32, usize, bool)) {
         let p = self.product.p;
         let columns = self.n.start + columns.start..self.n.start + columns.end;
-        // SAFETY: this part of C is there, and the buffer has room for two panels.
+        // SAFETY: this part of C is valid, and the buffer has room for two panels.
         unsafe {
             if !self.product.is_turned {
                 let c = p.c.add(rows.start * p.ldc + columns.start);
@@ -300,15 +302,15 @@ impl Chunk<'_, '_> {
     /// Rows of A times 64 steps of a panel, or those that are left.
     ///
     /// # Safety
-    /// The rows are prepared, the steps are there, there is room for as many rows at `c`, and the machine has AVX-512.
+    /// The rows are prepared, the steps are valid, there is room for as many rows at `c`, and the machine has AVX-512.
     unsafe fn add(&self, rows: Rows, k0: usize, steps: &Steps, (c, ldc): (*mut f32, usize), adds: bool) {
         let (b, width) = (steps.b, steps.width);
         let (add_row, last) = adder(steps.n_columns);
-        // Meanwhile the next steps are asked for, a few lines with every row of C.
+        // Meanwhile the next steps are prefetched, a few lines with every row of C.
         let n_lines = if steps.has_next { (STEPS * width / LINE).div_ceil(rows.m) } else { 0 };
         let soon = b.wrapping_add(STEPS * width);
         for i in 0..rows.m {
-            // SAFETY: passed on; what is asked for may be anywhere.
+            // SAFETY: passed on; a prefetched address may be invalid.
             unsafe {
                 for line in i * n_lines..(i + 1) * n_lines {
                     _mm_prefetch::<_MM_HINT_T1>(soon.wrapping_add(line * LINE).cast());
@@ -320,13 +322,13 @@ impl Chunk<'_, '_> {
         }
     }
 
-    /// Turns `m` rows of `n` sums, with as much room behind them, to columns of C.
+    /// Transposes `m` rows of `n` sums, with as much scratch space after them, to columns of C.
     ///
     /// # Safety
     /// As for [`Chunk::panel`].
     unsafe fn turn(&self, (sums, m): (*mut f32, usize), n: usize, c: *mut f32) {
         let ldc = self.product.p.ldc;
-        // SAFETY: passed on; the turned sums are behind the others.
+        // SAFETY: passed on; the transposed sums come after the others.
         unsafe {
             if !self.adds() {
                 return vectorize(
@@ -375,12 +377,12 @@ impl Prepared {
     /// Where they are, or will be.
     ///
     /// # Safety
-    /// These rows of A are there.
+    /// These rows of A are valid.
     unsafe fn rows(&self, chunk: &Chunk<'_, '_>, rows: &Range<usize>) -> Rows {
         let a = &chunk.product.a;
         let (a, lda) = match &self.turned {
             Some(turned) => (turned.as_ptr::<f32>().cast_const(), self.stride),
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             None => (unsafe { a.at(rows.start, chunk.k.start) }, a.ld),
         };
         Rows { m: rows.len(), a, lda, masks: self.masks.as_ptr() }

@@ -6,24 +6,24 @@ use std::arch::x86_64::*;
 pub(super) const LINE: usize = 16;
 /// Steps of k in a mask.
 pub(super) const STEPS: usize = 64;
-/// Elements of the vectors that hold C, and how many vectors do. Rows of B seldom begin at a multiple of 64 bytes, and loads of
-/// 32 cross lines less often.
+/// Elements of the vectors that hold C, and how many vectors do. Rows of B seldom begin at a multiple of 64 bytes, and
+/// loads of 32 cross lines less often.
 pub(super) const LANES: usize = 8;
 const MOST_VECTORS: usize = 13;
 /// Columns of C that they hold.
 pub(super) const WIDE: usize = MOST_VECTORS * LANES;
 
-/// For each row, which of its first `cols` elements, at most 64, are not zero. The elements behind them are asked for: rows are
-/// too short for the processor to do that by itself.
+/// For each row, a mask of the nonzeros among its first `cols` elements, at most 64. Prefetches the elements after
+/// them: rows are too short for the hardware prefetcher.
 ///
 /// # Safety
-/// The elements are there, and the machine has AVX-512.
+/// The elements are valid, and the machine has AVX-512.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn masks(a: *const f32, ld: usize, cols: usize, masks: &mut [u64]) {
     let others = |values| u64::from(_mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(values, _mm512_setzero_ps()));
     for (row, mask) in masks.iter_mut().enumerate() {
         *mask = 0;
-        // SAFETY: only elements of the row are read; what is asked for may be anywhere.
+        // SAFETY: only elements of the row are read; a prefetched address may be invalid.
         unsafe {
             let a = a.add(row * ld);
             for part in 0..STEPS / LINE {
@@ -64,7 +64,7 @@ pub(super) fn turn(mut bits: [u64; STEPS]) -> [u64; STEPS] {
 /// Adds `alpha` times the sum of some rows of B, each times an element of A, to a row of C, or sets it to that.
 pub(super) type AddRow = unsafe fn(u64, (*const f32, usize), (*const f32, usize), u8, f32, (*mut f32, bool));
 
-/// The one for so many columns, and the lanes of its last vector.
+/// The function for this many columns, and the lanes of its last vector.
 pub(super) fn adder(n_columns: usize) -> (AddRow, u8) {
     let n_vectors = n_columns.div_ceil(LANES);
     let last = (1u16 << (n_columns - (n_vectors - 1) * LANES)) - 1;
@@ -88,11 +88,11 @@ const ADD_ROW: [AddRow; MOST_VECTORS] = [
     add_row::<13>,
 ];
 
-/// Of `N` vectors, the last with the lanes in `last` alone. `mask` says which of the elements of A and rows of B; both come with
-/// the distance from one to the next.
+/// Of `N` vectors, the last with the lanes in `last` alone. `mask` says which of the elements of A and rows of B; both
+/// come with the distance from one to the next.
 ///
 /// # Safety
-/// What `mask` names is there, C is valid for writes by this call alone, and the machine has AVX-512.
+/// The rows that `mask` names are valid, C is valid for writes by this call alone, and the machine has AVX-512.
 #[target_feature(enable = "avx512f,avx512vl,avx2,fma,bmi1,bmi2")]
 unsafe fn add_row<const N: usize>(
     mut mask: u64,
@@ -102,7 +102,7 @@ unsafe fn add_row<const N: usize>(
     alpha: f32,
     (c, keeps): (*mut f32, bool),
 ) {
-    // SAFETY: the caller's promise; the last vector is read and written in part.
+    // SAFETY: guaranteed by the caller; the last vector is read and written in part.
     unsafe {
         let mut sums = [_mm256_setzero_ps(); N];
         while mask != 0 {
