@@ -6,9 +6,9 @@
 //!
 //! | field | written by | read by |
 //! | --- | --- | --- |
-//! | `crew` (a lock) | the thread that resizes the pool | the caller that owns the pool for one call; others then work alone |
+//! | `crew` (a lock) | the resizing thread | the caller that owns the pool for one call; others then work alone |
 //! | `job` | the owning caller: set, later null | workers, only after raising `inside` |
-//! | `inside` | workers: up before reading `job`, down after the last use of it | the owning caller, after `job` is null |
+//! | `inside` | workers: up before reading `job`, down after its last use | the owning caller, after `job` is null |
 //! | `epoch` | the owning caller, after `job` is set | waiting workers |
 //! | `parked` of a worker | the worker sets it, the thread that wakes it clears it | the owning caller |
 //!

@@ -153,8 +153,7 @@ pub fn stream_by<T: bytemuck::NoUninit, const N: usize>(
     tail.iter_mut().enumerate().for_each(|(i, y)| *y = one(first + i));
 }
 
-/// Asks for lines that will be read soon, where the order of reading does not tell the processor. Costs nothing to be
-/// wrong about.
+/// Prefetches lines that will be read soon, where the hardware cannot predict them. A wrong prediction is harmless.
 #[inline(always)]
 pub fn prefetch<T>(soon: &[T]) {
     #[cfg(target_arch = "x86_64")]

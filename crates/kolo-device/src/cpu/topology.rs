@@ -126,7 +126,7 @@ pub fn print_cores(cores: &[usize]) -> String {
     parts.iter().map(print).collect::<Vec<_>>().join(",")
 }
 
-/// The cores that this thread may run on; `None` if the system does not say.
+/// The cores that this thread may run on; `None` if the system does not report them.
 #[cfg(target_os = "linux")]
 pub fn allowed_cores() -> Option<Vec<usize>> {
     // SAFETY: the set is plain bits made by `zeroed`, its size is given, and pid 0 means this thread; `CPU_ISSET` is
@@ -140,7 +140,7 @@ pub fn allowed_cores() -> Option<Vec<usize>> {
     }
 }
 
-/// The cores that this thread may run on; `None` if the system does not say.
+/// The cores that this thread may run on; `None` if the system does not report them.
 #[cfg(not(target_os = "linux"))]
 pub fn allowed_cores() -> Option<Vec<usize>> {
     None

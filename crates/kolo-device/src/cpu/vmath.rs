@@ -177,8 +177,8 @@ pub fn scale_u8(x: &[u8], factor: f32, offset: f32, out: &mut [f32]) {
     );
 }
 
-/// `out = x as i32` for every element: the fraction is cut off, values out of range become the nearest end, NaN becomes 0.
-/// The plain cast does the same, one element at a time.
+/// `out = x as i32` for every element: the fraction is cut off, values out of range become the nearest end, NaN becomes
+/// 0. The plain cast does the same, one element at a time.
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -320,7 +320,8 @@ fn exp_below_zero<const FMA: bool>(x: f32) -> f32 {
     p * power_of_two(n.wrapping_add(64)) * power_of_two(-64)
 }
 
-/// `exp(r)` and `n`. The polynomial is fitted to the relative error, 3e-9 at most, with the first two terms of the series.
+/// `exp(r)` and `n`. The polynomial is fitted to the relative error, 3e-9 at most, with the first two terms of the
+/// series.
 #[inline(always)]
 fn exp_parts<const FMA: bool>(x: f32) -> (f32, i32) {
     let shifted = madd::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
@@ -369,7 +370,8 @@ fn log<const FMA: bool>(x: f32) -> f32 {
     if x < 0.0 || x.is_nan() { f32::NAN } else { r }
 }
 
-/// An odd rational function of `x`: `x · p(x²) / q(x²)`, fitted to the relative error up to where the result rounds to 1.
+/// An odd rational function of `x`: `x · p(x²) / q(x²)`, fitted to the relative error up to where the result rounds to
+/// 1.
 struct Rational<const P: usize, const Q: usize> {
     /// From here on the result is 1.
     end: f32,
@@ -421,8 +423,8 @@ fn erf<const FMA: bool>(x: f32) -> f32 {
     ERF.of::<FMA>(x)
 }
 
-/// Newton's steps from what halving the exponent gives, for positive numbers that are neither denormal nor infinite. A root and
-/// a quotient would wait for each other in the slowest unit of the processor.
+/// Newton's steps from what halving the exponent gives, for positive numbers that are neither denormal nor infinite. A
+/// root and a quotient would wait for each other in the slowest unit of the processor.
 #[inline(always)]
 fn rsqrt<const FMA: bool>(x: f32) -> f32 {
     let half = 0.5 * x;

@@ -168,7 +168,7 @@ impl CudaDevice {
         };
         let Choice::Engine(i) = choice else { return Ok(false) };
         if !dnn.attention.contains_key(&(*call, pass, i)) {
-            // Chosen on another device of the GPU, or in a session that is gone.
+            // Chosen on another device of the GPU, or in a session that has ended.
             if self.is_capturing() {
                 return Ok(false);
             }

@@ -348,7 +348,7 @@ impl CudaDevice {
         if is_aligned {
             let choice = match (plan.choice, CHOSEN.get(self, (*call, pass))) {
                 (Some(choice), _) => Some(choice),
-                // Chosen on another device of the GPU, or in a session that is gone.
+                // Chosen on another device of the GPU, or in a session that has ended.
                 (None, Some(choice)) => {
                     let choice = self.can_use(dnn, call, pass, choice).then_some(choice);
                     dnn.plans.insert((*call, pass), Plan { choice, ..plan });

@@ -1,5 +1,5 @@
-// The prelude of every kernel of Kolo. NVRTC has no headers available, so the two half types are bits here, and arithmetic
-// on them is done in float, as on the CPU.
+// The prelude of every kernel of Kolo. NVRTC has no headers available, so the two half types are bits here, and
+// arithmetic on them is done in float, as on the CPU.
 
 typedef signed char i8;
 typedef short i16;

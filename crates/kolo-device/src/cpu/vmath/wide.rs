@@ -1,5 +1,5 @@
-//! Functions that gain by instructions of AVX-512 which no plain loop becomes: a division takes as long as ten products, and a
-//! reciprocal of 14 bits with one of Newton's steps takes three.
+//! Functions that gain by instructions of AVX-512 which no plain loop becomes: a division takes as long as ten
+//! products, and a reciprocal of 14 bits with one of Newton's steps takes three.
 
 use std::arch::x86_64::*;
 
@@ -13,8 +13,8 @@ macro_rules! loops {
         /// The function of every element.
         ///
         /// # Safety
-        /// The machine has AVX-512 F and DQ; `x` can be read and `out` be written for `n` elements. They may be the same, but must
-        /// not overlap otherwise.
+        /// The machine has AVX-512 F and DQ; `x` can be read and `out` be written for `n` elements. They may be the
+        /// same, but must not overlap otherwise.
         #[target_feature(enable = "avx512f,avx512dq")]
         pub(super) unsafe fn $name(x: *const f32, out: *mut f32, n: usize) {
             let whole = n / WIDTH * WIDTH;

@@ -164,7 +164,7 @@ fn folded_sizes_strides_and_paddings() {
     for c in [2, 4, 17] {
         check_folded(&strided(3, [20, 21, c], [7, 7], 16, [2, 2], 3));
     }
-    // Most of the filter is outside of an image of one pixel; an image whose last lines nobody sees.
+    // Most of the filter is outside of an image of one pixel; an image whose last lines no window covers.
     check_folded(&strided(5, [1, 1, 3], [7, 7], 64, [2, 2], 6));
     check_folded(&ConvShape { output: [2, 1, 24], ..strided(1, [30, 40, 3], [7, 7], 24, [2, 2], 0) });
 }

@@ -41,7 +41,7 @@ const LEAST_WIDE: usize = 8 * LANES;
 /// Panels for which it pays that a task prepares its rows.
 const LEAST_PANELS: usize = 4;
 
-/// The product of `a`, which is mostly zeros, and `b`; `p` says where it goes, and how.
+/// The product of `a`, which is mostly zeros, and `b`, stored as in `p`.
 pub(super) struct Product<'a, 'p> {
     pub p: &'a Problem<'p, f32>,
     pub a: Operand,
@@ -369,7 +369,7 @@ impl Prepared {
         let turned = (layout == Layout::Cols).then(|| Scratch::take::<f32>(m * stride));
         let n_masks = k.div_ceil(STEPS) * m;
         let masks = Scratch::take::<u64>(n_masks);
-        // SAFETY: there is room for so many.
+        // SAFETY: there is room for this many.
         unsafe { masks.as_ptr::<u64>().write_bytes(0, n_masks) };
         Prepared { turned, masks, stride }
     }

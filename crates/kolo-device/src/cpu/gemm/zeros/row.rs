@@ -88,8 +88,8 @@ const ADD_ROW: [AddRow; MOST_VECTORS] = [
     add_row::<13>,
 ];
 
-/// Of `N` vectors, the last with the lanes in `last` alone. `mask` says which of the elements of A and rows of B; both
-/// come with the distance from one to the next.
+/// With `N` vectors, the last with only the lanes in `last`. `mask` selects the elements of A and rows of B; both have
+/// a stride.
 ///
 /// # Safety
 /// The rows that `mask` names are valid, C is valid for writes by this call alone, and the machine has AVX-512.
