@@ -19,26 +19,26 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Makes an authority, and a certificate for every machine of the cluster and one for clients
+    /// Make an authority, a certificate for every machine of the cluster, and one for clients
     #[command(after_help = "Example:
   kolo cert init certs --hosts ps0.example,w0.example+10.0.0.7,w1.example
 
 makes certs/ca.pem, certs/ca-key.pem, and certs/NAME.pem with certs/NAME-key.pem for ps0.example, w0.example, w1.example
 and client. Copy ca.pem and a machine's own two files to it; keep ca-key.pem to yourself: whoever has it can let others in.")]
     Init(Issue),
-    /// Makes certificates for more machines, with the authority that `kolo cert init` made
+    /// Make certificates for more machines, with the authority from `kolo cert init`
     Add(Issue),
 }
 
 #[derive(clap::Args)]
 struct Issue {
-    /// The folder of the certificates
+    /// Write the certificates to this folder
     dir: PathBuf,
-    /// The machines, as the cluster's addresses name them: host names or IP addresses. A machine with several names is
-    /// written NAME+NAME
+    /// Make certificates for these machines: host names or IP addresses, as in the cluster's addresses. Write a machine
+    /// with several names as NAME+NAME
     #[arg(long, value_name = "HOST,HOST", value_delimiter = ',', required = true)]
     hosts: Vec<String>,
-    /// How long the certificates are valid
+    /// Make the certificates valid for this many days
     #[arg(long, default_value_t = 365, value_name = "N")]
     days: u32,
 }
@@ -95,7 +95,7 @@ fn authority_paths(dir: &Path) -> (PathBuf, PathBuf) {
     (dir.join("ca.pem"), dir.join("ca-key.pem"))
 }
 
-/// Writes a new file; one that is there already is somebody's, and stays. Keys are for their owner's eyes.
+/// Writes a new file; an existing one is never overwritten. Keys are readable only by their owner.
 fn write(path: &Path, bytes: &[u8], is_secret: bool) -> Result<()> {
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true);

@@ -28,27 +28,27 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Lists the tensors with dtype, shape and size, or prints the values of some
+    /// List the tensors with dtype, shape and size, or print the values of some
     Show {
         /// A prefix, a directory, or a .safetensors file
         checkpoint: PathBuf,
         /// Print the values of this tensor; may be given more than once
         #[arg(long = "tensor", value_name = "NAME")]
         tensors: Vec<String>,
-        /// One JSON object
+        /// Print one JSON object
         #[arg(long)]
         json: bool,
     },
-    /// Reads every tensor and checks its checksum; fails if one is damaged
+    /// Read every tensor and verify its checksum; fail if one is corrupt
     Verify {
         /// A prefix or a directory
         checkpoint: PathBuf,
     },
-    /// Copies all tensors to another checkpoint; names that end in .safetensors are such files
+    /// Copy all tensors to another checkpoint; names that end in .safetensors are such files
     Convert {
-        /// What to read
+        /// Read this checkpoint
         from: PathBuf,
-        /// What to write
+        /// Write this checkpoint
         to: PathBuf,
     },
 }

@@ -11,7 +11,7 @@ use clap_complete::Shell;
   kolo completions zsh > \"${fpath[1]}/_kolo\"
   kolo completions fish > ~/.config/fish/completions/kolo.fish")]
 pub struct Args {
-    /// The shell
+    /// Print the script for this shell
     #[arg(value_enum)]
     shell: Shell,
 }

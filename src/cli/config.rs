@@ -1,4 +1,4 @@
-//! `kolo config check`: what a cluster's description says, in words, without starting anything.
+//! `kolo config check`: explains a cluster's description, without starting anything.
 
 use crate::{ClusterSpec, Result};
 use clap::Subcommand;
@@ -16,10 +16,10 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Explains --cluster, or TF_CONFIG, and says what is wrong with it
+    /// Explain --cluster, or TF_CONFIG, and report mistakes
     #[command(after_help = "Examples:
-  kolo config check                                     explains TF_CONFIG
-  kolo config check --cluster cluster.json --job ps     explains a file, as the parameter server would read it")]
+  kolo config check                                     explain TF_CONFIG
+  kolo config check --cluster cluster.json --job ps     explain a file, as the parameter server would read it")]
     Check(Check),
 }
 
@@ -27,7 +27,7 @@ enum Command {
 struct Check {
     #[command(flatten)]
     task: TaskFlags,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -106,7 +106,7 @@ fn role(cluster: &ClusterSpec, job: &str, task: u32) -> &'static str {
     }
 }
 
-/// What is allowed and yet is seldom meant.
+/// Warnings about settings that are valid but rarely intended.
 fn warnings(cluster: &ClusterSpec) -> Vec<String> {
     let mut warnings = Vec::new();
     let n_local = cluster.all_tasks().filter(|(_, _, address)| is_loopback(address)).count();
@@ -137,7 +137,7 @@ fn warnings(cluster: &ClusterSpec) -> Vec<String> {
     warnings
 }
 
-/// Judged by the name alone: nothing is looked up.
+/// Whether an address is loopback by its name; does no DNS lookup.
 fn is_loopback(address: &str) -> bool {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');

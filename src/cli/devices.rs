@@ -17,13 +17,13 @@ use super::print;
   kolo devices --watch      again every second, until Ctrl-C
   kolo devices --json       one JSON object a device, for programs")]
 pub struct Args {
-    /// One JSON object per device
+    /// Print one JSON object per device
     #[arg(long)]
     json: bool,
-    /// Looks again and again
+    /// Repeat until Ctrl-C
     #[arg(long)]
     watch: bool,
-    /// Seconds between looks
+    /// With --watch, wait this many seconds between listings
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     interval: f64,
 }
@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// What one look saw.
+/// One snapshot of the machine.
 struct Look {
     n_cores: usize,
     memory: Option<Memory>,

@@ -1,4 +1,4 @@
-//! `kolo doctor`: asks every task of a cluster how it does, and says what it waits for.
+//! `kolo doctor`: collects a report from every task of a cluster, and finds what stuck steps wait for.
 
 use std::time::{Duration, Instant};
 
@@ -9,44 +9,43 @@ use serde_json::{Value, json};
 use super::security::SecurityFlags;
 use super::{doctor_gpu, print, task};
 
-/// Between two looks of `--watch`.
+/// The interval of `--watch`.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Flags of `kolo doctor`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kolo doctor --cluster cluster.json                asks once; the exit code is 1 if something is stuck
-  kolo doctor --cluster cluster.json --watch        asks every second
+  kolo doctor --cluster cluster.json                check once; the exit code is 1 if something is stuck
+  kolo doctor --cluster cluster.json --watch        check every second
   kolo doctor                                       the cluster of TF_CONFIG
   kolo doctor gpu                                   the libraries that GPUs need")]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
     #[command(subcommand)]
     part: Option<Part>,
-    /// All tasks: JOB=HOST:PORT,HOST:PORT;JOB=... or a JSON file; $TF_CONFIG if absent
+    /// Check this cluster: JOB=HOST:PORT,HOST:PORT;JOB=... or a JSON file [default: $TF_CONFIG]
     #[arg(long, value_name = "TASKS")]
     cluster: Option<String>,
     #[command(flatten)]
     security: SecurityFlags,
-    /// Steps that are older than this are looked into
+    /// Diagnose steps that are older than this
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     overdue: f64,
-    /// How long a task has to answer
+    /// Wait this long for a task's report
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     deadline: f64,
-    /// One JSON object per look
+    /// Print one JSON object per check
     #[arg(long)]
     json: bool,
-    /// Asks every second, until Ctrl-C
+    /// Check every second, until Ctrl-C
     #[arg(long)]
     watch: bool,
 }
 
-/// What else there is to look into.
+/// Other checks.
 #[derive(clap::Subcommand)]
 enum Part {
-    /// The libraries that GPUs need: which were looked for, where each was found, its version. Ends with code 1 if GPUs
-    /// cannot be used
+    /// Check the libraries that GPUs need, with path and version of each. The exit code is 1 if GPUs cannot be used
     Gpu,
 }
 
@@ -105,7 +104,7 @@ fn show(cluster: &ClusterSpec, examination: &Examination) -> Result<()> {
     Ok(())
 }
 
-/// How a task does, in words.
+/// A task's state, as text.
 fn state(task: &TaskReport) -> String {
     let report = match &task.report {
         Ok(report) => report,

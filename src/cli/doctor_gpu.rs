@@ -5,7 +5,7 @@ use crate::{Error, Result};
 
 use super::print;
 
-/// Says what was looked for and found. An error if GPUs cannot be used.
+/// Prints which libraries were searched for and found. An error if GPUs cannot be used.
 pub fn run() -> Result<()> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let reports = cuda::libraries();
@@ -13,7 +13,7 @@ pub fn run() -> Result<()> {
     let found = cuda::discover(visible.as_deref());
     match &visible {
         Some(list) => print(format_args!("CUDA_VISIBLE_DEVICES is '{list}'"))?,
-        None => print("CUDA_VISIBLE_DEVICES is not set: all cards are visible")?,
+        None => print("CUDA_VISIBLE_DEVICES is not set: all GPUs are visible")?,
     }
     found.warnings.iter().try_for_each(|warning| print(format_args!("warning: {warning}")))?;
     for card in &found.cards {

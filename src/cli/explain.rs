@@ -1,4 +1,5 @@
-//! `kolo explain`: wish, fact and reason for every node, and what the passes make of the graph, before anything runs.
+//! `kolo explain`: requested device, actual device and reason for every node, and what the passes make of the graph, before
+//! anything runs.
 
 use serde_json::json;
 
@@ -18,7 +19,7 @@ pub struct Args {
     /// Print the graph as it is after this pass
     #[arg(long, value_name = "PASS")]
     after: Option<String>,
-    /// One JSON object per node, or per pass with --passes
+    /// Print one JSON object per node, or per pass with --passes, instead of a table
     #[arg(long, conflicts_with = "after")]
     json: bool,
 }

@@ -11,27 +11,29 @@ use crate::{
 use clap::Args;
 use kolo_device::cpu::topology::parse_cores;
 
-/// Flags that say which graph, and over which devices.
+/// Flags for the graph and its devices.
 #[derive(Args)]
 pub struct GraphArgs {
-    /// A GraphDef, binary (.pb) or text (.pbtxt)
+    /// Read this GraphDef, binary (.pb) or text (.pbtxt)
     pub graph: PathBuf,
-    /// A tensor or operation to compute; may be given more than once
+    /// Compute this tensor or operation; may be given more than once
     #[arg(long = "fetch", value_name = "NAME", required = true)]
     pub fetches: Vec<String>,
-    /// Devices, such as cpu=4,gpu=1 or cpu:0=cores 0-1,cpu:1=cores 2-3; GPUs here are stand-ins that compute nothing
+    /// Use these devices, such as cpu=4,gpu=1 or cpu:0=cores 0-1,cpu:1=cores 2-3; GPUs are simulated and compute
+    /// nothing
     #[arg(long, value_name = "KIND=N,…", default_value = "cpu=1")]
     pub devices: String,
-    /// Let nodes that cannot run where they are pinned run elsewhere
+    /// Use soft placement: nodes that cannot run where they are pinned run elsewhere
     #[arg(long)]
     pub soft: bool,
-    /// Pins by pattern, one a line: '*/weights -> /cpu:0', 'op=MatMul dtype=float -> /gpu:0', '! loss/* -> /cpu:0'
+    /// Read placement rules from this file, one per line: '*/weights -> /cpu:0', 'op=MatMul dtype=float -> /gpu:0',
+    /// '! loss/* -> /cpu:0'
     #[arg(long, value_name = "FILE")]
     pub pins: Option<PathBuf>,
-    /// How nodes without a pin are placed: simple, heuristic (TensorFlow's) or cost
+    /// Place nodes without a pin by this policy: simple, heuristic (TensorFlow's) or cost
     #[arg(long, value_name = "POLICY", default_value = "simple")]
     pub policy: String,
-    /// Measured times of nodes and links, as 'kolo trace --write-costs' writes them
+    /// Read measured times of nodes and links from this file, written by 'kolo trace --write-costs'
     #[arg(long, value_name = "FILE")]
     pub costs: Option<PathBuf>,
 }
@@ -62,7 +64,7 @@ impl GraphArgs {
         CostModel::parse(&read_text(path)?, &path.display().to_string())
     }
 
-    /// A session over the graph and the devices asked for.
+    /// A session over the graph and the requested devices.
     pub fn session(&self, graph: &Graph) -> Result<Session> {
         let mut config = SessionConfig {
             allow_soft_placement: self.soft,
@@ -90,17 +92,17 @@ fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|error| Error::not_found(format!("cannot read {}: {error}", path.display())))
 }
 
-/// What `--devices` asks for.
+/// The value of `--devices`.
 #[derive(Debug, Default, PartialEq)]
 pub struct DeviceList {
-    /// How many devices of each kind, in capitals.
+    /// The number of devices of each kind, in capitals.
     pub counts: BTreeMap<String, usize>,
-    /// The cores of CPU devices that were told theirs.
+    /// The core sets of CPU devices that have one.
     pub cores: BTreeMap<usize, Vec<usize>>,
 }
 
 impl DeviceList {
-    /// Tells the CPU devices their cores.
+    /// Sets the cores of the CPU devices.
     pub fn bind(&self, config: &mut SessionConfig) {
         for (&id, cores) in &self.cores {
             config.cpu_devices.entry(id).or_default().cores.clone_from(cores);
@@ -110,7 +112,7 @@ impl DeviceList {
 
 /// Reads `cpu=4,gpu=1`, single devices such as `cpu:0,cpu:1=cores 2-3,5`, or both.
 pub fn parse_devices(text: &str) -> Result<DeviceList> {
-    /// More than this is a slip.
+    /// More devices than this are a mistake.
     const MOST: usize = 1024;
     let mut list = DeviceList::default();
     let mut named: BTreeMap<String, usize> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What the operating system says about this machine: memory, load, and who uses them. Linux only; elsewhere unknown.
+//! This machine's memory, load and processes, as the operating system reports them. Linux only; elsewhere unknown.
 
 use std::fs;
 use std::path::Path;
@@ -6,16 +6,16 @@ use std::path::Path;
 /// Bytes of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// All there is.
+    /// The total.
     pub total: u64,
-    /// What a program could still get.
+    /// What is available to programs.
     pub free: u64,
 }
 
-/// A process and what it takes.
+/// A process and its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
+    /// Its process id.
     pub id: u32,
     /// Its command.
     pub name: String,

@@ -34,31 +34,31 @@ struct Cli {
 #[derive(Subcommand)]
 #[allow(clippy::large_enum_variant)] // There is one, for as long as the program runs.
 enum Command {
-    /// Trains a model: digits, pictures, text
+    /// Train a model: digits, images, text
     Train(train::Args),
-    /// Runs a model that TensorFlow or Kolo wrote: a GraphDef or a SavedModel
+    /// Run a model from TensorFlow or Kolo: a GraphDef or a SavedModel
     Run(run::Args),
-    /// Serves one task of a cluster: a parameter server, a worker
+    /// Serve one task of a cluster: a parameter server or a worker
     Serve(serve::Args),
-    /// Asks all tasks of a cluster how they do, and says who waits for whom; also: doctor gpu
+    /// Check all tasks of a cluster and find what a stuck step waits for; also: doctor gpu
     Doctor(doctor::Args),
-    /// Makes certificates for a cluster
+    /// Make certificates for a cluster
     Cert(cert::Args),
-    /// Explains TF_CONFIG and other descriptions of clusters
+    /// Explain TF_CONFIG and other cluster descriptions
     Config(config::Args),
-    /// Shows where every node of a graph would run, and why, without running it
+    /// Show where every node of a graph would run, and why, without running it
     Explain(explain::Args),
-    /// Runs a graph once and writes a trace for Chrome or Perfetto
+    /// Run a graph once and write a trace for Chrome or Perfetto
     Trace(trace::Args),
-    /// Lists this machine's devices; reserves nothing
+    /// List this machine's devices, without allocating memory on them
     Devices(devices::Args),
-    /// Lists the ops, their signatures, kernels and gradients
+    /// List the ops with their signatures, kernels and gradients
     Ops(ops::Args),
-    /// Looks into checkpoints, checks them, converts them to and from safetensors
+    /// Show, verify and convert checkpoints, also to and from safetensors
     Checkpoint(checkpoint::Args),
-    /// Measures Kolo's side of a benchmark; bench/run compares it with others
+    /// Measure Kolo's side of a benchmark; bench/run compares it with others
     Bench(bench::Args),
-    /// Prints a script that completes commands and flags in your shell
+    /// Print a completion script for your shell
     Completions(completions::Args),
 }
 
@@ -91,7 +91,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Prints a line, and ends quietly if nobody reads any more (`kolo ops | head`).
+/// Prints a line; exits quietly if the reader has closed the pipe (`kolo ops | head`).
 fn print(text: impl std::fmt::Display) -> crate::Result<()> {
     use std::io::Write;
     match writeln!(std::io::stdout(), "{text}") {

@@ -12,9 +12,9 @@ use super::print;
 /// Flags of `kolo ops`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only ops whose name contains this, in any case
+    /// List only ops whose name contains this, ignoring case [default: all ops]
     filter: Option<String>,
-    /// Print a table of what each op has, in Markdown: docs/ops.md
+    /// Print the coverage table of all ops in Markdown, as in docs/ops.md
     #[arg(long)]
     coverage: bool,
 }

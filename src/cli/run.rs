@@ -18,24 +18,24 @@ use super::{checkpoint, print};
     kolo run exported/1 --feed x=[[1,2,3]]\n  kolo run exported/1 --signature scale --feed by=2 --json"
 )]
 pub struct Args {
-    /// A GraphDef, binary (.pb) or text (.pbtxt), or the folder of a SavedModel
+    /// Run this GraphDef, binary (.pb) or text (.pbtxt), or this SavedModel's folder
     model: PathBuf,
-    /// A tensor to feed; may be given more than once
+    /// Feed a tensor; may be given more than once
     #[arg(long = "feed", value_name = "NAME=@FILE.npy|VALUE")]
     feeds: Vec<String>,
-    /// A tensor to compute, or an operation to run; may be given more than once
+    /// Compute this tensor, or run this operation; may be given more than once
     #[arg(long = "fetch", value_name = "NAME")]
     fetches: Vec<String>,
-    /// Where a fetched tensor goes, one for each --fetch in their order; without it they are printed
+    /// Write a fetched tensor to this file, one for each --fetch, in order [default: print them]
     #[arg(long = "out", value_name = "FILE.npy")]
     outs: Vec<PathBuf>,
-    /// Operations to run first, such as init
+    /// Run this operation first, such as init
     #[arg(long = "first", value_name = "NAME")]
     first: Vec<String>,
-    /// The signature of a SavedModel
+    /// Use this signature of a SavedModel
     #[arg(long, value_name = "NAME", default_value = "serving_default")]
     signature: String,
-    /// A tag of the wanted graph of a SavedModel; may be given more than once; 'serve' without it
+    /// Use the graph of a SavedModel with this tag; may be given more than once [default: serve]
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
     /// Print one JSON object
@@ -74,11 +74,11 @@ pub fn run(args: &Args) -> Result<()> {
     show(args, &results)
 }
 
-/// What to run, all names being those of the graph.
+/// What to run, with names of the graph.
 struct Job {
     session: Session,
     feeds: Vec<(String, Tensor)>,
-    /// The names that were asked for, and the tensors they stand for.
+    /// The requested names, and the names of their tensors.
     fetches: Vec<(String, String)>,
     targets: Vec<String>,
 }
@@ -240,7 +240,7 @@ fn parse_value(text: &str, dtype: DType) -> Result<Tensor> {
 fn flatten<'v>(value: &'v Value, depth: usize, dims: &mut Vec<usize>, flat: &mut Vec<&'v Value>) -> Result<()> {
     let ragged = || Error::invalid_argument("the lists are not all of one length and depth");
     let is_list = value.as_array();
-    // The first way down says how deep all others must be.
+    // The first elements determine the depth of all others.
     if flat.is_empty() && dims.len() == depth && is_list.is_some() {
         dims.extend(is_list.map(Vec::len));
     }

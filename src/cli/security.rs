@@ -1,4 +1,4 @@
-//! Flags about who is let in, for servers and for those who call them.
+//! Flags for authentication, of servers and of their clients.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,27 +6,27 @@ use std::path::{Path, PathBuf};
 use crate::tls::{Security, TlsFiles, Token};
 use crate::{Error, Result};
 
-/// Who is let in, and what this process shows to others. Each flag has an environment variable that stands in for it, so
-/// that one line in a profile serves all commands.
+/// How peers are authenticated, and what this process presents to them. Each flag can be given as an environment
+/// variable, so that one line in a profile serves all commands.
 #[derive(Clone, Default, clap::Args)]
 pub struct SecurityFlags {
-    /// The certificate of the cluster's authority, from `kolo cert init`; $KOLO_TLS_CA if absent
+    /// Trust this authority's certificate, from `kolo cert init` [default: $KOLO_TLS_CA]
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     tls_ca: Option<PathBuf>,
-    /// This machine's certificate; $KOLO_TLS_CERT if absent
+    /// Present this certificate of this machine [default: $KOLO_TLS_CERT]
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     tls_cert: Option<PathBuf>,
-    /// The key of --tls-cert; $KOLO_TLS_KEY if absent
+    /// Use this key of --tls-cert [default: $KOLO_TLS_KEY]
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     tls_key: Option<PathBuf>,
-    /// A secret that all tasks and clients share, of 16 characters or more; $KOLO_TOKEN if absent. Other users of this
-    /// machine can read flags, so the variable or --token-file is better
+    /// Require and present this secret, shared by all tasks and clients, of 16 characters or more [default:
+    /// $KOLO_TOKEN]. Other users of this machine can read flags, so prefer the variable or --token-file
     #[arg(long, value_name = "SECRET", help_heading = "Security", conflicts_with = "token_file")]
     token: Option<String>,
-    /// A file that holds the token
+    /// Read the token from this file
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     token_file: Option<PathBuf>,
-    /// Listens to other machines with neither certificates nor a token: whoever reaches the port may run anything
+    /// Accept other machines without certificates or a token: anyone who reaches the port can run anything
     #[arg(long, help_heading = "Security")]
     insecure: bool,
 }
@@ -39,7 +39,7 @@ impl fmt::Debug for SecurityFlags {
 }
 
 impl SecurityFlags {
-    /// What the flags and the environment say, with the files read.
+    /// The settings from flags and environment, with the files read.
     pub fn read(&self) -> Result<Security> {
         let ca = path("KOLO_TLS_CA", &self.tls_ca);
         let cert = path("KOLO_TLS_CERT", &self.tls_cert);
@@ -71,7 +71,7 @@ impl SecurityFlags {
         Ok(Security { tls, token, insecure: self.insecure })
     }
 
-    /// The flags again, for another process that is to be given the same.
+    /// The flags for a child process with the same settings.
     pub fn args(&self) -> Vec<String> {
         let mut args = Vec::new();
         let paths = [

@@ -31,68 +31,68 @@ pub struct Args {
     task: TaskFlags,
     #[command(flatten)]
     security: SecurityFlags,
-    /// Graphs may read and write files below this directory, and nowhere else. Several may be given. Without it: anywhere
-    /// if only this machine can reach the task, and nowhere if others can
+    /// Let graphs read and write files only below this directory; may be given more than once [default: anywhere if
+    /// only this machine can reach the task, nowhere if others can]
     #[arg(long, value_name = "DIR", help_heading = "Security")]
     allow_dir: Vec<PathBuf>,
-    /// What lasts if this process is killed and started again
+    /// Keep this much if the process is killed and restarted
     #[arg(long, value_enum, default_value_t = Lasts::Checkpoints, requires_ifs = [("logged", "journal"), ("synced", "journal")])]
     durability: Lasts,
-    /// Where --durability keeps the variables: a folder in this folder, named after the task
+    /// Write the log of --durability to a subfolder of this folder, named after the task
     #[arg(long, value_name = "DIR")]
     journal: Option<PathBuf>,
-    /// The task that keeps the copy for --durability replicated, such as ps:1. The next of the same job, or the first of another
-    /// job, if absent
+    /// Replicate to this task with --durability replicated, such as ps:1 [default: the next task of the same job, or
+    /// the first of another job]
     #[arg(long, value_name = "JOB:TASK")]
     replica: Option<String>,
-    /// The most sessions at once
+    /// Refuse more concurrent sessions than this
     #[arg(long, default_value_t = 10_000, value_name = "N", help_heading = "Limits")]
     max_sessions: usize,
-    /// The largest message with tensors, such as 512M
+    /// Refuse larger messages with tensors, such as 512M
     #[arg(long, default_value = "2G", value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     max_tensor_message: usize,
-    /// The largest message with a graph
+    /// Refuse larger messages with a graph
     #[arg(long, default_value = "1G", value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     max_graph_message: usize,
-    /// Devices, such as CPU=2
+    /// Create this many devices of a kind, such as CPU=2 [default: one CPU, all visible GPUs]
     #[arg(long, value_name = "KIND=N")]
     device_count: Vec<String>,
-    /// Threads that run nodes beside each other, on each device; 0 means as many as cores
+    /// Run nodes with this many threads on each device; 0 means this task's share of the cores
     #[arg(long, default_value_t = 0, value_name = "N")]
     inter_op_threads: usize,
-    /// Threads inside one kernel; 0 means all cores
+    /// Run each kernel with this many threads; 0 means this task's share of the cores
     #[arg(long, default_value_t = 0, value_name = "N")]
     intra_op_threads: usize,
-    /// Seconds a new session waits for tasks that are not there
+    /// Let a new session wait this many seconds for missing tasks
     #[arg(long, default_value_t = 60.0, value_name = "SECONDS")]
     ready_deadline: f64,
-    /// Logs what a step waits for when it has run so many seconds; 0 never does
+    /// Log what a step waits for after this many seconds; 0 means never
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     report_after: f64,
-    /// Logs where sessions place their nodes
+    /// Log where sessions place their nodes
     #[arg(long)]
     log_device_placement: bool,
-    /// Ends when standard input ends: whoever started this process is gone
+    /// Exit when standard input closes, that is, when the parent process has exited
     #[arg(long, hide = true)]
     with_parent: bool,
-    /// Sends tensors over TCP even to tasks of this machine
+    /// Send tensors over TCP even to tasks on this machine [default: shared memory]
     #[arg(long)]
     no_shared_memory: bool,
-    /// Talks to other tasks by gRPC even if they are Kolo's
+    /// Use gRPC for all tasks [default: Kolo's own transport between Kolo's tasks]
     #[arg(long)]
     grpc_only: bool,
 }
 
-/// What lasts if a process is killed.
+/// What survives if a process is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Lasts {
-    /// Only what the chief saves
+    /// Only the chief's checkpoints
     Checkpoints,
-    /// Every step that was acknowledged, as long as the machine stays up
+    /// Every acknowledged step, as long as the machine stays up
     Logged,
-    /// Every step that was acknowledged, even if the machine goes down; waits for the disk
+    /// Every acknowledged step, even if the machine goes down; waits for the disk
     Synced,
-    /// Every step that was acknowledged, in the memory of another task; waits for its answer
+    /// Every acknowledged step, in the memory of another task; waits for its acknowledgement
     Replicated,
 }
 
@@ -168,8 +168,8 @@ fn end_with_parent(server: &Arc<Server>) -> Result<()> {
     started.map(drop).map_err(|error| Error::resource_exhausted(format!("no thread: {error}")))
 }
 
-/// The files that graphs may touch on a task: those below `allowed`. If nothing is said, all of them where only programs of
-/// this machine can ask for them, and none where others can.
+/// The files that graphs may touch on a task: those below `allowed`. If that is empty, all files if only this machine
+/// can reach the task, and none if others can.
 pub fn file_access(allowed: &[PathBuf], cluster: &ClusterSpec, job: &str, task: u32) -> Result<FileAccess> {
     match allowed.is_empty() && is_local(cluster.address(job, task)?) {
         true => Ok(FileAccess::everything()),

@@ -4,22 +4,22 @@ use std::path::Path;
 
 use crate::{ClusterSpec, Error, Result, TfConfig};
 
-/// A cluster, and this process's place in it.
+/// A cluster, and this process's task in it.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TaskFlags {
-    /// All tasks: JOB=HOST:PORT,HOST:PORT;JOB=... or a JSON file; $TF_CONFIG if absent
+    /// Use this cluster: JOB=HOST:PORT,HOST:PORT;JOB=... or a JSON file [default: $TF_CONFIG]
     #[arg(long, value_name = "TASKS")]
     pub cluster: Option<String>,
-    /// The job this task is of
+    /// Run a task of this job [default: $TF_CONFIG's]
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
-    /// Its number in the job
+    /// Run the task with this index in the job [default: $TF_CONFIG's]
     #[arg(long, value_name = "N")]
     pub task: Option<String>,
 }
 
 impl TaskFlags {
-    /// The cluster and this task's place in it.
+    /// The cluster, and the job and index of this task.
     pub fn read(&self) -> Result<(ClusterSpec, String, u32)> {
         let environment = environment()?;
         let cluster = cluster(self.cluster.as_deref(), environment.as_ref())?;
@@ -41,7 +41,7 @@ impl TaskFlags {
     }
 }
 
-/// What `TF_CONFIG` says, if it says something.
+/// The contents of `TF_CONFIG`, if it is set.
 pub fn environment() -> Result<Option<TfConfig>> {
     match std::env::var("TF_CONFIG") {
         Ok(text) if !text.trim().is_empty() => TfConfig::parse(&text).map(Some),

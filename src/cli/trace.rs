@@ -12,16 +12,16 @@ use super::print;
 pub struct Args {
     #[command(flatten)]
     graph: GraphArgs,
-    /// Feeds zeros: NAME=DTYPE[SIZES], such as x=float[100,784]
+    /// Feed zeros: NAME=DTYPE[SIZES], such as x=float[100,784]
     #[arg(long = "feed", value_name = "NAME=DTYPE[SIZES]")]
     feeds: Vec<String>,
-    /// Operations to run first, untraced, such as init
+    /// Run this operation first, untraced, such as init
     #[arg(long = "first", value_name = "NAME")]
     first: Vec<String>,
-    /// Where the trace goes; open it in chrome://tracing or ui.perfetto.dev
+    /// Write the trace to this file; open it in chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE", default_value = "trace.json")]
     out: PathBuf,
-    /// Also writes the measured times of nodes and links, for 'kolo explain --policy cost --costs FILE'
+    /// Also write the measured times of nodes and links, for 'kolo explain --policy cost --costs FILE'
     #[arg(long, value_name = "FILE")]
     write_costs: Option<PathBuf>,
 }

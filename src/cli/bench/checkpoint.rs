@@ -36,8 +36,8 @@ pub fn run(report: &Report) -> Result<()> {
         Ok(start.elapsed().as_secs_f64())
     };
 
-    // Plain writes and saves in turn, each to new files and either first, so that the disk and the system's cache are in
-    // the same mood for both. The first two warm up.
+    // Plain writes and saves in turn, each to new files and either first, so that the disk and the system's cache are
+    // in the same mood for both. The first two warm up.
     let reads: Vec<_> = variables.iter().map(|w| w.read()).collect();
     let (mut writes, mut of_plain) = (Vec::new(), Vec::new());
     for i in 0..N_SAMPLES + 2 {

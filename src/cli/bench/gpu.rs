@@ -1,5 +1,5 @@
-//! `gpu`: the work of `bench/gpu/run` on GPU 0: a large matrix product, and training steps whose data lies on the card, with
-//! and without capture.
+//! `gpu`: the work of `bench/gpu/run` on GPU 0: a large matrix product, and training steps whose data lies on the GPU,
+//! with and without capture.
 
 use std::sync::Arc;
 use std::time::Instant;

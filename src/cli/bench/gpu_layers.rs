@@ -1,5 +1,5 @@
-//! `gpu`, single layers: pooling and batch norm, forward and backward, in the shapes of ResNet-50 and LeNet, in both orders of
-//! dimensions. `bench/gpu/layers.py` times cuDNN on the same.
+//! `gpu`, single layers: pooling and batch norm, forward and backward, in the shapes of ResNet-50 and LeNet, in both
+//! orders of dimensions. `bench/gpu/layers.py` times cuDNN on the same.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ impl Layer {
         if self.channels_first { "NCHW" } else { "NHWC" }
     }
 
-    /// A variable on the card, and what fills it with random numbers.
+    /// A variable on the GPU, and what fills it with random numbers.
     fn held<'g>(&self, g: &'g Graph, name: &str, shape: [usize; 4]) -> (Output<'g>, Operation<'g>) {
         let start = g.new_variable(&format!("{name}_start"), Initializer::Uniform { low: -1.0, high: 1.0 });
         let start = start.shape(shape).build().read();

@@ -1,4 +1,4 @@
-//! `gpu`, the large models: whole training steps of ResNet-50 and GPT-2 whose data lies on the card.
+//! `gpu`, the large models: whole training steps of ResNet-50 and GPT-2 whose data lies on the GPU.
 
 use std::sync::Arc;
 

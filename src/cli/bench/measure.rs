@@ -40,7 +40,8 @@ impl Report {
         self.warm_up
     }
 
-    /// Calls `call` until the budget is used up and returns seconds per call, one figure for each of about thirty samples.
+    /// Calls `call` until the budget is used up and returns seconds per call, one figure for each of about thirty
+    /// samples.
     pub fn sample(&self, mut call: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
         let start = Instant::now();
         let mut n_warm = 0u32;

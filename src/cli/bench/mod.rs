@@ -19,16 +19,17 @@ use crate::Result;
 /// Flags of `kolo bench`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Which benchmark
+    /// Run this benchmark
     #[arg(value_enum)]
     name: Name,
-    /// One JSON object per case
+    /// Print one JSON object per case
     #[arg(long)]
     json: bool,
-    /// Of `ops` and `gpu`: only cases whose name begins with this; may be repeated
+    /// Run only cases of `ops` and `gpu` whose name begins with this; may be given more than once [default: all but
+    /// single layers of `gpu`]
     #[arg(long, value_name = "CASE")]
     case: Vec<String>,
-    /// `tls`: without TLS, for comparison
+    /// Run `tls` without TLS, for comparison
     #[arg(long)]
     plain: bool,
     #[command(flatten)]

@@ -116,7 +116,8 @@ pub fn batches(batch: usize) -> Result<Vec<(Tensor, Tensor)>> {
         .collect()
 }
 
-/// Images of MNIST in the order of the file, with one-hot labels, from batch `first` on. Four fifths of their pixels are zeros.
+/// Images of MNIST in the order of the file, with one-hot labels, from batch `first` on. Four fifths of their pixels
+/// are zeros.
 pub fn mnist_batches(batch: usize, first: usize) -> Result<Vec<(Tensor, Tensor)>> {
     let all = mnist::embedded()?.one_hot().train.dataset().batch(batch, true).batches()?;
     let pair = |batch: Result<crate::data::Batch>| match <[Tensor; 2]>::try_from(batch?.tensors) {

@@ -1,4 +1,5 @@
-//! `ops`: single ops through a session, as `bench/ops.json` lists them for every side, and a plain copy to compare with.
+//! `ops`: single ops through a session, as `bench/ops.json` lists them for every side, and a plain copy to compare
+//! with.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +14,8 @@ use super::measure::{Better, Report, median};
 const CASES: &str = include_str!("../../../bench/ops.json");
 /// Sizes, and how often the op runs in one call.
 const SIZES: &[(&str, usize)] = &[("small", 50), ("medium", 20), ("large", 3)];
-/// Ops that do so little that moving their bytes is the work: their large case is also given as a share of a copy's speed.
+/// Ops that do so little that moving their bytes is the work: their large case is also given as a share of a copy's
+/// speed.
 const MOVERS: &[&str] =
     &["add", "add-bias", "mul-row", "mul-column", "mul-scalar", "relu", "relu-grad", "exp", "tanh", "sigmoid"];
 /// Elements that the plain copy copies.
@@ -116,7 +118,7 @@ fn tensors(family: &Value, size: &str) -> Result<Vec<Tensor>> {
     Ok(made)
 }
 
-/// A copy where an op's result would lie, as the value of a variable does, and not where this program has made it.
+/// A copy in the device's memory, allocated as an op's result or a variable is.
 fn in_device_memory(tensor: Tensor) -> Result<Tensor> {
     let g = crate::graph();
     let value = g.constant(tensor.clone());
@@ -143,7 +145,8 @@ fn constant(spec: &Value) -> Result<Tensor> {
     }
 }
 
-/// `f32[2,3]` from -1 to 1, also as `f16` and `bf16`, `f32[2,3]+` from 0.1 to 1.1, `i32[5]<10` from 0 to 9, `u8[4]`, `bool[4]`.
+/// `f32[2,3]` from -1 to 1, also as `f16` and `bf16`, `f32[2,3]+` from 0.1 to 1.1, `i32[5]<10` from 0 to 9, `u8[4]`,
+/// `bool[4]`.
 fn random(spec: &str, seed: u64) -> Result<Tensor> {
     let (kind, rest) = spec.split_once('[').ok_or_else(|| bad(spec, "no shape"))?;
     let (dims, tail) = rest.split_once(']').ok_or_else(|| bad(spec, "no shape"))?;

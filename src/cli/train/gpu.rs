@@ -1,32 +1,33 @@
-//! The flags of `kolo train` that say how GPUs are used.
+//! The GPU flags of `kolo train`.
 
 use std::collections::BTreeMap;
 
 use crate::{Error, GpuOptions, Result};
 use clap::Args;
 
-/// How much of a card the run may take, and how.
+/// GPU options of a run.
 #[derive(Args, Clone, Debug, Default)]
 pub struct GpuFlags {
-    /// The share of each GPU's memory to take, from 0 to 1, at once; refused if the card has less left
+    /// Reserve this fraction of each GPU's memory at start, from 0 to 1; fail if less is free [default: allocate on
+    /// demand]
     #[arg(long, value_name = "SHARE")]
     pub gpu_memory_fraction: Option<f64>,
-    /// Several logical GPUs on the first card, such as 4=8GiB: four of 8 GiB each, gpu:0 to gpu:3
+    /// Split the first GPU into logical GPUs, such as 4=8GiB: four of 8 GiB each, gpu:0 to gpu:3 [default: one per GPU]
     #[arg(long, value_name = "N=SIZE")]
     pub virtual_gpus: Option<String>,
-    /// Enqueue every kernel of a step on a GPU by itself instead of replaying the step, for comparison
+    /// Launch every kernel of a step on a GPU separately instead of replaying a captured step, for comparison
     #[arg(long)]
     pub no_capture: bool,
-    /// On a GPU, run nodes one by one instead of fused, for comparison
+    /// Run nodes on a GPU one by one instead of fusing them, for comparison
     #[arg(long)]
     pub no_fusion: bool,
-    /// On a GPU, multiply floats with all their bits instead of as TF32
+    /// Multiply floats on a GPU in full precision instead of TF32
     #[arg(long)]
     pub full_precision: bool,
 }
 
 impl GpuFlags {
-    /// What the flags ask for.
+    /// The options from the flags.
     pub fn options(&self) -> Result<GpuOptions> {
         let mut options = GpuOptions {
             no_capture: self.no_capture,
@@ -37,11 +38,11 @@ impl GpuFlags {
         if let Some(share) = self.gpu_memory_fraction {
             if !(share > 0.0 && share <= 1.0) {
                 return Err(Error::invalid_argument(format!(
-                    "--gpu-memory-fraction {share} is no share of a card's memory: give more than 0 and at most 1"
+                    "--gpu-memory-fraction {share} is no share of a GPU's memory: give more than 0 and at most 1"
                 )));
             }
             options.per_process_gpu_memory_fraction = Some(share);
-            // Taken at once, so that a program that asks for what is not there any more is refused before it begins.
+            // Reserved at start, so that a run that asks for more than is free fails before it begins.
             options.allow_growth = Some(false);
         }
         if let Some(text) = &self.virtual_gpus {
@@ -51,7 +52,7 @@ impl GpuFlags {
     }
 }
 
-/// More logical GPUs than this on one card are a typing error.
+/// More logical GPUs than this on one GPU are a mistake.
 const MAX_VIRTUAL: usize = 64;
 
 /// `4=8GiB`: the limits of four devices in bytes.
@@ -60,7 +61,7 @@ fn virtual_gpus(text: &str) -> Result<Vec<u64>> {
     let (n, size) = text.split_once('=').ok_or_else(|| wrong("there is no '='"))?;
     let n: usize = n.trim().parse().map_err(|_| wrong("the number of GPUs is no number"))?;
     if !(1..=MAX_VIRTUAL).contains(&n) {
-        return Err(wrong(&format!("a card is cut into 1 to {MAX_VIRTUAL} GPUs")));
+        return Err(wrong(&format!("a GPU is cut into 1 to {MAX_VIRTUAL} GPUs")));
     }
     let size = size.trim();
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];

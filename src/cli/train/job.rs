@@ -1,4 +1,4 @@
-//! Runs a recipe: trains, shows how it goes, saves, tests, and says how it went.
+//! Runs a recipe: trains, shows progress, saves checkpoints, tests, and prints the results.
 
 use std::io::IsTerminal;
 use std::path::Path;

@@ -29,7 +29,7 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Recipe {
-    /// Reads handwritten digits: the real MNIST, which is part of this program
+    /// Classify handwritten digits: MNIST, which is built into this program
     #[command(after_help = "Examples:
   kolo train mnist                                  an MLP, seconds
   kolo train mnist --model lenet --epochs 5         a convolutional network
@@ -38,32 +38,32 @@ enum Recipe {
   kolo train mnist --checkpoint-dir ckpt --resume   saves; goes on where it was
   kolo train mnist --logdir log                     summaries for TensorBoard, loss.svg")]
     Mnist(Mnist),
-    /// Tells ten kinds of small colour pictures apart: CIFAR-10, from a folder of yours
+    /// Classify small colour images: CIFAR-10, from a folder of yours
     #[command(after_help = "Example:
   kolo train cifar --data cifar-10-batches-bin      the binary version of CIFAR-10, unpacked")]
     Cifar(Cifar),
-    /// Learns to write like Shakespeare, character by character: a small transformer
+    /// Train a language model: a small transformer on the characters of Shakespeare, or GPT-2
     #[command(after_help = "Examples:
   kolo train lm                                     a minute or so, then a sample
   kolo train lm --max-steps 5000 --prompt 'ROMEO:'  longer, and asked for Romeo
   kolo train lm --model gpt2-124m --device gpu:0    GPT-2 in mixed precision, on bytes; or --data synthetic
   kolo train lm --model gpt2-124m --layers 2 --width 64 --heads 2 --context 64 --vocabulary 256   a small one, for a CPU")]
     Lm(Lm),
-    /// Tells a thousand kinds of pictures apart: ResNet-50, on made-up pictures, to see how fast it goes
+    /// Train ResNet-50 on synthetic images, to measure its speed
     #[command(after_help = "Examples:
   kolo train resnet50 --data synthetic --device gpu:0
   kolo train resnet50 --data synthetic --side 32 --width 8 --classes 10 --batch-size 8   a small one, for a CPU")]
     Resnet50(Resnet50),
-    /// Fits a line to points: the smallest recipe, for reading
+    /// Fit a line to points: the smallest recipe, to read first
     Linear(Linear),
 }
 
 #[derive(clap::Args)]
 struct Mnist {
-    /// The network
+    /// Train this network
     #[arg(long, value_enum, default_value_t = Network::Mlp)]
     model: Network,
-    /// A folder with the four MNIST (or Fashion-MNIST) files, gzipped or not, instead of the built-in ones
+    /// Read the four MNIST (or Fashion-MNIST) files, gzipped or not, from this folder [default: the built-in ones]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     #[command(flatten)]
@@ -82,7 +82,7 @@ enum Network {
 
 #[derive(clap::Args)]
 struct Cifar {
-    /// The folder with data_batch_1.bin and the others
+    /// Read data_batch_1.bin and the others from this folder
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
     #[command(flatten)]
@@ -91,37 +91,37 @@ struct Cifar {
 
 #[derive(clap::Args)]
 struct Lm {
-    /// The model
+    /// Train this model
     #[arg(long, value_enum, default_value_t = Language::Small)]
     model: Language,
-    /// Another text than Shakespeare's; for GPT-2 also `synthetic`, tokens that are made up
+    /// Train on this text, or for GPT-2 on `synthetic` tokens [default: Shakespeare]
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// How many characters the model sees at once [default: 64; GPT-2: 1024]
+    /// Set the length of a sequence [default: 64; GPT-2: 1024]
     #[arg(long, value_name = "N")]
     context: Option<usize>,
-    /// Numbers per character [default: 128; GPT-2: 768]
+    /// Set the width of the model [default: 128; GPT-2: 768]
     #[arg(long, value_name = "N")]
     width: Option<usize>,
-    /// Layers [default: 4; GPT-2: 12]
+    /// Set the number of layers [default: 4; GPT-2: 12]
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Attention heads per layer [default: 4; GPT-2: 12]
+    /// Set the number of attention heads per layer [default: 4; GPT-2: 12]
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
-    /// GPT-2: how many tokens it knows
+    /// Set the size of GPT-2's vocabulary
     #[arg(long, default_value_t = 50304, value_name = "N")]
     vocabulary: usize,
-    /// GPT-2: what is computed in; weights are float
+    /// Compute GPT-2 in this type; weights are float
     #[arg(long, value_enum, default_value_t = Precision::Bf16)]
     precision: Precision,
-    /// What the sample at the end begins with
+    /// Start the sample at the end with this text
     #[arg(long, default_value = "ROMEO:\n", value_name = "TEXT")]
     prompt: String,
-    /// How many characters to write at the end
+    /// Write this many characters at the end
     #[arg(long, default_value_t = 300, value_name = "N")]
     sample: usize,
-    /// Below 1 the sample is more cautious, above it more daring
+    /// Sample at this temperature: lower is more conservative, higher more diverse
     #[arg(long, default_value_t = 0.8, value_name = "T")]
     temperature: f32,
     #[command(flatten)]
@@ -155,19 +155,19 @@ impl Precision {
 
 #[derive(clap::Args)]
 struct Resnet50 {
-    /// The pictures; `synthetic`, made up, is all there is
+    /// Train on this data; only `synthetic` is supported
     #[arg(long, default_value = "synthetic", value_parser = ["synthetic"])]
     data: String,
-    /// Height and width of the pictures
+    /// Set the height and width of the images
     #[arg(long, default_value_t = 224, value_name = "N")]
     side: usize,
-    /// Classes
+    /// Set the number of classes
     #[arg(long, default_value_t = 1000, value_name = "N")]
     classes: usize,
-    /// Channels of the first stage
+    /// Set the number of channels of the first stage
     #[arg(long, default_value_t = 64, value_name = "N")]
     width: usize,
-    /// What is computed in; weights are float
+    /// Compute in this type; weights are float
     #[arg(long, value_enum, default_value_t = Precision::Bf16)]
     precision: Precision,
     #[command(flatten)]

@@ -16,54 +16,54 @@ use crate::cli::graph_file::parse_devices;
 /// Flags that all recipes share.
 #[derive(Clone, clap::Args)]
 pub struct Common {
-    /// How the weights are updated
+    /// Update the weights with this optimizer [default: the recipe's]
     #[arg(long, value_enum)]
     pub optimizer: Option<Kind>,
-    /// The learning rate, kept constant; without it each recipe has its own, which falls towards the end
+    /// Train with this constant learning rate [default: the recipe's, which decays towards the end]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub lr: Option<f64>,
-    /// Samples in a step
+    /// Train with this many samples per step [default: the recipe's]
     #[arg(long, value_name = "N")]
     pub batch_size: Option<usize>,
-    /// How often to go through the data
+    /// Go through the data this many times [default: the recipe's]
     #[arg(long, value_name = "N")]
     pub epochs: Option<u64>,
-    /// Stop at this global step, if the data does not end before
+    /// Stop at this global step, or earlier if the data runs out
     #[arg(long, value_name = "STEP")]
     pub max_steps: Option<i64>,
-    /// Initial weights and the order of the data follow from it
+    /// Seed the initial weights and the order of the data
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Write summaries for TensorBoard, and the loss curve as loss.svg, into this folder
+    /// Write summaries for TensorBoard, and the loss curve as loss.svg, to this folder [default: none]
     #[arg(long, value_name = "DIR")]
     pub logdir: Option<PathBuf>,
-    /// Save checkpoints into this folder
+    /// Save checkpoints to this folder [default: none]
     #[arg(long, value_name = "DIR")]
     pub checkpoint_dir: Option<PathBuf>,
-    /// How often to save: a number of steps, or seconds such as 30s
+    /// Save after this many steps, or seconds such as 30s
     #[arg(long, default_value = "30s", value_parser = parse_every, value_name = "STEPS|SECONDS")]
     pub checkpoint_every: Every,
-    /// How many checkpoints to keep; 0 keeps all
+    /// Keep this many checkpoints; 0 keeps all
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub keep: usize,
-    /// Go on from the newest checkpoint of --checkpoint-dir, if there is one
+    /// Resume from the newest checkpoint in --checkpoint-dir, if there is one
     #[arg(long, requires = "checkpoint_dir")]
     pub resume: bool,
-    /// Where to compute, such as /cpu:0 or gpu:0
+    /// Compute on this device, such as /cpu:0 or gpu:0 [default: chosen by the placer]
     #[arg(long, value_name = "DEVICE", conflicts_with = "devices")]
     pub device: Option<String>,
-    /// Share every batch among so many devices, such as cpu=4
+    /// Split every batch over this many devices, such as cpu=4 [default: one device]
     #[arg(long, value_name = "KIND=N")]
     pub devices: Option<String>,
     #[command(flatten)]
     pub gpu: GpuFlags,
-    /// Fail if a value moves between devices by itself: all but feeds, fetches and pinned Identity nodes
+    /// Fail on implicit copies between devices: all but feeds, fetches and pinned Identity nodes
     #[arg(long)]
     pub deny_implicit_copies: bool,
-    /// A line every so many steps, when there is no terminal
+    /// Print a line every this many steps, if the output is no terminal
     #[arg(long, default_value_t = 100, value_name = "STEPS")]
     pub log_every: u64,
-    /// One JSON object a line
+    /// Print progress as JSON, one object per line
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -88,32 +88,32 @@ fn parse_every(text: &str) -> std::result::Result<Every, String> {
 /// The optimizers by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// Plain gradient descent
+    /// Stochastic gradient descent
     Sgd,
-    /// With momentum 0.9
+    /// SGD with momentum 0.9
     Momentum,
-    /// With Nesterov's momentum 0.9
+    /// SGD with Nesterov momentum 0.9
     Nesterov,
-    /// Steps shrink where gradients were large
+    /// Adagrad: steps scaled down by the sum of squared gradients
     Adagrad,
-    /// As Adagrad, with a fading memory and no rate of its own
+    /// Adadelta: as Adagrad, with decaying averages
     Adadelta,
-    /// Steps scaled by the recent size of gradients
+    /// RMSProp: steps scaled by a decaying average of squared gradients
     Rmsprop,
-    /// Momentum and scaled steps
+    /// Adam: momentum and scaled steps
     Adam,
     /// Adam with decoupled weight decay
     Adamw,
     /// Adam with a trust ratio per layer, for large batches
     Lamb,
-    /// Scaled steps in little memory
+    /// Adafactor: scaled steps with factored statistics, to save memory
     Adafactor,
     /// Follow the regularised leader
     Ftrl,
 }
 
 impl Kind {
-    /// The rate that suits it when none is given and the recipe names none.
+    /// Its default learning rate, if neither the flags nor the recipe give one.
     pub fn usual_rate(self) -> f64 {
         match self {
             Kind::Sgd => 0.1,
@@ -127,8 +127,8 @@ impl Kind {
         }
     }
 
-    /// Whether a rate that falls to nothing would take the weights with it. FTRL does not step from where it is: each
-    /// step makes the weights anew, as the rate times what it has added up, over the root of the sums of squares.
+    /// Whether decaying the rate to zero would set the weights to zero. FTRL does not update weights incrementally:
+    /// each step recomputes them, as the rate times its accumulator, over the root of the sums of squares.
     fn keeps_its_rate(self) -> bool {
         matches!(self, Kind::Ftrl)
     }
@@ -146,17 +146,16 @@ impl Kind {
             Kind::Adamw => Box::new(AdamW::new(rate, 0.01)),
             Kind::Lamb => Box::new(Lamb::new(rate, 0.01)),
             Kind::Adafactor => Box::new(Adafactor::new(rate)),
-            // Sums of squares that begin above zero make the first step forget most of the initial weights, which a network
-            // with a hidden layer cannot do without.
+            // Sums of squares that begin above zero make the first step forget most of the initial weights, which a
+            // network with a hidden layer cannot do without.
             Kind::Ftrl => Box::new(Ftrl::new(rate).initial_accumulator(0.0)),
         }
     }
 }
 
 impl Common {
-    /// The optimizer: what the flags say, else the recipe's choice, its rate falling to nothing over `n_steps` unless
-    /// the optimizer cannot stand that.
-    /// Without `--lr` the rate grows over the first `warm_up` steps.
+    /// The optimizer of the flags, or else of the recipe. Without `--lr` its rate warms up over the first `warm_up`
+    /// steps and decays to zero over `n_steps`, unless the optimizer keeps its rate.
     pub fn make_optimizer(
         &self,
         usual: Kind,
@@ -189,7 +188,7 @@ impl Common {
         if let Some(device) = &self.device {
             let spec = DeviceSpec::parse(device)?;
             if spec.kind.as_deref() == Some("GPU") {
-                // What has no kernel there, such as reading files, runs on the CPU. No card at all is an error.
+                // What has no kernel there, such as reading files, runs on the CPU. No GPU at all is an error.
                 config.allow_soft_placement = true;
                 config.device_count.insert("GPU".to_owned(), spec.id.map_or(1, |id| id as usize + 1));
             }

@@ -15,14 +15,14 @@ use crate::cli::print;
 pub enum View {
     /// A bar that moves.
     Bar,
-    /// A line every so many steps.
+    /// A line at a fixed interval of steps.
     Lines,
     /// One JSON object a line.
     Json,
 }
 
 impl View {
-    /// JSON if asked for, a bar on a terminal, lines otherwise.
+    /// JSON if requested, a bar on a terminal, lines otherwise.
     pub fn choose(json: bool) -> View {
         match (json, std::io::stdout().is_terminal() && std::io::stderr().is_terminal()) {
             (true, _) => View::Json,
@@ -82,7 +82,7 @@ impl Progress {
         }
     }
 
-    /// Counts in another unit: a sample of text is so many tokens.
+    /// Counts in another unit, such as `per_sample` tokens for a sample of text.
     pub fn unit(mut self, unit: &'static str, per_sample: usize) -> Self {
         (self.unit, self.units_per_sample) = (unit, per_sample);
         self

@@ -62,8 +62,8 @@ pub fn ps_large(report: &Report) -> Result<()> {
     report.print("ps-large", "push-pull", "steps/s", Better::Higher, &rates)
 }
 
-/// What TLS costs: the same over TCP with it, or without it for comparison. The last case is what tasks of one machine do if
-/// they are not told otherwise: their tensors go through shared memory, with TLS and without.
+/// The cost of TLS: the same over TCP with it, or without it for comparison. The last case is the default between tasks
+/// on one machine: their tensors go through shared memory, with TLS and without.
 pub fn tls(report: &Report, is_plain: bool) -> Result<()> {
     const OVER_TCP: &[&str] = &["--no-shared-memory"];
     let start = |flags: &[&str]| match is_plain {
@@ -102,7 +102,7 @@ fn transfer_rates(report: &Report, servers: &Servers, n: usize) -> Result<Vec<f6
     Ok(seconds.iter().map(|s| 4.0 * n as f64 / s / 1e9).collect())
 }
 
-/// Steps per second that read 100 MB of parameters, in so many pieces, and send as many bytes back.
+/// Steps per second that read 100 MB of parameters, in `n_pieces` pieces, and send as many bytes back.
 fn push_pull_rates(report: &Report, servers: &Servers, n_pieces: usize) -> Result<Vec<f64>> {
     const N: usize = 25_000_000;
     let g = crate::graph();

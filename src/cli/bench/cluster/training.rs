@@ -18,7 +18,7 @@ use crate::cli::bench::networks::{N_BATCHES, mnist_batches};
 const N_WINDOWS: usize = 6;
 const BATCH: usize = 100;
 
-/// What a bench tells its worker processes.
+/// Hidden flags that a bench passes to its worker processes.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct WorkerFlags {
     #[arg(long, hide = true)]

@@ -15,7 +15,7 @@ use crate::cli::train::job::stop_on_ctrl_c;
 /// How long a process has to end after it was asked to.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What a process says.
+/// An event of a child process.
 pub enum Said {
     /// A line of its standard output.
     Out(usize, String),
@@ -97,8 +97,8 @@ pub fn launch(flags: &ClusterFlags, json: bool) -> Result<()> {
             break;
         }
     }
-    // The workers end first, all at once, since the chief saves what is on the parameter servers; their last words are still
-    // shown.
+    // The workers end first, all at once, since the chief saves what is on the parameter servers; their last words are
+    // still shown.
     let mut workers = processes.split_off(n_ps);
     workers.iter_mut().for_each(|worker| drop(worker.child.stdin.take()));
     drop(workers);

@@ -19,53 +19,54 @@ pub use worker::run;
 /// Flags about the cluster.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ClusterFlags {
-    /// Starts so many parameter servers on this machine
+    /// Start this many parameter servers on this machine
     #[arg(long, value_name = "N", help_heading = "Cluster")]
     pub ps: Option<usize>,
-    /// Starts so many workers on this machine, each with a share of the data
+    /// Start this many workers on this machine, each with a share of the data
     #[arg(long, value_name = "N", help_heading = "Cluster")]
     pub workers: Option<usize>,
-    /// Workers wait for each other: an update is the mean of all their gradients; replicas=N makes the slowest backup
+    /// Train synchronously: an update is the mean of all workers' gradients; replicas=N uses the first N and treats the
+    /// rest as backup workers
     #[arg(long, value_name = "SETTINGS", num_args = 0..=1, default_missing_value = "", group = "mode", help_heading = "Cluster")]
     pub sync: Option<String>,
-    /// Workers do not wait for each other (the default); bound=N stops one that is N updates ahead
+    /// Train asynchronously (the default); with bound=N, a worker more than N updates ahead of the slowest waits
     #[arg(long = "async", value_name = "SETTINGS", num_args = 0..=1, default_missing_value = "", group = "mode", help_heading = "Cluster")]
     pub asynchronous: Option<String>,
-    /// Workers wait for each other for a while: timeout=200ms,min=0.75,late=drop|scale|queue
+    /// Train synchronously with a timeout: timeout=200ms,min=0.75,late=drop|scale|queue
     #[arg(long, value_name = "SETTINGS", num_args = 0..=1, default_missing_value = "", group = "mode", help_heading = "Cluster")]
     pub hybrid: Option<String>,
-    /// All tasks, for processes that are started by hand: ps=HOST:PORT;worker=HOST:PORT,HOST:PORT or a JSON file
+    /// Join this cluster, whose processes are started by hand: ps=HOST:PORT;worker=HOST:PORT,HOST:PORT or a JSON file
     #[arg(long, value_name = "TASKS", requires = "task", help_heading = "Cluster")]
     pub cluster: Option<String>,
-    /// Which worker of --cluster this process is
+    /// Run this worker of --cluster
     #[arg(long, value_name = "N", requires = "cluster", help_heading = "Cluster")]
     pub task: Option<String>,
-    /// Trains through a server that runs already, `kolo serve` or TensorFlow's, as the worker that it is
+    /// Train through a running server, `kolo serve` or TensorFlow's, as its worker
     #[arg(long, value_name = "grpc://HOST:PORT", conflicts_with_all = ["cluster", "task", "ps", "workers"], help_heading = "Cluster")]
     pub target: Option<String>,
-    /// Sends tensors over TCP even between tasks of one machine
+    /// Send tensors over TCP even between tasks on one machine [default: shared memory]
     #[arg(long, conflicts_with = "target", help_heading = "Cluster")]
     pub no_shared_memory: bool,
-    /// Ends when standard input ends: whoever started this process is gone
+    /// Exit when standard input closes, that is, when the parent process has exited
     #[arg(long, hide = true)]
     pub with_parent: bool,
     #[command(flatten)]
     pub security: SecurityFlags,
 }
 
-/// Where a worker's own task is.
+/// Where a worker's own task runs.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum TaskLocation {
     /// In this process, which serves it.
     Here(ClusterSpec),
-    /// In a server that runs already.
+    /// In a running server.
     At(String),
 }
 
-/// A worker's place in its cluster.
+/// A worker's task in its cluster.
 #[derive(Clone, Debug)]
 pub struct Role {
-    pub place: Place,
+    pub location: TaskLocation,
     pub task: u32,
     pub n_ps: usize,
     pub n_workers: usize,
@@ -78,7 +79,7 @@ impl ClusterFlags {
         (self.ps.is_some() || self.workers.is_some()) && self.cluster.is_none()
     }
 
-    /// What this process is in a cluster, if it is in one.
+    /// The task of this process, if it is in a cluster.
     pub fn role(&self) -> Result<Option<Role>> {
         if let Some(target) = &self.target {
             return self.role_of(target).map(Some);
@@ -93,10 +94,10 @@ impl ClusterFlags {
         if n_ps == 0 {
             return Err(Error::invalid_argument("--cluster has no job 'ps' to keep the variables"));
         }
-        Ok(Some(Role { place: Place::Here(cluster), task, n_ps, n_workers, mode: self.mode()? }))
+        Ok(Some(Role { location: TaskLocation::Here(cluster), task, n_ps, n_workers, mode: self.mode()? }))
     }
 
-    /// What a server is in its cluster, as it says itself.
+    /// The task of a server in its cluster, as the server reports it.
     fn role_of(&self, target: &str) -> Result<Role> {
         let security = self.security.read()?;
         let session = Session::connect_secured(target, &crate::graph(), SessionConfig::default(), &security)
@@ -108,8 +109,8 @@ impl ClusterFlags {
         let (n_ps, n_workers) = (count("ps"), count("worker"));
         match tasks.first() {
             Some(own) if &*own.job == "worker" && n_ps > 0 => {
-                let (place, task) = (Place::At(target.to_owned()), own.task);
-                Ok(Role { place, task, n_ps, n_workers, mode: self.mode()? })
+                let (location, task) = (TaskLocation::At(target.to_owned()), own.task);
+                Ok(Role { location, task, n_ps, n_workers, mode: self.mode()? })
             }
             Some(own) if n_ps > 0 => Err(Error::invalid_argument(format!(
                 "--target {target} is {own}; workers train, so give the address of one of those"

@@ -11,7 +11,7 @@ use crate::train::{MonitoredTrainingSession, global_step};
 use crate::{ClusterSpec, Connect as _, Error, Graph, Result, Server, ServerConfig, Session, SessionConfig};
 use serde_json::json;
 
-use super::{Place, Role};
+use super::{Role, TaskLocation};
 use crate::cli::print;
 use crate::cli::serve::file_access;
 use crate::cli::train::job::{Job, stop_on_ctrl_c};
@@ -34,15 +34,15 @@ pub fn run<'g>(
     }
     let security = common.cluster.security.read()?;
     // Ends with this function.
-    let server = match &role.place {
-        Place::Here(cluster) => {
+    let server = match &role.location {
+        TaskLocation::Here(cluster) => {
             Some(Server::new(cluster, "worker", role.task, server_config(common, cluster, role.task, &security)?)?)
         }
-        Place::At(_) => None,
+        TaskLocation::At(_) => None,
     };
-    let target = match (&role.place, &server) {
-        (Place::At(target), _) => target.clone(),
-        (Place::Here(_), server) => server.as_ref().map(Server::target).unwrap_or_default(),
+    let target = match (&role.location, &server) {
+        (TaskLocation::At(target), _) => target.clone(),
+        (TaskLocation::Here(_), server) => server.as_ref().map(Server::target).unwrap_or_default(),
     };
     let own = format!("/job:worker/task:{}", role.task);
     let config = SessionConfig { device_filters: vec!["/job:ps".to_owned(), own], ..SessionConfig::default() };
@@ -121,7 +121,7 @@ pub fn run<'g>(
     Ok(())
 }
 
-/// Who may use this task, and which files it touches for them.
+/// The configuration of this task's server: authentication and file access.
 fn server_config(common: &Common, cluster: &ClusterSpec, task: u32, security: &Security) -> Result<ServerConfig> {
     if let Some(dir) = &common.checkpoint_dir {
         std::fs::create_dir_all(dir).map_err(|error| {
