@@ -1,8 +1,7 @@
-//! Aligned working memory that a thread keeps between kernel calls.
+//! Aligned scratch memory, cached per thread between kernel calls.
 //!
-//! A kernel takes a buffer from its thread, uses it and puts it back, so a training step calls
-//! the allocator only when a shape larger than all before it comes along. Buffers go back to the
-//! system when their thread ends.
+//! A kernel takes a buffer from its thread's cache and puts it back, so a training step calls the
+//! allocator only for a shape larger than all before it. Buffers are freed when their thread ends.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::RefCell;
@@ -17,7 +16,7 @@ const ALIGN: usize = 4096;
 pub(crate) struct Scratch {
     ptr: *mut u8,
     n_bytes: usize,
-    /// Where a large block comes from; a small one is the allocator's.
+    /// The mapping of a large block; a small one comes from the allocator.
     pages: Option<Pages>,
 }
 
@@ -26,7 +25,7 @@ thread_local! {
 }
 
 impl Scratch {
-    /// Room for `len` values of `T`, taken from what this thread has kept if it is large enough.
+    /// Room for `len` values of `T`, from this thread's cache if a buffer there is large enough.
     pub(crate) fn take<T>(len: usize) -> Scratch {
         let wanted = len.checked_mul(size_of::<T>()).expect("a scratch size fits in memory").max(ALIGN);
         let kept = FREE.with_borrow_mut(|free| {
@@ -45,7 +44,7 @@ impl Scratch {
         kept.unwrap_or_else(|| Scratch::allocate(wanted))
     }
 
-    /// Hands the memory back to this thread for its next call.
+    /// Returns the memory to this thread's cache.
     pub(crate) fn put_back(self) {
         // While the thread exits, the list may be dropped already: then the memory is freed.
         let mut this = Some(self);
@@ -59,7 +58,7 @@ impl Scratch {
 
     fn allocate(n_bytes: usize) -> Scratch {
         let n_bytes = n_bytes.next_multiple_of(ALIGN);
-        // Without room for another mapping the allocator may still have some.
+        // If mapping fails, the allocator may still have memory.
         if n_bytes >= Pages::LEAST
             && let Ok(mut pages) = Pages::new(n_bytes)
         {

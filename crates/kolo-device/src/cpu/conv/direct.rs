@@ -46,15 +46,15 @@ impl<T> Target<T> {
     }
 }
 
-/// Images that make the rows of a tile worth while.
+/// The minimum number of images for the rows of a tile.
 const MIN_BATCH: usize = 8;
 /// Values in a row of taps below which copying them to a patch matrix is as fast.
 const MIN_RUN: usize = 3;
-/// Pieces to aim at, so that a few threads finish at about the same time.
+/// The number of tasks to aim at, so that a few threads finish at about the same time.
 const N_TASKS: usize = 16;
 
 impl<'a, T: Real> Direct<'a, T> {
-    /// The convolution with these patches, if it is of the kind that this way suits.
+    /// The convolution with these patches, if this algorithm suits it.
     pub(super) fn new(patches: &'a Patches<'a, T>, batch: usize, n: usize) -> Option<Self> {
         let first = patches.runs.first()?;
         let dilation = patches.runs.get(1).map_or(1, |run| run.dy - first.dy);
@@ -176,7 +176,7 @@ impl<'a, T: Real> Direct<'a, T> {
     }
 
     /// The gradient of the filter: for each tap, the source under it times `grad_out`, over the pixels that see it.
-    /// Groups of images are added up apart, then in order.
+    /// Groups of images are summed independently, then added in order.
     ///
     /// # Safety
     /// `grad_out` must have a row of `n` per pixel of the grid in each image, `grad_filter` one per tap and channel.
@@ -278,7 +278,7 @@ fn inside(start: isize, n: usize, dilation: usize, size: usize) -> Inside {
     Inside { first, len: end.saturating_sub(first), at }
 }
 
-/// At which of `n` places, `step` apart, a tap that is `offset` from them is in `0..size`.
+/// At which of `n` positions, `step` apart, a tap that is `offset` from them is in `0..size`.
 fn reached(offset: isize, step: usize, size: usize, n: usize) -> Inside {
     inside(offset, n, step, size)
 }

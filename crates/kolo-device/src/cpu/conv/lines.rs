@@ -12,7 +12,7 @@ use crate::cpu::gemm::{apply, micros_ahead, nth_block};
 use crate::cpu::stream::{fence, is_streamed};
 use crate::cpu::{IntraPool, Isa};
 
-/// Pieces to cut the lines into.
+/// The number of parts to split the lines into.
 const N_TASKS: usize = 64;
 /// A packed filter this small stays in L2 beside a few tiles' pixels.
 const FILTER_BYTES: usize = 512 << 10;
@@ -21,19 +21,19 @@ const BLOCK_BYTES: usize = 256 << 10;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// What all tiles have in common.
+/// The state shared by all tiles.
 struct Tiles<'a, T: 'static> {
     conv: &'a Direct<'a, T>,
     kernels: &'a Kernels<T>,
     micros: MicrosAhead<T>,
     /// Columns of a tile.
     width: usize,
-    /// The pixels of a line that see all taps of a row, the first of them in the source, and the tiles they are cut
-    /// into.
+    /// The pixels of a line with all taps of a row inside the image, the first of them in the source, and the number of
+    /// tiles they are split into.
     xs: Range<usize>,
     source_x: usize,
     pieces: usize,
-    /// Bytes of the source that a tile sees, in all rows of taps.
+    /// Bytes of the source that a tile reads, in all rows of taps.
     seen: usize,
     panels: Vec<Panel>,
     /// The packed filter.
@@ -54,7 +54,7 @@ struct Panel {
 
 /// The position of a tile.
 struct TilePosition {
-    /// The first value it sees, in the source.
+    /// The first value it reads, in the source.
     source: usize,
     /// Its first result, in the output.
     target: usize,
@@ -89,7 +89,7 @@ impl<T: Real> Direct<'_, T> {
             return None;
         }
         let strides = [out.image, out.line, out.pixel];
-        // Every row of a tile must begin at a line of the caches to be stored in whole lines, and an epilogue reads it
+        // Rows of a tile must be aligned to cache lines to be streamed in whole lines, and an epilogue would read them
         // again.
         let in_lines = |n: usize| (n * size_of::<T>()).is_multiple_of(LINE);
         let is_streamed = is_streamed(self.batch * out.image * size_of::<T>())

@@ -88,7 +88,7 @@ pub(super) const SERIAL_FLOP: usize = 2_000_000;
 const TASK_FLOP: usize = 1_000_000;
 /// Tiles below each other up to which a product is flat.
 const FLAT_TILES: usize = 8;
-/// Pieces to aim at, so that a few threads finish at about the same time.
+/// The number of tasks to aim at, so that a few threads finish at about the same time.
 pub(super) const N_TASKS: usize = 16;
 
 /// Computes `problem`.

@@ -1,6 +1,6 @@
 //! The maps of Winograd's algorithm for filters and their gradients.
 //!
-//! They are used once per call and not once per tile, so they have what is expensive and what is not exact: the points'
+//! They are used once per call and not once per tile, so they contain the expensive and inexact parts: the points'
 //! weights in the interpolation, and sums of doubles.
 
 use super::transform::{EIGHT, SIX};
@@ -31,7 +31,7 @@ const fn weighted<const N: usize, const R: usize>() -> [[f64; R]; N] {
     values
 }
 
-/// Point `i` of `N`: 0, then each number and its opposite; the last is infinity and not asked for.
+/// Point `i` of `N`: 0, then each number and its opposite; not for the last, which is infinity.
 const fn finite_point<const N: usize>(i: usize) -> f64 {
     if i == 0 {
         return 0.0;

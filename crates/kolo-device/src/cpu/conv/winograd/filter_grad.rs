@@ -25,7 +25,7 @@ const BLOCK_TILES: usize = 56;
 /// Fewest tiles of a part.
 const PART_TILES: usize = 56;
 
-/// How the work is cut.
+/// How the work is split.
 struct Cuts {
     /// Parts of the tiles.
     parts: usize,
@@ -47,7 +47,7 @@ impl Winograd {
         Cuts { parts, pieces, stride, plane, len: self.planes() * plane }
     }
 
-    /// Whether a few threads find enough to do.
+    /// Whether there is enough work for a few threads.
     pub(super) fn is_cut(&self) -> bool {
         let Cuts { parts, pieces: [c_pieces, n_pieces], .. } = self.cuts();
         parts * c_pieces * n_pieces >= 4
@@ -146,7 +146,7 @@ impl Winograd {
     }
 }
 
-/// What a task does: some tiles, some channels of the data and of the gradient.
+/// The part of a task: some tiles, some channels of the data and of the gradient.
 struct Part<'a> {
     conv: &'a Winograd,
     cuts: &'a Cuts,

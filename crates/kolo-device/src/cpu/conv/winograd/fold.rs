@@ -5,7 +5,7 @@
 //! channels, is one of 4×4 over half as many lines and columns of twelve channels, which `Winograd` takes a third of
 //! the products for.
 //!
-//! The image is folded from the first tap of the first result on, so what is folded has the padding, as zeros.
+//! The image is folded from the first tap of the first result on, so the folded image contains the padding, as zeros.
 
 use super::{Epilogue, Winograd, as_f32, by_channel, forward_step};
 use crate::cpu::IntraPool;
@@ -20,7 +20,7 @@ const MIN_OUTPUTS: usize = 16;
 /// Pieces to cut the copy of the images into.
 const N_PIECES: usize = 32;
 
-/// A convolution with a stride that this way suits.
+/// A convolution with a stride that can be folded.
 pub(in super::super) struct Folded {
     shape: ConvShape,
     /// The convolution of the folded images with the folded filter.

@@ -17,8 +17,8 @@ const FILTER_BYTES: usize = 16 << 20;
 const SERIAL_FLOP: usize = 2_000_000;
 
 impl Winograd {
-    /// `out = conv(source, filter)`, then the epilogue. If this is `false`, some result is not finite and `out` is no
-    /// more than room for results.
+    /// `out = conv(source, filter)`, then the epilogue. Returns `false` if some result is not finite; then `out` has
+    /// arbitrary contents.
     ///
     /// # Safety
     /// `source` must have the images, `filter` a row of output channels per tap and channel, `out` room for the
@@ -139,7 +139,7 @@ impl Block<'_> {
     ) -> bool {
         let c = self.conv.source[2];
         let padded = c.next_multiple_of(16);
-        // Rows a multiple of a page apart would meet in one set of L1.
+        // Rows a multiple of a page apart would map to one set of L1.
         let a_stride = padded + if padded.is_multiple_of(512) { 16 } else { 0 };
         // Eight points lose more bits, most of them to long sums.
         let runs = if N == 6 { 1 } else { c.div_ceil(32).max(2) };
@@ -217,7 +217,7 @@ impl Block<'_> {
         }
     }
 
-    /// Where the results of tile `t` in a panel belong.
+    /// The destination of the results of tile `t` in a panel.
     #[inline(always)]
     fn results<const M: usize>(&self, t: usize, (col, width): (usize, usize), out: *mut f32) -> Results {
         let [height, columns, n] = self.conv.grid;

@@ -43,7 +43,7 @@ pub(super) use fold::Folded;
 const MIN_CHANNELS: usize = 16;
 /// The limit on a transformed filter, in bytes: it is up to four times the filter.
 const MAX_FILTER_BYTES: f64 = (128 << 20) as f64;
-/// Pieces to aim at, so that a few threads finish at about the same time.
+/// The number of tasks to aim at, so that a few threads finish at about the same time.
 const N_TASKS: usize = 16;
 
 /// A convolution with stride and dilation 1 that this algorithm can compute.

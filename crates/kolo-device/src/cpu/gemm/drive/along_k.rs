@@ -55,7 +55,7 @@ pub(super) unsafe fn run_pieces<T: Real>(pool: &IntraPool, kernels: &Kernels<T>,
     parts.put_back();
 }
 
-/// How many pieces to cut k into: 1 unless C has few tiles and k is long.
+/// The number of parts to split k into: 1 unless C has few tiles and k is long.
 pub(super) fn n_pieces<T: Real>(kernels: &Kernels<T>, p: &Problem<'_, T>) -> usize {
     let tiles = p.m.div_ceil(kernels.mr) * p.n.div_ceil(kernels.nr());
     let flop = 2 * p.m * p.n * p.k;
@@ -65,8 +65,8 @@ pub(super) fn n_pieces<T: Real>(kernels: &Kernels<T>, p: &Problem<'_, T>) -> usi
     (flop / TASK_FLOP).min(N_TASKS).min(p.k / 256).max(1)
 }
 
-/// Whether to cut k in two: A and B are then read once by one half of the threads each, and what is added in the end is
-/// little beside them. Large products do enough with what they read.
+/// Whether to split k in two: each half of the threads then reads only half of A and B, and the final addition is small
+/// beside that. Large products reuse their operands enough without it.
 pub(crate) fn pays_to_halve<T>(p: &Problem<'_, T>) -> bool {
     let flop = 2 * p.m * p.n * p.k;
     let is_small = (2 * SERIAL_FLOP..HALVED_FLOP).contains(&flop);

@@ -1,4 +1,4 @@
-//! One row of C: which elements of A are not zero, and the rows of B that they bring in.
+//! One row of C: the mask of A's nonzeros, and the sum of the corresponding rows of B.
 
 use std::arch::x86_64::*;
 
@@ -44,7 +44,7 @@ pub(super) unsafe fn masks(a: *const f32, ld: usize, cols: usize, masks: &mut [u
     }
 }
 
-/// Rows and columns of bits exchanged: blocks of 32 by 32 first, then within each, down to single bits.
+/// Transposes bits: blocks of 32 by 32 first, then within each, down to single bits.
 pub(super) fn turn(mut bits: [u64; STEPS]) -> [u64; STEPS] {
     let (mut distance, mut mask) = (32, u64::from(u32::MAX));
     while distance > 0 {
