@@ -17,10 +17,38 @@ use crate::{DType, Element, Error, Result, Shape};
 pub enum Memory {
     /// Ordinary host memory.
     Host,
-    /// Pinned host memory, which a GPU can copy from and to without staging.
+    /// Host memory that a device can copy from and to without staging.
     PinnedHost,
-    /// The memory of this CUDA device.
-    Cuda(u32),
+    /// A device's own memory, which the host cannot reach. The list of kinds is open: each device implementation states its
+    /// own.
+    Device {
+        /// Whose copies understand it, such as `CUDA`.
+        kind: &'static str,
+        /// Which device of that kind.
+        ordinal: u32,
+    },
+}
+
+impl Memory {
+    /// Whether the host reads and writes it directly.
+    #[inline]
+    pub fn is_host(self) -> bool {
+        match self {
+            Memory::Host | Memory::PinnedHost => true,
+            Memory::Device { .. } => false,
+        }
+    }
+}
+
+/// `host`, `pinned host`, `CUDA:0`.
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Memory::Host => f.write_str("host"),
+            Memory::PinnedHost => f.write_str("pinned host"),
+            Memory::Device { kind, ordinal } => write!(f, "{kind}:{ordinal}"),
+        }
+    }
 }
 
 /// A buffer of a device's allocator. Dropping the last handle frees it.
@@ -440,7 +468,7 @@ fn byte_count(dtype: DType, shape: &Shape) -> Result<usize> {
 }
 
 fn not_host(memory: Memory) -> Error {
-    Error::internal(format!("host access to {memory:?} memory; a copy op is missing"))
+    Error::internal(format!("host access to {memory} memory; a copy op is missing"))
 }
 
 /// `float[2,2] [1.0, 2.0, …]`: dtype, shape and the first elements.
@@ -584,6 +612,34 @@ mod tests {
         let mut tensor = Tensor::from(vec![true; 40]);
         tensor.data_mut::<bool>().unwrap()[3] = false;
         assert_eq!(tensor.data::<bool>().unwrap().iter().filter(|&&b| b).count(), 39);
+    }
+
+    #[test]
+    fn any_kind_of_device_memory_is_out_of_the_hosts_reach() {
+        struct Remote;
+        impl Buffer for Remote {
+            fn memory(&self) -> Memory {
+                Memory::Device { kind: "TPU", ordinal: 3 }
+            }
+            fn n_bytes(&self) -> usize {
+                400
+            }
+            fn host(&self) -> Option<&[u8]> {
+                None
+            }
+            fn host_mut(&mut self) -> Option<&mut [u8]> {
+                None
+            }
+            fn as_any(&self) -> &dyn Any {
+                self
+            }
+        }
+        let mut tensor = Tensor::from_buffer(DType::F32, [100].into(), Arc::new(Remote)).unwrap();
+        assert!(!tensor.memory().is_host());
+        let text = "host access to TPU:3 memory; a copy op is missing";
+        assert_eq!(tensor.data::<f32>().unwrap_err().message(), text);
+        assert_eq!(tensor.host_bytes_mut().unwrap_err().message(), text);
+        assert!(Memory::Host.is_host() && Memory::PinnedHost.is_host());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kolo_core::{Memory, Result};
+use kolo_core::Result;
 use kolo_graph::{Partition, Pass, Stage};
 
 use crate::devices::Devices;
@@ -69,7 +69,7 @@ impl CompiledPlan {
             };
             parts.push(Arc::new(compile(&part, &devices.units[partition.device], kernels)?));
         }
-        let is_on_gpu = |part: &Arc<PartPlan>| matches!(part.unit.device.memory(), Memory::Cuda(_));
+        let is_on_gpu = |part: &Arc<PartPlan>| !part.unit.device.memory().is_host();
         let may_capture = captures != Captures::Off && parts.iter().any(is_on_gpu);
         let capture = match captures {
             Captures::Whole => CaptureSlot::new(&parts),

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kolo_core::{DType, DeviceName, DeviceSpec, Error, Memory, Result};
+use kolo_core::{DType, DeviceName, DeviceSpec, Error, Result};
 use kolo_graph::{
     DeviceInfo, Endpoint, Ends, FallbackCost, Granularity, ImplicitCopies, KernelSupport, LoopControl, Node, NodeId,
     Nodes, Origin, Pass, PassRecord, PlaceOptions, Placed, Placement, Plan, PlanRequest, Request, Rule, Stage,
@@ -380,7 +380,7 @@ impl Support<'_> {
     /// Which arguments of a node on a GPU are in host memory; nothing for other devices, whose memory is all alike.
     fn host_arguments(&self, node: &Node, device: &DeviceName) -> (Vec<bool>, Vec<bool>) {
         let unit = self.devices.units.iter().find(|unit| unit.device.attributes().name == *device);
-        match unit.filter(|unit| unit.device.memory() != Memory::Host) {
+        match unit.filter(|unit| !unit.device.memory().is_host()) {
             Some(_) => find_kernel(node, device).map(|kernel| host_arguments(node, kernel)).unwrap_or_default(),
             None => Default::default(),
         }

@@ -80,11 +80,10 @@ impl Device for CpuDevice {
         &self.pool
     }
     fn copy(&self, tensor: &Tensor, memory: Memory) -> Result<(Tensor, Option<Arc<dyn Event>>)> {
-        match (tensor.memory(), memory) {
-            (Memory::Host | Memory::PinnedHost, Memory::Host) | (Memory::PinnedHost, Memory::PinnedHost) => {
-                Ok((tensor.clone(), None))
-            }
-            (from, to) => Err(Error::unimplemented(format!("a CPU does not copy from {from:?} to {to:?}"))),
+        let from = tensor.memory();
+        match from.is_host() && (memory == Memory::Host || memory == from) {
+            true => Ok((tensor.clone(), None)),
+            false => Err(Error::unimplemented(format!("a CPU does not copy from {from} to {memory} memory"))),
         }
     }
     fn record(&self, _: StreamRole) -> Option<Arc<dyn Event>> {

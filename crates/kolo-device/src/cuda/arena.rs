@@ -337,7 +337,7 @@ impl CudaBuffer {
 
 impl Buffer for CudaBuffer {
     fn memory(&self) -> Memory {
-        Memory::Cuda(self.arena.number)
+        super::memory_of(self.arena.number)
     }
     fn n_bytes(&self) -> usize {
         self.n_bytes

@@ -18,7 +18,7 @@ use super::matmul::{Lt, WORKSPACE};
 use super::pinned::Pinned;
 use super::program::{Function, ProgramKey, Programs};
 use super::stream::{Streams, Watcher};
-use super::{Card, check};
+use super::{Card, check, is_gpu_memory, memory_of};
 use crate::cpu::pool::IntraPool;
 use crate::{Device, DeviceAttributes, Event, MemoryStats, StreamRole};
 
@@ -269,7 +269,7 @@ impl CudaDevice {
     /// feeds of a captured step, which only its replays read.
     pub fn write_over(&self, from: &Tensor, to: &Tensor) -> Result<()> {
         self.check_not_capturing()?;
-        if let Memory::Cuda(_) = from.memory() {
+        if !from.memory().is_host() {
             let (source, target, n_bytes) = (self.address(from)?, self.address(to)?, from.n_bytes());
             if n_bytes != to.n_bytes() || from.dtype() != to.dtype() {
                 return Err(Error::internal("a feed does not fit its place on the card"));
@@ -473,7 +473,7 @@ impl Device for CudaDevice {
         &self.attributes
     }
     fn memory(&self) -> Memory {
-        Memory::Cuda(self.number)
+        memory_of(self.number)
     }
     fn allocate(&self, n_bytes: usize, tag: &Arc<str>) -> Result<Arc<dyn Buffer>> {
         Ok(self.arena.allocate(n_bytes, tag)?)
@@ -489,27 +489,29 @@ impl Device for CudaDevice {
         if tensor.dtype().size().is_none() {
             return Ok((tensor.clone(), None));
         }
-        let is_from_host = matches!(tensor.memory(), Memory::Host | Memory::PinnedHost);
-        if is_from_host && memory == self.memory() && self.is_capturing() {
+        let from = tensor.memory();
+        if from.is_host() && memory == self.memory() && self.is_capturing() {
             return Ok((super::capture::keep(|| self.copy_in(tensor))?, None));
         }
-        if tensor.memory() != memory {
+        if from != memory {
             self.check_not_capturing()?;
         }
-        match (tensor.memory(), memory) {
-            (Memory::Host | Memory::PinnedHost, Memory::Host | Memory::PinnedHost) => Ok((tensor.clone(), None)),
-            (Memory::Host | Memory::PinnedHost, to) if to == self.memory() => Ok((self.copy_in(tensor)?, None)),
-            (Memory::Cuda(_), Memory::Host | Memory::PinnedHost) => self.copy_out(tensor),
-            (Memory::Cuda(_), to) if to == self.memory() => {
-                match cuda_buffer(tensor)?.0.arena_id() == self.arena.id() {
-                    true => Ok((tensor.clone(), None)),
-                    false => Ok((self.copy_peer(tensor)?, None)),
-                }
-            }
-            (from, to) => {
-                Err(Error::internal(format!("{} does not copy from {from:?} to {to:?}", self.attributes.name)))
-            }
+        if from.is_host() && memory.is_host() {
+            return Ok((tensor.clone(), None));
         }
+        if from.is_host() && memory == self.memory() {
+            return Ok((self.copy_in(tensor)?, None));
+        }
+        if is_gpu_memory(from) && memory.is_host() {
+            return self.copy_out(tensor);
+        }
+        if is_gpu_memory(from) && memory == self.memory() {
+            return match cuda_buffer(tensor)?.0.arena_id() == self.arena.id() {
+                true => Ok((tensor.clone(), None)),
+                false => Ok((self.copy_peer(tensor)?, None)),
+            };
+        }
+        Err(Error::internal(format!("{} does not copy from {from} to {memory} memory", self.attributes.name)))
     }
     fn record(&self, stream: StreamRole) -> Option<Arc<dyn Event>> {
         let stream = match stream {

@@ -140,7 +140,7 @@ pub(super) fn cuda_buffer(tensor: &Tensor) -> Result<(&CudaBuffer, usize)> {
         return Ok((buffer, *offset));
     }
     Err(Error::internal(format!(
-        "a kernel on a GPU was given {}{} in {:?} memory; a copy op is missing",
+        "a kernel on a GPU was given {}{} in {} memory; a copy op is missing",
         tensor.dtype(),
         tensor.shape(),
         tensor.memory()

@@ -54,7 +54,20 @@ pub use visible::{Selection, select_visible};
 
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
-use kolo_core::{Error, Result};
+use kolo_core::{Error, Memory, Result};
+
+/// The kind of a GPU's memory.
+const MEMORY_KIND: &str = "CUDA";
+
+/// The memory of the GPU of this number.
+fn memory_of(number: u32) -> Memory {
+    Memory::Device { kind: MEMORY_KIND, ordinal: number }
+}
+
+/// Whether it is a GPU's, any.
+fn is_gpu_memory(memory: Memory) -> bool {
+    matches!(memory, Memory::Device { kind: MEMORY_KIND, .. })
+}
 
 /// Converts a driver call's result; the error has what was tried and the driver's description.
 fn check<T>(what: &str, result: std::result::Result<T, DriverError>) -> Result<T> {

@@ -131,7 +131,7 @@ fn what_the_host_cannot_read_is_not_sent() {
     struct Device;
     impl Buffer for Device {
         fn memory(&self) -> Memory {
-            Memory::Cuda(0)
+            Memory::Device { kind: "TPU", ordinal: 0 }
         }
         fn n_bytes(&self) -> usize {
             400

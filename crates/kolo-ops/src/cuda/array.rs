@@ -325,7 +325,7 @@ fn transpose(
 
 /// Whether a tensor is on a card.
 pub(crate) fn is_on_card(tensor: &Tensor) -> bool {
-    matches!(tensor.memory(), kolo_core::Memory::Cuda(_)) && tensor.dtype() != DType::Str
+    !tensor.memory().is_host()
 }
 
 #[cfg(test)]

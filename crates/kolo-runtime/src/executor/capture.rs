@@ -16,7 +16,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use kolo_core::{Code, Error, Memory, Result};
+use kolo_core::{Code, Error, Result};
 use kolo_device::cuda::CudaDevice;
 use kolo_graph::Flow;
 use kolo_ops::Value;
@@ -219,7 +219,7 @@ pub(super) fn is_constant_call(device: &CudaDevice, node: &NodePlan, inputs: &[V
 /// Why a plan of these parts cannot be captured.
 fn why_not(parts: &[Arc<PartPlan>]) -> Option<String> {
     let [part] = parts else { return Some(format!("it has {} parts", parts.len())) };
-    if !matches!(part.unit.device.memory(), Memory::Cuda(_)) {
+    if part.unit.device.memory().is_host() {
         return Some(format!("{} is not a GPU", part.unit.name));
     }
     if let Some(feed) = part.feeds.iter().find(|feed| !feed.on_device) {

@@ -31,10 +31,10 @@ pub(crate) struct DeviceUnit {
 impl DeviceUnit {
     /// The value in host memory, waited for if it has to come from the device.
     pub fn to_host(&self, value: &Tensor) -> Result<Tensor> {
-        let (copy, event) = match value.memory() {
-            Memory::Cuda(_) => self.device.copy(value, Memory::Host)?,
-            Memory::Host | Memory::PinnedHost => return Ok(value.clone()),
-        };
+        if value.memory().is_host() {
+            return Ok(value.clone());
+        }
+        let (copy, event) = self.device.copy(value, Memory::Host)?;
         if let Some(event) = event {
             event.wait()?;
         }
@@ -276,7 +276,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
     // Constants that wait for nothing are not nodes: their consumers have them when they run. A `Merge` counts
     // arrivals, so one that feeds a `Merge` stays a node.
     let mut in_place: Vec<Option<Tensor>> = vec![None; n];
-    let own_memory = unit.device.memory() != Memory::Host;
+    let own_memory = !unit.device.memory().is_host();
     let kernel_of = |node: &Arc<Node>| find_kernel(node, &unit.device.attributes().name);
     for (id, node) in nodes.iter() {
         if node.op() == "Const" && node.control_inputs.is_empty() && unit.device.as_null().is_none() {

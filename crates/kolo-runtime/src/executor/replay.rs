@@ -408,7 +408,7 @@ fn is_at(device: &CudaDevice, value: &Tensor, at: u64) -> bool {
 }
 
 pub(super) fn is_on_card(tensor: &Tensor) -> bool {
-    matches!(tensor.memory(), Memory::Cuda(_))
+    !tensor.memory().is_host()
 }
 
 /// Shows `f` each variable with its value, and then nothing, all under their locks, if each is where it was and nobody else

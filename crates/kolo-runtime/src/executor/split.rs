@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use kolo_core::{DeviceName, DeviceSpec, Error, Memory, Result, Tensor};
+use kolo_core::{DeviceName, DeviceSpec, Error, Result, Tensor};
 use kolo_graph::{Attrs, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Partition};
 use kolo_ops::{CancelToken, Value, fused};
 use parking_lot::Mutex;
@@ -175,7 +175,7 @@ fn make(
     refused: &HashMap<String, String>,
     kernels: &KernelCache,
 ) -> Result<Made> {
-    let gpu = |plan: &Arc<PartPlan>| matches!(plan.unit.device.memory(), Memory::Cuda(_));
+    let gpu = |plan: &Arc<PartPlan>| !plan.unit.device.memory().is_host();
     let gpus: Vec<Option<DeviceName>> =
         parts.iter().map(|plan| gpu(plan).then(|| plan.unit.device.attributes().name.clone())).collect();
     make_for(partitions, parts, &gpus, frame_ids, refused, kernels)

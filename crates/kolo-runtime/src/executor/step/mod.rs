@@ -243,7 +243,7 @@ impl Step {
         let mut copies = Vec::new();
         for part in &self.parts {
             let mut to_host = |fetch: u32, value: Tensor| -> Result<Tensor> {
-                if !matches!(value.memory(), Memory::Cuda(_)) {
+                if value.memory().is_host() {
                     return Ok(value);
                 }
                 let start = Instant::now();
