@@ -6,10 +6,10 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use kolo_core::{Buffer, DType, DeviceName, Memory, Result, Shape, Tensor};
+use kolo_core::{Buffer, DType, DeviceName, Error, Memory, Result, Shape, Tensor};
 
 use crate::cpu::pool::IntraPool;
-use crate::{MemoryStats, NullDevice};
+use crate::{MemoryStats, NullDevice, Recorder};
 
 /// What a device says of itself.
 #[derive(Clone, Debug)]
@@ -67,6 +67,42 @@ pub trait Device: Send + Sync + 'static {
     /// waited for before the copy is read elsewhere.
     fn copy(&self, tensor: &Tensor, memory: Memory) -> Result<(Tensor, Option<Arc<dyn Event>>)>;
 
+    /// Sets every byte of a tensor in this device's memory, in the order of its kernels. An error if others hold the buffer.
+    fn fill(&self, tensor: &mut Tensor, byte: u8) -> Result<()> {
+        tensor.host_bytes_mut()?.fill(byte);
+        Ok(())
+    }
+
+    /// Copies `n_bytes` between two tensors in this device's memory, from and to these offsets, in the order of its kernels. An
+    /// error if a span does not fit its tensor or others hold the target's buffer.
+    fn copy_within(&self, from: &Tensor, at: usize, to: &mut Tensor, to_at: usize, n_bytes: usize) -> Result<()> {
+        let source = from.host_bytes()?.get(at..).and_then(|rest| rest.get(..n_bytes));
+        let target = to.host_bytes_mut()?.get_mut(to_at..).and_then(|rest| rest.get_mut(..n_bytes));
+        match (source, target) {
+            (Some(source), Some(target)) => {
+                target.copy_from_slice(source);
+                Ok(())
+            }
+            _ => Err(Error::internal("a copy does not fit its tensors")),
+        }
+    }
+
+    /// A tensor of this device with the same elements, in memory of its own. Strings and handles, which nobody writes to, are
+    /// shared.
+    fn duplicate(&self, tensor: &Tensor, tag: &Arc<str>) -> Result<Tensor> {
+        if tensor.dtype().size().is_none() {
+            return Ok(tensor.clone());
+        }
+        let mut copy = self.allocate_tensor(tensor.dtype(), tensor.shape().clone(), tag)?;
+        self.copy_within(tensor, 0, &mut copy, 0, tensor.n_bytes())?;
+        Ok(copy)
+    }
+
+    /// This device as one that records work and replays it, if it can.
+    fn recorder(&self) -> Option<&dyn Recorder> {
+        None
+    }
+
     /// The point after all work queued so far on `stream`; `None` if it is done already.
     fn record(&self, stream: StreamRole) -> Option<Arc<dyn Event>>;
 
@@ -106,7 +142,7 @@ pub trait Device: Send + Sync + 'static {
         let n_bytes = shape
             .n_elements()
             .checked_mul(size)
-            .ok_or_else(|| kolo_core::Error::invalid_argument(format!("{dtype}{shape} is too large")))?;
+            .ok_or_else(|| Error::invalid_argument(format!("{dtype}{shape} is too large")))?;
         let buffer = self.allocate(n_bytes, tag)?;
         let mut tensor = Tensor::from_buffer(dtype, shape, buffer)?;
         if dtype == DType::Bool {

@@ -9,6 +9,7 @@ pub mod cuda;
 mod device;
 mod mapping;
 mod null;
+mod recorder;
 mod shared_map;
 mod socket;
 
@@ -16,5 +17,6 @@ pub use arena::{Arena, MemoryStats};
 pub use cpu::device::{CpuConfig, CpuDevice};
 pub use device::{Device, DeviceAttributes, Event, StreamRole};
 pub use null::NullDevice;
+pub use recorder::{ActiveRecording, Address, Recorder, Recording};
 pub use shared_map::SharedMap;
 pub use socket::set_receive_low_water_mark;

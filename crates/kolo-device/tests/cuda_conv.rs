@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kolo_core::{DType, DeviceName, Memory, Shape, Tensor};
 use kolo_device::cuda::{Conv, ConvPass, CudaConfig, CudaDevice, MemoryPlan, discover};
-use kolo_device::{CpuConfig, CpuDevice, Device};
+use kolo_device::{CpuConfig, CpuDevice, Device, Recorder};
 
 fn values(dims: &[usize]) -> Tensor {
     let n: usize = dims.iter().product();
@@ -73,7 +73,7 @@ fn a_convolution_whose_engine_is_missing_can_be_captured() {
         // The second has never computed it when it begins to capture.
         let second = device(1);
         let (a1, b1, mut out) = (on(&second, a), on(&second, b), new(&second));
-        let capturing = second.begin_capture().unwrap();
+        let capturing = second.begin_recording().unwrap();
         second.convolve(&call, pass, &a1, &b1, &mut out).unwrap();
         let captured = capturing.end().unwrap();
         captured.replay().unwrap();

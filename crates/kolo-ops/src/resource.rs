@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use kolo_core::{DType, Error, PartialShape, ResourceHandle, Result, Tensor, TensorData};
-use kolo_device::cuda::CudaDevice;
+use kolo_device::Device;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
 use crate::io::FileAccess;
@@ -249,10 +249,11 @@ impl VariableCell {
         Ok(())
     }
 
-    /// As [`VariableCell::assign`], for a value on a GPU. While a step is recorded the value is copied to where the variable's
-    /// own is, which must have the same shape: replays write there too.
-    pub fn assign_on(&self, device: &CudaDevice, value: Tensor) -> Result<()> {
-        if TOUCHED.with_borrow(Option::is_none) {
+    /// As [`VariableCell::assign`], for a value of `device`. While the device records a step the value is copied to where the
+    /// variable's own is, which must have the same shape: replays write there too.
+    pub fn assign_on(&self, device: &dyn Device, value: Tensor) -> Result<()> {
+        // What a device writes without recording it would be missing from replays; `assign` refuses that.
+        if TOUCHED.with_borrow(Option::is_none) || device.recorder().is_none() {
             return self.assign(value);
         }
         self.check(&value)?;
@@ -283,8 +284,8 @@ impl VariableCell {
         Ok(value)
     }
 
-    /// As [`VariableCell::update`], for a value on a GPU: the copy, if one is needed, is made there.
-    pub fn update_on<R>(&self, device: &CudaDevice, update: impl FnOnce(&mut Tensor) -> Result<R>) -> Result<R> {
+    /// As [`VariableCell::update`], for a value in the memory of `device`: the copy, if one is needed, is made there.
+    pub fn update_on<R>(&self, device: &dyn Device, update: impl FnOnce(&mut Tensor) -> Result<R>) -> Result<R> {
         self.touch(true);
         let mut value = self.value.lock();
         let tensor = value.as_mut().ok_or_else(|| uninitialized(&self.name))?;

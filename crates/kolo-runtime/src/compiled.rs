@@ -69,8 +69,8 @@ impl CompiledPlan {
             };
             parts.push(Arc::new(compile(&part, &devices.units[partition.device], kernels)?));
         }
-        let is_on_gpu = |part: &Arc<PartPlan>| !part.unit.device.memory().is_host();
-        let may_capture = captures != Captures::Off && parts.iter().any(is_on_gpu);
+        let records = |part: &Arc<PartPlan>| part.unit.device.recorder().is_some();
+        let may_capture = captures != Captures::Off && parts.iter().any(records);
         let capture = match captures {
             Captures::Whole => CaptureSlot::new(&parts),
             Captures::Segments => CaptureSlot::off("it sends to other tasks or to its client"),

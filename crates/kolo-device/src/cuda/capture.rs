@@ -18,9 +18,10 @@ use super::check;
 use super::device::CudaDevice;
 use super::launch::cuda_buffer;
 use super::stream::Streams;
+use crate::{ActiveRecording, Address, Recorder, Recording};
 
 /// A step that was written down.
-pub struct Captured {
+pub(super) struct Captured {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
     n_nodes: usize,
@@ -58,7 +59,7 @@ pub(super) fn keep(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
 }
 
 /// Runs `f` as if this thread did not capture: its work is done now, in common memory.
-pub fn outside_capture<R>(f: impl FnOnce() -> R) -> R {
+fn outside_capture<R>(f: impl FnOnce() -> R) -> R {
     /// Goes back to capturing, also if `f` panics.
     struct Paused(Option<Redirect>);
     impl Drop for Paused {
@@ -87,7 +88,7 @@ pub(super) fn stream_of(arena: u64) -> Option<sys::CUstream> {
 impl CudaDevice {
     /// From now on what this thread enqueues for this device is written down instead of done, and its tensors come from a
     /// pool of their own. Other threads are not concerned. Ends with [`Capturing::end`].
-    pub fn begin_capture(&self) -> Result<Capturing<'_>> {
+    pub(super) fn begin_capture(&self) -> Result<Capturing<'_>> {
         if CURRENT.get().is_some() {
             return Err(Error::internal("this thread captures already"));
         }
@@ -101,26 +102,40 @@ impl CudaDevice {
         Ok(Capturing { device: self, stream, pool: Some(pool), of_this_thread: PhantomData })
     }
 
-    /// The capture of this thread keeps a tensor of common memory, whose value does not change until the capture ends.
-    pub fn keep_in_capture(&self, tensor: &Tensor) {
-        KEPT.with_borrow_mut(|kept| kept.push(tensor.clone()));
-    }
-
-    /// Whether a tensor lies in a buffer that the capture of this thread keeps.
-    pub fn is_kept_in_capture(&self, tensor: &Tensor) -> bool {
-        let start = |tensor: &Tensor| cuda_buffer(tensor).map(|(buffer, _)| buffer.address()).ok();
-        let Some(at) = start(tensor) else { return false };
-        KEPT.with_borrow(|kept| kept.iter().any(|kept| start(kept) == Some(at)))
-    }
-
     /// True while this thread's work for the device is written down.
-    pub fn is_capturing(&self) -> bool {
+    pub(super) fn is_capturing(&self) -> bool {
         redirect(self.arena_id()).is_some()
     }
 }
 
+impl Recorder for CudaDevice {
+    fn begin_recording(&self) -> Result<Box<dyn ActiveRecording + '_>> {
+        Ok(Box::new(self.begin_capture()?))
+    }
+    fn is_recording(&self) -> bool {
+        self.is_capturing()
+    }
+    fn outside_recording(&self, work: &mut dyn FnMut()) {
+        outside_capture(work);
+    }
+    fn keep_in_recording(&self, tensor: &Tensor) {
+        KEPT.with_borrow_mut(|kept| kept.push(tensor.clone()));
+    }
+    fn is_kept_in_recording(&self, tensor: &Tensor) -> bool {
+        let start = |tensor: &Tensor| cuda_buffer(tensor).map(|(buffer, _)| buffer.address()).ok();
+        let Some(at) = start(tensor) else { return false };
+        KEPT.with_borrow(|kept| kept.iter().any(|kept| start(kept) == Some(at)))
+    }
+    fn address_of(&self, tensor: &Tensor) -> Result<Address> {
+        self.address(tensor).map(Address)
+    }
+    fn write_over(&self, from: &Tensor, to: &Tensor) -> Result<()> {
+        self.overwrite(from, to)
+    }
+}
+
 /// A capture in progress. Dropping it forgets what was written down.
-pub struct Capturing<'a> {
+pub(super) struct Capturing<'a> {
     device: &'a CudaDevice,
     stream: Arc<CudaStream>,
     pool: Option<usize>,
@@ -185,17 +200,20 @@ impl Drop for Capturing<'_> {
     }
 }
 
-impl Captured {
-    /// Enqueues all of it.
-    pub fn replay(&self) -> Result<()> {
+impl ActiveRecording for Capturing<'_> {
+    fn end(self: Box<Self>) -> Result<Box<dyn Recording>> {
+        Ok(Box::new(Capturing::end(*self)?))
+    }
+}
+
+impl Recording for Captured {
+    fn replay(&self) -> Result<()> {
         self.streams.bind()?;
         // SAFETY: the graph is alive, and the stream is its device's compute stream.
         let launched = unsafe { result::graph::launch(self.exec, self.streams.compute.cu_stream()) };
         check("replaying a capture", launched)
     }
-
-    /// How many launches and copies it stands for.
-    pub fn n_nodes(&self) -> usize {
+    fn n_launches(&self) -> usize {
         self.n_nodes
     }
 }

@@ -20,7 +20,7 @@ use super::program::{Function, ProgramKey, Programs};
 use super::stream::{Streams, Watcher};
 use super::{Card, check, is_gpu_memory, memory_of};
 use crate::cpu::pool::IntraPool;
-use crate::{Device, DeviceAttributes, Event, MemoryStats, StreamRole};
+use crate::{Device, DeviceAttributes, Event, MemoryStats, Recorder, StreamRole};
 
 /// How a GPU device is made.
 #[derive(Clone)]
@@ -221,53 +221,8 @@ impl CudaDevice {
         check("launching a kernel", launched)
     }
 
-    /// Fills a tensor with one byte, enqueued.
-    pub fn fill(&self, tensor: &mut Tensor, byte: u8) -> Result<()> {
-        if !tensor.is_unique() {
-            return Err(Error::internal("filling a buffer that others share"));
-        }
-        let n_bytes = tensor.n_bytes();
-        let address = self.address(tensor)?;
-        if n_bytes == 0 {
-            return Ok(());
-        }
-        self.bind()?;
-        // SAFETY: the tensor is `n_bytes` long, of this device, and ordered by this stream.
-        let filled = unsafe { result::memset_d8_async(address, byte, n_bytes, self.compute_stream()) };
-        check("filling memory", filled)
-    }
-
-    /// Copies `n_bytes` from one tensor to another of this device, enqueued.
-    pub fn copy_within(&self, from: &Tensor, at: usize, to: &mut Tensor, to_at: usize, n_bytes: usize) -> Result<()> {
-        let fits = |at: usize, tensor: &Tensor| at.checked_add(n_bytes).is_some_and(|end| end <= tensor.n_bytes());
-        if !fits(at, from) || !fits(to_at, to) || !to.is_unique() {
-            return Err(Error::internal("a copy does not fit its tensors"));
-        }
-        let (source, target) = (self.address(from)? + at as u64, self.address(to)? + to_at as u64);
-        if n_bytes == 0 {
-            return Ok(());
-        }
-        self.bind()?;
-        // SAFETY: both spans were checked, are of this device and ordered by this stream.
-        let copied = unsafe { result::memcpy_dtod_async(target, source, n_bytes, self.compute_stream()) };
-        check("copying on the card", copied)
-    }
-
-    /// A tensor of this device with the same elements, in memory of its own.
-    pub fn duplicate(&self, tensor: &Tensor, tag: &Arc<str>) -> Result<Tensor> {
-        let mut copy = self.allocate_tensor(tensor.dtype(), tensor.shape().clone(), tag)?;
-        self.copy_within(tensor, 0, &mut copy, 0, tensor.n_bytes())?;
-        Ok(copy)
-    }
-
-    /// Where a tensor of this device begins.
-    pub fn address_of(&self, tensor: &Tensor) -> Result<u64> {
-        self.address(tensor)
-    }
-
-    /// Copies a tensor of the host or of this device over one of this device that others may hold, enqueued: for the fixed
-    /// feeds of a captured step, which only its replays read.
-    pub fn write_over(&self, from: &Tensor, to: &Tensor) -> Result<()> {
+    /// See [`Recorder::write_over`].
+    pub(super) fn overwrite(&self, from: &Tensor, to: &Tensor) -> Result<()> {
         self.check_not_capturing()?;
         if !from.memory().is_host() {
             let (source, target, n_bytes) = (self.address(from)?, self.address(to)?, from.n_bytes());
@@ -372,7 +327,8 @@ impl CudaDevice {
         buffer.map(super::arena::CudaBuffer::address).ok_or_else(|| Error::internal("the workspace is not on the card"))
     }
 
-    fn address(&self, tensor: &Tensor) -> Result<u64> {
+    /// Where a tensor of this device begins.
+    pub(super) fn address(&self, tensor: &Tensor) -> Result<u64> {
         let (buffer, offset) = cuda_buffer(tensor)?;
         match buffer.arena_id() == self.arena.id() {
             true => Ok(buffer.address() + offset as u64),
@@ -512,6 +468,37 @@ impl Device for CudaDevice {
             };
         }
         Err(Error::internal(format!("{} does not copy from {from} to {memory} memory", self.attributes.name)))
+    }
+    fn fill(&self, tensor: &mut Tensor, byte: u8) -> Result<()> {
+        if !tensor.is_unique() {
+            return Err(Error::internal("filling a buffer that others share"));
+        }
+        let n_bytes = tensor.n_bytes();
+        let address = self.address(tensor)?;
+        if n_bytes == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the tensor is `n_bytes` long, of this device, and ordered by this stream.
+        let filled = unsafe { result::memset_d8_async(address, byte, n_bytes, self.compute_stream()) };
+        check("filling memory", filled)
+    }
+    fn copy_within(&self, from: &Tensor, at: usize, to: &mut Tensor, to_at: usize, n_bytes: usize) -> Result<()> {
+        let fits = |at: usize, tensor: &Tensor| at.checked_add(n_bytes).is_some_and(|end| end <= tensor.n_bytes());
+        if !fits(at, from) || !fits(to_at, to) || !to.is_unique() {
+            return Err(Error::internal("a copy does not fit its tensors"));
+        }
+        let (source, target) = (self.address(from)? + at as u64, self.address(to)? + to_at as u64);
+        if n_bytes == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: both spans were checked, are of this device and ordered by this stream.
+        let copied = unsafe { result::memcpy_dtod_async(target, source, n_bytes, self.compute_stream()) };
+        check("copying on the card", copied)
+    }
+    fn recorder(&self) -> Option<&dyn Recorder> {
+        Some(self)
     }
     fn record(&self, stream: StreamRole) -> Option<Arc<dyn Event>> {
         let stream = match stream {

@@ -16,6 +16,7 @@ use super::device::CudaDevice;
 use super::launch::cuda_buffer;
 use super::library::has_cublaslt;
 use super::tune::{Chosen, Spending, fastest};
+use crate::Device;
 
 /// One product, or a batch of products, of row-major matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

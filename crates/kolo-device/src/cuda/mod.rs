@@ -42,7 +42,6 @@ mod visible;
 
 pub use arena::MemoryPlan;
 pub use attention::{Attention, AttentionPass};
-pub use capture::{Captured, Capturing, outside_capture};
 pub use conv::{Conv, ConvPass};
 pub use device::{CudaConfig, CudaDevice};
 pub use discover::{Card, Discovery, Process, discover};

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use super::check;
 use super::device::CudaDevice;
+use crate::Recording;
 
 /// The number of calls that are timed together, so that launch overhead does not dominate small kernels.
 const N_CALLS: usize = 10;

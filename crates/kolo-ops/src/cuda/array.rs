@@ -4,6 +4,7 @@
 //! The ops' own kernels work out which view it is; they end in the functions here if their tensor is on a card.
 
 use kolo_core::{DType, Error, Result, Shape, Tensor, TensorData};
+use kolo_device::Device;
 use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
 use smallvec::SmallVec;
 
@@ -176,7 +177,7 @@ pub(crate) fn crop(ctx: &KernelCtx<'_>, input: &Tensor, start: &[usize], shape: 
 /// The bytes of `input` as elements of another size.
 pub(crate) fn recast(ctx: &KernelCtx<'_>, input: &Tensor, dtype: DType, shape: Shape) -> Result<Tensor> {
     let mut out = ctx.allocate(dtype, shape)?;
-    gpu(ctx)?.copy_within(input, 0, &mut out, 0, input.n_bytes())?;
+    ctx.device.copy_within(input, 0, &mut out, 0, input.n_bytes())?;
     Ok(out)
 }
 

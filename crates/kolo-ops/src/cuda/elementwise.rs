@@ -179,7 +179,7 @@ impl Kernel for Map {
         {
             // Shapes that do not fit compare as a whole.
             let mut out = ctx.allocate(DType::Bool, Shape::scalar())?;
-            gpu(ctx)?.fill(&mut out, u8::from(self.expression.name == "NotEqual"))?;
+            ctx.device.fill(&mut out, u8::from(self.expression.name == "NotEqual"))?;
             ctx.set_output(0, out);
             return Ok(());
         }
@@ -212,10 +212,10 @@ impl Kernel for Like {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
         let (dtype, shape) = (ctx.input(0)?.dtype(), ctx.input(0)?.shape().clone());
         let mut out = ctx.allocate(dtype, shape)?;
-        let device = gpu(ctx)?;
+        let constant = Expression { name: "constant", text: "(Wide<U>::type)p0" };
         match self.0 == 0.0 {
-            true => device.fill(&mut out, 0)?,
-            false => run(device, Expression { name: "constant", text: "(Wide<U>::type)p0" }, &[], &mut out, &[self.0])?,
+            true => ctx.device.fill(&mut out, 0)?,
+            false => run(gpu(ctx)?, constant, &[], &mut out, &[self.0])?,
         }
         ctx.set_output(0, out);
         Ok(())

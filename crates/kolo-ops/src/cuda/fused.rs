@@ -357,7 +357,7 @@ impl Kernel for FusedMapAndSum {
         let inputs: SmallVec<[&Tensor; 8]> = (0..ctx.n_inputs()).map(|i| ctx.input(i)).collect::<Result<_>>()?;
         let is_plain = inputs.iter().all(|tensor| *tensor.shape() == shape || tensor.n_elements() == 1);
         if n == 0 {
-            gpu(ctx)?.fill(&mut sums, 0)?;
+            ctx.device.fill(&mut sums, 0)?;
         } else if is_plain {
             let mapped = Mapped { name: element.name, code: &element.code, out: &mut output };
             reduce_columns(ctx, &SUM, &inputs, Some(mapped), (n / columns, columns), &mut sums)?;

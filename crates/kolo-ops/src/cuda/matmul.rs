@@ -1,6 +1,7 @@
 //! `MatMul` and `BatchMatMul` by cuBLASLt.
 
 use kolo_core::{DType, Error, Result, Shape, Tensor};
+use kolo_device::Device;
 use kolo_device::cuda::{CudaDevice, Epilogue, MatMul, MatMulKind, Terms};
 
 use super::array::turned;

@@ -341,7 +341,7 @@ fn function(
 /// A tensor on the card in which every byte is zero.
 pub(crate) fn zeros(ctx: &KernelCtx<'_>, dtype: DType, shape: kolo_core::Shape) -> Result<Tensor> {
     let mut tensor = ctx.allocate(dtype, shape)?;
-    gpu(ctx)?.fill(&mut tensor, 0)?;
+    ctx.device.fill(&mut tensor, 0)?;
     Ok(tensor)
 }
 

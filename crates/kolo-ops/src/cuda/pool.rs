@@ -216,7 +216,7 @@ fn biased_forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     check_bias(ctx, &pool)?;
     let mut out = ctx.allocate(input.dtype(), pool.shape.clone())?;
     if out.n_elements() == 0 || input.n_elements() == 0 {
-        gpu(ctx)?.fill(&mut out, 0)?;
+        ctx.device.fill(&mut out, 0)?;
     } else if is_apart(&pool) {
         launch(ctx, MAX, &[input, bias], &mut out, &pool, Form { bias: true, ..Form::default() })?;
     } else {
@@ -240,7 +240,7 @@ fn biased_backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut sums = ctx.allocate(dtype, Shape::new(&[channels])?)?;
     let form = Form { relu: true, ..Form::default() };
     let out = if pool.shape.n_elements() == 0 || shape.n_elements() == 0 {
-        gpu(ctx)?.fill(&mut sums, 0)?;
+        ctx.device.fill(&mut sums, 0)?;
         zeros(ctx, dtype, shape)?
     } else if is_apart(&pool) {
         // One element of each window has all of its gradient: what is summed is a window's, if the window is positive.

@@ -5,8 +5,7 @@
 //! copies it before its own first write. `use_locking` makes no difference: an update always holds the variable's lock.
 
 use half::{bf16, f16};
-use kolo_core::{Error, PartialShape, Result, Tensor};
-use kolo_device::cuda::CudaDevice;
+use kolo_core::{Error, PartialShape, Result};
 use kolo_graph::{Gradient, InferCtx, OpDef, shape_fns};
 
 use super::handle::uninitialized;
@@ -14,7 +13,7 @@ use super::number::combine;
 use super::read::{value_shape, wrong_dtype};
 use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_any, cpu_kernels};
-use crate::{Cost, KernelCtx, VariableCell};
+use crate::{Cost, KernelCtx};
 
 const NOTHING_OUT: Gradient = Gradient::None("nothing comes out");
 const STATE: Gradient = Gradient::None("a variable's new value does not depend on a graph");
@@ -104,15 +103,7 @@ fn assign_variable(ctx: &mut KernelCtx<'_>) -> Result<()> {
             )));
         }
     }
-    store(ctx, &cell, value)
-}
-
-/// Gives a variable its value; on a GPU where it is, if the step is being captured.
-fn store(ctx: &KernelCtx<'_>, cell: &VariableCell, value: Tensor) -> Result<()> {
-    match ctx.device.as_any().downcast_ref::<CudaDevice>() {
-        Some(gpu) => cell.assign_on(gpu, value),
-        None => cell.assign(value),
-    }
+    cell.assign_on(ctx.device, value)
 }
 
 fn assign(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -127,7 +118,7 @@ fn assign(ctx: &mut KernelCtx<'_>) -> Result<()> {
             )));
         }
     }
-    store(ctx, &cell, value)?;
+    cell.assign_on(ctx.device, value)?;
     ctx.forward(0, 0)
 }
 

@@ -1,6 +1,6 @@
-//! Steps that are captured as a CUDA graph and replayed.
+//! Steps that a device records and replays; on an NVIDIA GPU as a CUDA graph.
 //!
-//! A plan is captured after a few runs if all of it is on one GPU and nothing in it depends on a value that the host sees:
+//! A plan is captured after a few runs if all of it is on one device that records and nothing in it depends on a value that the host sees:
 //! then the same kernels run on the same memory each time, and one call stands for all of them. Nodes that run on the host
 //! (shapes, axes, numbers of elements) ran during the capture and give the same each time, since they see only constants and
 //! the shapes of feeds and variables, which are part of the agreement; what they sent to the card is kept there, and so is what
@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use kolo_core::{Code, Error, Result};
-use kolo_device::cuda::CudaDevice;
+use kolo_device::{Address, Recorder};
 use kolo_graph::Flow;
 use kolo_ops::Value;
 use parking_lot::Mutex;
@@ -61,7 +61,7 @@ struct Progress {
     /// Runs in a row that no capture fitted.
     n_misses: u32,
     /// Where feeds were on the card when no capture fitted, by number.
-    seen: HashMap<usize, u64>,
+    seen: HashMap<usize, Address>,
     /// Feeds that were found elsewhere than expected.
     unsteady: HashSet<usize>,
     /// The last that fitted is the last.
@@ -103,7 +103,7 @@ impl CaptureSlot {
         if part.unit.pool.max_threads() > 1 {
             return Ok(None);
         }
-        let Some(device) = part.unit.device.as_any().downcast_ref::<CudaDevice>() else { return Ok(None) };
+        let Some(device) = part.unit.device.recorder() else { return Ok(None) };
         if let Some(fetched) = progress.replay(device, feeds, limits)? {
             return Ok(Some(fetched));
         }
@@ -117,7 +117,7 @@ impl CaptureSlot {
             return Ok(None);
         }
         progress.n_captures += 1;
-        let is_steady = |number: usize, at: u64| {
+        let is_steady = |number: usize, at: Address| {
             self.segment.is_some() && seen.get(&number) == Some(&at) && !progress.unsteady.contains(&number)
         };
         let wishes = Wishes { stays: self.segment.is_some(), is_steady: &is_steady };
@@ -167,7 +167,7 @@ impl CaptureSlot {
 
 impl Progress {
     /// Replays what fits, if anything does.
-    fn replay(&mut self, device: &CudaDevice, feeds: &mut Feeds, limits: &Limits) -> Result<Replayed> {
+    fn replay(&mut self, device: &dyn Recorder, feeds: &mut Feeds, limits: &Limits) -> Result<Replayed> {
         let Some(at) = self.replays.iter().rposition(|replay| replay.fits(device, feeds)) else { return Ok(None) };
         let Some(fetched) = self.replays[at].run(device, feeds, limits)? else { return Ok(None) };
         (self.n_runs, self.n_misses) = (0, 0);
@@ -181,7 +181,7 @@ impl Progress {
     }
 
     /// Notes where feeds are; returns where they were the last time.
-    fn see(&mut self, device: &CudaDevice, feeds: &Feeds) -> HashMap<usize, u64> {
+    fn see(&mut self, device: &dyn Recorder, feeds: &Feeds) -> HashMap<usize, Address> {
         for replay in &self.replays {
             replay.moved(device, feeds, &mut self.unsteady);
         }
@@ -205,12 +205,12 @@ impl Progress {
 
 /// Whether a call that is being captured gives the same in every replay, because what it reads is the same: then it is made
 /// now, once, and its outputs are kept.
-pub(super) fn is_constant_call(device: &CudaDevice, node: &NodePlan, inputs: &[Value]) -> bool {
-    if !device.is_capturing() {
+pub(super) fn is_constant_call(device: &dyn Recorder, node: &NodePlan, inputs: &[Value]) -> bool {
+    if !device.is_recording() {
         return false;
     }
     let is_same = |input: &Value| match input {
-        Value::Tensor(tensor) => !is_on_card(tensor) || device.is_kept_in_capture(tensor),
+        Value::Tensor(tensor) => !is_on_card(tensor) || device.is_kept_in_recording(tensor),
         Value::Empty | Value::Reference(_) => false,
     };
     matches!(node.node.op(), "OnesLike" | "ZerosLike") || (!inputs.is_empty() && inputs.iter().all(is_same))
@@ -219,8 +219,8 @@ pub(super) fn is_constant_call(device: &CudaDevice, node: &NodePlan, inputs: &[V
 /// Why a plan of these parts cannot be captured.
 fn why_not(parts: &[Arc<PartPlan>]) -> Option<String> {
     let [part] = parts else { return Some(format!("it has {} parts", parts.len())) };
-    if part.unit.device.memory().is_host() {
-        return Some(format!("{} is not a GPU", part.unit.name));
+    if part.unit.device.recorder().is_none() {
+        return Some(format!("{} does not record steps", part.unit.name));
     }
     if let Some(feed) = part.feeds.iter().find(|feed| !feed.on_device) {
         return Some(format!("feed {} is read on the host", feed.feed));

@@ -9,8 +9,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, Memory, Result, Shape, Tensor};
-use kolo_device::Device;
-use kolo_device::cuda::{Captured, CudaDevice};
+use kolo_device::{Address, Recorder, Recording};
 use kolo_ops::{Touched, VariableCell, record_variables};
 
 use super::limits::Limits;
@@ -32,7 +31,7 @@ pub(super) struct Wishes<'a> {
     /// Fetches stay on the card.
     pub stays: bool,
     /// Feeds that lie on the card where they lay before.
-    pub is_steady: &'a dyn Fn(usize, u64) -> bool,
+    pub is_steady: &'a dyn Fn(usize, Address) -> bool,
 }
 
 pub(super) struct Replay {
@@ -42,7 +41,7 @@ pub(super) struct Replay {
     variables: Vec<Place>,
     pub n_replays: u32,
     /// After the tensors above, which lie in its memory.
-    captured: Captured,
+    recording: Box<dyn Recording>,
 }
 
 struct Feed {
@@ -57,7 +56,7 @@ enum Way {
     /// It is copied here.
     Copied(Tensor),
     /// It is on the card at this address, each time.
-    InPlace(u64),
+    InPlace(Address),
     /// The host read it during the capture; it must be equal.
     Read(Tensor),
 }
@@ -80,13 +79,13 @@ enum Fetch {
 struct Place {
     cell: Arc<VariableCell>,
     is_written: bool,
-    address: u64,
+    address: Address,
     shape: Shape,
 }
 
 impl Replay {
     pub fn capture(
-        device: &CudaDevice,
+        device: &dyn Recorder,
         part: &PartPlan,
         feeds: &mut Feeds,
         wishes: &Wishes<'_>,
@@ -95,7 +94,7 @@ impl Replay {
     ) -> Result<Replay> {
         let written = written_variables(part);
         // A variable that is written must be where it is now in any case.
-        let is_written = |at: u64| {
+        let is_written = |at: Address| {
             let is_it = |cell: &Arc<VariableCell>| {
                 cell.with_value(|value| value.is_some_and(|tensor| is_at(device, tensor, at)))
             };
@@ -131,7 +130,7 @@ impl Replay {
         let set_aside = set_aside(device, &places, feeds, &written)?;
         let made = Replay::record(device, part, given, new_step, limits);
         restore(feeds, set_aside);
-        let (fetches, touched, captured) = made?;
+        let (fetches, touched, recording) = made?;
         let mut variables = Vec::with_capacity(touched.len());
         for Touched { cell, is_written } in touched {
             let (address, shape) = cell.with_value(|value| match value {
@@ -145,25 +144,25 @@ impl Replay {
         for (number, value) in fetches {
             given_out.push((number, Fetch::of(device, number, value, &variables, &places, wishes.stays)?));
         }
-        let replay = Replay { feeds: places, fetches: given_out, variables, n_replays: 0, captured };
+        let replay = Replay { feeds: places, fetches: given_out, variables, n_replays: 0, recording };
         replay.check_worth(wishes.stays)?;
         Ok(replay)
     }
 
     #[allow(clippy::type_complexity)] // Three things that are made together and taken apart at once.
     fn record(
-        device: &CudaDevice,
+        device: &dyn Recorder,
         part: &PartPlan,
         given: Vec<(usize, Tensor)>,
         new_step: &dyn Fn() -> Arc<Step>,
         limits: &Limits,
-    ) -> Result<(Vec<(usize, Tensor)>, Vec<Touched>, Captured)> {
+    ) -> Result<(Vec<(usize, Tensor)>, Vec<Touched>, Box<dyn Recording>)> {
         let step = new_step();
-        let capturing = device.begin_capture()?;
+        let active = device.begin_recording()?;
         part.constants
             .iter()
             .filter(|constant| is_on_card(constant))
-            .for_each(|constant| device.keep_in_capture(constant));
+            .for_each(|constant| device.keep_in_recording(constant));
         let (fetches, touched) = record_variables(|| {
             let values: Vec<(usize, &Tensor)> = given.iter().map(|(number, tensor)| (*number, tensor)).collect();
             step.feed(&values, false);
@@ -174,7 +173,7 @@ impl Replay {
         // Its tensors go back to the capture's memory before the capture ends, and before it is forgotten after an error.
         drop(step);
         let fetches = fetches?;
-        Ok((fetches, touched, capturing.end()?))
+        Ok((fetches, touched, active.end()?))
     }
 
     /// An error if copies cost more than is saved.
@@ -199,7 +198,7 @@ impl Replay {
 
     /// How many launches it stands for.
     pub fn n_launches(&self) -> usize {
-        self.captured.n_nodes()
+        self.recording.n_launches()
     }
 
     /// Whether it was captured for such feeds, wherever they are.
@@ -211,7 +210,7 @@ impl Replay {
     }
 
     /// Whether it was captured for these feeds.
-    pub fn fits(&self, device: &CudaDevice, feeds: &Feeds) -> bool {
+    pub fn fits(&self, device: &dyn Recorder, feeds: &Feeds) -> bool {
         self.has_form(feeds)
             && self.feeds.iter().all(|feed| match (&feed.way, feeds.get(feed.number).and_then(Option::as_ref)) {
                 (_, None) => false,
@@ -222,7 +221,7 @@ impl Replay {
     }
 
     /// The feeds that were expected in place and are elsewhere, if all else fits.
-    pub fn moved(&self, device: &CudaDevice, feeds: &Feeds, into: &mut HashSet<usize>) {
+    pub fn moved(&self, device: &dyn Recorder, feeds: &Feeds, into: &mut HashSet<usize>) {
         for feed in self.feeds.iter().filter(|_| self.has_form(feeds)) {
             if let (Way::InPlace(at), Some(Some(value))) = (&feed.way, feeds.get(feed.number))
                 && !is_at(device, value, *at)
@@ -243,7 +242,7 @@ impl Replay {
 
     /// Replays, unless the variables have changed their places or what it gave out last time is still held. What goes to the
     /// host has arrived when it returns, unless the run was stopped. The feeds must fit.
-    pub fn run(&mut self, device: &CudaDevice, feeds: &mut Feeds, limits: &Limits) -> Result<Replayed> {
+    pub fn run(&mut self, device: &dyn Recorder, feeds: &mut Feeds, limits: &Limits) -> Result<Replayed> {
         let is_held = |fetch: &mut Fetch| match fetch {
             Fetch::Lent(value) => !value.is_unique(),
             _ => false,
@@ -260,7 +259,7 @@ impl Replay {
             self.variables.iter().filter(|place| place.is_written).map(|place| place.cell.clone()).collect();
         let set_aside = set_aside(device, &self.feeds, feeds, &written)?;
         let mut values: Vec<(usize, Tensor)> = Vec::new();
-        let (captured, fetches) = (&self.captured, &self.fetches);
+        let (recording, fetches) = (&self.recording, &self.fetches);
         let given_out: Vec<&Arc<VariableCell>> = fetches.iter().filter_map(|(_, fetch)| fetch.variable()).collect();
         let done = with_all(device, &self.variables, &mut |cell, value| match cell {
             Some(cell) if given_out.iter().any(|wanted| Arc::ptr_eq(wanted, cell)) => {
@@ -268,7 +267,7 @@ impl Replay {
                 Ok(())
             }
             Some(_) => Ok(()),
-            None => captured.replay(),
+            None => recording.replay(),
         });
         if !matches!(done, Ok(true)) {
             restore(feeds, set_aside);
@@ -315,7 +314,7 @@ impl Fetch {
     }
 
     fn of(
-        device: &CudaDevice,
+        device: &dyn Recorder,
         number: usize,
         mut value: Tensor,
         variables: &[Place],
@@ -366,7 +365,7 @@ fn written_variables(part: &PartPlan) -> Vec<Arc<VariableCell>> {
 
 /// Takes the feeds away that are the values of these variables, and says whose they were.
 fn set_aside(
-    device: &CudaDevice,
+    device: &dyn Recorder,
     places: &[Feed],
     feeds: &mut Feeds,
     variables: &[Arc<VariableCell>],
@@ -403,7 +402,7 @@ fn comparable(number: usize, value: &Tensor) -> Result<Tensor> {
     }
 }
 
-fn is_at(device: &CudaDevice, value: &Tensor, at: u64) -> bool {
+fn is_at(device: &dyn Recorder, value: &Tensor, at: Address) -> bool {
     is_on_card(value) && device.address_of(value).is_ok_and(|address| address == at)
 }
 
@@ -414,7 +413,7 @@ pub(super) fn is_on_card(tensor: &Tensor) -> bool {
 /// Shows `f` each variable with its value, and then nothing, all under their locks, if each is where it was and nobody else
 /// holds what is written to; says whether it did. What is only read may be shared: an initial value often is, with the constant
 /// it came from.
-fn with_all(device: &CudaDevice, variables: &[Place], f: &mut WithVariable<'_>) -> Result<bool> {
+fn with_all(device: &dyn Recorder, variables: &[Place], f: &mut WithVariable<'_>) -> Result<bool> {
     let Some((place, rest)) = variables.split_first() else { return f(None, None).map(|()| true) };
     place.cell.with_value(|value| {
         let Some(tensor) = value else { return Ok(false) };

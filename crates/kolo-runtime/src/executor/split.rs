@@ -175,7 +175,7 @@ fn make(
     refused: &HashMap<String, String>,
     kernels: &KernelCache,
 ) -> Result<Made> {
-    let gpu = |plan: &Arc<PartPlan>| !plan.unit.device.memory().is_host();
+    let gpu = |plan: &Arc<PartPlan>| plan.unit.device.recorder().is_some();
     let gpus: Vec<Option<DeviceName>> =
         parts.iter().map(|plan| gpu(plan).then(|| plan.unit.device.attributes().name.clone())).collect();
     make_for(partitions, parts, &gpus, frame_ids, refused, kernels)

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Result};
-use kolo_device::cuda::{CudaDevice, outside_capture};
 use kolo_graph::Flow;
 use kolo_ops::{CancelToken, Done, FrameIteration, KernelCtx, Outcome, Rendezvous, ResourceStore, StepServices, Value};
 use parking_lot::MutexGuard;
@@ -271,26 +270,30 @@ impl Step {
         if let PlanKernel::Segment(segment) = &node.kernel {
             return segment.run(self.id, &self.limits(), inputs, outputs);
         }
-        let gpu = if node.may_fold { plan.unit.device.as_any().downcast_ref::<CudaDevice>() } else { None };
-        let folds = gpu.filter(|gpu| is_constant_call(gpu, node, inputs));
+        let recorder = if node.may_fold { plan.unit.device.recorder() } else { None };
+        let folds = recorder.filter(|recorder| is_constant_call(*recorder, node, inputs));
         let mut ctx = call.ctx(plan, inputs, outputs, services);
         // A kernel that panics is our bug; it must not take the step's other threads down with it.
-        let run = std::panic::AssertUnwindSafe(|| match &node.kernel {
-            PlanKernel::Function(compute) => compute(&mut ctx),
-            PlanKernel::Object(kernel) => kernel.compute(&mut ctx),
-            PlanKernel::Null => null_outputs(&mut ctx),
-            PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Lend | PlanKernel::Segment(_) => {
-                Err(Error::internal("not a synchronous kernel"))
-            }
-        });
-        let run = || std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)));
+        let mut run = || {
+            let run = std::panic::AssertUnwindSafe(|| match &node.kernel {
+                PlanKernel::Function(compute) => compute(&mut ctx),
+                PlanKernel::Object(kernel) => kernel.compute(&mut ctx),
+                PlanKernel::Null => null_outputs(&mut ctx),
+                PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Lend | PlanKernel::Segment(_) => {
+                    Err(Error::internal("not a synchronous kernel"))
+                }
+            });
+            std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)))
+        };
         match folds {
             None => run()?,
-            Some(gpu) => {
-                outside_capture(run)?;
+            Some(recorder) => {
+                let mut result = Ok(());
+                recorder.outside_recording(&mut || result = run());
+                result?;
                 for output in outputs.iter() {
                     if let Value::Tensor(tensor) = output {
-                        gpu.keep_in_capture(tensor);
+                        recorder.keep_in_recording(tensor);
                     }
                 }
             }
