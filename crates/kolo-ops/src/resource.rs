@@ -381,12 +381,29 @@ impl Resource for VariableCell {
 
 #[cfg(test)]
 mod tests {
+    use kolo_core::{Code, DeviceName};
+    use kolo_device::{CpuConfig, CpuDevice};
+
     use super::*;
 
     fn cell(store: &ResourceStore, name: &str) -> Arc<VariableCell> {
         store
             .lookup_or_create("", name, || Ok(VariableCell::new(name, DType::F32, PartialShape::unknown())))
             .expect("a name has one kind here")
+    }
+
+    #[test]
+    fn a_device_that_does_not_record_refuses_to_assign_in_a_recorded_step() {
+        let cpu = CpuDevice::new(DeviceName::local("CPU", 0), &CpuConfig::default());
+        let store = ResourceStore::new("/job:a", "a");
+        let v = cell(&store, "v");
+        v.assign_on(&*cpu, Tensor::scalar(1.0f32)).unwrap();
+        // Replays would not write there.
+        let (result, _) = record_variables(|| v.assign_on(&*cpu, Tensor::scalar(2.0f32)));
+        assert_eq!(result.unwrap_err().code(), Code::Unimplemented);
+        assert_eq!(v.value().unwrap(), Tensor::scalar(1.0f32));
+        v.assign_on(&*cpu, Tensor::scalar(3.0f32)).unwrap();
+        assert_eq!(v.value().unwrap(), Tensor::scalar(3.0f32));
     }
 
     #[test]
