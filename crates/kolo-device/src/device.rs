@@ -67,6 +67,18 @@ pub trait Device: Send + Sync + 'static {
     /// waited for before the copy is read elsewhere.
     fn copy(&self, tensor: &Tensor, memory: Memory) -> Result<(Tensor, Option<Arc<dyn Event>>)>;
 
+    /// The tensor in host memory, waited for if it has to come from this device.
+    fn to_host(&self, tensor: &Tensor) -> Result<Tensor> {
+        if tensor.memory().is_host() {
+            return Ok(tensor.clone());
+        }
+        let (copy, event) = self.copy(tensor, Memory::Host)?;
+        if let Some(event) = event {
+            event.wait()?;
+        }
+        Ok(copy)
+    }
+
     /// Sets every byte of a tensor in this device's memory, in the order of its kernels. An error if others hold the buffer.
     fn fill(&self, tensor: &mut Tensor, byte: u8) -> Result<()> {
         tensor.host_bytes_mut()?.fill(byte);
@@ -132,10 +144,12 @@ pub trait Device: Send + Sync + 'static {
     /// The concrete device, for kernels written for it.
     fn as_any(&self) -> &dyn Any;
 
-    /// A tensor for a kernel's output. Small ones live in the tensor itself; others have whatever contents the memory
-    /// had, except that bools are always valid.
+    /// A tensor for a kernel's output. On the host small ones live in the tensor itself; others have whatever contents the
+    /// memory had, except that bools of the host are always valid. Where kernels cannot reach the host's memory even the
+    /// smallest tensor is the device's.
     fn allocate_tensor(&self, dtype: DType, shape: Shape, tag: &Arc<str>) -> Result<Tensor> {
-        if let Some(tensor) = Tensor::inline(dtype, &shape) {
+        let is_host = self.memory().is_host();
+        if is_host && let Some(tensor) = Tensor::inline(dtype, &shape) {
             return Ok(tensor);
         }
         let Some(size) = dtype.size() else { return Tensor::zeros(dtype, shape) };
@@ -145,9 +159,59 @@ pub trait Device: Send + Sync + 'static {
             .ok_or_else(|| Error::invalid_argument(format!("{dtype}{shape} is too large")))?;
         let buffer = self.allocate(n_bytes, tag)?;
         let mut tensor = Tensor::from_buffer(dtype, shape, buffer)?;
-        if dtype == DType::Bool {
+        if is_host && dtype == DType::Bool {
             tensor.host_bytes_mut()?.fill(0);
         }
         Ok(tensor)
+    }
+}
+
+/// A copy of a tensor of device `from` in memory of device `to`. Devices of one kind copy directly, others by way of the host;
+/// strings and handles are the host's wherever they are used.
+pub fn copy_between(tensor: &Tensor, from: &dyn Device, to: &dyn Device, tag: &Arc<str>) -> Result<Tensor> {
+    if tensor.dtype().size().is_none() {
+        return Ok(tensor.clone());
+    }
+    if to.memory().is_host() {
+        return to.duplicate(&from.to_host(tensor)?, tag);
+    }
+    let is_direct = match (tensor.memory(), to.memory()) {
+        (Memory::Device { kind: source, .. }, Memory::Device { kind: target, .. }) => source == target,
+        (Memory::Host | Memory::PinnedHost, _) | (_, Memory::Host | Memory::PinnedHost) => true,
+    };
+    let staged = if is_direct { tensor.clone() } else { from.to_host(tensor)? };
+    let (copy, event) = to.copy(&staged, to.memory())?;
+    if let Some(event) = event {
+        event.wait()?;
+    }
+    Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_core::Code;
+
+    use super::*;
+    use crate::{CpuConfig, CpuDevice};
+
+    #[test]
+    fn a_cpu_copies_within_its_memory_and_refuses_what_does_not_fit() {
+        let cpu = CpuDevice::new(DeviceName::local("CPU", 0), &CpuConfig::default());
+        let tag: Arc<str> = "test".into();
+        let from = Tensor::from((0..100).collect::<Vec<u8>>());
+        let mut to = cpu.duplicate(&from, &tag).unwrap();
+        assert_eq!(to, from);
+        cpu.fill(&mut to, 7).unwrap();
+        cpu.copy_within(&from, 10, &mut to, 98, 2).unwrap();
+        assert_eq!(to.data::<u8>().unwrap()[96..], [7, 7, 10, 11]);
+        for (at, to_at, n_bytes) in [(99, 0, 2), (0, 99, 2), (usize::MAX, 0, 1), (1, 1, usize::MAX)] {
+            let error = cpu.copy_within(&from, at, &mut to, to_at, n_bytes).unwrap_err();
+            assert_eq!(error.code(), Code::Internal, "{at} {to_at} {n_bytes}");
+        }
+        let reader = to.clone();
+        assert!(cpu.fill(&mut to, 0).is_err() && cpu.copy_within(&from, 0, &mut to, 0, 1).is_err());
+        assert_eq!(reader.data::<u8>().unwrap()[98], 10, "what is shared stays as it is");
+        assert_eq!(cpu.duplicate(&Tensor::from("text"), &tag).unwrap(), Tensor::from("text"));
+        assert!(cpu.recorder().is_none());
     }
 }

@@ -15,7 +15,7 @@ mod socket;
 
 pub use arena::{Arena, MemoryStats};
 pub use cpu::device::{CpuConfig, CpuDevice};
-pub use device::{Device, DeviceAttributes, Event, StreamRole};
+pub use device::{Device, DeviceAttributes, Event, StreamRole, copy_between};
 pub use null::NullDevice;
 pub use recorder::{ActiveRecording, Address, Recorder, Recording};
 pub use shared_map::SharedMap;

@@ -199,7 +199,7 @@ impl<'a> KernelCtx<'a> {
     pub fn allocate_zeroed(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
         let mut tensor = self.allocate(dtype, shape)?;
         if dtype.size().is_some() {
-            tensor.host_bytes_mut()?.fill(0);
+            self.device.fill(&mut tensor, 0)?;
         }
         Ok(tensor)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kolo_core::{DeviceName, DeviceSpec, Error, Result, Tensor};
-use kolo_device::Device;
+use kolo_device::copy_between;
 use kolo_graph::{Node, NodeId, Nodes, Origin, PlacementRules, colocation_leaders, holds_state, is_variable};
 use kolo_ops::VariableCell;
 
@@ -164,7 +164,9 @@ impl LocalSession {
                     target.name
                 )));
             }
-            let value = cell.read().map(|value| copy_to(&*target.device, &value, &name)).transpose()?;
+            let source = &self.devices.units[from].device;
+            let copied = |value: Tensor| copy_between(&value, &**source, &*target.device, &name);
+            let value = cell.read().map(copied).transpose()?;
             luggage.push(Luggage { from, container, name, cell, value });
         }
         Ok(luggage)
@@ -208,14 +210,4 @@ fn resource_key(node: &Node) -> Result<(String, Arc<str>)> {
         shared => shared.into(),
     };
     Ok((node.attrs.str("container")?.to_owned(), name))
-}
-
-/// A copy in the device's own memory.
-pub(crate) fn copy_to(device: &dyn Device, value: &Tensor, tag: &Arc<str>) -> Result<Tensor> {
-    if value.dtype().size().is_none() {
-        return Ok(value.clone());
-    }
-    let mut copy = device.allocate_tensor(value.dtype(), value.shape().clone(), tag)?;
-    copy.host_bytes_mut()?.copy_from_slice(value.host_bytes()?);
-    Ok(copy)
 }

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_core::{DType, Result, Shape, Tensor};
-use kolo_device::Device;
+use kolo_device::{Device, copy_between};
 use kolo_graph::{CostModel, Link};
 
 use crate::devices::Devices;
-use crate::layout::copy_to;
 
 /// Bytes of the large value; larger than caches that devices might share.
 const LARGE: usize = 16 << 20;
@@ -38,10 +37,12 @@ pub(crate) fn measure(devices: &Devices, costs: &mut CostModel) -> Result<()> {
 fn fastest(from: &dyn Device, to: &dyn Device, n_bytes: usize) -> Result<Duration> {
     let tag: Arc<str> = "link measurement".into();
     let mut value = from.allocate_tensor(DType::U8, Shape::new(&[n_bytes])?, &tag)?;
-    value.host_bytes_mut()?.fill(1);
+    from.fill(&mut value, 1)?;
+    // The clock starts when the value is there.
+    from.synchronize()?;
     let copy = |value: &Tensor| -> Result<Duration> {
         let start = Instant::now();
-        let copied = copy_to(to, value, &tag)?;
+        let copied = copy_between(value, from, to, &tag)?;
         to.synchronize()?;
         let duration = start.elapsed();
         drop(copied);

@@ -335,7 +335,7 @@ impl RunPlan {
         let mut values: SmallVec<[Option<Tensor>; 4]> = SmallVec::from_elem(None, self.n_fetches);
         for part in &self.compiled.parts {
             for (fetch, value) in &part.fetched_constants {
-                values[*fetch as usize] = Some(part.unit.to_host(value)?);
+                values[*fetch as usize] = Some(part.unit.device.to_host(value)?);
             }
         }
         for &(fetch, feed) in &self.echoes {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
-use kolo_core::{Buffer, DType, DeviceName, Error, Memory, Result, Shape, Tensor};
+use kolo_core::{Buffer, DeviceName, Error, Memory, Result, Tensor};
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
@@ -523,14 +523,5 @@ impl Device for CudaDevice {
     }
     fn as_any(&self) -> &dyn Any {
         self
-    }
-    fn allocate_tensor(&self, dtype: DType, shape: Shape, tag: &Arc<str>) -> Result<Tensor> {
-        // Even the smallest tensor has a place on the card: kernels cannot reach the host's.
-        let Some(size) = dtype.size() else { return Tensor::zeros(dtype, shape) };
-        let n_bytes = shape
-            .n_elements()
-            .checked_mul(size)
-            .ok_or_else(|| Error::invalid_argument(format!("{dtype}{shape} is too large")))?;
-        Tensor::from_buffer(dtype, shape, self.arena.allocate(n_bytes, tag)?)
     }
 }

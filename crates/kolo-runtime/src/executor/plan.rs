@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kolo_core::{DType, Error, Memory, Result, Tensor};
+use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::Device;
 use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes, OutputInfo};
 use kolo_ops::{
@@ -26,20 +26,6 @@ pub(crate) struct DeviceUnit {
     pub name: Arc<str>,
     pub pool: Arc<InterPool>,
     pub resources: Arc<ResourceStore>,
-}
-
-impl DeviceUnit {
-    /// The value in host memory, waited for if it has to come from the device.
-    pub fn to_host(&self, value: &Tensor) -> Result<Tensor> {
-        if value.memory().is_host() {
-            return Ok(value.clone());
-        }
-        let (copy, event) = self.device.copy(value, Memory::Host)?;
-        if let Some(event) = event {
-            event.wait()?;
-        }
-        Ok(copy)
-    }
 }
 
 /// A part before compilation.

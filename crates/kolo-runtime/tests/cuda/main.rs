@@ -5,6 +5,7 @@
 
 mod capture;
 mod fusion;
+mod moving;
 
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
