@@ -244,21 +244,34 @@ pub fn find_op(name: &str) -> Result<&'static Op> {
         .ok_or_else(|| Error::not_found(format!("Op type not registered '{name}'")))
 }
 
-/// All kernels of an op, those for GPUs last.
-pub fn kernels_of(op: &'static Op) -> impl Iterator<Item = &'static KernelDef> {
-    op.kernels.iter().chain(crate::cuda::kernels(op.def.name))
+/// Kernels for one kind of device that are kept in a folder of their own rather than in the ops' files.
+struct KernelTable {
+    /// The kind, as in names of devices.
+    kind: &'static str,
+    /// The kernels of an op, by its name.
+    kernels: fn(&str) -> &'static [KernelDef],
+    /// The CPU kernel that a node which is placed on such a device runs on the host, on host memory, if it is such a node.
+    host_kernel: fn(&'static Op, &Node) -> Option<&'static KernelDef>,
 }
 
-/// The kernel for `node` on `device`. On a GPU it may be a CPU's: the node then runs on the host, on host memory. The error lists the devices and dtypes that do have one.
+static KERNEL_TABLES: &[KernelTable] =
+    &[KernelTable { kind: "GPU", kernels: crate::cuda::kernels, host_kernel: crate::cuda::host_kernel }];
+
+/// All kernels of an op, those for accelerators last.
+pub fn kernels_of(op: &'static Op) -> impl Iterator<Item = &'static KernelDef> {
+    op.kernels.iter().chain(KERNEL_TABLES.iter().flat_map(|table| (table.kernels)(op.def.name)))
+}
+
+/// The kernel for `node` on `device`. On an accelerator it may be a CPU's: the node then runs on the host, on host memory. The
+/// error lists the devices and dtypes that do have one.
 pub fn find_kernel(node: &Node, device: &DeviceName) -> Result<&'static KernelDef> {
     let op = find_op(node.op())?;
-    let on_gpu = if &*device.kind == "GPU" { crate::cuda::kernels(op.def.name) } else { &[] };
-    let found = op.kernels.iter().chain(on_gpu).find(|kernel| kernel.fits(&device.kind, &node.attrs));
-    let found = match &*device.kind {
-        "GPU" => crate::cuda::host_kernel(op, node).or(found),
-        _ => found,
+    let table = KERNEL_TABLES.iter().find(|table| table.kind == &*device.kind);
+    let own = || {
+        let apart = table.map_or(&[][..], |table| (table.kernels)(op.def.name));
+        op.kernels.iter().chain(apart).find(|kernel| kernel.fits(&device.kind, &node.attrs))
     };
-    found.ok_or_else(|| {
+    table.and_then(|table| (table.host_kernel)(op, node)).or_else(own).ok_or_else(|| {
         let have: Vec<String> = kernels_of(op).map(KernelDef::describe).collect();
         let have = if have.is_empty() { "none".to_owned() } else { have.join("; ") };
         let dtype = node
@@ -280,6 +293,16 @@ mod tests {
     use kolo_graph::{Gradient, Signature};
 
     use super::*;
+
+    #[test]
+    fn a_table_of_kernels_is_for_one_kind_of_device_and_the_only_one() {
+        for (i, table) in KERNEL_TABLES.iter().enumerate() {
+            assert!(KERNEL_TABLES[..i].iter().all(|other| other.kind != table.kind), "{} has two tables", table.kind);
+            let names = TABLE.iter().copied().flatten().map(|op| op.def.name);
+            let kernels: Vec<&KernelDef> = names.flat_map(table.kernels).collect();
+            assert!(!kernels.is_empty() && kernels.iter().all(|kernel| kernel.device == table.kind), "{}", table.kind);
+        }
+    }
 
     #[test]
     fn every_op_reads_states_its_gradient_and_has_a_kernel_for_its_own_dtypes() {

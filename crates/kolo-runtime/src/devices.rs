@@ -6,14 +6,27 @@ use std::sync::Arc;
 
 use kolo_core::{DeviceName, Error, Result};
 use kolo_device::cpu::topology::{Topology, allowed_cores, print_cores};
-use kolo_device::cuda::{self, Card, CudaConfig, CudaDevice, Discovery, MemoryPlan};
-use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes};
+use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes, cuda};
 use kolo_graph::DeviceInfo;
 use kolo_ops::ResourceStore;
 
 use crate::config::SessionConfig;
 use crate::executor::plan::DeviceUnit;
 use crate::inter_pool::InterPool;
+
+/// A kind of device besides CPUs.
+struct Accelerator {
+    /// As in names of devices and in [`SessionConfig::device_count`].
+    kind: &'static str,
+    /// Opens the devices of this kind for a session of the task that the name is a device of. Work on host memory is for the
+    /// CPU. All there are, unless `device_count` says how many.
+    open: Open,
+}
+
+type Open = fn(&SessionConfig, &DeviceName, &Arc<dyn Device>) -> Result<Vec<Arc<dyn Device>>>;
+
+/// All of them, in the order in which a session lists them. Their kernels are in `kolo_ops`' `KERNEL_TABLES`.
+const ACCELERATORS: &[Accelerator] = &[Accelerator { kind: "GPU", open: gpus }];
 
 /// All devices of a session; CPUs first.
 pub(crate) struct Devices {
@@ -31,8 +44,12 @@ impl Devices {
         /// More CPU devices than this is a slip.
         const MOST: usize = 1024;
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
-        if let Some(kind) = config.device_count.keys().find(|kind| !matches!(kind.as_str(), "CPU" | "GPU")) {
-            return Err(Error::invalid_argument(format!("device_count names '{kind}'; there are CPU and GPU devices")));
+        let kinds: Vec<&str> = std::iter::once("CPU").chain(ACCELERATORS.iter().map(|found| found.kind)).collect();
+        if let Some(kind) = config.device_count.keys().find(|kind| !kinds.contains(&kind.as_str())) {
+            return Err(Error::invalid_argument(format!(
+                "device_count names '{kind}'; there are {} devices",
+                kinds.join(" and ")
+            )));
         }
         let n_cpus = config.device_count.get("CPU").copied().unwrap_or(1);
         if !(1..=MOST).contains(&n_cpus) {
@@ -83,9 +100,17 @@ impl Devices {
                 &plan.cores,
             ));
         }
-        for gpu in gpus(config, like, &units)? {
-            // Kernels are enqueued, which one thread does best.
-            units.push(unit(gpu, 1, &[]));
+        let host = units[0].device.clone();
+        for accelerator in ACCELERATORS {
+            // A device that stands in for one in a test keeps the real ones away.
+            let is_kind = |device: &Arc<dyn Device>| &*device.attributes().name.kind == accelerator.kind;
+            if config.device_count.get(accelerator.kind) == Some(&0) || config.extra_devices.iter().any(is_kind) {
+                continue;
+            }
+            for device in (accelerator.open)(config, like, &host)? {
+                // Kernels are enqueued, which one thread does best.
+                units.push(unit(device, 1, &[]));
+            }
         }
         for device in &config.extra_devices {
             let name = &device.attributes().name;
@@ -122,89 +147,23 @@ impl Devices {
     }
 }
 
-/// The GPUs of a session. None on a machine without, unless they are asked for by number.
-fn gpus(config: &SessionConfig, like: &DeviceName, cpus: &[Arc<DeviceUnit>]) -> Result<Vec<Arc<dyn Device>>> {
-    let wanted = config.device_count.get("GPU").copied();
-    // A device that stands in for a GPU in a test keeps the real ones away.
-    let stand_in = config.extra_devices.iter().any(|device| &*device.attributes().name.kind == "GPU");
-    let Some(host) = cpus.first().filter(|_| wanted != Some(0) && !stand_in) else { return Ok(Vec::new()) };
-    let found = cuda::discover(None);
-    if let Some(why) = &found.absent {
-        return match wanted {
-            Some(n) => Err(Error::unavailable(format!("device_count asks for {n} GPU(s), but {why}"))),
-            None => Ok(Vec::new()),
-        };
-    }
-    let cards = cards(&config.gpu.visible_device_list, &found)?;
+/// NVIDIA GPUs, as [`SessionConfig::gpu`] says.
+fn gpus(config: &SessionConfig, like: &DeviceName, host: &Arc<dyn Device>) -> Result<Vec<Arc<dyn Device>>> {
     let options = &config.gpu;
-    let mut plans: Vec<(&Card, MemoryPlan)> = Vec::new();
-    for (i, &card) in cards.iter().enumerate() {
-        let grow = options.allow_growth.unwrap_or(true);
-        if let Some(limits) = options.virtual_devices.get(&i) {
-            plans.extend(limits.iter().map(|&limit| (card, MemoryPlan { limit: Some(limit), grow })));
-            continue;
-        }
-        let share = match options.per_process_gpu_memory_fraction {
-            Some(fraction) if !(0.0..=1.0).contains(&fraction) || fraction == 0.0 => {
-                return Err(Error::invalid_argument(format!(
-                    "per_process_gpu_memory_fraction is {fraction}, not above 0 and at most 1"
-                )));
-            }
-            Some(fraction) => Some((card.total as f64 * fraction) as u64),
-            None => None,
-        };
-        let limit = match (options.memory_limits.get(&i).copied(), share) {
-            (Some(limit), Some(share)) => Some(limit.min(share)),
-            (limit, share) => limit.or(share),
-        };
-        plans.push((card, MemoryPlan { limit, grow: grow || limit.is_none() }));
-    }
-    if let Some(i) = options.memory_limits.keys().chain(options.virtual_devices.keys()).find(|i| **i >= cards.len()) {
-        return Err(Error::invalid_argument(format!("a memory limit names card {i}, but {} are used", cards.len())));
-    }
-    let n = wanted.unwrap_or(plans.len()).min(plans.len());
-    if let Some(wanted) = wanted
-        && wanted > plans.len()
-        && plans.is_empty()
-    {
-        return Err(Error::unavailable(format!("device_count asks for {wanted} GPU(s), but none is left")));
-    }
-    let kernel_cache = options
-        .kernel_cache
-        .clone()
-        .or_else(|| std::env::home_dir().map(|home| home.join(".cache").join("kolo").join("kernels")));
-    let make = |(id, (card, memory)): (usize, (&Card, MemoryPlan))| -> Result<Arc<dyn Device>> {
-        let config = CudaConfig {
-            card: card.clone(),
-            memory,
-            incarnation: incarnation(),
-            kernel_cache: kernel_cache.clone(),
-            host: host.device.clone(),
-            allow_tf32: !options.full_precision,
-        };
-        Ok(CudaDevice::new(DeviceName { kind: "GPU".into(), id: id as u32, ..like.clone() }, &config)?)
-    };
-    plans.into_iter().take(n).enumerate().map(make).collect()
-}
-
-/// The cards that `visible_device_list` names, in its order.
-fn cards<'a>(list: &str, found: &'a Discovery) -> Result<Vec<&'a Card>> {
-    let usable = found.usable();
-    if list.trim().is_empty() {
-        return Ok(usable);
-    }
-    let mut cards: Vec<&Card> = Vec::new();
-    for entry in list.split(',').map(str::trim) {
-        let bad = |why: &str| Error::invalid_argument(format!("visible_device_list: '{entry}' {why}"));
-        let number: usize = entry.parse().map_err(|_| bad("is not a number"))?;
-        let card =
-            usable.iter().find(|card| card.visible == Some(number)).ok_or_else(|| bad("is not a usable card"))?;
-        if cards.iter().any(|other| other.visible == card.visible) {
-            return Err(bad("is named twice"));
-        }
-        cards.push(card);
-    }
-    Ok(cards)
+    let cache = || std::env::home_dir().map(|home| home.join(".cache").join("kolo").join("kernels"));
+    cuda::open(&cuda::GpuRequest {
+        n_devices: config.device_count.get("GPU").copied(),
+        visible_device_list: &options.visible_device_list,
+        memory_fraction: options.per_process_gpu_memory_fraction,
+        grow: options.allow_growth.unwrap_or(true),
+        memory_limits: &options.memory_limits,
+        virtual_devices: &options.virtual_devices,
+        allow_tf32: !options.full_precision,
+        kernel_cache: options.kernel_cache.clone().or_else(cache),
+        like,
+        host,
+        incarnation,
+    })
 }
 
 fn unit(device: Arc<dyn Device>, n_inter: usize, cores: &[usize]) -> Arc<DeviceUnit> {

@@ -6,7 +6,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kolo_core::{Buffer, DeviceName, Error, Memory, Result, Tensor, TensorData};
+use kolo_core::{Buffer, Code, DeviceName, Error, Memory, Result, Tensor, TensorData};
 use kolo_device::cpu::pool::IntraPool;
 use kolo_device::{Device, DeviceAttributes, Event, MemoryStats, NullDevice, StreamRole};
 use kolo_graph::CostModel;
@@ -156,4 +156,13 @@ fn links_to_a_device_with_memory_of_its_own_are_measured() {
     for link in ["link CPU VAULT ", "link VAULT CPU ", "link VAULT VAULT "] {
         assert!(costs.to_string().contains(link), "'{link}' is missing in:\n{costs}");
     }
+}
+
+#[test]
+fn a_kind_that_is_not_there_is_refused_with_those_that_are() {
+    let g = kolo_ops::graph();
+    let config = SessionConfig { device_count: [("TPU".to_owned(), 1)].into(), ..SessionConfig::default() };
+    let error = Session::with_config(&g, config).err().expect("there are no TPUs");
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert!(error.message().contains("'TPU'; there are CPU and GPU devices"), "{error}");
 }

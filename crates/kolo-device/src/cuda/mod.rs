@@ -34,6 +34,7 @@ mod engines;
 mod launch;
 mod library;
 mod matmul;
+mod open;
 mod pinned;
 mod program;
 mod stream;
@@ -48,6 +49,7 @@ pub use discover::{Card, Discovery, Process, discover};
 pub use launch::{Args, Grid};
 pub use library::{LibraryReport, absent, libraries};
 pub use matmul::{Epilogue, MatMul, MatMulKind, Terms};
+pub use open::{GpuRequest, open};
 pub use program::{Function, ProgramKey, compile_only};
 pub use visible::{Selection, select_visible};
 

@@ -340,9 +340,7 @@ fn function(
 
 /// A tensor on the card in which every byte is zero.
 pub(crate) fn zeros(ctx: &KernelCtx<'_>, dtype: DType, shape: kolo_core::Shape) -> Result<Tensor> {
-    let mut tensor = ctx.allocate(dtype, shape)?;
-    ctx.device.fill(&mut tensor, 0)?;
-    Ok(tensor)
+    ctx.allocate_zeroed(dtype, shape)
 }
 
 /// A kernel as an object, from its node.
