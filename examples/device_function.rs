@@ -32,7 +32,7 @@ fn main() -> Result<()> {
     let session = Session::with_config(&g, config)?;
     session.run_op(init)?;
     let value = session.run(&[y], &[(x, Tensor::from([[1.0f32, 3.0]]))], &[])?;
-    for row in session.placement().rows.iter().filter(|row| ["w", "MatMul"].contains(&row.node.as_str())) {
+    for row in session.local()?.placement().rows.iter().filter(|row| ["w", "MatMul"].contains(&row.node.as_str())) {
         println!("{}", row.log_line());
     }
     println!("y = {:?}", value[0]);

@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     session.run_op(init)?;
     let batch = Tensor::from_vec([6, 2], (0..12).map(|i| i as f32).collect())?;
     let value = session.run(&[joined], &[(x, batch)], &[])?;
-    for row in session.placement().rows.iter().filter(|row| row.op == "MatMul") {
+    for row in session.local()?.placement().rows.iter().filter(|row| row.op == "MatMul") {
         println!("{}", row.log_line());
     }
     println!("{:?}", value[0]);

@@ -48,7 +48,7 @@ fn main() -> Result<()> {
             println!("step {step:2}: loss {:.4}", value[0].scalar_value::<f32>()?);
         }
     }
-    let moved: usize = session.placement().rows.iter().filter_map(|row| row.n_bytes_moved).sum();
+    let moved: usize = session.local()?.placement().rows.iter().filter_map(|row| row.n_bytes_moved).sum();
     println!("bytes that cross in a step: {moved}");
     Ok(())
 }

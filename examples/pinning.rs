@@ -31,7 +31,7 @@ fn main() -> Result<()> {
     session.run_op(init)?;
     let value = session.fetch(sum)?.scalar_value::<f32>()?;
 
-    for row in session.placement().rows {
+    for row in session.local()?.placement().rows {
         if ["a", "b", "product", "sum"].contains(&row.node.as_str()) {
             println!("{}, because: {}, moves {} bytes", row.log_line(), row.rule, row.n_bytes_moved.unwrap_or(0));
         }

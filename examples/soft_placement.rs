@@ -27,7 +27,7 @@ fn main() -> Result<()> {
     let session = Session::with_config(&g, config(true))?;
     session.run_op(init)?;
     let value = session.fetch(count.read())?;
-    let report = session.placement();
+    let report = session.local()?.placement();
     let row = report.rows.iter().find(|row| row.node == "count").expect("it was placed");
     println!("soft:   count = {value:?} on {}, {} nodes fell back", row.device, report.n_fallbacks);
     Ok(())

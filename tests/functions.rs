@@ -129,7 +129,7 @@ fn parts_of_functions_run_on_several_devices() {
                 assert_close(&format!("{name} {step} {fetch}"), &values[0], expected);
             }
         }
-        let placement = session.placement();
+        let placement = session.local().unwrap().placement();
         assert!(placement.rows.iter().any(|row| row.device.to_string().ends_with("CPU:1")), "{name} used one device");
     }
 }

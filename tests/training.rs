@@ -207,8 +207,15 @@ fn towers_compute_what_one_device_computes() {
             let feeds = [(x, batch.tensors[0].clone()), (y, batch.tensors[1].clone())];
             losses.push(session.run(&[loss], &feeds, &[update]).unwrap()[0].scalar_value::<f32>().unwrap());
         }
-        let devices: std::collections::BTreeSet<String> =
-            session.placement().rows.iter().filter(|row| row.op == "Tanh").map(|row| row.device.to_string()).collect();
+        let devices: std::collections::BTreeSet<String> = session
+            .local()
+            .unwrap()
+            .placement()
+            .rows
+            .iter()
+            .filter(|row| row.op == "Tanh")
+            .map(|row| row.device.to_string())
+            .collect();
         assert_eq!(devices.len(), n_devices);
         losses
     };

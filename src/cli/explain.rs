@@ -29,9 +29,9 @@ pub fn run(args: &Args) -> Result<()> {
     let session = args.graph.session(&graph)?;
     let fetches: Vec<&str> = args.graph.fetches.iter().map(String::as_str).collect();
     if args.passes || args.after.is_some() {
-        return explain_passes(args, &session.explain_passes(&fetches, args.after.as_deref())?);
+        return explain_passes(args, &session.local()?.explain_passes(&fetches, args.after.as_deref())?);
     }
-    let report = session.explain(&fetches)?;
+    let report = session.local()?.explain(&fetches)?;
     if !args.json {
         print(report.to_string().trim_end())?;
         for rule in &args.graph.rules()?.table(&graph.nodes()).unused {

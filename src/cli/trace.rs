@@ -50,7 +50,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.write_costs {
         let mut costs = args.graph.cost_model()?;
         metadata.trace.add_to(&mut costs);
-        session.measure_links(&mut costs)?;
+        session.local()?.measure_links(&mut costs)?;
         std::fs::write(path, costs.to_string())
             .map_err(|error| Error::unavailable(format!("cannot write {}: {error}", path.display())))?;
     }

@@ -316,7 +316,7 @@ mod tests {
         // Slots and updates are where their variable is.
         let slots = optimizer.slots(&g);
         let mut n_updates = 0;
-        for row in session.placement().rows.iter().filter(|row| row.op != "Const") {
+        for row in session.local().unwrap().placement().rows.iter().filter(|row| row.op != "Const") {
             let is_update = row.node.contains("/update_e/");
             n_updates += usize::from(is_update);
             if is_update || (row.node.starts_with("e/") && !row.node.contains("Read")) {

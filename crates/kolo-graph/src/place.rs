@@ -532,7 +532,7 @@ impl<'a> Placer<'a, '_> {
 /// Why a node that holds state on `at` does not follow a pin (`line` says where that stands) to `wish`, and how to move it.
 pub fn state_stays(node: &Node, wish: &DeviceSpec, line: &str, at: &DeviceName) -> Error {
     let how = match is_variable(node) {
-        true => format!("to move it, call session.move_node(\"{}\", \"{wish}\") between runs", node.name),
+        true => format!("to move it, call session.local()?.move_node(\"{}\", \"{wish}\") between runs", node.name),
         false => format!("what a {} holds does not move: make a new session to place it anew", node.op()),
     };
     Error::failed_precondition(format!(

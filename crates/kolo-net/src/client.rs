@@ -148,6 +148,10 @@ fn in_order(response: Vec<proto::NamedTensorProto>, fetches: &[String]) -> Resul
 }
 
 impl RemoteSession for ClientSession {
+    fn target(&self) -> &str {
+        &self.target
+    }
+
     fn extend(&self, nodes: &Nodes, first_new: usize) -> Result<()> {
         let mut def = export(nodes, ExportOptions::default())?;
         def.node.drain(..first_new.min(def.node.len()));

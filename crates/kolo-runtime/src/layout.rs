@@ -1,6 +1,6 @@
 //! What a session's nodes ask for, and how that changes while it lives: rules that are replaced, and nodes that move.
 //!
-//! A node that keeps no state follows its pin. State stays where an earlier run put it; [`crate::Session::move_node`] takes a
+//! A node that keeps no state follows its pin. State stays where an earlier run put it; [`crate::LocalView::move_node`] takes a
 //! variable elsewhere, value and all, with every node that must be where it is.
 
 use std::collections::{BTreeMap, HashMap};

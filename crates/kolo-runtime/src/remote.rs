@@ -22,6 +22,9 @@ use crate::wanted::{Announced, FeedInfo, Wanted, check_n_feeds};
 /// has none) and must return soon after [`RemoteSession::close`], with `Cancelled`. Errors keep the server's code and
 /// message; a server that cannot be reached is `Unavailable`.
 pub trait RemoteSession: Send + Sync {
+    /// Where it leads, as people write it: `grpc://10.0.0.1:2222`. For messages.
+    fn target(&self) -> &str;
+
     /// Sends the nodes from index `first_new` on; the server has all before it. The devices of nodes are those that the
     /// program and its placement rules requested, perhaps partial.
     ///
@@ -116,6 +119,16 @@ impl Remote {
         Ok(())
     }
 
+    /// The error of a question that only a session of this process can answer.
+    pub fn only_local(&self) -> Error {
+        Error::failed_precondition(format!(
+            "this session runs on {}: placement, memory, threads and captures belong to its servers; ask them with `kolo \
+             doctor`, set log_device_placement to have the master log where nodes go, or start the servers with the settings \
+             you want",
+            self.backend.target()
+        ))
+    }
+
     fn rules(&self) -> &PlacementRules {
         &self.config.placement_rules
     }
@@ -184,13 +197,6 @@ impl Drop for Remote {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-/// The error for a call that only a local session supports.
-pub(crate) fn only_local(what: &str) -> Error {
-    Error::failed_precondition(format!(
-        "{what}: this session is remote, and its servers decide this; start them with the settings you want"
-    ))
 }
 
 fn check_n_values(values: Vec<Tensor>, n_fetches: usize) -> Result<Vec<Tensor>> {

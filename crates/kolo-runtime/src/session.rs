@@ -3,25 +3,23 @@
 use std::sync::Arc;
 
 use kolo_core::{Error, Result, Tensor};
-use kolo_device::{DeviceAttributes, MemoryStats};
-use kolo_graph::{CostModel, Graph, Nodes, Operation, Output, PlacementRules};
+use kolo_device::DeviceAttributes;
+use kolo_graph::{Graph, Nodes, Operation, Output};
 use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use crate::config::{RunOptions, SessionConfig};
 use crate::devices::Devices;
-use crate::executor::split::CaptureReport;
 use crate::local::{LocalCallable, LocalPartialRun, LocalSession};
-use crate::planner::{PassReport, PlacementReport};
-use crate::remote::{Remote, RemoteCallable, RemotePartialRun, RemoteSession, only_local};
-use crate::threads::DeviceThreads;
+use crate::local_view::LocalView;
+use crate::remote::{Remote, RemoteCallable, RemotePartialRun, RemoteSession};
 use crate::trace::StepTrace;
 use crate::wanted::Wanted;
 
 /// Runs a graph, on the devices of this process or on those of servers. Many threads may use one session at once.
 ///
-/// A few methods are about this process: they move nodes, resize pools, tell placement and memory. On a remote session they
-/// return `FailedPrecondition` or nothing, since its servers decide these things.
+/// What is here every session can do. What is about this process (moving nodes, resizing pools, placement, memory) is behind
+/// [`Session::local`].
 pub struct Session {
     backend: Backend,
 }
@@ -70,9 +68,18 @@ impl Session {
         matches!(self.backend, Backend::Remote(_))
     }
 
+    /// What can be asked and told because the graph runs in this process: placement, memory, threads, captures. On a remote
+    /// session `FailedPrecondition`, with where it runs and whom to ask instead.
+    pub fn local(&self) -> Result<LocalView<'_>> {
+        match &self.backend {
+            Backend::Local(session) => Ok(LocalView(session)),
+            Backend::Remote(session) => Err(session.only_local()),
+        }
+    }
+
     /// Takes over the nodes that were added to the graph since the session was made or last extended. Plans that exist
     /// stay valid: graphs only grow. A node without state that new nodes pin elsewhere moves there; see
-    /// [`Session::placement`].
+    /// [`LocalView::placement`].
     pub fn extend(&self, graph: &Graph) -> Result<()> {
         match &self.backend {
             Backend::Local(session) => session.extend(graph),
@@ -161,37 +168,6 @@ impl Session {
         })
     }
 
-    /// Where every node that was planned so far was placed, and why. Empty for a remote session: its master's log has it.
-    pub fn placement(&self) -> PlacementReport {
-        match &self.backend {
-            Backend::Local(session) => session.placement(),
-            Backend::Remote(_) => PlacementReport::default(),
-        }
-    }
-
-    /// Places everything these fetches need, without running it. A remote session is placed by its master, whose log says
-    /// where nodes went if [`SessionConfig::log_device_placement`] asked for it.
-    pub fn explain(&self, fetches: &[&str]) -> Result<PlacementReport> {
-        match &self.backend {
-            Backend::Local(session) => session.explain(fetches),
-            Backend::Remote(_) => Err(Error::failed_precondition(
-                "explain: this session is remote, and its master places nodes; set log_device_placement, and the master's \
-                 log says where they went",
-            )),
-        }
-    }
-
-    /// What each pass does to the graph that these fetches need, and the graph as text after the pass `after`, without
-    /// running it.
-    pub fn explain_passes(&self, fetches: &[&str], after: Option<&str>) -> Result<PassReport> {
-        match &self.backend {
-            Backend::Local(session) => session.explain_passes(fetches, after),
-            Backend::Remote(_) => Err(Error::failed_precondition(
-                "explain_passes: this session is remote, and its servers plan; make a local session over the same graph",
-            )),
-        }
-    }
-
     /// The session's devices. None if a remote session's servers cannot be asked, which is logged;
     /// [`Session::try_list_devices`] returns the error.
     pub fn list_devices(&self) -> Vec<DeviceAttributes> {
@@ -207,92 +183,6 @@ impl Session {
             Backend::Local(session) => Ok(session.list_devices()),
             Backend::Remote(session) => session.list_devices(),
         }
-    }
-
-    /// For each plan of a local session so far: how many launches its replay stands for if it was captured, or why it is not.
-    /// For a plan in segments it is the sum of them; [`Session::capture_reports`] has each.
-    pub fn captures(&self) -> Vec<std::result::Result<usize, String>> {
-        let sum = |report: CaptureReport| {
-            let (mut n, mut why) = (None, report.why_not.unwrap_or_default());
-            for segment in report.segments {
-                match segment {
-                    Ok(launches) => n = Some(n.unwrap_or(0) + launches),
-                    Err(reason) => why = reason,
-                }
-            }
-            n.ok_or(why)
-        };
-        self.capture_reports().into_iter().map(sum).collect()
-    }
-
-    /// For each plan of a local session so far: what was captured of it, in how many segments, and which nodes split it.
-    pub fn capture_reports(&self) -> Vec<CaptureReport> {
-        self.local("capture_reports").map(|session| session.capture_reports()).unwrap_or_default()
-    }
-
-    /// How much memory a device's tensors take, by the device's place in [`Session::list_devices`]. `None` for a remote
-    /// session.
-    pub fn memory_stats(&self, device: usize) -> Option<MemoryStats> {
-        self.local("memory_stats").ok().and_then(|session| session.memory_stats(device))
-    }
-
-    /// Measures how fast values go from device to device, for [`SessionConfig::costs`]. Copies some megabytes for each pair
-    /// of device types.
-    pub fn measure_links(&self, costs: &mut CostModel) -> Result<()> {
-        self.local("measure_links")?.measure_links(costs)
-    }
-
-    /// Replaces the placement rules. Nodes that were placed and are pinned elsewhere now move if they keep no state, which
-    /// [`Session::placement`] then shows; a node that keeps state refuses, and nothing is changed.
-    pub fn set_placement_rules(&self, rules: PlacementRules) -> Result<()> {
-        self.local("set_placement_rules")?.set_placement_rules(rules)
-    }
-
-    /// Moves a node to another device between runs, and with it all nodes that must share its device. A variable takes its
-    /// value along. Queues and other state do not move, and nothing moves while a run is in flight.
-    ///
-    /// Other sessions on the same [`crate::Host`] that have used the variable do not learn of it.
-    ///
-    /// ```
-    /// # use kolo_runtime::{Session, SessionConfig};
-    /// let g = kolo_ops::graph();
-    /// let v = g.device("/cpu:0", || g.variable("v", 3.0f32));
-    /// let init = g.global_variables_initializer();
-    /// let config = SessionConfig { device_count: [("CPU".to_owned(), 2)].into(), ..SessionConfig::default() };
-    /// let session = Session::with_config(&g, config)?;
-    /// session.run_op(init)?;
-    /// session.move_node("v", "/cpu:1")?;
-    /// assert_eq!(session.fetch(v.read())?.scalar_value::<f32>()?, 3.0);
-    /// # Ok::<(), kolo_core::Error>(())
-    /// ```
-    pub fn move_node(&self, name: &str, device: &str) -> Result<()> {
-        self.local("move_node")?.move_node(name, device)
-    }
-
-    /// Sets how many threads may run nodes of these devices at once, callers included. Steps in flight feel it when they next
-    /// look for more threads; threads that are too many end when they are idle.
-    ///
-    /// `device` may be a full name, a partial one such as `/cpu:1`, or empty for all devices.
-    pub fn set_inter_op_threads(&self, device: &str, n_threads: usize) -> Result<()> {
-        self.local("set_inter_op_threads")?.set_inter_op_threads(device, n_threads)
-    }
-
-    /// Sets how many threads work inside one kernel of these devices, the one that runs the node included. Waits for the
-    /// kernels that are using them now; results do not depend on the number.
-    ///
-    /// `device` may be a full name, a partial one such as `/cpu:1`, or empty for all devices.
-    pub fn set_intra_op_threads(&self, device: &str, n_threads: usize) -> Result<()> {
-        self.local("set_intra_op_threads")?.set_intra_op_threads(device, n_threads)
-    }
-
-    /// The threads of every device of this process; none for a remote session.
-    pub fn threads(&self) -> Vec<DeviceThreads> {
-        self.local("threads").map(|session| session.threads()).unwrap_or_default()
-    }
-
-    /// Threads that run nodes beside callers, over all devices of this process.
-    pub fn n_inter_op_threads(&self) -> usize {
-        self.local("n_inter_op_threads").map_or(0, |session| session.n_inter_op_threads())
     }
 
     /// Forgets the variables, queues and other objects of these containers; of all if none is named. If a remote session's
@@ -319,14 +209,6 @@ impl Session {
         match &self.backend {
             Backend::Local(session) => session.close(),
             Backend::Remote(session) => session.close(),
-        }
-    }
-
-    /// The local session behind this one, if `what` can be done.
-    fn local(&self, what: &str) -> Result<&LocalSession> {
-        match &self.backend {
-            Backend::Local(session) => Ok(session),
-            Backend::Remote(_) => Err(only_local(what)),
         }
     }
 

@@ -50,7 +50,7 @@ pub fn check_rewrite(graph: &Graph, run: Run<'_, '_>, passes: &[Pass], config: &
     }
     let names: Vec<String> = run.fetches.iter().map(|output| output.operation().name().to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let report = rewritten.explain_passes(&names, passes.last().map(Pass::name))?;
+    let report = rewritten.local()?.explain_passes(&names, passes.last().map(Pass::name))?;
     Ok(report.text.unwrap_or_default())
 }
 

@@ -19,7 +19,7 @@ fn rules(text: &str) -> PlacementRules {
 
 /// `CPU:1 from CPU:0`, or `CPU:1` for a node that never moved.
 fn history(session: &Session, node: &str) -> String {
-    let report = session.placement();
+    let report = session.local().expect("it runs here").placement();
     let row = report.rows.iter().find(|row| row.node == node).unwrap_or_else(|| panic!("{node} was not placed"));
     let from = row.moved_from.as_ref().map_or(String::new(), |from| format!(" from {}:{}", from.kind, from.id));
     format!("{}:{}{from}", row.device.kind, row.device.id)
@@ -38,10 +38,10 @@ fn a_changed_pin_moves_what_has_no_state() {
         let expected = [Tensor::from([-1.0f32, -2.0])];
         assert_eq!(callable.call(&[&value]).unwrap(), expected);
         assert_eq!(history(&session, "y"), "CPU:0");
-        session.set_placement_rules(rules("! y -> /cpu:1")).unwrap();
+        session.local().unwrap().set_placement_rules(rules("! y -> /cpu:1")).unwrap();
         assert_eq!(session.run(&[y], &[(x, value.clone())], &[]).unwrap(), expected);
         assert_eq!(history(&session, "y"), "CPU:1 from CPU:0", "soft: {soft}");
-        let text = session.placement().to_string();
+        let text = session.local().unwrap().placement().to_string();
         assert!(text.contains("pinned, moved from /job:localhost/replica:0/task:0/device:CPU:0"), "{text}");
         assert!(text.contains("pins.txt:1"), "{text}");
         let (_, metadata) =
@@ -60,19 +60,19 @@ fn state_refuses_a_changed_pin_and_says_how_to_move_it() {
     let session = Session::with_config(&g, cpus(2)).unwrap();
     session.run_op(init).unwrap();
     session.fetch(size).unwrap();
-    let error = session.set_placement_rules(rules("\nv -> /cpu:1")).unwrap_err();
+    let error = session.local().unwrap().set_placement_rules(rules("\nv -> /cpu:1")).unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition);
     for part in [
         "'v'",
         "'/device:CPU:1' (pinned at pins.txt:2)",
         "task:0/device:CPU:0",
-        "session.move_node(\"v\", \"/device:CPU:1\")",
+        "session.local()?.move_node(\"v\", \"/device:CPU:1\")",
     ] {
         assert!(error.message().contains(part), "'{part}' is missing in: {error}");
     }
-    let error = session.set_placement_rules(rules("q -> /cpu:1")).unwrap_err();
+    let error = session.local().unwrap().set_placement_rules(rules("q -> /cpu:1")).unwrap_err();
     assert!(error.message().contains("a FIFOQueueV2 holds does not move"), "{error}");
-    let error = session.move_node("q", "/cpu:1").unwrap_err();
+    let error = session.local().unwrap().move_node("q", "/cpu:1").unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition);
     assert!(error.message().contains("only variables"), "{error}");
     // Nothing changed, and the session goes on.
@@ -92,21 +92,21 @@ fn a_variable_moves_with_its_value_and_its_users() {
         session.run_op(init).unwrap();
         let callable = session.make_callable(&[], &[], &[add]).unwrap();
         callable.call(&[]).unwrap();
-        session.move_node("v", "/cpu:1").unwrap();
+        session.local().unwrap().move_node("v", "/cpu:1").unwrap();
         callable.call(&[]).unwrap();
         session.run_op(add).unwrap();
         assert_eq!(session.fetch(v.read()).unwrap(), Tensor::from(vec![4.0f32; 1000]), "{kind:?}");
         assert_eq!(history(&session, "v"), "CPU:1 from CPU:0");
         assert_eq!(history(&session, &add.name()), "CPU:1 from CPU:0");
-        assert_eq!(session.memory_stats(0).unwrap().in_use, 0, "nothing of it stays behind");
+        assert_eq!(session.local().unwrap().memory_stats(0).unwrap().in_use, 0, "nothing of it stays behind");
         // The new place is its pin now; going on to describe the graph does not bring it back.
         let twice = v.read() * 2.0;
         session.extend(&g).unwrap();
         assert_eq!(session.fetch(twice).unwrap(), Tensor::from(vec![8.0f32; 1000]));
-        session.set_placement_rules(rules("! v -> /cpu:1")).unwrap();
-        let error = session.set_placement_rules(rules("! v -> /cpu:0")).unwrap_err();
+        session.local().unwrap().set_placement_rules(rules("! v -> /cpu:1")).unwrap();
+        let error = session.local().unwrap().set_placement_rules(rules("! v -> /cpu:0")).unwrap_err();
         assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
-        session.move_node("v", "/cpu:0").unwrap();
+        session.local().unwrap().move_node("v", "/cpu:0").unwrap();
         assert_eq!(session.fetch(twice).unwrap(), Tensor::from(vec![8.0f32; 1000]));
     }
 }
@@ -118,16 +118,16 @@ fn moves_to_nowhere_and_of_nobody_are_refused() {
     let init = g.global_variables_initializer();
     let session = Session::with_config(&g, cpus(2)).unwrap();
     session.run_op(init).unwrap();
-    let error = session.move_node("v", "/gpu:0").unwrap_err();
+    let error = session.local().unwrap().move_node("v", "/gpu:0").unwrap_err();
     assert!(error.message().contains("'/device:GPU:0'") && error.message().contains("device:CPU:1"), "{error}");
-    assert_eq!(session.move_node("vv", "/cpu:1").unwrap_err().code(), Code::NotFound);
-    session.move_node("v", "/cpu:0").unwrap();
+    assert_eq!(session.local().unwrap().move_node("vv", "/cpu:1").unwrap_err().code(), Code::NotFound);
+    session.local().unwrap().move_node("v", "/cpu:0").unwrap();
     assert_eq!(session.fetch(v.read()).unwrap(), Tensor::scalar(3.0f32));
     // A node that no run has needed yet just gets its pin.
     let w = g.variable("w", 1.0f32);
     let init = w.initializer();
     session.extend(&g).unwrap();
-    session.move_node("w", "/cpu:1").unwrap();
+    session.local().unwrap().move_node("w", "/cpu:1").unwrap();
     session.run_op(init).unwrap();
     assert_eq!(history(&session, "w"), "CPU:1");
 }
@@ -142,10 +142,10 @@ fn nothing_moves_while_a_run_is_in_flight() {
     let session = Arc::new(Session::with_config(&g, cpus(2)).unwrap());
     session.run_op(init).unwrap();
     let run = session.partial_run(&[], &[taken], &[]).unwrap();
-    let error = session.move_node("v", "/cpu:1").unwrap_err();
+    let error = session.local().unwrap().move_node("v", "/cpu:1").unwrap_err();
     assert!(error.message().contains("1 runs are in flight"), "{error}");
     drop(run);
-    session.move_node("v", "/cpu:1").unwrap();
+    session.local().unwrap().move_node("v", "/cpu:1").unwrap();
     let options = RunOptions { timeout: Some(Duration::from_millis(20)), ..RunOptions::default() };
     assert_eq!(session.run_with(&options, &[taken], &[], &[]).unwrap_err().code(), Code::DeadlineExceeded);
 }

@@ -138,7 +138,7 @@ fn variables_move_to_a_device_with_memory_of_its_own_and_back() {
     let before = session.run(&reads, &[], &[]).unwrap();
     for device in ["/device:VAULT:0", "/device:VAULT:1", "/cpu:0"] {
         for name in ["scalar", "vector", "flags", "text"] {
-            session.move_node(name, device).unwrap();
+            session.local().unwrap().move_node(name, device).unwrap();
         }
     }
     assert_eq!(session.run(&reads, &[], &[]).unwrap(), before);
@@ -152,7 +152,7 @@ fn links_to_a_device_with_memory_of_its_own_are_measured() {
     let (first, second) = (Vault::new(0), Vault::new(1));
     let session = Session::with_config(&g, with(&[&first, &second])).unwrap();
     let mut costs = CostModel::default();
-    session.measure_links(&mut costs).unwrap();
+    session.local().unwrap().measure_links(&mut costs).unwrap();
     for link in ["link CPU VAULT ", "link VAULT CPU ", "link VAULT VAULT "] {
         assert!(costs.to_string().contains(link), "'{link}' is missing in:\n{costs}");
     }

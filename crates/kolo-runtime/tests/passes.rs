@@ -191,7 +191,7 @@ fn a_pass_of_the_users_own_is_listed_run_and_blamed() {
     let session = Session::with_config(&g, config).unwrap();
     let value = Tensor::from([1.0f32, -2.0]);
     assert_eq!(session.run(&[y], &[(x, value.clone())], &[]).unwrap(), [value]);
-    let report = session.explain_passes(&["y"], Some("double-negation")).unwrap();
+    let report = session.local().unwrap().explain_passes(&["y"], Some("double-negation")).unwrap();
     let record = report.log.iter().find(|record| record.pass == "double-negation").unwrap();
     assert!(record.has_changed);
     assert!(
@@ -202,7 +202,7 @@ fn a_pass_of_the_users_own_is_listed_run_and_blamed() {
     let at = |name: &str| names.iter().position(|other| *other == name).unwrap();
     assert!(at("prune") < at("double-negation") && at("double-negation") < at("place"), "{names:?}");
 
-    let error = session.explain_passes(&["y"], Some("double-negative")).unwrap_err();
+    let error = session.local().unwrap().explain_passes(&["y"], Some("double-negative")).unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
 
     let broken = Pass::new("broken", Stage::Graph, "a test", |graph, _| {

@@ -21,7 +21,7 @@ fn with_null_gpu(without_kernel: &[&str], soft: bool) -> (SessionConfig, Arc<Nul
 }
 
 fn device_of(session: &Session, node: &str) -> String {
-    let report = session.placement();
+    let report = session.local().expect("it runs here").placement();
     let row = report.rows.iter().find(|row| row.node == node).unwrap_or_else(|| panic!("{node} was not placed"));
     format!("{}:{}", row.device.kind, row.device.id)
 }
@@ -41,7 +41,7 @@ fn the_three_rules_in_order() {
     assert_eq!(device_of(&session, "a"), "CPU:0");
     assert_eq!(device_of(&session, "MatMul"), "GPU:0");
     assert_eq!(gpu.take_log(), ["MatMul"]);
-    let report = session.placement();
+    let report = session.local().unwrap().placement();
     let rule = |name: &str| report.rows.iter().find(|row| row.node == name).unwrap().rule;
     assert_eq!((rule("a"), rule("MatMul")), (Rule::Pinned, Rule::Accelerator));
     let a = report.rows.iter().find(|row| row.node == "a").unwrap();
@@ -104,7 +104,7 @@ fn soft_placement_falls_back_for_kernels_and_devices_and_counts() {
     let (config, _) = with_null_gpu(&["MatMul"], true);
     let session = Session::with_config(&g, config).unwrap();
     assert_eq!(session.fetch(no_device).unwrap(), Tensor::from([[1.0f32, 2.0], [3.0, 4.0]]));
-    assert_eq!(session.placement().n_fallbacks, 2);
+    assert_eq!(session.local().unwrap().placement().n_fallbacks, 2);
     let (config, _) = with_null_gpu(&["MatMul"], true);
     let strict = SessionConfig { max_fallbacks: Some(1), ..config };
     assert!(Session::with_config(&g, strict).unwrap().fetch(no_device).is_err());
@@ -213,7 +213,11 @@ fn a_memory_limit_is_hard_and_names_the_holders() {
     assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
     assert!(error.to_string().contains("limit of 65536 bytes") && error.to_string().contains("Mul"), "{error}");
     session.run(&[y], &[(x, small)], &[]).unwrap();
-    assert_eq!(session.memory_stats(0).unwrap().in_use, 0, "a step's outputs do not outlive it unless fetched");
+    assert_eq!(
+        session.local().unwrap().memory_stats(0).unwrap().in_use,
+        0,
+        "a step's outputs do not outlive it unless fetched"
+    );
 }
 
 #[test]
@@ -272,7 +276,7 @@ fn rules_place_nodes_and_show_in_report_and_errors() {
     let session = Session::with_config(&g, config).unwrap();
     session.fetch(c).unwrap();
     assert_eq!((device_of(&session, "a"), device_of(&session, "MatMul")), ("CPU:1".into(), "CPU:0".into()));
-    let report = session.placement();
+    let report = session.local().unwrap().placement();
     let row = report.rows.iter().find(|row| row.node == "a").unwrap();
     assert_eq!(row.pinned_at.as_ref().unwrap().to_string(), "pins.txt:3");
     assert!(report.to_string().contains("pins.txt:3"), "{report}");
@@ -321,8 +325,8 @@ fn fall_backs_are_priced_in_the_report() {
     costs.set_link("CPU", "GPU", link);
     costs.set_link("GPU", "CPU", link);
     let session = Session::with_config(&g, SessionConfig { costs: Arc::new(costs), ..config }).unwrap();
-    session.explain(&[&z.name()]).unwrap();
-    let report = session.placement();
+    session.local().unwrap().explain(&[&z.name()]).unwrap();
+    let report = session.local().unwrap().placement();
     // Four million bytes come to the CPU, where MatMul is, and the product goes back: a millisecond.
     let cost = &report.fallback_cost;
     assert_eq!((report.n_fallbacks, cost.n_bytes, cost.n_unknown), (1, 8_000_000, 0), "{report}");
@@ -342,7 +346,7 @@ fn traces_make_a_placement_by_cost() {
     let (_, metadata) = session.run_with(&options, &[sum], &[(x, value.clone())], &[]).unwrap();
     let mut measured = CostModel::default();
     metadata.trace.add_to(&mut measured);
-    session.measure_links(&mut measured).unwrap();
+    session.local().unwrap().measure_links(&mut measured).unwrap();
     for part in ["node a/MatMul MatMul CPU 1 0.", "node b/MatMul_2 MatMul CPU 1 0.", "link CPU CPU "] {
         assert!(measured.to_string().contains(part), "'{part}' is missing in:\n{measured}");
     }

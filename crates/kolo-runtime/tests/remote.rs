@@ -9,7 +9,7 @@ use kolo_core::{Code, DType, Error, PartialShape, Result, Tensor};
 use kolo_device::DeviceAttributes;
 use kolo_graph::wire::graph::{ExportOptions, ImportOptions, export, import};
 use kolo_graph::wire::proto::GraphDef;
-use kolo_graph::{CostModel, Graph, Nodes, Output, PlacementRules};
+use kolo_graph::{Graph, Nodes, Output, PlacementRules};
 use kolo_ops::CancelToken;
 use kolo_ops::queue::FifoQueue;
 use kolo_runtime::{Host, PartialRun, RemoteRun, RemoteSession, RunMetadata, RunOptions, Session, SessionConfig};
@@ -55,6 +55,10 @@ impl Loopback {
 }
 
 impl RemoteSession for Loopback {
+    fn target(&self) -> &str {
+        "grpc://loopback:2222"
+    }
+
     fn extend(&self, nodes: &Nodes, first_new: usize) -> Result<()> {
         self.extended.lock().push(first_new);
         if let Some(error) = self.fails_to_extend.lock().take() {
@@ -208,24 +212,16 @@ fn partial_runs_go_by_handle() {
 }
 
 #[test]
-fn what_servers_decide_is_refused_with_the_reason() {
+fn what_servers_decide_is_refused_with_where_the_session_runs() {
     let g = kolo_ops::graph();
-    let v = g.variable("v", 1.0f32);
-    let (session, _there) = connect(&g, SessionConfig::default());
-    let refused = [
-        session.move_node("v", "/cpu:0"),
-        session.set_placement_rules(PlacementRules::default()),
-        session.measure_links(&mut CostModel::default()),
-        session.set_inter_op_threads("", 1),
-        session.set_intra_op_threads("", 1),
-        session.explain(&[&v.read().name()]).map(|_| ()),
-    ];
-    for error in refused.map(Result::unwrap_err) {
-        assert_eq!(error.code(), Code::FailedPrecondition);
-        assert!(error.to_string().contains("this session is remote"), "{error}");
+    let (session, there) = connect(&g, SessionConfig::default());
+    let error = session.local().err().expect("it is remote");
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    for part in ["runs on grpc://loopback:2222", "kolo doctor", "log_device_placement"] {
+        assert!(error.message().contains(part), "'{part}' is missing in: {error}");
     }
-    assert!(session.memory_stats(0).is_none() && session.threads().is_empty() && session.placement().rows.is_empty());
-    assert_eq!(session.n_inter_op_threads(), 0);
+    // The process where it lives can be asked.
+    assert_eq!(there.session().local().unwrap().threads().len(), session.list_devices().len());
 }
 
 #[test]

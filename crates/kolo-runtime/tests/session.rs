@@ -236,7 +236,11 @@ fn thread_counts_are_hard_caps() {
         let session = Session::with_config(&g, config).unwrap();
         for _ in 0..5 {
             session.run(&[], &[(x, Tensor::zeros(DType::F32, [200, 200]).unwrap())], &[all]).unwrap();
-            assert!(session.n_inter_op_threads() < limit.max(2), "{} threads", session.n_inter_op_threads());
+            assert!(
+                session.local().unwrap().n_inter_op_threads() < limit.max(2),
+                "{} threads",
+                session.local().unwrap().n_inter_op_threads()
+            );
         }
     }
 }

@@ -48,24 +48,25 @@ fn pools_have_exactly_the_threads_they_are_told() {
     let towers: Vec<_> = (0..8).map(|i| g.device(&format!("/cpu:{}", i % 2), || matmul(matmul(x, x), x))).collect();
     let sum = towers.iter().skip(1).fold(towers[0], |sum, tower| sum + *tower);
     let session = Session::with_config(&g, config(2)).unwrap();
+    let local = session.local().unwrap();
     let value = Tensor::from_vec([128, 128], vec![0.5f32; 128 * 128]).unwrap();
     let name = sum.name();
     let run = || session.run_named(&[&name], &[("x", value.clone())], &[]).unwrap();
     let expected = run();
     let intra_threads = || threads_called("kolo-intra");
-    let intra = || session.threads().iter().map(|threads| threads.intra_op).collect::<Vec<_>>();
+    let intra = || local.threads().iter().map(|threads| threads.intra_op).collect::<Vec<_>>();
     assert_eq!(intra(), [1, 1]);
 
-    session.set_intra_op_threads("/cpu:1", 3).unwrap();
+    local.set_intra_op_threads("/cpu:1", 3).unwrap();
     assert_eq!(intra(), [1, 3]);
     soon("two workers", || intra_threads().is_none_or(|ids| ids.len() == 2));
-    session.set_intra_op_threads("", 2).unwrap();
+    local.set_intra_op_threads("", 2).unwrap();
     assert_eq!(intra(), [2, 2]);
     soon("one worker each", || intra_threads().is_none_or(|ids| ids.len() == 2));
     assert_eq!(run(), expected, "results do not depend on the number of threads");
 
-    session.set_inter_op_threads("/cpu:0", 3).unwrap();
-    let inter = || session.threads().iter().map(|threads| threads.inter_op).collect::<Vec<_>>();
+    local.set_inter_op_threads("/cpu:0", 3).unwrap();
+    let inter = || local.threads().iter().map(|threads| threads.inter_op).collect::<Vec<_>>();
     assert_eq!(inter(), [3, 1]);
 
     // Safe while steps run.
@@ -79,21 +80,21 @@ fn pools_have_exactly_the_threads_they_are_told() {
             });
         }
         for n in [4, 1, 3, 2, 1, 4, 2] {
-            session.set_inter_op_threads("", n).unwrap();
-            session.set_intra_op_threads("", n).unwrap();
+            local.set_inter_op_threads("", n).unwrap();
+            local.set_intra_op_threads("", n).unwrap();
             assert_eq!((inter(), intra()), (vec![n, n], vec![n, n]));
             run();
-            soon("no more threads than allowed", || session.threads().iter().all(|t| t.inter_op_alive <= n));
+            soon("no more threads than allowed", || local.threads().iter().all(|t| t.inter_op_alive <= n));
         }
         stop.store(true, Ordering::Relaxed);
     });
-    session.set_inter_op_threads("", 1).unwrap();
-    session.set_intra_op_threads("", 1).unwrap();
+    local.set_inter_op_threads("", 1).unwrap();
+    local.set_intra_op_threads("", 1).unwrap();
     soon("no workers", || intra_threads().is_none_or(|ids| ids.is_empty()));
     soon("one runner each", || threads_called("kolo-cpu").is_none_or(|ids| ids.len() <= 2));
 
-    assert_eq!(session.set_intra_op_threads("/cpu:7", 1).unwrap_err().code(), Code::InvalidArgument);
-    assert!(session.set_inter_op_threads("/cpu:0", 0).unwrap_err().message().contains("from 1"));
+    assert_eq!(local.set_intra_op_threads("/cpu:7", 1).unwrap_err().code(), Code::InvalidArgument);
+    assert!(local.set_inter_op_threads("/cpu:0", 0).unwrap_err().message().contains("from 1"));
 
     // Its threads would be counted below.
     drop(session);
@@ -113,7 +114,7 @@ fn keeps_to_cores() {
     let session = Session::with_config(&g, config.clone()).expect("the core may be used");
     assert!(session.list_devices()[1].description.contains(&format!("cores {last}")));
     assert!(session.list_devices()[0].description.contains("all cores"));
-    session.set_intra_op_threads("/cpu:1", 2).expect("the device exists");
+    session.local().expect("it runs here").set_intra_op_threads("/cpu:1", 2).expect("the device exists");
     let one = Tensor::from([1.0f32]);
     assert_eq!(session.run(&[z], &[(x, one)], &[]), Ok(vec![Tensor::from([3.0f32])]));
     let bound = |start: &str| {

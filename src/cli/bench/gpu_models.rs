@@ -72,7 +72,8 @@ fn measure<'g>(
     report.print("gpu", case, unit, Better::Higher, &rates)?;
     let devices = session.list_devices();
     let gpu = devices.iter().position(|device| &*device.name.kind == "GPU");
-    if let Some(stats) = gpu.and_then(|gpu| session.memory_stats(gpu)) {
+    let local = session.local()?;
+    if let Some(stats) = gpu.and_then(|gpu| local.memory_stats(gpu)) {
         let gib = stats.peak as f64 / (1u64 << 30) as f64;
         report.print("gpu", &format!("{case}-memory"), "GiB", Better::Lower, &[gib])?;
     }

@@ -24,7 +24,7 @@ fn replays_give_what_plain_steps_give() {
                 let loss = session.run(&[model.loss], &feeds, &[model.train]).unwrap();
                 losses.push(loss[0].scalar_value::<f32>().unwrap().to_bits());
             }
-            let captures = session.captures();
+            let captures = session.local().unwrap().captures();
             println!("captures: {captures:?}");
             assert_eq!(captures.iter().any(Result::is_ok), !no_capture, "{captures:?}");
             losses
@@ -102,7 +102,7 @@ fn split_losses(middle: Middle, splits: &str, config: SessionConfig) -> Vec<u32>
         let loss = session.run(&[model.loss], &feeds, &[model.train]).unwrap();
         losses.push(loss[0].scalar_value::<f32>().unwrap().to_bits());
     }
-    let reports = session.capture_reports();
+    let reports = session.local().unwrap().capture_reports();
     let report = reports.iter().max_by_key(|report| report.segments.len()).unwrap();
     let n_replayed = report.segments.iter().filter(|segment| segment.is_ok()).count();
     println!("{splits}: {} of {} segments replayed: {report:?}", n_replayed, report.segments.len());
@@ -141,7 +141,7 @@ fn variables_that_are_assigned_in_a_step_are_captured() {
             let session = Session::with_config(&g, config(GpuOptions { no_capture, ..exact() })).unwrap();
             session.run_op(init).unwrap();
             let all = (0..20).map(|_| session.fetch(seen).unwrap().data::<f32>().unwrap()[4]).collect();
-            let captures = session.captures();
+            let captures = session.local().unwrap().captures();
             assert_eq!(captures.iter().any(Result::is_ok), !no_capture, "{captures:?}");
             all
         };
@@ -183,7 +183,7 @@ fn adam_learns_the_same_weights_when_captured() {
             let session = Session::with_config(&g, config(GpuOptions { no_capture, no_fusion, ..exact() })).unwrap();
             session.run_op(init).unwrap();
             (0..50).for_each(|_| session.run_op(train).unwrap());
-            let captures = session.captures();
+            let captures = session.local().unwrap().captures();
             assert_eq!(captures.iter().any(Result::is_ok), !no_capture, "{captures:?}");
             session.run(&[reads[0], reads[1], powers[0].read(), powers[1].read()], &[], &[]).unwrap()
         };
@@ -209,10 +209,10 @@ fn a_share_that_is_taken_at_once_has_room_for_captured_steps() {
         session.run_op(model.init).unwrap();
         let feeds = [(model.x, wavy(&[64, 20], 1)), (model.y, labels(64, 10))];
         (0..8).for_each(|_| drop(session.run(&[model.loss], &feeds, &[model.train]).unwrap()));
-        let captures = session.captures();
+        let captures = session.local().unwrap().captures();
         assert!(captures.iter().any(Result::is_ok), "{captures:?}");
         let gpu = session.list_devices().iter().position(|device| &*device.name.kind == "GPU").unwrap();
-        let stats = session.memory_stats(gpu).unwrap();
+        let stats = session.local().unwrap().memory_stats(gpu).unwrap();
         assert!(stats.reserved == 1 << 30 && stats.in_use < 1 << 30, "{stats:?}");
     });
 }
@@ -233,7 +233,7 @@ fn what_depends_on_the_host_is_not_captured() {
             seen.push(session.fetch(random).unwrap());
         }
         assert!(seen.windows(2).all(|pair| pair[0] != pair[1]), "{seen:?}");
-        let captures = session.captures();
+        let captures = session.local().unwrap().captures();
         assert!(captures.iter().all(Result::is_err), "{captures:?}");
         println!("{captures:?}");
     });

@@ -219,7 +219,7 @@ fn nodes_go_to_the_gpu_and_integers_stay_with_the_host() {
         let found = session.run(&[flat, shape], &[(x, value.clone())], &[]).unwrap();
         let expected: Vec<f32> = value.data::<f32>().unwrap().iter().map(|x| x * 2.0).collect();
         assert_eq!(found, [Tensor::from(expected), Tensor::from([3i32, 4])]);
-        let report = session.placement();
+        let report = session.local().unwrap().placement();
         assert!(report.rows.iter().all(|row| &*row.device.kind == "GPU"), "{report}");
     });
 }
@@ -388,7 +388,7 @@ fn a_trace_shows_kernels_and_copies_where_they_ran() {
             assert!(ran(op, device), "{op} on {device}");
         }
         println!("trace: {}", trace.to_chrome_json());
-        for row in session.placement().rows {
+        for row in session.local().unwrap().placement().rows {
             println!("placement: {}", row.log_line());
         }
     });
@@ -425,11 +425,11 @@ fn how_long_steps_take() {
                 session.run(&[model.loss], &feeds, &[]).unwrap();
                 let us = start.elapsed().as_secs_f64() * 1e6 / f64::from(n);
                 line += &format!(" {label} {us:.1} us;");
-                if let Some(n) = session.captures().into_iter().flatten().max() {
+                if let Some(n) = session.local().unwrap().captures().into_iter().flatten().max() {
                     line += &format!(" ({n} launches)");
                 }
-                if !no_capture && session.captures().iter().all(Result::is_err) {
-                    line += &format!(" not captured: {:?}", session.captures());
+                if !no_capture && session.local().unwrap().captures().iter().all(Result::is_err) {
+                    line += &format!(" not captured: {:?}", session.local().unwrap().captures());
                 }
                 if source == Source::Fed && no_capture {
                     let options = RunOptions { trace: true, ..RunOptions::default() };

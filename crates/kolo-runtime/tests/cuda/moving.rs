@@ -19,7 +19,7 @@ fn a_variable_moves_to_the_gpu_and_back() {
             let callable = session.make_callable(&[], &[], &[add]).unwrap();
             let mut expected = 1.0f32;
             for device in ["/gpu:0", "/cpu:0", "/gpu:0", "/cpu:0"] {
-                session.move_node("v", device).unwrap();
+                session.local().unwrap().move_node("v", device).unwrap();
                 let found = session.fetch(v.read()).unwrap();
                 assert_eq!(found, Tensor::from(vec![expected; 1000]), "{kind:?} on {device}");
                 // Often enough for the step to be captured on the GPU.
@@ -46,7 +46,7 @@ fn a_variable_moves_between_two_gpus() {
         let session = Session::with_config(&g, config(gpu)).unwrap();
         session.run_op(init).unwrap();
         for device in ["/gpu:1", "/cpu:0", "/gpu:1", "/gpu:0"] {
-            session.move_node("v", device).unwrap();
+            session.local().unwrap().move_node("v", device).unwrap();
             assert_eq!(session.fetch(v.read()).unwrap(), value, "on {device}");
         }
     });
@@ -58,7 +58,7 @@ fn links_with_a_gpu_are_measured() {
         let g = kolo_ops::graph();
         let session = Session::with_config(&g, config(exact())).unwrap();
         let mut costs = CostModel::default();
-        session.measure_links(&mut costs).unwrap();
+        session.local().unwrap().measure_links(&mut costs).unwrap();
         println!("{costs}");
         for link in ["link CPU GPU ", "link GPU CPU "] {
             assert!(costs.to_string().contains(link), "'{link}' is missing in:\n{costs}");
