@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
 use crate::{DType, Error, Result};
-use kolo_graph::Gradient;
-use kolo_ops::{KernelDef, Op, TABLE, is_always_on_host, kernels_of};
+use kolo_graph::{Gradient, HostRule};
+use kolo_ops::{KernelDef, Op, TABLE, kernels_of};
 
 use super::print;
 
@@ -72,7 +72,7 @@ fn coverage(filter: &str) -> String {
     for op in &ops {
         let (cases, grads) = counts.get(op.def.name).copied().unwrap_or_default();
         let (kernels, on_gpu) = (dtypes_on(op, "CPU"), dtypes_on(op, "GPU"));
-        let on_gpu = if is_always_on_host(op.def.name) { "host".to_owned() } else { on_gpu };
+        let on_gpu = if op.def.host == HostRule::Always { "host".to_owned() } else { on_gpu };
         n_on_gpu += usize::from(on_gpu != "none");
         n_kernels += usize::from(!op.kernels.is_empty());
         n_gradients += usize::from(matches!(op.def.gradient, Gradient::Rule(_) | Gradient::Same | Gradient::Flow));

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use kolo_core::{DType, DeviceSpec, Error, MergeConflict, Result};
 
 use crate::place::Placement;
-use crate::{Flow, Node, NodeId, Nodes};
+use crate::{Effects, Flow, Node, NodeId, Nodes, OwnedState};
 
 /// A device that is asked for, and the node that did.
 #[derive(Clone, Default)]
@@ -236,7 +236,7 @@ pub fn holds_state(node: &Node) -> bool {
 
 /// A variable of either family: state that is one tensor.
 pub fn is_variable(node: &Node) -> bool {
-    matches!(node.op(), "VarHandleOp" | "VariableV2" | "Variable")
+    node.def.effects == Effects::Owns(OwnedState::Variable)
 }
 
 /// Ops that take handles without using what is behind them, so need not be where that is.

@@ -2,7 +2,7 @@
 
 use kolo_core::{PartialShape, Result};
 
-use crate::{InferCtx, Operation, Output};
+use crate::{Effects, HostRule, InferCtx, Operation, Output};
 
 /// An op's description. Static: `kolo-ops` keeps one per op in its table.
 #[derive(Clone, Copy)]
@@ -16,8 +16,12 @@ pub struct OpDef {
     pub shape: ShapeFn,
     /// How it is differentiated.
     pub gradient: Gradient,
-    /// Has state or effects: never folded, merged or moved.
+    /// Has state or effects, in TensorFlow's table: never folded, merged or moved.
     pub stateful: bool,
+    /// What it does to state, its own or others'.
+    pub effects: Effects,
+    /// Where it runs if it is placed on a device with memory of its own.
+    pub host: HostRule,
     /// May receive a reference to a variable without a value.
     pub allows_uninitialized_input: bool,
     /// What it does to the control flow of a step.
@@ -35,6 +39,8 @@ impl OpDef {
         shape: crate::shape_fns::unknown,
         gradient: Gradient::Unstated,
         stateful: false,
+        effects: Effects::None,
+        host: HostRule::OnDevice,
         allows_uninitialized_input: false,
         flow: Flow::Plain,
         handle: HandleRule::Forward,

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kolo_core::{Code, DType, Dim, Error, PartialShape, Result};
-use kolo_graph::{NodeId, Nodes};
+use kolo_graph::{NodeId, Nodes, is_variable};
 use kolo_ops::{ResourceStore, VariableCell};
 use kolo_runtime::Host;
 use parking_lot::Mutex;
@@ -181,28 +181,18 @@ impl Journal {
     }
 }
 
-/// The variables that nodes may write: all that anything but a known reader is given.
+/// The variables that nodes may write: all that anything is given but what is known to leave them as they are.
 pub(crate) fn written(nodes: &Nodes) -> BTreeSet<Key> {
-    const READERS: [&str; 8] = [
-        "ReadVariableOp",
-        "_ReadVariablesOp",
-        "ResourceGather",
-        "ResourceGatherNd",
-        "VarIsInitializedOp",
-        "IsVariableInitialized",
-        "VariableShape",
-        "DisableCopyOnRead",
-    ];
     let variable = |id: NodeId| -> Option<Key> {
         let node = nodes.node(id);
-        if !["VarHandleOp", "VariableV2", "Variable"].contains(&node.op()) {
+        if !is_variable(node) {
             return None;
         }
         let name = node.attrs.str("shared_name").ok().filter(|name| !name.is_empty()).unwrap_or(&node.name);
         Some((node.attrs.str("container").unwrap_or_default().to_owned(), name.to_owned()))
     };
     let mut keys = BTreeSet::new();
-    for (_, node) in nodes.iter().filter(|(_, node)| !READERS.contains(&node.op())) {
+    for (_, node) in nodes.iter().filter(|(_, node)| !node.def.effects.leaves_variables()) {
         for (i, input) in node.inputs.iter().enumerate() {
             if input.feed().is_some() {
                 continue;

@@ -32,7 +32,7 @@ pub mod table;
 pub mod undone;
 
 pub use cancel::{CancelToken, Registration};
-pub use cuda::{UpdateLayout, host_arguments, is_always_on_host, update_layout};
+pub use cuda::{UpdateLayout, host_arguments, update_layout};
 pub use kernel::{AsyncKernel, Done, Kernel, KernelCtx, KernelInit, Outcome, Value};
 pub use op::{Cost, DTypeSet, KernelDef, KernelMaker, Op, TABLE, find_kernel, find_op, graph, kernels_of, registry};
 pub use resource::{Resource, ResourceStore, Touched, VariableCell, record_variables};

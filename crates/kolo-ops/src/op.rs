@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use kolo_core::{DType, DeviceName, Error, Result};
-use kolo_graph::{Attrs, Graph, Node, OpDef, OpRegistry};
+use kolo_graph::{Attrs, Effects, Graph, HostRule, Node, OpDef, OpRegistry};
 
 use crate::kernel::{AsyncKernel, Kernel, KernelCtx, KernelInit};
 
@@ -21,6 +21,16 @@ pub struct Op {
 impl Op {
     /// Neutral values, to be overridden with `..Op::BASE`.
     pub const BASE: Op = Op { def: OpDef::BASE, kernels: &[], cost: Cost::Elements };
+
+    /// The same with these effects, for families that share a constructor.
+    pub(crate) const fn effects(self, effects: Effects) -> Op {
+        Op { def: OpDef { effects, ..self.def }, ..self }
+    }
+
+    /// The same, to be run where `host` says.
+    pub(crate) const fn host(self, host: HostRule) -> Op {
+        Op { def: OpDef { host, ..self.def }, ..self }
+    }
 }
 
 /// What a call costs, so that the executor can decide whether handing it to another thread pays.
@@ -290,7 +300,7 @@ pub fn find_kernel(node: &Node, device: &DeviceName) -> Result<&'static KernelDe
 
 #[cfg(test)]
 mod tests {
-    use kolo_graph::{Gradient, Signature};
+    use kolo_graph::{ArgDef, ArgType, Gradient, Signature};
 
     use super::*;
 
@@ -320,6 +330,46 @@ mod tests {
                 });
                 assert!(possible, "{name}: a kernel for dtypes that the signature does not allow");
             }
+        }
+    }
+
+    #[test]
+    fn facts_agree_with_what_is_known_otherwise() {
+        for op in TABLE.iter().copied().flatten() {
+            let (name, def) = (op.def.name, &op.def);
+            let signature = Signature::parse(def.signature).unwrap();
+            let refers = |arg: &ArgDef| arg.is_ref || arg_dtype(&arg.ty) == Some(DType::Resource);
+            // What is stateful, or takes a reference or a handle, says what it does to state.
+            let is_silent = def.effects == Effects::None;
+            assert!(!(def.stateful && is_silent), "{name} is stateful and does not say what its effects are");
+            assert!(
+                !(signature.inputs.iter().any(refers) && is_silent),
+                "{name} does not say what it does to its state"
+            );
+            let takes_some = signature.inputs.iter().any(refers);
+            if matches!(def.effects, Effects::Reads | Effects::Inspects | Effects::Writes | Effects::Forwards) {
+                assert!(takes_some, "{name}: {:?}, but of what?", def.effects);
+            }
+            let is_source = signature.inputs.is_empty() && signature.outputs.iter().any(refers);
+            assert_eq!(is_source, matches!(def.effects, Effects::Owns(_)), "{name}: {:?}", def.effects);
+            // What runs on the host has a kernel there, and what always does has no other.
+            if def.host != HostRule::OnDevice {
+                assert!(op.kernels.iter().any(|kernel| kernel.device == "CPU"), "{name} has no kernel for the host");
+            }
+            if def.host == HostRule::Always {
+                assert!(
+                    kernels_of(op).all(|kernel| kernel.device == "CPU"),
+                    "{name} is of the host but has a GPU kernel"
+                );
+            }
+        }
+    }
+
+    fn arg_dtype(ty: &ArgType) -> Option<DType> {
+        match ty {
+            ArgType::Fixed(dtype) => Some(*dtype),
+            ArgType::Repeated { element, .. } => arg_dtype(element),
+            ArgType::Attr(_) | ArgType::List(_) => None,
         }
     }
 }

@@ -2,7 +2,7 @@
 //! kernel is registered if a step needs one. Each says why, which `docs/ops.md` repeats.
 
 use kolo_core::{PartialShape, Result};
-use kolo_graph::{Gradient, InferCtx, OpDef, ShapeFn, shape_fns};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, OwnedState, ShapeFn, shape_fns};
 
 use crate::{Cost, Op};
 
@@ -13,7 +13,11 @@ const fn op(name: &'static str, signature: &'static str, shape: ShapeFn, why: &'
 
 const fn stateful(name: &'static str, signature: &'static str, shape: ShapeFn, why: &'static str) -> Op {
     let op = op(name, signature, shape, why);
-    Op { def: OpDef { stateful: true, ..op.def }, ..op }
+    Op { def: OpDef { stateful: true, effects: Effects::Outside, ..op.def }, ..op }
+}
+
+const fn owner(name: &'static str, signature: &'static str, shape: ShapeFn, why: &'static str) -> Op {
+    stateful(name, signature, shape, why).effects(Effects::Owns(OwnedState::Other))
 }
 
 /// As many rows from every member of the group.
@@ -111,7 +115,7 @@ ops! {
         "(contents:string) -> (image:uint8) ; channels:int=0, ratio:int=1, fancy_upscaling:bool=true, \
          try_recover_truncated:bool=false, acceptable_fraction:float=1.0, dct_method:string=\"\"",
         image, JPEG;
-    stateful BARRIER = "Barrier",
+    owner BARRIER = "Barrier",
         "() -> (handle:Ref(string)) ; component_types:list(type)>=1, shapes:list(shape)>=0=[], capacity:int=-1, \
          container:string=\"\", shared_name:string=\"\"",
         pair, BARRIERS;
@@ -123,7 +127,7 @@ ops! {
     stateful SCOPED_ALLOCATOR = "_ScopedAllocator",
         "() -> (output:T) ; shapes:list(shape), shape:shape, T:type, sa_name:string, id:int, expected_call_count:int",
         shape_fns::from_shape_attr, IN_PLACE;
-    stateful VAR_HANDLES = "_VarHandlesOp",
+    owner VAR_HANDLES = "_VarHandlesOp",
         "() -> (resources:N*resource) ; containers:list(string), shared_names:list(string), N:int>=0, dtypes:list(type), \
          shapes:list(shape)",
         shape_fns::scalars, HANDLES;

@@ -2,7 +2,7 @@
 //! shape that two shapes broadcast to.
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
 
 use super::elements::{IntoInts, integer_tensor, integers};
 use super::reshape::{reshape, shaped_as_input};
@@ -49,6 +49,7 @@ pub(crate) static TILE: Op = Op {
             let sum = graph.op("Sum").input(reshape(first(dy)?, split)).input(copies).out();
             Ok(vec![Some(reshape(sum, shape).into()), None])
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_tile)],
@@ -68,6 +69,7 @@ pub(crate) static BROADCAST_TO: Op = Op {
             Ok(vec![shape])
         },
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(summed_to_input(op, 0, first(dy)?).into()), None])),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_broadcast)],
@@ -83,6 +85,7 @@ pub(crate) static BROADCAST_ARGS: Op = Op {
             Ok(vec![PartialShape::new(&[a.zip(b).map(|(a, b)| a.max(b))])])
         },
         gradient: Gradient::None("shapes are integers"),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, Result, Tensor};
 use kolo_device::cpu::halves::{f16_to_f32, f32_to_f16, from_half, to_half};
 use kolo_device::cpu::{pool, vectorize, vmath};
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Gradient, HostRule, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::op::{Op, cpu_any};
@@ -33,6 +33,7 @@ pub(crate) static CAST: Op = Op {
             let dx = first(dy)?;
             Ok(vec![from.is_float().then(|| cast(dx, from).into())])
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -40,7 +41,12 @@ pub(crate) static CAST: Op = Op {
 };
 
 pub(crate) static HOST_CAST: Op = Op {
-    def: OpDef { name: "_HostCast", gradient: Gradient::Refused("differentiate Cast instead"), ..CAST.def },
+    def: OpDef {
+        name: "_HostCast",
+        gradient: Gradient::Refused("differentiate Cast instead"),
+        host: HostRule::Always,
+        ..CAST.def
+    },
     kernels: &[cpu_any(forward)],
     cost: Cost::Elements,
 };

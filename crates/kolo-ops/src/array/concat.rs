@@ -5,7 +5,7 @@ use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::IntraPool;
 use kolo_device::cpu::stream::{fence, is_streamed};
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HostRule, InferCtx, OpDef, Operation, Output};
 
 use super::elements::{Item, Job, build, copy_units, integer, integer_tensor, integers, product};
 use crate::cuda::array::is_on_card;
@@ -48,6 +48,7 @@ pub(crate) static CONCAT_V2: Op = Op {
             let n = op.n_inputs() - 1;
             concat_gradient(op, dy, 0, n)
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| forward_concat(ctx, 0, ctx.n_inputs() - 1))],
@@ -60,6 +61,7 @@ pub(crate) static CONCAT: Op = Op {
         signature: "(concat_dim:int32, values:N*T) -> (output:T) ; N:int>=2, T:type",
         shape: |ctx| infer_concat(ctx, 1, 0),
         gradient: Gradient::Rule(|op, dy| concat_gradient(op, dy, 1, 0)),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| forward_concat(ctx, 1, 0))],
@@ -73,6 +75,7 @@ pub(crate) static CONCAT_OFFSET: Op = Op {
                     shape_type:type{int32,int64}=int32",
         shape: |ctx| (1..ctx.n_inputs()).map(|i| ctx.input_of_rank(i, 1)).collect(),
         gradient: Gradient::None("offsets are integers"),
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_offset)],
@@ -95,6 +98,7 @@ pub(crate) static PACK: Op = Op {
             let parts = op.graph().op("Unpack").input(first(dy)?).attr("num", op.n_inputs()).attr("axis", axis);
             Ok(parts.build().outputs().into_iter().map(|part| Some(part.into())).collect())
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_pack)],

@@ -1,7 +1,7 @@
 //! `Const`: a value written into the graph. The executor hands it to its consumers before a step begins.
 
 use kolo_core::{Error, PartialShape, Result};
-use kolo_graph::{Gradient, OpDef};
+use kolo_graph::{Gradient, HostRule, OpDef};
 
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -19,6 +19,7 @@ pub(crate) static CONST: Op = Op {
             Ok(vec![PartialShape::from(value.shape())])
         },
         gradient: Gradient::None("a constant has no inputs"),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

@@ -2,7 +2,7 @@
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
 
 use super::elements::integer;
 use super::reshape::shaped_as_input;
@@ -38,6 +38,7 @@ pub(crate) static EXPAND_DIMS: Op = Op {
             Ok(vec![PartialShape::new(&dims)])
         },
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(shaped_as_input(op, first(dy)?).into()), None])),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_expand)],
@@ -50,6 +51,7 @@ pub(crate) static SQUEEZE: Op = Op {
         signature: "(input:T) -> (output:T) ; T:type, squeeze_dims:list(int)>=0=[]",
         shape: infer_squeeze,
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(shaped_as_input(op, first(dy)?).into())])),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_squeeze)],

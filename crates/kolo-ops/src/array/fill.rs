@@ -2,7 +2,7 @@
 
 use kolo_core::{DType, Error, Result, Shape};
 use kolo_device::cpu::{IntraPool, pool};
-use kolo_graph::{Gradient, Graph, IntoOutput, OpDef, Output, shape_fns};
+use kolo_graph::{Gradient, Graph, HostRule, IntoOutput, OpDef, Output, shape_fns};
 
 use super::cast::Target;
 use super::elements::{IntoInts, Item, Job, build, integers};
@@ -59,6 +59,7 @@ pub(crate) static FILL: Op = Op {
             let axes = graph.op("Range").inputs([graph.constant(0i32), rank, graph.constant(1i32)]).out();
             Ok(vec![None, Some(graph.op("Sum").input(dy).input(axes).out().into())])
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_fill)],
@@ -71,6 +72,7 @@ pub(crate) static ZEROS_LIKE: Op = Op {
         signature: "(x:T) -> (y:T) ; T:type",
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::None("the result does not depend on the values"),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_zeros)],
@@ -84,6 +86,7 @@ pub(crate) static ONES_LIKE: Op = Op {
                     uint64,complex64,complex128,bool}",
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::None("the result does not depend on the values"),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_ones)],

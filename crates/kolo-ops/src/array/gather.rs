@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::IntraPool;
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Grad, Gradient, IndexedSlices, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HostRule, IndexedSlices, InferCtx, OpDef, Operation, Output};
 
 use super::cast::cast;
 use super::elements::{Item, Job, build, copy_units, index_below, integer, integers, product};
@@ -37,6 +37,7 @@ pub(crate) static GATHER: Op = Op {
                     Tindices:type{int32,int64}",
         shape: |ctx| infer(ctx, Some(0), 0),
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(slices(op, first(dy)?)), None])),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| forward(ctx, 0, 0))],
@@ -60,6 +61,7 @@ pub(crate) static GATHER_V2: Op = Op {
                 if axis == Some(0) && batch_dims == 0 { slices(op, dy) } else { dense(op, dy, axis, batch_dims)? };
             Ok(vec![Some(grad), None, None])
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {

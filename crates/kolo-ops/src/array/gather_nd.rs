@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
 
 use super::cast::cast;
 use super::elements::{IntoInts, Plus, index_below, integers, product};
@@ -54,6 +54,7 @@ pub(crate) static SCATTER_ND: Op = Op {
                     Tindices:type{int16,int32,int64}",
         shape: infer_scatter,
         gradient: Gradient::Rule(|op, dy| Ok(vec![None, Some(gather_nd(first(dy)?, op.input(0)).into()), None])),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward_scatter: f32, f64, i32, i64, u64, bool; f16, bf16, i8, i16, u8, u16, u32),

@@ -2,7 +2,7 @@
 //! gradient passes. `PreventGradient`: the same, but asking for a gradient is an error.
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, HostRule, OpDef, Output, shape_fns};
 
 use crate::op::{KernelDef, Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -35,8 +35,9 @@ pub fn tuple<'g>(values: &[Output<'g>]) -> Vec<Output<'g>> {
     first.graph().op("IdentityN").inputs(values.iter().copied()).build().outputs()
 }
 
-pub(crate) static IDENTITY: Op = pass_on("Identity", Gradient::Same);
-pub(crate) static STOP_GRADIENT: Op = pass_on("StopGradient", Gradient::None("it was asked to stop here"));
+pub(crate) static IDENTITY: Op = pass_on("Identity", Gradient::Same).host(HostRule::SmallIntegers);
+pub(crate) static STOP_GRADIENT: Op =
+    pass_on("StopGradient", Gradient::None("it was asked to stop here")).host(HostRule::SmallIntegers);
 
 pub(crate) static IDENTITY_N: Op = Op {
     def: OpDef {
@@ -44,6 +45,7 @@ pub(crate) static IDENTITY_N: Op = Op {
         signature: "(input:list(T)) -> (output:list(T)) ; T:list(type)>=1",
         shape: shape_fns::each_as_its_input,
         gradient: Gradient::Rule(|_, dy| Ok(dy.iter().map(|grad| grad.map(Into::into)).collect())),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: KERNELS,
@@ -56,6 +58,7 @@ pub(crate) static REF_IDENTITY: Op = Op {
         signature: "(input:Ref(T)) -> (output:Ref(T)) ; T:type",
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::Same,
+        effects: Effects::Forwards,
         allows_uninitialized_input: true,
         ..OpDef::BASE
     },
@@ -72,6 +75,7 @@ pub(crate) static PREVENT_GRADIENT: Op = Op {
             let message = op.attrs(|attrs| attrs.str("message").map(str::to_owned))?;
             Err(Error::invalid_argument(format!("Gradient explicitly disabled. Reason: {message}")))
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: KERNELS,

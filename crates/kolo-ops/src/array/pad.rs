@@ -2,7 +2,7 @@
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::IntraPool;
-use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HostRule, InferCtx, OpDef, Operation, Output};
 
 use super::elements::{Item, Job, build, integers, product};
 use super::strided_slice::{At, slice_at};
@@ -38,6 +38,7 @@ pub(crate) static PAD: Op = Op {
         signature: "(input:T, paddings:Tpaddings) -> (output:T) ; T:type, Tpaddings:type{int32,int64}=int32",
         shape: infer,
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(inside(op, first(dy)?).into()), None])),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

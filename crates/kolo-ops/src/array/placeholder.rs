@@ -1,7 +1,7 @@
 //! `Placeholder` and `PlaceholderV2`: a value that must be fed. `PlaceholderWithDefault`: one that may be.
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Gradient, HostRule, OpDef, Output, shape_fns};
 
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -18,6 +18,7 @@ pub(crate) static PLACEHOLDER: Op = Op {
         signature: "() -> (output:dtype) ; dtype:type, shape:shape=<unknown>",
         shape: shape_fns::from_shape_attr,
         gradient: Gradient::None("a placeholder has no inputs"),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(not_fed)],
@@ -28,6 +29,7 @@ pub(crate) static PLACEHOLDER_V2: Op = Op {
     def: OpDef {
         name: "PlaceholderV2",
         signature: "() -> (output:dtype) ; dtype:type, shape:shape",
+        host: HostRule::SmallIntegers,
         ..PLACEHOLDER.def
     },
     kernels: &[cpu_any(not_fed)],
@@ -40,6 +42,7 @@ pub(crate) static PLACEHOLDER_WITH_DEFAULT: Op = Op {
         signature: "(input:dtype) -> (output:dtype) ; dtype:type, shape:shape",
         shape: shape_fns::from_shape_attr,
         gradient: Gradient::Same,
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| ctx.forward(0, 0))],

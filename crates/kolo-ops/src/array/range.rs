@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
-use kolo_graph::{Gradient, Graph, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, Graph, HostRule, InferCtx, OpDef, Output};
 
 use super::cast::{Source, Target};
 use super::elements::integer;
@@ -37,6 +37,7 @@ pub(crate) static RANGE: Op = Op {
                     Tidx:type{bfloat16,half,float,double,int8,int16,int32,int64,uint16,uint32,uint64}=int32",
         shape: infer_range,
         gradient: Gradient::None("the number of elements depends on the ends"),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!("Tidx", forward_range: bf16, f16, f32, f64, i8, i16, i32, i64, u16, u32),

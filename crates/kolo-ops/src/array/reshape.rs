@@ -1,7 +1,7 @@
 //! `Reshape`: the same elements under another shape. No element moves.
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
 
 use super::elements::{IntoInts, integers};
 use crate::math::binary::first;
@@ -27,6 +27,7 @@ pub(crate) static RESHAPE: Op = Op {
         signature: "(tensor:T, shape:Tshape) -> (output:T) ; T:type, Tshape:type{int32,int64}=int32",
         shape: infer,
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(shaped_as_input(op, first(dy)?).into()), None])),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

@@ -3,7 +3,7 @@
 
 use kolo_core::{Element, ElementVisitor, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::{IntraPool, pool, vectorize};
-use kolo_graph::{Grad, Gradient, InferCtx, IntoOutput, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HostRule, InferCtx, IntoOutput, OpDef, Operation, Output};
 use num_traits::{PrimInt, WrappingSub};
 
 use super::broadcast::{broadcast_view, summed_to_input};
@@ -38,6 +38,7 @@ pub(crate) static SELECT: Op = Op {
             let choose = |a, b| op.graph().op("Select").inputs([op.input(0), a, b]).out();
             Ok(vec![None, Some(choose(dy, zeros).into()), Some(choose(zeros, dy).into())])
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_select)],

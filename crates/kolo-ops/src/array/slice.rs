@@ -1,7 +1,7 @@
 //! `Slice`: a box cut out of a tensor.
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
 
 use super::elements::{IntoInts, integers};
 use super::strided_slice::read_view;
@@ -32,6 +32,7 @@ pub(crate) static SLICE: Op = Op {
             let paddings = graph.op("Pack").inputs([begin, after]).attr("axis", 1i64).out();
             Ok(vec![Some(graph.op("Pad").inputs([dy, paddings]).out().into()), None, None])
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

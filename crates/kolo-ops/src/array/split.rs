@@ -3,7 +3,7 @@
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HostRule, InferCtx, OpDef, Operation, Output};
 
 use super::elements::{IntoInts, integer, integers};
 use super::strided_slice::read_view;
@@ -41,6 +41,7 @@ pub(crate) static SPLIT: Op = Op {
             let whole = joined(op, dy, op.input(0));
             Ok(vec![None, Some(whole)])
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_split)],
@@ -57,6 +58,7 @@ pub(crate) static SPLIT_V: Op = Op {
             let whole = joined(op, dy, op.input(2));
             Ok(vec![Some(whole), None, None])
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_split_v)],
@@ -80,6 +82,7 @@ pub(crate) static UNPACK: Op = Op {
             let parts = arrived(op, dy);
             Ok(vec![Some(op.graph().op("Pack").inputs(parts).attr("axis", axis).out().into())])
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_unpack)],

@@ -3,7 +3,7 @@
 
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::IntraPool;
-use kolo_graph::{Attrs, Gradient, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Attrs, Gradient, HostRule, InferCtx, OpDef, Operation, Output};
 
 use super::cast::cast;
 use super::elements::{Item, Job, build, integers, is_in_buffer};
@@ -92,6 +92,7 @@ pub(crate) static STRIDED_SLICE: Op = Op {
             let builder = graph.op("StridedSliceGrad").input(shape).inputs(spec).input(first(dy)?);
             Ok(vec![Some(with_masks_of(op, builder)?.into()), None, None, None])
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -110,6 +111,7 @@ pub(crate) static STRIDED_SLICE_GRAD: Op = Op {
             let builder = op.graph().op("StridedSlice").input(first(dy)?).inputs(spec);
             Ok(vec![None, None, None, None, Some(with_masks_of(op, builder)?.into())])
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(backward)],

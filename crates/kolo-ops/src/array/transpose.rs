@@ -2,7 +2,7 @@
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_graph::shape_fns::{self, resolve_axis};
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
 
 use super::elements::{IntoInts, index_below, integer_tensor, integers};
 use super::strided_slice::read_view;
@@ -32,6 +32,7 @@ pub(crate) static TRANSPOSE: Op = Op {
         gradient: Gradient::Rule(|op, dy| {
             Ok(vec![Some(transpose(first(dy)?, invert_permutation(op.input(1))).into()), None])
         }),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -47,6 +48,7 @@ pub(crate) static INVERT_PERMUTATION: Op = Op {
             shape_fns::same_as_input_0(ctx)
         },
         gradient: Gradient::None("permutations are integers"),
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_invert)],

@@ -9,7 +9,7 @@ use std::hash::Hash;
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
 
 use super::elements::{Item, Job, build, integer_tensor, integers, product};
 use super::gather::pick_rows;
@@ -51,6 +51,7 @@ pub(crate) static UNIQUE: Op = Op {
         signature: "(x:T) -> (y:T, idx:out_idx) ; T:type, out_idx:type{int32,int64}=int32",
         shape: infer_unique,
         gradient: Gradient::None("which elements are different does not change smoothly"),
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_unique)],
@@ -63,6 +64,7 @@ pub(crate) static UNIQUE_WITH_COUNTS: Op = Op {
         signature: "(x:T) -> (y:T, idx:out_idx, count:out_idx) ; T:type, out_idx:type{int32,int64}=int32",
         shape: infer_unique,
         gradient: Gradient::None("which elements are different does not change smoothly"),
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_unique)],
@@ -76,6 +78,7 @@ pub(crate) static UNIQUE_V2: Op = Op {
                     out_idx:type{int32,int64}=int32",
         shape: infer_slices,
         gradient: Gradient::None("which elements are different does not change smoothly"),
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_slices)],
@@ -89,6 +92,7 @@ pub(crate) static UNIQUE_WITH_COUNTS_V2: Op = Op {
                     out_idx:type{int32,int64}=int32",
         shape: infer_slices,
         gradient: Gradient::None("which elements are different does not change smoothly"),
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_slices)],
@@ -105,6 +109,7 @@ pub(crate) static LIST_DIFF: Op = Op {
             Ok(vec![PartialShape::of_rank(1); 2])
         },
         gradient: Gradient::None("which elements are different does not change smoothly"),
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_list_diff)],

@@ -1,7 +1,7 @@
 //! `KoloBarrier` and the ops on it; see [`super::barrier`] for what they do.
 
 use kolo_core::{Error, PartialShape, Result};
-use kolo_graph::{Gradient, InferCtx, OpDef, ShapeFn, shape_fns};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, OwnedState, ShapeFn, shape_fns};
 
 use super::barrier::{Barrier, BarrierSpec, Late};
 use crate::kernel::KernelInit;
@@ -37,10 +37,21 @@ pub(super) const fn stateful(
     kernels: &'static [KernelDef],
 ) -> Op {
     let gradient = Gradient::None("what workers agree on does not depend on a graph");
-    Op { def: OpDef { name, signature, shape, gradient, stateful: true, ..OpDef::BASE }, kernels, cost: Cost::Inline }
+    let def = OpDef { name, signature, shape, gradient, stateful: true, effects: Effects::Uses, ..OpDef::BASE };
+    Op { def, kernels, cost: Cost::Inline }
 }
 
-pub(crate) static KOLO_BARRIER: Op = stateful(
+/// An op that makes such an object.
+pub(super) const fn maker(
+    name: &'static str,
+    signature: &'static str,
+    shape: ShapeFn,
+    kernels: &'static [KernelDef],
+) -> Op {
+    stateful(name, signature, shape, kernels).effects(Effects::Owns(OwnedState::Other))
+}
+
+pub(crate) static KOLO_BARRIER: Op = maker(
     "KoloBarrier",
     "() -> (handle:resource) ; n_workers:int>=1, late:string{\"drop\",\"scale\",\"queue\"}=\"drop\", container:string=\"\", \
      shared_name:string=\"\"",

@@ -13,7 +13,7 @@ use kolo_device::cpu::IntraPool;
 use kolo_graph::{InferCtx, shape_fns};
 use parking_lot::Mutex;
 
-use super::barrier_ops::{check_worker, n_workers, stateful};
+use super::barrier_ops::{check_worker, maker, n_workers, stateful};
 use crate::math::number::Number;
 use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::source::{Described, Source, object};
@@ -230,7 +230,7 @@ fn weighted_rows<T: Number>(taken: Vec<(Gradient, f64)>) -> Result<[Tensor; 2]> 
     Ok([Tensor::vector(all_indices), Tensor::from_vec(Shape::new(&dims)?, all_values)?])
 }
 
-pub(crate) static KOLO_GRADIENT_STORE: Op = stateful(
+pub(crate) static KOLO_GRADIENT_STORE: Op = maker(
     "KoloGradientStore",
     "() -> (handle:resource) ; dtype:type{float,double,bfloat16,half}, shape:shape, n_workers:int>=1, container:string=\"\", \
      shared_name:string=\"\"",

@@ -13,7 +13,7 @@ use kolo_graph::shape_fns;
 use parking_lot::Mutex;
 
 use super::alarm::{Alarm, Rings};
-use super::barrier_ops::{check_worker, n_workers, stateful};
+use super::barrier_ops::{check_worker, maker, n_workers, stateful};
 use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::source::{Described, Source, object};
 use crate::queue::wait::{Waiter, Waits, watch};
@@ -237,7 +237,7 @@ impl Described for Staleness {
     }
 }
 
-pub(crate) static KOLO_STALENESS: Op = stateful(
+pub(crate) static KOLO_STALENESS: Op = maker(
     "KoloStaleness",
     "() -> (handle:resource) ; n_workers:int>=1, lease_ms:int=60000, container:string=\"\", shared_name:string=\"\"",
     shape_fns::scalars,

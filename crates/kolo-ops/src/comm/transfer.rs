@@ -7,16 +7,16 @@
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result, Tensor};
-use kolo_graph::{Attrs, Flow, Gradient, OpDef};
+use kolo_graph::{Attrs, Effects, Flow, Gradient, HostRule, OpDef};
 
 use crate::kernel::KernelInit;
 use crate::op::{KernelDef, Op, cpu_made};
 use crate::{AsyncKernel, Cost, Done, Kernel, KernelCtx, KernelMaker, Outcome, Received, RendezvousKey, Value};
 
 pub(crate) static SEND: Op = send("_Send");
-pub(crate) static HOST_SEND: Op = send("_HostSend");
+pub(crate) static HOST_SEND: Op = send("_HostSend").host(HostRule::Always);
 pub(crate) static RECV: Op = recv("_Recv");
-pub(crate) static HOST_RECV: Op = recv("_HostRecv");
+pub(crate) static HOST_RECV: Op = recv("_HostRecv").host(HostRule::Always);
 
 const GRADIENT: Gradient = Gradient::Refused("gradients are taken before a graph is cut into parts");
 
@@ -28,6 +28,7 @@ const fn send(name: &'static str) -> Op {
                         recv_device:string, client_terminated:bool=false",
             gradient: GRADIENT,
             stateful: true,
+            effects: Effects::Outside,
             flow: Flow::Transfer,
             ..OpDef::BASE
         },
@@ -44,6 +45,7 @@ const fn recv(name: &'static str) -> Op {
                         send_device_incarnation:int, recv_device:string, client_terminated:bool=false",
             gradient: GRADIENT,
             stateful: true,
+            effects: Effects::Outside,
             flow: Flow::Transfer,
             ..OpDef::BASE
         },

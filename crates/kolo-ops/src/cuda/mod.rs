@@ -3,15 +3,16 @@
 //!
 //! A kernel enqueues work and returns. Its tensors are on the card, except the arguments its [`KernelDef`] names in
 //! `host_args` (shapes, axes, handles), which it reads at once. Ops over `int32` are mostly about shapes: as in TensorFlow,
-//! those in [`HOST_OPS`] run on the host, on host memory, though they are placed on the GPU. An index that is out of range
-//! cannot be an error here without waiting for the card; it reads zeros and writes nothing, as TensorFlow's kernels do.
+//! those whose definition says so ([`HostRule`]) run on the host, on host memory, though they are placed on the GPU. An index
+//! that is out of range cannot be an error here without waiting for the card; it reads zeros and writes nothing, as
+//! TensorFlow's kernels do.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use kolo_core::{DType, Result, Tensor};
 use kolo_device::cuda::CudaDevice;
-use kolo_graph::{ArgType, Attrs, Node, Signature};
+use kolo_graph::{ArgType, Attrs, HostRule, Node, Signature};
 
 use crate::kernel::KernelInit;
 use crate::op::{DTypeSet, KernelDef, KernelMaker, Op};
@@ -87,122 +88,25 @@ pub(crate) fn kernels(op: &str) -> &'static [KernelDef] {
     table().get(op).map_or(&[], Vec::as_slice)
 }
 
-/// The CPU kernel that a node placed on a GPU runs on the host, if it is one of those: see [`HOST_OPS`].
+/// The CPU kernel that a node placed on a GPU runs on the host, if its op says that it does; see [`HostRule`].
 pub(crate) fn host_kernel(op: &'static Op, node: &Node) -> Option<&'static KernelDef> {
-    let always = ALWAYS_ON_HOST.contains(&op.def.name);
-    let by_type = HOST_OPS.contains(&op.def.name) && {
-        let (inputs, outputs) = argument_types(node)?;
-        let is_truth = |dtype: &DType| *dtype == DType::Bool;
-        inputs.iter().all(|(_, dtype)| on_host(*dtype))
-            && outputs.iter().all(|(_, dtype)| on_host(*dtype) || is_truth(dtype))
-            && !(inputs.is_empty() && outputs.iter().any(|(_, dtype)| is_truth(dtype)))
+    let is_of_host = match op.def.host {
+        HostRule::OnDevice => false,
+        HostRule::Always => true,
+        HostRule::SmallIntegers => {
+            let (inputs, outputs) = argument_types(node)?;
+            let is_truth = |dtype: &DType| *dtype == DType::Bool;
+            inputs.iter().all(|(_, dtype)| on_host(*dtype))
+                && outputs.iter().all(|(_, dtype)| on_host(*dtype) || is_truth(dtype))
+                && !(inputs.is_empty() && outputs.iter().any(|(_, dtype)| is_truth(dtype)))
+        }
     };
-    (always || by_type).then(|| op.kernels.iter().find(|kernel| kernel.fits("CPU", &node.attrs))).flatten()
+    is_of_host.then(|| op.kernels.iter().find(|kernel| kernel.fits("CPU", &node.attrs))).flatten()
 }
 
 /// Whether tensors of this dtype are in host memory even on a GPU.
 fn on_host(dtype: DType) -> bool {
     matches!(dtype, DType::I32 | DType::Str | DType::Resource | DType::Variant)
-}
-
-/// Ops whose `int32`, string and handle forms run on the host when they are placed on a GPU, as in TensorFlow.
-const HOST_OPS: &[&str] = &[
-    "Abs",
-    "Add",
-    "AddN",
-    "AddV2",
-    "BroadcastArgs",
-    "BroadcastTo",
-    "Cast",
-    "Concat",
-    "ConcatV2",
-    "Const",
-    "Div",
-    "Enter",
-    "Equal",
-    "Exit",
-    "ExpandDims",
-    "Fill",
-    "FloorDiv",
-    "FloorMod",
-    "Gather",
-    "GatherV2",
-    "Greater",
-    "GreaterEqual",
-    "Identity",
-    "IdentityN",
-    "Less",
-    "LessEqual",
-    "Max",
-    "Maximum",
-    "Merge",
-    "Min",
-    "Minimum",
-    "Mod",
-    "Mul",
-    "Neg",
-    "NextIteration",
-    "NotEqual",
-    "OnesLike",
-    "Pack",
-    "Pad",
-    "Placeholder",
-    "PlaceholderV2",
-    "PlaceholderWithDefault",
-    "PreventGradient",
-    "Prod",
-    "Range",
-    "RealDiv",
-    "Reshape",
-    "ReverseV2",
-    "ScatterNd",
-    "Select",
-    "Sign",
-    "Slice",
-    "Split",
-    "SplitV",
-    "Square",
-    "SquaredDifference",
-    "Squeeze",
-    "StopGradient",
-    "StridedSlice",
-    "StridedSliceGrad",
-    "Sub",
-    "Sum",
-    "Switch",
-    "Tile",
-    "Transpose",
-    "TruncateDiv",
-    "Unpack",
-    "ZerosLike",
-    "StackV2",
-];
-
-/// Ops that only ever look at host memory, whatever their types.
-const ALWAYS_ON_HOST: &[&str] = &[
-    "BroadcastGradientArgs",
-    "ConcatOffset",
-    "InvertPermutation",
-    "ListDiff",
-    "LoopCond",
-    "MutexV2",
-    "NoOp",
-    "ControlTrigger",
-    "Unique",
-    "UniqueV2",
-    "UniqueWithCounts",
-    "UniqueWithCountsV2",
-    "VarIsInitializedOp",
-    "DestroyResourceOp",
-    "DisableCopyOnRead",
-    "_HostSend",
-    "_HostRecv",
-    "_HostCast",
-];
-
-/// Whether an op that is placed on a GPU runs on the host, whatever its types.
-pub fn is_always_on_host(op: &str) -> bool {
-    ALWAYS_ON_HOST.contains(&op)
 }
 
 /// Arguments as `(name, dtype)`, one for each tensor.
@@ -388,14 +292,6 @@ pub(crate) mod tests {
                     assert!(known, "{name} has no argument {arg}");
                 }
             }
-        }
-    }
-
-    #[test]
-    fn host_ops_exist_and_have_cpu_kernels() {
-        for name in HOST_OPS.iter().chain(ALWAYS_ON_HOST) {
-            let op = crate::find_op(name).unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert!(op.kernels.iter().any(|kernel| kernel.device == "CPU"), "{name}");
         }
     }
 }

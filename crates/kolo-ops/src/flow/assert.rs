@@ -1,7 +1,7 @@
 //! `Assert`: fails the step unless a condition holds, and shows some values.
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Gradient, OpDef, Operation, Output};
+use kolo_graph::{Effects, Gradient, OpDef, Operation, Output};
 
 use super::print::summary;
 use crate::op::{Op, cpu_any};
@@ -20,6 +20,7 @@ pub(crate) static ASSERT: Op = Op {
         shape: |ctx| ctx.input_of_rank(0, 0).map(|_| Vec::new()),
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(check)],

@@ -3,7 +3,7 @@
 //! says so when it is run.
 
 use kolo_core::{PartialShape, Result};
-use kolo_graph::{AttrValue, Gradient, InferCtx, OpDef};
+use kolo_graph::{AttrValue, Effects, Gradient, InferCtx, OpDef};
 
 use crate::Cost;
 use crate::op::Op;
@@ -41,6 +41,7 @@ const fn call(name: &'static str, signature: &'static str, stateful: bool) -> Op
             shape,
             gradient: Gradient::Refused("import the graph with calls written out, and take the gradient there"),
             stateful,
+            effects: if stateful { Effects::Outside } else { Effects::None },
             ..OpDef::BASE
         },
         kernels: &[],

@@ -1,6 +1,6 @@
 //! `ControlTrigger`: does nothing, after its control inputs, even if they are dead.
 
-use kolo_graph::{Flow, Gradient, OpDef};
+use kolo_graph::{Flow, Gradient, HostRule, OpDef};
 
 use crate::Cost;
 use crate::op::{KernelMaker, Op, cpu_made};
@@ -11,6 +11,7 @@ pub(crate) static CONTROL_TRIGGER: Op = Op {
         signature: "() -> ()",
         gradient: Gradient::None("nothing goes in or out"),
         flow: Flow::ControlTrigger,
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Executor)],

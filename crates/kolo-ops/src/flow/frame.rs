@@ -1,20 +1,23 @@
 //! The ops at a loop's borders: `Enter` and `Exit` lead in and out, `NextIteration` around once more, `LoopCond` marks
 //! the predicate. Each has a variant for references. `kolo_graph::Graph::while_loop` makes them.
 
-use kolo_graph::{Flow, Gradient, OpDef, shape_fns};
+use kolo_graph::{Effects, Flow, Gradient, HostRule, OpDef, shape_fns};
 
 use crate::Cost;
 use crate::op::{KernelDef, KernelMaker, Op, cpu_made};
 
-pub(crate) static ENTER: Op = border("Enter", Flow::Enter, ENTER_SIGNATURE);
-pub(crate) static REF_ENTER: Op = border("RefEnter", Flow::Enter, REF_ENTER_SIGNATURE);
-pub(crate) static EXIT: Op = border("Exit", Flow::Exit, PASS_ON);
-pub(crate) static REF_EXIT: Op = border("RefExit", Flow::Exit, REF_PASS_ON);
-pub(crate) static NEXT_ITERATION: Op = border("NextIteration", Flow::NextIteration, PASS_ON);
-pub(crate) static REF_NEXT_ITERATION: Op = border("RefNextIteration", Flow::NextIteration, REF_PASS_ON);
+pub(crate) static ENTER: Op = border("Enter", Flow::Enter, ENTER_SIGNATURE).host(HostRule::SmallIntegers);
+pub(crate) static REF_ENTER: Op = border("RefEnter", Flow::Enter, REF_ENTER_SIGNATURE).effects(Effects::Forwards);
+pub(crate) static EXIT: Op = border("Exit", Flow::Exit, PASS_ON).host(HostRule::SmallIntegers);
+pub(crate) static REF_EXIT: Op = border("RefExit", Flow::Exit, REF_PASS_ON).effects(Effects::Forwards);
+pub(crate) static NEXT_ITERATION: Op =
+    border("NextIteration", Flow::NextIteration, PASS_ON).host(HostRule::SmallIntegers);
+pub(crate) static REF_NEXT_ITERATION: Op =
+    border("RefNextIteration", Flow::NextIteration, REF_PASS_ON).effects(Effects::Forwards);
 pub(crate) static LOOP_COND: Op = Op {
     def: OpDef {
         gradient: Gradient::None("a predicate is no float"),
+        host: HostRule::Always,
         ..border("LoopCond", Flow::LoopCond, "(input:bool) -> (output:bool)").def
     },
     kernels: KERNELS,

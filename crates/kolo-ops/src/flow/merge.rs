@@ -2,7 +2,7 @@
 //! where a loop's variables begin an iteration.
 
 use kolo_core::{PartialShape, Result};
-use kolo_graph::{Flow, Grad, Gradient, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Effects, Flow, Grad, Gradient, HostRule, InferCtx, OpDef, Operation, Output};
 
 use crate::Cost;
 use crate::op::{KernelMaker, Op, cpu_made};
@@ -13,6 +13,7 @@ pub(crate) static MERGE: Op = Op {
         signature: "(inputs:N*T) -> (output:T, value_index:int32) ; T:type, N:int>=1",
         shape,
         gradient: Gradient::Rule(gradient),
+        host: HostRule::SmallIntegers,
         flow: Flow::Merge,
         ..OpDef::BASE
     },
@@ -24,6 +25,8 @@ pub(crate) static REF_MERGE: Op = Op {
     def: OpDef {
         name: "RefMerge",
         signature: "(inputs:Ref(N*T)) -> (output:Ref(T), value_index:int32) ; T:type, N:int>=1",
+        effects: Effects::Forwards,
+        host: HostRule::OnDevice,
         ..MERGE.def
     },
     kernels: &[cpu_made(KernelMaker::Executor)],

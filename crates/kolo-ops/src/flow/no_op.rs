@@ -1,6 +1,6 @@
 //! `NoOp`: does nothing, after its control inputs. `kolo_graph::Graph::group` makes one.
 
-use kolo_graph::{Gradient, OpDef};
+use kolo_graph::{Gradient, HostRule, OpDef};
 
 use crate::Cost;
 use crate::op::{Op, cpu_any};
@@ -10,6 +10,7 @@ pub(crate) static NO_OP: Op = Op {
         name: "NoOp",
         signature: "() -> ()",
         gradient: Gradient::None("nothing goes in or out"),
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|_| Ok(()))],

@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use kolo_core::{DType, Element, ElementVisitor, Error, Result, Tensor};
-use kolo_graph::{Gradient, Graph, OpDef, Operation, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, Graph, OpDef, Operation, Output, shape_fns};
 
 use crate::kernel::KernelInit;
 use crate::op::{Op, cpu_any, cpu_made};
@@ -42,6 +42,7 @@ pub(crate) static PRINT: Op = Op {
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::Same,
         stateful: true,
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(Print::make))],
@@ -55,6 +56,7 @@ pub(crate) static PRINT_V2: Op = Op {
         shape: |ctx| ctx.input_of_rank(0, 0).map(|_| Vec::new()),
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(print_v2)],

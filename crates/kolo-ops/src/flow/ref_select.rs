@@ -1,7 +1,7 @@
 //! `RefSelect`: one of several references, by number.
 
 use kolo_core::{Error, PartialShape, Result};
-use kolo_graph::{Gradient, OpDef};
+use kolo_graph::{Effects, Gradient, OpDef};
 
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -19,6 +19,7 @@ pub(crate) static REF_SELECT: Op = Op {
             Ok(vec![if shape.known().is_some() { shape } else { PartialShape::unknown() }])
         },
         gradient: Gradient::Refused("RefSelect has no gradient"),
+        effects: Effects::Forwards,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(select)],

@@ -6,7 +6,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result, Tensor};
-use kolo_graph::{Gradient, OpDef, shape_fns};
+use kolo_graph::{Effects, Gradient, HostRule, OpDef, shape_fns};
 use parking_lot::Mutex;
 
 use crate::op::{Op, cpu_any};
@@ -22,6 +22,8 @@ pub(crate) static STACK_V2: Op = Op {
         shape: shape_fns::scalars,
         gradient: Gradient::None(WHY),
         stateful: true,
+        effects: Effects::Uses,
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(create)],
@@ -35,6 +37,7 @@ pub(crate) static STACK_PUSH_V2: Op = Op {
         shape: shape_fns::same_as_input_1,
         gradient: Gradient::Refused(WHY),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(push)],
@@ -47,6 +50,7 @@ pub(crate) static STACK_POP_V2: Op = Op {
         signature: "(handle:resource) -> (elem:elem_type) ; elem_type:type",
         gradient: Gradient::Refused(WHY),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(pop)],
@@ -59,6 +63,7 @@ pub(crate) static STACK_CLOSE_V2: Op = Op {
         signature: "(handle:resource) -> ()",
         gradient: Gradient::None(WHY),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(close)],

@@ -2,7 +2,7 @@
 //! `while_loop` make them.
 
 use kolo_core::{DType, Result};
-use kolo_graph::{Flow, Grad, Gradient, OpDef, Operation, Output, shape_fns};
+use kolo_graph::{Effects, Flow, Grad, Gradient, HostRule, OpDef, Operation, Output, shape_fns};
 
 use crate::Cost;
 use crate::op::{KernelMaker, Op, cpu_made};
@@ -13,6 +13,7 @@ pub(crate) static SWITCH: Op = Op {
         signature: "(data:T, pred:bool) -> (output_false:T, output_true:T) ; T:type",
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::Rule(gradient),
+        host: HostRule::SmallIntegers,
         flow: Flow::Switch,
         ..OpDef::BASE
     },
@@ -24,6 +25,8 @@ pub(crate) static REF_SWITCH: Op = Op {
     def: OpDef {
         name: "RefSwitch",
         signature: "(data:Ref(T), pred:bool) -> (output_false:Ref(T), output_true:Ref(T)) ; T:type",
+        effects: Effects::Forwards,
+        host: HostRule::OnDevice,
         allows_uninitialized_input: true,
         ..SWITCH.def
     },

@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kolo_core::Tensor;
-use kolo_graph::{Gradient, Graph, OpDef, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, Graph, OpDef, Output, shape_fns};
 
 use crate::Cost;
 use crate::op::{Op, cpu_any};
@@ -21,6 +21,7 @@ pub(crate) static TIMESTAMP: Op = Op {
         shape: shape_fns::scalars,
         gradient: Gradient::None("time has no inputs"),
         stateful: true,
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {

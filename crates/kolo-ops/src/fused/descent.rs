@@ -4,7 +4,7 @@
 use kolo_core::{DType, Element, Error, Result};
 use kolo_device::cpu::IntraPool;
 use kolo_device::cpu::gemm::{Gemm, gemm_f32, gemm_f64};
-use kolo_graph::OpDef;
+use kolo_graph::{Effects, OpDef};
 use num_traits::{One, Zero};
 
 use crate::math::matmul::sizes_of;
@@ -19,6 +19,7 @@ pub static DESCENT: Op = Op {
                     product:string, T:type{float,double}",
         gradient: super::MADE_LATE,
         stateful: true,
+        effects: Effects::Writes,
         ..OpDef::BASE
     },
     kernels: &[cpu(DType::F32, |ctx| descend(ctx, gemm_f32)), cpu(DType::F64, |ctx| descend(ctx, gemm_f64))],

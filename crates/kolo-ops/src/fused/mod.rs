@@ -2,7 +2,7 @@
 //! faster; no program asks for them. [`DENSE`] and [`DESCENT`] are for CPUs, all others for GPUs (`cuda/fused.rs` and its
 //! neighbours).
 
-use kolo_graph::{Gradient, OpDef};
+use kolo_graph::{Effects, Gradient, OpDef};
 
 use crate::{Cost, Op};
 
@@ -118,6 +118,7 @@ pub static BIAS_RELU_POOL_GRAD: Op = fused(
 pub static SEGMENT: Op = Op {
     def: OpDef {
         stateful: true,
+        effects: Effects::Outside,
         ..fused(
             "_KoloSegment",
             "(inputs:list(Tin)) -> (outputs:list(Tout)) ; Tin:list(type)>=0, Tout:list(type)>=0",
@@ -134,7 +135,8 @@ pub static APPLY_PRODUCT: Op = fused(
     "_KoloApplyProduct",
     "(var:resource, a:T, b:T) -> () ; transpose_a:bool=false, transpose_b:bool=false, rate:float, T:type",
     Cost::Heavy,
-);
+)
+.effects(Effects::Writes);
 
 /// One optimizer's dense updates of many variables: all handles (of each variable and then of its slots), the scalars that all
 /// of them share, and all gradients, which may be of a narrower type. `rule` is the op of a single update, `flag` its boolean attribute.
@@ -143,4 +145,5 @@ pub static APPLY_ALL: Op = fused(
     "(handles:M*resource, scalars:S*T, grads:N*Tgrad) -> () ; \
      rule:string, flag:bool=false, M:int>=1, S:int>=1, N:int>=1, T:type, Tgrad:type",
     Cost::Elements,
-);
+)
+.effects(Effects::Writes);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Gradient, OpDef, Operation, Output};
+use kolo_graph::{Effects, Gradient, OpDef, Operation, Output};
 use parking_lot::Mutex;
 
 use super::arguments::{save_arguments, save_shapes, text};
@@ -48,6 +48,7 @@ pub(crate) static BACKGROUND_SAVE_V2: Op = Op {
         shape: save_shapes,
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {
@@ -66,6 +67,7 @@ pub(crate) static AWAIT_SAVE_V2: Op = Op {
         shape: |ctx| ctx.input_of_rank(0, 0).map(|_| Vec::new()),
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|_| Ok(Box::new(Await))))],

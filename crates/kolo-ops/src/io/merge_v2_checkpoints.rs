@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kolo_core::Result;
-use kolo_graph::{Gradient, OpDef, Operation, Output};
+use kolo_graph::{Effects, Gradient, OpDef, Operation, Output};
 
 use super::arguments::{text, texts};
 use super::bundle::{MergeOptions, merge};
@@ -29,6 +29,7 @@ pub(crate) static MERGE_V2_CHECKPOINTS: Op = Op {
         },
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|init| Ok(Box::new(Merge(IoThreads::of(init.resources)?)))))],

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Output};
 
 use super::arguments::{text, texts};
 use super::bundle::{Bundle, parse_shape_and_slice};
@@ -33,6 +33,7 @@ pub(crate) static RESTORE_V2: Op = Op {
         shape: shapes,
         gradient: Gradient::None("a file does not depend on a graph"),
         stateful: true,
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(Restore::make))],

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kolo_core::Result;
-use kolo_graph::{Gradient, OpDef, Operation, Output};
+use kolo_graph::{Effects, Gradient, OpDef, Operation, Output};
 
 use super::arguments::{save_arguments, save_shapes};
 use super::bundle::{self, index_path};
@@ -32,6 +32,7 @@ pub(crate) static SAVE_V2: Op = Op {
         shape: save_shapes,
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|init| Ok(Box::new(Save(IoThreads::of(init.resources)?)))))],

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use kolo_core::{Error, PartialShape, Result, Tensor};
-use kolo_graph::{Gradient, OpDef, Operation, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, OpDef, Operation, Output, shape_fns};
 
 use super::files::{file_error, write_whole};
 use super::on_thread::{Request, make, path_of};
@@ -57,6 +57,7 @@ pub(crate) static WRITE_FILE: Op = Op {
         },
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|init| make(init, write)))],

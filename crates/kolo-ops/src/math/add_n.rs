@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use kolo_core::{DType, Error, Result};
 use kolo_device::cpu::pool;
 use kolo_device::cpu::stream::{can_stream_by, is_streamed, stream_by};
-use kolo_graph::{Grad, Gradient, OpDef, Operation, Output, shape_fns};
+use kolo_graph::{Grad, Gradient, HostRule, OpDef, Operation, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::elementwise::{FLOATS, fill_past, lanes};
@@ -27,6 +27,7 @@ pub(crate) static ADD_N: Op = Op {
         signature: "(inputs:N*T) -> (sum:T) ; N:int>=1, T:type{num,variant}",
         shape: shape_fns::all_same,
         gradient: Gradient::Rule(gradient),
+        host: HostRule::SmallIntegers,
         ..OpDef::BASE
     },
     kernels: KERNELS,

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, Result};
-use kolo_graph::{Gradient, IntoOutput, OpDef, Output, shape_fns};
+use kolo_graph::{Gradient, HostRule, IntoOutput, OpDef, Output, shape_fns};
 use num_traits::{Float, PrimInt};
 
 use crate::math::binary::{NUMBERS, ORDERED, first, reduced, refuse_division_by_zero};
@@ -55,13 +55,15 @@ pub(crate) static DIV_NO_NAN: Op = binary(
     }),
 );
 pub(crate) static FLOOR_DIV: Op =
-    binary("FloorDiv", NUMBERS, FLOOR_DIV_KERNELS, Gradient::None("a quotient rounded down is piecewise constant"));
+    binary("FloorDiv", NUMBERS, FLOOR_DIV_KERNELS, Gradient::None("a quotient rounded down is piecewise constant"))
+        .host(HostRule::SmallIntegers);
 pub(crate) static TRUNCATE_DIV: Op = binary(
     "TruncateDiv",
     NUMBERS,
     TRUNCATE_DIV_KERNELS,
     Gradient::None("a quotient cut to an integer is piecewise constant"),
-);
+)
+.host(HostRule::SmallIntegers);
 pub(crate) static FLOOR_MOD: Op = binary(
     "FloorMod",
     ORDERED,
@@ -70,7 +72,8 @@ pub(crate) static FLOOR_MOD: Op = binary(
         let dz = first(dz)?;
         reduced(op, dz, -(dz * floor_div(op.input(0), op.input(1))))
     }),
-);
+)
+.host(HostRule::SmallIntegers);
 pub(crate) static MOD: Op = binary(
     "Mod",
     "(x:T, y:T) -> (z:T) ; T:type{int32,int64,half,bfloat16,float,double}",
@@ -83,7 +86,8 @@ pub(crate) static MOD: Op = binary(
         let whole = of("Sign", quotient) * of("Floor", of("Abs", quotient));
         reduced(op, dz, -(dz * whole))
     }),
-);
+)
+.host(HostRule::SmallIntegers);
 pub(crate) static ATAN2: Op = Op {
     def: OpDef {
         name: "Atan2",

@@ -1,7 +1,7 @@
 //! `BroadcastGradientArgs`: over which axes to sum the gradient of each of two inputs that were broadcast.
 
 use kolo_core::{Element, Error, PartialShape, Result, Tensor};
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_graph::{Gradient, HostRule, OpDef, Output};
 
 use crate::op::{Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
@@ -23,6 +23,7 @@ pub(crate) static BROADCAST_GRADIENT_ARGS: Op = Op {
             Ok(vec![PartialShape::of_rank(1); 2])
         },
         gradient: Gradient::None("axes are integers"),
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: i32, i64),

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Result};
-use kolo_graph::{Grad, Gradient, GradientFn, OpDef, Output, shape_fns};
+use kolo_graph::{Grad, Gradient, GradientFn, HostRule, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::elementwise::map;
@@ -45,24 +45,26 @@ unary_builders! {
 const SIGNED: &str = "(x:T) -> (y:T) ; T:type{bfloat16,half,float,double,int8,int16,int32,int64,complex64,complex128}";
 const REAL: &str = "(x:T) -> (y:T) ; T:type{bfloat16,half,float,double}";
 
-pub(crate) static NEG: Op = unary("Neg", SIGNED, NEG_KERNELS, |_, dy| only(-first(dy)?));
+pub(crate) static NEG: Op = unary("Neg", SIGNED, NEG_KERNELS, |_, dy| only(-first(dy)?)).host(HostRule::SmallIntegers);
 pub(crate) static ABS: Op = unary(
     "Abs",
     "(x:T) -> (y:T) ; T:type{bfloat16,half,float,double,int8,int16,int32,int64}",
     ABS_KERNELS,
     |op, dy| only(first(dy)? * sign(op.input(0))),
-);
+)
+.host(HostRule::SmallIntegers);
 pub(crate) static SQUARE: Op =
     unary("Square", "(x:T) -> (y:T) ; T:type{real,complex64,complex128}", SQUARE_KERNELS, |op, dy| {
         only(first(dy)? * (op.input(0) * 2.0))
-    });
+    })
+    .host(HostRule::SmallIntegers);
 pub(crate) static RECIPROCAL: Op = unary("Reciprocal", SIGNED, RECIPROCAL_KERNELS, |op, dy| {
     only(op.graph().op("ReciprocalGrad").input(op.output(0)).input(first(dy)?).out())
 });
 pub(crate) static INV: Op = unary("Inv", SIGNED, RECIPROCAL_KERNELS, |op, dy| {
     only(op.graph().op("InvGrad").input(op.output(0)).input(first(dy)?).out())
 });
-pub(crate) static SIGN: Op = step("Sign", SIGNED, SIGN_KERNELS);
+pub(crate) static SIGN: Op = step("Sign", SIGNED, SIGN_KERNELS).host(HostRule::SmallIntegers);
 pub(crate) static FLOOR: Op = step("Floor", REAL, FLOOR_KERNELS);
 pub(crate) static CEIL: Op = step("Ceil", REAL, CEIL_KERNELS);
 pub(crate) static ROUND: Op = step("Round", SIGNED, ROUND_KERNELS);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, PartialShape, Result, Tensor};
 use kolo_device::cpu::{IntraPool, pool};
-use kolo_graph::{Gradient, InferCtx, OpDef, Operation, Output, ShapeFn, Signature};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Operation, Output, ShapeFn, Signature};
 use num_traits::Float;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -149,6 +149,7 @@ pub(crate) const fn update_op(
             gradient: Gradient::None("an update changes its variable; nothing is differentiated through it"),
             // TensorFlow calls only the forms with handles stateful; those with references are tied to their variable.
             stateful: name.as_bytes()[0] == b'R',
+            effects: Effects::Writes,
             ..OpDef::BASE
         },
         kernels,

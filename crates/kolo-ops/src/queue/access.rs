@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
-use kolo_graph::{Gradient, InferCtx, OpDef, ShapeFn, shape_fns};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, ShapeFn, shape_fns};
 
 use super::core::Queue;
 use super::source::object;
@@ -52,6 +52,7 @@ const fn access(
             shape,
             gradient: Gradient::None("what comes out of a queue does not depend on a graph"),
             stateful,
+            effects: Effects::Uses,
             ..OpDef::BASE
         },
         kernels,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 use kolo_device::cpu::IntraPool;
-use kolo_graph::{Gradient, OpDef, ShapeFn, shape_fns};
+use kolo_graph::{Effects, Gradient, OpDef, ShapeFn, shape_fns};
 use parking_lot::Mutex;
 
 use super::dense::DenseSum;
@@ -316,6 +316,7 @@ pub(super) const fn access(
             shape,
             gradient: Gradient::None("what an accumulator holds does not depend on a graph"),
             stateful,
+            effects: Effects::Uses,
             ..OpDef::BASE
         },
         kernels,

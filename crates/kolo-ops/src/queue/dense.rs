@@ -2,7 +2,7 @@
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 use kolo_device::cpu::IntraPool;
-use kolo_graph::{Gradient, Graph, InferCtx, OpDef, Operation, Output, ShapeFn, shape_fns};
+use kolo_graph::{Effects, Gradient, Graph, InferCtx, OpDef, Operation, Output, OwnedState, ShapeFn, shape_fns};
 
 use super::accumulator::{Accumulator, Form, Reduction, TAKE, access, make};
 use super::make::pair;
@@ -126,6 +126,7 @@ pub(super) const fn maker(
             shape,
             gradient: Gradient::None("a handle has no inputs"),
             stateful: true,
+            effects: Effects::Owns(OwnedState::Other),
             ..OpDef::BASE
         },
         kernels,

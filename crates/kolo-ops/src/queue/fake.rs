@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use kolo_core::{DType, PartialShape, Result, Tensor};
-use kolo_graph::{Gradient, OpDef};
+use kolo_graph::{Effects, Gradient, OpDef};
 
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx, VariableCell};
@@ -14,6 +14,7 @@ pub(crate) static FAKE_QUEUE: Op = Op {
         shape: super::make::pair,
         gradient: Gradient::None("a handle is no number"),
         stateful: true,
+        effects: Effects::Forwards,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(convert)],

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, PartialShape, Result};
-use kolo_graph::{Attrs, Gradient, OpDef, ShapeFn, shape_fns};
+use kolo_graph::{Attrs, Effects, Gradient, OpDef, OwnedState, ShapeFn, shape_fns};
 
 use super::core::Queue;
 use super::elements::Order;
@@ -48,6 +48,7 @@ const fn make(name: &'static str, signature: &'static str, shape: ShapeFn, kerne
             shape,
             gradient: Gradient::None("a handle has no inputs"),
             stateful: true,
+            effects: Effects::Owns(OwnedState::Other),
             ..OpDef::BASE
         },
         kernels,

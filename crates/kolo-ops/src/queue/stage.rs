@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kolo_core::{Error, Result, Tensor};
-use kolo_graph::{Gradient, OpDef, ShapeFn, shape_fns};
+use kolo_graph::{Effects, Gradient, OpDef, ShapeFn, shape_fns};
 use parking_lot::Mutex;
 
 use super::wait::{Waiter, Waits, watch};
@@ -46,6 +46,7 @@ const fn stage_op(name: &'static str, signature: &'static str, shape: ShapeFn, k
             shape,
             gradient: Gradient::None("what was staged does not depend on a graph"),
             stateful: true,
+            effects: Effects::Uses,
             ..OpDef::BASE
         },
         kernels,

@@ -3,7 +3,7 @@
 
 use half::f16;
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_graph::{Effects, Gradient, OpDef, Output};
 
 use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_on};
@@ -33,6 +33,7 @@ pub(crate) static RANDOM_GAMMA: Op = Op {
         },
         gradient: Gradient::Refused("RandomGammaGrad is not implemented"),
         stateful: true,
+        effects: Effects::Random,
         ..OpDef::BASE
     },
     kernels: &[kernel::<f32>(), kernel::<f64>(), kernel::<f16>()],

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use kolo_core::{DType, Dim, Element, Error, PartialShape, Result, Shape};
 use kolo_device::cpu::pool;
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_graph::{Effects, Gradient, OpDef, Output};
 use num_traits::AsPrimitive;
 
 use crate::op::{KernelDef, Op, cpu_on};
@@ -35,6 +35,7 @@ pub(crate) static MULTINOMIAL: Op = Op {
         },
         gradient: Gradient::None("its values are integers"),
         stateful: true,
+        effects: Effects::Random,
         ..OpDef::BASE
     },
     kernels: &[

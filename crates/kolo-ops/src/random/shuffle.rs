@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use kolo_core::{DType, Error, Result, Tensor};
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, OpDef, Output, shape_fns};
 
 use crate::op::{Op, cpu_made};
 use crate::random::philox::Words;
@@ -23,6 +23,7 @@ pub(crate) static RANDOM_SHUFFLE: Op = Op {
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::Refused("the order is not an output, so a gradient cannot follow it"),
         stateful: true,
+        effects: Effects::Random,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(|init: &KernelInit<'_>| {

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 use kolo_core::{DType, Element, Result};
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, OpDef, Output, shape_fns};
 
 use crate::op::{KernelDef, Op, cpu_on};
 use crate::random::distribution::{Distribution, Normal, Standard, Truncated, Uniform, fill};
@@ -50,6 +50,7 @@ const fn standard(name: &'static str, kernels: &'static [KernelDef]) -> Op {
             shape: shape_fns::from_shape_input,
             gradient: Gradient::None("random numbers do not depend on their shape"),
             stateful: true,
+            effects: Effects::Random,
             ..OpDef::BASE
         },
         kernels,

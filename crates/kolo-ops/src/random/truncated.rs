@@ -6,7 +6,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, Result, Shape};
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, OpDef, Output, shape_fns};
 
 use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_on};
@@ -40,6 +40,7 @@ pub(crate) static PARAMETERIZED_TRUNCATED_NORMAL: Op = Op {
         },
         gradient: Gradient::None("random numbers are taken for constants"),
         stateful: true,
+        effects: Effects::Random,
         ..OpDef::BASE
     },
     kernels: &[kernel::<f32>(), kernel::<f64>(), kernel::<f16>(), kernel::<bf16>()],

@@ -1,7 +1,7 @@
 //! `RandomUniformInt`: integers drawn evenly from [minval, maxval).
 
 use kolo_core::{DType, Element, Error, Result};
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, OpDef, Output, shape_fns};
 
 use crate::op::{Op, cpu_on};
 use crate::random::distribution::{Distribution, fill};
@@ -29,6 +29,7 @@ pub(crate) static RANDOM_UNIFORM_INT: Op = Op {
         },
         gradient: Gradient::None("its values are integers"),
         stateful: true,
+        effects: Effects::Random,
         ..OpDef::BASE
     },
     kernels: &[

@@ -6,7 +6,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result};
-use kolo_graph::{Gradient, InferCtx, OpDef, shape_fns};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, shape_fns};
 
 use super::handle::uninitialized;
 use super::number::combine;
@@ -25,6 +25,7 @@ pub(crate) static ASSIGN_VARIABLE: Op = Op {
         shape: resource_shapes,
         gradient: NOTHING_OUT,
         stateful: true,
+        effects: Effects::Writes,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(assign_variable)],
@@ -42,6 +43,7 @@ const fn resource_update(name: &'static str, kernels: &'static [KernelDef]) -> O
             shape: resource_shapes,
             gradient: NOTHING_OUT,
             stateful: true,
+            effects: Effects::Writes,
             ..OpDef::BASE
         },
         kernels,
@@ -57,6 +59,7 @@ pub(crate) static ASSIGN: Op = Op {
             if ctx.attrs().bool("validate_shape")? { shape_fns::all_same(ctx) } else { shape_fns::same_as_input_1(ctx) }
         },
         gradient: STATE,
+        effects: Effects::Writes,
         allows_uninitialized_input: true,
         ..OpDef::BASE
     },
@@ -74,6 +77,7 @@ const fn reference_update(name: &'static str, kernels: &'static [KernelDef]) -> 
             signature: "(ref:Ref(T), value:T) -> (output_ref:Ref(T)) ; T:type{num}, use_locking:bool=false",
             shape: shape_fns::all_same,
             gradient: STATE,
+            effects: Effects::Writes,
             ..OpDef::BASE
         },
         kernels,

@@ -1,7 +1,7 @@
 //! `CountUpTo` and `ResourceCountUpTo`: the value of an integer variable, which then grows by one, up to a limit.
 
 use kolo_core::{Error, PartialShape, Result, Tensor};
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Output};
 
 use super::handle::uninitialized;
 use crate::math::number::Number;
@@ -25,6 +25,7 @@ pub(crate) static COUNT_UP_TO: Op = Op {
         signature: "(ref:Ref(T)) -> (output:T) ; limit:int, T:type{int32,int64}",
         shape: |ctx| scalar(ctx.input(0)),
         gradient: Gradient::None("integers"),
+        effects: Effects::Writes,
         ..OpDef::BASE
     },
     kernels: KERNELS,
@@ -38,6 +39,7 @@ pub(crate) static RESOURCE_COUNT_UP_TO: Op = Op {
         shape: |ctx: &InferCtx<'_>| scalar(ctx.handle(0).map_or(&PartialShape::unknown(), |(_, shape)| shape)),
         gradient: Gradient::None("integers"),
         stateful: true,
+        effects: Effects::Writes,
         ..OpDef::BASE
     },
     kernels: KERNELS,

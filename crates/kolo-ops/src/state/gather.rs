@@ -2,7 +2,7 @@
 
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::pool;
-use kolo_graph::{Grad, Gradient, IndexedSlices, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Effects, Grad, Gradient, IndexedSlices, InferCtx, OpDef, Operation, Output};
 
 use super::handle::read_resource;
 use super::read::{value_shape, wrong_dtype};
@@ -26,6 +26,7 @@ pub(crate) static RESOURCE_GATHER: Op = Op {
         shape: output_shape,
         gradient: Gradient::Rule(gradient),
         stateful: true,
+        effects: Effects::Reads,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(gather)],
@@ -48,6 +49,7 @@ pub(crate) static RESOURCE_GATHER_ND: Op = Op {
             Ok(vec![Some(sum.into()), None])
         }),
         stateful: true,
+        effects: Effects::Reads,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(gather_nd)],

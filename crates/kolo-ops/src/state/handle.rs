@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use kolo_core::{Error, PartialShape, Result, Tensor};
-use kolo_graph::{Gradient, HandleRule, OpDef, Operation, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, HandleRule, HostRule, OpDef, Operation, Output, OwnedState, shape_fns};
 
 use super::source::Source;
 use crate::array::shape::shape_tensor;
@@ -38,6 +38,7 @@ pub(crate) static VAR_HANDLE: Op = Op {
         shape: shape_fns::scalars,
         gradient: Gradient::None("a handle has no inputs"),
         stateful: true,
+        effects: Effects::Owns(OwnedState::Variable),
         handle: HandleRule::FromAttrs,
         ..OpDef::BASE
     },
@@ -52,6 +53,8 @@ pub(crate) static VAR_IS_INITIALIZED: Op = Op {
         shape: shape_fns::scalars,
         gradient: Gradient::None("a truth value"),
         stateful: true,
+        effects: Effects::Inspects,
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {
@@ -69,6 +72,7 @@ pub(crate) static VARIABLE_SHAPE: Op = Op {
         shape: |ctx| Ok(vec![PartialShape::new(&[ctx.handle(0).and_then(|(_, shape)| shape.rank())])]),
         gradient: Gradient::None("shapes are integers"),
         stateful: true,
+        effects: Effects::Inspects,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {
@@ -86,6 +90,8 @@ pub(crate) static DESTROY_RESOURCE: Op = Op {
         signature: "(resource:resource) -> () ; ignore_lookup_error:bool=true",
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Uses,
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(destroy)],
@@ -98,6 +104,8 @@ pub(crate) static DISABLE_COPY_ON_READ: Op = Op {
         signature: "(resource:resource) -> ()",
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Inspects,
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     // Reads never copy here; writers do, if a reader still holds the value.

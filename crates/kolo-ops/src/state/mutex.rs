@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kolo_core::{Error, ResourceHandle, Result, Tensor};
-use kolo_graph::{Gradient, OpDef, shape_fns};
+use kolo_graph::{Effects, Gradient, HostRule, OpDef, OwnedState, shape_fns};
 
 use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::source::{Described, Source, object};
@@ -24,6 +24,8 @@ pub(crate) static MUTEX_V2: Op = Op {
         shape: shape_fns::scalars,
         gradient: Gradient::None("a handle has no inputs"),
         stateful: true,
+        effects: Effects::Owns(OwnedState::Other),
+        host: HostRule::Always,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(|init| Source::<Mutex>::make(init, ())))],
@@ -37,6 +39,7 @@ pub(crate) static MUTEX_LOCK: Op = Op {
         shape: shape_fns::scalars,
         gradient: Gradient::None("a lock is no number"),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|_| Ok(Box::new(Lock))))],
@@ -49,6 +52,7 @@ pub(crate) static CONSUME_MUTEX_LOCK: Op = Op {
         signature: "(mutex_lock:variant) -> ()",
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(consume)],

@@ -1,7 +1,7 @@
 //! `ReadVariableOp`: the value of a variable, as it is now. Later writes do not change what was read.
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Output};
 
 use super::handle::read_resource;
 use crate::op::{Op, cpu_any};
@@ -22,6 +22,7 @@ pub(crate) static READ_VARIABLE: Op = Op {
         shape: |ctx| Ok(vec![value_shape(ctx, 0, ctx.attrs().dtype("dtype")?)?]),
         gradient: Gradient::Same,
         stateful: true,
+        effects: Effects::Reads,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| read(ctx, 0))],
@@ -41,6 +42,7 @@ pub(crate) static READ_VARIABLES: Op = Op {
         },
         gradient: Gradient::Refused("reads that were put together are not differentiated; differentiate before"),
         stateful: true,
+        effects: Effects::Reads,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| (0..ctx.n_inputs()).try_for_each(|i| read(ctx, i)))],

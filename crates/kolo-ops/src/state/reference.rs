@@ -4,7 +4,7 @@
 //! op starts.
 
 use kolo_core::{PartialShape, Result, Tensor};
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, OpDef, Output, OwnedState, shape_fns};
 
 use super::source::Source;
 use crate::kernel::KernelInit;
@@ -27,6 +27,7 @@ pub(crate) static VARIABLE_V2: Op = Op {
         shape: shape_fns::from_shape_attr,
         gradient: Gradient::None("a variable has no inputs"),
         stateful: true,
+        effects: Effects::Owns(OwnedState::Variable),
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(|init| Reference::make(init, init.attrs().shape("shape")?.clone())))],
@@ -40,6 +41,7 @@ pub(crate) static VARIABLE: Op = Op {
         shape: |ctx| Ok(vec![legacy_shape(ctx.attrs().shape("shape")?)]),
         gradient: Gradient::None("a variable has no inputs"),
         stateful: true,
+        effects: Effects::Owns(OwnedState::Variable),
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(|init| Reference::make(init, legacy_shape(init.attrs().shape("shape")?))))],
@@ -52,6 +54,7 @@ pub(crate) static IS_VARIABLE_INITIALIZED: Op = Op {
         signature: "(ref:Ref(dtype)) -> (is_initialized:bool) ; dtype:type",
         shape: shape_fns::scalars,
         gradient: Gradient::None("a truth value"),
+        effects: Effects::Inspects,
         allows_uninitialized_input: true,
         ..OpDef::BASE
     },

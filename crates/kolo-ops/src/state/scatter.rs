@@ -7,7 +7,7 @@
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::IntraPool;
-use kolo_graph::{Gradient, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Operation, Output};
 
 use super::handle::uninitialized;
 use super::read::value_shape;
@@ -51,6 +51,7 @@ macro_rules! scatter_ops {
                 ),
                 shape: |ctx| Ok(vec![checked_shape(ctx, ctx.input(0))?]),
                 gradient: Gradient::None("a variable's new value does not depend on a graph"),
+                effects: Effects::Writes,
                 ..OpDef::BASE
             },
             kernels: $on_reference,
@@ -70,6 +71,7 @@ macro_rules! scatter_ops {
                 },
                 gradient: Gradient::None("nothing comes out"),
                 stateful: true,
+                effects: Effects::Writes,
                 ..OpDef::BASE
             },
             kernels: $on_resource,

@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, Result, Shape, Tensor};
-use kolo_graph::{Gradient, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Operation, Output};
 
 use super::handle::uninitialized;
 use super::read::{value_shape, wrong_dtype};
@@ -51,6 +51,7 @@ macro_rules! scatter_nd_ops {
                     Ok(vec![ctx.input(0).clone()])
                 },
                 gradient: Gradient::None("a variable's new value does not depend on a graph"),
+                effects: Effects::Writes,
                 ..OpDef::BASE
             },
             kernels: $kernels.0,
@@ -67,6 +68,7 @@ macro_rules! scatter_nd_ops {
                 },
                 gradient: Gradient::None("nothing comes out"),
                 stateful: true,
+                effects: Effects::Writes,
                 ..OpDef::BASE
             },
             kernels: $kernels.1,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kolo_core::{Error, ResourceHandle, Result, Tensor};
-use kolo_graph::{Gradient, OpDef, shape_fns};
+use kolo_graph::{Effects, Gradient, OpDef, shape_fns};
 use parking_lot::Mutex;
 
 use crate::op::{Op, cpu_any};
@@ -21,6 +21,7 @@ pub(crate) static GET_SESSION_HANDLE: Op = Op {
         shape: shape_fns::scalars,
         gradient: Gradient::None("a name is no number"),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {
@@ -53,6 +54,7 @@ pub(crate) static GET_SESSION_TENSOR: Op = Op {
         signature: "(handle:string) -> (value:dtype) ; dtype:type",
         gradient: Gradient::None("a value of another step is a constant"),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(get)],
@@ -65,6 +67,7 @@ pub(crate) static DELETE_SESSION_TENSOR: Op = Op {
         signature: "(handle:string) -> ()",
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(delete)],

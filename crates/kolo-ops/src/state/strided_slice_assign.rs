@@ -1,7 +1,7 @@
 //! `StridedSliceAssign` and `ResourceStridedSliceAssign`: write to the part of a variable that `StridedSlice` would show.
 
 use kolo_core::{DType, Error, Result, Tensor};
-use kolo_graph::{Gradient, OpDef};
+use kolo_graph::{Effects, Gradient, OpDef};
 
 use super::handle::uninitialized;
 use super::read::wrong_dtype;
@@ -18,6 +18,7 @@ pub(crate) static STRIDED_SLICE_ASSIGN: Op = Op {
                     shrink_axis_mask:int=0",
         shape: kolo_graph::shape_fns::same_as_input_0,
         gradient: Gradient::None("a variable's new value does not depend on a graph"),
+        effects: Effects::Writes,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {
@@ -35,6 +36,7 @@ pub(crate) static RESOURCE_STRIDED_SLICE_ASSIGN: Op = Op {
                     shrink_axis_mask:int=0",
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Writes,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(assign)],

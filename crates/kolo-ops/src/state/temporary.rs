@@ -1,7 +1,7 @@
 //! `TemporaryVariable`: a variable that lives as long as the step. `DestroyTemporaryVariable`: its value, and its end.
 
 use kolo_core::{Error, Result, Tensor};
-use kolo_graph::{Gradient, OpDef, shape_fns};
+use kolo_graph::{Effects, Gradient, OpDef, OwnedState, shape_fns};
 
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx, VariableCell};
@@ -16,6 +16,7 @@ pub(crate) static TEMPORARY_VARIABLE: Op = Op {
         shape: shape_fns::from_shape_attr,
         gradient: Gradient::None("a variable has no inputs"),
         stateful: true,
+        effects: Effects::Owns(OwnedState::Other),
         ..OpDef::BASE
     },
     kernels: &[cpu_any(make)],
@@ -28,6 +29,7 @@ pub(crate) static DESTROY_TEMPORARY_VARIABLE: Op = Op {
         signature: "(ref:Ref(T)) -> (value:T) ; T:type, var_name:string",
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::None("a variable's value does not depend on a graph"),
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(destroy)],

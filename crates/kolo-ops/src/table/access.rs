@@ -1,7 +1,7 @@
 //! What is done with a table: `LookupTableFindV2`, `InsertV2`, `ImportV2`, `ExportV2`, `SizeV2`.
 
 use kolo_core::{Error, PartialShape, Result, Tensor};
-use kolo_graph::{Gradient, OpDef, Operation, Output, ShapeFn, shape_fns};
+use kolo_graph::{Effects, Gradient, OpDef, Operation, Output, ShapeFn, shape_fns};
 
 use super::core::Table;
 use crate::op::{KernelDef, Op, cpu_any};
@@ -61,6 +61,7 @@ const fn access(name: &'static str, signature: &'static str, shape: ShapeFn, ker
             shape,
             gradient: Gradient::None("what is in a table does not depend on a graph"),
             stateful: true,
+            effects: Effects::Uses,
             ..OpDef::BASE
         },
         kernels,

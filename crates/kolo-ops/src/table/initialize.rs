@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kolo_core::{DType, Error, Result, Tensor};
-use kolo_graph::{Gradient, OpDef, shape_fns};
+use kolo_graph::{Effects, Gradient, OpDef, shape_fns};
 
 use super::core::Table;
 use crate::io::files::file_error;
@@ -26,6 +26,7 @@ pub(crate) static INITIALIZE_TABLE_V2: Op = Op {
         },
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| object::<Table>(ctx, 0)?.initialize(ctx.input(1)?, ctx.input(2)?))],
@@ -40,6 +41,7 @@ pub(crate) static INITIALIZE_TABLE_FROM_TEXT_FILE_V2: Op = Op {
         shape: shape_fns::unknown,
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(FromFile::make))],

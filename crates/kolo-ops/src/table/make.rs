@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result};
-use kolo_graph::{Gradient, Graph, OpDef, Operation, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, Graph, OpDef, Operation, Output, OwnedState, shape_fns};
 
 use super::core::{Table, TableSpec};
 use crate::kernel::KernelInit;
@@ -40,6 +40,7 @@ const fn make(name: &'static str, kernels: &'static [KernelDef]) -> Op {
             shape: shape_fns::scalars,
             gradient: Gradient::None("a handle has no inputs"),
             stateful: true,
+            effects: Effects::Owns(OwnedState::Other),
             ..OpDef::BASE
         },
         kernels,

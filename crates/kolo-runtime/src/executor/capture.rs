@@ -23,7 +23,7 @@ use kolo_ops::Value;
 use parking_lot::Mutex;
 
 use super::limits::Limits;
-use super::plan::{NodePlan, PartPlan, PlanKernel, updates_variable};
+use super::plan::{NodePlan, PartPlan, PlanKernel};
 use super::replay::{Feeds, Replay, Replayed, Wishes, is_on_card};
 use super::step::Step;
 
@@ -252,11 +252,7 @@ pub(super) fn refusal(node: &NodePlan) -> Option<&'static str> {
             return Some("waits for the host");
         }
     }
-    let is_variable = matches!(
-        op,
-        "VarHandleOp" | "ReadVariableOp" | "_ReadVariablesOp" | "VariableV2" | "Variable" | "ResourceGather" | "NoOp"
-    );
-    match node.node.def.stateful && !is_variable && !updates_variable(op) {
+    match node.node.def.stateful && !node.node.def.effects.is_about_variable_values() {
         true => Some("has a state of its own"),
         false => None,
     }

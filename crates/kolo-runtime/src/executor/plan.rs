@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::Device;
-use kolo_graph::{Endpoint, Flow, Node, NodeId, Nodes, OutputInfo};
+use kolo_graph::{Effects, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo};
 use kolo_ops::{
     AsyncKernel, Cost, Kernel, KernelCtx, KernelInit, KernelMaker, ResourceStore, find_kernel, find_op, fused,
     host_arguments,
@@ -359,7 +359,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             && node.outputs.iter().all(is_tiny_output);
         let outputs = node.outputs.iter().map(|output| OutputPlan { edges: 0..0, fetches: 0..0, dtype: output.dtype });
         let on_host = own_memory && kernel_of(node).is_ok_and(|kernel| kernel.device == "CPU");
-        let is_pure = flow == Flow::Plain && !node.def.stateful && !has_references && !updates_variable(node.op());
+        let is_pure = flow == Flow::Plain && !node.def.stateful && !has_references && node.def.effects == Effects::None;
         let is_small = |output: &OutputInfo| output.shape.n_elements().is_none_or(|n| n <= MOST_FOLDED);
         plans.push(NodePlan {
             may_fold: own_memory && !on_host && is_pure && node.outputs.iter().all(is_small),
@@ -367,7 +367,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             kernel,
             cost,
             is_tiny,
-            is_late: (updates_variable(node.op()) && (own_memory || node.op() == fused::DESCENT.def.name))
+            is_late: (node.def.effects == Effects::Writes && (own_memory || node.op() == fused::DESCENT.def.name))
                 || segment.is_some_and(|segment| own_memory && segment.is_late),
             on_host,
             constant_inputs: if is_tiny { constants.iter().map(|&(i, _)| 1 << i).sum() } else { 0 },
@@ -453,13 +453,6 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
 
 fn is_tiny_output(output: &OutputInfo) -> bool {
     output.shape.n_elements().is_some_and(|n| n <= TINY)
-}
-
-/// Whether an op writes to a variable that it is given.
-pub(crate) fn updates_variable(op: &str) -> bool {
-    let op = op.strip_prefix("Resource").or(op.strip_prefix("_Kolo")).unwrap_or(op);
-    ["Apply", "SparseApply", "Assign", "Scatter"].iter().any(|prefix| op.starts_with(prefix))
-        && !matches!(op, "ScatterNd" | "ScatterNdNonAliasingAdd")
 }
 
 /// The nodes that pass a reference on as if it were a value; see [`PlanKernel::Lend`].

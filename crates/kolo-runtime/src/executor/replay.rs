@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use kolo_core::{DType, Error, Memory, Result, Shape, Tensor};
 use kolo_device::{Address, Recorder, Recording};
+use kolo_graph::{Effects, is_variable};
 use kolo_ops::{Touched, VariableCell, record_variables};
 
 use super::limits::Limits;
-use super::plan::{PartPlan, updates_variable};
+use super::plan::PartPlan;
 use super::step::Step;
 
 /// Bytes of a value that the host reads, at most, if replays are to compare it.
@@ -349,11 +350,8 @@ impl Fetch {
 
 /// The variables that nodes of a part write to, as far as they are known before it runs.
 fn written_variables(part: &PartPlan) -> Vec<Arc<VariableCell>> {
-    let has_updates = part.nodes.iter().any(|node| updates_variable(node.node.op()));
-    let sources = part
-        .nodes
-        .iter()
-        .filter(|node| has_updates && matches!(node.node.op(), "VarHandleOp" | "VariableV2" | "Variable"));
+    let has_updates = part.nodes.iter().any(|node| node.node.def.effects == Effects::Writes);
+    let sources = part.nodes.iter().filter(|node| has_updates && is_variable(&node.node));
     sources
         .filter_map(|node| {
             let attr = |name: &str| node.node.attrs.str(name).unwrap_or_default();

@@ -12,7 +12,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use kolo_core::{DType, DeviceName, Result};
-use kolo_graph::{BranchNode, Endpoint, Flow, Node, NodeId, Nodes, Partition, TransferRound, skipped_nodes};
+use kolo_graph::{
+    BranchNode, Endpoint, Flow, Node, NodeId, Nodes, Partition, TransferRound, is_variable, skipped_nodes,
+};
 use kolo_ops::{find_kernel, host_arguments};
 
 use super::frames::{Frames, frames};
@@ -218,7 +220,7 @@ fn free_nodes(nodes: &Nodes, plan: &PartPlan, order: &[usize]) -> Vec<bool> {
         let (node, kernel) = (nodes.node(NodeId(i as u32)), &plan.nodes[i].kernel);
         let is_source = match node.op() {
             "Const" => matches!(kernel, PlanKernel::Flow),
-            "VarHandleOp" | "VariableV2" | "Variable" => true,
+            _ if is_variable(node) => true,
             "Identity" => {
                 matches!(kernel, PlanKernel::Lend)
                     && node.inputs.iter().all(|at| at.feed().is_none() && free[at.node.index()])

@@ -8,14 +8,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use kolo_core::{DeviceName, DeviceSpec, Error, Result, Tensor};
-use kolo_graph::{Attrs, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Partition};
+use kolo_graph::{Attrs, Effects, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Partition};
 use kolo_ops::{CancelToken, Value, fused};
 use parking_lot::Mutex;
 
 use super::capture::{CaptureSlot, WARM_UP};
 use super::frame_id::FrameIds;
 use super::limits::Limits;
-use super::plan::{Extras, KernelCache, Part, PartPlan, compile, updates_variable};
+use super::plan::{Extras, KernelCache, Part, PartPlan, compile};
 use super::segments::{PartOf, Segments, order, segments};
 use super::step::Step;
 
@@ -263,7 +263,7 @@ fn split_part(
         let reads = |feed: usize| part.feeds.iter().filter(move |plan| plan.feed as usize == feed);
         let segment = Arc::new(Segment {
             slot: CaptureSlot::for_segment(number as u32),
-            is_late: part.nodes.iter().any(|node| updates_variable(node.node.op())),
+            is_late: part.nodes.iter().any(|node| node.node.def.effects == Effects::Writes),
             on_card: (0..inner.inputs.len()).map(|feed| reads(feed).all(|plan| plan.on_device)).collect(),
             part,
         });

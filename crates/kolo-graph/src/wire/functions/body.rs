@@ -295,9 +295,7 @@ impl Lowering<'_> {
         for (node, made) in body.nodes.iter().zip(&body.made) {
             if let Made::Node(name) = made {
                 let (def, _) = self.options.registry.find(&node.op)?;
-                let only_reads =
-                    node.op.contains("Read") || node.op.contains("Random") || node.op.ends_with("HandleOp");
-                if def.stateful && !only_reads {
+                if def.stateful && def.effects.is_seen_elsewhere() {
                     effects.push(name.clone());
                 }
             } else if let Made::Tensors { done, .. } = made

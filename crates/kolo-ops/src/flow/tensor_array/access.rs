@@ -1,7 +1,7 @@
 //! `TensorArrayReadV3` and `TensorArrayWriteV3`: one element.
 
 use kolo_core::{PartialShape, Result};
-use kolo_graph::{Gradient, InferCtx, OpDef, shape_fns};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, shape_fns};
 
 use super::{TensorArray, array};
 use crate::math::binary::first;
@@ -20,6 +20,7 @@ pub(crate) static TENSOR_ARRAY_READ_V3: Op = Op {
             Ok(vec![None, None, Some(array.write(op.input(1), dy).flow().into())])
         }),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(read)],
@@ -36,6 +37,7 @@ pub(crate) static TENSOR_ARRAY_WRITE_V3: Op = Op {
             Ok(vec![None, None, Some(array.read(op.input(1)).into()), Some(flow.into())])
         }),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(write)],

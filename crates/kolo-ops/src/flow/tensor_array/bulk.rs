@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use kolo_core::{Dim, Error, PartialShape, Result, Shape, Tensor};
-use kolo_graph::{Gradient, InferCtx, OpDef, shape_fns};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, shape_fns};
 
 use super::object::ArrayObject;
 use super::{TensorArray, array};
@@ -23,6 +23,7 @@ pub(crate) static TENSOR_ARRAY_GATHER_V3: Op = Op {
             Ok(vec![None, None, Some(array.scatter(op.input(1), dy).flow().into())])
         }),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(gather)],
@@ -39,6 +40,7 @@ pub(crate) static TENSOR_ARRAY_SCATTER_V3: Op = Op {
             Ok(vec![None, None, Some(array.gather(op.input(1)).into()), Some(flow.into())])
         }),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(scatter)],
@@ -60,6 +62,7 @@ pub(crate) static TENSOR_ARRAY_CONCAT_V3: Op = Op {
             Ok(vec![None, Some(array.split(dy, op.output(1)).flow().into())])
         }),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(concat)],
@@ -76,6 +79,7 @@ pub(crate) static TENSOR_ARRAY_SPLIT_V3: Op = Op {
             Ok(vec![None, Some(array.concat().into()), None, Some(flow.into())])
         }),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(split)],

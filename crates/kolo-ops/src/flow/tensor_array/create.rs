@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use kolo_core::{Error, Result, Tensor};
-use kolo_graph::{Gradient, HandleRule, OpDef, shape_fns};
+use kolo_graph::{Effects, Gradient, HandleRule, OpDef, shape_fns};
 
 use super::array;
 use super::object::{ArrayObject, ArrayOptions};
@@ -21,6 +21,7 @@ pub(crate) static TENSOR_ARRAY_V3: Op = Op {
         shape: shape_fns::scalars,
         gradient: Gradient::None("an array begins empty"),
         stateful: true,
+        effects: Effects::Uses,
         handle: HandleRule::FromElementAttrs,
         ..OpDef::BASE
     },
@@ -35,6 +36,7 @@ pub(crate) static TENSOR_ARRAY_GRAD_V3: Op = Op {
         shape: shape_fns::scalars,
         gradient: Gradient::None("only its flow is differentiated, and that has no value"),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(create_gradient)],
@@ -48,6 +50,7 @@ pub(crate) static TENSOR_ARRAY_SIZE_V3: Op = Op {
         shape: shape_fns::scalars,
         gradient: Gradient::None("a size is no float"),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(size)],
@@ -60,6 +63,7 @@ pub(crate) static TENSOR_ARRAY_CLOSE_V3: Op = Op {
         signature: "(handle:resource) -> ()",
         gradient: Gradient::None("nothing comes out"),
         stateful: true,
+        effects: Effects::Uses,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(close)],

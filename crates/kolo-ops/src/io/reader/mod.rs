@@ -9,7 +9,7 @@ mod work;
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
-use kolo_graph::{Attrs, Gradient, OpDef, ShapeFn, shape_fns};
+use kolo_graph::{Attrs, Effects, Gradient, OpDef, OwnedState, ShapeFn, shape_fns};
 
 use self::core::{Reader, Request, Wanted};
 use self::work::{Compression, FixedLength, Format};
@@ -30,7 +30,8 @@ macro_rules! reader_ops {
                 let format: fn(&Attrs) -> Result<Format> = $format;
                 Source::<Reader>::make(init, format(init.attrs())?)
             }))],
-        );)*
+        )
+        .effects(Effects::Owns(OwnedState::Other));)*
     };
 }
 
@@ -114,6 +115,7 @@ const fn reader_op(name: &'static str, signature: &'static str, shape: ShapeFn, 
             shape,
             gradient: Gradient::None("a file does not depend on a graph"),
             stateful: true,
+            effects: Effects::Uses,
             ..OpDef::BASE
         },
         kernels,

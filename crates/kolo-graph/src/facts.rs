@@ -1,0 +1,67 @@
+//! Facts about an op that planning and executing ask for. Each is stated in the op's own file, as a field of its [`OpDef`], so
+//! that nobody else has to know ops by their names.
+//!
+//! [`OpDef`]: crate::OpDef
+
+/// What an op does besides computing its outputs from the values of its inputs. `OpDef::stateful` is TensorFlow's word for
+/// some of this; it is on the wire, and says neither what is changed nor whether anything is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effects {
+    /// Nothing: the same inputs give the same outputs, and nobody can tell how often it ran.
+    None,
+    /// It is a piece of state, and its output refers to that by reference or handle.
+    Owns(OwnedState),
+    /// Reads the values of the variables that its references and handles refer to.
+    Reads,
+    /// Looks at variables without reading their values: whether there is one, or what shape it has.
+    Inspects,
+    /// Writes to the variables that its references and handles refer to, all of them; it may read them, too.
+    Writes,
+    /// Makes, reads, changes or removes other state: queues, tables, stacks, readers.
+    Uses,
+    /// Passes a reference or a handle on and leaves what is behind it alone.
+    Forwards,
+    /// Draws numbers from a generator of its own, which moves on.
+    Random,
+    /// Reaches outside of the step's tensors: files, the terminal, the clock, other devices, the step itself.
+    Outside,
+}
+
+/// What an op owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnedState {
+    /// A variable: one tensor, which outlives its steps.
+    Variable,
+    /// Anything else: queues, tables, readers, variables of one step.
+    Other,
+}
+
+impl Effects {
+    /// Whether what it is given by reference or handle is the same afterwards, as far as it is a variable.
+    pub const fn leaves_variables(self) -> bool {
+        matches!(self, Effects::Reads | Effects::Inspects)
+    }
+
+    /// Whether all it does to state is to name, read or write variables: then it can be repeated by a replay of what it
+    /// enqueued, as long as its variables are where they were.
+    pub const fn is_about_variable_values(self) -> bool {
+        matches!(self, Effects::Owns(OwnedState::Variable) | Effects::Reads | Effects::Writes)
+    }
+
+    /// Whether anybody but the user of its outputs can tell that it ran.
+    pub const fn is_seen_elsewhere(self) -> bool {
+        matches!(self, Effects::Writes | Effects::Uses | Effects::Outside)
+    }
+}
+
+/// Where an op runs that is placed on a device with memory of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostRule {
+    /// On the device.
+    OnDevice,
+    /// On the host if all it takes and gives there is `int32`, strings or handles, and otherwise on the device: integers of
+    /// that size are mostly shapes and indices, which the host reads at once. As in TensorFlow.
+    SmallIntegers,
+    /// Always on the host, on host memory.
+    Always,
+}
