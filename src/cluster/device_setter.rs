@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use kolo_core::{DType, DeviceSpec, Error, PartialShape, Result, Shape};
-use kolo_graph::{Graph, Initializer, Node};
+use kolo_graph::{Graph, Initializer, Node, is_variable};
 
 use super::PartitionedVariable;
 
@@ -321,7 +321,7 @@ fn imbalance(n_bytes: &[u64]) -> f64 {
 /// ```
 pub fn ps_bytes(graph: &Graph, job: &str, n_ps: usize) -> Vec<u64> {
     let mut n_bytes = vec![0u64; n_ps];
-    for (_, node) in graph.nodes().iter().filter(|(_, node)| matches!(node.op(), "VarHandleOp" | "VariableV2")) {
+    for (_, node) in graph.nodes().iter().filter(|(_, node)| is_variable(node)) {
         let task = node.device.task.map(|task| task as usize);
         if node.device.job.as_deref() == Some(job)
             && let Some(load) = task.and_then(|task| n_bytes.get_mut(task))

@@ -1,7 +1,7 @@
 //! Data parallelism within one graph: the same model on several devices, each with its share of the batch.
 
 use kolo_core::{DeviceSpec, Error, Result};
-use kolo_graph::{Grad, Graph, IndexedSlices, Output, Variable, gradients};
+use kolo_graph::{Grad, Graph, IndexedSlices, Output, Variable, gradients, is_variable};
 use kolo_ops::array::{concat::concat, split::split};
 use kolo_ops::math::add_n::add_n;
 
@@ -64,10 +64,7 @@ pub fn towers<'g>(
         let device = DeviceSpec::parse(device)?;
         let home = home.clone();
         let share: Vec<Output<'g>> = shares.iter().map(|parts| parts[i]).collect();
-        let choose = move |node: &kolo_graph::Node| match node.op() {
-            "VarHandleOp" | "VariableV2" => home.clone(),
-            _ => device.clone(),
-        };
+        let choose = move |node: &kolo_graph::Node| if is_variable(node) { home.clone() } else { device.clone() };
         let tower = graph.share_variables(&format!("tower_{i}"), || graph.device_fn(choose, || build(&share)))?;
         all.push(tower);
     }

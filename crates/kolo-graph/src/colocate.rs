@@ -100,7 +100,7 @@ impl Sets {
         let node = nodes.node(id);
         for (i, at) in node.inputs.iter().enumerate() {
             let by_reference = node.ref_inputs.get(i).copied().unwrap_or(false);
-            let by_handle = nodes.output(*at).dtype == DType::Resource && !passes_handles_on(node);
+            let by_handle = nodes.output(*at).dtype == DType::Resource && !node.def.handles_from_anywhere;
             if by_reference || by_handle {
                 self.unite_state(nodes, at.node, id)?;
             } else if node.def.flow == Flow::Merge
@@ -237,12 +237,4 @@ pub fn holds_state(node: &Node) -> bool {
 /// A variable of either family: state that is one tensor.
 pub fn is_variable(node: &Node) -> bool {
     node.def.effects == Effects::Owns(OwnedState::Variable)
-}
-
-/// Ops that take handles without using what is behind them, so need not be where that is.
-fn passes_handles_on(node: &Node) -> bool {
-    matches!(
-        node.op(),
-        "IdentityN" | "PartitionedCall" | "StatefulPartitionedCall" | "If" | "StatelessIf" | "While" | "StatelessWhile"
-    )
 }

@@ -3,6 +3,8 @@
 //!
 //! [`OpDef`]: crate::OpDef
 
+use crate::{Endpoint, Node};
+
 /// What an op does besides computing its outputs from the values of its inputs. `OpDef::stateful` is TensorFlow's word for
 /// some of this; it is on the wire, and says neither what is changed nor whether anything is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,4 +66,69 @@ pub enum HostRule {
     SmallIntegers,
     /// Always on the host, on host memory.
     Always,
+}
+
+/// What an op looks at to give its outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// The elements of its inputs, or something outside; kernels of a device do work.
+    Computes,
+    /// Nothing: its outputs are its inputs one by one, or the values of variables, as they are.
+    PassesOn,
+    /// Nothing: its output is its first input under another shape or type, in the same memory.
+    Reshapes,
+    /// The shapes of its inputs alone; it gives whole numbers of the host.
+    Measures,
+    /// The shape of its input alone: as many elements, each of which is known ahead.
+    FillsLike,
+    /// Its attribute `value`.
+    Constant,
+    /// Nothing: it has no value unless a step feeds it.
+    Placeholder,
+}
+
+/// One end of an edge that was cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransferEnd {
+    /// Sends from the memory of its device.
+    Send,
+    /// Sends from host memory, whatever its device is.
+    HostSend,
+    /// Receives into the memory of its device.
+    Recv,
+    /// Receives into host memory, whatever its device is.
+    HostRecv,
+}
+
+impl TransferEnd {
+    /// Whether it takes a value away.
+    pub const fn sends(self) -> bool {
+        matches!(self, TransferEnd::Send | TransferEnd::HostSend)
+    }
+
+    /// Whether it brings a value.
+    pub const fn receives(self) -> bool {
+        !self.sends()
+    }
+}
+
+impl Node {
+    /// The value that its only output is, under another name: an `Identity` and its like. If that is a reference to a
+    /// variable, the output is read from it.
+    pub fn passed_on(&self) -> Option<Endpoint> {
+        match self.inputs[..] {
+            [at] if self.def.work == Work::PassesOn && self.def.effects == Effects::None => Some(at),
+            _ => None,
+        }
+    }
+
+    /// Whether it sends a value to another part, or to another memory.
+    pub fn sends(&self) -> bool {
+        self.def.transfer.is_some_and(TransferEnd::sends)
+    }
+
+    /// Whether it receives a value from another part, or from another memory.
+    pub fn receives(&self) -> bool {
+        self.def.transfer.is_some_and(TransferEnd::receives)
+    }
 }

@@ -2,7 +2,7 @@
 
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Tensor};
 
-use crate::{Attrs, Endpoint, Node, Nodes};
+use crate::{Attrs, Endpoint, Node, Nodes, Work};
 
 /// A node under construction, seen by its shape function.
 pub struct InferCtx<'a> {
@@ -116,8 +116,8 @@ const MAX_VISITS: usize = 1024;
 
 fn constant(nodes: &Nodes, at: Endpoint) -> Option<&Tensor> {
     let node = nodes.node(at.node);
-    match node.op() {
-        "Const" => node.attrs.tensor("value").ok(),
+    match node.def.work {
+        Work::Constant => node.attrs.tensor("value").ok(),
         _ => None,
     }
 }

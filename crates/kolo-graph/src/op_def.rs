@@ -2,7 +2,7 @@
 
 use kolo_core::{PartialShape, Result};
 
-use crate::{Effects, HostRule, InferCtx, Operation, Output};
+use crate::{Effects, HostRule, InferCtx, Operation, Output, TransferEnd, Work};
 
 /// An op's description. Static: `kolo-ops` keeps one per op in its table.
 #[derive(Clone, Copy)]
@@ -22,6 +22,12 @@ pub struct OpDef {
     pub effects: Effects,
     /// Where it runs if it is placed on a device with memory of its own.
     pub host: HostRule,
+    /// What it looks at.
+    pub work: Work,
+    /// Which end of a cut edge it is, if it is one.
+    pub transfer: Option<TransferEnd>,
+    /// The handles that it takes may be of any device, since it never looks at what is behind them.
+    pub handles_from_anywhere: bool,
     /// May receive a reference to a variable without a value.
     pub allows_uninitialized_input: bool,
     /// What it does to the control flow of a step.
@@ -41,6 +47,9 @@ impl OpDef {
         stateful: false,
         effects: Effects::None,
         host: HostRule::OnDevice,
+        work: Work::Computes,
+        transfer: None,
+        handles_from_anywhere: false,
         allows_uninitialized_input: false,
         flow: Flow::Plain,
         handle: HandleRule::Forward,

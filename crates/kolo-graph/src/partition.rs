@@ -205,7 +205,7 @@ fn implicit_copy(placed: &PlacedGraph<'_>, pruned: &Pruned, support: &dyn Kernel
     };
     for &id in &pruned.nodes {
         let (node, Some(to)) = (nodes.node(id), name(id)) else { continue };
-        if node.op() == "Identity" && !node.device.is_empty() {
+        if node.passed_on().is_some() && !node.device.is_empty() {
             continue;
         }
         for (i, &at) in node.inputs.iter().enumerate().filter(|(_, at)| pruned.feed_of(**at).is_none()) {

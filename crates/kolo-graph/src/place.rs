@@ -15,7 +15,7 @@ use kolo_core::{Code, DType, DeviceName, DeviceSpec, Error, Result};
 
 use crate::colocate::{Sets, Wish, colocate, holds_state, is_variable};
 use crate::placed::{Placed, PlacedGraph, Rule};
-use crate::{AttrValue, CostModel, Flow, Node, NodeId, Nodes};
+use crate::{AttrValue, CostModel, Flow, Node, NodeId, Nodes, Work};
 
 /// A device that nodes can be placed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -360,11 +360,10 @@ impl<'a> Placer<'a, '_> {
 
     /// For ops that only look at the shape of their input: where that is.
     fn input_device(&self, id: NodeId) -> Option<usize> {
-        let node = self.nodes.node(id);
-        if !matches!(node.op(), "Shape" | "Size" | "Rank") {
-            return None;
+        match (self.nodes.node(id).def.work, &self.nodes.node(id).inputs[..]) {
+            (Work::Measures, [at]) => self.device(at.node),
+            _ => None,
         }
-        self.device(node.inputs.first()?.node)
     }
 
     fn consumers(&self, needed: &[NodeId]) -> HashMap<NodeId, Vec<NodeId>> {

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use kolo_core::{Error, Result};
 
 use crate::wire::functions::{CALL_MARK, is_call};
-use crate::{Endpoint, Flow, Node, NodeId, Nodes};
+use crate::{Endpoint, Flow, Node, NodeId, Nodes, Work};
 
 /// What a run asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -147,7 +147,7 @@ impl Feeds {
 }
 
 fn is_placeholder(node: &Node) -> bool {
-    matches!(node.op(), "Placeholder" | "PlaceholderV2")
+    node.def.work == Work::Placeholder
 }
 
 fn check_node(nodes: &Nodes, id: NodeId, role: &str) -> Result<()> {

@@ -67,7 +67,7 @@ pub(crate) fn rounds(drafts: &[Draft], place: &dyn Fn(usize) -> usize) -> Vec<Tr
             node: &draft.node,
             inputs: draft.inputs.iter().map(source).collect(),
             control: draft.control.clone(),
-            passes_on: draft.inputs.first().filter(|_| draft.node.op() == "Identity").and_then(source),
+            passes_on: draft.inputs.first().filter(|_| draft.node.passed_on().is_some()).and_then(source),
             may_be_skipped: false,
         })
         .collect();

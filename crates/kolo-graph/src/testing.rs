@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use kolo_core::{DType, DeviceName, DeviceSpec};
 
-use crate::{DeviceInfo, Flow, Graph, KernelSupport, Node, OpDef, OpRegistry, shape_fns};
+use crate::{DeviceInfo, Flow, Graph, KernelSupport, Node, OpDef, OpRegistry, TransferEnd, Work, shape_fns};
 
 /// An empty graph over the ops below.
 pub(crate) fn graph() -> Graph {
@@ -50,8 +50,8 @@ const fn stateful(name: &'static str, signature: &'static str) -> OpDef {
     OpDef { name, signature, stateful: true, ..OpDef::BASE }
 }
 
-const fn transfer(name: &'static str, signature: &'static str) -> OpDef {
-    OpDef { name, signature, stateful: true, flow: Flow::Transfer, ..OpDef::BASE }
+const fn transfer(name: &'static str, signature: &'static str, end: TransferEnd) -> OpDef {
+    OpDef { name, signature, stateful: true, transfer: Some(end), flow: Flow::Transfer, ..OpDef::BASE }
 }
 
 const DEFS: &[OpDef] = &[
@@ -59,16 +59,23 @@ const DEFS: &[OpDef] = &[
     OpDef { shape: |_| Ok(vec![kolo_core::PartialShape::new(&[Some(2), Some(3)])]), ..op("Source", "() -> (y:float)") },
     op("Integer", "() -> (y:int32)"),
     op("Flag", "() -> (y:bool)"),
-    op("Placeholder", "() -> (output:dtype) ; dtype:type=float, shape:shape=<unknown>"),
+    OpDef {
+        work: Work::Placeholder,
+        ..op("Placeholder", "() -> (output:dtype) ; dtype:type=float, shape:shape=<unknown>")
+    },
     op("NoOp", "() -> ()"),
-    op("Const", "() -> (output:dtype) ; value:tensor, dtype:type"),
-    OpDef { shape: shape_fns::same_as_input_0, ..op("Identity", "(input:T) -> (output:T) ; T:type") },
+    OpDef { work: Work::Constant, ..op("Const", "() -> (output:dtype) ; value:tensor, dtype:type") },
+    OpDef {
+        shape: shape_fns::same_as_input_0,
+        work: Work::PassesOn,
+        ..op("Identity", "(input:T) -> (output:T) ; T:type")
+    },
     OpDef { shape: shape_fns::same_as_input_0, ..op("Neg", "(x:T) -> (y:T) ; T:type") },
     OpDef { shape: shape_fns::all_same, ..op("Add", "(x:T, y:T) -> (z:T) ; T:type") },
     op("AddN", "(inputs:N*T) -> (sum:T) ; N:int>=1, T:type"),
     op("Two", "(x:T) -> (first:T, second:T) ; T:type"),
     op("Less", "(x:T, y:T) -> (z:bool) ; T:type"),
-    op("Shape", "(input:T) -> (output:int32) ; T:type"),
+    OpDef { work: Work::Measures, ..op("Shape", "(input:T) -> (output:int32) ; T:type") },
     stateful("Var", "() -> (ref:Ref(dtype)) ; dtype:type=float"),
     op("Assign", "(ref:Ref(T), value:T) -> (output_ref:Ref(T)) ; T:type"),
     stateful("Handle", "() -> (resource:resource)"),
@@ -86,18 +93,22 @@ const DEFS: &[OpDef] = &[
     transfer(
         "_Send",
         "(tensor:T) -> () ; T:type, tensor_name:string, send_device:string, send_device_incarnation:int, recv_device:string, client_terminated:bool=false",
+        TransferEnd::Send,
     ),
     transfer(
         "_Recv",
         "() -> (tensor:tensor_type) ; tensor_type:type, tensor_name:string, send_device:string, send_device_incarnation:int, recv_device:string, client_terminated:bool=false",
+        TransferEnd::Recv,
     ),
     transfer(
         "_HostSend",
         "(tensor:T) -> () ; T:type, tensor_name:string, send_device:string, send_device_incarnation:int, recv_device:string, client_terminated:bool=false",
+        TransferEnd::HostSend,
     ),
     transfer(
         "_HostRecv",
         "() -> (tensor:tensor_type) ; tensor_type:type, tensor_name:string, send_device:string, send_device_incarnation:int, recv_device:string, client_terminated:bool=false",
+        TransferEnd::HostRecv,
     ),
 ];
 

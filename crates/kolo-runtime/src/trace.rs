@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kolo_core::DeviceName;
 use kolo_graph::{CostModel, Node};
-use kolo_ops::Value;
+use kolo_ops::{KernelDef, KernelMaker, Value, find_op};
 use parking_lot::Mutex;
 
 /// One node's run.
@@ -40,8 +40,10 @@ impl StepTrace {
     /// their time is not their cost. A fused node counts for the last of its nodes.
     pub fn add_to(&self, costs: &mut CostModel) {
         let waits = |op: &str| {
-            let is_transfer = op.starts_with('_') && !op.starts_with("_Kolo");
-            is_transfer || ["Queue", "Take", "Barrier"].iter().any(|part| op.contains(part))
+            find_op(op).is_ok_and(|op| {
+                let is_async = |kernel: &KernelDef| matches!(kernel.make, KernelMaker::Async(_));
+                op.def.transfer.is_some() || op.kernels.iter().any(is_async)
+            })
         };
         for node in self.nodes.iter().filter(|node| !waits(node.op)) {
             let kind = DeviceName::parse(&node.device).map(|name| name.kind);

@@ -28,7 +28,7 @@ use crate::control_flow::{
     self, FlowScope, IsConstant, ScopeCore, capture, enter_constant, enter_control, is_constant_enter, raw,
 };
 use crate::request::NodeRequest;
-use crate::{Attrs, Endpoint, Flow, Graph, Node, NodeId, Nodes, Operation, Output};
+use crate::{Attrs, Endpoint, Flow, Graph, Node, NodeId, Nodes, Operation, Output, Work};
 
 /// The graph whose gradients are taken, and what they have added to its loops.
 pub(super) struct Source {
@@ -249,7 +249,7 @@ impl BackwardScope {
         if let Some(enter) = self.invariant(graph, at) {
             return capture(graph, self, enter.inputs[0]);
         }
-        if node.op() == "Const" {
+        if node.def.work == Work::Constant {
             let copy = graph.op("Const").attr("dtype", node.outputs[0].dtype);
             let copy = copy.attr("value", node.attrs.tensor("value")?.clone());
             return Ok(self.inside(graph, || copy.try_build())?.output(0).endpoint());
@@ -276,7 +276,7 @@ impl BackwardScope {
         let is_ref = nodes.output(at).is_ref;
         let mut node = nodes.node(at.node);
         // What depends on the gradient that arrives is dead in a branch that was not taken, so a switch is no hurdle.
-        while node.op() == "Identity" || node.def.flow == Flow::Switch {
+        while node.passed_on().is_some() || node.def.flow == Flow::Switch {
             node = nodes.node(node.inputs.first()?.node);
         }
         // What a reference refers to may change from one iteration to the next.

@@ -163,8 +163,8 @@ impl Frames {
         {
             // A predicate under another name is the same predicate.
             let mut predicate = node.inputs[1];
-            while nodes.node(predicate.node).op() == "Identity" {
-                predicate = nodes.node(predicate.node).inputs[0];
+            while let Some(at) = nodes.node(predicate.node).passed_on() {
+                predicate = at;
             }
             let guard = Guard { predicate, side: at.index };
             if !guards.contains(&guard) {

@@ -80,7 +80,7 @@ fn groups(nodes: &Nodes, own_prefix: &str) -> Result<Vec<Group>> {
     let mut by_task: BTreeMap<TaskName, Vec<RendezvousKey>> = BTreeMap::new();
     for (_, node) in nodes.iter() {
         let is_root = node.inputs.is_empty() && node.control_inputs.is_empty();
-        if !is_root || !["_Recv", "_HostRecv"].contains(&node.op()) {
+        if !is_root || !node.receives() {
             continue;
         }
         let key = RendezvousKey { edge: edge_key(&node.attrs)?, frame_iteration: FrameIteration::default() };

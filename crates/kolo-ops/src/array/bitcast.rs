@@ -1,7 +1,7 @@
 //! `Bitcast`: the same bytes read as another dtype.
 
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_graph::{Gradient, OpDef, Output, Work};
 
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -25,6 +25,7 @@ pub(crate) static BITCAST: Op = Op {
             Ok(vec![PartialShape::new(&dims)])
         },
         gradient: Gradient::None("bits do not change smoothly"),
+        work: Work::Reshapes,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

@@ -1,7 +1,7 @@
 //! `Const`: a value written into the graph. The executor hands it to its consumers before a step begins.
 
 use kolo_core::{Error, PartialShape, Result};
-use kolo_graph::{Gradient, HostRule, OpDef};
+use kolo_graph::{Gradient, HostRule, OpDef, Work};
 
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -20,6 +20,7 @@ pub(crate) static CONST: Op = Op {
         },
         gradient: Gradient::None("a constant has no inputs"),
         host: HostRule::SmallIntegers,
+        work: Work::Constant,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

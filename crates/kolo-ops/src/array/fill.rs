@@ -2,7 +2,7 @@
 
 use kolo_core::{DType, Error, Result, Shape};
 use kolo_device::cpu::{IntraPool, pool};
-use kolo_graph::{Gradient, Graph, HostRule, IntoOutput, OpDef, Output, shape_fns};
+use kolo_graph::{Gradient, Graph, HostRule, IntoOutput, OpDef, Output, Work, shape_fns};
 
 use super::cast::Target;
 use super::elements::{IntoInts, Item, Job, build, integers};
@@ -73,6 +73,7 @@ pub(crate) static ZEROS_LIKE: Op = Op {
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::None("the result does not depend on the values"),
         host: HostRule::SmallIntegers,
+        work: Work::FillsLike,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_zeros)],
@@ -87,6 +88,7 @@ pub(crate) static ONES_LIKE: Op = Op {
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::None("the result does not depend on the values"),
         host: HostRule::SmallIntegers,
+        work: Work::FillsLike,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_ones)],

@@ -2,7 +2,7 @@
 //! gradient passes. `PreventGradient`: the same, but asking for a gradient is an error.
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Effects, Gradient, HostRule, OpDef, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, HostRule, OpDef, Output, Work, shape_fns};
 
 use crate::op::{KernelDef, Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -46,6 +46,8 @@ pub(crate) static IDENTITY_N: Op = Op {
         shape: shape_fns::each_as_its_input,
         gradient: Gradient::Rule(|_, dy| Ok(dy.iter().map(|grad| grad.map(Into::into)).collect())),
         host: HostRule::SmallIntegers,
+        work: Work::PassesOn,
+        handles_from_anywhere: true,
         ..OpDef::BASE
     },
     kernels: KERNELS,
@@ -60,6 +62,7 @@ pub(crate) static REF_IDENTITY: Op = Op {
         gradient: Gradient::Same,
         effects: Effects::Forwards,
         allows_uninitialized_input: true,
+        work: Work::PassesOn,
         ..OpDef::BASE
     },
     kernels: KERNELS,
@@ -76,6 +79,7 @@ pub(crate) static PREVENT_GRADIENT: Op = Op {
             Err(Error::invalid_argument(format!("Gradient explicitly disabled. Reason: {message}")))
         }),
         host: HostRule::SmallIntegers,
+        work: Work::PassesOn,
         ..OpDef::BASE
     },
     kernels: KERNELS,
@@ -89,6 +93,7 @@ const fn pass_on(name: &'static str, gradient: Gradient) -> Op {
             signature: "(input:T) -> (output:T) ; T:type",
             shape: shape_fns::same_as_input_0,
             gradient,
+            work: Work::PassesOn,
             ..OpDef::BASE
         },
         kernels: KERNELS,

@@ -1,7 +1,7 @@
 //! `Placeholder` and `PlaceholderV2`: a value that must be fed. `PlaceholderWithDefault`: one that may be.
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Gradient, HostRule, OpDef, Output, shape_fns};
+use kolo_graph::{Gradient, HostRule, OpDef, Output, Work, shape_fns};
 
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -19,6 +19,7 @@ pub(crate) static PLACEHOLDER: Op = Op {
         shape: shape_fns::from_shape_attr,
         gradient: Gradient::None("a placeholder has no inputs"),
         host: HostRule::SmallIntegers,
+        work: Work::Placeholder,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(not_fed)],

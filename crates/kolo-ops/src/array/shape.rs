@@ -2,7 +2,7 @@
 //! number.
 
 use kolo_core::{DType, PartialShape, Result, Shape, Tensor};
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Gradient, OpDef, Output, Work, shape_fns};
 
 use super::elements::integer_tensor;
 use crate::op::{Op, cpu_any};
@@ -32,6 +32,7 @@ pub(crate) static SHAPE: Op = Op {
         signature: "(input:T) -> (output:out_type) ; T:type, out_type:type{int32,int64}=int32",
         shape: |ctx| Ok(vec![PartialShape::new(&[ctx.input(0).rank()])]),
         gradient: Gradient::None("shapes are integers"),
+        work: Work::Measures,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -44,6 +45,7 @@ pub(crate) static SHAPE_N: Op = Op {
         signature: "(input:N*T) -> (output:N*out_type) ; N:int>=1, T:type, out_type:type{int32,int64}=int32",
         shape: |ctx| Ok((0..ctx.n_inputs()).map(|i| PartialShape::new(&[ctx.input(i).rank()])).collect()),
         gradient: Gradient::None("shapes are integers"),
+        work: Work::Measures,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -56,6 +58,7 @@ pub(crate) static SIZE: Op = Op {
         signature: "(input:T) -> (output:out_type) ; T:type, out_type:type{int32,int64}=int32",
         shape: shape_fns::scalars,
         gradient: Gradient::None("sizes are integers"),
+        work: Work::Measures,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {
@@ -73,6 +76,7 @@ pub(crate) static RANK: Op = Op {
         signature: "(input:T) -> (output:int32) ; T:type",
         shape: shape_fns::scalars,
         gradient: Gradient::None("ranks are integers"),
+        work: Work::Measures,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {

@@ -7,20 +7,20 @@
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result, Tensor};
-use kolo_graph::{Attrs, Effects, Flow, Gradient, HostRule, OpDef};
+use kolo_graph::{Attrs, Effects, Flow, Gradient, HostRule, OpDef, TransferEnd};
 
 use crate::kernel::KernelInit;
 use crate::op::{KernelDef, Op, cpu_made};
 use crate::{AsyncKernel, Cost, Done, Kernel, KernelCtx, KernelMaker, Outcome, Received, RendezvousKey, Value};
 
-pub(crate) static SEND: Op = send("_Send");
-pub(crate) static HOST_SEND: Op = send("_HostSend").host(HostRule::Always);
-pub(crate) static RECV: Op = recv("_Recv");
-pub(crate) static HOST_RECV: Op = recv("_HostRecv").host(HostRule::Always);
+pub(crate) static SEND: Op = send("_Send", TransferEnd::Send);
+pub(crate) static HOST_SEND: Op = send("_HostSend", TransferEnd::HostSend).host(HostRule::Always);
+pub(crate) static RECV: Op = recv("_Recv", TransferEnd::Recv);
+pub(crate) static HOST_RECV: Op = recv("_HostRecv", TransferEnd::HostRecv).host(HostRule::Always);
 
 const GRADIENT: Gradient = Gradient::Refused("gradients are taken before a graph is cut into parts");
 
-const fn send(name: &'static str) -> Op {
+const fn send(name: &'static str, end: TransferEnd) -> Op {
     Op {
         def: OpDef {
             name,
@@ -29,6 +29,7 @@ const fn send(name: &'static str) -> Op {
             gradient: GRADIENT,
             stateful: true,
             effects: Effects::Outside,
+            transfer: Some(end),
             flow: Flow::Transfer,
             ..OpDef::BASE
         },
@@ -37,7 +38,7 @@ const fn send(name: &'static str) -> Op {
     }
 }
 
-const fn recv(name: &'static str) -> Op {
+const fn recv(name: &'static str, end: TransferEnd) -> Op {
     Op {
         def: OpDef {
             name,
@@ -46,6 +47,7 @@ const fn recv(name: &'static str) -> Op {
             gradient: GRADIENT,
             stateful: true,
             effects: Effects::Outside,
+            transfer: Some(end),
             flow: Flow::Transfer,
             ..OpDef::BASE
         },

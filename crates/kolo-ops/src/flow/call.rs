@@ -41,6 +41,8 @@ const fn call(name: &'static str, signature: &'static str, stateful: bool) -> Op
             shape,
             gradient: Gradient::Refused("import the graph with calls written out, and take the gradient there"),
             stateful,
+            // The function's nodes are placed one by one.
+            handles_from_anywhere: true,
             effects: if stateful { Effects::Outside } else { Effects::None },
             ..OpDef::BASE
         },

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use kolo_core::{Error, PartialShape, Result, Tensor};
-use kolo_graph::{Effects, Gradient, HandleRule, HostRule, OpDef, Operation, Output, OwnedState, shape_fns};
+use kolo_graph::{Effects, Gradient, HandleRule, HostRule, OpDef, Operation, Output, OwnedState, Work, shape_fns};
 
 use super::source::Source;
 use crate::array::shape::shape_tensor;
@@ -73,6 +73,7 @@ pub(crate) static VARIABLE_SHAPE: Op = Op {
         gradient: Gradient::None("shapes are integers"),
         stateful: true,
         effects: Effects::Inspects,
+        work: Work::Measures,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {

@@ -1,7 +1,7 @@
 //! `ReadVariableOp`: the value of a variable, as it is now. Later writes do not change what was read.
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
-use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Output, Work};
 
 use super::handle::read_resource;
 use crate::op::{Op, cpu_any};
@@ -23,6 +23,7 @@ pub(crate) static READ_VARIABLE: Op = Op {
         gradient: Gradient::Same,
         stateful: true,
         effects: Effects::Reads,
+        work: Work::PassesOn,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| read(ctx, 0))],
@@ -43,6 +44,7 @@ pub(crate) static READ_VARIABLES: Op = Op {
         gradient: Gradient::Refused("reads that were put together are not differentiated; differentiate before"),
         stateful: true,
         effects: Effects::Reads,
+        work: Work::PassesOn,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| (0..ctx.n_inputs()).try_for_each(|i| read(ctx, i)))],

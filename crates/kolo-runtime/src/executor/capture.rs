@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use kolo_core::{Code, Error, Result};
 use kolo_device::{Address, Recorder};
-use kolo_graph::Flow;
+use kolo_graph::{Flow, TransferEnd, Work};
 use kolo_ops::Value;
 use parking_lot::Mutex;
 
@@ -213,7 +213,7 @@ pub(super) fn is_constant_call(device: &dyn Recorder, node: &NodePlan, inputs: &
         Value::Tensor(tensor) => !is_on_card(tensor) || device.is_kept_in_recording(tensor),
         Value::Empty | Value::Reference(_) => false,
     };
-    matches!(node.node.op(), "OnesLike" | "ZerosLike") || (!inputs.is_empty() && inputs.iter().all(is_same))
+    node.node.def.work == Work::FillsLike || (!inputs.is_empty() && inputs.iter().all(is_same))
 }
 
 /// Why a plan of these parts cannot be captured.
@@ -231,7 +231,7 @@ fn why_not(parts: &[Arc<PartPlan>]) -> Option<String> {
     }
     part.nodes.iter().find_map(|node| {
         // A value of the host that depends on shapes alone: sent while the step is captured, and kept.
-        if matches!(node.node.op(), "_HostSend" | "_Recv") {
+        if matches!(node.node.def.transfer, Some(TransferEnd::HostSend | TransferEnd::Recv)) {
             return None;
         }
         refusal(node).map(|why| format!("{} '{}' {why}", node.node.op(), node.node.name))
@@ -240,14 +240,13 @@ fn why_not(parts: &[Arc<PartPlan>]) -> Option<String> {
 
 /// Why a node cannot be captured, wherever its inputs come from. Transfers are another matter.
 pub(super) fn refusal(node: &NodePlan) -> Option<&'static str> {
-    let op = node.node.op();
     if node.flow != Flow::Plain {
         return Some("is control flow or a transfer");
     }
     match &node.kernel {
         PlanKernel::Function(_) | PlanKernel::Object(_) | PlanKernel::Lend => {}
         // A constant in its place.
-        PlanKernel::Flow if op == "Const" => return None,
+        PlanKernel::Flow if node.node.def.work == Work::Constant => return None,
         PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Null | PlanKernel::Segment(_) => {
             return Some("waits for the host");
         }

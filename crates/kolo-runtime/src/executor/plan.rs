@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::Device;
-use kolo_graph::{Effects, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo};
+use kolo_graph::{Effects, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Work};
 use kolo_ops::{
     AsyncKernel, Cost, Kernel, KernelCtx, KernelInit, KernelMaker, ResourceStore, find_kernel, find_op, fused,
     host_arguments,
@@ -265,7 +265,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
     let own_memory = !unit.device.memory().is_host();
     let kernel_of = |node: &Arc<Node>| find_kernel(node, &unit.device.attributes().name);
     for (id, node) in nodes.iter() {
-        if node.op() == "Const" && node.control_inputs.is_empty() && unit.device.as_null().is_none() {
+        if node.def.work == Work::Constant && node.control_inputs.is_empty() && unit.device.as_null().is_none() {
             let value = node.attrs.tensor("value")?.clone();
             let stays = !own_memory || kernel_of(node)?.device == "CPU";
             in_place[id.index()] = Some(match part.extras.constants.get(&node.name) {
@@ -460,10 +460,10 @@ fn lenders(part: &Part<'_>) -> Vec<bool> {
     let nodes = part.nodes;
     let mut lends = vec![false; nodes.len()];
     for (id, node) in nodes.iter() {
-        if let ("Identity", [at]) = (node.op(), &node.inputs[..])
+        if let Some(at) = node.passed_on()
             && !part.fed.contains_key(&(id, 0))
         {
-            lends[id.index()] = nodes.output(*at).is_ref || lends[at.node.index()];
+            lends[id.index()] = nodes.output(at).is_ref || lends[at.node.index()];
         }
     }
     lends

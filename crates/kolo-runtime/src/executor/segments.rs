@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use kolo_core::{DType, DeviceName, Result};
 use kolo_graph::{
-    BranchNode, Endpoint, Flow, Node, NodeId, Nodes, Partition, TransferRound, is_variable, skipped_nodes,
+    BranchNode, Endpoint, Flow, Node, NodeId, Nodes, Partition, TransferEnd, TransferRound, Work, is_variable, skipped_nodes,
 };
 use kolo_ops::{find_kernel, host_arguments};
 
@@ -62,12 +62,12 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
     // A value that is received was sent before: by the same part, or by another one.
     let edge = |node: &Node| ["send_device", "recv_device", "tensor_name"].map(|name| node.attrs.find(name).cloned());
     let mut senders = Vec::new();
-    for (start, (id, node)) in all().filter(|(_, (_, node))| matches!(node.op(), "_Send" | "_HostSend")) {
+    for (start, (id, node)) in all().filter(|(_, (_, node))| node.sends()) {
         senders.push((edge(node), start + id.index(), node));
     }
     let is_clients = |node: &Node| node.attrs.bool("client_terminated").unwrap_or(false);
     let (mut received, mut from_others) = (HashSet::new(), Vec::new());
-    for (start, (id, node)) in all().filter(|(_, (_, node))| matches!(node.op(), "_Recv" | "_HostRecv")) {
+    for (start, (id, node)) in all().filter(|(_, (_, node))| node.receives()) {
         let (wanted, i) = (edge(node), start + id.index());
         let before = waits[i].len();
         waits[i].extend(senders.iter().filter(|(sent, ..)| *sent == wanted).map(|(_, sender, _)| *sender));
@@ -113,8 +113,7 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
         let local: Vec<usize> = local(&order, *start, of);
         let is_free = free_nodes(&of.part.nodes, of.plan, &local);
         let may_be_skipped = |id: NodeId| {
-            let is_received = matches!(of.part.nodes.node(id).op(), "_Recv" | "_HostRecv");
-            is_received && (may_skip || uncertain.contains(&(start + id.index())))
+            of.part.nodes.node(id).receives() && (may_skip || uncertain.contains(&(start + id.index())))
         };
         apart.extend(apart_nodes(of, &loops[i], &local, &is_free, refused, &may_be_skipped));
         let readers = readers_before_updates(of.plan, &of.part.nodes, &is_free);
@@ -173,8 +172,10 @@ fn apart_nodes(
         };
     }
     // A replay sends nothing: only what is received in the same capture may be sent in it.
-    for (id, _) in nodes.iter().filter(|(_, node)| node.op() == "_HostSend") {
-        let receives = |&(_, other): &(NodeId, &Arc<Node>)| other.control_inputs.contains(&id) && other.op() == "_Recv";
+    for (id, _) in nodes.iter().filter(|(_, node)| node.def.transfer == Some(TransferEnd::HostSend)) {
+        let receives = |&(_, other): &(NodeId, &Arc<Node>)| {
+            other.control_inputs.contains(&id) && other.def.transfer == Some(TransferEnd::Recv)
+        };
         let is_received = nodes.iter().filter(receives).any(|(other, _)| apart[other.index()].is_none());
         if !is_received && apart[id.index()].is_none() {
             apart[id.index()] = Some("it is a transfer".to_owned());
@@ -218,14 +219,10 @@ fn free_nodes(nodes: &Nodes, plan: &PartPlan, order: &[usize]) -> Vec<bool> {
     let mut free = vec![false; nodes.len()];
     for &i in order {
         let (node, kernel) = (nodes.node(NodeId(i as u32)), &plan.nodes[i].kernel);
-        let is_source = match node.op() {
-            "Const" => matches!(kernel, PlanKernel::Flow),
-            _ if is_variable(node) => true,
-            "Identity" => {
-                matches!(kernel, PlanKernel::Lend)
-                    && node.inputs.iter().all(|at| at.feed().is_none() && free[at.node.index()])
-            }
-            _ => false,
+        let is_source = match kernel {
+            PlanKernel::Flow => node.def.work == Work::Constant,
+            PlanKernel::Lend => node.inputs.iter().all(|at| at.feed().is_none() && free[at.node.index()]),
+            _ => is_variable(node),
         };
         free[i] = is_source && node.control_inputs.is_empty();
     }
@@ -246,20 +243,21 @@ fn refusal(
     let Ok(kernel) = find_kernel(node, device) else {
         return Some("it has no kernel of its own".to_owned());
     };
-    match node.op() {
-        "_HostSend" => {}
-        "_Recv" => {
+    match node.def.transfer {
+        Some(TransferEnd::HostSend) => {}
+        Some(TransferEnd::Recv) => {
             // Its sender, which it waits for if it is in the same part.
             let key = node.attrs.find("tensor_name");
             let is_sender = |id: &NodeId| {
                 let sender = nodes.node(*id);
-                sender.op() == "_HostSend" && apart[id.index()].is_none() && sender.attrs.find("tensor_name") == key
+                let is_of_host = sender.def.transfer == Some(TransferEnd::HostSend);
+                is_of_host && apart[id.index()].is_none() && sender.attrs.find("tensor_name") == key
             };
             let is_near = node.control_inputs.len() == 1 && node.control_inputs.iter().all(is_sender);
             return (!is_near).then(|| "it waits for a value of the host".to_owned());
         }
-        _ if planned.flow == Flow::Transfer => return Some("it is a transfer".to_owned()),
-        _ => {
+        Some(_) => return Some("it is a transfer".to_owned()),
+        None => {
             if let Some(why) = super::capture::refusal(planned) {
                 return Some(format!("it {why}"));
             }
@@ -297,21 +295,18 @@ fn refusal(
 
 /// The nodes that do not run in every step, because they hang on a `Switch`, here or on another task.
 fn skipped(nodes: &Nodes, order: &[usize], may_be_skipped: &dyn Fn(NodeId) -> bool) -> Vec<bool> {
-    let place = |at: &Endpoint| at.feed().is_none().then_some((at.node.index(), at.index));
-    let is_sender = |id: &&NodeId| matches!(nodes.node(**id).op(), "_Send" | "_HostSend");
+    let place = |at: Endpoint| at.feed().is_none().then_some((at.node.index(), at.index));
     let mut all: Vec<BranchNode<'_>> = Vec::with_capacity(nodes.len());
     for (id, node) in nodes.iter() {
-        let passed = match node.op() {
-            "Identity" => node.inputs.first(),
-            // A transfer within the part passes on what was sent.
-            "_Recv" | "_HostRecv" => {
-                node.control_inputs.iter().find(is_sender).and_then(|id| nodes.node(*id).inputs.first())
-            }
-            _ => None,
+        // A transfer within the part passes on what was sent.
+        let sent = || {
+            let sender = node.control_inputs.iter().map(|id| nodes.node(*id)).find(|node| node.sends())?;
+            sender.inputs.first().copied()
         };
+        let passed = if node.receives() { sent() } else { node.passed_on() };
         all.push(BranchNode {
             node,
-            inputs: node.inputs.iter().map(place).collect(),
+            inputs: node.inputs.iter().copied().map(place).collect(),
             control: node.control_inputs.iter().map(|id| id.index()).collect(),
             passes_on: passed.and_then(place),
             may_be_skipped: may_be_skipped(id),
@@ -372,7 +367,7 @@ fn readers_before_updates(plan: &PartPlan, nodes: &Nodes, free: &[bool]) -> Vec<
         let node = nodes.node(NodeId(update as u32));
         let variables = node.inputs.iter().filter(|at| at.feed().is_none() && free[at.node.index()]);
         let mut readers = Vec::new();
-        for variable in variables.filter(|at| nodes.node(at.node).op() != "Const") {
+        for variable in variables.filter(|at| nodes.node(at.node).def.work != Work::Constant) {
             for &user in users[variable.node.index()].iter().filter(|&&user| !plan.nodes[user].is_late) {
                 readers.push(user);
                 readers.extend(users[user].iter().filter(|&&i| !plan.nodes[i].is_late));
@@ -388,17 +383,8 @@ fn readers_before_updates(plan: &PartPlan, nodes: &Nodes, free: &[bool]) -> Vec<
 
 /// Whether a node starts a kernel of the card.
 fn launches(plan: &PartPlan, i: usize) -> bool {
-    const VIEWS: [&str; 9] = [
-        "Identity",
-        "Reshape",
-        "ExpandDims",
-        "Squeeze",
-        "StopGradient",
-        "ReadVariableOp",
-        "_ReadVariablesOp",
-        "Shape",
-        "_HostSend",
-    ];
     let node = &plan.nodes[i];
-    !node.on_host && !VIEWS.contains(&node.node.op())
+    let def = &node.node.def;
+    let is_view = matches!(def.work, Work::PassesOn | Work::Reshapes | Work::Measures);
+    !node.on_host && !is_view && def.transfer != Some(TransferEnd::HostSend)
 }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use kolo_core::{DeviceName, DeviceSpec, Error, Result, Tensor};
-use kolo_graph::{Attrs, Effects, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Partition};
+use kolo_graph::{Attrs, Effects, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Partition, Work};
 use kolo_ops::{CancelToken, Value, fused};
 use parking_lot::Mutex;
 
@@ -203,7 +203,7 @@ fn make_for(
         match of.gpu {
             Some(_) => split_parts.push(split_part(of.part, plan, found, (frame_ids, kernels), &mut made)?),
             None => {
-                let is_work = |node: &&Arc<Node>| node.def.flow != Flow::Transfer && node.op() != "Const";
+                let is_work = |node: &&Arc<Node>| node.def.flow != Flow::Transfer && node.def.work != Work::Constant;
                 made.split_by.extend(of.part.nodes.iter().map(|(_, node)| node).filter(is_work).map(|node| {
                     SplitNode {
                         node: node.name.to_string(),

@@ -141,7 +141,7 @@ impl Work<'_, '_> {
     fn is_reference(&self, at: Endpoint) -> bool {
         let Some(maker) = self.node(at.node) else { return false };
         maker.outputs.get(at.index as usize).is_some_and(|output| output.is_ref)
-            || (maker.op() == "Identity" && maker.inputs.iter().any(|at| self.is_reference(*at)))
+            || maker.passed_on().is_some_and(|at| self.is_reference(at))
     }
 
     /// Whether there is a way along edges of any kind from one node to another.

@@ -6,7 +6,7 @@ use kolo_core::{Code, DType, PartialShape};
 
 use super::*;
 use crate::wire::proto::{GraphDef, NodeDef, VersionDef};
-use crate::{Flow, Graph, OpDef, OpRegistry, shape_fns};
+use crate::{Flow, Graph, OpDef, OpRegistry, Work, shape_fns};
 
 const fn op(name: &'static str, signature: &'static str) -> OpDef {
     OpDef { name, signature, ..OpDef::BASE }
@@ -23,12 +23,13 @@ static OPS: LazyLock<OpRegistry> = LazyLock::new(|| {
     };
     OpRegistry::new([
         op("NoOp", "() -> ()"),
-        op("Const", "() -> (output:dtype) ; value:tensor, dtype:type"),
+        OpDef { work: Work::Constant, ..op("Const", "() -> (output:dtype) ; value:tensor, dtype:type") },
         OpDef {
             shape: shape_fns::from_shape_attr,
+            work: Work::Placeholder,
             ..op("Placeholder", "() -> (output:dtype) ; dtype:type, shape:shape=<unknown>")
         },
-        flow("Identity", "(input:T) -> (output:T) ; T:type", Flow::Plain),
+        OpDef { work: Work::PassesOn, ..flow("Identity", "(input:T) -> (output:T) ; T:type", Flow::Plain) },
         op("Add", "(x:T, y:T) -> (z:T) ; T:type{float,int32}"),
         op("Split", "(value:T) -> (output:N*T) ; N:int>=1, T:type"),
         op("Lists", "() -> () ; ints:list(int), types:list(type)=[float,int32], pad:string=\"SAME\", eps:float=0.5"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Result};
-use kolo_graph::Flow;
+use kolo_graph::{Flow, Work};
 use kolo_ops::{CancelToken, Done, FrameIteration, KernelCtx, Outcome, Rendezvous, ResourceStore, StepServices, Value};
 use parking_lot::MutexGuard;
 
@@ -427,7 +427,7 @@ fn null_outputs(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let info = &ctx.node.outputs[i];
         let dims: Vec<usize> = info.shape.dims().unwrap_or(&[]).iter().map(|dim| dim.unwrap_or(1)).collect();
         let shape = kolo_core::Shape::new(&dims)?;
-        let value = if ctx.node.op() == "Const" {
+        let value = if ctx.node.def.work == Work::Constant {
             ctx.attrs().tensor("value")?.clone()
         } else {
             ctx.allocate_zeroed(info.dtype, shape)?
