@@ -3,7 +3,7 @@
 //!
 //! [`OpDef`]: crate::OpDef
 
-use crate::{Endpoint, Node};
+use crate::{AttrValue, Attrs, Endpoint, Node};
 
 /// What an op does besides computing its outputs from the values of its inputs. `OpDef::stateful` is TensorFlow's word for
 /// some of this; it is on the wire, and says neither what is changed nor whether anything is.
@@ -131,4 +131,122 @@ impl Node {
     pub fn receives(&self) -> bool {
         self.def.transfer.is_some_and(TransferEnd::receives)
     }
+}
+
+/// An op that makes each element of its output from the elements of its inputs at the same place. A GPU's kernel, alone or
+/// fused with others, is made from the expression, and the CPU's loop is tested against it.
+///
+/// The expression is C: `x0`, `x1`, … are the inputs, in the type `W` that is computed in (the inputs' own, `float` for
+/// halves); `p0` is a float. It has numbers (`(W)0.5`), `? :`, `||`, `&&`, `!`, comparisons, `+ - * /` and calls of C's
+/// functions of one or two numbers, of `is_nan`, `smaller`, `larger` and `gelu_grad`.
+///
+/// ```
+/// use kolo_graph::{Elements, Elementwise};
+///
+/// const LEAKY_RELU: Elementwise = Elementwise::new("x0 > (W)0 ? x0 : (W)p0 * x0", Elements::Floats).parameter("alpha");
+/// assert_eq!(LEAKY_RELU.text(1), Some("x0 > (W)0 ? x0 : (W)p0 * x0"));
+/// assert_eq!(LEAKY_RELU.text(2), None);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elementwise {
+    text: &'static str,
+    /// What elements the expression is for; ops may have kernels for others.
+    pub elements: Elements,
+    /// How the shapes of the inputs must fit.
+    pub shapes: ShapesFit,
+    /// The float attribute that is `p0`.
+    pub parameter: Option<&'static str>,
+    /// With this attribute it is something else.
+    pub unless: Option<(&'static str, Literal)>,
+}
+
+/// The elements that an expression is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elements {
+    /// Floats of all sizes.
+    Floats,
+    /// Floats and integers.
+    Numbers,
+    /// Numbers and truth values.
+    Plain,
+    /// Truth values alone.
+    Truths,
+}
+
+/// How the shapes of an elementwise op's inputs must fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShapesFit {
+    /// They are broadcast against each other.
+    Broadcast,
+    /// They are the same.
+    Same,
+    /// The second is a vector along the last dimension of the first.
+    Bias,
+    /// As the op's kernel says.
+    Own,
+}
+
+/// The value of an attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Literal {
+    /// A truth value.
+    Bool(bool),
+    /// A string.
+    Str(&'static str),
+}
+
+/// The text of a sum of as many inputs as there are.
+const SUMS: [&str; 4] = ["x0", "x0 + x1", "x0 + x1 + x2", "x0 + x1 + x2 + x3"];
+
+impl Elementwise {
+    /// The most inputs an expression has.
+    pub const MAX_INPUTS: usize = SUMS.len();
+
+    /// An expression of inputs that are broadcast against each other.
+    pub const fn new(text: &'static str, elements: Elements) -> Elementwise {
+        Elementwise { text, elements, shapes: ShapesFit::Broadcast, parameter: None, unless: None }
+    }
+
+    /// The sum of all inputs, which have the same shape.
+    pub const fn sum() -> Elementwise {
+        Elementwise::new("", Elements::Numbers).shapes(ShapesFit::Same)
+    }
+
+    /// The same, of inputs whose shapes fit so.
+    pub const fn shapes(self, shapes: ShapesFit) -> Elementwise {
+        Elementwise { shapes, ..self }
+    }
+
+    /// The same, where `p0` is this attribute.
+    pub const fn parameter(self, attr: &'static str) -> Elementwise {
+        Elementwise { parameter: Some(attr), ..self }
+    }
+
+    /// The same, for nodes whose attribute `attr` is not `value`.
+    pub const fn unless(self, attr: &'static str, value: Literal) -> Elementwise {
+        Elementwise { unless: Some((attr, value)), ..self }
+    }
+
+    /// The expression of so many inputs; `None` if it is not of so many.
+    pub fn text(&self, n_inputs: usize) -> Option<&'static str> {
+        match self.text {
+            "" => SUMS.get(n_inputs.checked_sub(1)?).copied(),
+            text => (n_used(text) == n_inputs).then_some(text),
+        }
+    }
+
+    /// Whether it holds for a node with these attributes.
+    pub fn holds_for(&self, attrs: &Attrs) -> bool {
+        let Some((attr, value)) = self.unless else { return true };
+        match (attrs.find(attr), value) {
+            (Some(AttrValue::Bool(found)), Literal::Bool(value)) => *found != value,
+            (Some(AttrValue::Str(found)), Literal::Str(value)) => &found[..] != value.as_bytes(),
+            _ => true,
+        }
+    }
+}
+
+/// How many inputs an expression names.
+fn n_used(text: &str) -> usize {
+    (0..Elementwise::MAX_INPUTS).rev().find(|i| text.contains(&format!("x{i}"))).map_or(0, |i| i + 1)
 }

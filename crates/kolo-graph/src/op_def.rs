@@ -2,7 +2,7 @@
 
 use kolo_core::{PartialShape, Result};
 
-use crate::{Effects, HostRule, InferCtx, Operation, Output, TransferEnd, Work};
+use crate::{Effects, Elementwise, HostRule, InferCtx, Operation, Output, TransferEnd, Work};
 
 /// An op's description. Static: `kolo-ops` keeps one per op in its table.
 #[derive(Clone, Copy)]
@@ -24,6 +24,8 @@ pub struct OpDef {
     pub host: HostRule,
     /// What it looks at.
     pub work: Work,
+    /// How each element of its output is made, if it is made of those at the same place alone.
+    pub elementwise: Option<Elementwise>,
     /// Which end of a cut edge it is, if it is one.
     pub transfer: Option<TransferEnd>,
     /// The handles that it takes may be of any device, since it never looks at what is behind them.
@@ -48,6 +50,7 @@ impl OpDef {
         effects: Effects::None,
         host: HostRule::OnDevice,
         work: Work::Computes,
+        elementwise: None,
         transfer: None,
         handles_from_anywhere: false,
         allows_uninitialized_input: false,

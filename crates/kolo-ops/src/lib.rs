@@ -6,6 +6,8 @@
 
 mod cancel;
 mod cuda;
+#[cfg(test)]
+mod expression_tests;
 mod kernel;
 mod op;
 mod resource;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use kolo_core::{DType, DeviceName, Error, Result};
-use kolo_graph::{Attrs, Effects, Graph, HostRule, Node, OpDef, OpRegistry};
+use kolo_graph::{Attrs, Effects, Elementwise, Graph, HostRule, Node, OpDef, OpRegistry};
 
 use crate::kernel::{AsyncKernel, Kernel, KernelCtx, KernelInit};
 
@@ -25,6 +25,11 @@ impl Op {
     /// The same with these effects, for families that share a constructor.
     pub(crate) const fn effects(self, effects: Effects) -> Op {
         Op { def: OpDef { effects, ..self.def }, ..self }
+    }
+
+    /// The same, each of whose elements is made so.
+    pub(crate) const fn elementwise(self, elementwise: Elementwise) -> Op {
+        Op { def: OpDef { elementwise: Some(elementwise), ..self.def }, ..self }
     }
 
     /// The same, to be run where `host` says.

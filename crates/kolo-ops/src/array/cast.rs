@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, Result, Tensor};
 use kolo_device::cpu::halves::{f16_to_f32, f32_to_f16, from_half, to_half};
 use kolo_device::cpu::{pool, vectorize, vmath};
-use kolo_graph::{Gradient, HostRule, OpDef, Output, shape_fns};
+use kolo_graph::{Elements, Elementwise, Gradient, HostRule, Literal, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::op::{Op, cpu_any};
@@ -34,6 +34,8 @@ pub(crate) static CAST: Op = Op {
             Ok(vec![from.is_float().then(|| cast(dx, from).into())])
         }),
         host: HostRule::SmallIntegers,
+        // Cutting low bits off instead of rounding is no plain conversion.
+        elementwise: Some(Elementwise::new("x0", Elements::Plain).unless("Truncate", Literal::Bool(true))),
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -45,6 +47,7 @@ pub(crate) static HOST_CAST: Op = Op {
         name: "_HostCast",
         gradient: Gradient::Refused("differentiate Cast instead"),
         host: HostRule::Always,
+        elementwise: None,
         ..CAST.def
     },
     kernels: &[cpu_any(forward)],

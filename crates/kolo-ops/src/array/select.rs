@@ -3,7 +3,7 @@
 
 use kolo_core::{Element, ElementVisitor, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::{IntraPool, pool, vectorize};
-use kolo_graph::{Grad, Gradient, HostRule, InferCtx, IntoOutput, OpDef, Operation, Output};
+use kolo_graph::{Elements, Elementwise, Grad, Gradient, HostRule, InferCtx, IntoOutput, OpDef, Operation, Output};
 use num_traits::{PrimInt, WrappingSub};
 
 use super::broadcast::{broadcast_view, summed_to_input};
@@ -54,6 +54,7 @@ pub(crate) static SELECT_V2: Op = Op {
             Ok(vec![ctx.input(0).broadcast(&both)?])
         },
         gradient: Gradient::Rule(gradient_v2),
+        elementwise: Some(Elementwise::new("x0 ? x1 : x2", Elements::Plain)),
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_select_v2)],

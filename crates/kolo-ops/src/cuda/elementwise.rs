@@ -2,128 +2,16 @@
 //! gradients are made of, casts, fills, choices and sums of several tensors.
 
 use kolo_core::{DType, Error, Result, Shape};
-use kolo_graph::AttrValue;
+use kolo_graph::{AttrValue, Elements, ShapesFit};
 
 use super::map::{Expression, map_inputs, map_to, run};
 use super::{FLOATS, NUMBERS, PLAIN, Table, function, gpu, object};
 use crate::kernel::KernelInit;
 use crate::math::clip::check_bounds;
 use crate::math::elementwise::broadcast_shape;
-use crate::{Kernel, KernelCtx};
-
-/// What an expression gives: what it takes, or a truth value.
-#[derive(Clone, Copy, PartialEq)]
-enum Out {
-    Same,
-    Truth,
-}
-
-/// Op, expression over `x0`, `x1` in the type `W`; floats only or all numbers; what it gives.
-type Row = (&'static str, &'static str, &'static [DType], Out);
-
-const ROWS: &[Row] = &[
-    ("Neg", "-x0", NUMBERS, Out::Same),
-    ("Abs", "(x0 < (W)0 || x0 == (W)0) ? (W)0 - x0 : x0", NUMBERS, Out::Same),
-    ("Sign", "x0 > (W)0 ? (W)1 : (x0 < (W)0 ? (W)-1 : x0)", NUMBERS, Out::Same),
-    ("Square", "x0 * x0", NUMBERS, Out::Same),
-    ("Reciprocal", "(W)1 / x0", FLOATS, Out::Same),
-    ("Inv", "(W)1 / x0", FLOATS, Out::Same),
-    ("Floor", "floor(x0)", FLOATS, Out::Same),
-    ("Ceil", "ceil(x0)", FLOATS, Out::Same),
-    ("Round", "rint(x0)", FLOATS, Out::Same),
-    ("Rint", "rint(x0)", FLOATS, Out::Same),
-    ("IsNan", "x0 != x0", FLOATS, Out::Truth),
-    ("IsInf", "isinf(x0)", FLOATS, Out::Truth),
-    ("IsFinite", "isfinite(x0)", FLOATS, Out::Truth),
-    ("Sqrt", "sqrt(x0)", FLOATS, Out::Same),
-    ("Rsqrt", "(W)1 / sqrt(x0)", FLOATS, Out::Same),
-    ("Exp", "exp(x0)", FLOATS, Out::Same),
-    ("Expm1", "expm1(x0)", FLOATS, Out::Same),
-    ("Log", "log(x0)", FLOATS, Out::Same),
-    ("Log1p", "log1p(x0)", FLOATS, Out::Same),
-    ("Sin", "sin(x0)", FLOATS, Out::Same),
-    ("Cos", "cos(x0)", FLOATS, Out::Same),
-    ("Tan", "tan(x0)", FLOATS, Out::Same),
-    ("Asin", "asin(x0)", FLOATS, Out::Same),
-    ("Acos", "acos(x0)", FLOATS, Out::Same),
-    ("Atan", "atan(x0)", FLOATS, Out::Same),
-    ("Sinh", "sinh(x0)", FLOATS, Out::Same),
-    ("Cosh", "cosh(x0)", FLOATS, Out::Same),
-    ("Tanh", "tanh(x0)", FLOATS, Out::Same),
-    ("Sigmoid", "(W)1 / ((W)1 + exp(-x0))", FLOATS, Out::Same),
-    ("Erf", "erf(x0)", FLOATS, Out::Same),
-    ("Erfc", "erfc(x0)", FLOATS, Out::Same),
-    ("Lgamma", "lgamma(x0)", FLOATS, Out::Same),
-    ("Relu", "x0 < (W)0 ? (W)0 : x0", NUMBERS, Out::Same),
-    ("Relu6", "x0 < (W)0 ? (W)0 : (x0 > (W)6 ? (W)6 : x0)", NUMBERS, Out::Same),
-    ("Elu", "x0 < (W)0 ? expm1(x0) : x0", FLOATS, Out::Same),
-    (
-        "Selu",
-        "x0 < (W)0 ? (W)1.7580993408473768599402175208123 * expm1(x0) : (W)1.0507009873554804934193349852946 * x0",
-        FLOATS,
-        Out::Same,
-    ),
-    ("Softplus", "(x0 < (W)0 ? (W)0 : x0) + log1p(exp(-fabs(x0)))", FLOATS, Out::Same),
-    ("Softsign", "x0 / ((W)1 + fabs(x0))", FLOATS, Out::Same),
-    ("KoloGelu", "x0 / ((W)1 + exp((W)-1.5957691216057307 * x0 * ((W)1 + (W)0.044715 * x0 * x0)))", FLOATS, Out::Same),
-    ("LogicalNot", "!x0", &[], Out::Truth),
-    ("LogicalAnd", "x0 && x1", &[], Out::Truth),
-    ("LogicalOr", "x0 || x1", &[], Out::Truth),
-    ("Add", "x0 + x1", NUMBERS, Out::Same),
-    ("AddV2", "x0 + x1", NUMBERS, Out::Same),
-    ("Sub", "x0 - x1", NUMBERS, Out::Same),
-    ("Mul", "x0 * x1", NUMBERS, Out::Same),
-    ("RealDiv", "x0 / x1", FLOATS, Out::Same),
-    ("Div", "x0 / x1", FLOATS, Out::Same),
-    ("DivNoNan", "x1 == (W)0 ? (W)0 : x0 / x1", FLOATS, Out::Same),
-    ("FloorDiv", "floor(x0 / x1)", FLOATS, Out::Same),
-    ("TruncateDiv", "trunc(x0 / x1)", FLOATS, Out::Same),
-    ("Mod", "fmod(x0, x1)", FLOATS, Out::Same),
-    (
-        "FloorMod",
-        "(fmod(x0, x1) != (W)0 && ((fmod(x0, x1) < (W)0) != (x1 < (W)0))) ? fmod(x0, x1) + x1 : fmod(x0, x1)",
-        FLOATS,
-        Out::Same,
-    ),
-    ("Pow", "pow(x0, x1)", FLOATS, Out::Same),
-    ("Atan2", "atan2(x0, x1)", FLOATS, Out::Same),
-    ("Maximum", "is_nan(x0) ? x0 : (is_nan(x1) ? x1 : (x0 > x1 ? x0 : x1))", NUMBERS, Out::Same),
-    ("Minimum", "is_nan(x0) ? x0 : (is_nan(x1) ? x1 : (x0 < x1 ? x0 : x1))", NUMBERS, Out::Same),
-    ("SquaredDifference", "(x0 - x1) * (x0 - x1)", NUMBERS, Out::Same),
-    ("Less", "x0 < x1", NUMBERS, Out::Truth),
-    ("LessEqual", "x0 <= x1", NUMBERS, Out::Truth),
-    ("Greater", "x0 > x1", NUMBERS, Out::Truth),
-    ("GreaterEqual", "x0 >= x1", NUMBERS, Out::Truth),
-    ("Equal", "x0 == x1", PLAIN, Out::Truth),
-    ("NotEqual", "x0 != x1", PLAIN, Out::Truth),
-    ("SqrtGrad", "x1 * (W)0.5 / x0", FLOATS, Out::Same),
-    ("RsqrtGrad", "x1 * (W)-0.5 * (x0 * x0 * x0)", FLOATS, Out::Same),
-    ("ReciprocalGrad", "-x1 * (x0 * x0)", FLOATS, Out::Same),
-    ("InvGrad", "-x1 * (x0 * x0)", FLOATS, Out::Same),
-    ("TanhGrad", "x1 * ((W)1 - x0 * x0)", FLOATS, Out::Same),
-    ("SigmoidGrad", "x1 * x0 * ((W)1 - x0)", FLOATS, Out::Same),
-    ("ReluGrad", "x1 > (W)0 ? x0 : (W)0", NUMBERS, Out::Same),
-    ("Relu6Grad", "(x1 > (W)0 && x1 < (W)6) ? x0 : (W)0", NUMBERS, Out::Same),
-    ("EluGrad", "x1 < (W)0 ? x0 * (x1 + (W)1) : x0", FLOATS, Out::Same),
-    (
-        "SeluGrad",
-        "x1 < (W)0 ? x0 * (x1 + (W)1.7580993408473768599402175208123) : x0 * (W)1.0507009873554804934193349852946",
-        FLOATS,
-        Out::Same,
-    ),
-    ("SoftplusGrad", "x0 / (exp(-x1) + (W)1)", FLOATS, Out::Same),
-    ("SoftsignGrad", "x0 / (((W)1 + fabs(x1)) * ((W)1 + fabs(x1)))", FLOATS, Out::Same),
-    ("KoloGeluGrad", "gelu_grad(x0, x1)", FLOATS, Out::Same),
-    ("ClipByValue", "smaller(larger(x0, x1), x2)", NUMBERS, Out::Same),
-    ("LeakyRelu", "x0 > (W)0 ? x0 : (W)p0 * x0", FLOATS, Out::Same),
-    ("LeakyReluGrad", "x1 > (W)0 ? x0 : (W)p0 * x0", FLOATS, Out::Same),
-];
+use crate::{Kernel, KernelCtx, TABLE};
 
 pub(super) fn add(table: &mut Table) {
-    for &(op, _, dtypes, _) in ROWS {
-        let attr = if dtypes.is_empty() { "" } else { "T" };
-        object(table, op, attr, dtypes, &[], Map::make);
-    }
     function(table, "Cast", "", &[], &[], cast);
     object(table, "ZerosLike", "T", PLAIN, &[], |_| Ok(Box::new(Like(0.0))));
     object(table, "OnesLike", "T", PLAIN, &[], |_| Ok(Box::new(Like(1.0))));
@@ -135,32 +23,52 @@ pub(super) fn add(table: &mut Table) {
     function(table, "BroadcastTo", "T", PLAIN, &["shape"], broadcast_to);
     function(table, "BiasAdd", "T", NUMBERS, &[], bias_add);
     function(table, "BiasAddV1", "T", NUMBERS, &[], bias_add);
+    object(table, "Equal", "T", PLAIN, &[], |init| {
+        Ok(Box::new(Equality { map: Map::new(init)?, if_shapes_differ: 0 }))
+    });
+    object(table, "NotEqual", "T", PLAIN, &[], |init| {
+        Ok(Box::new(Equality { map: Map::new(init)?, if_shapes_differ: 1 }))
+    });
+    object(table, "ClipByValue", "T", NUMBERS, &[], |init| Ok(Box::new(Clip(Map::new(init)?))));
+    // All others need nothing but their expression.
+    for op in TABLE.iter().copied().flatten() {
+        let Some(elementwise) = op.def.elementwise.filter(|_| !table.contains_key(op.def.name)) else { continue };
+        let dtypes = dtypes(elementwise.elements);
+        let attr = if dtypes.is_empty() { "" } else { "T" };
+        object(table, op.def.name, attr, dtypes, &[], |init| Ok(Box::new(Map::new(init)?)));
+    }
 }
 
-/// The expression of an op, if it is one of [`ROWS`].
-pub(crate) fn text(op: &str) -> Option<&'static str> {
-    ROWS.iter().find(|row| row.0 == op).map(|row| row.1)
+/// The dtypes that are on the card; none where an op has no choice.
+fn dtypes(elements: Elements) -> &'static [DType] {
+    match elements {
+        Elements::Floats => FLOATS,
+        Elements::Numbers => NUMBERS,
+        Elements::Plain => PLAIN,
+        Elements::Truths => &[],
+    }
 }
 
-/// One of [`ROWS`].
+/// An op that is its expression.
 struct Map {
     expression: Expression,
-    out: Out,
+    out: DType,
     params: Vec<f32>,
     is_same_shape: bool,
 }
 
 impl Map {
-    fn make(init: &KernelInit<'_>) -> Result<Box<dyn Kernel>> {
-        let op = init.node.op();
-        let Some(&(name, text, _, out)) = ROWS.iter().find(|row| row.0 == op) else {
-            return Err(Error::internal(format!("{op} is not an elementwise op")));
+    fn new(init: &KernelInit<'_>) -> Result<Map> {
+        let (node, not_one) = (init.node, || Error::internal(format!("{} is not an elementwise op", init.node.op())));
+        let elementwise = node.def.elementwise.ok_or_else(not_one)?;
+        let text = elementwise.text(node.inputs.len()).ok_or_else(not_one)?;
+        let out = node.outputs.first().ok_or_else(not_one)?.dtype;
+        let params = match elementwise.parameter {
+            Some(attr) => vec![init.attrs().float(attr)?],
+            None => Vec::new(),
         };
-        let params = match init.attrs().find("alpha") {
-            Some(AttrValue::Float(alpha)) if text.contains("p0") => vec![*alpha],
-            _ => Vec::new(),
-        };
-        Ok(Box::new(Map { expression: Expression { name, text }, out, params, is_same_shape: name.ends_with("Grad") }))
+        let is_same_shape = elementwise.shapes == ShapesFit::Same;
+        Ok(Map { expression: Expression { name: node.op(), text }, out, params, is_same_shape })
     }
 }
 
@@ -170,21 +78,37 @@ impl Kernel for Map {
             let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
             return Err(Error::invalid_argument(format!("the inputs must have the same shape, found {a} and {b}")));
         }
-        if self.expression.name == "ClipByValue" {
-            check_bounds(ctx)?;
-        }
-        if matches!(self.expression.name, "Equal" | "NotEqual")
-            && !ctx.attrs().bool("incompatible_shape_error")?
+        map_inputs(ctx, self.expression, self.out, &self.params)
+    }
+}
+
+/// `ClipByValue`, whose bounds have shapes of their own.
+struct Clip(Map);
+
+impl Kernel for Clip {
+    fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
+        check_bounds(ctx)?;
+        self.0.compute(ctx)
+    }
+}
+
+/// `Equal` and `NotEqual`, which may compare tensors whose shapes do not fit, as a whole.
+struct Equality {
+    map: Map,
+    if_shapes_differ: u8,
+}
+
+impl Kernel for Equality {
+    fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
+        if !ctx.attrs().bool("incompatible_shape_error")?
             && broadcast_shape(ctx.input(0)?.shape(), ctx.input(1)?.shape()).is_err()
         {
-            // Shapes that do not fit compare as a whole.
             let mut out = ctx.allocate(DType::Bool, Shape::scalar())?;
-            ctx.device.fill(&mut out, u8::from(self.expression.name == "NotEqual"))?;
+            ctx.device.fill(&mut out, self.if_shapes_differ)?;
             ctx.set_output(0, out);
             return Ok(());
         }
-        let out = if self.out == Out::Truth { DType::Bool } else { ctx.input(0)?.dtype() };
-        map_inputs(ctx, self.expression, out, &self.params)
+        self.map.compute(ctx)
     }
 }
 
@@ -384,16 +308,19 @@ mod tests {
     #[test]
     fn sources_compile() {
         let mut all = Vec::new();
-        for &(op, text, dtypes, out) in ROWS {
-            let n = (0..4).rev().find(|i| text.contains(&format!("x{i}"))).map_or(0, |i| i + 1);
-            let n = if op == "KoloGeluGrad" { 2 } else { n };
-            let p = u32::from(text.contains("p0"));
+        for op in crate::TABLE.iter().copied().flatten() {
+            let Some(elementwise) = op.def.elementwise else { continue };
+            // Sums of any number of inputs, and choices by another type, are other kernels.
+            let Some((n, text)) = (1..4).find_map(|n| Some((n, elementwise.text(n as usize)?))) else { continue };
+            let p = u32::from(elementwise.parameter.is_some());
+            let dtypes = dtypes(elementwise.elements);
             let dtypes = if dtypes.is_empty() { &[DType::Bool][..] } else { dtypes };
+            let is_test = op.def.signature.contains("-> (z:bool)") || op.def.signature.contains("-> (y:bool)");
             for &dtype in dtypes.iter().take(5) {
-                let to = if out == Out::Truth { DType::Bool } else { dtype };
+                let to = if is_test { DType::Bool } else { dtype };
                 let width = 16 / dtype.size().unwrap_or(16) as u32;
                 let variant = n | p << 4 | width << 8;
-                let key = ProgramKey { family: "map", op, dtypes: [Some(dtype), Some(to), None], variant };
+                let key = ProgramKey { family: "map", op: op.def.name, dtypes: [Some(dtype), Some(to), None], variant };
                 all.push((key, source(text, dtype, to, variant, 0)));
             }
         }

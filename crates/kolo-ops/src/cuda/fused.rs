@@ -222,9 +222,10 @@ fn code(program: &Program, types: &[DType]) -> Result<String> {
     let mut text = String::new();
     let mut body = String::new();
     for (i, step) in program.steps.iter().enumerate() {
-        let expression = match (step.op, step.out) {
-            ("Cast", DType::Bool) => "x0 != (W)0",
-            _ => program.text(i)?,
+        let expression = match (program.text(i)?, step.out) {
+            // A conversion, and to a truth value.
+            ("x0", DType::Bool) => "x0 != (W)0",
+            (text, _) => text,
         };
         let expression = match step.parameter {
             Some(p) => expression.replace("p0", &format!("__int_as_float(0x{:x})", p.to_bits())),

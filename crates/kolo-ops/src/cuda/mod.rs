@@ -81,7 +81,6 @@ fn table() -> &'static Table {
 }
 
 pub use apply_all::{UpdateLayout, update_layout};
-pub(crate) use elementwise::text as elementwise_text;
 
 /// The GPU kernels of this op.
 pub(crate) fn kernels(op: &str) -> &'static [KernelDef] {

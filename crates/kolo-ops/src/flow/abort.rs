@@ -1,7 +1,7 @@
 //! `Abort`: ends the step with an error. TensorFlow's ends the process; a graph has no business with ours.
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Gradient, OpDef};
+use kolo_graph::{Effects, Gradient, OpDef};
 
 use crate::op::{Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -11,6 +11,7 @@ pub(crate) static ABORT: Op = Op {
         name: "Abort",
         signature: "() -> () ; error_msg:string=\"\", exit_without_error:bool=false",
         gradient: Gradient::None("nothing comes out"),
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(abort)],

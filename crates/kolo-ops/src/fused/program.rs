@@ -7,7 +7,7 @@
 use std::fmt;
 
 use kolo_core::{DType, Error, Result, Shape};
-use kolo_graph::{AttrValue, Node};
+use kolo_graph::{Elementwise, Node, ShapesFit};
 
 use crate::math::elementwise::broadcast_shape;
 
@@ -47,57 +47,22 @@ pub enum Arg {
     Value(usize),
 }
 
-/// How the shapes of an op's arguments must fit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fit {
-    /// They are broadcast against each other.
-    Broadcast,
-    /// They are the same.
-    Same,
-    /// The second is a vector along the last dimension of the first.
-    Bias,
-}
-
 /// The op as a step of a program, if it is one: `(name, parameter)`. Whether there is a kernel for its dtypes is another matter.
 pub fn step_of(node: &Node) -> Option<(&'static str, Option<f32>)> {
-    let op = node.op();
-    let is_nchw = matches!(node.attrs.find("data_format"), Some(AttrValue::Str(format)) if &format[..] == b"NCHW");
-    let bool =
-        |name: &str, value: bool| matches!(node.attrs.find(name), Some(AttrValue::Bool(found)) if *found == value);
-    match op {
-        "BiasAdd" | "BiasAddV1" if is_nchw => None,
-        "Cast" if bool("Truncate", true) => None,
-        "Equal" | "NotEqual" if bool("incompatible_shape_error", false) => None,
-        "AddN" if node.inputs.len() > 4 => None,
-        "LeakyRelu" | "LeakyReluGrad" => match node.attrs.find("alpha") {
-            Some(AttrValue::Float(alpha)) => Some((op, Some(*alpha))),
-            _ => None,
-        },
-        _ => expression(op, node.inputs.len()).map(|_| (op, None)),
-    }
+    let elementwise = node.def.elementwise.filter(|elementwise| elementwise.holds_for(&node.attrs))?;
+    expression(node.op(), node.inputs.len())?;
+    let parameter = match elementwise.parameter {
+        Some(attr) => Some(node.attrs.float(attr).ok()?),
+        None => None,
+    };
+    Some((node.op(), parameter))
 }
 
-/// The text of an op over so many arguments, for [`crate::cuda`], and how their shapes must fit.
-fn expression(op: &str, n_args: usize) -> Option<(&'static str, Fit)> {
-    let (text, fit) = match (op, n_args) {
-        ("BiasAdd" | "BiasAddV1", 2) => ("x0 + x1", Fit::Bias),
-        ("AddN", 1) => ("x0", Fit::Same),
-        ("AddN", 2) => ("x0 + x1", Fit::Same),
-        ("AddN", 3) => ("x0 + x1 + x2", Fit::Same),
-        ("AddN", 4) => ("x0 + x1 + x2 + x3", Fit::Same),
-        ("SelectV2", 3) => ("x0 ? x1 : x2", Fit::Broadcast),
-        ("Cast", 1) => ("x0", Fit::Same),
-        ("ClipByValue", _) => return None,
-        _ => {
-            let text = crate::cuda::elementwise_text(op)?;
-            let n_used = (0..4).rev().find(|i| text.contains(&format!("x{i}"))).map_or(0, |i| i + 1);
-            if n_used != n_args {
-                return None;
-            }
-            (text, if op.ends_with("Grad") { Fit::Same } else { Fit::Broadcast })
-        }
-    };
-    Some((text, fit))
+/// The expression of an op over so many arguments, for [`crate::cuda`], and how their shapes must fit.
+fn expression(op: &str, n_args: usize) -> Option<(&'static str, Elementwise)> {
+    let elementwise = crate::find_op(op).ok()?.def.elementwise?;
+    let text = elementwise.text(n_args).filter(|_| elementwise.shapes != ShapesFit::Own)?;
+    Some((text, elementwise))
 }
 
 impl Program {
@@ -124,8 +89,8 @@ impl Program {
             };
             let args: Option<Vec<Arg>> = args.split(' ').map(arg).collect();
             let args = args.ok_or_else(|| bad(step))?;
-            let text = expression(op, args.len()).ok_or_else(|| bad(step))?.0;
-            if text.contains("p0") != parameter.is_some() || steps.len() >= MOST_STEPS {
+            let (_, elementwise) = expression(op, args.len()).ok_or_else(|| bad(step))?;
+            if elementwise.parameter.is_some() != parameter.is_some() || steps.len() >= MOST_STEPS {
                 return Err(bad(step));
             }
             steps.push(Step { op, out: DType::from_name(out)?, parameter, args });
@@ -151,22 +116,25 @@ impl Program {
                 Arg::Input(i) => inputs[i],
                 Arg::Value(i) => &shapes[i],
             };
-            let fit = expression(step.op, step.args.len()).map_or(Fit::Broadcast, |(_, fit)| fit);
+            let fit =
+                expression(step.op, step.args.len()).map_or(ShapesFit::Own, |(_, elementwise)| elementwise.shapes);
             let mut shape = of(&step.args[0]).clone();
             for other in step.args[1..].iter().map(of) {
                 let fits = match fit {
-                    Fit::Broadcast => {
+                    ShapesFit::Broadcast => {
                         if *other != shape {
                             shape = broadcast_shape(&shape, other)?;
                         }
                         true
                     }
-                    Fit::Same => *other == shape,
-                    Fit::Bias => shape.rank() >= 2 && other.rank() == 1 && shape.last() == other.last(),
+                    ShapesFit::Same => *other == shape,
+                    ShapesFit::Bias => shape.rank() >= 2 && other.rank() == 1 && shape.last() == other.last(),
+                    // No step of a program is such an op.
+                    ShapesFit::Own => false,
                 };
                 if !fits {
                     return Err(Error::invalid_argument(match fit {
-                        Fit::Bias => format!(
+                        ShapesFit::Bias => format!(
                             "Must provide as many biases as the last dimension of the input tensor: {other} vs. {shape}"
                         ),
                         _ => format!("the inputs of {} must have the same shape, found {shape} and {other}", step.op),

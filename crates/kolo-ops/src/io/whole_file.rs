@@ -40,6 +40,7 @@ pub(crate) static READ_FILE: Op = Op {
             shape_fns::scalars(ctx)
         },
         gradient: Gradient::None("a file does not depend on a graph"),
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|init| make(init, read)))],
@@ -73,6 +74,7 @@ pub(crate) static MATCHING_FILES: Op = Op {
             _ => Ok(vec![PartialShape::of_rank(1)]),
         },
         gradient: Gradient::None("names are not numbers"),
+        effects: Effects::Outside,
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|init| make(init, matching)))],

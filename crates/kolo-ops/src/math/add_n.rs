@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use kolo_core::{DType, Error, Result};
 use kolo_device::cpu::pool;
 use kolo_device::cpu::stream::{can_stream_by, is_streamed, stream_by};
-use kolo_graph::{Grad, Gradient, HostRule, OpDef, Operation, Output, shape_fns};
+use kolo_graph::{Elementwise, Grad, Gradient, HostRule, OpDef, Operation, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::elementwise::{FLOATS, fill_past, lanes};
@@ -28,6 +28,7 @@ pub(crate) static ADD_N: Op = Op {
         shape: shape_fns::all_same,
         gradient: Gradient::Rule(gradient),
         host: HostRule::SmallIntegers,
+        elementwise: Some(Elementwise::sum()),
         ..OpDef::BASE
     },
     kernels: KERNELS,

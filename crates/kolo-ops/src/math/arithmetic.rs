@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, Result};
-use kolo_graph::{Gradient, HostRule, IntoOutput, OpDef, Output, shape_fns};
+use kolo_graph::{Elements, Elementwise, Gradient, HostRule, IntoOutput, OpDef, Output, shape_fns};
 use num_traits::{Float, PrimInt};
 
 use crate::math::binary::{NUMBERS, ORDERED, first, reduced, refuse_division_by_zero};
@@ -44,7 +44,8 @@ pub(crate) static POW: Op = binary(
         let log = graph.op("Log").input(base).out();
         reduced(op, dz * y * pow(x, y - one), dz * op.output(0) * log)
     }),
-);
+)
+.elementwise(Elementwise::new("pow(x0, x1)", Elements::Floats));
 pub(crate) static DIV_NO_NAN: Op = binary(
     "DivNoNan",
     "(x:T, y:T) -> (z:T) ; T:type{half,float,bfloat16,double,complex64,complex128}",
@@ -53,17 +54,20 @@ pub(crate) static DIV_NO_NAN: Op = binary(
         let (y, dz) = (op.input(1), first(dz)?);
         reduced(op, div_no_nan(dz, y), -(dz * div_no_nan(op.output(0), y)))
     }),
-);
+)
+.elementwise(Elementwise::new("x1 == (W)0 ? (W)0 : x0 / x1", Elements::Floats));
 pub(crate) static FLOOR_DIV: Op =
     binary("FloorDiv", NUMBERS, FLOOR_DIV_KERNELS, Gradient::None("a quotient rounded down is piecewise constant"))
-        .host(HostRule::SmallIntegers);
+        .host(HostRule::SmallIntegers)
+        .elementwise(Elementwise::new("floor(x0 / x1)", Elements::Floats));
 pub(crate) static TRUNCATE_DIV: Op = binary(
     "TruncateDiv",
     NUMBERS,
     TRUNCATE_DIV_KERNELS,
     Gradient::None("a quotient cut to an integer is piecewise constant"),
 )
-.host(HostRule::SmallIntegers);
+.host(HostRule::SmallIntegers)
+.elementwise(Elementwise::new("trunc(x0 / x1)", Elements::Floats));
 pub(crate) static FLOOR_MOD: Op = binary(
     "FloorMod",
     ORDERED,
@@ -73,7 +77,11 @@ pub(crate) static FLOOR_MOD: Op = binary(
         reduced(op, dz, -(dz * floor_div(op.input(0), op.input(1))))
     }),
 )
-.host(HostRule::SmallIntegers);
+.host(HostRule::SmallIntegers)
+.elementwise(Elementwise::new(
+    "(fmod(x0, x1) != (W)0 && ((fmod(x0, x1) < (W)0) != (x1 < (W)0))) ? fmod(x0, x1) + x1 : fmod(x0, x1)",
+    Elements::Floats,
+));
 pub(crate) static MOD: Op = binary(
     "Mod",
     "(x:T, y:T) -> (z:T) ; T:type{int32,int64,half,bfloat16,float,double}",
@@ -87,7 +95,8 @@ pub(crate) static MOD: Op = binary(
         reduced(op, dz, -(dz * whole))
     }),
 )
-.host(HostRule::SmallIntegers);
+.host(HostRule::SmallIntegers)
+.elementwise(Elementwise::new("fmod(x0, x1)", Elements::Floats));
 pub(crate) static ATAN2: Op = Op {
     def: OpDef {
         name: "Atan2",
@@ -98,6 +107,7 @@ pub(crate) static ATAN2: Op = Op {
             let each = first(dz)? / (x * x + y * y);
             reduced(op, each * x, -(each * y))
         }),
+        elementwise: Some(Elementwise::new("atan2(x0, x1)", Elements::Floats)),
         ..OpDef::BASE
     },
     kernels: ATAN2_KERNELS,

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use half::{bf16, f16};
 use kolo_core::{DType, PartialShape, Result, Tensor};
-use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output, ShapeFn, shape_fns};
+use kolo_graph::{Elements, Elementwise, Gradient, HostRule, InferCtx, Literal, OpDef, Output, ShapeFn, shape_fns};
 
 use crate::math::elementwise::{Computed, Walk, broadcast_shape, collect, zip};
 use crate::op::{KernelDef, Op, cpu, elementwise_kernels};
@@ -29,18 +29,26 @@ builders! {
     not_equal, "NotEqual", "Whether `a != b`, elementwise.";
 }
 
-pub(crate) static LESS: Op =
-    comparison("Less", ORDER, shape_fns::broadcast, LESS_KERNELS).host(HostRule::SmallIntegers);
-pub(crate) static LESS_EQUAL: Op =
-    comparison("LessEqual", ORDER, shape_fns::broadcast, LESS_EQUAL_KERNELS).host(HostRule::SmallIntegers);
-pub(crate) static GREATER: Op =
-    comparison("Greater", ORDER, shape_fns::broadcast, GREATER_KERNELS).host(HostRule::SmallIntegers);
-pub(crate) static GREATER_EQUAL: Op =
-    comparison("GreaterEqual", ORDER, shape_fns::broadcast, GREATER_EQUAL_KERNELS).host(HostRule::SmallIntegers);
+pub(crate) static LESS: Op = comparison("Less", ORDER, shape_fns::broadcast, LESS_KERNELS)
+    .host(HostRule::SmallIntegers)
+    .elementwise(Elementwise::new("x0 < x1", Elements::Numbers));
+pub(crate) static LESS_EQUAL: Op = comparison("LessEqual", ORDER, shape_fns::broadcast, LESS_EQUAL_KERNELS)
+    .host(HostRule::SmallIntegers)
+    .elementwise(Elementwise::new("x0 <= x1", Elements::Numbers));
+pub(crate) static GREATER: Op = comparison("Greater", ORDER, shape_fns::broadcast, GREATER_KERNELS)
+    .host(HostRule::SmallIntegers)
+    .elementwise(Elementwise::new("x0 > x1", Elements::Numbers));
+pub(crate) static GREATER_EQUAL: Op = comparison("GreaterEqual", ORDER, shape_fns::broadcast, GREATER_EQUAL_KERNELS)
+    .host(HostRule::SmallIntegers)
+    .elementwise(Elementwise::new("x0 >= x1", Elements::Numbers));
 pub(crate) static EQUAL: Op =
-    comparison("Equal", EQUALITY, equality_shape, EQUAL_KERNELS).host(HostRule::SmallIntegers);
+    comparison("Equal", EQUALITY, equality_shape, EQUAL_KERNELS).host(HostRule::SmallIntegers).elementwise(
+        Elementwise::new("x0 == x1", Elements::Plain).unless("incompatible_shape_error", Literal::Bool(false)),
+    );
 pub(crate) static NOT_EQUAL: Op =
-    comparison("NotEqual", EQUALITY, equality_shape, NOT_EQUAL_KERNELS).host(HostRule::SmallIntegers);
+    comparison("NotEqual", EQUALITY, equality_shape, NOT_EQUAL_KERNELS).host(HostRule::SmallIntegers).elementwise(
+        Elementwise::new("x0 != x1", Elements::Plain).unless("incompatible_shape_error", Literal::Bool(false)),
+    );
 
 const ORDER: &str = "(x:T, y:T) -> (z:bool) ; T:type{real}";
 const EQUALITY: &str = "(x:T, y:T) -> (z:bool) ; T:type, incompatible_shape_error:bool=true";

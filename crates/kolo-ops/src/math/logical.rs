@@ -1,7 +1,7 @@
 //! `LogicalAnd`, `LogicalOr`, `LogicalNot`: truth values, elementwise with NumPy's broadcasting.
 
 use kolo_core::Result;
-use kolo_graph::{Gradient, OpDef, Output, ShapeFn, shape_fns};
+use kolo_graph::{Elements, Elementwise, Gradient, OpDef, Output, ShapeFn, shape_fns};
 
 use crate::math::elementwise::{map, zip};
 use crate::op::{KernelDef, Op, cpu_any};
@@ -27,10 +27,13 @@ pub fn logical_not(x: Output<'_>) -> Output<'_> {
 
 const TWO: &str = "(x:bool, y:bool) -> (z:bool)";
 
-pub(crate) static LOGICAL_AND: Op = logical("LogicalAnd", TWO, shape_fns::broadcast, &[cpu_any(and)]);
-pub(crate) static LOGICAL_OR: Op = logical("LogicalOr", TWO, shape_fns::broadcast, &[cpu_any(or)]);
+pub(crate) static LOGICAL_AND: Op = logical("LogicalAnd", TWO, shape_fns::broadcast, &[cpu_any(and)])
+    .elementwise(Elementwise::new("x0 && x1", Elements::Truths));
+pub(crate) static LOGICAL_OR: Op = logical("LogicalOr", TWO, shape_fns::broadcast, &[cpu_any(or)])
+    .elementwise(Elementwise::new("x0 || x1", Elements::Truths));
 pub(crate) static LOGICAL_NOT: Op =
-    logical("LogicalNot", "(x:bool) -> (y:bool)", shape_fns::same_as_input_0, &[cpu_any(not)]);
+    logical("LogicalNot", "(x:bool) -> (y:bool)", shape_fns::same_as_input_0, &[cpu_any(not)])
+        .elementwise(Elementwise::new("!x0", Elements::Truths));
 
 const fn logical(name: &'static str, signature: &'static str, shape: ShapeFn, kernels: &'static [KernelDef]) -> Op {
     Op {

@@ -7,7 +7,7 @@
 use half::{bf16, f16};
 use kolo_core::{DType, Result};
 use kolo_device::cpu::vmath;
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Elements, Elementwise, Gradient, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::elementwise::{map, map_slices};
@@ -29,13 +29,16 @@ const SIGNATURE: &str = "(x:T) -> (y:T) ; T:type{bfloat16,half,float,double}";
 pub(crate) static ERF: Op = unary("Erf", SIGNATURE, ERF_KERNELS, |op, dy| {
     let x = op.input(0);
     only(first(dy)? * (exp(-(x * x)) * std::f64::consts::FRAC_2_SQRT_PI))
-});
+})
+.elementwise(Elementwise::new("erf(x0)", Elements::Floats));
 pub(crate) static ERFC: Op = unary("Erfc", SIGNATURE, ERFC_KERNELS, |op, dy| {
     let x = op.input(0);
     only(first(dy)? * (exp(-(x * x)) * -std::f64::consts::FRAC_2_SQRT_PI))
-});
+})
+.elementwise(Elementwise::new("erfc(x0)", Elements::Floats));
 pub(crate) static LGAMMA: Op =
-    unary("Lgamma", SIGNATURE, LGAMMA_KERNELS, |op, dy| only(first(dy)? * digamma(op.input(0))));
+    unary("Lgamma", SIGNATURE, LGAMMA_KERNELS, |op, dy| only(first(dy)? * digamma(op.input(0))))
+        .elementwise(Elementwise::new("lgamma(x0)", Elements::Floats));
 pub(crate) static DIGAMMA: Op = Op {
     def: OpDef {
         name: "Digamma",

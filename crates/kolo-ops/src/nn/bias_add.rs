@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_device::cpu::{pool, vectorize};
-use kolo_graph::{Gradient, OpDef, Operation, Output};
+use kolo_graph::{Elements, Elementwise, Gradient, Literal, OpDef, Operation, Output, ShapesFit};
 
 use crate::math::binary::first;
 use crate::math::number::Number;
@@ -46,6 +46,11 @@ pub(crate) static BIAS_ADD: Op = Op {
             let bias = op.graph().op("BiasAddGrad").input(dy).attr("data_format", format.as_str()).out();
             Ok(vec![Some(dy.into()), Some(bias.into())])
         }),
+        elementwise: Some(
+            Elementwise::new("x0 + x1", Elements::Numbers)
+                .shapes(ShapesFit::Bias)
+                .unless("data_format", Literal::Str("NCHW")),
+        ),
         ..OpDef::BASE
     },
     kernels: FORWARD_KERNELS,

@@ -5,7 +5,7 @@
 
 use half::{bf16, f16};
 use kolo_core::Result;
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_graph::{Elements, Elementwise, Gradient, OpDef, Output, ShapesFit};
 
 use crate::KernelCtx;
 use crate::math::binary::first;
@@ -26,14 +26,19 @@ pub(crate) static GELU: Op = activation(
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| Ok(vec![Some(grad("KoloGeluGrad", first(dy)?, op.input(0)).into())]),
     elementwise_kernels!(forward: f32, f64; f16, bf16),
-);
+)
+.elementwise(Elementwise::new(
+    "x0 / ((W)1 + exp((W)-1.5957691216057307 * x0 * ((W)1 + (W)0.044715 * x0 * x0)))",
+    Elements::Floats,
+));
 pub(crate) static GELU_GRAD: Op = {
     let op = backprop(
         "KoloGeluGrad",
         "(gradients:T, features:T) -> (backprops:T) ; T:type{half,bfloat16,float,double}",
         |_, _| Ok(Vec::new()),
         elementwise_kernels!(backward: f32, f64; f16, bf16),
-    );
+    )
+    .elementwise(Elementwise::new("gelu_grad(x0, x1)", Elements::Floats).shapes(ShapesFit::Same));
     Op { def: OpDef { gradient: Gradient::Refused("no second derivative is defined for KoloGelu"), ..op.def }, ..op }
 };
 
