@@ -3,7 +3,7 @@
 //!
 //! [`OpDef`]: crate::OpDef
 
-use crate::{AttrValue, Attrs, Endpoint, Node};
+use crate::{AttrValue, Attrs, Endpoint, Node, OpDef};
 
 /// What an op does besides computing its outputs from the values of its inputs. `OpDef::stateful` is TensorFlow's word for
 /// some of this; it is on the wire, and says neither what is changed nor whether anything is.
@@ -249,4 +249,79 @@ impl Elementwise {
 /// How many inputs an expression names.
 fn n_used(text: &str) -> usize {
     (0..Elementwise::MAX_INPUTS).rev().find(|i| text.contains(&format!("x{i}"))).map_or(0, |i| i + 1)
+}
+
+/// How an op fares when its floats are halves (`half` or `bfloat16`), for rewrites that make graphs of mixed precision. The
+/// values are those of TensorFlow's lists for automatic mixed precision, given in brackets; where these know nothing of an
+/// op or have several opinions, PyTorch's `autocast` and caution decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HalfSafety {
+    /// Nobody has said; it keeps its types.
+    Unstated,
+    /// Worth converting for: faster by far, and exact enough, since sums are kept in `float` (allow).
+    Faster,
+    /// Exact enough, but no reason to convert (infer).
+    Safe,
+    /// Moves or compares values, so it is as good as they are (clear).
+    Neutral,
+    /// Its result overflows or loses too much: `float` or wider (deny).
+    Wide,
+    /// It keeps the types it has, whatever they are: it shares them with a variable.
+    Never,
+}
+
+/// How an op's output is split over devices when an input is split along one of its dimensions. A *summand* is as large as
+/// the output; the output is the sum of all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SplitRule {
+    /// It is not known: inputs have to be brought together first.
+    Unstated,
+    /// As the inputs; all of them along the same dimension, those that are broadcast along it whole.
+    Elementwise,
+    /// `a · b`: along the rows of `a` or the columns of `b`, as that; along what is summed over, in both, into summands.
+    Product,
+    /// As [`SplitRule::Product`] for the last two dimensions; along any before them, in both inputs, as that.
+    BatchProduct,
+    /// An image and filters: along the examples as the image, along the filters into channels; along the channels of the
+    /// image, in both, into summands.
+    Convolution,
+    /// Along a dimension that is kept as that; along one that is reduced into parts that are combined.
+    Reduction(Combine),
+    /// Along every dimension of the first input but the last, as that.
+    Rows,
+    /// Along the first dimension, as that; what has none is whole.
+    Examples,
+    /// Along the first dimension of all inputs into summands.
+    SumOfExamples,
+    /// A variable's update: along any dimension, in the variable, its slots and the gradient alike.
+    Update,
+}
+
+/// How partial reductions become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Combine {
+    /// Added.
+    Sum,
+    /// Averaged, by the sizes of the parts.
+    Mean,
+    /// Multiplied.
+    Product,
+    /// The largest.
+    Max,
+    /// The smallest.
+    Min,
+    /// Whether all hold.
+    All,
+    /// Whether any holds.
+    Any,
+}
+
+impl OpDef {
+    /// How its output is split when its inputs are: as it states, and an elementwise op as such.
+    pub const fn split_rule(&self) -> SplitRule {
+        match (self.split, self.elementwise) {
+            (SplitRule::Unstated, Some(_)) => SplitRule::Elementwise,
+            (stated, _) => stated,
+        }
+    }
 }

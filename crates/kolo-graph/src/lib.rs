@@ -48,7 +48,10 @@ pub use client::ClientEnds;
 pub use colocate::{colocation_leaders, holds_state, is_variable};
 pub use control_flow::WhileOptions;
 pub use cost::{CostModel, Link};
-pub use facts::{Effects, Elements, Elementwise, HostRule, Literal, OwnedState, ShapesFit, TransferEnd, Work};
+pub use facts::{
+    Combine, Effects, Elements, Elementwise, HalfSafety, HostRule, Literal, OwnedState, ShapesFit, SplitRule,
+    TransferEnd, Work,
+};
 pub use fallback::{FallbackCost, price_fallbacks};
 pub use frames::{Frame, FrameId, Frames, frames};
 pub use grad::{GradientOptions, gradients, gradients_with};

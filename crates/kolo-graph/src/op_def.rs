@@ -2,7 +2,7 @@
 
 use kolo_core::{PartialShape, Result};
 
-use crate::{Effects, Elementwise, HostRule, InferCtx, Operation, Output, TransferEnd, Work};
+use crate::{Effects, Elementwise, HalfSafety, HostRule, InferCtx, Operation, Output, SplitRule, TransferEnd, Work};
 
 /// An op's description. Static: `kolo-ops` keeps one per op in its table.
 #[derive(Clone, Copy)]
@@ -26,6 +26,10 @@ pub struct OpDef {
     pub work: Work,
     /// How each element of its output is made, if it is made of those at the same place alone.
     pub elementwise: Option<Elementwise>,
+    /// Whether its floats may be halves.
+    pub half: HalfSafety,
+    /// How its output is split when its inputs are; see [`OpDef::split_rule`].
+    pub split: SplitRule,
     /// Which end of a cut edge it is, if it is one.
     pub transfer: Option<TransferEnd>,
     /// The handles that it takes may be of any device, since it never looks at what is behind them.
@@ -51,6 +55,8 @@ impl OpDef {
         host: HostRule::OnDevice,
         work: Work::Computes,
         elementwise: None,
+        half: HalfSafety::Unstated,
+        split: SplitRule::Unstated,
         transfer: None,
         handles_from_anywhere: false,
         allows_uninitialized_input: false,

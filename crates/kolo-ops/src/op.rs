@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use kolo_core::{DType, DeviceName, Error, Result};
-use kolo_graph::{Attrs, Effects, Elementwise, Graph, HostRule, Node, OpDef, OpRegistry};
+use kolo_graph::{Attrs, Effects, Elementwise, Graph, HalfSafety, HostRule, Node, OpDef, OpRegistry, SplitRule};
 
 use crate::kernel::{AsyncKernel, Kernel, KernelCtx, KernelInit};
 
@@ -30,6 +30,16 @@ impl Op {
     /// The same, each of whose elements is made so.
     pub(crate) const fn elementwise(self, elementwise: Elementwise) -> Op {
         Op { def: OpDef { elementwise: Some(elementwise), ..self.def }, ..self }
+    }
+
+    /// The same, that fares so in halves.
+    pub(crate) const fn half(self, half: HalfSafety) -> Op {
+        Op { def: OpDef { half, ..self.def }, ..self }
+    }
+
+    /// The same, whose output is split so.
+    pub(crate) const fn split(self, split: SplitRule) -> Op {
+        Op { def: OpDef { split, ..self.def }, ..self }
     }
 
     /// The same, to be run where `host` says.
@@ -367,6 +377,29 @@ mod tests {
                     "{name} is of the host but has a GPU kernel"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn ops_over_floats_say_whether_these_may_be_halves() {
+        for op in crate::math::OPS.iter().chain(crate::nn::OPS) {
+            let signature = Signature::parse(op.def.signature).unwrap();
+            let takes_floats = signature.inputs.iter().any(|arg| {
+                let attr = match &arg.ty {
+                    ArgType::Attr(attr) => signature.attr(attr),
+                    ArgType::Repeated { element, .. } => match &**element {
+                        ArgType::Attr(attr) => signature.attr(attr),
+                        _ => None,
+                    },
+                    ArgType::Fixed(_) | ArgType::List(_) => None,
+                };
+                attr.is_some_and(|attr| attr.types.is_empty() || attr.types.iter().any(|dtype| dtype.is_float()))
+            });
+            let is_stated = op.def.half != HalfSafety::Unstated;
+            assert!(!takes_floats || is_stated, "{} takes floats and says nothing of halves", op.def.name);
+        }
+        for op in crate::optim::OPS {
+            assert_eq!(op.def.half, HalfSafety::Never, "{} writes to variables", op.def.name);
         }
     }
 

@@ -2,7 +2,7 @@
 //! shape that two shapes broadcast to.
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output};
 
 use super::elements::{IntoInts, integer_tensor, integers};
 use super::reshape::{reshape, shaped_as_input};
@@ -50,6 +50,7 @@ pub(crate) static TILE: Op = Op {
             Ok(vec![Some(reshape(sum, shape).into()), None])
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_tile)],
@@ -70,6 +71,7 @@ pub(crate) static BROADCAST_TO: Op = Op {
         },
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(summed_to_input(op, 0, first(dy)?).into()), None])),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_broadcast)],

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use kolo_core::{Element, Error, Result};
 use kolo_device::cpu::vectorize;
-use kolo_graph::{Effects, Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Effects, Gradient, HalfSafety, OpDef, Output, shape_fns};
 use num_traits::Float;
 
 use crate::math::binary::first;
@@ -29,6 +29,7 @@ pub(crate) static CHECK_NUMERICS: Op = Op {
         // Its effect is the error: it must not be folded away.
         stateful: true,
         effects: Effects::Outside,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, f16, bf16),

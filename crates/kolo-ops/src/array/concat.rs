@@ -5,7 +5,7 @@ use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::IntraPool;
 use kolo_device::cpu::stream::{fence, is_streamed};
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Grad, Gradient, HostRule, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HalfSafety, HostRule, InferCtx, OpDef, Operation, Output};
 
 use super::elements::{Item, Job, build, copy_units, integer, integer_tensor, integers, product};
 use crate::cuda::array::is_on_card;
@@ -49,6 +49,7 @@ pub(crate) static CONCAT_V2: Op = Op {
             concat_gradient(op, dy, 0, n)
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| forward_concat(ctx, 0, ctx.n_inputs() - 1))],
@@ -62,6 +63,7 @@ pub(crate) static CONCAT: Op = Op {
         shape: |ctx| infer_concat(ctx, 1, 0),
         gradient: Gradient::Rule(|op, dy| concat_gradient(op, dy, 1, 0)),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| forward_concat(ctx, 1, 0))],
@@ -99,6 +101,7 @@ pub(crate) static PACK: Op = Op {
             Ok(parts.build().outputs().into_iter().map(|part| Some(part.into())).collect())
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_pack)],

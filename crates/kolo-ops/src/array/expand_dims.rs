@@ -2,7 +2,7 @@
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output, Work};
+use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output, Work};
 
 use super::elements::integer;
 use super::reshape::shaped_as_input;
@@ -40,6 +40,7 @@ pub(crate) static EXPAND_DIMS: Op = Op {
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(shaped_as_input(op, first(dy)?).into()), None])),
         host: HostRule::SmallIntegers,
         work: Work::Reshapes,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_expand)],
@@ -54,6 +55,7 @@ pub(crate) static SQUEEZE: Op = Op {
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(shaped_as_input(op, first(dy)?).into())])),
         host: HostRule::SmallIntegers,
         work: Work::Reshapes,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_squeeze)],

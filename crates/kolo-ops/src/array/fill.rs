@@ -2,7 +2,7 @@
 
 use kolo_core::{DType, Error, Result, Shape};
 use kolo_device::cpu::{IntraPool, pool};
-use kolo_graph::{Gradient, Graph, HostRule, IntoOutput, OpDef, Output, Work, shape_fns};
+use kolo_graph::{Gradient, Graph, HalfSafety, HostRule, IntoOutput, OpDef, Output, Work, shape_fns};
 
 use super::cast::Target;
 use super::elements::{IntoInts, Item, Job, build, integers};
@@ -60,6 +60,7 @@ pub(crate) static FILL: Op = Op {
             Ok(vec![None, Some(graph.op("Sum").input(dy).input(axes).out().into())])
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_fill)],
@@ -74,6 +75,7 @@ pub(crate) static ZEROS_LIKE: Op = Op {
         gradient: Gradient::None("the result does not depend on the values"),
         host: HostRule::SmallIntegers,
         work: Work::FillsLike,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_zeros)],
@@ -89,6 +91,7 @@ pub(crate) static ONES_LIKE: Op = Op {
         gradient: Gradient::None("the result does not depend on the values"),
         host: HostRule::SmallIntegers,
         work: Work::FillsLike,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_ones)],

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
-use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output};
 
 use super::cast::cast;
 use super::elements::{IntoInts, Plus, index_below, integers, product};
@@ -41,6 +41,7 @@ pub(crate) static GATHER_ND: Op = Op {
             let shape = graph.op("Shape").input(op.input(0)).attr("out_type", indices.dtype()).out();
             Ok(vec![Some(graph.op("ScatterNd").inputs([indices, first(dy)?, shape]).out().into()), None])
         }),
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_gather)],

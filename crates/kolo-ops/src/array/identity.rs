@@ -2,7 +2,7 @@
 //! gradient passes. `PreventGradient`: the same, but asking for a gradient is an error.
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Effects, Gradient, HostRule, OpDef, Output, Work, shape_fns};
+use kolo_graph::{Effects, Gradient, HalfSafety, HostRule, OpDef, Output, Work, shape_fns};
 
 use crate::op::{KernelDef, Op, cpu_any};
 use crate::{Cost, KernelCtx};
@@ -35,9 +35,11 @@ pub fn tuple<'g>(values: &[Output<'g>]) -> Vec<Output<'g>> {
     first.graph().op("IdentityN").inputs(values.iter().copied()).build().outputs()
 }
 
-pub(crate) static IDENTITY: Op = pass_on("Identity", Gradient::Same).host(HostRule::SmallIntegers);
-pub(crate) static STOP_GRADIENT: Op =
-    pass_on("StopGradient", Gradient::None("it was asked to stop here")).host(HostRule::SmallIntegers);
+pub(crate) static IDENTITY: Op =
+    pass_on("Identity", Gradient::Same).host(HostRule::SmallIntegers).half(HalfSafety::Neutral);
+pub(crate) static STOP_GRADIENT: Op = pass_on("StopGradient", Gradient::None("it was asked to stop here"))
+    .host(HostRule::SmallIntegers)
+    .half(HalfSafety::Neutral);
 
 pub(crate) static IDENTITY_N: Op = Op {
     def: OpDef {
@@ -48,6 +50,7 @@ pub(crate) static IDENTITY_N: Op = Op {
         host: HostRule::SmallIntegers,
         work: Work::PassesOn,
         handles_from_anywhere: true,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: KERNELS,
@@ -80,6 +83,7 @@ pub(crate) static PREVENT_GRADIENT: Op = Op {
         }),
         host: HostRule::SmallIntegers,
         work: Work::PassesOn,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: KERNELS,

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_device::cpu::{IntraPool, pool};
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, InferCtx, OpDef, Output};
 
 use super::elements::{Item, Job, Plus, build};
 use super::pad::{constant, read_margins, without_margins};
@@ -40,6 +40,7 @@ pub(crate) static MIRROR_PAD: Op = Op {
         signature: SIGNATURE,
         shape: |ctx| infer(ctx, 1),
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(other(op, "MirrorPadGrad", first(dy)?)?.into()), None])),
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -52,6 +53,7 @@ pub(crate) static MIRROR_PAD_GRAD: Op = Op {
         signature: SIGNATURE,
         shape: |ctx| infer(ctx, -1),
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(other(op, "MirrorPad", first(dy)?)?.into()), None])),
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),

@@ -2,7 +2,7 @@
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::IntraPool;
-use kolo_graph::{Grad, Gradient, HostRule, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HalfSafety, HostRule, InferCtx, OpDef, Operation, Output};
 
 use super::elements::{Item, Job, build, integers, product};
 use super::strided_slice::{At, slice_at};
@@ -39,6 +39,7 @@ pub(crate) static PAD: Op = Op {
         shape: infer,
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(inside(op, first(dy)?).into()), None])),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -55,6 +56,7 @@ pub(crate) static PAD_V2: Op = Op {
             infer(ctx)
         },
         gradient: Gradient::Rule(gradient_v2),
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

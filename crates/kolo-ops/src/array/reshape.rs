@@ -1,7 +1,7 @@
 //! `Reshape`: the same elements under another shape. No element moves.
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output, Work};
+use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output, Work};
 
 use super::elements::{IntoInts, integers};
 use crate::math::binary::first;
@@ -29,6 +29,7 @@ pub(crate) static RESHAPE: Op = Op {
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(shaped_as_input(op, first(dy)?).into()), None])),
         host: HostRule::SmallIntegers,
         work: Work::Reshapes,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

@@ -4,7 +4,7 @@
 use kolo_core::{Error, PartialShape, Result};
 use kolo_device::cpu::{IntraPool, pool};
 use kolo_graph::shape_fns::{resolve_axis, same_as_input_0};
-use kolo_graph::{Gradient, HostRule, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, HostRule, OpDef, Output};
 
 use super::elements::{IntoInts, Item, Job, build, integers, product};
 use super::strided_slice::read_view;
@@ -42,6 +42,7 @@ pub(crate) static REVERSE_V2: Op = Op {
         },
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(reverse(first(dy)?, op.input(1)).into()), None])),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

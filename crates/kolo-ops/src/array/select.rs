@@ -3,7 +3,9 @@
 
 use kolo_core::{Element, ElementVisitor, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::{IntraPool, pool, vectorize};
-use kolo_graph::{Elements, Elementwise, Grad, Gradient, HostRule, InferCtx, IntoOutput, OpDef, Operation, Output};
+use kolo_graph::{
+    Elements, Elementwise, Grad, Gradient, HalfSafety, HostRule, InferCtx, IntoOutput, OpDef, Operation, Output,
+};
 use num_traits::{PrimInt, WrappingSub};
 
 use super::broadcast::{broadcast_view, summed_to_input};
@@ -39,6 +41,7 @@ pub(crate) static SELECT: Op = Op {
             Ok(vec![None, Some(choose(dy, zeros).into()), Some(choose(zeros, dy).into())])
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_select)],
@@ -55,6 +58,7 @@ pub(crate) static SELECT_V2: Op = Op {
         },
         gradient: Gradient::Rule(gradient_v2),
         elementwise: Some(Elementwise::new("x0 ? x1 : x2", Elements::Plain)),
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_select_v2)],

@@ -1,7 +1,7 @@
 //! `Slice`: a box cut out of a tensor.
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output};
 
 use super::elements::{IntoInts, integers};
 use super::strided_slice::read_view;
@@ -33,6 +33,7 @@ pub(crate) static SLICE: Op = Op {
             Ok(vec![Some(graph.op("Pad").inputs([dy, paddings]).out().into()), None, None])
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

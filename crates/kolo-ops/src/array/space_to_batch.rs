@@ -1,7 +1,7 @@
 //! `SpaceToBatchND`: blocks of a grid spread over the batch, after padding. `BatchToSpaceND`: put back, then cropped.
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, InferCtx, OpDef, Output};
 
 use super::elements::{IntoInts, integers, product};
 use super::pad::{constant, padded};
@@ -35,6 +35,7 @@ pub(crate) static SPACE_TO_BATCH_ND: Op = Op {
             let inputs = [first(dy)?, op.input(1), op.input(2)];
             Ok(vec![Some(op.graph().op("BatchToSpaceND").inputs(inputs).out().into()), None, None])
         }),
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_space_to_batch)],
@@ -51,6 +52,7 @@ pub(crate) static BATCH_TO_SPACE_ND: Op = Op {
             let inputs = [first(dy)?, op.input(1), op.input(2)];
             Ok(vec![Some(op.graph().op("SpaceToBatchND").inputs(inputs).out().into()), None, None])
         }),
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_batch_to_space)],

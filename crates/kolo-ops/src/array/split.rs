@@ -3,7 +3,7 @@
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Grad, Gradient, HostRule, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HalfSafety, HostRule, InferCtx, OpDef, Operation, Output};
 
 use super::elements::{IntoInts, integer, integers};
 use super::strided_slice::read_view;
@@ -42,6 +42,7 @@ pub(crate) static SPLIT: Op = Op {
             Ok(vec![None, Some(whole)])
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_split)],
@@ -59,6 +60,7 @@ pub(crate) static SPLIT_V: Op = Op {
             Ok(vec![Some(whole), None, None])
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_split_v)],
@@ -83,6 +85,7 @@ pub(crate) static UNPACK: Op = Op {
             Ok(vec![Some(op.graph().op("Pack").inputs(parts).attr("axis", axis).out().into())])
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_unpack)],

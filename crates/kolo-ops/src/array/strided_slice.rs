@@ -3,7 +3,7 @@
 
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::IntraPool;
-use kolo_graph::{Attrs, Gradient, HostRule, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Attrs, Gradient, HalfSafety, HostRule, InferCtx, OpDef, Operation, Output};
 
 use super::cast::cast;
 use super::elements::{Item, Job, build, integers, is_in_buffer};
@@ -93,6 +93,7 @@ pub(crate) static STRIDED_SLICE: Op = Op {
             Ok(vec![Some(with_masks_of(op, builder)?.into()), None, None, None])
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -112,6 +113,7 @@ pub(crate) static STRIDED_SLICE_GRAD: Op = Op {
             Ok(vec![None, None, None, None, Some(with_masks_of(op, builder)?.into())])
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(backward)],

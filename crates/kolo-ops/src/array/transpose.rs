@@ -2,7 +2,7 @@
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_graph::shape_fns::{self, resolve_axis};
-use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output};
 
 use super::elements::{IntoInts, index_below, integer_tensor, integers};
 use super::strided_slice::read_view;
@@ -33,6 +33,7 @@ pub(crate) static TRANSPOSE: Op = Op {
             Ok(vec![Some(transpose(first(dy)?, invert_permutation(op.input(1))).into()), None])
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use kolo_core::{DType, Error, Result};
 use kolo_device::cpu::pool;
 use kolo_device::cpu::stream::{can_stream_by, is_streamed, stream_by};
-use kolo_graph::{Elementwise, Grad, Gradient, HostRule, OpDef, Operation, Output, shape_fns};
+use kolo_graph::{Elementwise, Grad, Gradient, HalfSafety, HostRule, OpDef, Operation, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::elementwise::{FLOATS, fill_past, lanes};
@@ -29,6 +29,7 @@ pub(crate) static ADD_N: Op = Op {
         gradient: Gradient::Rule(gradient),
         host: HostRule::SmallIntegers,
         elementwise: Some(Elementwise::sum()),
+        half: HalfSafety::Safe,
         ..OpDef::BASE
     },
     kernels: KERNELS,
@@ -41,6 +42,7 @@ pub(crate) static ACCUMULATE_N_V2: Op = Op {
         signature: "(inputs:N*T) -> (sum:T) ; N:int>=1, T:type{num}, shape:shape",
         shape: |ctx| Ok(vec![shape_fns::all_same(ctx)?[0].merge(ctx.attrs().shape("shape")?)?]),
         gradient: Gradient::Rule(gradient),
+        half: HalfSafety::Safe,
         ..OpDef::BASE
     },
     kernels: KERNELS,

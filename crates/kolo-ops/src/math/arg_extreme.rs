@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use kolo_core::{DType, Dim, Element, Error, PartialShape, Result, Shape};
 use kolo_device::cpu::pool;
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, InferCtx, OpDef, Output};
 
 use crate::math::elementwise::{collect, lanes};
 use crate::math::number::Number;
@@ -30,13 +30,15 @@ pub(crate) static ARG_MAX: Op = arg_extreme(
     "(input:T, dimension:Tidx) -> (output:output_type) ; \
      T:type{real,quantized,bool}, Tidx:type{int16,int32,int64}=int32, output_type:type{int16,uint16,int32,int64}=int64",
     MAX_KERNELS,
-);
+)
+.half(HalfSafety::Neutral);
 pub(crate) static ARG_MIN: Op = arg_extreme(
     "ArgMin",
     "(input:T, dimension:Tidx) -> (output:output_type) ; \
      T:type{real,quantized,bool}, Tidx:type{int32,int64}=int32, output_type:type{int32,int64}=int64",
     MIN_KERNELS,
-);
+)
+.half(HalfSafety::Neutral);
 
 const fn arg_extreme(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {

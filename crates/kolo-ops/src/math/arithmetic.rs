@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, Result};
-use kolo_graph::{Elements, Elementwise, Gradient, HostRule, IntoOutput, OpDef, Output, shape_fns};
+use kolo_graph::{Elements, Elementwise, Gradient, HalfSafety, HostRule, IntoOutput, OpDef, Output, shape_fns};
 use num_traits::{Float, PrimInt};
 
 use crate::math::binary::{NUMBERS, ORDERED, first, reduced, refuse_division_by_zero};
@@ -45,7 +45,8 @@ pub(crate) static POW: Op = binary(
         reduced(op, dz * y * pow(x, y - one), dz * op.output(0) * log)
     }),
 )
-.elementwise(Elementwise::new("pow(x0, x1)", Elements::Floats));
+.elementwise(Elementwise::new("pow(x0, x1)", Elements::Floats))
+.half(HalfSafety::Wide);
 pub(crate) static DIV_NO_NAN: Op = binary(
     "DivNoNan",
     "(x:T, y:T) -> (z:T) ; T:type{half,float,bfloat16,double,complex64,complex128}",
@@ -55,11 +56,13 @@ pub(crate) static DIV_NO_NAN: Op = binary(
         reduced(op, div_no_nan(dz, y), -(dz * div_no_nan(op.output(0), y)))
     }),
 )
-.elementwise(Elementwise::new("x1 == (W)0 ? (W)0 : x0 / x1", Elements::Floats));
+.elementwise(Elementwise::new("x1 == (W)0 ? (W)0 : x0 / x1", Elements::Floats))
+.half(HalfSafety::Safe);
 pub(crate) static FLOOR_DIV: Op =
     binary("FloorDiv", NUMBERS, FLOOR_DIV_KERNELS, Gradient::None("a quotient rounded down is piecewise constant"))
         .host(HostRule::SmallIntegers)
-        .elementwise(Elementwise::new("floor(x0 / x1)", Elements::Floats));
+        .elementwise(Elementwise::new("floor(x0 / x1)", Elements::Floats))
+        .half(HalfSafety::Safe);
 pub(crate) static TRUNCATE_DIV: Op = binary(
     "TruncateDiv",
     NUMBERS,
@@ -67,7 +70,8 @@ pub(crate) static TRUNCATE_DIV: Op = binary(
     Gradient::None("a quotient cut to an integer is piecewise constant"),
 )
 .host(HostRule::SmallIntegers)
-.elementwise(Elementwise::new("trunc(x0 / x1)", Elements::Floats));
+.elementwise(Elementwise::new("trunc(x0 / x1)", Elements::Floats))
+.half(HalfSafety::Safe);
 pub(crate) static FLOOR_MOD: Op = binary(
     "FloorMod",
     ORDERED,
@@ -81,7 +85,8 @@ pub(crate) static FLOOR_MOD: Op = binary(
 .elementwise(Elementwise::new(
     "(fmod(x0, x1) != (W)0 && ((fmod(x0, x1) < (W)0) != (x1 < (W)0))) ? fmod(x0, x1) + x1 : fmod(x0, x1)",
     Elements::Floats,
-));
+))
+.half(HalfSafety::Safe);
 pub(crate) static MOD: Op = binary(
     "Mod",
     "(x:T, y:T) -> (z:T) ; T:type{int32,int64,half,bfloat16,float,double}",
@@ -96,7 +101,8 @@ pub(crate) static MOD: Op = binary(
     }),
 )
 .host(HostRule::SmallIntegers)
-.elementwise(Elementwise::new("fmod(x0, x1)", Elements::Floats));
+.elementwise(Elementwise::new("fmod(x0, x1)", Elements::Floats))
+.half(HalfSafety::Safe);
 pub(crate) static ATAN2: Op = Op {
     def: OpDef {
         name: "Atan2",
@@ -108,6 +114,7 @@ pub(crate) static ATAN2: Op = Op {
             reduced(op, each * x, -(each * y))
         }),
         elementwise: Some(Elementwise::new("atan2(x0, x1)", Elements::Floats)),
+        half: HalfSafety::Safe,
         ..OpDef::BASE
     },
     kernels: ATAN2_KERNELS,

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output, SplitRule};
 
 use crate::math::binary::first;
 use crate::math::elementwise::{Walk, broadcast_shape};
@@ -33,13 +33,17 @@ pub(crate) static BATCH_MATMUL: Op = batched(
     "(x:T, y:T) -> (output:T) ; T:type{bfloat16,half,float,double,int32,int64,complex64,complex128}, \
      adj_x:bool=false, adj_y:bool=false",
     cpu_kernels!(forward: f32, f64, i32, i64; f16, bf16),
-);
+)
+.half(HalfSafety::Faster)
+.split(SplitRule::BatchProduct);
 pub(crate) static BATCH_MATMUL_V2: Op = batched(
     "BatchMatMulV2",
     "(x:T, y:T) -> (output:T) ; T:type{bfloat16,half,float,double,int16,int32,int64,uint8,uint16,uint32,uint64,\
      complex64,complex128}, adj_x:bool=false, adj_y:bool=false",
     cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, i16, u8, u16, u32),
-);
+)
+.half(HalfSafety::Faster)
+.split(SplitRule::BatchProduct);
 
 const fn batched(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {

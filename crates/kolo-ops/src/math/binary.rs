@@ -4,7 +4,9 @@
 use bytes::Bytes;
 use half::{bf16, f16};
 use kolo_core::{DType, Error, Result, Tensor};
-use kolo_graph::{Elements, Elementwise, Grad, Gradient, GradientFn, HostRule, OpDef, Operation, Output, shape_fns};
+use kolo_graph::{
+    Elements, Elementwise, Grad, Gradient, GradientFn, HalfSafety, HostRule, OpDef, Operation, Output, shape_fns,
+};
 
 use crate::math::elementwise::{Computed, Walk, broadcast_shape, zip};
 use crate::math::number::Number;
@@ -37,38 +39,47 @@ pub fn squared_difference<'g>(a: Output<'g>, b: Output<'g>) -> Output<'g> {
 
 pub(crate) static ADD: Op = binary("Add", TERMS, ADD_KERNELS, |op, dy| reduced(op, first(dy)?, first(dy)?))
     .host(HostRule::SmallIntegers)
-    .elementwise(Elementwise::new("x0 + x1", Elements::Numbers));
+    .elementwise(Elementwise::new("x0 + x1", Elements::Numbers))
+    .half(HalfSafety::Safe);
 pub(crate) static ADD_V2: Op = binary("AddV2", NUMBERS, ADD_V2_KERNELS, |op, dy| reduced(op, first(dy)?, first(dy)?))
     .host(HostRule::SmallIntegers)
-    .elementwise(Elementwise::new("x0 + x1", Elements::Numbers));
+    .elementwise(Elementwise::new("x0 + x1", Elements::Numbers))
+    .half(HalfSafety::Safe);
 pub(crate) static SUB: Op = binary("Sub", NUMBERS, SUB_KERNELS, |op, dy| reduced(op, first(dy)?, -first(dy)?))
     .host(HostRule::SmallIntegers)
-    .elementwise(Elementwise::new("x0 - x1", Elements::Numbers));
+    .elementwise(Elementwise::new("x0 - x1", Elements::Numbers))
+    .half(HalfSafety::Safe);
 pub(crate) static MUL: Op =
     binary("Mul", NUMBERS, MUL_KERNELS, |op, dy| reduced(op, first(dy)? * op.input(1), first(dy)? * op.input(0)))
         .host(HostRule::SmallIntegers)
-        .elementwise(Elementwise::new("x0 * x1", Elements::Numbers));
+        .elementwise(Elementwise::new("x0 * x1", Elements::Numbers))
+        .half(HalfSafety::Safe);
 pub(crate) static REAL_DIV: Op = binary("RealDiv", NUMBERS, DIV_KERNELS, div_gradient)
     .host(HostRule::SmallIntegers)
-    .elementwise(Elementwise::new("x0 / x1", Elements::Floats));
+    .elementwise(Elementwise::new("x0 / x1", Elements::Floats))
+    .half(HalfSafety::Safe);
 pub(crate) static DIV: Op = binary("Div", NUMBERS, DIV_KERNELS, div_gradient)
     .host(HostRule::SmallIntegers)
-    .elementwise(Elementwise::new("x0 / x1", Elements::Floats));
+    .elementwise(Elementwise::new("x0 / x1", Elements::Floats))
+    .half(HalfSafety::Safe);
 pub(crate) static MAXIMUM: Op =
     binary("Maximum", ORDERED, MAXIMUM_KERNELS, |op, dy| selected(op, first(dy)?, "GreaterEqual"))
         .host(HostRule::SmallIntegers)
-        .elementwise(Elementwise::new("is_nan(x0) ? x0 : (is_nan(x1) ? x1 : (x0 > x1 ? x0 : x1))", Elements::Numbers));
+        .elementwise(Elementwise::new("is_nan(x0) ? x0 : (is_nan(x1) ? x1 : (x0 > x1 ? x0 : x1))", Elements::Numbers))
+        .half(HalfSafety::Neutral);
 pub(crate) static MINIMUM: Op =
     binary("Minimum", ORDERED, MINIMUM_KERNELS, |op, dy| selected(op, first(dy)?, "LessEqual"))
         .host(HostRule::SmallIntegers)
-        .elementwise(Elementwise::new("is_nan(x0) ? x0 : (is_nan(x1) ? x1 : (x0 < x1 ? x0 : x1))", Elements::Numbers));
+        .elementwise(Elementwise::new("is_nan(x0) ? x0 : (is_nan(x1) ? x1 : (x0 < x1 ? x0 : x1))", Elements::Numbers))
+        .half(HalfSafety::Neutral);
 pub(crate) static SQUARED_DIFFERENCE: Op =
     binary("SquaredDifference", SQUARED, SQUARED_DIFFERENCE_KERNELS, |op, dy| {
         let dx = first(dy)? * (op.input(0) - op.input(1)) * 2.0;
         reduced(op, dx, -dx)
     })
     .host(HostRule::SmallIntegers)
-    .elementwise(Elementwise::new("(x0 - x1) * (x0 - x1)", Elements::Numbers));
+    .elementwise(Elementwise::new("(x0 - x1) * (x0 - x1)", Elements::Numbers))
+    .half(HalfSafety::Wide);
 
 pub(crate) const NUMBERS: &str = "(x:T, y:T) -> (z:T) ; T:type{bfloat16,half,float,double,uint8,int8,uint16,int16,\
                                   int32,uint32,uint64,int64,complex64,complex128}";

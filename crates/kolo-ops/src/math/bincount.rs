@@ -1,7 +1,7 @@
 //! `Bincount`: how often each small number occurs, or the sum of the weights with which it does.
 
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, OpDef, Output};
 
 use crate::math::number::Number;
 use crate::op::{Op, cpu_kernels};
@@ -26,6 +26,7 @@ pub(crate) static BINCOUNT: Op = Op {
             Ok(vec![PartialShape::new(&[size])])
         },
         gradient: Gradient::None("counting is piecewise constant"),
+        half: HalfSafety::Wide,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: i32, i64, f32, f64),

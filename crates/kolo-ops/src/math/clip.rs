@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result};
 use kolo_device::cpu::pool;
-use kolo_graph::{Elements, Elementwise, Grad, Gradient, IntoOutput, OpDef, Operation, Output, ShapesFit};
+use kolo_graph::{Elements, Elementwise, Grad, Gradient, HalfSafety, IntoOutput, OpDef, Operation, Output, ShapesFit};
 
 use crate::math::binary::first;
 use crate::math::elementwise::map;
@@ -34,6 +34,7 @@ pub(crate) static CLIP_BY_VALUE: Op = Op {
         },
         gradient: Gradient::Rule(gradient),
         elementwise: Some(Elementwise::new("smaller(larger(x0, x1), x2)", Elements::Numbers).shapes(ShapesFit::Own)),
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),

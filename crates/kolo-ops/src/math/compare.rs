@@ -4,7 +4,9 @@
 use bytes::Bytes;
 use half::{bf16, f16};
 use kolo_core::{DType, PartialShape, Result, Tensor};
-use kolo_graph::{Elements, Elementwise, Gradient, HostRule, InferCtx, Literal, OpDef, Output, ShapeFn, shape_fns};
+use kolo_graph::{
+    Elements, Elementwise, Gradient, HalfSafety, HostRule, InferCtx, Literal, OpDef, Output, ShapeFn, shape_fns,
+};
 
 use crate::math::elementwise::{Computed, Walk, broadcast_shape, collect, zip};
 use crate::op::{KernelDef, Op, cpu, elementwise_kernels};
@@ -60,6 +62,7 @@ const fn comparison(name: &'static str, signature: &'static str, shape: ShapeFn,
             signature,
             shape,
             gradient: Gradient::None("a comparison is piecewise constant"),
+            half: HalfSafety::Neutral,
             ..OpDef::BASE
         },
         kernels,

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result};
 use kolo_device::cpu::pool;
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Gradient, HalfSafety, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::number::Number;
@@ -32,6 +32,7 @@ pub(crate) static CROSS: Op = Op {
             let dy = first(dy)?;
             Ok(vec![Some(cross(op.input(1), dy).into()), Some(cross(dy, op.input(0)).into())])
         }),
+        half: HalfSafety::Safe,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),

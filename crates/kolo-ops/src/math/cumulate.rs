@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use kolo_core::{Error, Result};
 use kolo_device::cpu::pool;
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Gradient, OpDef, Operation, Output, shape_fns};
+use kolo_graph::{Gradient, HalfSafety, OpDef, Operation, Output, shape_fns};
 
 use crate::math::arithmetic::div_no_nan;
 use crate::math::binary::first;
@@ -29,7 +29,8 @@ pub(crate) static CUMSUM: Op = cumulate(
     SUM_KERNELS,
     // What an element is added to is what comes after it.
     Gradient::Rule(|op, dy| Ok(vec![Some(back(op, first(dy)?).into()), None])),
-);
+)
+.half(HalfSafety::Wide);
 pub(crate) static CUMPROD: Op = cumulate(
     "Cumprod",
     PROD_KERNELS,
@@ -38,7 +39,8 @@ pub(crate) static CUMPROD: Op = cumulate(
         let sums = back(op, op.output(0) * first(dy)?);
         Ok(vec![Some(div_no_nan(sums, op.input(0)).into()), None])
     }),
-);
+)
+.half(HalfSafety::Wide);
 
 const fn cumulate(name: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
     Op {

@@ -1,7 +1,7 @@
 //! `HistogramFixedWidth`: how many values lie in each of some bins of the same width.
 
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, OpDef, Output};
 
 use crate::array::elements::integer_tensor;
 use crate::math::number::Number;
@@ -31,6 +31,7 @@ pub(crate) static HISTOGRAM_FIXED_WIDTH: Op = Op {
             Ok(vec![PartialShape::new(&[n])])
         },
         gradient: Gradient::None("counting is piecewise constant"),
+        half: HalfSafety::Wide,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: i32, i64, f32, f64),

@@ -5,7 +5,7 @@ use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_device::cpu::IntraPool;
 use kolo_device::cpu::gemm::{self, Gemm};
 use kolo_device::cpu::{pool, vectorize};
-use kolo_graph::{Grad, Gradient, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HalfSafety, OpDef, Operation, Output, SplitRule};
 use num_traits::{One, Zero};
 
 use crate::math::binary::first;
@@ -41,6 +41,8 @@ pub(crate) static MATMUL: Op = Op {
             }
         },
         gradient: Gradient::Rule(gradient),
+        half: HalfSafety::Faster,
+        split: SplitRule::Product,
         ..OpDef::BASE
     },
     kernels: KERNELS,

@@ -3,7 +3,7 @@
 
 use half::bf16;
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, OpDef, Output, SplitRule};
 
 use crate::array::cast::cast;
 use crate::math::binary::first;
@@ -35,6 +35,8 @@ pub(crate) static SPARSE_MATMUL: Op = Op {
             let (da, db) = product_gradients(a, b, dy, ta, tb, product);
             Ok(vec![Some(cast(da, a.dtype()).into()), Some(cast(db, b.dtype()).into())])
         }),
+        half: HalfSafety::Safe,
+        split: SplitRule::Product,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

@@ -7,7 +7,7 @@
 use half::{bf16, f16};
 use kolo_core::{DType, Result};
 use kolo_device::cpu::vmath;
-use kolo_graph::{Elements, Elementwise, Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Elements, Elementwise, Gradient, HalfSafety, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::elementwise::{map, map_slices};
@@ -30,21 +30,25 @@ pub(crate) static ERF: Op = unary("Erf", SIGNATURE, ERF_KERNELS, |op, dy| {
     let x = op.input(0);
     only(first(dy)? * (exp(-(x * x)) * std::f64::consts::FRAC_2_SQRT_PI))
 })
-.elementwise(Elementwise::new("erf(x0)", Elements::Floats));
+.elementwise(Elementwise::new("erf(x0)", Elements::Floats))
+.half(HalfSafety::Safe);
 pub(crate) static ERFC: Op = unary("Erfc", SIGNATURE, ERFC_KERNELS, |op, dy| {
     let x = op.input(0);
     only(first(dy)? * (exp(-(x * x)) * -std::f64::consts::FRAC_2_SQRT_PI))
 })
-.elementwise(Elementwise::new("erfc(x0)", Elements::Floats));
+.elementwise(Elementwise::new("erfc(x0)", Elements::Floats))
+.half(HalfSafety::Safe);
 pub(crate) static LGAMMA: Op =
     unary("Lgamma", SIGNATURE, LGAMMA_KERNELS, |op, dy| only(first(dy)? * digamma(op.input(0))))
-        .elementwise(Elementwise::new("lgamma(x0)", Elements::Floats));
+        .elementwise(Elementwise::new("lgamma(x0)", Elements::Floats))
+        .half(HalfSafety::Wide);
 pub(crate) static DIGAMMA: Op = Op {
     def: OpDef {
         name: "Digamma",
         signature: SIGNATURE,
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::Refused("the trigamma function is not provided"),
+        half: HalfSafety::Wide,
         ..OpDef::BASE
     },
     kernels: DIGAMMA_KERNELS,

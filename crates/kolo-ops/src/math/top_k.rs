@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 
 use half::{bf16, f16};
 use kolo_core::{DType, Dim, Element, Error, PartialShape, Result, Shape, Tensor};
-use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output, SplitRule};
 
 use crate::math::binary::first;
 use crate::math::elementwise::{collect, lanes};
@@ -41,6 +41,8 @@ pub(crate) static TOP_K_V2: Op = Op {
             top_k_shape(ctx, k)
         },
         gradient: Gradient::Rule(gradient),
+        half: HalfSafety::Neutral,
+        split: SplitRule::Rows,
         ..OpDef::BASE
     },
     kernels: TOP_K_KERNELS,
@@ -53,6 +55,8 @@ pub(crate) static TOP_K: Op = Op {
         signature: "(input:T) -> (values:T, indices:int32) ; k:int>=0, sorted:bool=true, T:type{real}",
         shape: |ctx| top_k_shape(ctx, Some(to_count(ctx.attrs().int("k")?)?)),
         gradient: Gradient::Rule(gradient),
+        half: HalfSafety::Neutral,
+        split: SplitRule::Rows,
         ..OpDef::BASE
     },
     kernels: TOP_K_KERNELS,
@@ -60,9 +64,13 @@ pub(crate) static TOP_K: Op = Op {
 };
 
 pub(crate) static IN_TOP_K: Op =
-    in_top_k_op("InTopK", "(predictions:float, targets:T) -> (precision:bool) ; k:int, T:type{int32,int64}=int32");
+    in_top_k_op("InTopK", "(predictions:float, targets:T) -> (precision:bool) ; k:int, T:type{int32,int64}=int32")
+        .half(HalfSafety::Neutral)
+        .split(SplitRule::Examples);
 pub(crate) static IN_TOP_K_V2: Op =
-    in_top_k_op("InTopKV2", "(predictions:float, targets:T, k:T) -> (precision:bool) ; T:type{int32,int64}=int32");
+    in_top_k_op("InTopKV2", "(predictions:float, targets:T, k:T) -> (precision:bool) ; T:type{int32,int64}=int32")
+        .half(HalfSafety::Neutral)
+        .split(SplitRule::Examples);
 
 const fn in_top_k_op(name: &'static str, signature: &'static str) -> Op {
     Op {

@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use kolo_core::{DType, Result};
 use kolo_device::cpu::vmath;
-use kolo_graph::{Elements, Elementwise, Output};
+use kolo_graph::{Elements, Elementwise, HalfSafety, Output};
 use num_traits::Float;
 
 use crate::KernelCtx;
@@ -34,31 +34,38 @@ unary_builders! {
 
 /// The ops of this file.
 macro_rules! ops {
-    ($($op:ident, $name:literal, $text:literal, $kernels:ident, $gradient:expr;)*) => {
+    ($($op:ident, $name:literal, $text:literal, $half:ident, $kernels:ident, $gradient:expr;)*) => {
         $(pub(crate) static $op: Op = unary($name, SIGNATURE, $kernels, $gradient)
-            .elementwise(Elementwise::new($text, Elements::Floats));)*
+            .elementwise(Elementwise::new($text, Elements::Floats))
+            .half(HalfSafety::$half);)*
     };
 }
 
 const SIGNATURE: &str = "(x:T) -> (y:T) ; T:type{bfloat16,half,float,double,complex64,complex128}";
 
 ops! {
-    SQRT, "Sqrt", "sqrt(x0)", SQRT_KERNELS, |op, dy| only(op.graph().op("SqrtGrad").input(op.output(0)).input(first(dy)?).out());
-    RSQRT, "Rsqrt", "(W)1 / sqrt(x0)", RSQRT_KERNELS, |op, dy| only(op.graph().op("RsqrtGrad").input(op.output(0)).input(first(dy)?).out());
-    EXP, "Exp", "exp(x0)", EXP_KERNELS, |op, dy| only(first(dy)? * op.output(0));
-    EXPM1, "Expm1", "expm1(x0)", EXPM1_KERNELS, |op, dy| only(first(dy)? * exp(op.input(0)));
-    LOG, "Log", "log(x0)", LOG_KERNELS, |op, dy| only(first(dy)? / op.input(0));
-    LOG1P, "Log1p", "log1p(x0)", LOG1P_KERNELS, |op, dy| only(first(dy)? / (op.input(0) + 1.0));
-    SIN, "Sin", "sin(x0)", SIN_KERNELS, |op, dy| only(first(dy)? * cos(op.input(0)));
-    COS, "Cos", "cos(x0)", COS_KERNELS, |op, dy| only(-(first(dy)? * sin(op.input(0))));
-    TAN, "Tan", "tan(x0)", TAN_KERNELS, |op, dy| only(first(dy)? * (1.0 + op.output(0) * op.output(0)));
-    ASIN, "Asin", "asin(x0)", ASIN_KERNELS, |op, dy| only(first(dy)? * rsqrt(1.0 - op.input(0) * op.input(0)));
-    ACOS, "Acos", "acos(x0)", ACOS_KERNELS, |op, dy| only(-(first(dy)? * rsqrt(1.0 - op.input(0) * op.input(0))));
-    ATAN, "Atan", "atan(x0)", ATAN_KERNELS, |op, dy| only(first(dy)? / (1.0 + op.input(0) * op.input(0)));
-    SINH, "Sinh", "sinh(x0)", SINH_KERNELS, |op, dy| only(first(dy)? * cosh(op.input(0)));
-    COSH, "Cosh", "cosh(x0)", COSH_KERNELS, |op, dy| only(first(dy)? * sinh(op.input(0)));
-    TANH, "Tanh", "tanh(x0)", TANH_KERNELS, |op, dy| only(op.graph().op("TanhGrad").input(op.output(0)).input(first(dy)?).out());
-    SIGMOID, "Sigmoid", "(W)1 / ((W)1 + exp(-x0))", SIGMOID_KERNELS, |op, dy| {
+    SQRT, "Sqrt", "sqrt(x0)", Safe, SQRT_KERNELS, |op, dy| {
+        only(op.graph().op("SqrtGrad").input(op.output(0)).input(first(dy)?).out())
+    };
+    RSQRT, "Rsqrt", "(W)1 / sqrt(x0)", Wide, RSQRT_KERNELS, |op, dy| {
+        only(op.graph().op("RsqrtGrad").input(op.output(0)).input(first(dy)?).out())
+    };
+    EXP, "Exp", "exp(x0)", Wide, EXP_KERNELS, |op, dy| only(first(dy)? * op.output(0));
+    EXPM1, "Expm1", "expm1(x0)", Wide, EXPM1_KERNELS, |op, dy| only(first(dy)? * exp(op.input(0)));
+    LOG, "Log", "log(x0)", Safe, LOG_KERNELS, |op, dy| only(first(dy)? / op.input(0));
+    LOG1P, "Log1p", "log1p(x0)", Safe, LOG1P_KERNELS, |op, dy| only(first(dy)? / (op.input(0) + 1.0));
+    SIN, "Sin", "sin(x0)", Safe, SIN_KERNELS, |op, dy| only(first(dy)? * cos(op.input(0)));
+    COS, "Cos", "cos(x0)", Safe, COS_KERNELS, |op, dy| only(-(first(dy)? * sin(op.input(0))));
+    TAN, "Tan", "tan(x0)", Wide, TAN_KERNELS, |op, dy| only(first(dy)? * (1.0 + op.output(0) * op.output(0)));
+    ASIN, "Asin", "asin(x0)", Wide, ASIN_KERNELS, |op, dy| only(first(dy)? * rsqrt(1.0 - op.input(0) * op.input(0)));
+    ACOS, "Acos", "acos(x0)", Wide, ACOS_KERNELS, |op, dy| only(-(first(dy)? * rsqrt(1.0 - op.input(0) * op.input(0))));
+    ATAN, "Atan", "atan(x0)", Safe, ATAN_KERNELS, |op, dy| only(first(dy)? / (1.0 + op.input(0) * op.input(0)));
+    SINH, "Sinh", "sinh(x0)", Wide, SINH_KERNELS, |op, dy| only(first(dy)? * cosh(op.input(0)));
+    COSH, "Cosh", "cosh(x0)", Wide, COSH_KERNELS, |op, dy| only(first(dy)? * sinh(op.input(0)));
+    TANH, "Tanh", "tanh(x0)", Safe, TANH_KERNELS, |op, dy| {
+        only(op.graph().op("TanhGrad").input(op.output(0)).input(first(dy)?).out())
+    };
+    SIGMOID, "Sigmoid", "(W)1 / ((W)1 + exp(-x0))", Safe, SIGMOID_KERNELS, |op, dy| {
         only(op.graph().op("SigmoidGrad").input(op.output(0)).input(first(dy)?).out())
     };
 }

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Result};
-use kolo_graph::{Elements, Elementwise, Grad, Gradient, GradientFn, HostRule, OpDef, Output, shape_fns};
+use kolo_graph::{Elements, Elementwise, Grad, Gradient, GradientFn, HalfSafety, HostRule, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::elementwise::map;
@@ -47,7 +47,8 @@ const REAL: &str = "(x:T) -> (y:T) ; T:type{bfloat16,half,float,double}";
 
 pub(crate) static NEG: Op = unary("Neg", SIGNED, NEG_KERNELS, |_, dy| only(-first(dy)?))
     .host(HostRule::SmallIntegers)
-    .elementwise(Elementwise::new("-x0", Elements::Numbers));
+    .elementwise(Elementwise::new("-x0", Elements::Numbers))
+    .half(HalfSafety::Neutral);
 pub(crate) static ABS: Op = unary(
     "Abs",
     "(x:T) -> (y:T) ; T:type{bfloat16,half,float,double,int8,int16,int32,int64}",
@@ -55,38 +56,50 @@ pub(crate) static ABS: Op = unary(
     |op, dy| only(first(dy)? * sign(op.input(0))),
 )
 .host(HostRule::SmallIntegers)
-.elementwise(Elementwise::new("(x0 < (W)0 || x0 == (W)0) ? (W)0 - x0 : x0", Elements::Numbers));
+.elementwise(Elementwise::new("(x0 < (W)0 || x0 == (W)0) ? (W)0 - x0 : x0", Elements::Numbers))
+.half(HalfSafety::Neutral);
 pub(crate) static SQUARE: Op =
     unary("Square", "(x:T) -> (y:T) ; T:type{real,complex64,complex128}", SQUARE_KERNELS, |op, dy| {
         only(first(dy)? * (op.input(0) * 2.0))
     })
     .host(HostRule::SmallIntegers)
-    .elementwise(Elementwise::new("x0 * x0", Elements::Numbers));
+    .elementwise(Elementwise::new("x0 * x0", Elements::Numbers))
+    .half(HalfSafety::Wide);
 pub(crate) static RECIPROCAL: Op = unary("Reciprocal", SIGNED, RECIPROCAL_KERNELS, |op, dy| {
     only(op.graph().op("ReciprocalGrad").input(op.output(0)).input(first(dy)?).out())
 })
-.elementwise(Elementwise::new("(W)1 / x0", Elements::Floats));
+.elementwise(Elementwise::new("(W)1 / x0", Elements::Floats))
+.half(HalfSafety::Safe);
 pub(crate) static INV: Op = unary("Inv", SIGNED, RECIPROCAL_KERNELS, |op, dy| {
     only(op.graph().op("InvGrad").input(op.output(0)).input(first(dy)?).out())
 })
-.elementwise(Elementwise::new("(W)1 / x0", Elements::Floats));
+.elementwise(Elementwise::new("(W)1 / x0", Elements::Floats))
+.half(HalfSafety::Safe);
 pub(crate) static SIGN: Op = step("Sign", SIGNED, SIGN_KERNELS)
     .host(HostRule::SmallIntegers)
-    .elementwise(Elementwise::new("x0 > (W)0 ? (W)1 : (x0 < (W)0 ? (W)-1 : x0)", Elements::Numbers));
-pub(crate) static FLOOR: Op =
-    step("Floor", REAL, FLOOR_KERNELS).elementwise(Elementwise::new("floor(x0)", Elements::Floats));
-pub(crate) static CEIL: Op =
-    step("Ceil", REAL, CEIL_KERNELS).elementwise(Elementwise::new("ceil(x0)", Elements::Floats));
-pub(crate) static ROUND: Op =
-    step("Round", SIGNED, ROUND_KERNELS).elementwise(Elementwise::new("rint(x0)", Elements::Floats));
-pub(crate) static RINT: Op =
-    step("Rint", REAL, RINT_KERNELS).elementwise(Elementwise::new("rint(x0)", Elements::Floats));
-pub(crate) static IS_NAN: Op =
-    step("IsNan", TEST, IS_NAN_KERNELS).elementwise(Elementwise::new("x0 != x0", Elements::Floats));
-pub(crate) static IS_INF: Op =
-    step("IsInf", TEST, IS_INF_KERNELS).elementwise(Elementwise::new("isinf(x0)", Elements::Floats));
-pub(crate) static IS_FINITE: Op =
-    step("IsFinite", TEST, IS_FINITE_KERNELS).elementwise(Elementwise::new("isfinite(x0)", Elements::Floats));
+    .elementwise(Elementwise::new("x0 > (W)0 ? (W)1 : (x0 < (W)0 ? (W)-1 : x0)", Elements::Numbers))
+    .half(HalfSafety::Neutral);
+pub(crate) static FLOOR: Op = step("Floor", REAL, FLOOR_KERNELS)
+    .elementwise(Elementwise::new("floor(x0)", Elements::Floats))
+    .half(HalfSafety::Neutral);
+pub(crate) static CEIL: Op = step("Ceil", REAL, CEIL_KERNELS)
+    .elementwise(Elementwise::new("ceil(x0)", Elements::Floats))
+    .half(HalfSafety::Neutral);
+pub(crate) static ROUND: Op = step("Round", SIGNED, ROUND_KERNELS)
+    .elementwise(Elementwise::new("rint(x0)", Elements::Floats))
+    .half(HalfSafety::Neutral);
+pub(crate) static RINT: Op = step("Rint", REAL, RINT_KERNELS)
+    .elementwise(Elementwise::new("rint(x0)", Elements::Floats))
+    .half(HalfSafety::Neutral);
+pub(crate) static IS_NAN: Op = step("IsNan", TEST, IS_NAN_KERNELS)
+    .elementwise(Elementwise::new("x0 != x0", Elements::Floats))
+    .half(HalfSafety::Neutral);
+pub(crate) static IS_INF: Op = step("IsInf", TEST, IS_INF_KERNELS)
+    .elementwise(Elementwise::new("isinf(x0)", Elements::Floats))
+    .half(HalfSafety::Neutral);
+pub(crate) static IS_FINITE: Op = step("IsFinite", TEST, IS_FINITE_KERNELS)
+    .elementwise(Elementwise::new("isfinite(x0)", Elements::Floats))
+    .half(HalfSafety::Neutral);
 
 const TEST: &str = "(x:T) -> (y:bool) ; T:type{bfloat16,half,float,double}";
 

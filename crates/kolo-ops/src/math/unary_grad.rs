@@ -3,7 +3,9 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, Result};
-use kolo_graph::{Elements, Elementwise, Grad, Gradient, GradientFn, OpDef, Operation, Output, ShapesFit, shape_fns};
+use kolo_graph::{
+    Elements, Elementwise, Grad, Gradient, GradientFn, HalfSafety, OpDef, Operation, Output, ShapesFit, shape_fns,
+};
 
 use crate::math::binary::first;
 use crate::math::elementwise::zip;
@@ -16,31 +18,37 @@ pub(crate) static SQRT_GRAD: Op = gradient_op("SqrtGrad", SQRT_KERNELS, |op, dz|
     let each = first(dz)? / op.input(0);
     both(-(each * op.output(0)), each * 0.5)
 })
-.elementwise(Elementwise::new("x1 * (W)0.5 / x0", Elements::Floats).shapes(ShapesFit::Same));
+.elementwise(Elementwise::new("x1 * (W)0.5 / x0", Elements::Floats).shapes(ShapesFit::Same))
+.half(HalfSafety::Wide);
 /// `−dy · y³ / 2`.
 pub(crate) static RSQRT_GRAD: Op = gradient_op("RsqrtGrad", RSQRT_KERNELS, |op, dz| {
     let (y, dy, dz) = (op.input(0), op.input(1), first(dz)?);
     both(dz * dy * (y * y * -1.5), again(op, dz))
 })
-.elementwise(Elementwise::new("x1 * (W)-0.5 * (x0 * x0 * x0)", Elements::Floats).shapes(ShapesFit::Same));
+.elementwise(Elementwise::new("x1 * (W)-0.5 * (x0 * x0 * x0)", Elements::Floats).shapes(ShapesFit::Same))
+.half(HalfSafety::Wide);
 /// `−dy · y²`.
 pub(crate) static RECIPROCAL_GRAD: Op = gradient_op("ReciprocalGrad", RECIPROCAL_KERNELS, reciprocal_gradient)
-    .elementwise(Elementwise::new("-x1 * (x0 * x0)", Elements::Floats).shapes(ShapesFit::Same));
+    .elementwise(Elementwise::new("-x1 * (x0 * x0)", Elements::Floats).shapes(ShapesFit::Same))
+    .half(HalfSafety::Wide);
 /// `−dy · y²`.
 pub(crate) static INV_GRAD: Op = gradient_op("InvGrad", RECIPROCAL_KERNELS, reciprocal_gradient)
-    .elementwise(Elementwise::new("-x1 * (x0 * x0)", Elements::Floats).shapes(ShapesFit::Same));
+    .elementwise(Elementwise::new("-x1 * (x0 * x0)", Elements::Floats).shapes(ShapesFit::Same))
+    .half(HalfSafety::Wide);
 /// `dy · (1 − y²)`.
 pub(crate) static TANH_GRAD: Op = gradient_op("TanhGrad", TANH_KERNELS, |op, dz| {
     let (y, dy, dz) = (op.input(0), op.input(1), first(dz)?);
     both(dz * dy * (y * -2.0), again(op, dz))
 })
-.elementwise(Elementwise::new("x1 * ((W)1 - x0 * x0)", Elements::Floats).shapes(ShapesFit::Same));
+.elementwise(Elementwise::new("x1 * ((W)1 - x0 * x0)", Elements::Floats).shapes(ShapesFit::Same))
+.half(HalfSafety::Safe);
 /// `dy · y · (1 − y)`.
 pub(crate) static SIGMOID_GRAD: Op = gradient_op("SigmoidGrad", SIGMOID_KERNELS, |op, dz| {
     let (y, dy, dz) = (op.input(0), op.input(1), first(dz)?);
     both(dz * dy * (1.0 - y * 2.0), again(op, dz))
 })
-.elementwise(Elementwise::new("x1 * x0 * ((W)1 - x0)", Elements::Floats).shapes(ShapesFit::Same));
+.elementwise(Elementwise::new("x1 * x0 * ((W)1 - x0)", Elements::Floats).shapes(ShapesFit::Same))
+.half(HalfSafety::Safe);
 
 const fn gradient_op(name: &'static str, kernels: &'static [KernelDef], gradient: GradientFn) -> Op {
     Op {

@@ -8,7 +8,7 @@
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::vectorize;
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, OpDef, Output};
 
 use crate::math::binary::first;
 use crate::nn::float::Float;
@@ -46,6 +46,7 @@ pub(crate) static ATTENTION: Op = Op {
             let builder = builder.inputs([first(dy)?, op.input(0), op.output(0), op.output(1)]);
             Ok(vec![Some(builder.attr("heads", heads).attr("causal", causal).out().into())])
         }),
+        half: HalfSafety::Faster,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
@@ -59,6 +60,7 @@ pub(crate) static ATTENTION_GRAD: Op = Op {
                     causal:bool=true",
         shape: |ctx| Ok(vec![ctx.input_of_rank(1, 3)?]),
         gradient: Gradient::Refused("no second derivative is defined for KoloAttention"),
+        half: HalfSafety::Faster,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64; f16, bf16),

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, OpDef, Output, SplitRule};
 
 use crate::math::binary::first;
 use crate::math::elementwise::lanes;
@@ -30,6 +30,8 @@ pub(crate) static AVG_POOL: Op = Op {
             let dx = like(op, "AvgPoolGrad").inputs([shape(op.input(0)), first(dy)?]).out();
             Ok(vec![Some(dx.into())])
         }),
+        half: HalfSafety::Safe,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
@@ -47,6 +49,7 @@ pub(crate) static AVG_POOL_GRAD: Op = Op {
             Ok(vec![ctx.constant_as_shape(0).merge(&PartialShape::of_rank(4))?])
         },
         gradient: Gradient::Rule(|op, dy| Ok(vec![None, Some(like(op, "AvgPool").input(first(dy)?).out().into())])),
+        half: HalfSafety::Safe,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64; f16, bf16),

@@ -3,7 +3,7 @@
 
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::{IntraPool, vectorize};
-use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output};
 
 use crate::math::binary::first;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
@@ -73,6 +73,7 @@ macro_rules! forward_op {
                 ),
                 shape: infer_forward,
                 gradient: Gradient::Rule(|op, dy| gradient(op, $grad, dy)),
+                half: HalfSafety::Safe,
                 ..OpDef::BASE
             },
             kernels: $kernels,
@@ -126,6 +127,7 @@ macro_rules! backward_op {
                 ),
                 shape: infer_backward,
                 gradient: Gradient::Refused("second derivatives of batch normalisation are not implemented"),
+                half: HalfSafety::Safe,
                 ..OpDef::BASE
             },
             kernels: $kernels,

@@ -3,7 +3,9 @@
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_device::cpu::{pool, vectorize};
-use kolo_graph::{Elements, Elementwise, Gradient, Literal, OpDef, Operation, Output, ShapesFit};
+use kolo_graph::{
+    Elements, Elementwise, Gradient, HalfSafety, Literal, OpDef, Operation, Output, ShapesFit, SplitRule,
+};
 
 use crate::math::binary::first;
 use crate::math::number::Number;
@@ -51,6 +53,7 @@ pub(crate) static BIAS_ADD: Op = Op {
                 .shapes(ShapesFit::Bias)
                 .unless("data_format", Literal::Str("NCHW")),
         ),
+        half: HalfSafety::Safe,
         ..OpDef::BASE
     },
     kernels: FORWARD_KERNELS,
@@ -95,6 +98,8 @@ pub(crate) static BIAS_ADD_GRAD: Op = Op {
             let shape = graph.op("Shape").input(x).out();
             Ok(vec![Some(graph.op("BroadcastTo").input(dy).input(shape).out().into())])
         }),
+        half: HalfSafety::Safe,
+        split: SplitRule::SumOfExamples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),

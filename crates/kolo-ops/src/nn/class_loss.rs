@@ -4,7 +4,7 @@
 
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
 use kolo_device::cpu::vectorize;
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, OpDef, Output, SplitRule};
 
 use crate::math::binary::first;
 use crate::nn::float::{Float, largest, sum_by};
@@ -37,6 +37,9 @@ pub(crate) static CLASS_LOSS: Op = Op {
             let builder = op.graph().op("KoloClassLossGrad");
             Ok(vec![Some(builder.inputs([first(dy)?, op.input(0), op.input(1), op.output(1)]).out().into())])
         }),
+        // It computes and gives `float`, whatever the logits are.
+        half: HalfSafety::Safe,
+        split: SplitRule::Rows,
         ..OpDef::BASE
     },
     kernels: float_kernels!(forward),
@@ -50,6 +53,7 @@ pub(crate) static CLASS_LOSS_GRAD: Op = Op {
                     Tlabels:type{int32,int64}=int64",
         shape: |ctx| Ok(vec![ctx.input_of_rank(1, 2)?]),
         gradient: Gradient::Refused("no second derivative is defined for KoloClassLoss"),
+        half: HalfSafety::Safe,
         ..OpDef::BASE
     },
     kernels: float_kernels!(backward),

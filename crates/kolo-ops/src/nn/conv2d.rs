@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::conv::{self, ConvElement, ConvShape};
 use kolo_device::cpu::gemm::Epilogue;
-use kolo_graph::{Gradient, InferCtx, OpBuilder, OpDef, Operation, Output};
+use kolo_graph::{Gradient, HalfSafety, InferCtx, OpBuilder, OpDef, Operation, Output, SplitRule};
 
 use crate::math::binary::first;
 use crate::nn::float::Float;
@@ -58,6 +58,8 @@ pub(crate) static CONV2D: Op = Op {
             let df = like(op, "Conv2DBackpropFilter").inputs([input, shape(filter), dy]).out();
             Ok(vec![Some(dx.into()), Some(df.into())])
         }),
+        half: HalfSafety::Faster,
+        split: SplitRule::Convolution,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16; cpu(DType::I32, integer::forward)),
@@ -82,6 +84,8 @@ pub(crate) static CONV2D_BACKPROP_INPUT: Op = Op {
             let dg = like(op, "Conv2D").inputs([dy, filter]).out();
             Ok(vec![None, Some(df.into()), Some(dg.into())])
         }),
+        half: HalfSafety::Faster,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16; cpu(DType::I32, integer::backprop_input)),
@@ -106,6 +110,8 @@ pub(crate) static CONV2D_BACKPROP_FILTER: Op = Op {
             let dg = like(op, "Conv2D").inputs([input, dy]).out();
             Ok(vec![Some(dx.into()), None, Some(dg.into())])
         }),
+        half: HalfSafety::Faster,
+        split: SplitRule::SumOfExamples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_filter: f32, f64; f16, bf16),

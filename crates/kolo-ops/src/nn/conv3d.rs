@@ -5,7 +5,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
-use kolo_graph::{Attrs, Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Attrs, Gradient, HalfSafety, InferCtx, OpDef, Output, SplitRule};
 
 use crate::math::binary::first;
 use crate::math::matmul::{MatrixElement, Sizes};
@@ -41,6 +41,8 @@ pub(crate) static CONV3D: Op = Op {
             let df = like(op, "Conv3DBackpropFilterV2").inputs([input, shape(filter), dy]).out();
             Ok(vec![Some(dx.into()), Some(df.into())])
         }),
+        half: HalfSafety::Faster,
+        split: SplitRule::Convolution,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
@@ -66,6 +68,8 @@ pub(crate) static CONV3D_BACKPROP_INPUT_V2: Op = Op {
             let dg = like(op, "Conv3D").inputs([dy, filter]).out();
             Ok(vec![None, Some(df.into()), Some(dg.into())])
         }),
+        half: HalfSafety::Faster,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16),
@@ -87,6 +91,8 @@ pub(crate) static CONV3D_BACKPROP_FILTER_V2: Op = Op {
             let dg = like(op, "Conv3D").inputs([input, dy]).out();
             Ok(vec![Some(dx.into()), None, Some(dg.into())])
         }),
+        half: HalfSafety::Faster,
+        split: SplitRule::SumOfExamples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_filter: f32, f64; f16, bf16),

@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_device::cpu::vectorize;
-use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output, SplitRule};
 
 use crate::math::binary::reduced;
 use crate::math::elementwise::{Walk, broadcast_shape};
@@ -26,6 +26,8 @@ pub(crate) static SOFTMAX_CROSS_ENTROPY_WITH_LOGITS: Op = Op {
         signature: "(features:T, labels:T) -> (loss:T, backprop:T) ; T:type{half,bfloat16,float,double}",
         shape: infer,
         gradient: Gradient::Rule(gradient),
+        half: HalfSafety::Wide,
+        split: SplitRule::Rows,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),

@@ -5,7 +5,7 @@ mod single;
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_device::cpu::vectorize;
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, InferCtx, OpDef, Output, SplitRule};
 
 use crate::math::binary::first;
 use crate::nn::conv2d::{images_in, images_out, like, shape};
@@ -39,6 +39,8 @@ pub(crate) static DEPTHWISE_CONV2D_NATIVE: Op = Op {
             let df = like(op, "DepthwiseConv2dNativeBackpropFilter").inputs([input, shape(filter), dy]).out();
             Ok(vec![Some(dx.into()), Some(df.into())])
         }),
+        half: HalfSafety::Faster,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
@@ -56,6 +58,8 @@ pub(crate) static DEPTHWISE_CONV2D_NATIVE_BACKPROP_INPUT: Op = Op {
             let dg = like(op, "DepthwiseConv2dNative").inputs([dy, filter]).out();
             Ok(vec![None, Some(df.into()), Some(dg.into())])
         }),
+        half: HalfSafety::Faster,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16),
@@ -73,6 +77,8 @@ pub(crate) static DEPTHWISE_CONV2D_NATIVE_BACKPROP_FILTER: Op = Op {
             let dg = like(op, "DepthwiseConv2dNative").inputs([input, dy]).out();
             Ok(vec![Some(dx.into()), None, Some(dg.into())])
         }),
+        half: HalfSafety::Faster,
+        split: SplitRule::SumOfExamples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_filter: f32, f64; f16, bf16),

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::Result;
-use kolo_graph::{Elements, Elementwise, Grad, IntoOutput, Operation, Output, ShapesFit};
+use kolo_graph::{Elements, Elementwise, Grad, HalfSafety, IntoOutput, Operation, Output, ShapesFit};
 
 use crate::KernelCtx;
 use crate::math::binary::first;
@@ -34,14 +34,16 @@ pub(crate) static ELU: Op = activation(
     |op, dy| Ok(vec![Some(grad("EluGrad", first(dy)?, op.output(0)).into())]),
     elementwise_kernels!(elu_kernel: f32, f64; f16, bf16),
 )
-.elementwise(Elementwise::new("x0 < (W)0 ? expm1(x0) : x0", Elements::Floats));
+.elementwise(Elementwise::new("x0 < (W)0 ? expm1(x0) : x0", Elements::Floats))
+.half(HalfSafety::Safe);
 pub(crate) static ELU_GRAD: Op = backprop(
     "EluGrad",
     "(gradients:T, outputs:T) -> (backprops:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| second_order(op, "EluGrad", first(dy)?),
     elementwise_kernels!(elu_grad: f32, f64; f16, bf16),
 )
-.elementwise(Elementwise::new("x1 < (W)0 ? x0 * (x1 + (W)1) : x0", Elements::Floats).shapes(ShapesFit::Same));
+.elementwise(Elementwise::new("x1 < (W)0 ? x0 * (x1 + (W)1) : x0", Elements::Floats).shapes(ShapesFit::Same))
+.half(HalfSafety::Safe);
 pub(crate) static SELU: Op = activation(
     "Selu",
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
@@ -51,7 +53,8 @@ pub(crate) static SELU: Op = activation(
 .elementwise(Elementwise::new(
     "x0 < (W)0 ? (W)1.7580993408473768599402175208123 * expm1(x0) : (W)1.0507009873554804934193349852946 * x0",
     Elements::Floats,
-));
+))
+.half(HalfSafety::Safe);
 pub(crate) static SELU_GRAD: Op = backprop(
     "SeluGrad",
     "(gradients:T, outputs:T) -> (backprops:T) ; T:type{half,bfloat16,float,double}",
@@ -64,7 +67,8 @@ pub(crate) static SELU_GRAD: Op = backprop(
         Elements::Floats,
     )
     .shapes(ShapesFit::Same),
-);
+)
+.half(HalfSafety::Safe);
 
 /// The backprop is `gradients · (outputs + c)` below 0 and does not depend on the outputs above.
 fn second_order<'g>(op: Operation<'g>, name: &str, dy: Output<'g>) -> Result<Vec<Option<Grad<'g>>>> {

@@ -4,7 +4,7 @@
 //! Each runs the kernels of the ops that it stands for, one after the other on one buffer.
 
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
-use kolo_graph::{Gradient, InferCtx, OpDef, shape_fns};
+use kolo_graph::{Gradient, HalfSafety, InferCtx, OpDef, SplitRule, shape_fns};
 
 use crate::nn::channels::{channel_axis, is_nchw};
 use crate::op::{KernelMaker, Op, cpu_on, find_op};
@@ -20,6 +20,8 @@ pub(crate) static FUSED_MAT_MUL: Op = Op {
                     epsilon:float=9.999999747378752e-05, leakyrelu_alpha:float=0.20000000298023224",
         shape: |ctx| (find_op("MatMul")?.def.shape)(ctx),
         gradient: Gradient::Refused(WHY),
+        half: HalfSafety::Faster,
+        split: SplitRule::Product,
         ..OpDef::BASE
     },
     kernels: &[cpu_on("T", &[DType::F32, DType::F16, DType::BF16], KernelMaker::Function(mat_mul))],
@@ -41,6 +43,7 @@ pub(crate) static FUSED_CONV2D: Op = Op {
             false => Ok(vec![PartialShape::unknown()]),
         },
         gradient: Gradient::Refused(WHY),
+        half: HalfSafety::Faster,
         ..OpDef::BASE
     },
     kernels: &[cpu_on("T", &[DType::F32, DType::F16, DType::F64], KernelMaker::Function(conv2d))],
@@ -57,6 +60,7 @@ pub(crate) static FUSED_BATCH_NORM_EX: Op = Op {
                     data_format:string{NHWC|NCHW}=\"NHWC\", is_training:bool=true",
         shape: |ctx: &InferCtx<'_>| (find_op("FusedBatchNormV3")?.def.shape)(ctx),
         gradient: Gradient::Refused(WHY),
+        half: HalfSafety::Safe,
         ..OpDef::BASE
     },
     kernels: &[cpu_on("T", &[DType::F32, DType::F16, DType::BF16], KernelMaker::Function(batch_norm))],
@@ -69,6 +73,7 @@ pub(crate) static UNARY_OPS_COMPOSITION: Op = Op {
         signature: "(x:T) -> (y:T) ; T:type{float,half,double}, op_names:list(string)",
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::Refused(WHY),
+        half: HalfSafety::Wide,
         ..OpDef::BASE
     },
     kernels: &[cpu_on("T", &[DType::F32, DType::F16, DType::F64], KernelMaker::Function(composition))],

@@ -5,7 +5,7 @@
 
 use half::{bf16, f16};
 use kolo_core::Result;
-use kolo_graph::{Elements, Elementwise, Gradient, OpDef, Output, ShapesFit};
+use kolo_graph::{Elements, Elementwise, Gradient, HalfSafety, OpDef, Output, ShapesFit};
 
 use crate::KernelCtx;
 use crate::math::binary::first;
@@ -30,7 +30,8 @@ pub(crate) static GELU: Op = activation(
 .elementwise(Elementwise::new(
     "x0 / ((W)1 + exp((W)-1.5957691216057307 * x0 * ((W)1 + (W)0.044715 * x0 * x0)))",
     Elements::Floats,
-));
+))
+.half(HalfSafety::Safe);
 pub(crate) static GELU_GRAD: Op = {
     let op = backprop(
         "KoloGeluGrad",
@@ -38,7 +39,8 @@ pub(crate) static GELU_GRAD: Op = {
         |_, _| Ok(Vec::new()),
         elementwise_kernels!(backward: f32, f64; f16, bf16),
     )
-    .elementwise(Elementwise::new("gelu_grad(x0, x1)", Elements::Floats).shapes(ShapesFit::Same));
+    .elementwise(Elementwise::new("gelu_grad(x0, x1)", Elements::Floats).shapes(ShapesFit::Same))
+    .half(HalfSafety::Safe);
     Op { def: OpDef { gradient: Gradient::Refused("no second derivative is defined for KoloGelu"), ..op.def }, ..op }
 };
 

@@ -5,7 +5,7 @@
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Tensor};
 use kolo_device::cpu::vectorize;
-use kolo_graph::{Gradient, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, InferCtx, OpDef, Output, SplitRule};
 
 use crate::math::binary::first;
 use crate::nn::float::{Float, sum_by};
@@ -44,6 +44,8 @@ pub(crate) static LAYER_NORM: Op = Op {
             let grads = builder.attr("epsilon", epsilon).try_build()?;
             Ok(grads.outputs().into_iter().map(|grad| Some(grad.into())).collect())
         }),
+        half: HalfSafety::Wide,
+        split: SplitRule::Rows,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
@@ -60,6 +62,7 @@ pub(crate) static LAYER_NORM_GRAD: Op = Op {
             Ok(vec![x.merge(ctx.input(0))?, row.clone(), row])
         },
         gradient: Gradient::Refused("no second derivative is defined for KoloLayerNorm"),
+        half: HalfSafety::Wide,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64; f16, bf16),

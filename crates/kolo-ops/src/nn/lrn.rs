@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, Result};
-use kolo_graph::{Attrs, Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Attrs, Gradient, HalfSafety, OpDef, Output, SplitRule, shape_fns};
 
 use crate::math::binary::first;
 use crate::nn::float::Float;
@@ -33,6 +33,8 @@ pub(crate) static LRN: Op = Op {
             }
             Ok(vec![Some(builder.out().into())])
         }),
+        half: HalfSafety::Wide,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32; f16, bf16),
@@ -46,6 +48,8 @@ pub(crate) static LRN_GRAD: Op = Op {
                     alpha:float=1.0, beta:float=0.5, T:type{half,bfloat16,float}=float",
         shape: shape_fns::all_same,
         gradient: Gradient::Refused("no second derivative is defined for LRN"),
+        half: HalfSafety::Wide,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32; f16, bf16),

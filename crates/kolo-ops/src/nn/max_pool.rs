@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
-use kolo_graph::{Attrs, Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Attrs, Gradient, HalfSafety, OpDef, Output, SplitRule, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::elementwise::lanes;
@@ -35,6 +35,8 @@ pub(crate) static MAX_POOL: Op = Op {
             let dx = like(op, "MaxPoolGrad").inputs([op.input(0), op.output(0), first(dy)?]).out();
             Ok(vec![Some(dx.into())])
         }),
+        half: HalfSafety::Neutral,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, i32, i64; f16, bf16, i8, i16, u8, u16),
@@ -50,6 +52,8 @@ pub(crate) static MAX_POOL_GRAD: Op = Op {
                     T:type{float,double,int32,uint8,int16,int8,int64,bfloat16,uint16,half,uint32,uint64}=float",
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::Refused("MaxPoolGradGrad is not implemented"),
+        half: HalfSafety::Neutral,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
@@ -71,6 +75,8 @@ pub(crate) static MAX_POOL_V2: Op = Op {
             let builder = like(op, "MaxPoolGradV2").inputs([op.input(0), op.output(0), first(dy)?]).inputs(window);
             Ok(vec![Some(builder.out().into()), None, None])
         }),
+        half: HalfSafety::Neutral,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward_v2: f32, f64, i32, i64; f16, bf16, i8, i16, u8, u16),
@@ -85,6 +91,8 @@ pub(crate) static MAX_POOL_GRAD_V2: Op = Op {
                     T:type{float,double,int32,uint8,int16,int8,int64,bfloat16,uint16,half,uint32,uint64}=float",
         shape: shape_fns::same_as_input_0,
         gradient: Gradient::Refused("MaxPoolGradGradV2 is not implemented"),
+        half: HalfSafety::Neutral,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward_v2: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),

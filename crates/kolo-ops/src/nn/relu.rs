@@ -2,7 +2,9 @@
 
 use half::{bf16, f16};
 use kolo_core::Result;
-use kolo_graph::{Elements, Elementwise, Grad, Gradient, GradientFn, OpDef, Operation, Output, ShapesFit, shape_fns};
+use kolo_graph::{
+    Elements, Elementwise, Grad, Gradient, GradientFn, HalfSafety, OpDef, Operation, Output, ShapesFit, shape_fns,
+};
 
 use crate::math::binary::first;
 use crate::math::elementwise::{map, zip};
@@ -42,35 +44,40 @@ pub(crate) static RELU: Op = activation(
     |op, dy| one(grad("ReluGrad", first(dy)?, op.output(0))),
     elementwise_kernels!(relu_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
 )
-.elementwise(Elementwise::new("x0 < (W)0 ? (W)0 : x0", Elements::Numbers));
+.elementwise(Elementwise::new("x0 < (W)0 ? (W)0 : x0", Elements::Numbers))
+.half(HalfSafety::Neutral);
 pub(crate) static RELU_GRAD: Op = backprop(
     "ReluGrad",
     concat!("(gradients:T, features:T) -> (backprops:T) ; ", real_numbers!()),
     |op, dy| one(grad("ReluGrad", first(dy)?, op.input(1))),
     elementwise_kernels!(relu_grad: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
 )
-.elementwise(Elementwise::new("x1 > (W)0 ? x0 : (W)0", Elements::Numbers).shapes(ShapesFit::Same));
+.elementwise(Elementwise::new("x1 > (W)0 ? x0 : (W)0", Elements::Numbers).shapes(ShapesFit::Same))
+.half(HalfSafety::Neutral);
 pub(crate) static RELU6: Op = activation(
     "Relu6",
     concat!("(features:T) -> (activations:T) ; ", real_numbers!()),
     |op, dy| one(grad("Relu6Grad", first(dy)?, op.output(0))),
     elementwise_kernels!(relu6_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
 )
-.elementwise(Elementwise::new("x0 < (W)0 ? (W)0 : (x0 > (W)6 ? (W)6 : x0)", Elements::Numbers));
+.elementwise(Elementwise::new("x0 < (W)0 ? (W)0 : (x0 > (W)6 ? (W)6 : x0)", Elements::Numbers))
+.half(HalfSafety::Neutral);
 pub(crate) static RELU6_GRAD: Op = backprop(
     "Relu6Grad",
     concat!("(gradients:T, features:T) -> (backprops:T) ; ", real_numbers!()),
     |op, dy| one(grad("Relu6Grad", first(dy)?, op.input(1))),
     elementwise_kernels!(relu6_grad: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
 )
-.elementwise(Elementwise::new("(x1 > (W)0 && x1 < (W)6) ? x0 : (W)0", Elements::Numbers).shapes(ShapesFit::Same));
+.elementwise(Elementwise::new("(x1 > (W)0 && x1 < (W)6) ? x0 : (W)0", Elements::Numbers).shapes(ShapesFit::Same))
+.half(HalfSafety::Neutral);
 pub(crate) static LEAKY_RELU: Op = activation(
     "LeakyRelu",
     "(features:T) -> (activations:T) ; alpha:float=0.20000000298023224, T:type{half,bfloat16,float,double}=float",
     |op, dy| one(leaky_grad(op, first(dy)?, op.input(0))),
     elementwise_kernels!(leaky_relu_kernel: f32, f64; f16, bf16),
 )
-.elementwise(Elementwise::new("x0 > (W)0 ? x0 : (W)p0 * x0", Elements::Floats).parameter("alpha"));
+.elementwise(Elementwise::new("x0 > (W)0 ? x0 : (W)p0 * x0", Elements::Floats).parameter("alpha"))
+.half(HalfSafety::Safe);
 pub(crate) static LEAKY_RELU_GRAD: Op = backprop(
     "LeakyReluGrad",
     "(gradients:T, features:T) -> (backprops:T) ; alpha:float=0.20000000298023224, \
@@ -80,7 +87,8 @@ pub(crate) static LEAKY_RELU_GRAD: Op = backprop(
 )
 .elementwise(
     Elementwise::new("x1 > (W)0 ? x0 : (W)p0 * x0", Elements::Floats).shapes(ShapesFit::Same).parameter("alpha"),
-);
+)
+.half(HalfSafety::Safe);
 
 /// An elementwise op with a gradient rule.
 pub(crate) const fn activation(

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape};
-use kolo_graph::{Attrs, Gradient, InferCtx, OpDef, Output, shape_fns};
+use kolo_graph::{Attrs, Gradient, HalfSafety, InferCtx, OpDef, Output, SplitRule, shape_fns};
 
 use crate::array::elements::{Item, Job, build};
 use crate::math::binary::first;
@@ -38,6 +38,8 @@ pub(crate) static RESIZE_BILINEAR: Op = Op {
             let builder = with_attrs(op, "ResizeBilinearGrad")?.input(first(dy)?).input(op.input(0));
             Ok(vec![Some(builder.out().into()), None])
         }),
+        half: HalfSafety::Wide,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(bilinear: f32, f64, i32, i64, u8; f16, bf16, i8, i16, u16),
@@ -51,6 +53,8 @@ pub(crate) static RESIZE_BILINEAR_GRAD: Op = Op {
                     align_corners:bool=false, half_pixel_centers:bool=false",
         shape: shape_fns::same_as_input_1,
         gradient: Gradient::Refused("the gradient of ResizeBilinearGrad is not implemented"),
+        half: HalfSafety::Wide,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(bilinear_grad: f32, f64; f16, bf16),
@@ -72,6 +76,8 @@ pub(crate) static RESIZE_NEAREST_NEIGHBOR: Op = Op {
             let builder = with_attrs(op, "ResizeNearestNeighborGrad")?.input(first(dy)?).input(size);
             Ok(vec![Some(builder.out().into()), None])
         }),
+        half: HalfSafety::Neutral,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(nearest)],
@@ -85,6 +91,8 @@ pub(crate) static RESIZE_NEAREST_NEIGHBOR_GRAD: Op = Op {
                     align_corners:bool=false, half_pixel_centers:bool=false",
         shape: infer,
         gradient: Gradient::Refused("the gradient of ResizeNearestNeighborGrad is not implemented"),
+        half: HalfSafety::Safe,
+        split: SplitRule::Examples,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(nearest_grad: f32, f64, i32; f16, bf16, i8, u8),

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result};
 use kolo_device::cpu::stream::is_streamed;
 use kolo_device::cpu::{vectorize, vmath};
-use kolo_graph::{Gradient, GradientFn, InferCtx, OpDef, Output};
+use kolo_graph::{Gradient, GradientFn, HalfSafety, InferCtx, OpDef, Output, SplitRule};
 
 use crate::math::binary::first;
 use crate::nn::float::{Float, largest, sum_by};
@@ -33,7 +33,9 @@ pub(crate) static SOFTMAX: Op = op(
         Ok(vec![Some(((dy - sum_of_rows(dy * y)) * y).into())])
     },
     SOFTMAX_KERNELS,
-);
+)
+.half(HalfSafety::Safe)
+.split(SplitRule::Rows);
 pub(crate) static LOG_SOFTMAX: Op = op(
     "LogSoftmax",
     "(logits:T) -> (logsoftmax:T) ; T:type{half,bfloat16,float,double}",
@@ -43,7 +45,9 @@ pub(crate) static LOG_SOFTMAX: Op = op(
         Ok(vec![Some((dy - sum_of_rows(dy) * softmax).into())])
     },
     LOG_SOFTMAX_KERNELS,
-);
+)
+.half(HalfSafety::Safe)
+.split(SplitRule::Rows);
 
 const fn op(name: &'static str, signature: &'static str, gradient: GradientFn, kernels: &'static [KernelDef]) -> Op {
     Op {

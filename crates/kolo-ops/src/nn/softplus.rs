@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::Result;
-use kolo_graph::{Elements, Elementwise, Gradient, OpDef, Output, ShapesFit};
+use kolo_graph::{Elements, Elementwise, Gradient, HalfSafety, OpDef, Output, ShapesFit};
 
 use crate::KernelCtx;
 use crate::math::binary::first;
@@ -30,7 +30,8 @@ pub(crate) static SOFTPLUS: Op = activation(
     |op, dy| Ok(vec![Some(grad("SoftplusGrad", first(dy)?, op.input(0)).into())]),
     elementwise_kernels!(softplus_kernel: f32, f64; f16, bf16),
 )
-.elementwise(Elementwise::new("(x0 < (W)0 ? (W)0 : x0) + log1p(exp(-fabs(x0)))", Elements::Floats));
+.elementwise(Elementwise::new("(x0 < (W)0 ? (W)0 : x0) + log1p(exp(-fabs(x0)))", Elements::Floats))
+.half(HalfSafety::Safe);
 pub(crate) static SOFTPLUS_GRAD: Op = backprop(
     "SoftplusGrad",
     "(gradients:T, features:T) -> (backprops:T) ; T:type{half,bfloat16,float,double}",
@@ -43,14 +44,16 @@ pub(crate) static SOFTPLUS_GRAD: Op = backprop(
     },
     elementwise_kernels!(softplus_grad: f32, f64; f16, bf16),
 )
-.elementwise(Elementwise::new("x0 / (exp(-x1) + (W)1)", Elements::Floats).shapes(ShapesFit::Same));
+.elementwise(Elementwise::new("x0 / (exp(-x1) + (W)1)", Elements::Floats).shapes(ShapesFit::Same))
+.half(HalfSafety::Safe);
 pub(crate) static SOFTSIGN: Op = activation(
     "Softsign",
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| Ok(vec![Some(grad("SoftsignGrad", first(dy)?, op.input(0)).into())]),
     elementwise_kernels!(softsign_kernel: f32, f64; f16, bf16),
 )
-.elementwise(Elementwise::new("x0 / ((W)1 + fabs(x0))", Elements::Floats));
+.elementwise(Elementwise::new("x0 / ((W)1 + fabs(x0))", Elements::Floats))
+.half(HalfSafety::Safe);
 pub(crate) static SOFTSIGN_GRAD: Op = {
     let op = backprop(
         "SoftsignGrad",
@@ -60,7 +63,8 @@ pub(crate) static SOFTSIGN_GRAD: Op = {
     )
     .elementwise(
         Elementwise::new("x0 / (((W)1 + fabs(x1)) * ((W)1 + fabs(x1)))", Elements::Floats).shapes(ShapesFit::Same),
-    );
+    )
+    .half(HalfSafety::Safe);
     Op { def: OpDef { gradient: Gradient::Refused("no second derivative is defined for Softsign"), ..op.def }, ..op }
 };
 

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_device::cpu::vectorize;
-use kolo_graph::{Gradient, OpDef, Output};
+use kolo_graph::{Gradient, HalfSafety, OpDef, Output, SplitRule};
 
 use crate::nn::cross_entropy::features_gradient;
 use crate::nn::float::{Float, largest, sum_by};
@@ -30,6 +30,8 @@ pub(crate) static SPARSE_SOFTMAX_CROSS_ENTROPY_WITH_LOGITS: Op = Op {
             Ok(vec![rows, backprop])
         },
         gradient: Gradient::Rule(|op, dy| Ok(vec![features_gradient(op, dy).map(Into::into)])),
+        half: HalfSafety::Wide,
+        split: SplitRule::Rows,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),

@@ -5,7 +5,7 @@ use kolo_graph::{Operation, Output};
 
 use crate::Op;
 use crate::optim::update::{
-    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op,
+    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, sparse_update_op, update_kernels, update_op,
 };
 
 /// Updates a variable and its two accumulators, given by reference or by handle.
@@ -36,7 +36,7 @@ pub(crate) static RESOURCE_APPLY_ADADELTA: Op = update_op(
     update_kernels!(dense, Adadelta, 2),
 );
 
-pub(crate) static SPARSE_APPLY_ADADELTA: Op = update_op(
+pub(crate) static SPARSE_APPLY_ADADELTA: Op = sparse_update_op(
     "SparseApplyAdadelta",
     "(var:Ref(T), accum:Ref(T), accum_update:Ref(T), lr:T, rho:T, epsilon:T, grad:T, \
      indices:Tindices) -> (out:Ref(T)) ; T:type{num}, Tindices:type{int32,int64}, \
@@ -45,7 +45,7 @@ pub(crate) static SPARSE_APPLY_ADADELTA: Op = update_op(
     update_kernels!(sparse, Adadelta, 2),
 );
 
-pub(crate) static RESOURCE_SPARSE_APPLY_ADADELTA: Op = update_op(
+pub(crate) static RESOURCE_SPARSE_APPLY_ADADELTA: Op = sparse_update_op(
     "ResourceSparseApplyAdadelta",
     "(var:resource, accum:resource, accum_update:resource, lr:T, rho:T, epsilon:T, grad:T, \
      indices:Tindices) -> () ; T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false",

@@ -6,7 +6,7 @@ use kolo_graph::{Operation, Output};
 
 use crate::Op;
 use crate::optim::update::{
-    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op,
+    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, sparse_update_op, update_kernels, update_op,
 };
 
 /// Updates a variable and its accumulator, given by reference or by handle.
@@ -41,7 +41,7 @@ pub(crate) static RESOURCE_APPLY_ADAGRAD: Op = update_op(
     update_kernels!(dense, Adagrad, 1),
 );
 
-pub(crate) static SPARSE_APPLY_ADAGRAD: Op = update_op(
+pub(crate) static SPARSE_APPLY_ADAGRAD: Op = sparse_update_op(
     "SparseApplyAdagrad",
     "(var:Ref(T), accum:Ref(T), lr:T, grad:T, indices:Tindices) -> (out:Ref(T)) ; T:type{num}, \
      Tindices:type{int32,int64}, use_locking:bool=false, update_slots:bool=true",
@@ -49,7 +49,7 @@ pub(crate) static SPARSE_APPLY_ADAGRAD: Op = update_op(
     update_kernels!(sparse, Adagrad, 1),
 );
 
-pub(crate) static RESOURCE_SPARSE_APPLY_ADAGRAD: Op = update_op(
+pub(crate) static RESOURCE_SPARSE_APPLY_ADAGRAD: Op = sparse_update_op(
     "ResourceSparseApplyAdagrad",
     "(var:resource, accum:resource, lr:T, grad:T, indices:Tindices) -> () ; T:type{num}, \
      Tindices:type{int32,int64}, use_locking:bool=false, update_slots:bool=true",
@@ -73,7 +73,7 @@ pub(crate) static RESOURCE_APPLY_ADAGRAD_V2: Op = update_op(
     update_kernels!(dense, AdagradV2, 1),
 );
 
-pub(crate) static SPARSE_APPLY_ADAGRAD_V2: Op = update_op(
+pub(crate) static SPARSE_APPLY_ADAGRAD_V2: Op = sparse_update_op(
     "SparseApplyAdagradV2",
     "(var:Ref(T), accum:Ref(T), lr:T, epsilon:T, grad:T, indices:Tindices) -> (out:Ref(T)) ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false, update_slots:bool=true",
@@ -81,7 +81,7 @@ pub(crate) static SPARSE_APPLY_ADAGRAD_V2: Op = update_op(
     update_kernels!(sparse, AdagradV2, 1),
 );
 
-pub(crate) static RESOURCE_SPARSE_APPLY_ADAGRAD_V2: Op = update_op(
+pub(crate) static RESOURCE_SPARSE_APPLY_ADAGRAD_V2: Op = sparse_update_op(
     "ResourceSparseApplyAdagradV2",
     "(var:resource, accum:resource, lr:T, epsilon:T, grad:T, indices:Tindices) -> () ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false, update_slots:bool=true",

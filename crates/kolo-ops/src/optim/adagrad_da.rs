@@ -3,7 +3,9 @@
 use kolo_core::Result;
 
 use crate::Op;
-use crate::optim::update::{Compute, Optimizer, Rule, Scalars, dense_shape, sparse_shape, update_kernels, update_op};
+use crate::optim::update::{
+    Compute, Optimizer, Rule, Scalars, dense_shape, sparse_shape, sparse_update_op, update_kernels, update_op,
+};
 
 pub(crate) static APPLY_ADAGRAD_DA: Op = update_op(
     "ApplyAdagradDA",
@@ -21,7 +23,7 @@ pub(crate) static RESOURCE_APPLY_ADAGRAD_DA: Op = update_op(
     update_kernels!(dense, AdagradDa, 2),
 );
 
-pub(crate) static SPARSE_APPLY_ADAGRAD_DA: Op = update_op(
+pub(crate) static SPARSE_APPLY_ADAGRAD_DA: Op = sparse_update_op(
     "SparseApplyAdagradDA",
     "(var:Ref(T), gradient_accumulator:Ref(T), gradient_squared_accumulator:Ref(T), grad:T, \
      indices:Tindices, lr:T, l1:T, l2:T, global_step:int64) -> (out:Ref(T)) ; T:type{num}, \
@@ -30,7 +32,7 @@ pub(crate) static SPARSE_APPLY_ADAGRAD_DA: Op = update_op(
     update_kernels!(sparse, AdagradDa, 2),
 );
 
-pub(crate) static RESOURCE_SPARSE_APPLY_ADAGRAD_DA: Op = update_op(
+pub(crate) static RESOURCE_SPARSE_APPLY_ADAGRAD_DA: Op = sparse_update_op(
     "ResourceSparseApplyAdagradDA",
     "(var:resource, gradient_accumulator:resource, gradient_squared_accumulator:resource, grad:T, \
      indices:Tindices, lr:T, l1:T, l2:T, global_step:int64) -> () ; T:type{num}, \

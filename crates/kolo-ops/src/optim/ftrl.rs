@@ -6,7 +6,7 @@ use kolo_graph::{Operation, Output};
 
 use crate::Op;
 use crate::optim::update::{
-    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op,
+    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, sparse_update_op, update_kernels, update_op,
 };
 
 /// Updates a variable, its accumulator and its linear term, given by reference or by handle. `rates` are the learning
@@ -37,7 +37,7 @@ pub(crate) static RESOURCE_APPLY_FTRL: Op = update_op(
     update_kernels!(dense, Ftrl, 2),
 );
 
-pub(crate) static SPARSE_APPLY_FTRL: Op = update_op(
+pub(crate) static SPARSE_APPLY_FTRL: Op = sparse_update_op(
     "SparseApplyFtrl",
     "(var:Ref(T), accum:Ref(T), linear:Ref(T), grad:T, indices:Tindices, lr:T, l1:T, l2:T, \
      lr_power:T) -> (out:Ref(T)) ; T:type{num}, Tindices:type{int32,int64}, \
@@ -46,7 +46,7 @@ pub(crate) static SPARSE_APPLY_FTRL: Op = update_op(
     update_kernels!(sparse, Ftrl, 2),
 );
 
-pub(crate) static RESOURCE_SPARSE_APPLY_FTRL: Op = update_op(
+pub(crate) static RESOURCE_SPARSE_APPLY_FTRL: Op = sparse_update_op(
     "ResourceSparseApplyFtrl",
     "(var:resource, accum:resource, linear:resource, grad:T, indices:Tindices, lr:T, l1:T, l2:T, \
      lr_power:T) -> () ; T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false, \
@@ -72,7 +72,7 @@ pub(crate) static RESOURCE_APPLY_FTRL_V2: Op = update_op(
     update_kernels!(dense, FtrlV2, 2),
 );
 
-pub(crate) static SPARSE_APPLY_FTRL_V2: Op = update_op(
+pub(crate) static SPARSE_APPLY_FTRL_V2: Op = sparse_update_op(
     "SparseApplyFtrlV2",
     "(var:Ref(T), accum:Ref(T), linear:Ref(T), grad:T, indices:Tindices, lr:T, l1:T, l2:T, \
      l2_shrinkage:T, lr_power:T) -> (out:Ref(T)) ; T:type{num}, Tindices:type{int32,int64}, \
@@ -81,7 +81,7 @@ pub(crate) static SPARSE_APPLY_FTRL_V2: Op = update_op(
     update_kernels!(sparse, FtrlV2, 2),
 );
 
-pub(crate) static RESOURCE_SPARSE_APPLY_FTRL_V2: Op = update_op(
+pub(crate) static RESOURCE_SPARSE_APPLY_FTRL_V2: Op = sparse_update_op(
     "ResourceSparseApplyFtrlV2",
     "(var:resource, accum:resource, linear:resource, grad:T, indices:Tindices, lr:T, l1:T, l2:T, \
      l2_shrinkage:T, lr_power:T) -> () ; T:type{num}, Tindices:type{int32,int64}, \

@@ -6,7 +6,7 @@ use kolo_graph::{Operation, Output};
 
 use crate::Op;
 use crate::optim::update::{
-    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op,
+    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, sparse_update_op, update_kernels, update_op,
 };
 
 /// Updates a variable and its accumulator, given by reference or by handle.
@@ -49,7 +49,7 @@ pub(crate) static RESOURCE_APPLY_MOMENTUM: Op = update_op(
     update_kernels!(dense, Momentum, 1),
 );
 
-pub(crate) static SPARSE_APPLY_MOMENTUM: Op = update_op(
+pub(crate) static SPARSE_APPLY_MOMENTUM: Op = sparse_update_op(
     "SparseApplyMomentum",
     "(var:Ref(T), accum:Ref(T), lr:T, grad:T, indices:Tindices, momentum:T) -> (out:Ref(T)) ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false, use_nesterov:bool=false",
@@ -57,7 +57,7 @@ pub(crate) static SPARSE_APPLY_MOMENTUM: Op = update_op(
     update_kernels!(sparse, Momentum, 1),
 );
 
-pub(crate) static RESOURCE_SPARSE_APPLY_MOMENTUM: Op = update_op(
+pub(crate) static RESOURCE_SPARSE_APPLY_MOMENTUM: Op = sparse_update_op(
     "ResourceSparseApplyMomentum",
     "(var:resource, accum:resource, lr:T, grad:T, indices:Tindices, momentum:T) -> () ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false, use_nesterov:bool=false",
@@ -73,7 +73,7 @@ pub(crate) static RESOURCE_APPLY_KERAS_MOMENTUM: Op = update_op(
     update_kernels!(dense, KerasMomentum, 1),
 );
 
-pub(crate) static RESOURCE_SPARSE_APPLY_KERAS_MOMENTUM: Op = update_op(
+pub(crate) static RESOURCE_SPARSE_APPLY_KERAS_MOMENTUM: Op = sparse_update_op(
     "ResourceSparseApplyKerasMomentum",
     "(var:resource, accum:resource, lr:T, grad:T, indices:Tindices, momentum:T) -> () ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false, use_nesterov:bool=false",

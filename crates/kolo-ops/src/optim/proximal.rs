@@ -4,7 +4,9 @@
 use kolo_core::Result;
 
 use crate::Op;
-use crate::optim::update::{Compute, Optimizer, Rule, Scalars, dense_shape, sparse_shape, update_kernels, update_op};
+use crate::optim::update::{
+    Compute, Optimizer, Rule, Scalars, dense_shape, sparse_shape, sparse_update_op, update_kernels, update_op,
+};
 
 pub(crate) static APPLY_PROXIMAL_GRADIENT_DESCENT: Op = update_op(
     "ApplyProximalGradientDescent",
@@ -21,7 +23,7 @@ pub(crate) static RESOURCE_APPLY_PROXIMAL_GRADIENT_DESCENT: Op = update_op(
     update_kernels!(dense, ProximalGradientDescent, 0),
 );
 
-pub(crate) static SPARSE_APPLY_PROXIMAL_GRADIENT_DESCENT: Op = update_op(
+pub(crate) static SPARSE_APPLY_PROXIMAL_GRADIENT_DESCENT: Op = sparse_update_op(
     "SparseApplyProximalGradientDescent",
     "(var:Ref(T), alpha:T, l1:T, l2:T, grad:T, indices:Tindices) -> (out:Ref(T)) ; T:type{num}, \
      Tindices:type{int32,int64}, use_locking:bool=false",
@@ -29,7 +31,7 @@ pub(crate) static SPARSE_APPLY_PROXIMAL_GRADIENT_DESCENT: Op = update_op(
     update_kernels!(sparse, ProximalGradientDescent, 0),
 );
 
-pub(crate) static RESOURCE_SPARSE_APPLY_PROXIMAL_GRADIENT_DESCENT: Op = update_op(
+pub(crate) static RESOURCE_SPARSE_APPLY_PROXIMAL_GRADIENT_DESCENT: Op = sparse_update_op(
     "ResourceSparseApplyProximalGradientDescent",
     "(var:resource, alpha:T, l1:T, l2:T, grad:T, indices:Tindices) -> () ; T:type{num}, \
      Tindices:type{int32,int64}, use_locking:bool=false",
@@ -53,7 +55,7 @@ pub(crate) static RESOURCE_APPLY_PROXIMAL_ADAGRAD: Op = update_op(
     update_kernels!(dense, ProximalAdagrad, 1),
 );
 
-pub(crate) static SPARSE_APPLY_PROXIMAL_ADAGRAD: Op = update_op(
+pub(crate) static SPARSE_APPLY_PROXIMAL_ADAGRAD: Op = sparse_update_op(
     "SparseApplyProximalAdagrad",
     "(var:Ref(T), accum:Ref(T), lr:T, l1:T, l2:T, grad:T, indices:Tindices) -> (out:Ref(T)) ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false",
@@ -61,7 +63,7 @@ pub(crate) static SPARSE_APPLY_PROXIMAL_ADAGRAD: Op = update_op(
     update_kernels!(sparse, ProximalAdagrad, 1),
 );
 
-pub(crate) static RESOURCE_SPARSE_APPLY_PROXIMAL_ADAGRAD: Op = update_op(
+pub(crate) static RESOURCE_SPARSE_APPLY_PROXIMAL_ADAGRAD: Op = sparse_update_op(
     "ResourceSparseApplyProximalAdagrad",
     "(var:resource, accum:resource, lr:T, l1:T, l2:T, grad:T, indices:Tindices) -> () ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false",

@@ -6,7 +6,7 @@ use kolo_graph::{Operation, Output};
 
 use crate::Op;
 use crate::optim::update::{
-    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, update_kernels, update_op,
+    Compute, Optimizer, Rule, Scalars, build, dense_shape, sparse_shape, sparse_update_op, update_kernels, update_op,
 };
 
 /// Updates a variable, its mean square and its momentum, given by reference or by handle.
@@ -51,7 +51,7 @@ pub(crate) static RESOURCE_APPLY_RMS_PROP: Op = update_op(
     update_kernels!(dense, RmsProp, 2),
 );
 
-pub(crate) static SPARSE_APPLY_RMS_PROP: Op = update_op(
+pub(crate) static SPARSE_APPLY_RMS_PROP: Op = sparse_update_op(
     "SparseApplyRMSProp",
     "(var:Ref(T), ms:Ref(T), mom:Ref(T), lr:T, rho:T, momentum:T, epsilon:T, grad:T, \
      indices:Tindices) -> (out:Ref(T)) ; T:type{num}, Tindices:type{int32,int64}, \
@@ -60,7 +60,7 @@ pub(crate) static SPARSE_APPLY_RMS_PROP: Op = update_op(
     update_kernels!(sparse, RmsProp, 2),
 );
 
-pub(crate) static RESOURCE_SPARSE_APPLY_RMS_PROP: Op = update_op(
+pub(crate) static RESOURCE_SPARSE_APPLY_RMS_PROP: Op = sparse_update_op(
     "ResourceSparseApplyRMSProp",
     "(var:resource, ms:resource, mom:resource, lr:T, rho:T, momentum:T, epsilon:T, grad:T, \
      indices:Tindices) -> () ; T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false",
@@ -84,7 +84,7 @@ pub(crate) static RESOURCE_APPLY_CENTERED_RMS_PROP: Op = update_op(
     update_kernels!(dense, CenteredRmsProp, 3),
 );
 
-pub(crate) static SPARSE_APPLY_CENTERED_RMS_PROP: Op = update_op(
+pub(crate) static SPARSE_APPLY_CENTERED_RMS_PROP: Op = sparse_update_op(
     "SparseApplyCenteredRMSProp",
     "(var:Ref(T), mg:Ref(T), ms:Ref(T), mom:Ref(T), lr:T, rho:T, momentum:T, epsilon:T, grad:T, \
      indices:Tindices) -> (out:Ref(T)) ; T:type{num}, Tindices:type{int32,int64}, \
@@ -93,7 +93,7 @@ pub(crate) static SPARSE_APPLY_CENTERED_RMS_PROP: Op = update_op(
     update_kernels!(sparse, CenteredRmsProp, 3),
 );
 
-pub(crate) static RESOURCE_SPARSE_APPLY_CENTERED_RMS_PROP: Op = update_op(
+pub(crate) static RESOURCE_SPARSE_APPLY_CENTERED_RMS_PROP: Op = sparse_update_op(
     "ResourceSparseApplyCenteredRMSProp",
     "(var:resource, mg:resource, ms:resource, mom:resource, lr:T, rho:T, momentum:T, epsilon:T, \
      grad:T, indices:Tindices) -> () ; T:type{num}, Tindices:type{int32,int64}, \

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, PartialShape, Result, Tensor};
 use kolo_device::cpu::{IntraPool, pool};
-use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Operation, Output, ShapeFn, Signature};
+use kolo_graph::{Effects, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output, ShapeFn, Signature, SplitRule};
 use num_traits::Float;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -150,11 +150,23 @@ pub(crate) const fn update_op(
             // TensorFlow calls only the forms with handles stateful; those with references are tied to their variable.
             stateful: name.as_bytes()[0] == b'R',
             effects: Effects::Writes,
+            half: HalfSafety::Never,
+            split: SplitRule::Update,
             ..OpDef::BASE
         },
         kernels,
         cost: Cost::Elements,
     }
+}
+
+/// As [`update_op`], of the rows that have a gradient: which these are says nothing of how a variable is split.
+pub(crate) const fn sparse_update_op(
+    name: &'static str,
+    signature: &'static str,
+    shape: ShapeFn,
+    kernels: &'static [KernelDef],
+) -> Op {
+    update_op(name, signature, shape, kernels).split(SplitRule::Unstated)
 }
 
 /// CPU kernels of an update: `update_kernels!(dense, Momentum, 1)`.

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use half::{bf16, f16};
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
-use kolo_graph::{Grad, Gradient, Graph, InferCtx, IntoOutput, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, Graph, HalfSafety, InferCtx, IntoOutput, OpDef, Operation, Output};
 
 use crate::array::elements::Item;
 use crate::array::view::{View, strides};
@@ -82,6 +82,7 @@ pub(crate) static EINSUM: Op = Op {
         signature: "(inputs:N*T) -> (output:T) ; equation:string, N:int>=1, T:type",
         shape: infer,
         gradient: Gradient::Rule(gradient),
+        half: HalfSafety::Faster,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, i32, i64; f16, bf16),

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::Result;
-use kolo_graph::{Grad, Gradient, HostRule, Operation, Output};
+use kolo_graph::{Combine, Grad, Gradient, HalfSafety, HostRule, Operation, Output, SplitRule};
 
 use crate::KernelCtx;
 use crate::math::binary::first;
@@ -40,10 +40,14 @@ pub fn min_all(x: Output<'_>) -> Output<'_> {
 const ORDERED: &str = "(input:T, reduction_indices:Tidx) -> (output:T) ; \
     keep_dims:bool=false, T:type{real,quantized}, Tidx:type{int32,int64}=int32";
 
-pub(crate) static MAX: Op =
-    reduction("Max", ORDERED, MAX_KERNELS, Gradient::Rule(gradient)).host(HostRule::SmallIntegers);
-pub(crate) static MIN: Op =
-    reduction("Min", ORDERED, MIN_KERNELS, Gradient::Rule(gradient)).host(HostRule::SmallIntegers);
+pub(crate) static MAX: Op = reduction("Max", ORDERED, MAX_KERNELS, Gradient::Rule(gradient))
+    .host(HostRule::SmallIntegers)
+    .half(HalfSafety::Neutral)
+    .split(SplitRule::Reduction(Combine::Max));
+pub(crate) static MIN: Op = reduction("Min", ORDERED, MIN_KERNELS, Gradient::Rule(gradient))
+    .host(HostRule::SmallIntegers)
+    .half(HalfSafety::Neutral)
+    .split(SplitRule::Reduction(Combine::Min));
 
 /// Elements that are equally extreme share the gradient.
 fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {

@@ -1,7 +1,7 @@
 //! `All` and `Any` over axes.
 
 use kolo_core::Result;
-use kolo_graph::{Gradient, OpDef, Output, shape_fns};
+use kolo_graph::{Combine, Gradient, OpDef, Output, SplitRule, shape_fns};
 
 use crate::math::reduce::reduce;
 use crate::math::reduce::sum::over_all;
@@ -33,8 +33,8 @@ pub fn any_all(x: Output<'_>) -> Output<'_> {
     over_all(x, "Any")
 }
 
-pub(crate) static ALL: Op = logical("All", &[cpu_any(all_kernel)]);
-pub(crate) static ANY: Op = logical("Any", &[cpu_any(any_kernel)]);
+pub(crate) static ALL: Op = logical("All", &[cpu_any(all_kernel)]).split(SplitRule::Reduction(Combine::All));
+pub(crate) static ANY: Op = logical("Any", &[cpu_any(any_kernel)]).split(SplitRule::Reduction(Combine::Any));
 
 const fn logical(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {

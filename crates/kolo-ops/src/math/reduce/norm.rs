@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Result, Shape};
-use kolo_graph::{Grad, Gradient, OpDef, Operation, Output, shape_fns};
+use kolo_graph::{Grad, Gradient, HalfSafety, OpDef, Operation, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::number::{Number, Real};
@@ -24,7 +24,8 @@ pub fn l2_loss(x: Output<'_>) -> Output<'_> {
     x.graph().op("L2Loss").input(x).out()
 }
 
-pub(crate) static EUCLIDEAN_NORM: Op = reduction("EuclideanNorm", NUMBERS, NORM_KERNELS, Gradient::Rule(norm_gradient));
+pub(crate) static EUCLIDEAN_NORM: Op =
+    reduction("EuclideanNorm", NUMBERS, NORM_KERNELS, Gradient::Rule(norm_gradient)).half(HalfSafety::Wide);
 
 pub(crate) static L2_LOSS: Op = Op {
     def: OpDef {
@@ -32,6 +33,7 @@ pub(crate) static L2_LOSS: Op = Op {
         signature: "(t:T) -> (output:T) ; T:type{half,bfloat16,float,double}",
         shape: shape_fns::scalars,
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some((op.input(0) * first(dy)?).into())])),
+        half: HalfSafety::Wide,
         ..OpDef::BASE
     },
     kernels: LOSS_KERNELS,

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use kolo_core::{DType, Result};
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Grad, Gradient, HostRule, Operation, Output};
+use kolo_graph::{Combine, Grad, Gradient, HalfSafety, HostRule, Operation, Output, SplitRule};
 
 use crate::KernelCtx;
 use crate::math::binary::first;
@@ -19,8 +19,10 @@ pub fn prod<'g>(x: Output<'g>, axes: &[i32]) -> Output<'g> {
     x.graph().op("Prod").input(x).input(x.graph().constant(axes)).out()
 }
 
-pub(crate) static PROD: Op =
-    reduction("Prod", NUMBERS, KERNELS, Gradient::Rule(gradient)).host(HostRule::SmallIntegers);
+pub(crate) static PROD: Op = reduction("Prod", NUMBERS, KERNELS, Gradient::Rule(gradient))
+    .host(HostRule::SmallIntegers)
+    .half(HalfSafety::Wide)
+    .split(SplitRule::Reduction(Combine::Product));
 
 /// Each element's gradient is the product of all others. Not `y / x`: that has no value where an element is 0. Instead
 /// the product of those before it times the product of those after it.

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::Result;
-use kolo_graph::{Grad, Gradient, HostRule, OpDef, Operation, Output, shape_fns};
+use kolo_graph::{Combine, Grad, Gradient, HalfSafety, HostRule, OpDef, Operation, Output, SplitRule, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::number::Number;
@@ -49,9 +49,13 @@ pub(crate) fn over_all<'g>(x: Output<'g>, op: &str) -> Output<'g> {
     graph.op(op).input(x).input(axes).out()
 }
 
-pub(crate) static SUM: Op =
-    reduction("Sum", NUMBERS, SUM_KERNELS, Gradient::Rule(sum_gradient)).host(HostRule::SmallIntegers);
-pub(crate) static MEAN: Op = reduction("Mean", NUMBERS, MEAN_KERNELS, Gradient::Rule(mean_gradient));
+pub(crate) static SUM: Op = reduction("Sum", NUMBERS, SUM_KERNELS, Gradient::Rule(sum_gradient))
+    .host(HostRule::SmallIntegers)
+    .half(HalfSafety::Wide)
+    .split(SplitRule::Reduction(Combine::Sum));
+pub(crate) static MEAN: Op = reduction("Mean", NUMBERS, MEAN_KERNELS, Gradient::Rule(mean_gradient))
+    .half(HalfSafety::Wide)
+    .split(SplitRule::Reduction(Combine::Mean));
 
 pub(crate) const NUMBERS: &str = "(input:T, reduction_indices:Tidx) -> (output:T) ; \
     keep_dims:bool=false, T:type{num}, Tidx:type{int32,int64}=int32";

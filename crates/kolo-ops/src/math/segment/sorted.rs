@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_graph::{Grad, Gradient, InferCtx, IntoOutput, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, IntoOutput, OpDef, Operation, Output};
 
 use crate::math::binary::first;
 use crate::math::elementwise::lanes;
@@ -45,14 +45,22 @@ pub fn sparse_segment_mean<'g>(data: Output<'g>, indices: Output<'g>, segment_id
     data.graph().op("SparseSegmentMean").inputs([data, indices, segment_ids]).out()
 }
 
-pub(crate) static SEGMENT_SUM: Op = sorted("SegmentSum", NUMBERS, SUM_KERNELS, Gradient::Rule(segment_gradient));
-pub(crate) static SEGMENT_MEAN: Op = sorted("SegmentMean", NUMBERS, MEAN_KERNELS, Gradient::Rule(segment_gradient));
-pub(crate) static SEGMENT_MAX: Op = sorted("SegmentMax", ORDERED, MAX_KERNELS, Gradient::Rule(extreme_gradient));
-pub(crate) static SEGMENT_MIN: Op = sorted("SegmentMin", ORDERED, MIN_KERNELS, Gradient::Rule(extreme_gradient));
-pub(crate) static SEGMENT_PROD: Op = sorted("SegmentProd", NUMBERS, PROD_KERNELS, Gradient::Rule(prod_gradient));
-pub(crate) static SPARSE_SEGMENT_SUM: Op = sparse("SparseSegmentSum", ORDERED_ROWS, SPARSE_SUM_KERNELS);
-pub(crate) static SPARSE_SEGMENT_MEAN: Op = sparse("SparseSegmentMean", FLOAT_ROWS, SPARSE_MEAN_KERNELS);
-pub(crate) static SPARSE_SEGMENT_SQRT_N: Op = sparse("SparseSegmentSqrtN", FLOAT_ROWS, SPARSE_SQRT_N_KERNELS);
+pub(crate) static SEGMENT_SUM: Op =
+    sorted("SegmentSum", NUMBERS, SUM_KERNELS, Gradient::Rule(segment_gradient)).half(HalfSafety::Wide);
+pub(crate) static SEGMENT_MEAN: Op =
+    sorted("SegmentMean", NUMBERS, MEAN_KERNELS, Gradient::Rule(segment_gradient)).half(HalfSafety::Wide);
+pub(crate) static SEGMENT_MAX: Op =
+    sorted("SegmentMax", ORDERED, MAX_KERNELS, Gradient::Rule(extreme_gradient)).half(HalfSafety::Neutral);
+pub(crate) static SEGMENT_MIN: Op =
+    sorted("SegmentMin", ORDERED, MIN_KERNELS, Gradient::Rule(extreme_gradient)).half(HalfSafety::Neutral);
+pub(crate) static SEGMENT_PROD: Op =
+    sorted("SegmentProd", NUMBERS, PROD_KERNELS, Gradient::Rule(prod_gradient)).half(HalfSafety::Wide);
+pub(crate) static SPARSE_SEGMENT_SUM: Op =
+    sparse("SparseSegmentSum", ORDERED_ROWS, SPARSE_SUM_KERNELS).half(HalfSafety::Wide);
+pub(crate) static SPARSE_SEGMENT_MEAN: Op =
+    sparse("SparseSegmentMean", FLOAT_ROWS, SPARSE_MEAN_KERNELS).half(HalfSafety::Wide);
+pub(crate) static SPARSE_SEGMENT_SQRT_N: Op =
+    sparse("SparseSegmentSqrtN", FLOAT_ROWS, SPARSE_SQRT_N_KERNELS).half(HalfSafety::Wide);
 
 const NUMBERS: &str = "(data:T, segment_ids:Tindices) -> (output:T) ; T:type{num}, Tindices:type{int32,int64}";
 const ORDERED: &str = "(data:T, segment_ids:Tindices) -> (output:T) ; T:type{real}, Tindices:type{int32,int64}";

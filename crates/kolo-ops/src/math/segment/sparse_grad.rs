@@ -3,15 +3,15 @@
 
 use half::{bf16, f16};
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
-use kolo_graph::{Gradient, OpDef};
+use kolo_graph::{Gradient, HalfSafety, OpDef};
 
 use crate::math::number::Real;
 use crate::op::{KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
-pub(crate) static SPARSE_SEGMENT_SUM_GRAD: Op = grad("SparseSegmentSumGrad", KERNELS);
-pub(crate) static SPARSE_SEGMENT_MEAN_GRAD: Op = grad("SparseSegmentMeanGrad", KERNELS);
-pub(crate) static SPARSE_SEGMENT_SQRT_N_GRAD: Op = grad("SparseSegmentSqrtNGrad", KERNELS);
+pub(crate) static SPARSE_SEGMENT_SUM_GRAD: Op = grad("SparseSegmentSumGrad", KERNELS).half(HalfSafety::Wide);
+pub(crate) static SPARSE_SEGMENT_MEAN_GRAD: Op = grad("SparseSegmentMeanGrad", KERNELS).half(HalfSafety::Wide);
+pub(crate) static SPARSE_SEGMENT_SQRT_N_GRAD: Op = grad("SparseSegmentSqrtNGrad", KERNELS).half(HalfSafety::Wide);
 
 const fn grad(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
-use kolo_graph::{Grad, Gradient, InferCtx, IntoOutput, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, IntoOutput, OpDef, Operation, Output};
 
 use crate::math::binary::first;
 use crate::math::elementwise::lanes;
@@ -37,13 +37,13 @@ pub fn unsorted_segment_prod<'g>(data: Output<'g>, segment_ids: Output<'g>, num_
 }
 
 pub(crate) static UNSORTED_SEGMENT_SUM: Op =
-    unsorted("UnsortedSegmentSum", SUM_TYPES, SUM_KERNELS, Gradient::Rule(sum_gradient));
+    unsorted("UnsortedSegmentSum", SUM_TYPES, SUM_KERNELS, Gradient::Rule(sum_gradient)).half(HalfSafety::Wide);
 pub(crate) static UNSORTED_SEGMENT_MAX: Op =
-    unsorted("UnsortedSegmentMax", ORDERED, MAX_KERNELS, Gradient::Rule(extreme_gradient));
+    unsorted("UnsortedSegmentMax", ORDERED, MAX_KERNELS, Gradient::Rule(extreme_gradient)).half(HalfSafety::Neutral);
 pub(crate) static UNSORTED_SEGMENT_MIN: Op =
-    unsorted("UnsortedSegmentMin", ORDERED, MIN_KERNELS, Gradient::Rule(extreme_gradient));
+    unsorted("UnsortedSegmentMin", ORDERED, MIN_KERNELS, Gradient::Rule(extreme_gradient)).half(HalfSafety::Neutral);
 pub(crate) static UNSORTED_SEGMENT_PROD: Op =
-    unsorted("UnsortedSegmentProd", NUMBERS, PROD_KERNELS, Gradient::Rule(prod_gradient));
+    unsorted("UnsortedSegmentProd", NUMBERS, PROD_KERNELS, Gradient::Rule(prod_gradient)).half(HalfSafety::Wide);
 
 const SUM_TYPES: &str = "(data:T, segment_ids:Tindices, num_segments:Tnumsegments) -> (output:T) ; \
     T:type{num}, Tindices:type{int16,int32,int64}, Tnumsegments:type{int32,int64}=int32";
