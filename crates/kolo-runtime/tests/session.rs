@@ -266,20 +266,22 @@ fn many_threads_may_run_one_session() {
     });
 }
 
-/// TensorFlow's `Identity` of a reference shares the variable's memory. `SyncReplicasOptimizer` makes its tokens of such a
-/// read, after an update that the read does not wait for.
+/// TensorFlow's `Identity` of a reference shares the variable's memory, and so does all else that has its kernel.
+/// `SyncReplicasOptimizer` makes its tokens of such a read, after an update that the read does not wait for.
 #[test]
 fn reading_a_reference_gives_the_value_of_the_moment_it_is_used() {
-    let g = kolo_ops::graph();
-    let v = g.op("VariableV2").name("v").attr("dtype", DType::F32).attr("shape", PartialShape::scalar()).out();
-    let init = g.op("Assign").input(v).input(g.constant(1.0f32)).out();
-    let read = g.op("Identity").name("v/read").input(v).out();
-    let more =
-        g.control_dependencies(&[read.operation()], || g.op("AssignAdd").input(v).input(g.constant(10.0f32)).out());
-    let used = g.control_dependencies(&[more.operation()], || g.op("Neg").input(read).out());
-    let session = Session::new(&g).unwrap();
-    assert_eq!(session.fetch(read).unwrap_err().code(), Code::FailedPrecondition);
-    session.run_op(init.operation()).unwrap();
-    assert_eq!(session.fetch(used).unwrap(), Tensor::scalar(-11.0f32));
-    assert_eq!(session.fetch(read).unwrap(), Tensor::scalar(11.0f32));
+    for op in ["Identity", "StopGradient", "PreventGradient"] {
+        let g = kolo_ops::graph();
+        let v = g.op("VariableV2").name("v").attr("dtype", DType::F32).attr("shape", PartialShape::scalar()).out();
+        let init = g.op("Assign").input(v).input(g.constant(1.0f32)).out();
+        let read = g.op(op).name("v/read").input(v).out();
+        let more =
+            g.control_dependencies(&[read.operation()], || g.op("AssignAdd").input(v).input(g.constant(10.0f32)).out());
+        let used = g.control_dependencies(&[more.operation()], || g.op("Neg").input(read).out());
+        let session = Session::new(&g).unwrap();
+        assert_eq!(session.fetch(read).unwrap_err().code(), Code::FailedPrecondition);
+        session.run_op(init.operation()).unwrap();
+        assert_eq!(session.fetch(used).unwrap(), Tensor::scalar(-11.0f32), "{op}");
+        assert_eq!(session.fetch(read).unwrap(), Tensor::scalar(11.0f32), "{op}");
+    }
 }
