@@ -251,6 +251,46 @@ fn n_used(text: &str) -> usize {
     (0..Elementwise::MAX_INPUTS).rev().find(|i| text.contains(&format!("x{i}"))).map_or(0, |i| i + 1)
 }
 
+/// An op that is an optimizer's update of a variable and its slots.
+#[derive(Clone, Copy, Debug)]
+pub struct Update {
+    /// What is done to one element.
+    pub rule: &'static UpdateRule,
+    /// The gradient is of some rows, and their indices are the input after it.
+    pub is_sparse: bool,
+}
+
+/// What an optimizer does to one element of a variable and of its slots. Kernels for GPUs are made from the text, and the CPU's
+/// loop is tested against it.
+///
+/// The text is C: it assigns to `v`, the variable's element, and `s0`, `s1`, … the slots', given `g`, the gradient's, and
+/// `c3`, … the scalars by their places among the inputs of the dense form. Variable and slots are the first inputs.
+#[derive(Clone, Copy, Debug)]
+pub struct UpdateRule {
+    /// Its name, among all rules.
+    pub name: &'static str,
+    /// How many slots the variable has.
+    pub slots: usize,
+    /// Which input the gradient is, in the dense form.
+    pub grad: usize,
+    /// Which inputs are scalars, in the dense form.
+    pub scalars: &'static [usize],
+    /// Those of the scalars that are `int64`, not numbers of the variable's type.
+    pub integers: &'static [usize],
+    /// A boolean attribute, which the text sees as `FLAG`; empty if there is none.
+    pub flag: &'static str,
+    /// Computed once, before all elements: declarations of constants.
+    pub before: &'static str,
+    /// Done to each element.
+    pub text: &'static str,
+}
+
+impl UpdateRule {
+    /// Neutral values, to be overridden.
+    pub const BASE: UpdateRule =
+        UpdateRule { name: "", slots: 0, grad: 0, scalars: &[], integers: &[], flag: "", before: "", text: "" };
+}
+
 /// How an op fares when its floats are halves (`half` or `bfloat16`), for rewrites that make graphs of mixed precision. The
 /// values are those of TensorFlow's lists for automatic mixed precision, given in brackets; where these know nothing of an
 /// op or have several opinions, PyTorch's `autocast` and caution decide.

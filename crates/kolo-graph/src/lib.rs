@@ -50,7 +50,7 @@ pub use control_flow::WhileOptions;
 pub use cost::{CostModel, Link};
 pub use facts::{
     Combine, Effects, Elements, Elementwise, HalfSafety, HostRule, Literal, OwnedState, ShapesFit, SplitRule,
-    TransferEnd, Work,
+    TransferEnd, Update, UpdateRule, Work,
 };
 pub use fallback::{FallbackCost, price_fallbacks};
 pub use frames::{Frame, FrameId, Frames, frames};

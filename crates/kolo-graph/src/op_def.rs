@@ -2,7 +2,9 @@
 
 use kolo_core::{PartialShape, Result};
 
-use crate::{Effects, Elementwise, HalfSafety, HostRule, InferCtx, Operation, Output, SplitRule, TransferEnd, Work};
+use crate::{
+    Effects, Elementwise, HalfSafety, HostRule, InferCtx, Operation, Output, SplitRule, TransferEnd, Update, Work,
+};
 
 /// An op's description. Static: `kolo-ops` keeps one per op in its table.
 #[derive(Clone, Copy)]
@@ -26,6 +28,8 @@ pub struct OpDef {
     pub work: Work,
     /// How each element of its output is made, if it is made of those at the same place alone.
     pub elementwise: Option<Elementwise>,
+    /// By which rule it updates a variable, if it is an optimizer's update.
+    pub update: Option<Update>,
     /// Whether its floats may be halves.
     pub half: HalfSafety,
     /// How its output is split when its inputs are; see [`OpDef::split_rule`].
@@ -55,6 +59,7 @@ impl OpDef {
         host: HostRule::OnDevice,
         work: Work::Computes,
         elementwise: None,
+        update: None,
         half: HalfSafety::Unstated,
         split: SplitRule::Unstated,
         transfer: None,

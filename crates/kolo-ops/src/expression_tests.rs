@@ -1,9 +1,12 @@
-//! The CPU's loops against the expressions that GPUs compute: every elementwise op is run on samples, and each element of its
-//! output is compared with what a small interpreter makes of the expression in the op's definition.
+//! The CPU's loops against the texts that GPUs compute: every elementwise op and every optimizer's update is run on samples, and
+//! each element is compared with what a small interpreter makes of the text in the op's definition.
+
+use std::collections::HashMap;
 
 use kolo_core::{DType, Tensor};
-use kolo_graph::{ArgType, Elements, Elementwise, ShapesFit, Signature};
+use kolo_graph::{ArgType, Elements, Elementwise, ShapesFit, Signature, Update};
 
+use crate::optim::testing::update;
 use crate::testing::check_op;
 use crate::{Op, TABLE};
 
@@ -54,6 +57,63 @@ fn loops_of_the_cpu_compute_the_expressions() {
 }
 
 #[test]
+fn optimizers_of_the_cpu_follow_the_rules() {
+    const VARIABLE: [f64; 4] = [1.0, -2.0, 0.5, 3.0];
+    const SLOTS: [f64; 4] = [0.75, 1.25, 0.125, 2.0];
+    const GRADIENT: [f64; 4] = [0.5, -1.5, 0.25, -0.125];
+    let mut wrong = Vec::new();
+    for op in crate::optim::OPS.iter().filter(|op| op.def.stateful) {
+        let Some(Update { rule, is_sparse: false }) = op.def.update else { continue };
+        let signature = Signature::parse(op.def.signature).unwrap();
+        for flag in [false, true].into_iter().filter(|flag| !flag || !rule.flag.is_empty()) {
+            let mut scalars = HashMap::from([("FLAG".to_owned(), truth(flag))]);
+            let mut test = update(op.def.name);
+            for (i, arg) in signature.inputs.iter().enumerate() {
+                test = match i {
+                    0 => test.variable(VARIABLE.to_vec()),
+                    i if i <= rule.slots => test.variable(SLOTS.map(|x| x / i as f64).to_vec()),
+                    i if i == rule.grad => test.input(GRADIENT.to_vec()),
+                    i => {
+                        assert!(rule.scalars.contains(&i), "{}: what is input {i}?", rule.name);
+                        let value = match &*arg.name {
+                            "lr_power" => -0.25 - 0.25 * truth(flag),
+                            "global_step" => 3.0,
+                            _ => 0.05 + 0.0625 * i as f64,
+                        };
+                        scalars.insert(format!("c{i}"), value);
+                        match rule.integers.contains(&i) {
+                            true => test.input(Tensor::scalar(value as i64)),
+                            false => test.input(Tensor::scalar(value)),
+                        }
+                    }
+                };
+            }
+            if !rule.flag.is_empty() {
+                test = test.attr(rule.flag, flag);
+            }
+            let found = test.run(op.def.name, 1, DType::F64).unwrap_or_else(|error| panic!("{}: {error}", rule.name));
+            for at in 0..VARIABLE.len() {
+                let mut names = scalars.clone();
+                names.extend([("v".to_owned(), VARIABLE[at]), ("g".to_owned(), GRADIENT[at])]);
+                names.extend((0..rule.slots).map(|i| (format!("s{i}"), SLOTS[at] / (i + 1) as f64)));
+                let names = carry_out(rule.before, names);
+                let names = carry_out(rule.text, names);
+                for (i, tensor) in found.iter().enumerate() {
+                    let name = if i == 0 { "v".to_owned() } else { format!("s{}", i - 1) };
+                    let (found, expected) = (tensor.data::<f64>().unwrap()[at], names[&name]);
+                    let is_close = (found.is_nan() && expected.is_nan())
+                        || (found - expected).abs() <= 1e-12 * expected.abs().max(1.0);
+                    if !is_close {
+                        wrong.push(format!("{}: {name} of element {at} is {expected}, the loop's {found}", rule.name));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
 fn the_interpreter_reads_c() {
     let of = evaluate;
     assert_eq!(of("x0 + x1 * (W)2", &[1.0, 3.0]), 7.0);
@@ -61,6 +121,11 @@ fn the_interpreter_reads_c() {
     assert_eq!(of("x0 < (W)0 ? (W)0 : (x0 > (W)6 ? (W)6 : x0)", &[7.0]), 6.0);
     assert_eq!(of("x0 == (W)1 || !x1 && x0 != (W)3", &[2.0, 0.0]), 1.0);
     assert_eq!(of("fmod(x0, x1) + (W)p0", &[7.5, 2.0]), 1.75);
+    let names = carry_out(
+        "const W a = v * (W)2, b = a + (W)1; if (a < b) v -= b; s0 += v;",
+        HashMap::from([("v".to_owned(), 3.0), ("s0".to_owned(), 1.0)]),
+    );
+    assert_eq!((names["v"], names["s0"]), (-4.0, -3.0));
     assert!((of("erf(x0)", &[0.5]) - 0.520_499_877_813_046_5).abs() < 1e-12);
     assert!((of("lgamma(x0)", &[-2.5]) + 0.056_243_716_497_674_05).abs() < 1e-12);
 }
@@ -151,19 +216,35 @@ fn numbers(tensor: &Tensor) -> Option<Vec<f64>> {
 
 /// The value of an expression; truth values are 0 and 1.
 fn evaluate(text: &str, x: &[f64]) -> f64 {
-    // Everything is computed in one type here, so casts to it are nothing.
-    let plain = text.replace("(W)", " ");
-    let mut reader = Reader { text, rest: &plain, x };
+    let mut names: HashMap<String, f64> = x.iter().enumerate().map(|(i, x)| (format!("x{i}"), *x)).collect();
+    names.insert("p0".to_owned(), PARAMETER);
+    let plain = without_casts(text);
+    let mut reader = Reader { text, rest: &plain, names };
     let value = reader.choice();
     assert!(reader.rest.trim().is_empty(), "'{text}' goes on with '{}'", reader.rest);
     value
+}
+
+/// What names mean after statements were carried out.
+fn carry_out(text: &str, names: HashMap<String, f64>) -> HashMap<String, f64> {
+    let plain = without_casts(text);
+    let mut reader = Reader { text, rest: &plain, names };
+    while !reader.rest.trim().is_empty() {
+        reader.statement(true);
+    }
+    reader.names
+}
+
+/// Everything is computed in one type here, so casts to it are nothing.
+fn without_casts(text: &str) -> String {
+    text.replace("(W)", " ")
 }
 
 /// Reads and computes at once, by recursive descent; operators that bind less come first.
 struct Reader<'a> {
     text: &'a str,
     rest: &'a str,
-    x: &'a [f64],
+    names: HashMap<String, f64>,
 }
 
 impl<'a> Reader<'a> {
@@ -188,6 +269,36 @@ impl<'a> Reader<'a> {
         let (word, rest) = rest.split_at(rest.find(|c| !is_part(c)).unwrap_or(rest.len()));
         self.rest = rest;
         word
+    }
+
+    /// Reads a statement; `counts` says whether it is carried out.
+    fn statement(&mut self, counts: bool) {
+        if self.takes("if ") {
+            self.expect("(");
+            let holds = self.choice() != 0.0;
+            self.expect(")");
+            return self.statement(counts && holds);
+        }
+        self.takes("const ");
+        let declares = self.takes("W ");
+        loop {
+            let name = self.word(|c| c.is_ascii_alphanumeric() || c == '_').to_owned();
+            let old = self.names.get(&name).copied().unwrap_or(f64::NAN);
+            let value = match () {
+                () if self.takes("+=") => old + self.choice(),
+                () if self.takes("-=") => old - self.choice(),
+                () => {
+                    self.expect("=");
+                    self.choice()
+                }
+            };
+            if counts {
+                self.names.insert(name, value);
+            }
+            if !(declares && self.takes(",")) {
+                return self.expect(";");
+            }
+        }
     }
 
     fn choice(&mut self) -> f64 {
@@ -292,9 +403,8 @@ impl<'a> Reader<'a> {
             self.expect(")");
             return self.call(name, &values);
         }
-        match name.strip_prefix('x').and_then(|i| self.x.get(i.parse::<usize>().ok()?)) {
+        match self.names.get(name) {
             Some(value) => *value,
-            None if name == "p0" => PARAMETER,
             None => panic!("'{}': what is '{name}'?", self.text),
         }
     }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
+use kolo_graph::{Update, UpdateRule};
 
-use super::optim::{Rule, head, rule_of, starts_aligned, step};
+use super::optim::{head, starts_aligned, step};
 use super::{FLOATS, Table, c_type, gpu, register};
 use crate::kernel::KernelInit;
 use crate::op::KernelMaker;
-use crate::{Kernel, KernelCtx, VariableCell};
+use crate::{Kernel, KernelCtx, VariableCell, find_op};
 
 pub(super) fn add(table: &mut Table) {
     register(table, "_KoloApplyAll", "T", FLOATS, &[], KernelMaker::Object(ApplyAll::make));
@@ -29,9 +30,10 @@ pub struct UpdateLayout {
 
 /// The layout of an op, if it is an update that `_KoloApplyAll` can do together with others of its kind.
 pub fn update_layout(op: &str) -> Option<UpdateLayout> {
-    let (rule, sparse) = rule_of(op)?;
-    // The step of AdagradDA is no number of the variables' type.
-    if sparse || !op.starts_with("Resource") || rule.name == "AdagradDA" {
+    let def = &find_op(op).ok()?.def;
+    let Update { rule, is_sparse } = def.update?;
+    // Only the forms with handles are stateful. Scalars that are no numbers of the variables' type are not passed on.
+    if is_sparse || !def.stateful || !rule.integers.is_empty() {
         return None;
     }
     Some(UpdateLayout { n_handles: rule.slots + 1, grad: rule.grad, scalars: rule.scalars, flag: rule.flag })
@@ -43,7 +45,7 @@ const MOST: usize = 64;
 const SPAN: usize = 4096;
 
 struct ApplyAll {
-    rule: &'static Rule,
+    rule: &'static UpdateRule,
     flag: bool,
     n: usize,
 }
@@ -54,7 +56,7 @@ impl ApplyAll {
         let op = attrs.str("rule")?;
         let bad = || Error::invalid_argument(format!("{op} is not an update that is done for many variables at once"));
         let layout = update_layout(op).ok_or_else(bad)?;
-        let (rule, _) = rule_of(op).ok_or_else(bad)?;
+        let rule = find_op(op)?.def.update.ok_or_else(bad)?.rule;
         let count = |name: &str| Ok::<usize, Error>(usize::try_from(attrs.int(name)?).unwrap_or(0));
         let n = count("N")?;
         if count("M")? != n * layout.n_handles || count("S")? != layout.scalars.len() {
@@ -221,7 +223,7 @@ mod tests {
             if update_layout(name).is_none() {
                 continue;
             }
-            let (rule, _) = rule_of(name).unwrap();
+            let rule = find_op(name).unwrap().def.update.unwrap().rule;
             for (dtype, grad, width) in
                 [(DType::F32, DType::BF16, 4), (DType::BF16, DType::BF16, 8), (DType::F64, DType::F64, 1)]
             {

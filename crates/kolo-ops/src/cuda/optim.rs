@@ -1,248 +1,40 @@
 //! Optimizer updates: one generated kernel for each rule, in all its forms.
 //!
-//! A rule is text over `v` (the variable's element), `s0`, `s1`, `s2` (its slots'), `g` (the gradient's) and `c1`, `c2`, …
-//! (the scalars, by their place among the inputs of the dense form); it assigns to `v` and the slots. Scalars stay on the
-//! card. The sparse forms walk the indices in order, each thread down one column, so a row named twice is updated twice.
+//! The rules are stated beside the ops ([`UpdateRule`]). Scalars stay on the GPU. The sparse forms walk the indices in order,
+//! each thread down one column, so a row named twice is updated twice.
 
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result, Tensor, TensorData};
 use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
+use kolo_graph::{Update, UpdateRule};
 use smallvec::SmallVec;
 
 use super::{FLOATS, Table, c_type, gpu, object};
 use crate::kernel::KernelInit;
 use crate::{Kernel, KernelCtx, VariableCell};
 
-/// One rule.
-pub(super) struct Rule {
-    /// The op, without `Resource`, `Sparse` and `Apply`.
-    pub name: &'static str,
-    pub slots: usize,
-    /// Which input the gradient is, in the dense form.
-    pub grad: usize,
-    pub scalars: &'static [usize],
-    /// A boolean attribute that the text sees as `FLAG`.
-    pub flag: &'static str,
-    /// Done once, before the elements.
-    before: &'static str,
-    text: &'static str,
-}
-
-const RULES: &[Rule] = &[
-    Rule { name: "GradientDescent", slots: 0, grad: 2, scalars: &[1], flag: "", before: "", text: "v -= c1 * g;" },
-    Rule {
-        name: "Momentum",
-        slots: 1,
-        grad: 3,
-        scalars: &[2, 4],
-        flag: "use_nesterov",
-        before: "",
-        text: "s0 = s0 * c4 + g; v -= FLAG ? g * c2 + s0 * (c4 * c2) : s0 * c2;",
-    },
-    Rule {
-        name: "KerasMomentum",
-        slots: 1,
-        grad: 3,
-        scalars: &[2, 4],
-        flag: "use_nesterov",
-        before: "",
-        text: "s0 = s0 * c4 - g * c2; v += FLAG ? s0 * c4 - g * c2 : s0;",
-    },
-    Rule {
-        name: "Adam",
-        slots: 2,
-        grad: 9,
-        scalars: &[3, 4, 5, 6, 7, 8],
-        flag: "use_nesterov",
-        before: "const W alpha = c5 * sqrt((W)1 - c4) / ((W)1 - c3);",
-        text: "s0 += (g - s0) * ((W)1 - c6); s1 += (g * g - s1) * ((W)1 - c7);\n\
-               v -= (FLAG ? g * ((W)1 - c6) + s0 * c6 : s0) * alpha / (sqrt(s1) + c8);",
-    },
-    Rule {
-        name: "AdamWithAmsgrad",
-        slots: 3,
-        grad: 10,
-        scalars: &[4, 5, 6, 7, 8, 9],
-        flag: "",
-        before: "const W alpha = c6 * sqrt((W)1 - c5) / ((W)1 - c4);",
-        text: "s0 += (g - s0) * ((W)1 - c7); s1 += (g * g - s1) * ((W)1 - c8); s2 = s2 > s1 ? s2 : s1;\n\
-               v -= s0 * alpha / (sqrt(s2) + c9);",
-    },
-    Rule {
-        name: "AdaMax",
-        slots: 2,
-        grad: 8,
-        scalars: &[3, 4, 5, 6, 7],
-        flag: "",
-        before: "const W alpha = c4 / ((W)1 - c3);",
-        text: "s0 += (g - s0) * ((W)1 - c5); W faded = c6 * s1, size = fabs(g); s1 = faded > size ? faded : size;\n\
-               v -= alpha * (s0 / (s1 + c7));",
-    },
-    Rule {
-        name: "KoloAdamW",
-        slots: 2,
-        grad: 10,
-        scalars: &[3, 4, 5, 6, 7, 8, 9],
-        flag: "",
-        before: "const W decay = c5 * c9, root = sqrt((W)1 - c4), alpha = c5 * root / ((W)1 - c3), eps = c8 * root;",
-        text: "s0 += (g - s0) * ((W)1 - c6); s1 += (g * g - s1) * ((W)1 - c7);\n\
-               v = v - v * decay - s0 * alpha / (sqrt(s1) + eps);",
-    },
-    Rule {
-        name: "Adagrad",
-        slots: 1,
-        grad: 3,
-        scalars: &[2],
-        flag: "update_slots",
-        before: "",
-        text: "if (FLAG) s0 += g * g; v -= g * c2 / sqrt(s0);",
-    },
-    Rule {
-        name: "AdagradV2",
-        slots: 1,
-        grad: 4,
-        scalars: &[2, 3],
-        flag: "update_slots",
-        before: "",
-        text: "if (FLAG) s0 += g * g; v -= g * c2 / (sqrt(s0) + c3);",
-    },
-    Rule {
-        name: "AdagradDA",
-        slots: 2,
-        grad: 3,
-        scalars: &[4, 5, 6, 7],
-        flag: "",
-        before: "const W cut = c5 > (W)0 ? c5 * c7 : (W)0;",
-        text: "s0 += g; s1 += g * g; W beyond = fabs(s0) - cut; beyond = beyond > (W)0 ? beyond : (W)0;\n\
-               v = -c4 * (s0 < (W)0 ? -beyond : beyond) / (c6 * c7 * c4 + sqrt(s1));",
-    },
-    Rule {
-        name: "ProximalGradientDescent",
-        slots: 0,
-        grad: 4,
-        scalars: &[1, 2, 3],
-        flag: "",
-        before: "",
-        text: "W x = v - c1 * g, cut = c2 > (W)0 ? c1 * c2 : (W)0, far = fabs(x) - cut; far = far > (W)0 ? far : (W)0;\n\
-               v = (x < (W)0 ? -far : far) / ((W)1 + c1 * c3);",
-    },
-    Rule {
-        name: "ProximalAdagrad",
-        slots: 1,
-        grad: 5,
-        scalars: &[2, 3, 4],
-        flag: "",
-        before: "",
-        text: "s0 += g * g; W lr = c2 / sqrt(s0), x = v - lr * g, cut = c3 > (W)0 ? lr * c3 : (W)0, far = fabs(x) - cut;\n\
-               far = far > (W)0 ? far : (W)0; v = (x < (W)0 ? -far : far) / ((W)1 + lr * c4);",
-    },
-    Rule {
-        name: "Adadelta",
-        slots: 2,
-        grad: 6,
-        scalars: &[3, 4, 5],
-        flag: "",
-        before: "",
-        text: "s0 = s0 * c4 + g * g * ((W)1 - c4); W step = sqrt(s1 + c5) / sqrt(s0 + c5) * g;\n\
-               v -= step * c3; s1 = s1 * c4 + step * step * ((W)1 - c4);",
-    },
-    Rule {
-        name: "RMSProp",
-        slots: 2,
-        grad: 7,
-        scalars: &[3, 4, 5, 6],
-        flag: "",
-        before: "",
-        text: "s0 += (g * g - s0) * ((W)1 - c4); s1 = s1 * c5 + g * c3 / sqrt(s0 + c6); v -= s1;",
-    },
-    Rule {
-        name: "CenteredRMSProp",
-        slots: 3,
-        grad: 8,
-        scalars: &[4, 5, 6, 7],
-        flag: "",
-        before: "",
-        text: "s1 += (g * g - s1) * ((W)1 - c5); s0 += (g - s0) * ((W)1 - c5);\n\
-               s2 = s2 * c6 + g * c4 / sqrt(s1 - s0 * s0 + c7); v -= s2;",
-    },
-    Rule {
-        name: "Ftrl",
-        slots: 2,
-        grad: 3,
-        scalars: &[4, 5, 6, 7],
-        flag: "multiply_linear_by_lr",
-        before: "const W unit = FLAG ? (W)1 : c4, scale = FLAG ? c4 : (W)1, shrink = 0, power = c7;",
-        text: FTRL,
-    },
-    Rule {
-        name: "FtrlV2",
-        slots: 2,
-        grad: 3,
-        scalars: &[4, 5, 6, 7, 8],
-        flag: "multiply_linear_by_lr",
-        before: "const W unit = FLAG ? (W)1 : c4, scale = FLAG ? c4 : (W)1, shrink = c7, power = c8;",
-        text: FTRL,
-    },
-    Rule {
-        name: "AddSign",
-        slots: 1,
-        grad: 6,
-        scalars: &[2, 3, 4, 5],
-        flag: "",
-        before: "",
-        text: "s0 = s0 * c5 + g * ((W)1 - c5); W sign = (W)((g > (W)0) - (g < (W)0)) * (W)((s0 > (W)0) - (s0 < (W)0));\n\
-               v -= c2 * (c3 + c4 * sign) * g;",
-    },
-    Rule {
-        name: "PowerSign",
-        slots: 1,
-        grad: 6,
-        scalars: &[2, 3, 4, 5],
-        flag: "",
-        before: "",
-        text: "s0 = s0 * c5 + g * ((W)1 - c5); W sign = (W)((g > (W)0) - (g < (W)0)) * (W)((s0 > (W)0) - (s0 < (W)0));\n\
-               v -= c2 * exp(c3 * c4 * sign) * g;",
-    },
-];
-
-const FTRL: &str = "W grown = s0 + g * g;\n\
-    W new_p = power == (W)-0.5 ? sqrt(grown) : pow(grown, -power), old_p = power == (W)-0.5 ? sqrt(s0) : pow(s0, -power);\n\
-    s1 = s1 + (g + (W)2 * shrink * v) * scale - (new_p - old_p) / unit * v;\n\
-    W bound = c5 * scale; s0 = grown;\n\
-    v = fabs(s1) > bound ? (bound * (s1 < (W)0 ? (W)-1 : (W)1) - s1) / (new_p / unit + (W)2 * c6 * scale) : (W)0;";
-
 pub(super) fn add(table: &mut Table) {
     for op in crate::optim::OPS {
-        if rule_of(op.def.name).is_some() {
-            object(table, op.def.name, "T", FLOATS, &[], Update::make);
+        if op.def.update.is_some() {
+            object(table, op.def.name, "T", FLOATS, &[], UpdateKernel::make);
         }
     }
 }
 
-/// The rule behind an op's name, and whether it is a sparse form.
-pub(super) fn rule_of(op: &str) -> Option<(&'static Rule, bool)> {
-    let plain = op.strip_prefix("Resource").unwrap_or(op);
-    let (name, sparse) = match plain.strip_prefix("SparseApply") {
-        Some(name) => (name, true),
-        None => (plain.strip_prefix("Apply")?, false),
-    };
-    RULES.iter().find(|rule| rule.name == name).map(|rule| (rule, sparse))
-}
-
-struct Update {
-    rule: &'static Rule,
+struct UpdateKernel {
+    rule: &'static UpdateRule,
     sparse: bool,
     flag: bool,
 }
 
-impl Update {
+impl UpdateKernel {
     fn make(init: &KernelInit<'_>) -> Result<Box<dyn Kernel>> {
-        let op = init.node.op();
-        let (rule, sparse) =
-            rule_of(op).ok_or_else(|| Error::internal(format!("{op} is not an optimizer's update")))?;
+        let node = init.node;
+        let not_one = || Error::internal(format!("{} is not an optimizer's update", node.op()));
+        let Update { rule, is_sparse: sparse } = node.def.update.ok_or_else(not_one)?;
         let flag = if rule.flag.is_empty() { false } else { init.attrs().bool(rule.flag)? };
-        Ok(Box::new(Update { rule, sparse, flag }))
+        Ok(Box::new(UpdateKernel { rule, sparse, flag }))
     }
 
     /// Where an input of the dense form is in this one.
@@ -251,7 +43,7 @@ impl Update {
     }
 }
 
-impl Kernel for Update {
+impl Kernel for UpdateKernel {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
         let device = gpu(ctx)?;
         let n = self.rule.slots + 1;
@@ -291,7 +83,7 @@ fn lock_next(
     })
 }
 
-impl Update {
+impl UpdateKernel {
     fn enqueue(&self, ctx: &KernelCtx<'_>, device: &CudaDevice, mut values: SmallVec<[&mut Tensor; 4]>) -> Result<()> {
         let rule = self.rule;
         let shape = values[0].shape().clone();
@@ -370,8 +162,7 @@ impl Update {
         let mut pointers: Vec<String> = vec!["T* var".to_owned()];
         pointers.extend(slots.clone().map(|i| format!("T* slot{i}")));
         pointers.push("const T* grad".to_owned());
-        // The step of AdagradDA is a long.
-        let scalar_type = |i: usize| if rule.name == "AdagradDA" && i == 7 { "i64" } else { "T" };
+        let scalar_type = |i: usize| if rule.integers.contains(&i) { "i64" } else { "T" };
         pointers.extend(rule.scalars.iter().map(|&i| format!("const {}* in{i}", scalar_type(i))));
         let scalars: String = rule.scalars.iter().map(|i| format!("    const W c{i} = (W)widen(*in{i});\n")).collect();
         let (head, step) = (head(dtype, self.flag), step(rule));
@@ -435,7 +226,7 @@ pub(super) fn head(dtype: DType, flag: bool) -> String {
 }
 
 /// The rule as a function of one element.
-pub(super) fn step(rule: &Rule) -> String {
+pub(super) fn step(rule: &UpdateRule) -> String {
     let parameters: String = (0..rule.slots).map(|i| format!(", W& s{i}")).collect();
     let constants: String = rule.scalars.iter().map(|i| format!(", const W c{i}")).collect();
     format!(
@@ -456,14 +247,14 @@ mod tests {
     #[test]
     fn sources_compile() {
         let mut all = Vec::new();
-        for rule in RULES {
+        for rule in crate::optim::OPS.iter().filter_map(|op| Some(op.def.update?.rule)) {
             for (dtype, index, flag) in [
                 (DType::F32, None, false),
                 (DType::BF16, None, true),
                 (DType::F64, None, true),
                 (DType::F32, Some(DType::I64), false),
             ] {
-                let update = Update { rule, sparse: index.is_some(), flag };
+                let update = UpdateKernel { rule, sparse: index.is_some(), flag };
                 let key =
                     ProgramKey { family: "update", op: rule.name, dtypes: [Some(dtype), index, None], variant: 0 };
                 let width = if index.is_some() { 1 } else { 16 / dtype.size().unwrap_or(16) };
@@ -476,7 +267,7 @@ mod tests {
     #[test]
     fn every_optimizer_has_a_rule() {
         for op in crate::optim::OPS {
-            assert!(rule_of(op.def.name).is_some(), "{} has no rule on a GPU", op.def.name);
+            assert!(op.def.update.is_some(), "{} has no rule on a GPU", op.def.name);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `ApplyAdadelta` (Zeiler, 2012): steps in units of the variable, from running means of squared steps and gradients.
 
 use kolo_core::Result;
-use kolo_graph::{Operation, Output};
+use kolo_graph::{Operation, Output, UpdateRule};
 
 use crate::Op;
 use crate::optim::update::{
@@ -20,11 +20,22 @@ pub fn apply_adadelta<'g>(
     build("ApplyAdadelta", &[var, accum, accum_update, lr, rho, epsilon, grad], &[])
 }
 
+static ADADELTA_RULE: UpdateRule = UpdateRule {
+    name: "Adadelta",
+    slots: 2,
+    grad: 6,
+    scalars: &[3, 4, 5],
+    text: "s0 = s0 * c4 + g * g * ((W)1 - c4); W step = sqrt(s1 + c5) / sqrt(s0 + c5) * g;\n\
+           v -= step * c3; s1 = s1 * c4 + step * step * ((W)1 - c4);",
+    ..UpdateRule::BASE
+};
+
 pub(crate) static APPLY_ADADELTA: Op = update_op(
     "ApplyAdadelta",
     "(var:Ref(T), accum:Ref(T), accum_update:Ref(T), lr:T, rho:T, epsilon:T, grad:T) -> \
      (out:Ref(T)) ; T:type{num}, use_locking:bool=false",
     dense_shape::<Adadelta, 2>,
+    &ADADELTA_RULE,
     update_kernels!(dense, Adadelta, 2),
 );
 
@@ -33,6 +44,7 @@ pub(crate) static RESOURCE_APPLY_ADADELTA: Op = update_op(
     "(var:resource, accum:resource, accum_update:resource, lr:T, rho:T, epsilon:T, grad:T) -> () \
      ; T:type{num}, use_locking:bool=false",
     dense_shape::<Adadelta, 2>,
+    &ADADELTA_RULE,
     update_kernels!(dense, Adadelta, 2),
 );
 
@@ -42,6 +54,7 @@ pub(crate) static SPARSE_APPLY_ADADELTA: Op = sparse_update_op(
      indices:Tindices) -> (out:Ref(T)) ; T:type{num}, Tindices:type{int32,int64}, \
      use_locking:bool=false",
     sparse_shape::<Adadelta, 2>,
+    &ADADELTA_RULE,
     update_kernels!(sparse, Adadelta, 2),
 );
 
@@ -50,6 +63,7 @@ pub(crate) static RESOURCE_SPARSE_APPLY_ADADELTA: Op = sparse_update_op(
     "(var:resource, accum:resource, accum_update:resource, lr:T, rho:T, epsilon:T, grad:T, \
      indices:Tindices) -> () ; T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false",
     sparse_shape::<Adadelta, 2>,
+    &ADADELTA_RULE,
     update_kernels!(sparse, Adadelta, 2),
 );
 

@@ -2,7 +2,7 @@
 //! epsilon to the denominator.
 
 use kolo_core::Result;
-use kolo_graph::{Operation, Output};
+use kolo_graph::{Operation, Output, UpdateRule};
 
 use crate::Op;
 use crate::optim::update::{
@@ -25,11 +25,32 @@ pub fn sparse_apply_adagrad<'g>(
     build("SparseApplyAdagrad", &[var, accum, lr, grad, indices], &[])
 }
 
+static ADAGRAD_RULE: UpdateRule = UpdateRule {
+    name: "Adagrad",
+    slots: 1,
+    grad: 3,
+    scalars: &[2],
+    flag: "update_slots",
+    text: "if (FLAG) s0 += g * g; v -= g * c2 / sqrt(s0);",
+    ..UpdateRule::BASE
+};
+
+static ADAGRAD_V2_RULE: UpdateRule = UpdateRule {
+    name: "AdagradV2",
+    slots: 1,
+    grad: 4,
+    scalars: &[2, 3],
+    flag: "update_slots",
+    text: "if (FLAG) s0 += g * g; v -= g * c2 / (sqrt(s0) + c3);",
+    ..UpdateRule::BASE
+};
+
 pub(crate) static APPLY_ADAGRAD: Op = update_op(
     "ApplyAdagrad",
     "(var:Ref(T), accum:Ref(T), lr:T, grad:T) -> (out:Ref(T)) ; T:type{num}, \
      use_locking:bool=false, update_slots:bool=true",
     dense_shape::<Adagrad, 1>,
+    &ADAGRAD_RULE,
     update_kernels!(dense, Adagrad, 1),
 );
 
@@ -38,6 +59,7 @@ pub(crate) static RESOURCE_APPLY_ADAGRAD: Op = update_op(
     "(var:resource, accum:resource, lr:T, grad:T) -> () ; T:type{num}, use_locking:bool=false, \
      update_slots:bool=true",
     dense_shape::<Adagrad, 1>,
+    &ADAGRAD_RULE,
     update_kernels!(dense, Adagrad, 1),
 );
 
@@ -46,6 +68,7 @@ pub(crate) static SPARSE_APPLY_ADAGRAD: Op = sparse_update_op(
     "(var:Ref(T), accum:Ref(T), lr:T, grad:T, indices:Tindices) -> (out:Ref(T)) ; T:type{num}, \
      Tindices:type{int32,int64}, use_locking:bool=false, update_slots:bool=true",
     sparse_shape::<Adagrad, 1>,
+    &ADAGRAD_RULE,
     update_kernels!(sparse, Adagrad, 1),
 );
 
@@ -54,6 +77,7 @@ pub(crate) static RESOURCE_SPARSE_APPLY_ADAGRAD: Op = sparse_update_op(
     "(var:resource, accum:resource, lr:T, grad:T, indices:Tindices) -> () ; T:type{num}, \
      Tindices:type{int32,int64}, use_locking:bool=false, update_slots:bool=true",
     sparse_shape::<Adagrad, 1>,
+    &ADAGRAD_RULE,
     update_kernels!(sparse, Adagrad, 1),
 );
 
@@ -62,6 +86,7 @@ pub(crate) static APPLY_ADAGRAD_V2: Op = update_op(
     "(var:Ref(T), accum:Ref(T), lr:T, epsilon:T, grad:T) -> (out:Ref(T)) ; T:type{num}, \
      use_locking:bool=false, update_slots:bool=true",
     dense_shape::<AdagradV2, 1>,
+    &ADAGRAD_V2_RULE,
     update_kernels!(dense, AdagradV2, 1),
 );
 
@@ -70,6 +95,7 @@ pub(crate) static RESOURCE_APPLY_ADAGRAD_V2: Op = update_op(
     "(var:resource, accum:resource, lr:T, epsilon:T, grad:T) -> () ; T:type{num}, \
      use_locking:bool=false, update_slots:bool=true",
     dense_shape::<AdagradV2, 1>,
+    &ADAGRAD_V2_RULE,
     update_kernels!(dense, AdagradV2, 1),
 );
 
@@ -78,6 +104,7 @@ pub(crate) static SPARSE_APPLY_ADAGRAD_V2: Op = sparse_update_op(
     "(var:Ref(T), accum:Ref(T), lr:T, epsilon:T, grad:T, indices:Tindices) -> (out:Ref(T)) ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false, update_slots:bool=true",
     sparse_shape::<AdagradV2, 1>,
+    &ADAGRAD_V2_RULE,
     update_kernels!(sparse, AdagradV2, 1),
 );
 
@@ -86,6 +113,7 @@ pub(crate) static RESOURCE_SPARSE_APPLY_ADAGRAD_V2: Op = sparse_update_op(
     "(var:resource, accum:resource, lr:T, epsilon:T, grad:T, indices:Tindices) -> () ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false, update_slots:bool=true",
     sparse_shape::<AdagradV2, 1>,
+    &ADAGRAD_V2_RULE,
     update_kernels!(sparse, AdagradV2, 1),
 );
 

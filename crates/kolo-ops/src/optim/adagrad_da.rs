@@ -1,10 +1,24 @@
 //! `ApplyAdagradDA`: Adagrad with dual averaging (Duchi et al., 2011); l1 regularisation then gives true zeros.
 
 use kolo_core::Result;
+use kolo_graph::UpdateRule;
 
 use crate::Op;
 use crate::optim::update::{
     Compute, Optimizer, Rule, Scalars, dense_shape, sparse_shape, sparse_update_op, update_kernels, update_op,
+};
+
+static ADAGRAD_DA_RULE: UpdateRule = UpdateRule {
+    name: "AdagradDA",
+    slots: 2,
+    grad: 3,
+    scalars: &[4, 5, 6, 7],
+    // The global step.
+    integers: &[7],
+    before: "const W cut = c5 > (W)0 ? c5 * c7 : (W)0;",
+    text: "s0 += g; s1 += g * g; W beyond = fabs(s0) - cut; beyond = beyond > (W)0 ? beyond : (W)0;\n\
+           v = -c4 * (s0 < (W)0 ? -beyond : beyond) / (c6 * c7 * c4 + sqrt(s1));",
+    ..UpdateRule::BASE
 };
 
 pub(crate) static APPLY_ADAGRAD_DA: Op = update_op(
@@ -12,6 +26,7 @@ pub(crate) static APPLY_ADAGRAD_DA: Op = update_op(
     "(var:Ref(T), gradient_accumulator:Ref(T), gradient_squared_accumulator:Ref(T), grad:T, lr:T, \
      l1:T, l2:T, global_step:int64) -> (out:Ref(T)) ; T:type{num}, use_locking:bool=false",
     dense_shape::<AdagradDa, 2>,
+    &ADAGRAD_DA_RULE,
     update_kernels!(dense, AdagradDa, 2),
 );
 
@@ -20,6 +35,7 @@ pub(crate) static RESOURCE_APPLY_ADAGRAD_DA: Op = update_op(
     "(var:resource, gradient_accumulator:resource, gradient_squared_accumulator:resource, grad:T, \
      lr:T, l1:T, l2:T, global_step:int64) -> () ; T:type{num}, use_locking:bool=false",
     dense_shape::<AdagradDa, 2>,
+    &ADAGRAD_DA_RULE,
     update_kernels!(dense, AdagradDa, 2),
 );
 
@@ -29,6 +45,7 @@ pub(crate) static SPARSE_APPLY_ADAGRAD_DA: Op = sparse_update_op(
      indices:Tindices, lr:T, l1:T, l2:T, global_step:int64) -> (out:Ref(T)) ; T:type{num}, \
      Tindices:type{int32,int64}, use_locking:bool=false",
     sparse_shape::<AdagradDa, 2>,
+    &ADAGRAD_DA_RULE,
     update_kernels!(sparse, AdagradDa, 2),
 );
 
@@ -38,6 +55,7 @@ pub(crate) static RESOURCE_SPARSE_APPLY_ADAGRAD_DA: Op = sparse_update_op(
      indices:Tindices, lr:T, l1:T, l2:T, global_step:int64) -> () ; T:type{num}, \
      Tindices:type{int32,int64}, use_locking:bool=false",
     sparse_shape::<AdagradDa, 2>,
+    &ADAGRAD_DA_RULE,
     update_kernels!(sparse, AdagradDa, 2),
 );
 

@@ -2,7 +2,7 @@
 //! never lets the second moment fall, and `AdaMax`, which takes the largest gradient instead of the second moment.
 
 use kolo_core::Result;
-use kolo_graph::{Operation, Output};
+use kolo_graph::{Operation, Output, UpdateRule};
 
 use crate::Op;
 use crate::optim::update::{Compute, Optimizer, Rule, Scalars, build, dense_shape, update_kernels, update_op};
@@ -23,12 +23,47 @@ pub fn apply_adam<'g>(
     build("ApplyAdam", &inputs, &[("use_nesterov", use_nesterov)])
 }
 
+static ADAM_RULE: UpdateRule = UpdateRule {
+    name: "Adam",
+    slots: 2,
+    grad: 9,
+    scalars: &[3, 4, 5, 6, 7, 8],
+    flag: "use_nesterov",
+    before: "const W alpha = c5 * sqrt((W)1 - c4) / ((W)1 - c3);",
+    text: "s0 += (g - s0) * ((W)1 - c6); s1 += (g * g - s1) * ((W)1 - c7);\n\
+           v -= (FLAG ? g * ((W)1 - c6) + s0 * c6 : s0) * alpha / (sqrt(s1) + c8);",
+    ..UpdateRule::BASE
+};
+
+static ADAM_WITH_AMSGRAD_RULE: UpdateRule = UpdateRule {
+    name: "AdamWithAmsgrad",
+    slots: 3,
+    grad: 10,
+    scalars: &[4, 5, 6, 7, 8, 9],
+    before: "const W alpha = c6 * sqrt((W)1 - c5) / ((W)1 - c4);",
+    text: "s0 += (g - s0) * ((W)1 - c7); s1 += (g * g - s1) * ((W)1 - c8); s2 = s2 > s1 ? s2 : s1;\n\
+           v -= s0 * alpha / (sqrt(s2) + c9);",
+    ..UpdateRule::BASE
+};
+
+static ADA_MAX_RULE: UpdateRule = UpdateRule {
+    name: "AdaMax",
+    slots: 2,
+    grad: 8,
+    scalars: &[3, 4, 5, 6, 7],
+    before: "const W alpha = c4 / ((W)1 - c3);",
+    text: "s0 += (g - s0) * ((W)1 - c5); W faded = c6 * s1, size = fabs(g); s1 = faded > size ? faded : size;\n\
+           v -= alpha * (s0 / (s1 + c7));",
+    ..UpdateRule::BASE
+};
+
 pub(crate) static APPLY_ADAM: Op = update_op(
     "ApplyAdam",
     "(var:Ref(T), m:Ref(T), v:Ref(T), beta1_power:T, beta2_power:T, lr:T, beta1:T, beta2:T, \
      epsilon:T, grad:T) -> (out:Ref(T)) ; T:type{num}, use_locking:bool=false, \
      use_nesterov:bool=false",
     dense_shape::<Adam, 2>,
+    &ADAM_RULE,
     update_kernels!(dense, Adam, 2),
 );
 
@@ -37,6 +72,7 @@ pub(crate) static RESOURCE_APPLY_ADAM: Op = update_op(
     "(var:resource, m:resource, v:resource, beta1_power:T, beta2_power:T, lr:T, beta1:T, beta2:T, \
      epsilon:T, grad:T) -> () ; T:type{num}, use_locking:bool=false, use_nesterov:bool=false",
     dense_shape::<Adam, 2>,
+    &ADAM_RULE,
     update_kernels!(dense, Adam, 2),
 );
 
@@ -45,6 +81,7 @@ pub(crate) static RESOURCE_APPLY_ADAM_WITH_AMSGRAD: Op = update_op(
     "(var:resource, m:resource, v:resource, vhat:resource, beta1_power:T, beta2_power:T, lr:T, \
      beta1:T, beta2:T, epsilon:T, grad:T) -> () ; T:type{num}, use_locking:bool=false",
     dense_shape::<AdamWithAmsgrad, 3>,
+    &ADAM_WITH_AMSGRAD_RULE,
     update_kernels!(dense, AdamWithAmsgrad, 3),
 );
 
@@ -53,6 +90,7 @@ pub(crate) static APPLY_ADA_MAX: Op = update_op(
     "(var:Ref(T), m:Ref(T), v:Ref(T), beta1_power:T, lr:T, beta1:T, beta2:T, epsilon:T, grad:T) \
      -> (out:Ref(T)) ; T:type{num}, use_locking:bool=false",
     dense_shape::<AdaMax, 2>,
+    &ADA_MAX_RULE,
     update_kernels!(dense, AdaMax, 2),
 );
 
@@ -61,6 +99,7 @@ pub(crate) static RESOURCE_APPLY_ADA_MAX: Op = update_op(
     "(var:resource, m:resource, v:resource, beta1_power:T, lr:T, beta1:T, beta2:T, epsilon:T, \
      grad:T) -> () ; T:type{num}, use_locking:bool=false",
     dense_shape::<AdaMax, 2>,
+    &ADA_MAX_RULE,
     update_kernels!(dense, AdaMax, 2),
 );
 

@@ -2,15 +2,28 @@
 //! own. `var = var · (1 − lr · weight_decay) − lr · m̂ / (√v̂ + ε)`, where m̂ = m / (1 − β₁ᵗ) and v̂ = v / (1 − β₂ᵗ).
 
 use kolo_core::Result;
+use kolo_graph::UpdateRule;
 
 use crate::Op;
 use crate::optim::update::{Compute, Optimizer, Rule, Scalars, dense_shape, update_kernels, update_op};
+
+static KOLO_ADAM_W_RULE: UpdateRule = UpdateRule {
+    name: "KoloAdamW",
+    slots: 2,
+    grad: 10,
+    scalars: &[3, 4, 5, 6, 7, 8, 9],
+    before: "const W decay = c5 * c9, root = sqrt((W)1 - c4), alpha = c5 * root / ((W)1 - c3), eps = c8 * root;",
+    text: "s0 += (g - s0) * ((W)1 - c6); s1 += (g * g - s1) * ((W)1 - c7);\n\
+           v = v - v * decay - s0 * alpha / (sqrt(s1) + eps);",
+    ..UpdateRule::BASE
+};
 
 pub(crate) static APPLY_ADAM_W: Op = update_op(
     "ApplyKoloAdamW",
     "(var:Ref(T), m:Ref(T), v:Ref(T), beta1_power:T, beta2_power:T, lr:T, beta1:T, beta2:T, \
      epsilon:T, weight_decay:T, grad:T) -> (out:Ref(T)) ; T:type{num}, use_locking:bool=false",
     dense_shape::<AdamW, 2>,
+    &KOLO_ADAM_W_RULE,
     update_kernels!(dense, AdamW, 2),
 );
 
@@ -19,6 +32,7 @@ pub(crate) static RESOURCE_APPLY_ADAM_W: Op = update_op(
     "(var:resource, m:resource, v:resource, beta1_power:T, beta2_power:T, lr:T, beta1:T, beta2:T, \
      epsilon:T, weight_decay:T, grad:T) -> () ; T:type{num}, use_locking:bool=false",
     dense_shape::<AdamW, 2>,
+    &KOLO_ADAM_W_RULE,
     update_kernels!(dense, AdamW, 2),
 );
 

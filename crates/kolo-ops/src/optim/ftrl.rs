@@ -2,7 +2,7 @@
 //! as it was.
 
 use kolo_core::Result;
-use kolo_graph::{Operation, Output};
+use kolo_graph::{Operation, Output, UpdateRule};
 
 use crate::Op;
 use crate::optim::update::{
@@ -21,11 +21,40 @@ pub fn apply_ftrl<'g>(
     build("ApplyFtrl", &[var, accum, linear, grad, lr, l1, l2, lr_power], &[])
 }
 
+static FTRL_RULE: UpdateRule = UpdateRule {
+    name: "Ftrl",
+    slots: 2,
+    grad: 3,
+    scalars: &[4, 5, 6, 7],
+    flag: "multiply_linear_by_lr",
+    before: "const W unit = FLAG ? (W)1 : c4, scale = FLAG ? c4 : (W)1, shrink = 0, power = c7;",
+    text: FTRL,
+    ..UpdateRule::BASE
+};
+
+static FTRL_V2_RULE: UpdateRule = UpdateRule {
+    name: "FtrlV2",
+    slots: 2,
+    grad: 3,
+    scalars: &[4, 5, 6, 7, 8],
+    flag: "multiply_linear_by_lr",
+    before: "const W unit = FLAG ? (W)1 : c4, scale = FLAG ? c4 : (W)1, shrink = c7, power = c8;",
+    text: FTRL,
+    ..UpdateRule::BASE
+};
+
+const FTRL: &str = "W grown = s0 + g * g;\n\
+    W new_p = power == (W)-0.5 ? sqrt(grown) : pow(grown, -power), old_p = power == (W)-0.5 ? sqrt(s0) : pow(s0, -power);\n\
+    s1 = s1 + (g + (W)2 * shrink * v) * scale - (new_p - old_p) / unit * v;\n\
+    W bound = c5 * scale; s0 = grown;\n\
+    v = fabs(s1) > bound ? (bound * (s1 < (W)0 ? (W)-1 : (W)1) - s1) / (new_p / unit + (W)2 * c6 * scale) : (W)0;";
+
 pub(crate) static APPLY_FTRL: Op = update_op(
     "ApplyFtrl",
     "(var:Ref(T), accum:Ref(T), linear:Ref(T), grad:T, lr:T, l1:T, l2:T, lr_power:T) -> \
      (out:Ref(T)) ; T:type{num}, use_locking:bool=false, multiply_linear_by_lr:bool=false",
     dense_shape::<Ftrl, 2>,
+    &FTRL_RULE,
     update_kernels!(dense, Ftrl, 2),
 );
 
@@ -34,6 +63,7 @@ pub(crate) static RESOURCE_APPLY_FTRL: Op = update_op(
     "(var:resource, accum:resource, linear:resource, grad:T, lr:T, l1:T, l2:T, lr_power:T) -> () \
      ; T:type{num}, use_locking:bool=false, multiply_linear_by_lr:bool=false",
     dense_shape::<Ftrl, 2>,
+    &FTRL_RULE,
     update_kernels!(dense, Ftrl, 2),
 );
 
@@ -43,6 +73,7 @@ pub(crate) static SPARSE_APPLY_FTRL: Op = sparse_update_op(
      lr_power:T) -> (out:Ref(T)) ; T:type{num}, Tindices:type{int32,int64}, \
      use_locking:bool=false, multiply_linear_by_lr:bool=false",
     sparse_shape::<Ftrl, 2>,
+    &FTRL_RULE,
     update_kernels!(sparse, Ftrl, 2),
 );
 
@@ -52,6 +83,7 @@ pub(crate) static RESOURCE_SPARSE_APPLY_FTRL: Op = sparse_update_op(
      lr_power:T) -> () ; T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false, \
      multiply_linear_by_lr:bool=false",
     sparse_shape::<Ftrl, 2>,
+    &FTRL_RULE,
     update_kernels!(sparse, Ftrl, 2),
 );
 
@@ -61,6 +93,7 @@ pub(crate) static APPLY_FTRL_V2: Op = update_op(
      lr_power:T) -> (out:Ref(T)) ; T:type{num}, use_locking:bool=false, \
      multiply_linear_by_lr:bool=false",
     dense_shape::<FtrlV2, 2>,
+    &FTRL_V2_RULE,
     update_kernels!(dense, FtrlV2, 2),
 );
 
@@ -69,6 +102,7 @@ pub(crate) static RESOURCE_APPLY_FTRL_V2: Op = update_op(
     "(var:resource, accum:resource, linear:resource, grad:T, lr:T, l1:T, l2:T, l2_shrinkage:T, \
      lr_power:T) -> () ; T:type{num}, use_locking:bool=false, multiply_linear_by_lr:bool=false",
     dense_shape::<FtrlV2, 2>,
+    &FTRL_V2_RULE,
     update_kernels!(dense, FtrlV2, 2),
 );
 
@@ -78,6 +112,7 @@ pub(crate) static SPARSE_APPLY_FTRL_V2: Op = sparse_update_op(
      l2_shrinkage:T, lr_power:T) -> (out:Ref(T)) ; T:type{num}, Tindices:type{int32,int64}, \
      use_locking:bool=false, multiply_linear_by_lr:bool=false",
     sparse_shape::<FtrlV2, 2>,
+    &FTRL_V2_RULE,
     update_kernels!(sparse, FtrlV2, 2),
 );
 
@@ -87,6 +122,7 @@ pub(crate) static RESOURCE_SPARSE_APPLY_FTRL_V2: Op = sparse_update_op(
      l2_shrinkage:T, lr_power:T) -> () ; T:type{num}, Tindices:type{int32,int64}, \
      use_locking:bool=false, multiply_linear_by_lr:bool=false",
     sparse_shape::<FtrlV2, 2>,
+    &FTRL_V2_RULE,
     update_kernels!(sparse, FtrlV2, 2),
 );
 

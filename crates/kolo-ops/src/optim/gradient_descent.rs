@@ -1,7 +1,7 @@
 //! `ApplyGradientDescent`: `var -= alpha · delta`. Its sparse form is a scatter.
 
 use kolo_core::Result;
-use kolo_graph::{Operation, Output};
+use kolo_graph::{Operation, Output, UpdateRule};
 
 use crate::Op;
 use crate::optim::update::{Compute, Optimizer, Rule, Scalars, build, dense_shape, update_kernels, update_op};
@@ -12,10 +12,14 @@ pub fn apply_gradient_descent<'g>(var: Output<'g>, lr: Output<'g>, grad: Output<
     build("ApplyGradientDescent", &[var, lr, grad], &[])
 }
 
+static GRADIENT_DESCENT_RULE: UpdateRule =
+    UpdateRule { name: "GradientDescent", grad: 2, scalars: &[1], text: "v -= c1 * g;", ..UpdateRule::BASE };
+
 pub(crate) static APPLY_GRADIENT_DESCENT: Op = update_op(
     "ApplyGradientDescent",
     "(var:Ref(T), alpha:T, delta:T) -> (out:Ref(T)) ; T:type{num}, use_locking:bool=false",
     dense_shape::<GradientDescent, 0>,
+    &GRADIENT_DESCENT_RULE,
     update_kernels!(dense, GradientDescent, 0),
 );
 
@@ -23,6 +27,7 @@ pub(crate) static RESOURCE_APPLY_GRADIENT_DESCENT: Op = update_op(
     "ResourceApplyGradientDescent",
     "(var:resource, alpha:T, delta:T) -> () ; T:type{num}, use_locking:bool=false",
     dense_shape::<GradientDescent, 0>,
+    &GRADIENT_DESCENT_RULE,
     update_kernels!(dense, GradientDescent, 0),
 );
 

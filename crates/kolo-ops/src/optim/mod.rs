@@ -17,7 +17,7 @@ pub mod proximal;
 pub mod rms_prop;
 pub mod sign;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod update;
 
 /// The ops of this area.

@@ -2,7 +2,7 @@
 //! scales the gradient before it enters the accumulator instead.
 
 use kolo_core::Result;
-use kolo_graph::{Operation, Output};
+use kolo_graph::{Operation, Output, UpdateRule};
 
 use crate::Op;
 use crate::optim::update::{
@@ -33,11 +33,32 @@ pub fn sparse_apply_momentum<'g>(
     build("SparseApplyMomentum", &[var, accum, lr, grad, indices, momentum], &[("use_nesterov", use_nesterov)])
 }
 
+static MOMENTUM_RULE: UpdateRule = UpdateRule {
+    name: "Momentum",
+    slots: 1,
+    grad: 3,
+    scalars: &[2, 4],
+    flag: "use_nesterov",
+    text: "s0 = s0 * c4 + g; v -= FLAG ? g * c2 + s0 * (c4 * c2) : s0 * c2;",
+    ..UpdateRule::BASE
+};
+
+static KERAS_MOMENTUM_RULE: UpdateRule = UpdateRule {
+    name: "KerasMomentum",
+    slots: 1,
+    grad: 3,
+    scalars: &[2, 4],
+    flag: "use_nesterov",
+    text: "s0 = s0 * c4 - g * c2; v += FLAG ? s0 * c4 - g * c2 : s0;",
+    ..UpdateRule::BASE
+};
+
 pub(crate) static APPLY_MOMENTUM: Op = update_op(
     "ApplyMomentum",
     "(var:Ref(T), accum:Ref(T), lr:T, grad:T, momentum:T) -> (out:Ref(T)) ; T:type{num}, \
      use_locking:bool=false, use_nesterov:bool=false",
     dense_shape::<Momentum, 1>,
+    &MOMENTUM_RULE,
     update_kernels!(dense, Momentum, 1),
 );
 
@@ -46,6 +67,7 @@ pub(crate) static RESOURCE_APPLY_MOMENTUM: Op = update_op(
     "(var:resource, accum:resource, lr:T, grad:T, momentum:T) -> () ; T:type{num}, \
      use_locking:bool=false, use_nesterov:bool=false",
     dense_shape::<Momentum, 1>,
+    &MOMENTUM_RULE,
     update_kernels!(dense, Momentum, 1),
 );
 
@@ -54,6 +76,7 @@ pub(crate) static SPARSE_APPLY_MOMENTUM: Op = sparse_update_op(
     "(var:Ref(T), accum:Ref(T), lr:T, grad:T, indices:Tindices, momentum:T) -> (out:Ref(T)) ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false, use_nesterov:bool=false",
     sparse_shape::<Momentum, 1>,
+    &MOMENTUM_RULE,
     update_kernels!(sparse, Momentum, 1),
 );
 
@@ -62,6 +85,7 @@ pub(crate) static RESOURCE_SPARSE_APPLY_MOMENTUM: Op = sparse_update_op(
     "(var:resource, accum:resource, lr:T, grad:T, indices:Tindices, momentum:T) -> () ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false, use_nesterov:bool=false",
     sparse_shape::<Momentum, 1>,
+    &MOMENTUM_RULE,
     update_kernels!(sparse, Momentum, 1),
 );
 
@@ -70,6 +94,7 @@ pub(crate) static RESOURCE_APPLY_KERAS_MOMENTUM: Op = update_op(
     "(var:resource, accum:resource, lr:T, grad:T, momentum:T) -> () ; T:type{num}, \
      use_locking:bool=false, use_nesterov:bool=false",
     dense_shape::<KerasMomentum, 1>,
+    &KERAS_MOMENTUM_RULE,
     update_kernels!(dense, KerasMomentum, 1),
 );
 
@@ -78,6 +103,7 @@ pub(crate) static RESOURCE_SPARSE_APPLY_KERAS_MOMENTUM: Op = sparse_update_op(
     "(var:resource, accum:resource, lr:T, grad:T, indices:Tindices, momentum:T) -> () ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false, use_nesterov:bool=false",
     sparse_shape::<KerasMomentum, 1>,
+    &KERAS_MOMENTUM_RULE,
     update_kernels!(sparse, KerasMomentum, 1),
 );
 

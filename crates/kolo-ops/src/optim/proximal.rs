@@ -2,10 +2,30 @@
 //! Singer, 2009): by a fixed amount for l1, in proportion for l2.
 
 use kolo_core::Result;
+use kolo_graph::UpdateRule;
 
 use crate::Op;
 use crate::optim::update::{
     Compute, Optimizer, Rule, Scalars, dense_shape, sparse_shape, sparse_update_op, update_kernels, update_op,
+};
+
+static PROXIMAL_GRADIENT_DESCENT_RULE: UpdateRule = UpdateRule {
+    name: "ProximalGradientDescent",
+    grad: 4,
+    scalars: &[1, 2, 3],
+    text: "W x = v - c1 * g, cut = c2 > (W)0 ? c1 * c2 : (W)0, far = fabs(x) - cut; far = far > (W)0 ? far : (W)0;\n\
+           v = (x < (W)0 ? -far : far) / ((W)1 + c1 * c3);",
+    ..UpdateRule::BASE
+};
+
+static PROXIMAL_ADAGRAD_RULE: UpdateRule = UpdateRule {
+    name: "ProximalAdagrad",
+    slots: 1,
+    grad: 5,
+    scalars: &[2, 3, 4],
+    text: "s0 += g * g; W lr = c2 / sqrt(s0), x = v - lr * g, cut = c3 > (W)0 ? lr * c3 : (W)0, far = fabs(x) - cut;\n\
+           far = far > (W)0 ? far : (W)0; v = (x < (W)0 ? -far : far) / ((W)1 + lr * c4);",
+    ..UpdateRule::BASE
 };
 
 pub(crate) static APPLY_PROXIMAL_GRADIENT_DESCENT: Op = update_op(
@@ -13,6 +33,7 @@ pub(crate) static APPLY_PROXIMAL_GRADIENT_DESCENT: Op = update_op(
     "(var:Ref(T), alpha:T, l1:T, l2:T, delta:T) -> (out:Ref(T)) ; T:type{num}, \
      use_locking:bool=false",
     dense_shape::<ProximalGradientDescent, 0>,
+    &PROXIMAL_GRADIENT_DESCENT_RULE,
     update_kernels!(dense, ProximalGradientDescent, 0),
 );
 
@@ -20,6 +41,7 @@ pub(crate) static RESOURCE_APPLY_PROXIMAL_GRADIENT_DESCENT: Op = update_op(
     "ResourceApplyProximalGradientDescent",
     "(var:resource, alpha:T, l1:T, l2:T, delta:T) -> () ; T:type{num}, use_locking:bool=false",
     dense_shape::<ProximalGradientDescent, 0>,
+    &PROXIMAL_GRADIENT_DESCENT_RULE,
     update_kernels!(dense, ProximalGradientDescent, 0),
 );
 
@@ -28,6 +50,7 @@ pub(crate) static SPARSE_APPLY_PROXIMAL_GRADIENT_DESCENT: Op = sparse_update_op(
     "(var:Ref(T), alpha:T, l1:T, l2:T, grad:T, indices:Tindices) -> (out:Ref(T)) ; T:type{num}, \
      Tindices:type{int32,int64}, use_locking:bool=false",
     sparse_shape::<ProximalGradientDescent, 0>,
+    &PROXIMAL_GRADIENT_DESCENT_RULE,
     update_kernels!(sparse, ProximalGradientDescent, 0),
 );
 
@@ -36,6 +59,7 @@ pub(crate) static RESOURCE_SPARSE_APPLY_PROXIMAL_GRADIENT_DESCENT: Op = sparse_u
     "(var:resource, alpha:T, l1:T, l2:T, grad:T, indices:Tindices) -> () ; T:type{num}, \
      Tindices:type{int32,int64}, use_locking:bool=false",
     sparse_shape::<ProximalGradientDescent, 0>,
+    &PROXIMAL_GRADIENT_DESCENT_RULE,
     update_kernels!(sparse, ProximalGradientDescent, 0),
 );
 
@@ -44,6 +68,7 @@ pub(crate) static APPLY_PROXIMAL_ADAGRAD: Op = update_op(
     "(var:Ref(T), accum:Ref(T), lr:T, l1:T, l2:T, grad:T) -> (out:Ref(T)) ; T:type{num}, \
      use_locking:bool=false",
     dense_shape::<ProximalAdagrad, 1>,
+    &PROXIMAL_ADAGRAD_RULE,
     update_kernels!(dense, ProximalAdagrad, 1),
 );
 
@@ -52,6 +77,7 @@ pub(crate) static RESOURCE_APPLY_PROXIMAL_ADAGRAD: Op = update_op(
     "(var:resource, accum:resource, lr:T, l1:T, l2:T, grad:T) -> () ; T:type{num}, \
      use_locking:bool=false",
     dense_shape::<ProximalAdagrad, 1>,
+    &PROXIMAL_ADAGRAD_RULE,
     update_kernels!(dense, ProximalAdagrad, 1),
 );
 
@@ -60,6 +86,7 @@ pub(crate) static SPARSE_APPLY_PROXIMAL_ADAGRAD: Op = sparse_update_op(
     "(var:Ref(T), accum:Ref(T), lr:T, l1:T, l2:T, grad:T, indices:Tindices) -> (out:Ref(T)) ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false",
     sparse_shape::<ProximalAdagrad, 1>,
+    &PROXIMAL_ADAGRAD_RULE,
     update_kernels!(sparse, ProximalAdagrad, 1),
 );
 
@@ -68,6 +95,7 @@ pub(crate) static RESOURCE_SPARSE_APPLY_PROXIMAL_ADAGRAD: Op = sparse_update_op(
     "(var:resource, accum:resource, lr:T, l1:T, l2:T, grad:T, indices:Tindices) -> () ; \
      T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false",
     sparse_shape::<ProximalAdagrad, 1>,
+    &PROXIMAL_ADAGRAD_RULE,
     update_kernels!(sparse, ProximalAdagrad, 1),
 );
 

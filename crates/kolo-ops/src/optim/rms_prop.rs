@@ -2,7 +2,7 @@
 //! running mean off first.
 
 use kolo_core::Result;
-use kolo_graph::{Operation, Output};
+use kolo_graph::{Operation, Output, UpdateRule};
 
 use crate::Op;
 use crate::optim::update::{
@@ -35,11 +35,31 @@ pub fn apply_centered_rms_prop<'g>(
     build("ApplyCenteredRMSProp", &[var, mg, ms, mom, lr, rho, momentum, epsilon, grad], &[])
 }
 
+static RMS_PROP_RULE: UpdateRule = UpdateRule {
+    name: "RMSProp",
+    slots: 2,
+    grad: 7,
+    scalars: &[3, 4, 5, 6],
+    text: "s0 += (g * g - s0) * ((W)1 - c4); s1 = s1 * c5 + g * c3 / sqrt(s0 + c6); v -= s1;",
+    ..UpdateRule::BASE
+};
+
+static CENTERED_RMS_PROP_RULE: UpdateRule = UpdateRule {
+    name: "CenteredRMSProp",
+    slots: 3,
+    grad: 8,
+    scalars: &[4, 5, 6, 7],
+    text: "s1 += (g * g - s1) * ((W)1 - c5); s0 += (g - s0) * ((W)1 - c5);\n\
+           s2 = s2 * c6 + g * c4 / sqrt(s1 - s0 * s0 + c7); v -= s2;",
+    ..UpdateRule::BASE
+};
+
 pub(crate) static APPLY_RMS_PROP: Op = update_op(
     "ApplyRMSProp",
     "(var:Ref(T), ms:Ref(T), mom:Ref(T), lr:T, rho:T, momentum:T, epsilon:T, grad:T) -> \
      (out:Ref(T)) ; T:type{num}, use_locking:bool=false",
     dense_shape::<RmsProp, 2>,
+    &RMS_PROP_RULE,
     update_kernels!(dense, RmsProp, 2),
 );
 
@@ -48,6 +68,7 @@ pub(crate) static RESOURCE_APPLY_RMS_PROP: Op = update_op(
     "(var:resource, ms:resource, mom:resource, lr:T, rho:T, momentum:T, epsilon:T, grad:T) -> () \
      ; T:type{num}, use_locking:bool=false",
     dense_shape::<RmsProp, 2>,
+    &RMS_PROP_RULE,
     update_kernels!(dense, RmsProp, 2),
 );
 
@@ -57,6 +78,7 @@ pub(crate) static SPARSE_APPLY_RMS_PROP: Op = sparse_update_op(
      indices:Tindices) -> (out:Ref(T)) ; T:type{num}, Tindices:type{int32,int64}, \
      use_locking:bool=false",
     sparse_shape::<RmsProp, 2>,
+    &RMS_PROP_RULE,
     update_kernels!(sparse, RmsProp, 2),
 );
 
@@ -65,6 +87,7 @@ pub(crate) static RESOURCE_SPARSE_APPLY_RMS_PROP: Op = sparse_update_op(
     "(var:resource, ms:resource, mom:resource, lr:T, rho:T, momentum:T, epsilon:T, grad:T, \
      indices:Tindices) -> () ; T:type{num}, Tindices:type{int32,int64}, use_locking:bool=false",
     sparse_shape::<RmsProp, 2>,
+    &RMS_PROP_RULE,
     update_kernels!(sparse, RmsProp, 2),
 );
 
@@ -73,6 +96,7 @@ pub(crate) static APPLY_CENTERED_RMS_PROP: Op = update_op(
     "(var:Ref(T), mg:Ref(T), ms:Ref(T), mom:Ref(T), lr:T, rho:T, momentum:T, epsilon:T, grad:T) \
      -> (out:Ref(T)) ; T:type{num}, use_locking:bool=false",
     dense_shape::<CenteredRmsProp, 3>,
+    &CENTERED_RMS_PROP_RULE,
     update_kernels!(dense, CenteredRmsProp, 3),
 );
 
@@ -81,6 +105,7 @@ pub(crate) static RESOURCE_APPLY_CENTERED_RMS_PROP: Op = update_op(
     "(var:resource, mg:resource, ms:resource, mom:resource, lr:T, rho:T, momentum:T, epsilon:T, \
      grad:T) -> () ; T:type{num}, use_locking:bool=false",
     dense_shape::<CenteredRmsProp, 3>,
+    &CENTERED_RMS_PROP_RULE,
     update_kernels!(dense, CenteredRmsProp, 3),
 );
 
@@ -90,6 +115,7 @@ pub(crate) static SPARSE_APPLY_CENTERED_RMS_PROP: Op = sparse_update_op(
      indices:Tindices) -> (out:Ref(T)) ; T:type{num}, Tindices:type{int32,int64}, \
      use_locking:bool=false",
     sparse_shape::<CenteredRmsProp, 3>,
+    &CENTERED_RMS_PROP_RULE,
     update_kernels!(sparse, CenteredRmsProp, 3),
 );
 
@@ -99,6 +125,7 @@ pub(crate) static RESOURCE_SPARSE_APPLY_CENTERED_RMS_PROP: Op = sparse_update_op
      grad:T, indices:Tindices) -> () ; T:type{num}, Tindices:type{int32,int64}, \
      use_locking:bool=false",
     sparse_shape::<CenteredRmsProp, 3>,
+    &CENTERED_RMS_PROP_RULE,
     update_kernels!(sparse, CenteredRmsProp, 3),
 );
 

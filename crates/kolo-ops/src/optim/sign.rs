@@ -2,15 +2,37 @@
 //! sign.
 
 use kolo_core::Result;
+use kolo_graph::UpdateRule;
 
 use crate::Op;
 use crate::optim::update::{Compute, Optimizer, Rule, Scalars, dense_shape, update_kernels, update_op};
+
+static ADD_SIGN_RULE: UpdateRule = UpdateRule {
+    name: "AddSign",
+    slots: 1,
+    grad: 6,
+    scalars: &[2, 3, 4, 5],
+    text: "s0 = s0 * c5 + g * ((W)1 - c5); W sign = (W)((g > (W)0) - (g < (W)0)) * (W)((s0 > (W)0) - (s0 < (W)0));\n\
+           v -= c2 * (c3 + c4 * sign) * g;",
+    ..UpdateRule::BASE
+};
+
+static POWER_SIGN_RULE: UpdateRule = UpdateRule {
+    name: "PowerSign",
+    slots: 1,
+    grad: 6,
+    scalars: &[2, 3, 4, 5],
+    text: "s0 = s0 * c5 + g * ((W)1 - c5); W sign = (W)((g > (W)0) - (g < (W)0)) * (W)((s0 > (W)0) - (s0 < (W)0));\n\
+           v -= c2 * exp(c3 * c4 * sign) * g;",
+    ..UpdateRule::BASE
+};
 
 pub(crate) static APPLY_ADD_SIGN: Op = update_op(
     "ApplyAddSign",
     "(var:Ref(T), m:Ref(T), lr:T, alpha:T, sign_decay:T, beta:T, grad:T) -> (out:Ref(T)) ; \
      T:type{num}, use_locking:bool=false",
     dense_shape::<AddSign, 1>,
+    &ADD_SIGN_RULE,
     update_kernels!(dense, AddSign, 1),
 );
 
@@ -19,6 +41,7 @@ pub(crate) static RESOURCE_APPLY_ADD_SIGN: Op = update_op(
     "(var:resource, m:resource, lr:T, alpha:T, sign_decay:T, beta:T, grad:T) -> () ; T:type{num}, \
      use_locking:bool=false",
     dense_shape::<AddSign, 1>,
+    &ADD_SIGN_RULE,
     update_kernels!(dense, AddSign, 1),
 );
 
@@ -27,6 +50,7 @@ pub(crate) static APPLY_POWER_SIGN: Op = update_op(
     "(var:Ref(T), m:Ref(T), lr:T, logbase:T, sign_decay:T, beta:T, grad:T) -> (out:Ref(T)) ; \
      T:type{num}, use_locking:bool=false",
     dense_shape::<PowerSign, 1>,
+    &POWER_SIGN_RULE,
     update_kernels!(dense, PowerSign, 1),
 );
 
@@ -35,6 +59,7 @@ pub(crate) static RESOURCE_APPLY_POWER_SIGN: Op = update_op(
     "(var:resource, m:resource, lr:T, logbase:T, sign_decay:T, beta:T, grad:T) -> () ; \
      T:type{num}, use_locking:bool=false",
     dense_shape::<PowerSign, 1>,
+    &POWER_SIGN_RULE,
     update_kernels!(dense, PowerSign, 1),
 );
 

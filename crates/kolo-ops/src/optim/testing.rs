@@ -84,7 +84,8 @@ impl UpdateTest {
         }
     }
 
-    fn run(&self, op: &str, n_steps: usize, dtype: DType) -> Result<Vec<Tensor>> {
+    /// What the variables hold after so many steps of this op, by handle or by reference.
+    pub fn run(&self, op: &str, n_steps: usize, dtype: DType) -> Result<Vec<Tensor>> {
         let graph = crate::graph();
         let (mut cells, mut inputs, mut sources) = (Vec::new(), Vec::new(), Vec::new());
         for (i, argument) in self.arguments.iter().enumerate() {

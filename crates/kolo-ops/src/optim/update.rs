@@ -11,7 +11,10 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, PartialShape, Result, Tensor};
 use kolo_device::cpu::{IntraPool, pool};
-use kolo_graph::{Effects, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output, ShapeFn, Signature, SplitRule};
+use kolo_graph::{
+    Effects, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output, ShapeFn, Signature, SplitRule, Update,
+    UpdateRule,
+};
 use num_traits::Float;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -139,6 +142,7 @@ pub(crate) const fn update_op(
     name: &'static str,
     signature: &'static str,
     shape: ShapeFn,
+    rule: &'static UpdateRule,
     kernels: &'static [KernelDef],
 ) -> Op {
     Op {
@@ -150,6 +154,7 @@ pub(crate) const fn update_op(
             // TensorFlow calls only the forms with handles stateful; those with references are tied to their variable.
             stateful: name.as_bytes()[0] == b'R',
             effects: Effects::Writes,
+            update: Some(Update { rule, is_sparse: false }),
             half: HalfSafety::Never,
             split: SplitRule::Update,
             ..OpDef::BASE
@@ -164,9 +169,11 @@ pub(crate) const fn sparse_update_op(
     name: &'static str,
     signature: &'static str,
     shape: ShapeFn,
+    rule: &'static UpdateRule,
     kernels: &'static [KernelDef],
 ) -> Op {
-    update_op(name, signature, shape, kernels).split(SplitRule::Unstated)
+    let op = update_op(name, signature, shape, rule, kernels).split(SplitRule::Unstated);
+    Op { def: OpDef { update: Some(Update { rule, is_sparse: true }), ..op.def }, ..op }
 }
 
 /// CPU kernels of an update: `update_kernels!(dense, Momentum, 1)`.
