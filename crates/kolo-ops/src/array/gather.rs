@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::IntraPool;
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Grad, Gradient, HostRule, IndexedSlices, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{Grad, Gradient, HalfSafety, HostRule, IndexedSlices, InferCtx, OpDef, Operation, Output, Work};
 
 use super::cast::cast;
 use super::elements::{Item, Job, build, copy_units, index_below, integer, integers, product};
@@ -38,6 +38,7 @@ pub(crate) static GATHER: Op = Op {
         shape: |ctx| infer(ctx, Some(0), 0),
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(slices(op, first(dy)?)), None])),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| forward(ctx, 0, 0))],
@@ -62,6 +63,7 @@ pub(crate) static GATHER_V2: Op = Op {
             Ok(vec![Some(grad), None, None])
         }),
         host: HostRule::SmallIntegers,
+        half: HalfSafety::Neutral,
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {
@@ -163,7 +165,7 @@ fn dense<'g>(op: Operation<'g>, dy: Output<'g>, axis: Option<i64>, batch_dims: i
 /// The axis, if it is a constant.
 fn constant_axis(op: Operation<'_>) -> Result<Option<i64>> {
     let node = op.input(2).operation().node();
-    let node = node.as_ref().filter(|node| node.op() == "Const");
+    let node = node.as_ref().filter(|node| node.def.work == Work::Constant);
     node.map(|node| integer(node.attrs.tensor("value")?)).transpose()
 }
 

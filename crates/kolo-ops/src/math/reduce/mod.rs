@@ -2,7 +2,7 @@
 
 use kolo_core::{DType, Element, Error, Result, Shape};
 use kolo_graph::shape_fns::resolve_axis;
-use kolo_graph::{Operation, Output};
+use kolo_graph::{Operation, Output, Work};
 use smallvec::SmallVec;
 
 use crate::KernelCtx;
@@ -136,7 +136,7 @@ fn with_kept_dims<'g>(op: Operation<'g>, value: Output<'g>, shape: Output<'g>) -
 /// The axes of a reduction, if they are a constant.
 pub(crate) fn constant_axes(op: Operation<'_>) -> Option<Vec<i64>> {
     let node = op.input(1).operation().node()?;
-    if node.op() != "Const" {
+    if node.def.work != Work::Constant {
         return None;
     }
     node.attrs.tensor("value").ok()?.integers().ok()
