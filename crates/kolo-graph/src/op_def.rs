@@ -24,6 +24,9 @@ pub struct OpDef {
     pub effects: Effects,
     /// Where it runs if it is placed on a device with memory of its own.
     pub host: HostRule,
+    /// The arguments, by name, that are in host memory wherever it runs: shapes, axes, numbers that a kernel reads at once or
+    /// gives. (Strings and handles always are.)
+    pub host_args: &'static [&'static str],
     /// What it looks at.
     pub work: Work,
     /// How each element of its output is made, if it is made of those at the same place alone.
@@ -57,6 +60,7 @@ impl OpDef {
         stateful: false,
         effects: Effects::None,
         host: HostRule::OnDevice,
+        host_args: &[],
         work: Work::Computes,
         elementwise: None,
         update: None,

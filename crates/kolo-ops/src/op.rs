@@ -42,6 +42,11 @@ impl Op {
         Op { def: OpDef { split, ..self.def }, ..self }
     }
 
+    /// The same, with these arguments in host memory.
+    pub(crate) const fn host_args(self, host_args: &'static [&'static str]) -> Op {
+        Op { def: OpDef { host_args, ..self.def }, ..self }
+    }
+
     /// The same, to be run where `host` says.
     pub(crate) const fn host(self, host: HostRule) -> Op {
         Op { def: OpDef { host, ..self.def }, ..self }
@@ -67,8 +72,6 @@ pub struct KernelDef {
     pub attr: &'static str,
     /// The dtypes of that attribute it is for.
     pub dtypes: DTypeSet,
-    /// Arguments that it reads from, or writes to, host memory whatever the device.
-    pub host_args: &'static [&'static str],
     /// How to get one.
     pub make: KernelMaker,
 }
@@ -116,17 +119,17 @@ pub const fn cpu(dtype: DType, compute: fn(&mut KernelCtx<'_>) -> Result<()>) ->
 
 /// A CPU kernel for every dtype.
 pub const fn cpu_any(compute: fn(&mut KernelCtx<'_>) -> Result<()>) -> KernelDef {
-    KernelDef { device: "CPU", attr: "", dtypes: DTypeSet::ALL, host_args: &[], make: KernelMaker::Function(compute) }
+    KernelDef { device: "CPU", attr: "", dtypes: DTypeSet::ALL, make: KernelMaker::Function(compute) }
 }
 
 /// A CPU kernel for these dtypes of the type attribute `attr`.
 pub const fn cpu_on(attr: &'static str, dtypes: &[DType], make: KernelMaker) -> KernelDef {
-    KernelDef { device: "CPU", attr, dtypes: DTypeSet::of(dtypes), host_args: &[], make }
+    KernelDef { device: "CPU", attr, dtypes: DTypeSet::of(dtypes), make }
 }
 
 /// A CPU kernel for every dtype, made as `make` says.
 pub const fn cpu_made(make: KernelMaker) -> KernelDef {
-    KernelDef { device: "CPU", attr: "", dtypes: DTypeSet::ALL, host_args: &[], make }
+    KernelDef { device: "CPU", attr: "", dtypes: DTypeSet::ALL, make }
 }
 
 /// CPU kernels of one generic function for several element types of attribute `T`:
@@ -367,6 +370,10 @@ mod tests {
             }
             let is_source = signature.inputs.is_empty() && signature.outputs.iter().any(refers);
             assert_eq!(is_source, matches!(def.effects, Effects::Owns(_)), "{name}: {:?}", def.effects);
+            for arg in def.host_args {
+                let is_known = signature.inputs.iter().chain(&signature.outputs).any(|known| known.name == *arg);
+                assert!(is_known, "{name} has no argument {arg}");
+            }
             // What runs on the host has a kernel there, and what always does has no other.
             if def.host != HostRule::OnDevice {
                 assert!(op.kernels.iter().any(|kernel| kernel.device == "CPU"), "{name} has no kernel for the host");

@@ -51,6 +51,7 @@ pub(crate) static TILE: Op = Op {
         }),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["multiples"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_tile)],
@@ -72,6 +73,7 @@ pub(crate) static BROADCAST_TO: Op = Op {
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(summed_to_input(op, 0, first(dy)?).into()), None])),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["shape"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_broadcast)],

@@ -50,6 +50,7 @@ pub(crate) static CONCAT_V2: Op = Op {
         }),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["axis"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| forward_concat(ctx, 0, ctx.n_inputs() - 1))],
@@ -64,6 +65,7 @@ pub(crate) static CONCAT: Op = Op {
         gradient: Gradient::Rule(|op, dy| concat_gradient(op, dy, 1, 0)),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["concat_dim"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| forward_concat(ctx, 1, 0))],

@@ -41,6 +41,7 @@ pub(crate) static EXPAND_DIMS: Op = Op {
         host: HostRule::SmallIntegers,
         work: Work::Reshapes,
         half: HalfSafety::Neutral,
+        host_args: &["dim"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_expand)],

@@ -61,6 +61,7 @@ pub(crate) static FILL: Op = Op {
         }),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["dims"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_fill)],

@@ -64,6 +64,7 @@ pub(crate) static GATHER_V2: Op = Op {
         }),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["axis"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {

@@ -56,6 +56,7 @@ pub(crate) static SCATTER_ND: Op = Op {
         shape: infer_scatter,
         gradient: Gradient::Rule(|op, dy| Ok(vec![None, Some(gather_nd(first(dy)?, op.input(0)).into()), None])),
         host: HostRule::SmallIntegers,
+        host_args: &["shape"],
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward_scatter: f32, f64, i32, i64, u64, bool; f16, bf16, i8, i16, u8, u16, u32),

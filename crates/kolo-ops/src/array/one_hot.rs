@@ -35,6 +35,7 @@ pub(crate) static ONE_HOT: Op = Op {
             Ok(vec![PartialShape::new(&dims)])
         },
         gradient: Gradient::None("the result only changes in steps"),
+        host_args: &["depth"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

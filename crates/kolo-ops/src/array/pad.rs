@@ -40,6 +40,7 @@ pub(crate) static PAD: Op = Op {
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(inside(op, first(dy)?).into()), None])),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["paddings"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -57,6 +58,7 @@ pub(crate) static PAD_V2: Op = Op {
         },
         gradient: Gradient::Rule(gradient_v2),
         half: HalfSafety::Neutral,
+        host_args: &["paddings"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

@@ -30,6 +30,7 @@ pub(crate) static RESHAPE: Op = Op {
         host: HostRule::SmallIntegers,
         work: Work::Reshapes,
         half: HalfSafety::Neutral,
+        host_args: &["shape"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

@@ -43,6 +43,7 @@ pub(crate) static REVERSE_V2: Op = Op {
         gradient: Gradient::Rule(|op, dy| Ok(vec![Some(reverse(first(dy)?, op.input(1)).into()), None])),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["axis"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

@@ -33,6 +33,7 @@ pub(crate) static SHAPE: Op = Op {
         shape: |ctx| Ok(vec![PartialShape::new(&[ctx.input(0).rank()])]),
         gradient: Gradient::None("shapes are integers"),
         work: Work::Measures,
+        host_args: &["output"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -46,6 +47,7 @@ pub(crate) static SHAPE_N: Op = Op {
         shape: |ctx| Ok((0..ctx.n_inputs()).map(|i| PartialShape::new(&[ctx.input(i).rank()])).collect()),
         gradient: Gradient::None("shapes are integers"),
         work: Work::Measures,
+        host_args: &["output"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -59,6 +61,7 @@ pub(crate) static SIZE: Op = Op {
         shape: shape_fns::scalars,
         gradient: Gradient::None("sizes are integers"),
         work: Work::Measures,
+        host_args: &["output"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {
@@ -77,6 +80,7 @@ pub(crate) static RANK: Op = Op {
         shape: shape_fns::scalars,
         gradient: Gradient::None("ranks are integers"),
         work: Work::Measures,
+        host_args: &["output"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {

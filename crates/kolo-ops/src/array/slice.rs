@@ -34,6 +34,7 @@ pub(crate) static SLICE: Op = Op {
         }),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["begin", "size"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

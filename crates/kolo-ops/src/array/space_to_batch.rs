@@ -36,6 +36,7 @@ pub(crate) static SPACE_TO_BATCH_ND: Op = Op {
             Ok(vec![Some(op.graph().op("BatchToSpaceND").inputs(inputs).out().into()), None, None])
         }),
         half: HalfSafety::Neutral,
+        host_args: &["block_shape", "paddings"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_space_to_batch)],
@@ -53,6 +54,7 @@ pub(crate) static BATCH_TO_SPACE_ND: Op = Op {
             Ok(vec![Some(op.graph().op("SpaceToBatchND").inputs(inputs).out().into()), None, None])
         }),
         half: HalfSafety::Neutral,
+        host_args: &["block_shape", "crops"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_batch_to_space)],

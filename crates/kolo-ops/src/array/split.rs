@@ -43,6 +43,7 @@ pub(crate) static SPLIT: Op = Op {
         }),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["split_dim"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_split)],
@@ -61,6 +62,7 @@ pub(crate) static SPLIT_V: Op = Op {
         }),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["size_splits", "split_dim"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_split_v)],

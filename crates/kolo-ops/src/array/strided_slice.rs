@@ -94,6 +94,7 @@ pub(crate) static STRIDED_SLICE: Op = Op {
         }),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["begin", "end", "strides"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
@@ -114,6 +115,7 @@ pub(crate) static STRIDED_SLICE_GRAD: Op = Op {
         }),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["shape", "begin", "end", "strides"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(backward)],

@@ -34,6 +34,7 @@ pub(crate) static TRANSPOSE: Op = Op {
         }),
         host: HostRule::SmallIntegers,
         half: HalfSafety::Neutral,
+        host_args: &["perm"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],

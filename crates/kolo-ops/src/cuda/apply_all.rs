@@ -13,7 +13,7 @@ use crate::op::KernelMaker;
 use crate::{Kernel, KernelCtx, VariableCell, find_op};
 
 pub(super) fn add(table: &mut Table) {
-    register(table, "_KoloApplyAll", "T", FLOATS, &[], KernelMaker::Object(ApplyAll::make));
+    register(table, "_KoloApplyAll", "T", FLOATS, KernelMaker::Object(ApplyAll::make));
 }
 
 /// Where the inputs of an optimizer's dense update of resource variables are.

@@ -13,35 +13,35 @@ use super::{PLAIN, Table, gpu, register, zeros};
 use crate::array::view::{View, strides};
 use crate::{KernelCtx, find_op};
 
-/// Ops whose CPU kernel ends in the functions of this file, and their arguments on the host.
-const SHARED: &[(&str, &[&str])] = &[
-    ("Slice", &["begin", "size"]),
-    ("StridedSlice", &["begin", "end", "strides"]),
-    ("StridedSliceGrad", &["shape", "begin", "end", "strides"]),
-    ("Transpose", &["perm"]),
-    ("ReverseV2", &["axis"]),
-    ("Tile", &["multiples"]),
-    ("Split", &["split_dim"]),
-    ("SplitV", &["size_splits", "split_dim"]),
-    ("Unpack", &[]),
-    ("Pack", &[]),
-    ("Concat", &["concat_dim"]),
-    ("ConcatV2", &["axis"]),
-    ("Pad", &["paddings"]),
-    ("PadV2", &["paddings"]),
-    ("SpaceToBatchND", &["block_shape", "paddings"]),
-    ("BatchToSpaceND", &["block_shape", "crops"]),
-    ("Diag", &[]),
-    ("DiagPart", &[]),
-    ("MatrixDiag", &[]),
-    ("MatrixDiagPart", &[]),
+/// Ops whose CPU kernel ends in the functions of this file.
+const SHARED: &[&str] = &[
+    "Slice",
+    "StridedSlice",
+    "StridedSliceGrad",
+    "Transpose",
+    "ReverseV2",
+    "Tile",
+    "Split",
+    "SplitV",
+    "Unpack",
+    "Pack",
+    "Concat",
+    "ConcatV2",
+    "Pad",
+    "PadV2",
+    "SpaceToBatchND",
+    "BatchToSpaceND",
+    "Diag",
+    "DiagPart",
+    "MatrixDiag",
+    "MatrixDiagPart",
 ];
 
 pub(super) fn add(table: &mut Table) {
-    for &(op, host_args) in SHARED {
+    for &op in SHARED {
         let Ok(found) = find_op(op) else { continue };
         if let Some(kernel) = found.kernels.iter().find(|kernel| kernel.device == "CPU") {
-            register(table, op, "T", PLAIN, host_args, kernel.make);
+            register(table, op, "T", PLAIN, kernel.make);
         }
     }
 }

@@ -13,8 +13,8 @@ use crate::KernelCtx;
 use crate::nn::attention::Sizes;
 
 pub(super) fn add(table: &mut Table) {
-    function(table, "KoloAttention", "T", FLOATS, &[], forward);
-    function(table, "KoloAttentionGrad", "T", FLOATS, &[], backward);
+    function(table, "KoloAttention", "T", FLOATS, forward);
+    function(table, "KoloAttentionGrad", "T", FLOATS, backward);
 }
 
 const NAMES: [&str; 4] = ["forward", "delta", "queries", "keys_values"];

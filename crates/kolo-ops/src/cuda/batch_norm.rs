@@ -14,10 +14,10 @@ const TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16];
 
 pub(super) fn add(table: &mut Table) {
     for op in ["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"] {
-        function(table, op, "T", TYPES, &[], forward);
+        function(table, op, "T", TYPES, forward);
     }
     for op in ["FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"] {
-        function(table, op, "T", TYPES, &[], backward);
+        function(table, op, "T", TYPES, backward);
     }
 }
 

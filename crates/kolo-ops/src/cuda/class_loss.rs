@@ -10,8 +10,8 @@ use crate::nn::class_loss::sizes;
 const TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16];
 
 pub(super) fn add(table: &mut Table) {
-    function(table, "KoloClassLoss", "T", TYPES, &[], forward);
-    function(table, "KoloClassLossGrad", "T", TYPES, &[], backward);
+    function(table, "KoloClassLoss", "T", TYPES, forward);
+    function(table, "KoloClassLossGrad", "T", TYPES, backward);
 }
 
 const NAMES: [&str; 2] = ["loss", "grad"];

@@ -13,9 +13,9 @@ use crate::KernelCtx;
 use crate::nn::conv2d::{check_grad, plan};
 
 pub(super) fn add(table: &mut Table) {
-    function(table, "Conv2D", "T", FLOATS, &[], forward);
-    function(table, "Conv2DBackpropInput", "T", FLOATS, &["input_sizes"], backprop_input);
-    function(table, "Conv2DBackpropFilter", "T", FLOATS, &["filter_sizes"], backprop_filter);
+    function(table, "Conv2D", "T", FLOATS, forward);
+    function(table, "Conv2DBackpropInput", "T", FLOATS, backprop_input);
+    function(table, "Conv2DBackpropFilter", "T", FLOATS, backprop_filter);
 }
 
 /// Where channels, height and width are.

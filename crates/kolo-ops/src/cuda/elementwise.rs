@@ -12,30 +12,26 @@ use crate::math::elementwise::broadcast_shape;
 use crate::{Kernel, KernelCtx, TABLE};
 
 pub(super) fn add(table: &mut Table) {
-    function(table, "Cast", "", &[], &[], cast);
-    object(table, "ZerosLike", "T", PLAIN, &[], |_| Ok(Box::new(Like(0.0))));
-    object(table, "OnesLike", "T", PLAIN, &[], |_| Ok(Box::new(Like(1.0))));
-    function(table, "Fill", "T", PLAIN, &["dims"], fill);
-    function(table, "Select", "T", PLAIN, &[], select);
-    function(table, "SelectV2", "T", PLAIN, &[], select_v2);
-    function(table, "AddN", "T", NUMBERS, &[], add_n);
-    function(table, "AccumulateNV2", "T", NUMBERS, &[], add_n);
-    function(table, "BroadcastTo", "T", PLAIN, &["shape"], broadcast_to);
-    function(table, "BiasAdd", "T", NUMBERS, &[], bias_add);
-    function(table, "BiasAddV1", "T", NUMBERS, &[], bias_add);
-    object(table, "Equal", "T", PLAIN, &[], |init| {
-        Ok(Box::new(Equality { map: Map::new(init)?, if_shapes_differ: 0 }))
-    });
-    object(table, "NotEqual", "T", PLAIN, &[], |init| {
-        Ok(Box::new(Equality { map: Map::new(init)?, if_shapes_differ: 1 }))
-    });
-    object(table, "ClipByValue", "T", NUMBERS, &[], |init| Ok(Box::new(Clip(Map::new(init)?))));
+    function(table, "Cast", "", &[], cast);
+    object(table, "ZerosLike", "T", PLAIN, |_| Ok(Box::new(Like(0.0))));
+    object(table, "OnesLike", "T", PLAIN, |_| Ok(Box::new(Like(1.0))));
+    function(table, "Fill", "T", PLAIN, fill);
+    function(table, "Select", "T", PLAIN, select);
+    function(table, "SelectV2", "T", PLAIN, select_v2);
+    function(table, "AddN", "T", NUMBERS, add_n);
+    function(table, "AccumulateNV2", "T", NUMBERS, add_n);
+    function(table, "BroadcastTo", "T", PLAIN, broadcast_to);
+    function(table, "BiasAdd", "T", NUMBERS, bias_add);
+    function(table, "BiasAddV1", "T", NUMBERS, bias_add);
+    object(table, "Equal", "T", PLAIN, |init| Ok(Box::new(Equality { map: Map::new(init)?, if_shapes_differ: 0 })));
+    object(table, "NotEqual", "T", PLAIN, |init| Ok(Box::new(Equality { map: Map::new(init)?, if_shapes_differ: 1 })));
+    object(table, "ClipByValue", "T", NUMBERS, |init| Ok(Box::new(Clip(Map::new(init)?))));
     // All others need nothing but their expression.
     for op in TABLE.iter().copied().flatten() {
         let Some(elementwise) = op.def.elementwise.filter(|_| !table.contains_key(op.def.name)) else { continue };
         let dtypes = dtypes(elementwise.elements);
         let attr = if dtypes.is_empty() { "" } else { "T" };
-        object(table, op.def.name, attr, dtypes, &[], |init| Ok(Box::new(Map::new(init)?)));
+        object(table, op.def.name, attr, dtypes, |init| Ok(Box::new(Map::new(init)?)));
     }
 }
 

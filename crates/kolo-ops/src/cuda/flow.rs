@@ -6,51 +6,51 @@ use super::{PLAIN, Table, function, register};
 use crate::op::KernelMaker;
 use crate::{KernelCtx, find_op};
 
-/// Ops of control flow, which the executor does itself, with the arguments that are on the host.
-const FLOW: &[(&str, &[&str])] = &[
-    ("Switch", &["pred"]),
-    ("Merge", &["value_index"]),
-    ("Enter", &[]),
-    ("Exit", &[]),
-    ("NextIteration", &[]),
-    ("RefEnter", &[]),
-    ("RefExit", &[]),
-    ("RefNextIteration", &[]),
-    ("RefSwitch", &["pred"]),
-    ("RefMerge", &["value_index"]),
+/// Ops of control flow, which the executor does itself.
+const FLOW: &[&str] = &[
+    "Switch",
+    "Merge",
+    "Enter",
+    "Exit",
+    "NextIteration",
+    "RefEnter",
+    "RefExit",
+    "RefNextIteration",
+    "RefSwitch",
+    "RefMerge",
 ];
 
 /// Ops whose CPU kernel never looks at elements: the same function serves here.
-const PASS: &[(&str, &str, &[&str])] = &[
-    ("Identity", "T", &[]),
-    ("StopGradient", "T", &[]),
-    ("PreventGradient", "T", &[]),
-    ("RefIdentity", "T", &[]),
-    ("IdentityN", "", &[]),
-    ("Reshape", "T", &["shape"]),
-    ("ExpandDims", "T", &["dim"]),
-    ("Squeeze", "T", &[]),
-    ("Bitcast", "T", &[]),
-    ("Placeholder", "dtype", &[]),
-    ("PlaceholderV2", "dtype", &[]),
-    ("PlaceholderWithDefault", "dtype", &[]),
+const PASS: &[(&str, &str)] = &[
+    ("Identity", "T"),
+    ("StopGradient", "T"),
+    ("PreventGradient", "T"),
+    ("RefIdentity", "T"),
+    ("IdentityN", ""),
+    ("Reshape", "T"),
+    ("ExpandDims", "T"),
+    ("Squeeze", "T"),
+    ("Bitcast", "T"),
+    ("Placeholder", "dtype"),
+    ("PlaceholderV2", "dtype"),
+    ("PlaceholderWithDefault", "dtype"),
 ];
 
 pub(super) fn add(table: &mut Table) {
-    for &(op, host_args) in FLOW {
-        register(table, op, "T", PLAIN, host_args, KernelMaker::Executor);
+    for &op in FLOW {
+        register(table, op, "T", PLAIN, KernelMaker::Executor);
     }
-    for &(op, attr, host_args) in PASS {
+    for &(op, attr) in PASS {
         let Ok(found) = find_op(op) else { continue };
         if let Some(kernel) = found.kernels.iter().find(|kernel| kernel.device == "CPU") {
-            register(table, op, attr, PLAIN, host_args, kernel.make);
+            register(table, op, attr, PLAIN, kernel.make);
         }
     }
-    function(table, "Const", "dtype", PLAIN, &[], constant);
-    function(table, "Shape", "T", ANY, &["output"], shape);
-    function(table, "ShapeN", "T", ANY, &["output"], shape);
-    function(table, "Size", "T", ANY, &["output"], size);
-    function(table, "Rank", "T", ANY, &["output"], rank);
+    function(table, "Const", "dtype", PLAIN, constant);
+    function(table, "Shape", "T", ANY, shape);
+    function(table, "ShapeN", "T", ANY, shape);
+    function(table, "Size", "T", ANY, size);
+    function(table, "Rank", "T", ANY, rank);
 }
 
 /// What may be asked for its shape.

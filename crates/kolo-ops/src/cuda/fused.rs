@@ -21,8 +21,8 @@ use crate::kernel::KernelInit;
 use crate::{Kernel, KernelCtx};
 
 pub(super) fn add(table: &mut Table) {
-    object(table, "_KoloFusedMap", "", &[], &[], |init| Ok(Box::new(FusedMap(Element::make(init)?))));
-    object(table, "_KoloFusedMapAndSum", "", &[], &[], |init| Ok(Box::new(FusedMapAndSum(Element::make(init)?))));
+    object(table, "_KoloFusedMap", "", &[], |init| Ok(Box::new(FusedMap(Element::make(init)?))));
+    object(table, "_KoloFusedMapAndSum", "", &[], |init| Ok(Box::new(FusedMapAndSum(Element::make(init)?))));
 }
 
 /// A program, as CUDA C++.

@@ -14,20 +14,20 @@ use crate::state::handle::uninitialized;
 const RANK: usize = 8;
 
 pub(super) fn add(table: &mut Table) {
-    function(table, "Gather", "Tparams", PLAIN, &[], |ctx| gather(ctx, 0, 0));
-    function(table, "GatherV2", "Tparams", PLAIN, &["axis"], |ctx| {
+    function(table, "Gather", "Tparams", PLAIN, |ctx| gather(ctx, 0, 0));
+    function(table, "GatherV2", "Tparams", PLAIN, |ctx| {
         let (axis, batch_dims) = (integer(ctx.input(2)?)?, ctx.attrs().int("batch_dims")?);
         gather(ctx, axis, batch_dims)
     });
-    function(table, "ResourceGather", "dtype", PLAIN, &[], |ctx| {
+    function(table, "ResourceGather", "dtype", PLAIN, |ctx| {
         let cell = ctx.variable(0)?;
         let value = cell.read().ok_or_else(|| uninitialized(ctx, 0, &cell))?;
         ctx.inputs[0] = crate::Value::Tensor(value);
         let batch_dims = ctx.attrs().int("batch_dims")?;
         gather(ctx, batch_dims, batch_dims)
     });
-    function(table, "GatherNd", "Tparams", PLAIN, &[], gather_nd);
-    function(table, "ScatterNd", "T", NUMBERS, &["shape"], scatter_nd);
+    function(table, "GatherNd", "Tparams", PLAIN, gather_nd);
+    function(table, "ScatterNd", "T", NUMBERS, scatter_nd);
     for (op, join) in [
         ("UnsortedSegmentSum", Join::Add),
         ("UnsortedSegmentMax", Join::Max),
@@ -40,12 +40,12 @@ pub(super) fn add(table: &mut Table) {
             Join::Mul => |ctx| segments(ctx, Join::Mul),
             _ => |ctx| segments(ctx, Join::Add),
         };
-        function(table, op, "T", super::FLOATS, &["num_segments"], compute);
+        function(table, op, "T", super::FLOATS, compute);
     }
     macro_rules! scatters {
         ($($reference:literal, $resource:literal, $join:expr;)*) => {
-            $(function(table, $reference, "T", NUMBERS, &[], |ctx| scatter(ctx, $join).and_then(|()| ctx.forward(0, 0)));
-            function(table, $resource, "dtype", NUMBERS, &[], |ctx| scatter(ctx, $join));)*
+            $(function(table, $reference, "T", NUMBERS, |ctx| scatter(ctx, $join).and_then(|()| ctx.forward(0, 0)));
+            function(table, $resource, "dtype", NUMBERS, |ctx| scatter(ctx, $join));)*
         };
     }
     scatters! {
@@ -56,7 +56,7 @@ pub(super) fn add(table: &mut Table) {
         "ScatterMin", "ResourceScatterMin", Join::Min;
         "ScatterMax", "ResourceScatterMax", Join::Max;
     }
-    function(table, "OneHot", "T", PLAIN, &["depth"], one_hot);
+    function(table, "OneHot", "T", PLAIN, one_hot);
 }
 
 /// How an update and what is there become one.

@@ -10,9 +10,9 @@ use super::{FLOATS, Table, c_type, function, gpu};
 use crate::{KernelCtx, Value};
 
 pub(super) fn add(table: &mut Table) {
-    function(table, "KoloLayerNorm", "T", FLOATS, &[], forward);
-    function(table, "KoloLayerNormGrad", "T", FLOATS, &[], backward);
-    function(table, "_KoloFusedLayerNormGrad", "T", FLOATS, &[], backward);
+    function(table, "KoloLayerNorm", "T", FLOATS, forward);
+    function(table, "KoloLayerNormGrad", "T", FLOATS, backward);
+    function(table, "_KoloFusedLayerNormGrad", "T", FLOATS, backward);
 }
 
 const NAMES: [&str; 3] = ["forward", "backward", "join"];

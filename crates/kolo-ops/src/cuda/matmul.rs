@@ -14,8 +14,8 @@ use crate::state::handle::uninitialized;
 use crate::{KernelCtx, Value};
 
 pub(super) fn add(table: &mut Table) {
-    function(table, "MatMul", "T", FLOATS, &[], matmul);
-    function(table, "BatchMatMul", "T", FLOATS, &[], |ctx| {
+    function(table, "MatMul", "T", FLOATS, matmul);
+    function(table, "BatchMatMul", "T", FLOATS, |ctx| {
         let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
         let batch = |shape: &Shape| shape.dims().split_last_chunk::<2>().map(|(batch, _)| batch.to_vec());
         if batch(a) != batch(b) {
@@ -23,10 +23,10 @@ pub(super) fn add(table: &mut Table) {
         }
         batch_matmul(ctx)
     });
-    function(table, "BatchMatMulV2", "T", FLOATS, &[], batch_matmul);
-    function(table, "_KoloFusedMatMul", "T", FLOATS, &[], fused_matmul);
-    function(table, "_KoloFusedMatMulAdd", "T", FLOATS, &[], matmul_and_sum);
-    function(table, "_KoloApplyProduct", "T", &[DType::F32], &[], descend);
+    function(table, "BatchMatMulV2", "T", FLOATS, batch_matmul);
+    function(table, "_KoloFusedMatMul", "T", FLOATS, fused_matmul);
+    function(table, "_KoloFusedMatMulAdd", "T", FLOATS, matmul_and_sum);
+    function(table, "_KoloApplyProduct", "T", &[DType::F32], descend);
 }
 
 fn matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {

@@ -17,7 +17,7 @@ use crate::{Kernel, KernelCtx, VariableCell};
 pub(super) fn add(table: &mut Table) {
     for op in crate::optim::OPS {
         if op.def.update.is_some() {
-            object(table, op.def.name, "T", FLOATS, &[], UpdateKernel::make);
+            object(table, op.def.name, "T", FLOATS, UpdateKernel::make);
         }
     }
 }

@@ -14,13 +14,13 @@ use crate::nn::pool::{Pool, depth_group};
 use crate::nn::window::Axis;
 
 pub(super) fn add(table: &mut Table) {
-    function(table, "MaxPool", "T", FLOATS, &[], |ctx| forward(ctx, 0));
-    function(table, "MaxPoolGrad", "T", FLOATS, &[], |ctx| max_backward(ctx, false));
-    function(table, "_KoloFusedMaxPoolGradRelu", "T", FLOATS, &[], |ctx| max_backward(ctx, true));
-    function(table, "_KoloFusedBiasReluPool", "T", FLOATS, &[], biased_forward);
-    function(table, "_KoloFusedBiasReluPoolGrad", "T", FLOATS, &[], biased_backward);
-    function(table, "AvgPool", "T", FLOATS, &[], |ctx| forward(ctx, 2));
-    function(table, "AvgPoolGrad", "T", FLOATS, &["orig_input_shape"], avg_backward);
+    function(table, "MaxPool", "T", FLOATS, |ctx| forward(ctx, 0));
+    function(table, "MaxPoolGrad", "T", FLOATS, |ctx| max_backward(ctx, false));
+    function(table, "_KoloFusedMaxPoolGradRelu", "T", FLOATS, |ctx| max_backward(ctx, true));
+    function(table, "_KoloFusedBiasReluPool", "T", FLOATS, biased_forward);
+    function(table, "_KoloFusedBiasReluPoolGrad", "T", FLOATS, biased_backward);
+    function(table, "AvgPool", "T", FLOATS, |ctx| forward(ctx, 2));
+    function(table, "AvgPoolGrad", "T", FLOATS, avg_backward);
 }
 
 const NAMES: [&str; 8] =

@@ -12,14 +12,12 @@ use crate::random::stream::Stream;
 use crate::{Kernel, KernelCtx};
 
 pub(super) fn add(table: &mut Table) {
-    const SHAPE: &[&str] = &["shape"];
-    object(table, "RandomUniform", "dtype", FLOATS, SHAPE, |init| Random::make(init, 0));
-    object(table, "RandomStandardNormal", "dtype", FLOATS, SHAPE, |init| Random::make(init, 1));
-    object(table, "TruncatedNormal", "dtype", FLOATS, SHAPE, |init| Random::make(init, 2));
-    const SEEDED: &[&str] = &["shape", "seed"];
-    function(table, "StatelessRandomUniform", "dtype", FLOATS, SEEDED, |ctx| stateless(ctx, 0));
-    function(table, "StatelessRandomNormal", "dtype", FLOATS, SEEDED, |ctx| stateless(ctx, 1));
-    function(table, "StatelessTruncatedNormal", "dtype", FLOATS, SEEDED, |ctx| stateless(ctx, 2));
+    object(table, "RandomUniform", "dtype", FLOATS, |init| Random::make(init, 0));
+    object(table, "RandomStandardNormal", "dtype", FLOATS, |init| Random::make(init, 1));
+    object(table, "TruncatedNormal", "dtype", FLOATS, |init| Random::make(init, 2));
+    function(table, "StatelessRandomUniform", "dtype", FLOATS, |ctx| stateless(ctx, 0));
+    function(table, "StatelessRandomNormal", "dtype", FLOATS, |ctx| stateless(ctx, 1));
+    function(table, "StatelessTruncatedNormal", "dtype", FLOATS, |ctx| stateless(ctx, 2));
 }
 
 const NAMES: [&str; 3] = ["uniform", "normal", "truncated"];

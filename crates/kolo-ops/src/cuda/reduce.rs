@@ -51,19 +51,18 @@ const NORM: Reducer =
 const HALF_SQUARES: Reducer = Reducer { name: "half_squares", finish: "(a) / (A)2", ..NORM };
 
 pub(super) fn add(table: &mut Table) {
-    const AXES: &[&str] = &["reduction_indices"];
-    function(table, "Sum", "T", NUMBERS, AXES, |ctx| reduce(ctx, &SUM));
-    function(table, "Mean", "T", FLOATS, AXES, |ctx| reduce(ctx, &MEAN));
-    function(table, "Prod", "T", NUMBERS, AXES, |ctx| reduce(ctx, &PROD));
-    function(table, "Max", "T", NUMBERS, AXES, |ctx| reduce(ctx, &MAX));
-    function(table, "Min", "T", NUMBERS, AXES, |ctx| reduce(ctx, &MIN));
-    function(table, "EuclideanNorm", "T", FLOATS, AXES, |ctx| reduce(ctx, &NORM));
-    function(table, "All", "", &[], AXES, |ctx| reduce(ctx, &ALL));
-    function(table, "Any", "", &[], AXES, |ctx| reduce(ctx, &ANY));
-    function(table, "L2Loss", "T", FLOATS, &[], l2_loss);
-    function(table, "BiasAddGrad", "T", NUMBERS, &[], bias_add_grad);
-    function(table, "ArgMax", "T", PLAIN, &["dimension"], |ctx| arg_extreme(ctx, true));
-    function(table, "ArgMin", "T", PLAIN, &["dimension"], |ctx| arg_extreme(ctx, false));
+    function(table, "Sum", "T", NUMBERS, |ctx| reduce(ctx, &SUM));
+    function(table, "Mean", "T", FLOATS, |ctx| reduce(ctx, &MEAN));
+    function(table, "Prod", "T", NUMBERS, |ctx| reduce(ctx, &PROD));
+    function(table, "Max", "T", NUMBERS, |ctx| reduce(ctx, &MAX));
+    function(table, "Min", "T", NUMBERS, |ctx| reduce(ctx, &MIN));
+    function(table, "EuclideanNorm", "T", FLOATS, |ctx| reduce(ctx, &NORM));
+    function(table, "All", "", &[], |ctx| reduce(ctx, &ALL));
+    function(table, "Any", "", &[], |ctx| reduce(ctx, &ANY));
+    function(table, "L2Loss", "T", FLOATS, l2_loss);
+    function(table, "BiasAddGrad", "T", NUMBERS, bias_add_grad);
+    function(table, "ArgMax", "T", PLAIN, |ctx| arg_extreme(ctx, true));
+    function(table, "ArgMin", "T", PLAIN, |ctx| arg_extreme(ctx, false));
 }
 
 fn reduce(ctx: &mut KernelCtx<'_>, reducer: &Reducer) -> Result<()> {

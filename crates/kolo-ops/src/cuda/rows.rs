@@ -9,12 +9,12 @@ use crate::KernelCtx;
 use crate::math::elementwise::broadcast_shape;
 
 pub(super) fn add(table: &mut Table) {
-    function(table, "Softmax", "T", FLOATS, &[], |ctx| softmax(ctx, 0));
-    function(table, "LogSoftmax", "T", FLOATS, &[], |ctx| softmax(ctx, 1));
-    function(table, "SoftmaxCrossEntropyWithLogits", "T", FLOATS, &[], cross_entropy);
-    function(table, "SparseSoftmaxCrossEntropyWithLogits", "T", FLOATS, &[], sparse_cross_entropy);
-    function(table, "_KoloFusedCrossEntropy", "T", FLOATS, &[], cross_entropy);
-    function(table, "_KoloFusedSparseCrossEntropy", "T", FLOATS, &[], sparse_cross_entropy);
+    function(table, "Softmax", "T", FLOATS, |ctx| softmax(ctx, 0));
+    function(table, "LogSoftmax", "T", FLOATS, |ctx| softmax(ctx, 1));
+    function(table, "SoftmaxCrossEntropyWithLogits", "T", FLOATS, cross_entropy);
+    function(table, "SparseSoftmaxCrossEntropyWithLogits", "T", FLOATS, sparse_cross_entropy);
+    function(table, "_KoloFusedCrossEntropy", "T", FLOATS, cross_entropy);
+    function(table, "_KoloFusedSparseCrossEntropy", "T", FLOATS, sparse_cross_entropy);
 }
 
 const NAMES: [&str; 7] = [

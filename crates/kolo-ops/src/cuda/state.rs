@@ -7,32 +7,32 @@ use super::{NUMBERS, PLAIN, Table, function, gpu, register};
 use crate::state::handle::uninitialized;
 use crate::{KernelCtx, find_op};
 
-/// Ops whose CPU kernel never looks at elements, the attribute that decides, and the arguments on the host.
-const SHARED: &[(&str, &str, &[&str])] = &[
-    ("VarHandleOp", "dtype", &[]),
-    ("ReadVariableOp", "dtype", &[]),
-    ("_ReadVariablesOp", "", &[]),
-    ("AssignVariableOp", "dtype", &[]),
-    ("VariableShape", "", &["output"]),
-    ("VariableV2", "dtype", &[]),
-    ("Variable", "dtype", &[]),
-    ("Assign", "T", &[]),
-    ("IsVariableInitialized", "", &["is_initialized"]),
-    ("TemporaryVariable", "dtype", &[]),
-    ("DestroyTemporaryVariable", "T", &[]),
+/// Ops whose CPU kernel never looks at elements, and the attribute that decides.
+const SHARED: &[(&str, &str)] = &[
+    ("VarHandleOp", "dtype"),
+    ("ReadVariableOp", "dtype"),
+    ("_ReadVariablesOp", ""),
+    ("AssignVariableOp", "dtype"),
+    ("VariableShape", ""),
+    ("VariableV2", "dtype"),
+    ("Variable", "dtype"),
+    ("Assign", "T"),
+    ("IsVariableInitialized", ""),
+    ("TemporaryVariable", "dtype"),
+    ("DestroyTemporaryVariable", "T"),
 ];
 
 pub(super) fn add(table: &mut Table) {
-    for &(op, attr, host_args) in SHARED {
+    for &(op, attr) in SHARED {
         let Ok(found) = find_op(op) else { continue };
         if let Some(kernel) = found.kernels.iter().find(|kernel| kernel.device == "CPU") {
-            register(table, op, attr, PLAIN, host_args, kernel.make);
+            register(table, op, attr, PLAIN, kernel.make);
         }
     }
-    function(table, "AssignAddVariableOp", "dtype", NUMBERS, &[], |ctx| update(ctx, PLUS));
-    function(table, "AssignSubVariableOp", "dtype", NUMBERS, &[], |ctx| update(ctx, MINUS));
-    function(table, "AssignAdd", "T", NUMBERS, &[], |ctx| update(ctx, PLUS).and_then(|()| ctx.forward(0, 0)));
-    function(table, "AssignSub", "T", NUMBERS, &[], |ctx| update(ctx, MINUS).and_then(|()| ctx.forward(0, 0)));
+    function(table, "AssignAddVariableOp", "dtype", NUMBERS, |ctx| update(ctx, PLUS));
+    function(table, "AssignSubVariableOp", "dtype", NUMBERS, |ctx| update(ctx, MINUS));
+    function(table, "AssignAdd", "T", NUMBERS, |ctx| update(ctx, PLUS).and_then(|()| ctx.forward(0, 0)));
+    function(table, "AssignSub", "T", NUMBERS, |ctx| update(ctx, MINUS).and_then(|()| ctx.forward(0, 0)));
 }
 
 const PLUS: Expression = Expression { name: "AddV2", text: "x0 + x1" };

@@ -14,8 +14,8 @@ use crate::op::KernelMaker;
 use crate::{AsyncKernel, Done, KernelCtx, Outcome, Received, RendezvousKey, Value};
 
 pub(super) fn add(table: &mut Table) {
-    register(table, "_Send", "", &[], &[], KernelMaker::Async(Send::make));
-    register(table, "_Recv", "", &[], &[], KernelMaker::Async(Recv::make));
+    register(table, "_Send", "", &[], KernelMaker::Async(Send::make));
+    register(table, "_Recv", "", &[], KernelMaker::Async(Recv::make));
 }
 
 struct Send {

@@ -15,6 +15,7 @@ pub(crate) static MERGE: Op = Op {
         gradient: Gradient::Rule(gradient),
         host: HostRule::SmallIntegers,
         flow: Flow::Merge,
+        host_args: &["value_index"],
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Executor)],
@@ -27,6 +28,7 @@ pub(crate) static REF_MERGE: Op = Op {
         signature: "(inputs:Ref(N*T)) -> (output:Ref(T), value_index:int32) ; T:type, N:int>=1",
         effects: Effects::Forwards,
         host: HostRule::OnDevice,
+        host_args: &["value_index"],
         ..MERGE.def
     },
     kernels: &[cpu_made(KernelMaker::Executor)],

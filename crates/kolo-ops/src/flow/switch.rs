@@ -15,6 +15,7 @@ pub(crate) static SWITCH: Op = Op {
         gradient: Gradient::Rule(gradient),
         host: HostRule::SmallIntegers,
         flow: Flow::Switch,
+        host_args: &["pred"],
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Executor)],
@@ -28,6 +29,7 @@ pub(crate) static REF_SWITCH: Op = Op {
         effects: Effects::Forwards,
         host: HostRule::OnDevice,
         allows_uninitialized_input: true,
+        host_args: &["pred"],
         ..SWITCH.def
     },
     kernels: &[cpu_made(KernelMaker::Executor)],

@@ -31,14 +31,16 @@ pub(crate) static ARG_MAX: Op = arg_extreme(
      T:type{real,quantized,bool}, Tidx:type{int16,int32,int64}=int32, output_type:type{int16,uint16,int32,int64}=int64",
     MAX_KERNELS,
 )
-.half(HalfSafety::Neutral);
+.half(HalfSafety::Neutral)
+.host_args(&["dimension"]);
 pub(crate) static ARG_MIN: Op = arg_extreme(
     "ArgMin",
     "(input:T, dimension:Tidx) -> (output:output_type) ; \
      T:type{real,quantized,bool}, Tidx:type{int32,int64}=int32, output_type:type{int32,int64}=int64",
     MIN_KERNELS,
 )
-.half(HalfSafety::Neutral);
+.half(HalfSafety::Neutral)
+.host_args(&["dimension"]);
 
 const fn arg_extreme(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {

@@ -50,6 +50,7 @@ pub(crate) static AVG_POOL_GRAD: Op = Op {
         },
         gradient: Gradient::Rule(|op, dy| Ok(vec![None, Some(like(op, "AvgPool").input(first(dy)?).out().into())])),
         half: HalfSafety::Safe,
+        host_args: &["orig_input_shape"],
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64; f16, bf16),

@@ -86,6 +86,7 @@ pub(crate) static CONV2D_BACKPROP_INPUT: Op = Op {
         }),
         half: HalfSafety::Faster,
         split: SplitRule::Examples,
+        host_args: &["input_sizes"],
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16; cpu(DType::I32, integer::backprop_input)),
@@ -112,6 +113,7 @@ pub(crate) static CONV2D_BACKPROP_FILTER: Op = Op {
         }),
         half: HalfSafety::Faster,
         split: SplitRule::SumOfExamples,
+        host_args: &["filter_sizes"],
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_filter: f32, f64; f16, bf16),

@@ -37,9 +37,9 @@ fn random<'g>(op: &str, shape: Output<'g>, dtype: DType, seed: Option<i64>) -> O
     shape.graph().op(op).input(shape).attr("dtype", dtype).attr("seed", seed).attr("seed2", seed2).out()
 }
 
-pub(crate) static RANDOM_UNIFORM: Op = standard("RandomUniform", UNIFORM_KERNELS);
-pub(crate) static RANDOM_STANDARD_NORMAL: Op = standard("RandomStandardNormal", NORMAL_KERNELS);
-pub(crate) static TRUNCATED_NORMAL: Op = standard("TruncatedNormal", TRUNCATED_KERNELS);
+pub(crate) static RANDOM_UNIFORM: Op = standard("RandomUniform", UNIFORM_KERNELS).host_args(&["shape"]);
+pub(crate) static RANDOM_STANDARD_NORMAL: Op = standard("RandomStandardNormal", NORMAL_KERNELS).host_args(&["shape"]);
+pub(crate) static TRUNCATED_NORMAL: Op = standard("TruncatedNormal", TRUNCATED_KERNELS).host_args(&["shape"]);
 
 const fn standard(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {

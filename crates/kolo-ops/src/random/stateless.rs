@@ -32,11 +32,14 @@ pub fn stateless_truncated_normal<'g>(shape: Output<'g>, seed: Output<'g>, dtype
 }
 
 pub(crate) static STATELESS_RANDOM_UNIFORM: Op =
-    stateless("StatelessRandomUniform", cpu_kernels!("dtype", uniform: f32, f64, f16, bf16));
+    stateless("StatelessRandomUniform", cpu_kernels!("dtype", uniform: f32, f64, f16, bf16))
+        .host_args(&["shape", "seed"]);
 pub(crate) static STATELESS_RANDOM_NORMAL: Op =
-    stateless("StatelessRandomNormal", cpu_kernels!("dtype", normal: f32, f64, f16, bf16));
+    stateless("StatelessRandomNormal", cpu_kernels!("dtype", normal: f32, f64, f16, bf16))
+        .host_args(&["shape", "seed"]);
 pub(crate) static STATELESS_TRUNCATED_NORMAL: Op =
-    stateless("StatelessTruncatedNormal", cpu_kernels!("dtype", truncated: f32, f64, f16, bf16));
+    stateless("StatelessTruncatedNormal", cpu_kernels!("dtype", truncated: f32, f64, f16, bf16))
+        .host_args(&["shape", "seed"]);
 
 const fn stateless(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {

@@ -74,6 +74,7 @@ pub(crate) static VARIABLE_SHAPE: Op = Op {
         stateful: true,
         effects: Effects::Inspects,
         work: Work::Measures,
+        host_args: &["output"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {

@@ -56,6 +56,7 @@ pub(crate) static IS_VARIABLE_INITIALIZED: Op = Op {
         gradient: Gradient::None("a truth value"),
         effects: Effects::Inspects,
         allows_uninitialized_input: true,
+        host_args: &["is_initialized"],
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| {

@@ -43,11 +43,13 @@ const ORDERED: &str = "(input:T, reduction_indices:Tidx) -> (output:T) ; \
 pub(crate) static MAX: Op = reduction("Max", ORDERED, MAX_KERNELS, Gradient::Rule(gradient))
     .host(HostRule::SmallIntegers)
     .half(HalfSafety::Neutral)
-    .split(SplitRule::Reduction(Combine::Max));
+    .split(SplitRule::Reduction(Combine::Max))
+    .host_args(&["reduction_indices"]);
 pub(crate) static MIN: Op = reduction("Min", ORDERED, MIN_KERNELS, Gradient::Rule(gradient))
     .host(HostRule::SmallIntegers)
     .half(HalfSafety::Neutral)
-    .split(SplitRule::Reduction(Combine::Min));
+    .split(SplitRule::Reduction(Combine::Min))
+    .host_args(&["reduction_indices"]);
 
 /// Elements that are equally extreme share the gradient.
 fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {

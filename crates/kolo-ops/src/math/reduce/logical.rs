@@ -33,8 +33,10 @@ pub fn any_all(x: Output<'_>) -> Output<'_> {
     over_all(x, "Any")
 }
 
-pub(crate) static ALL: Op = logical("All", &[cpu_any(all_kernel)]).split(SplitRule::Reduction(Combine::All));
-pub(crate) static ANY: Op = logical("Any", &[cpu_any(any_kernel)]).split(SplitRule::Reduction(Combine::Any));
+pub(crate) static ALL: Op =
+    logical("All", &[cpu_any(all_kernel)]).split(SplitRule::Reduction(Combine::All)).host_args(&["reduction_indices"]);
+pub(crate) static ANY: Op =
+    logical("Any", &[cpu_any(any_kernel)]).split(SplitRule::Reduction(Combine::Any)).host_args(&["reduction_indices"]);
 
 const fn logical(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {

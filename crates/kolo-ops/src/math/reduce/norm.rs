@@ -24,8 +24,9 @@ pub fn l2_loss(x: Output<'_>) -> Output<'_> {
     x.graph().op("L2Loss").input(x).out()
 }
 
-pub(crate) static EUCLIDEAN_NORM: Op =
-    reduction("EuclideanNorm", NUMBERS, NORM_KERNELS, Gradient::Rule(norm_gradient)).half(HalfSafety::Wide);
+pub(crate) static EUCLIDEAN_NORM: Op = reduction("EuclideanNorm", NUMBERS, NORM_KERNELS, Gradient::Rule(norm_gradient))
+    .half(HalfSafety::Wide)
+    .host_args(&["reduction_indices"]);
 
 pub(crate) static L2_LOSS: Op = Op {
     def: OpDef {

@@ -22,7 +22,8 @@ pub fn prod<'g>(x: Output<'g>, axes: &[i32]) -> Output<'g> {
 pub(crate) static PROD: Op = reduction("Prod", NUMBERS, KERNELS, Gradient::Rule(gradient))
     .host(HostRule::SmallIntegers)
     .half(HalfSafety::Wide)
-    .split(SplitRule::Reduction(Combine::Product));
+    .split(SplitRule::Reduction(Combine::Product))
+    .host_args(&["reduction_indices"]);
 
 /// Each element's gradient is the product of all others. Not `y / x`: that has no value where an element is 0. Instead
 /// the product of those before it times the product of those after it.

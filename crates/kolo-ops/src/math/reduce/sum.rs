@@ -52,10 +52,12 @@ pub(crate) fn over_all<'g>(x: Output<'g>, op: &str) -> Output<'g> {
 pub(crate) static SUM: Op = reduction("Sum", NUMBERS, SUM_KERNELS, Gradient::Rule(sum_gradient))
     .host(HostRule::SmallIntegers)
     .half(HalfSafety::Wide)
-    .split(SplitRule::Reduction(Combine::Sum));
+    .split(SplitRule::Reduction(Combine::Sum))
+    .host_args(&["reduction_indices"]);
 pub(crate) static MEAN: Op = reduction("Mean", NUMBERS, MEAN_KERNELS, Gradient::Rule(mean_gradient))
     .half(HalfSafety::Wide)
-    .split(SplitRule::Reduction(Combine::Mean));
+    .split(SplitRule::Reduction(Combine::Mean))
+    .host_args(&["reduction_indices"]);
 
 pub(crate) const NUMBERS: &str = "(input:T, reduction_indices:Tidx) -> (output:T) ; \
     keep_dims:bool=false, T:type{num}, Tidx:type{int32,int64}=int32";

@@ -37,13 +37,21 @@ pub fn unsorted_segment_prod<'g>(data: Output<'g>, segment_ids: Output<'g>, num_
 }
 
 pub(crate) static UNSORTED_SEGMENT_SUM: Op =
-    unsorted("UnsortedSegmentSum", SUM_TYPES, SUM_KERNELS, Gradient::Rule(sum_gradient)).half(HalfSafety::Wide);
+    unsorted("UnsortedSegmentSum", SUM_TYPES, SUM_KERNELS, Gradient::Rule(sum_gradient))
+        .half(HalfSafety::Wide)
+        .host_args(&["num_segments"]);
 pub(crate) static UNSORTED_SEGMENT_MAX: Op =
-    unsorted("UnsortedSegmentMax", ORDERED, MAX_KERNELS, Gradient::Rule(extreme_gradient)).half(HalfSafety::Neutral);
+    unsorted("UnsortedSegmentMax", ORDERED, MAX_KERNELS, Gradient::Rule(extreme_gradient))
+        .half(HalfSafety::Neutral)
+        .host_args(&["num_segments"]);
 pub(crate) static UNSORTED_SEGMENT_MIN: Op =
-    unsorted("UnsortedSegmentMin", ORDERED, MIN_KERNELS, Gradient::Rule(extreme_gradient)).half(HalfSafety::Neutral);
+    unsorted("UnsortedSegmentMin", ORDERED, MIN_KERNELS, Gradient::Rule(extreme_gradient))
+        .half(HalfSafety::Neutral)
+        .host_args(&["num_segments"]);
 pub(crate) static UNSORTED_SEGMENT_PROD: Op =
-    unsorted("UnsortedSegmentProd", NUMBERS, PROD_KERNELS, Gradient::Rule(prod_gradient)).half(HalfSafety::Wide);
+    unsorted("UnsortedSegmentProd", NUMBERS, PROD_KERNELS, Gradient::Rule(prod_gradient))
+        .half(HalfSafety::Wide)
+        .host_args(&["num_segments"]);
 
 const SUM_TYPES: &str = "(data:T, segment_ids:Tindices, num_segments:Tnumsegments) -> (output:T) ; \
     T:type{num}, Tindices:type{int16,int32,int64}, Tnumsegments:type{int32,int64}=int32";
