@@ -46,6 +46,7 @@ pub use kolo_net::{ClusterSpec, Connect, Durability, Server, ServerConfig, TaskN
 pub use kolo_ops::io::FileAccess;
 pub use kolo_ops::{CancelToken, graph};
 pub use kolo_runtime::{
-    Callable, DevicePlan, DeviceThreads, GpuOptions, Host, LocalView, NodeTrace, PartialRun, PassReport, PlacementReport,
-    PlacementRow, RemoteRun, RemoteSession, RunMetadata, RunOptions, Session, SessionConfig, StepTrace,
+    Callable, DevicePlan, DeviceThreads, GpuOptions, Host, LocalView, NodeTrace, PartialRun, PassReport,
+    PlacementReport, PlacementRow, RemoteRun, RemoteSession, RunMetadata, RunOptions, Session, SessionConfig,
+    StepTrace,
 };

@@ -86,3 +86,65 @@ pub(crate) fn rounds(drafts: &[Draft], place: &dyn Fn(usize) -> usize) -> Vec<Tr
     }
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::testing::{Kernels, devices, graph, registry};
+    use crate::{Granularity, Graph, PartitionOptions, PlaceOptions, Request, partition, place, prune};
+
+    /// What is written on the `_Recv` of each value that crosses between tasks, by the name of the value.
+    fn received(g: &Graph, fetch: &str) -> HashMap<String, (i64, bool)> {
+        let nodes = g.snapshot();
+        let request = Request { fetches: vec![nodes.endpoint(fetch).unwrap()], ..Request::default() };
+        let pruned = prune(&nodes, &request).unwrap();
+        let on = devices("/job:ps/cpu:0 /job:worker/cpu:0");
+        let placed = place(&nodes, &pruned.nodes, &on, &Kernels, &HashMap::new(), &PlaceOptions::default()).unwrap();
+        let options = PartitionOptions { granularity: Granularity::Task, ..PartitionOptions::default() };
+        let mut n = 0;
+        let mut fresh = || {
+            n += 1;
+            n
+        };
+        let parts = partition(&placed, &pruned, registry(), &options, &mut fresh).unwrap();
+        let ends = parts.iter().flat_map(|part| part.nodes.iter()).filter(|(_, node)| node.op() == "_Recv");
+        ends.map(|(_, node)| {
+            let name = node.attrs.str("tensor_name").unwrap().splitn(3, '_').last().unwrap().to_owned();
+            let round = TransferRound::of(node).unwrap();
+            (name, (round.round, round.is_conditional))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn a_value_that_comes_back_is_of_a_later_round() {
+        let g = graph();
+        let a = g.device("/job:ps", || g.op("Source").name("a").out());
+        let b = g.device("/job:worker", || g.op("Neg").name("b").input(a).out());
+        let other = g.device("/job:ps", || g.op("Source").name("other").out());
+        let c = g.device("/job:ps", || g.op("Add").name("c").input(b).input(other).out());
+        g.device("/job:worker", || g.op("Add").name("d").input(c).input(other).out());
+        let found = received(&g, "d");
+        assert_eq!(found["a"], (0, false));
+        assert_eq!(found["b"], (1, false));
+        assert_eq!(found["c"], (2, false));
+        assert_eq!(found["other"], (0, false));
+    }
+
+    #[test]
+    fn what_a_branch_or_a_loop_sends_is_conditional() {
+        let g = graph();
+        let x = g.device("/job:ps", || g.op("Source").out());
+        let flag = g.device("/job:ps", || g.op("Less").input(x).input(x).out());
+        let taken = g.device("/job:ps", || g.op("Switch").name("s").input(x).input(flag).build().output(1));
+        let seen = g.device("/job:ps", || g.op("Neg").name("seen").input(taken).out());
+        g.device("/job:worker", || g.op("Neg").name("end").input(seen).out());
+        assert_eq!(received(&g, "end")["seen"], (0, true));
+
+        let g = crate::testing::while_loop("/job:ps", "/job:worker");
+        let found = received(&g, "exit");
+        assert!(found.values().any(|(_, is_conditional)| *is_conditional), "{found:?}");
+    }
+}

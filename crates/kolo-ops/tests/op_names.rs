@@ -2,6 +2,8 @@
 //! something about that op which its author cannot see, and which the next op of the kind will lack. This test reads the
 //! sources and refuses such questions, but for a few that are about a name as such.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests may fail as tests do.
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

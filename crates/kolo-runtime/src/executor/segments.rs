@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use kolo_core::{DType, DeviceName, Result};
 use kolo_graph::{
-    BranchNode, Endpoint, Flow, Node, NodeId, Nodes, Partition, TransferEnd, TransferRound, Work, is_variable, skipped_nodes,
+    BranchNode, Endpoint, Flow, Node, NodeId, Nodes, Partition, TransferEnd, TransferRound, Work, is_variable,
+    skipped_nodes,
 };
 use kolo_ops::{find_kernel, host_arguments};
 
@@ -112,9 +113,8 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
             .any(|(_, node)| matches!(node.def.flow, Flow::Switch | Flow::Enter));
         let local: Vec<usize> = local(&order, *start, of);
         let is_free = free_nodes(&of.part.nodes, of.plan, &local);
-        let may_be_skipped = |id: NodeId| {
-            of.part.nodes.node(id).receives() && (may_skip || uncertain.contains(&(start + id.index())))
-        };
+        let may_be_skipped =
+            |id: NodeId| of.part.nodes.node(id).receives() && (may_skip || uncertain.contains(&(start + id.index())));
         apart.extend(apart_nodes(of, &loops[i], &local, &is_free, refused, &may_be_skipped));
         let readers = readers_before_updates(of.plan, &of.part.nodes, &is_free);
         let moved = |(update, readers): (usize, Vec<usize>)| {
