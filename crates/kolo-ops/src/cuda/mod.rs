@@ -95,7 +95,9 @@ pub(crate) fn host_kernel(op: &'static Op, node: &Node) -> Option<&'static Kerne
         HostRule::SmallIntegers => {
             let (inputs, outputs) = argument_types(node)?;
             let is_truth = |dtype: &DType| *dtype == DType::Bool;
-            inputs.iter().all(|(_, dtype)| on_host(*dtype))
+            // The predicate of a `Switch` is read on the host, so a loop's int32 counter may be pinned to a GPU.
+            let is_read_there = |name: &String| op.def.host_args.contains(&name.as_str());
+            inputs.iter().all(|(name, dtype)| on_host(*dtype) || is_read_there(name))
                 && outputs.iter().all(|(_, dtype)| on_host(*dtype) || is_truth(dtype))
                 && !(inputs.is_empty() && outputs.iter().any(|(_, dtype)| is_truth(dtype)))
         }
@@ -273,5 +275,20 @@ pub(crate) mod tests {
                 assert!(kernel.attr.is_empty() || signature.attr(kernel.attr).is_some(), "{name}: {}", kernel.attr);
             }
         }
+    }
+
+    #[test]
+    fn a_loop_that_counts_in_int32_may_be_pinned_to_a_gpu() {
+        let g = crate::graph();
+        let (count, limit) = (g.constant(0i32), g.constant(3i32));
+        let goes_on = g.op("Less").input(count).input(limit).out();
+        let switch = g.op("Switch").input(count).input(goes_on).build().id();
+        let x = g.op("Switch").input(g.constant(1.0f32)).input(goes_on).build().id();
+        let nodes = g.snapshot();
+        let on_gpu = |id| {
+            crate::find_kernel(nodes.node(id), &kolo_core::DeviceName::local("GPU", 0)).map(|kernel| kernel.device)
+        };
+        assert_eq!(on_gpu(switch), Ok("CPU"));
+        assert_eq!(on_gpu(x), Ok("GPU"));
     }
 }
