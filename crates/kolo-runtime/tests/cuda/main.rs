@@ -6,6 +6,7 @@
 mod capture;
 mod fusion;
 mod moving;
+mod task;
 
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -387,8 +387,15 @@ impl Step {
     /// Sees to it that somebody runs what has become ready, and that the end is noticed.
     fn kick(self: &Arc<Self>, index: usize) {
         let part = &self.parts[index];
-        let state = part.state.lock();
+        let mut state = part.state.lock();
         if !state.has_ready() {
+            if self.is_detached {
+                // A kernel that sends once a device has copied its value has sent it on this thread, and no runner that
+                // flushes is to come.
+                drop(state);
+                self.services.transfers.flush();
+                state = part.state.lock();
+            }
             return self.finish_part_if_idle(part, state);
         }
         let nobody = state.n_runners == 0;
