@@ -1,11 +1,12 @@
 //! `gpu`: the work of `bench/gpu/run` on GPU 0: a large matrix product, and training steps whose data lies on the GPU,
-//! with and without capture.
+//! with and without capture, in this process and through a server in another one.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::{DType, GpuOptions, Graph, Initializer, Output, Result, Session, SessionConfig, Tensor, gradients, ops};
 
+use super::cluster::Servers;
 use super::measure::{Better, Report};
 use super::networks::{batches, dense, lenet_logits};
 use super::{gpu_layers, gpu_models};
@@ -18,6 +19,23 @@ fn config(no_capture: bool, no_fusion: bool) -> SessionConfig {
     }
 }
 
+/// Where a case runs.
+pub(super) enum Target {
+    /// In this process.
+    Here(SessionConfig),
+    /// In a server of its own, with its variables.
+    Served(Servers),
+}
+
+impl Target {
+    pub fn session(&self, g: &Graph) -> Result<Arc<Session>> {
+        match self {
+            Target::Here(config) => Session::with_config(g, config.clone()).map(Arc::new),
+            Target::Served(servers) => servers.connect(g),
+        }
+    }
+}
+
 pub fn run(report: &Report, only: &[String]) -> Result<()> {
     let wanted = |case: &str| only.is_empty() || only.iter().any(|start| case.starts_with(start.as_str()));
     if wanted("matmul-8192-bf16") {
@@ -26,26 +44,33 @@ pub fn run(report: &Report, only: &[String]) -> Result<()> {
     // Only when asked for: there are many.
     let is_asked_for = |case: &str| !only.is_empty() && wanted(case);
     gpu_layers::run(report, &config(false, false), &is_asked_for)?;
-    for (label, no_capture, no_fusion) in
-        [("", false, false), ("-no-capture", true, false), ("-no-fusion", false, true), ("-neither", true, true)]
-    {
+    let here = |no_capture: bool, no_fusion: bool| move || Ok(Target::Here(config(no_capture, no_fusion)));
+    let served = || Servers::start(0, 1).map(Target::Served);
+    let ways: [(&str, &dyn Fn() -> Result<Target>); 5] = [
+        ("", &here(false, false)),
+        ("-no-capture", &here(true, false)),
+        ("-no-fusion", &here(false, true)),
+        ("-neither", &here(true, true)),
+        ("-serve", &served),
+    ];
+    for (label, target) in ways {
         for (name, model) in MODELS {
             let case = format!("{name}{label}");
             if wanted(&case) {
-                model(report, &case, config(no_capture, no_fusion))?;
+                model(report, &case, &target()?)?;
             }
         }
         for (name, batch, model) in CASES {
             let case = format!("{name}{label}");
             if wanted(&case) {
-                train(report, &case, *batch, config(no_capture, no_fusion), *model)?;
+                train(report, &case, *batch, &target()?, *model)?;
             }
         }
     }
     Ok(())
 }
 
-type LargeModel = fn(&Report, &str, SessionConfig) -> Result<()>;
+type LargeModel = fn(&Report, &str, &Target) -> Result<()>;
 
 const MODELS: &[(&str, LargeModel)] = &[("resnet50", gpu_models::resnet50), ("gpt2", gpu_models::gpt2)];
 
@@ -100,7 +125,7 @@ fn matmul(report: &Report) -> Result<()> {
     report.print("gpu", "matmul-8192-bf16", "TFLOP/s", Better::Higher, &rates)
 }
 
-fn train(report: &Report, case: &str, batch: usize, config: SessionConfig, model: Model) -> Result<()> {
+fn train(report: &Report, case: &str, batch: usize, target: &Target, model: Model) -> Result<()> {
     let g = crate::graph();
     g.set_seed(1);
     let (images, labels) = batches(batch)?.swap_remove(0);
@@ -117,7 +142,7 @@ fn train(report: &Report, case: &str, batch: usize, config: SessionConfig, model
     }
     let step = g.group("train", &updates);
     let init = g.global_variables_initializer();
-    let session = Arc::new(Session::with_config(&g, config)?);
+    let session = target.session(&g)?;
     session.run_op(init)?;
     let call = session.make_callable(&[], &[], &[step])?;
     let wait = session.make_callable(&[], &[loss], &[])?;

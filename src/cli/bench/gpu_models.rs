@@ -1,12 +1,10 @@
 //! `gpu`, the large models: whole training steps of ResNet-50 and GPT-2 whose data lies on the GPU.
 
-use std::sync::Arc;
-
 use crate::optim::{AdamW, Momentum, Optimizer};
 use crate::recipes::{gpt2, resnet};
-use crate::{Error, Graph, Initializer, Operation, Output, Result, Session, SessionConfig, Tensor, nn};
+use crate::{Error, Graph, Initializer, Operation, Output, Result, Tensor, nn};
 
-use super::gpu::sample;
+use super::gpu::{Target, sample};
 use super::measure::{Better, Report};
 
 /// Images in a step of ResNet-50, and texts in one of GPT-2.
@@ -14,7 +12,7 @@ const IMAGES: usize = 128;
 const TEXTS: usize = 16;
 
 /// Images a second.
-pub fn resnet50(report: &Report, case: &str, config: SessionConfig) -> Result<()> {
+pub fn resnet50(report: &Report, case: &str, target: &Target) -> Result<()> {
     let size = resnet::Size::resnet50();
     let g = crate::graph();
     g.set_seed(1);
@@ -28,11 +26,11 @@ pub fn resnet50(report: &Report, case: &str, config: SessionConfig) -> Result<()
     .loss;
     let updates = nn::update_ops(&g);
     let step = g.control_dependencies(&updates, || Momentum::new(0.01, 0.9).minimize(loss, None))?;
-    measure(report, case, config, &g, (loss, step), ("img/s", IMAGES))
+    measure(report, case, target, &g, (loss, step), ("img/s", IMAGES))
 }
 
 /// Tokens a second.
-pub fn gpt2(report: &Report, case: &str, config: SessionConfig) -> Result<()> {
+pub fn gpt2(report: &Report, case: &str, target: &Target) -> Result<()> {
     let size = gpt2::Size::gpt2_124m();
     let g = crate::graph();
     g.set_seed(1);
@@ -44,7 +42,7 @@ pub fn gpt2(report: &Report, case: &str, config: SessionConfig) -> Result<()> {
     let (before, after) = (resident(&g, "before", window(0)?), resident(&g, "after", window(1)?));
     let loss = gpt2::parts(gpt2::logits(before, &size), after).loss;
     let step = AdamW::new(6e-4, 0.1).minimize(loss, None)?;
-    measure(report, case, config, &g, (loss, step), ("tok/s", TEXTS * size.context))
+    measure(report, case, target, &g, (loss, step), ("tok/s", TEXTS * size.context))
 }
 
 fn resident<'g>(g: &'g Graph, name: &str, value: Tensor) -> Output<'g> {
@@ -55,7 +53,7 @@ fn resident<'g>(g: &'g Graph, name: &str, value: Tensor) -> Output<'g> {
 fn measure<'g>(
     report: &Report,
     case: &str,
-    config: SessionConfig,
+    target: &Target,
     g: &'g Graph,
     (loss, step): (Output<'g>, Operation<'g>),
     (unit, per_step): (&str, usize),
@@ -63,7 +61,7 @@ fn measure<'g>(
     // Something small to wait for, that needs nothing of the step.
     let probe = g.new_variable("probe", Initializer::Zeros).shape([1]).not_trainable().build().read() + 1.0;
     let init = g.global_variables_initializer();
-    let session = Arc::new(Session::with_config(g, config)?);
+    let session = target.session(g)?;
     session.run_op(init)?;
     let call = session.make_callable(&[], &[], &[step])?;
     let wait = session.make_callable(&[], &[probe], &[])?;
@@ -72,8 +70,9 @@ fn measure<'g>(
     report.print("gpu", case, unit, Better::Higher, &rates)?;
     let devices = session.list_devices();
     let gpu = devices.iter().position(|device| &*device.name.kind == "GPU");
-    let local = session.local()?;
-    if let Some(stats) = gpu.and_then(|gpu| local.memory_stats(gpu)) {
+    // A server keeps its own account.
+    let stats = session.local().ok().and_then(|local| local.memory_stats(gpu?));
+    if let Some(stats) = stats {
         let gib = stats.peak as f64 / (1u64 << 30) as f64;
         report.print("gpu", &format!("{case}-memory"), "GiB", Better::Lower, &[gib])?;
     }

@@ -8,8 +8,8 @@ use std::time::Instant;
 use crate::{Connect as _, Error, Initializer, Result, Session, ops};
 
 use super::measure::{Better, Report};
-use servers::Servers;
 
+pub use servers::Servers;
 pub use training::{WorkerFlags, train};
 
 /// `session.run` of a constant on a server.
