@@ -1,8 +1,8 @@
 //! Describes graphs and plans how to run them. Pure: no device, thread, clock, file or socket is within reach.
 //!
-//! [`Graph`] is what a program describes; [`Nodes`] is the same as plain data, which planning works on:
-//! `prune` keeps what the fetches need, `place` gives every node a device, `partition` cuts the graph at device
-//! borders. [`gradients`] is a rewrite that adds nodes. [`OpDef`] says what an op is; the table of all ops is
+//! [`Graph`] is what a program describes; [`Nodes`] is the same as plain data, which planning works on: [`plan`](plan()) runs
+//! one list of passes, among them `prune`, which keeps what the fetches need, `place`, which gives every node a device, and
+//! `partition`, which cuts the graph at device borders. [`gradients`] is a rewrite that adds nodes. [`OpDef`] says what an op is; the table of all ops is
 //! `kolo-ops`'s.
 
 mod attr;
