@@ -56,6 +56,7 @@ fn explain_passes(args: &Args, report: &PassReport) -> Result<()> {
             print(json!({
                 "pass": record.pass, "stage": record.stage.to_string(), "why": record.why,
                 "device": record.device.as_ref().map(ToString::to_string), "changed": record.has_changed,
+                "undone": record.undone,
                 "nodes_before": record.n_before, "nodes_after": record.n_after,
             }))?;
         }

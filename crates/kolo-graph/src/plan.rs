@@ -97,7 +97,7 @@ pub struct Plan {
 }
 
 /// Plans a run. `fresh` gives numbers that no other plan of the session was given; they make the names of added nodes unique.
-/// Fails as the stages do; a pass that breaks the graph is an `Internal` error that names it.
+/// Fails as the stages do; a pass that breaks the graph is an error that names it, unless the run can do without it.
 pub fn plan(request: &PlanRequest<'_>, fresh: &mut dyn FnMut() -> u64) -> Result<Plan> {
     let mut planner = Planning {
         request,
@@ -266,16 +266,29 @@ impl Planning<'_, '_> {
         }
         for i in 0..self.parts.len() {
             let device = &request.devices[self.parts[i].device].name;
+            if !pass.is_for(&device.kind) {
+                continue;
+            }
             let context = PassContext { device: Some(device), ..context };
             let mut rewriter = Rewriter::of_part(&self.parts[i], request.registry, fresh);
             let n_before = rewriter.len();
-            run(&mut rewriter, &context).map_err(blame)?;
-            let has_changed = rewriter.has_changed();
-            if has_changed {
-                rewriter.check().map_err(blame)?;
-                self.parts[i] = rewriter.into_part(&self.parts[i]).map_err(blame)?;
-            }
+            let rewritten = run(&mut rewriter, &context).and_then(|()| match rewriter.has_changed() {
+                true => rewriter.check().and_then(|()| rewriter.into_part(&self.parts[i])).map(Some),
+                false => Ok(None),
+            });
+            let (has_changed, undone) = match rewritten {
+                Ok(Some(part)) => {
+                    self.parts[i] = part;
+                    (true, None)
+                }
+                Ok(None) => (false, None),
+                Err(error) if pass.is_optional() => (false, Some(error.to_string())),
+                Err(error) => return Err(blame(error)),
+            };
             self.record(pass, Some(device.clone()), n_before, self.parts[i].nodes.len(), has_changed);
+            if let Some(record) = self.log.last_mut() {
+                record.undone = undone;
+            }
         }
         Ok(())
     }
@@ -289,7 +302,8 @@ impl Planning<'_, '_> {
         has_changed: bool,
     ) {
         let (name, why) = (pass.name().to_owned(), pass.why().to_owned());
-        self.log.push(PassRecord { pass: name, stage: pass.stage(), why, device, n_before, n_after, has_changed });
+        let stage = pass.stage();
+        self.log.push(PassRecord { pass: name, stage, why, device, n_before, n_after, has_changed, undone: None });
     }
 
     /// The graph as it is now.

@@ -107,6 +107,7 @@ impl fmt::Display for PassReport {
             let sum = |n: fn(&PassRecord) -> usize| records().map(n).sum::<usize>();
             let nodes = match records().any(|record| record.has_changed) {
                 true => format!("{} -> {}", sum(|record| record.n_before), sum(|record| record.n_after)),
+                false if records().any(|record| record.undone.is_some()) => "undone".to_owned(),
                 false if records().next().is_some() => "unchanged".to_owned(),
                 false => "-".to_owned(),
             };
@@ -170,6 +171,7 @@ impl Planner {
 
     pub fn plan(&mut self, nodes: &Nodes, wanted: &Wanted, kernels: &KernelCache) -> Result<RunPlan> {
         let plan = self.plan_parts(nodes, wanted, None)?;
+        fusion::log_undone(&plan.log);
         let compiled = CompiledPlan::new(plan.parts, &self.devices, kernels, FrameIds::default(), self.captures)?;
 
         // Only a plan that can run counts as an earlier run.

@@ -114,6 +114,7 @@ impl TaskSession {
             *fresh += 1;
             *fresh
         })?;
+        fusion::log_undone(&plan.log);
         let compiled = CompiledPlan::new(plan.parts, &self.devices, &self.kernels, frame_ids, self.captures)?;
         Ok(TaskGraph { compiled, kernels: self.kernels.clone() })
     }

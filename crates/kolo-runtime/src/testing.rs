@@ -51,6 +51,9 @@ pub fn check_rewrite(graph: &Graph, run: Run<'_, '_>, passes: &[Pass], config: &
     let names: Vec<String> = run.fetches.iter().map(|output| output.operation().name().to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let report = rewritten.local()?.explain_passes(&names, passes.last().map(Pass::name))?;
+    if let Some((record, why)) = report.log.iter().find_map(|record| Some((record, record.undone.as_ref()?))) {
+        return Err(Error::internal(format!("pass '{}' was undone: {why}", record.pass)));
+    }
     Ok(report.text.unwrap_or_default())
 }
 

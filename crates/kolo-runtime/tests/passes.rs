@@ -214,3 +214,28 @@ fn a_pass_of_the_users_own_is_listed_run_and_blamed() {
     let error = session.run(&[y], &[(x, Tensor::from([1.0f32, 2.0]))], &[]).unwrap_err();
     assert!(error.to_string().contains("pass 'broken'"), "{error}");
 }
+
+#[test]
+fn an_optional_pass_that_fails_leaves_the_part_alone() {
+    let g = kolo_ops::graph();
+    let x = g.placeholder::<f32>("x", [Some(2)]);
+    let y = g.op("Neg").name("y").input(g.op("Neg").name("inner").input(x).out()).out();
+    let broken = Pass::new("broken", Stage::Part, "a test", |graph, _| {
+        let (inner, y) = (graph.find("inner"), graph.find("y"));
+        graph.merge(inner.unwrap(), y.unwrap());
+        Ok(())
+    });
+    let session = |pass: Pass| Session::with_config(&g, SessionConfig { passes: vec![pass], ..cpus(1) }).unwrap();
+    let value = Tensor::from([1.0f32, -2.0]);
+    let run = |session: &Session| session.run(&[y], &[(x, value.clone())], &[]);
+    assert!(run(&session(broken.clone())).is_err());
+
+    let optional = session(broken.clone().optional());
+    assert_eq!(run(&optional).unwrap(), std::slice::from_ref(&value));
+    let report = optional.local().unwrap().explain_passes(&["y"], None).unwrap();
+    let record = report.log.iter().find(|record| record.pass == "broken").unwrap();
+    assert!(record.undone.as_ref().is_some_and(|why| why.contains("'y'")), "{record:?}");
+
+    // For another kind of device it never runs.
+    assert_eq!(run(&session(broken.on_kind("GPU"))).unwrap(), std::slice::from_ref(&value));
+}

@@ -55,6 +55,9 @@ pub struct Pass {
     name: Cow<'static, str>,
     stage: Stage,
     why: Cow<'static, str>,
+    /// The kind of device whose parts it is for; all if absent.
+    kind: Option<&'static str>,
+    is_optional: bool,
     pub(crate) run: Run,
 }
 
@@ -107,6 +110,8 @@ pub struct PassRecord {
     pub n_after: usize,
     /// Whether it changed anything; a pass may exchange nodes one for one.
     pub has_changed: bool,
+    /// Why what it did was thrown away, if it was; see [`Pass::optional`].
+    pub undone: Option<String>,
 }
 
 impl Pass {
@@ -117,16 +122,46 @@ impl Pass {
         why: impl Into<Cow<'static, str>>,
         run: impl Fn(&mut Rewriter<'_>, &PassContext<'_>) -> Result<()> + Send + Sync + 'static,
     ) -> Pass {
-        Pass { name: name.into(), stage, why: why.into(), run: Run::Rewrite(Arc::new(run)) }
+        let run = Run::Rewrite(Arc::new(run));
+        Pass { name: name.into(), stage, why: why.into(), kind: None, is_optional: false, run }
+    }
+
+    /// The same for parts on devices of this kind alone, such as `GPU`.
+    #[must_use]
+    pub fn on_kind(mut self, kind: &'static str) -> Pass {
+        self.kind = Some(kind);
+        self
+    }
+
+    /// The same as an improvement that a run can do without: if it fails, or breaks a part, the part stays as it was, and
+    /// [`PassRecord::undone`] says why. Any other pass fails the plan. Only for [`Stage::Part`].
+    #[must_use]
+    pub fn optional(mut self) -> Pass {
+        self.is_optional = true;
+        self
     }
 
     /// A step that another place does, and that has a line in the list for its order and its reason.
     pub const fn noted(name: &'static str, stage: Stage, why: &'static str) -> Pass {
-        Pass { name: Cow::Borrowed(name), stage, why: Cow::Borrowed(why), run: Run::Elsewhere }
+        Pass::listed(name, stage, why, Run::Elsewhere)
     }
 
     const fn built_in(name: &'static str, stage: Stage, why: &'static str, step: BuiltIn) -> Pass {
-        Pass { name: Cow::Borrowed(name), stage, why: Cow::Borrowed(why), run: Run::BuiltIn(step) }
+        Pass::listed(name, stage, why, Run::BuiltIn(step))
+    }
+
+    const fn listed(name: &'static str, stage: Stage, why: &'static str, run: Run) -> Pass {
+        Pass { name: Cow::Borrowed(name), stage, why: Cow::Borrowed(why), kind: None, is_optional: false, run }
+    }
+
+    /// Whether it is for parts on devices of this kind.
+    pub(crate) fn is_for(&self, kind: &str) -> bool {
+        self.kind.is_none_or(|own| own == kind)
+    }
+
+    /// Whether a run can do without it.
+    pub(crate) fn is_optional(&self) -> bool {
+        self.is_optional
     }
 
     /// Its name.

@@ -23,7 +23,9 @@
 
 use kolo_core::{DeviceName, Result};
 use kolo_graph::rewrite::fused_node;
-use kolo_graph::{AttrValue, Attrs, Endpoint, Flow, Node, NodeId, OutputInfo, Pass, PassContext, Rewriter, Stage};
+use kolo_graph::{
+    AttrValue, Attrs, Endpoint, Flow, Node, NodeId, OutputInfo, Pass, PassContext, PassRecord, Rewriter, Stage,
+};
 use kolo_ops::{Op, find_kernel};
 
 mod cpu;
@@ -74,12 +76,22 @@ pub fn passes() -> Vec<Pass> {
     ]
 }
 
-/// A pass over the parts of one kind of device.
+/// A pass over the parts of one kind of device. A part that it cannot fuse runs as it is.
 fn fusing(name: &'static str, kind: &'static str, why: &'static str, run: fn(&mut Work<'_, '_>) -> Result<()>) -> Pass {
-    Pass::new(name, Stage::Part, why, move |graph: &mut Rewriter<'_>, context: &PassContext<'_>| match context.device {
-        Some(device) if &*device.kind == kind => run(&mut Work { graph, device }),
-        _ => Ok(()),
-    })
+    let fuse = move |graph: &mut Rewriter<'_>, context: &PassContext<'_>| match context.device {
+        Some(device) => run(&mut Work { graph, device }),
+        None => Ok(()),
+    };
+    Pass::new(name, Stage::Part, why, fuse).on_kind(kind).optional()
+}
+
+/// Logs passes of ours that failed: they are bugs that cost speed and nothing else.
+pub(crate) fn log_undone(log: &[PassRecord]) {
+    for record in log {
+        if let (Some(why), Some(device)) = (&record.undone, &record.device) {
+            tracing::warn!(target: "kolo::passes", "pass '{}' was undone on {device}: {why}", record.pass);
+        }
+    }
 }
 
 /// A part that is fused.
