@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kolo_core::{Error, Result};
 
-use crate::prune::{Feeds, describe_cycle, is_back_edge, topological_order};
+use crate::prune::{Feeds, describe_cycle, is_back_edge, needed_order};
 use crate::{Endpoint, Flow, Node, NodeId, Nodes};
 
 /// A loop's number among the [`Frames`] of a step. Outer loops have smaller numbers than the loops inside them.
@@ -104,7 +104,7 @@ pub fn frames(nodes: &Nodes, needed: &[NodeId], feeds: &[Endpoint]) -> Result<Fr
         return Ok(frames);
     }
     let feeds = Feeds::new(nodes, feeds)?;
-    let order = topological_order(nodes, needed, &feeds).map_err(|cycle| describe_cycle(nodes, &cycle))?;
+    let order = needed_order(nodes, needed, &feeds).map_err(|cycle| describe_cycle(nodes, &cycle))?;
     let mut by_name: HashMap<Arc<str>, FrameId> = HashMap::new();
     for &id in &order {
         let node = nodes.node(id);

@@ -28,9 +28,10 @@ use crate::control_loops::{ControlLoops, add_control_loops, is_control_loop};
 use crate::cost::output_bytes;
 use crate::draft::{Draft, NodeBuilder, Source, drafts, signal};
 use crate::frames::frames;
+use crate::order::topological_order;
 use crate::place::{DeviceInfo, KernelSupport};
 use crate::placed::PlacedGraph;
-use crate::prune::{Feeds, Pruned, stable_order};
+use crate::prune::{Feeds, Pruned};
 use crate::rounds::{TransferRound, rounds};
 use crate::{AttrValue, Endpoint, Flow, Node, NodeId, Nodes, OpRegistry, OutputInfo};
 
@@ -514,7 +515,7 @@ impl Cutter<'_> {
             data.chain(pending.control.iter().filter_map(at)).collect()
         };
         let inputs: Vec<Vec<usize>> = part.nodes.iter().enumerate().map(forward).collect();
-        let order = stable_order(&inputs).map_err(|_| Error::internal("partitioning made a cycle"))?;
+        let order = topological_order(&inputs).map_err(|_| Error::internal("partitioning made a cycle"))?;
         let mut number = vec![NodeId(0); order.len()];
         order.iter().enumerate().for_each(|(new, &old)| number[old] = NodeId(new as u32));
 

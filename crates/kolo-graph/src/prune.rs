@@ -4,10 +4,11 @@
 //! Relies on edges that exist; promises that what it returns has no cycle except through the `NextIteration` → `Merge`
 //! edges of loops, so that the stages after it can walk the nodes in order.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use kolo_core::{Error, Result};
 
+use crate::order::topological_order;
 use crate::wire::functions::{CALL_MARK, is_call};
 use crate::{Endpoint, Flow, Node, NodeId, Nodes, Work};
 
@@ -95,7 +96,7 @@ pub fn prune(nodes: &Nodes, request: &Request) -> Result<Pruned> {
             call.describe()
         )));
     }
-    if let Err(cycle) = topological_order(nodes, &needed, &feeds) {
+    if let Err(cycle) = needed_order(nodes, &needed, &feeds) {
         return Err(describe_cycle(nodes, &cycle));
     }
     Ok(Pruned {
@@ -187,8 +188,9 @@ fn forward_inputs<'a>(nodes: &'a Nodes, id: NodeId, feeds: &'a Feeds) -> impl It
     data.map(|at| at.node).chain(control)
 }
 
-/// `needed` (sorted) with every node after its inputs, otherwise in the order of their numbers; a cycle if there is one.
-pub(crate) fn topological_order(nodes: &Nodes, needed: &[NodeId], feeds: &Feeds) -> Result<Vec<NodeId>, Vec<NodeId>> {
+/// `needed` (sorted) with every node after its inputs, otherwise in the order of their numbers; a cycle, each of whose
+/// nodes needs the next, if there is one.
+pub(crate) fn needed_order(nodes: &Nodes, needed: &[NodeId], feeds: &Feeds) -> Result<Vec<NodeId>, Vec<NodeId>> {
     // Nearly always so, and then there is nothing to build.
     if needed.iter().all(|&id| forward_inputs(nodes, id, feeds).all(|input| input < id)) {
         return Ok(needed.to_vec());
@@ -197,50 +199,13 @@ pub(crate) fn topological_order(nodes: &Nodes, needed: &[NodeId], feeds: &Feeds)
     let inputs: Vec<Vec<usize>> =
         needed.iter().map(|&id| forward_inputs(nodes, id, feeds).filter_map(position).collect()).collect();
     let ids = |order: Vec<usize>| order.into_iter().map(|i| needed[i]).collect();
-    stable_order(&inputs).map(ids).map_err(ids)
+    topological_order(&inputs).map(ids).map_err(ids)
 }
 
-/// The numbers from 0, each after its inputs, smaller ones first where there is a choice; a cycle if there is one.
-pub(crate) fn stable_order(inputs: &[Vec<usize>]) -> Result<Vec<usize>, Vec<usize>> {
-    // Graphs are nearly always described in order, which costs one look at each edge to find out.
-    if inputs.iter().enumerate().all(|(i, inputs)| inputs.iter().all(|&input| input < i)) {
-        return Ok((0..inputs.len()).collect());
-    }
-    let mut pending: Vec<usize> = inputs.iter().map(Vec::len).collect();
-    let mut consumers = vec![Vec::new(); inputs.len()];
-    for (i, inputs) in inputs.iter().enumerate() {
-        inputs.iter().for_each(|&input| consumers[input].push(i));
-    }
-    let mut ready: BTreeSet<usize> = (0..inputs.len()).filter(|&i| pending[i] == 0).collect();
-    let mut order = Vec::with_capacity(inputs.len());
-    while let Some(i) = ready.pop_first() {
-        order.push(i);
-        for &consumer in &consumers[i] {
-            pending[consumer] -= 1;
-            if pending[consumer] == 0 {
-                ready.insert(consumer);
-            }
-        }
-    }
-    if order.len() == inputs.len() {
-        return Ok(order);
-    }
-    // Whatever is left waits for another one that is left, so walking from input to input must return.
-    let mut walk: Vec<usize> = (0..inputs.len()).filter(|&i| pending[i] > 0).take(1).collect();
-    while let Some(input) = walk.last().and_then(|&last| inputs[last].iter().copied().find(|&i| pending[i] > 0)) {
-        if let Some(start) = walk.iter().position(|&i| i == input) {
-            walk.drain(..start);
-            break;
-        }
-        walk.push(input);
-    }
-    walk.reverse();
-    Err(walk)
-}
-
+/// The error for a cycle, each of whose nodes needs the next; shown in the direction in which values would go.
 pub(crate) fn describe_cycle(nodes: &Nodes, cycle: &[NodeId]) -> Error {
     let names: Vec<String> =
-        cycle.iter().chain(cycle.first()).map(|&id| format!("'{}'", nodes.node(id).name)).collect();
+        cycle.iter().chain(cycle.first()).rev().map(|&id| format!("'{}'", nodes.node(id).name)).collect();
     Error::invalid_argument(format!(
         "the graph has a cycle that is not a loop (only NextIteration to Merge may point backwards): {}",
         names.join(" -> ")

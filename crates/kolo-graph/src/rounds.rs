@@ -9,7 +9,7 @@
 
 use crate::branches::{BranchNode, skipped_nodes};
 use crate::draft::{Draft, Source};
-use crate::prune::stable_order;
+use crate::order::topological_order;
 use crate::{AttrValue, Flow, Node};
 
 /// The attribute with the round of a transfer between tasks.
@@ -56,7 +56,7 @@ pub(crate) fn rounds(drafts: &[Draft], place: &dyn Fn(usize) -> usize) -> Vec<Tr
         let goes_round = with_flow(Flow::NextIteration).filter(|(_, next)| next.output_frame == left.input_frame);
         inputs[exit].extend(goes_round.map(|(next, _)| next));
     }
-    let Ok(order) = stable_order(&inputs) else { return Vec::new() };
+    let Ok(order) = topological_order(&inputs) else { return Vec::new() };
     let source = |input: &Source| match input {
         Source::Draft { draft, index } => Some((*draft, *index)),
         Source::Feed(_) => None,

@@ -23,7 +23,8 @@ use std::sync::Arc;
 
 use kolo_core::{Error, Result};
 
-use crate::prune::{Feeds, Pruned, is_back_edge, stable_order};
+use crate::order::topological_order;
+use crate::prune::{Feeds, Pruned, is_back_edge};
 use crate::request::{NodeRequest, complete};
 use crate::{Attrs, Endpoint, Node, NodeId, Nodes, OpRegistry, Origin, Partition};
 
@@ -450,7 +451,7 @@ impl<'a> Rewriter<'a> {
             })
             .collect();
         let named = |order: Vec<usize>| order.into_iter().map(|i| ids[i]).collect();
-        stable_order(&inputs).map(named).map_err(named)
+        topological_order(&inputs).map(named).map_err(named)
     }
 
     /// What is fed, where edges name the fed output itself.

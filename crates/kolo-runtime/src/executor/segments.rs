@@ -8,13 +8,13 @@
 //!
 //! Updates of variables go to the last segment whose nodes still read the old value, so that they need not copy it.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use kolo_core::{DType, DeviceName, Result};
 use kolo_graph::{
     BranchNode, Endpoint, Flow, Node, NodeId, Nodes, Partition, TransferEnd, TransferRound, Work, is_variable,
-    skipped_nodes,
+    skipped_nodes, topological_order,
 };
 use kolo_ops::{find_kernel, host_arguments};
 
@@ -103,7 +103,7 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
     for (left, exit) in in_loops(Flow::Exit) {
         waits[exit].extend(rounds.iter().filter(|(name, _)| *name == left).map(|(_, i)| *i));
     }
-    let Some(order) = order(&waits) else { return Ok(None) };
+    let Ok(order) = topological_order(&waits) else { return Ok(None) };
     let (mut apart, mut free): (Apart, Vec<bool>) = (Vec::new(), Vec::new());
     let mut updates = Vec::new();
     for (i, (of, start)) in parts.iter().zip(&starts).enumerate() {
@@ -190,27 +190,6 @@ fn before(nodes: &Nodes, id: NodeId) -> Vec<usize> {
     let is_forward = |at: &&Endpoint| at.feed().is_none() && nodes.node(at.node).def.flow != Flow::NextIteration;
     let data = node.inputs.iter().filter(is_forward).map(|at| at.node.index());
     data.chain(node.control_inputs.iter().map(|id| id.index())).collect()
-}
-
-/// An order in which everything comes after what it waits for; `None` if there is none.
-pub(super) fn order(before: &[Vec<usize>]) -> Option<Vec<usize>> {
-    let mut after: Vec<Vec<usize>> = vec![Vec::new(); before.len()];
-    let mut missing: Vec<usize> = before.iter().map(Vec::len).collect();
-    for (i, list) in before.iter().enumerate() {
-        list.iter().for_each(|&earlier| after[earlier].push(i));
-    }
-    let mut ready: BTreeSet<usize> = (0..before.len()).filter(|&i| missing[i] == 0).collect();
-    let mut order = Vec::with_capacity(before.len());
-    while let Some(i) = ready.pop_first() {
-        order.push(i);
-        for &next in &after[i] {
-            missing[next] -= 1;
-            if missing[next] == 0 {
-                ready.insert(next);
-            }
-        }
-    }
-    (order.len() == before.len()).then_some(order)
 }
 
 /// Constants, handles and references of variables, and what lends such a reference: they compute nothing, and give the same

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use kolo_core::{DeviceName, DeviceSpec, Error, Result, Tensor};
-use kolo_graph::{Attrs, Effects, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Partition, Work};
+use kolo_graph::{Attrs, Effects, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Partition, Work, topological_order};
 use kolo_ops::{CancelToken, Value, fused};
 use parking_lot::Mutex;
 
@@ -16,7 +16,7 @@ use super::capture::{CaptureSlot, WARM_UP};
 use super::frame_id::FrameIds;
 use super::limits::Limits;
 use super::plan::{Extras, KernelCache, Part, PartPlan, compile};
-use super::segments::{PartOf, Segments, order, segments};
+use super::segments::{PartOf, Segments, segments};
 use super::step::Step;
 
 /// How often a plan is split anew because a node could not be captured, at most.
@@ -414,7 +414,7 @@ impl Cutter<'_> {
             before[n + segment].extend(inputs.iter().filter(is_forward).map(|at| item(at.node)));
             before[n + segment].extend(waits.iter().map(|id| item(*id)));
         }
-        let order = order(&before).ok_or_else(|| Error::internal("segments wait for each other"))?;
+        let order = topological_order(&before).map_err(|_| Error::internal("segments wait for each other"))?;
         let is_kept = |&i: &usize| i >= n || (self.segment_of[i].is_none() && is_used[i]);
         let mut renamed: Vec<Option<NodeId>> = vec![None; n + places.len()];
         for (new, i) in order.iter().copied().filter(is_kept).enumerate() {

@@ -7,8 +7,8 @@ use kolo_core::{Error, Result};
 use super::library::{AttrMap, count, outputs_of, substitute, with_defaults};
 use super::lower::{Call, Lowering, Site, dedup, merged_device, node_of, output, text};
 use crate::Flow;
+use crate::order::topological_order;
 use crate::registry::did_you_mean;
-use crate::wire::graph::order;
 use crate::wire::proto::{AttrValue, FunctionDef, NameAttrList, NodeDef, OpDef, Value};
 
 /// A body on its way into the flat graph.
@@ -187,7 +187,7 @@ impl Lowering<'_> {
             let sources = node.input.iter().filter_map(|input| body.index.get(node_of(input.trim_start_matches('^'))));
             sources.copied().filter(|&i| !(is_merge && flow(&body.nodes[i]) == Flow::NextIteration)).collect()
         };
-        order(&body.nodes.iter().map(needs).collect::<Vec<Vec<usize>>>()).map_err(|cycle| {
+        topological_order(&body.nodes.iter().map(needs).collect::<Vec<Vec<usize>>>()).map_err(|cycle| {
             let names: Vec<String> = cycle.iter().take(8).map(|&i| format!("'{}'", body.nodes[i].name)).collect();
             Error::invalid_argument(format!("function '{}' has a cycle: {}", body.function, names.join(" needs ")))
         })

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use kolo_core::{DeviceSpec, Error, PartialShape, Result};
 
 use super::CONSUMER_VERSION;
-use super::order;
 use super::origins::GraphOrigins;
+use crate::order::topological_order;
 use crate::registry::did_you_mean;
 use crate::request::NodeRequest;
 use crate::wire::attr::attr_from_proto;
@@ -234,7 +234,7 @@ impl<'a> Plan<'a> {
         };
         let nodes = message.nodes.iter().enumerate().map(read).collect::<Result<Vec<_>>>()?;
         let mut plan = Plan { nodes, order: Vec::new(), dropped_attrs: reader.dropped };
-        plan.order = order(&plan.needs()).map_err(|cycle| plan.describe_cycle(&cycle))?;
+        plan.order = topological_order(&plan.needs()).map_err(|cycle| plan.describe_cycle(&cycle))?;
         Ok(plan)
     }
 

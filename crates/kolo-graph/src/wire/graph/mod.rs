@@ -11,7 +11,6 @@
 
 mod export;
 mod import;
-mod order;
 mod origins;
 mod subgraph;
 #[cfg(test)]
@@ -22,7 +21,6 @@ use prost::Message as _;
 
 pub use export::{ExportOptions, export};
 pub use import::{Calls, DroppedAttr, ImportOptions, Imported, import};
-pub(in crate::wire) use order::order;
 pub use origins::GraphOrigins;
 pub use subgraph::subgraph;
 

@@ -1,11 +1,15 @@
-//! The order in which nodes can be added: each after what it takes.
+//! The one topological sort: nodes by number, each after what it needs.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Orders `0..needs.len()` so that each comes after everything in its `needs`, and otherwise as they were. If that is
 /// impossible, the error is one way round: each of its entries needs the next, and the last needs the first.
-pub(in crate::wire) fn order(needs: &[Vec<usize>]) -> Result<Vec<usize>, Vec<usize>> {
+pub fn topological_order(needs: &[Vec<usize>]) -> Result<Vec<usize>, Vec<usize>> {
+    // Graphs are nearly always described in order, which costs one look at each edge to find out.
+    if needs.iter().enumerate().all(|(i, needs)| needs.iter().all(|&source| source < i)) {
+        return Ok((0..needs.len()).collect());
+    }
     let mut needed_by: Vec<Vec<usize>> = vec![Vec::new(); needs.len()];
     let mut n_missing = Vec::with_capacity(needs.len());
     for (node, sources) in needs.iter().enumerate() {
@@ -55,14 +59,14 @@ mod tests {
 
     #[test]
     fn an_order_that_works_is_kept() {
-        assert_eq!(order(&[vec![], vec![0], vec![], vec![2, 1]]), Ok(vec![0, 1, 2, 3]));
-        assert_eq!(order(&[vec![2, 2], vec![], vec![1]]), Ok(vec![1, 2, 0]));
-        assert_eq!(order(&[]), Ok(vec![]));
+        assert_eq!(topological_order(&[vec![], vec![0], vec![], vec![2, 1]]), Ok(vec![0, 1, 2, 3]));
+        assert_eq!(topological_order(&[vec![2, 2], vec![], vec![1]]), Ok(vec![1, 2, 0]));
+        assert_eq!(topological_order(&[]), Ok(vec![]));
     }
 
     #[test]
     fn a_cycle_is_found_behind_its_consumers() {
-        assert_eq!(order(&[vec![1], vec![2], vec![3], vec![4], vec![2]]), Err(vec![2, 3, 4]));
-        assert_eq!(order(&[vec![0]]), Err(vec![0]));
+        assert_eq!(topological_order(&[vec![1], vec![2], vec![3], vec![4], vec![2]]), Err(vec![2, 3, 4]));
+        assert_eq!(topological_order(&[vec![0]]), Err(vec![0]));
     }
 }
