@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kolo_core::{DType, DeviceSpec, Error, PartialShape, Result};
 
-use crate::registry::did_you_mean;
+use crate::op::registry::did_you_mean;
 use crate::wire::proto::FunctionDefLibrary;
 use crate::{AttrValue, Attrs, OpDef, Origin};
 

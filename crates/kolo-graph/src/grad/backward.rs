@@ -24,10 +24,10 @@ use std::rc::{Rc, Weak};
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 
 use super::frames::{FrameId, Frames, Guard};
-use crate::control_flow::{
+use crate::describe::control_flow::{
     self, FlowScope, IsConstant, ScopeCore, capture, enter_constant, enter_control, is_constant_enter, raw,
 };
-use crate::request::NodeRequest;
+use crate::describe::request::NodeRequest;
 use crate::{Attrs, Endpoint, Flow, Graph, Node, NodeId, Nodes, Operation, Output, Work};
 
 /// The graph whose gradients are taken, and what they have added to its loops.

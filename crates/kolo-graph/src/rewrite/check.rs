@@ -3,8 +3,8 @@
 use kolo_core::{Error, Result};
 
 use super::Rewriter;
-use crate::prune::describe_cycle;
-use crate::request::infer_again;
+use crate::describe::request::infer_again;
+use crate::plan::prune::describe_cycle;
 use crate::{Node, NodeId};
 
 impl Rewriter<'_> {

@@ -13,21 +13,27 @@
 //!
 //! Numbers of nodes stay what they are until the end: a removed node leaves a gap.
 
+mod branches;
 mod check;
+pub(crate) mod frames;
+pub(crate) mod order;
 mod pass;
 #[cfg(test)]
 mod tests;
+mod text;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use kolo_core::{Error, Result};
 
-use crate::order::topological_order;
-use crate::prune::{Feeds, Pruned, is_back_edge};
-use crate::request::{NodeRequest, complete};
+use crate::describe::request::{NodeRequest, complete};
+use crate::plan::prune::{Feeds, Pruned, is_back_edge};
 use crate::{Attrs, Endpoint, Node, NodeId, Nodes, OpRegistry, Origin, Partition};
 
+pub use branches::{BranchNode, skipped_nodes};
+pub use frames::{Frame, FrameId, Frames, frames};
+pub use order::topological_order;
 pub(crate) use pass::{BuiltIn, Run};
 pub use pass::{Pass, PassContext, PassRecord, Stage, pipeline};
 
@@ -394,7 +400,7 @@ impl<'a> Rewriter<'a> {
     /// The part after the pass, numbered anew, every node after its inputs.
     pub(crate) fn into_part(self, part: &Partition) -> Result<Partition> {
         let ids = self.ids();
-        let order = self.order(&ids).map_err(|cycle| crate::prune::describe_cycle(&self.nodes, &cycle))?;
+        let order = self.order(&ids).map_err(|cycle| crate::plan::prune::describe_cycle(&self.nodes, &cycle))?;
         let mut number: Vec<Option<NodeId>> = vec![None; self.is_live.len()];
         order.iter().enumerate().for_each(|(new, old)| number[old.index()] = Some(NodeId(new as u32)));
         let renamed = |id: NodeId| {

@@ -7,8 +7,8 @@ use kolo_core::{Error, Result};
 use super::library::{AttrMap, count, outputs_of, substitute, with_defaults};
 use super::lower::{Call, Lowering, Site, dedup, merged_device, node_of, output, text};
 use crate::Flow;
-use crate::order::topological_order;
-use crate::registry::did_you_mean;
+use crate::op::registry::did_you_mean;
+use crate::rewrite::order::topological_order;
 use crate::wire::proto::{AttrValue, FunctionDef, NameAttrList, NodeDef, OpDef, Value};
 
 /// A body on its way into the flat graph.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kolo_core::{Error, Result};
 
 use super::is_call;
-use crate::registry::did_you_mean;
+use crate::op::registry::did_you_mean;
 use crate::wire::proto::{ArgDef, AttrValue, FunctionDef, FunctionDefLibrary, NameAttrList, NodeDef, OpDef, Value};
 use crate::{ArgType, OpRegistry};
 

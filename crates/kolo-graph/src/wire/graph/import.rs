@@ -12,9 +12,9 @@ use kolo_core::{DeviceSpec, Error, PartialShape, Result};
 
 use super::CONSUMER_VERSION;
 use super::origins::GraphOrigins;
-use crate::order::topological_order;
-use crate::registry::did_you_mean;
-use crate::request::NodeRequest;
+use crate::describe::request::NodeRequest;
+use crate::op::registry::did_you_mean;
+use crate::rewrite::order::topological_order;
 use crate::wire::attr::attr_from_proto;
 use crate::wire::functions::{Flat, Functions, LowerOptions, join, lower};
 use crate::wire::proto::{GraphDebugInfo, GraphDef, NodeDef};

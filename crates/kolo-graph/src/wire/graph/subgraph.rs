@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use kolo_core::{Error, Result};
 
-use crate::registry::did_you_mean;
+use crate::op::registry::did_you_mean;
 use crate::wire::proto::GraphDef;
 
 /// `def` with only the nodes that these (`node`, or `node:output`) need, in their order; the library stays whole. So a

@@ -23,8 +23,8 @@ use std::rc::Rc;
 
 use kolo_core::{DType, Error, PartialShape, Result};
 
-use crate::graph::LoopId;
-use crate::request::NodeRequest;
+use crate::describe::graph::LoopId;
+use crate::describe::request::NodeRequest;
 use crate::{Endpoint, Flow, Graph, Node, NodeId, Operation, Output};
 
 /// What may differ from one loop to another.

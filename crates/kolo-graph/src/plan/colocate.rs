@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use kolo_core::{DType, DeviceSpec, Error, MergeConflict, Result};
 
-use crate::place::Placement;
+use crate::plan::place::Placement;
 use crate::{Effects, Flow, Node, NodeId, Nodes, OwnedState};
 
 /// A device that is asked for, and the node that did.

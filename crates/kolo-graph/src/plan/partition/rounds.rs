@@ -7,9 +7,9 @@
 //!
 //! It also says which values may be dead, since a branch may have been decided on another task.
 
-use crate::branches::{BranchNode, skipped_nodes};
-use crate::draft::{Draft, Source};
-use crate::order::topological_order;
+use super::draft::{Draft, Source};
+use crate::rewrite::order::topological_order;
+use crate::rewrite::{BranchNode, skipped_nodes};
 use crate::{AttrValue, Flow, Node};
 
 /// The attribute with the round of a transfer between tasks.

@@ -12,8 +12,8 @@ use std::rc::Rc;
 
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 
-use crate::control_flow::is_constant_enter;
-use crate::op_def::{Grad, Gradient, IndexedSlices};
+use crate::describe::control_flow::is_constant_enter;
+use crate::op::def::{Grad, Gradient, IndexedSlices};
 use crate::{Endpoint, Flow, Graph, NodeId, Nodes, Operation, Output};
 use backward::{BackwardScope, Source};
 use frames::{FrameId, Frames};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use kolo_core::{DType, DeviceSpec, Error, PartialShape, Result};
 
-use crate::infer::InferCtx;
-use crate::registry::did_you_mean;
-use crate::signature::{ArgDef, ArgType, AttrDef, AttrKind};
+use crate::op::infer::InferCtx;
+use crate::op::registry::did_you_mean;
+use crate::op::signature::{ArgDef, ArgType, AttrDef, AttrKind};
 use crate::{AttrValue, Attrs, Endpoint, HandleRule, Node, NodeId, Nodes, OpRegistry, Origin, OutputInfo, Signature};
 
 /// A node that is asked for, before it is checked.

@@ -55,7 +55,7 @@ impl OpDef {
     pub const BASE: OpDef = OpDef {
         name: "",
         signature: "() -> ()",
-        shape: crate::shape_fns::unknown,
+        shape: crate::op::shape_fns::unknown,
         gradient: Gradient::Unstated,
         stateful: false,
         effects: Effects::None,

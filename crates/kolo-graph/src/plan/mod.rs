@@ -11,18 +11,36 @@
 //!
 //! Everything here is a pure function. Compiling the parts comes after it.
 
+mod client_ends;
+mod colocate;
+pub(crate) mod cost;
+mod fallback;
+pub(crate) mod partition;
+pub(crate) mod place;
+pub(crate) mod placed;
+pub(crate) mod prune;
+mod rules;
+
 use std::collections::{BTreeMap, HashMap};
 
 use kolo_core::{Error, Result};
 
-use crate::client::add_client_ends;
-use crate::partition::deny_implicit_copies;
+use self::client_ends::add_client_ends;
+use self::partition::deny_implicit_copies;
 use crate::rewrite::{BuiltIn, Run};
-use crate::{
-    ClientEnds, DeviceInfo, Endpoint, Granularity, KernelSupport, LoopControl, NodeId, Nodes, OpRegistry, Partition,
-    PartitionOptions, Pass, PassContext, PassRecord, PlaceOptions, Placed, PlacedGraph, Pruned, Request, Rewriter,
-    Rule, Stage, moved_bytes, partition, place, prune,
+use crate::{Endpoint, NodeId, Nodes, OpRegistry, Pass, PassContext, PassRecord, Rewriter, Stage};
+
+pub use client_ends::ClientEnds;
+pub use colocate::{colocation_leaders, holds_state, is_variable};
+pub use cost::{CostModel, Link};
+pub use fallback::{FallbackCost, price_fallbacks};
+pub use partition::{
+    Granularity, LoopControl, Partition, PartitionOptions, Transfer, TransferRound, moved_bytes, partition,
 };
+pub use place::{DeviceInfo, KernelSupport, Order, PlaceOptions, Placement, Policy, place, state_stays};
+pub use placed::{LogFormat, Placed, PlacedGraph, Rule, log_lines};
+pub use prune::{Pruned, Request, prune};
+pub use rules::{PlacementRules, RuleRow, RuleTable};
 
 /// Who has the values that are fed, and wants those that are fetched.
 #[derive(Clone, Copy, Default)]

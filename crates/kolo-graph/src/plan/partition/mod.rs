@@ -20,19 +20,24 @@
 //! A loop that spans devices needs more: each of its devices must know in which iteration to receive. `control_loops.rs`
 //! adds that.
 
+mod control_loops;
+mod draft;
+mod rounds;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use kolo_core::{DType, DeviceName, Error, Result};
 
-use crate::control_loops::{ControlLoops, add_control_loops, is_control_loop};
-use crate::cost::output_bytes;
-use crate::draft::{Draft, NodeBuilder, Source, drafts, signal};
-use crate::frames::frames;
-use crate::order::topological_order;
-use crate::place::{DeviceInfo, KernelSupport};
-use crate::placed::PlacedGraph;
-use crate::prune::{Feeds, Pruned};
-use crate::rounds::{TransferRound, rounds};
+use self::control_loops::{ControlLoops, add_control_loops, is_control_loop};
+use self::draft::{Draft, NodeBuilder, Source, drafts, signal};
+pub use self::rounds::TransferRound;
+use self::rounds::rounds;
+use crate::plan::cost::output_bytes;
+use crate::plan::place::{DeviceInfo, KernelSupport};
+use crate::plan::placed::PlacedGraph;
+use crate::plan::prune::{Feeds, Pruned};
+use crate::rewrite::frames::frames;
+use crate::rewrite::order::topological_order;
 use crate::{AttrValue, Endpoint, Flow, Node, NodeId, Nodes, OpRegistry, OutputInfo};
 
 /// Where graphs are cut.
@@ -562,9 +567,7 @@ impl Cutter<'_> {
 }
 
 #[cfg(test)]
-#[path = "partition_tests.rs"]
 mod tests;
 
 #[cfg(test)]
-#[path = "loop_tests.rs"]
 mod loop_tests;

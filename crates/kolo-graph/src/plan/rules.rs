@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use kolo_core::{DType, DeviceSpec, Error, Result};
 
-use crate::place::node_dtype;
+use crate::plan::place::node_dtype;
 use crate::{Node, Nodes, Origin};
 
 /// Rules from patterns to devices, in order. See the format in [`PlacementRules::parse`].

@@ -8,7 +8,7 @@ use kolo_core::DeviceSpec;
 
 use super::{Members, Placer, Policy};
 use crate::NodeId;
-use crate::cost::output_bytes;
+use crate::plan::cost::output_bytes;
 
 impl Placer<'_, '_> {
     /// Whether a pin, an earlier run or a node that it must be with says where a node goes.

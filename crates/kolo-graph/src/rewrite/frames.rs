@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kolo_core::{Error, Result};
 
-use crate::prune::{Feeds, describe_cycle, is_back_edge, needed_order};
+use crate::plan::prune::{Feeds, describe_cycle, is_back_edge, needed_order};
 use crate::{Endpoint, Flow, Node, NodeId, Nodes};
 
 /// A loop's number among the [`Frames`] of a step. Outer loops have smaller numbers than the loops inside them.

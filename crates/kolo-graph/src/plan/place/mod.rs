@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use kolo_core::{Code, DType, DeviceName, DeviceSpec, Error, Result};
 
-use crate::colocate::{Sets, Wish, colocate, holds_state, is_variable};
-use crate::placed::{Placed, PlacedGraph, Rule};
+use crate::plan::colocate::{Sets, Wish, colocate, holds_state, is_variable};
+use crate::plan::placed::{Placed, PlacedGraph, Rule};
 use crate::{AttrValue, CostModel, Flow, Node, NodeId, Nodes, Work};
 
 /// A device that nodes can be placed on.
@@ -554,9 +554,7 @@ pub(crate) fn node_dtype(node: &Node) -> Option<DType> {
     of("T").or_else(|| of("dtype")).or_else(|| node.outputs.first().map(|output| output.dtype))
 }
 
-#[path = "place_by_cost.rs"]
 mod by_cost;
 
 #[cfg(test)]
-#[path = "place_tests.rs"]
 mod tests;

@@ -9,7 +9,7 @@ use std::fmt;
 
 use kolo_core::{DType, DeviceName, DeviceSpec};
 
-use crate::cost::output_bytes;
+use crate::plan::cost::output_bytes;
 use crate::{CostModel, DeviceInfo, Endpoint, NodeId, Nodes, Placed};
 
 /// What nodes that are not where they were pinned cost in a step that runs all of them.

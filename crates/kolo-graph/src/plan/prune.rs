@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use kolo_core::{Error, Result};
 
-use crate::order::topological_order;
+use crate::rewrite::order::topological_order;
 use crate::wire::functions::{CALL_MARK, is_call};
 use crate::{Endpoint, Flow, Node, NodeId, Nodes, Work};
 

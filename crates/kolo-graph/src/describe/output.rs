@@ -4,7 +4,7 @@ use std::fmt;
 
 use kolo_core::{DType, DeviceSpec, Error, PartialShape, Result};
 
-use crate::request::NodeRequest;
+use crate::describe::request::NodeRequest;
 use crate::{AttrValue, Attrs, Endpoint, Graph, Location, Node, NodeId, Signature};
 
 /// One output of one operation: a value that will exist when the graph runs. A plain copy; `a * b + 2.0` adds nodes.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 
-use crate::frames::FrameId;
-use crate::prune::Feeds;
+use crate::plan::prune::Feeds;
+use crate::rewrite::frames::FrameId;
 use crate::{
     AttrValue, Attrs, DeviceInfo, Endpoint, Granularity, Node, NodeId, Nodes, OpRegistry, OutputInfo, PlacedGraph,
     Pruned,

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use kolo_core::{Error, Result};
 
-use crate::place::DeviceInfo;
-use crate::prune::{Feeds, Pruned};
+use crate::plan::place::DeviceInfo;
+use crate::plan::prune::{Feeds, Pruned};
 use crate::{Attrs, Endpoint, Node, NodeId, Nodes, OpRegistry, OutputInfo};
 
 /// The ends that a graph was given.

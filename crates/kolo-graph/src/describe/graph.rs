@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use kolo_core::{DeviceSpec, Error, PartialShape, Result};
 
-use crate::control_flow::FlowScope;
-use crate::request::{NodeRequest, check_name, complete};
+use crate::describe::control_flow::FlowScope;
+use crate::describe::request::{NodeRequest, check_name, complete};
 use crate::wire::proto::FunctionDefLibrary;
 use crate::{AttrValue, Endpoint, Flow, Location, Node, NodeId, Nodes, OpRegistry, Operation, Output, VariableRecord};
 
@@ -463,7 +463,7 @@ impl Graph {
             (name, state.device_scopes())
         };
         let flow = self.flow_scope();
-        self.absolute_scope(&name, || crate::control_flow::prepare(self, flow.as_deref(), &mut request))
+        self.absolute_scope(&name, || crate::describe::control_flow::prepare(self, flow.as_deref(), &mut request))
             .map_err(|error| error.with_node(&name, &request.op, ""))?;
         let mut node = complete(self.registry, &self.state.borrow().nodes, request, name)?;
         // Device functions see the finished node, and run without the graph borrowed: they may look at it.

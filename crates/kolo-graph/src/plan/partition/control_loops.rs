@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use kolo_core::{DType, Error, PartialShape, Result};
 
-use crate::draft::{Draft, NodeBuilder, Source, signal};
-use crate::frames::{FrameId, Frames};
+use super::draft::{Draft, NodeBuilder, Source, signal};
+use crate::rewrite::frames::{FrameId, Frames};
 use crate::{Flow, Node, NodeId, OutputInfo};
 
 /// The control loops of a step, by loop and device.
