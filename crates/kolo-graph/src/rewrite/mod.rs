@@ -1,7 +1,7 @@
 //! Rewrites: the one way to change a graph that is planned.
 //!
 //! A [`Rewriter`] holds a graph, or one part of it, while a pass changes it. Users are kept up to date, added nodes are
-//! checked and inferred as if a program had asked for them, and [`check`](Rewriter::check) says at the end whether the
+//! checked and inferred as if a program had asked for them, and a check says at the end whether the
 //! graph is still one: edges lead somewhere, dtypes and shapes fit, only loops have cycles, and nodes that stayed kept
 //! their device, their colocation and the line that made them.
 //!
