@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Result};
+use kolo_device::Recorder;
 use kolo_graph::{Flow, Work};
 use kolo_ops::{CancelToken, Done, FrameIteration, KernelCtx, Outcome, Rendezvous, ResourceStore, StepServices, Value};
 use parking_lot::MutexGuard;
@@ -12,6 +13,7 @@ use parking_lot::MutexGuard;
 use super::Step;
 use crate::executor::capture::is_constant_call;
 use crate::executor::plan::{NodePlan, PartPlan, PlanKernel};
+use crate::executor::split::Segment;
 use crate::executor::state::{State, Token, flow_outputs, read_references};
 
 /// How many steps may run within each other on one thread's stack.
@@ -268,35 +270,14 @@ impl Step {
         // Those of the node before have been taken.
         debug_assert!(outputs.iter().all(Value::is_empty));
         if let PlanKernel::Segment(segment) = &node.kernel {
-            return segment.run(self.id, &self.limits(), inputs, outputs);
+            return self.run_segment(segment, inputs, outputs);
         }
         let recorder = if node.may_fold { plan.unit.device.recorder() } else { None };
         let folds = recorder.filter(|recorder| is_constant_call(*recorder, node, inputs));
         let mut ctx = call.ctx(plan, inputs, outputs, services);
-        // A kernel that panics is our bug; it must not take the step's other threads down with it.
-        let mut run = || {
-            let run = std::panic::AssertUnwindSafe(|| match &node.kernel {
-                PlanKernel::Function(compute) => compute(&mut ctx),
-                PlanKernel::Object(kernel) => kernel.compute(&mut ctx),
-                PlanKernel::Null => null_outputs(&mut ctx),
-                PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Lend | PlanKernel::Segment(_) => {
-                    Err(Error::internal("not a synchronous kernel"))
-                }
-            });
-            std::panic::catch_unwind(run).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)))
-        };
         match folds {
-            None => run()?,
-            Some(recorder) => {
-                let mut result = Ok(());
-                recorder.outside_recording(&mut || result = run());
-                result?;
-                for output in outputs.iter() {
-                    if let Value::Tensor(tensor) = output {
-                        recorder.keep_in_recording(tensor);
-                    }
-                }
-            }
+            None => call_kernel(node, &mut ctx)?,
+            Some(recorder) => call_outside_recording(recorder, node, &mut ctx)?,
         }
         for (i, (output, info)) in outputs.iter().zip(&node.outputs).enumerate() {
             match output {
@@ -315,6 +296,12 @@ impl Step {
             sink.record(&node.node, &plan.unit.name, start, outputs);
         }
         Ok(())
+    }
+
+    /// Apart from [`Step::compute`], which is kept short for the many small nodes.
+    #[inline(never)]
+    fn run_segment(&self, segment: &Segment, inputs: &mut [Value], outputs: &mut [Value]) -> Result<()> {
+        segment.run(self.id, &self.limits(), inputs, outputs)
     }
 
     fn start_async(
@@ -409,6 +396,34 @@ impl Step {
             self.spawn_runner(index);
         }
     }
+}
+
+/// Runs a kernel that does not wait. One that panics is our bug; it must not take the step's other threads down with it.
+#[inline]
+fn call_kernel(node: &NodePlan, ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let call = std::panic::AssertUnwindSafe(|| match &node.kernel {
+        PlanKernel::Function(compute) => compute(ctx),
+        PlanKernel::Object(kernel) => kernel.compute(ctx),
+        PlanKernel::Null => null_outputs(ctx),
+        PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Lend | PlanKernel::Segment(_) => {
+            Err(Error::internal("not a synchronous kernel"))
+        }
+    });
+    std::panic::catch_unwind(call).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)))
+}
+
+/// Runs a kernel whose outputs are the same in every replay: now, once, and they are kept.
+#[cold]
+fn call_outside_recording(recorder: &dyn Recorder, node: &NodePlan, ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let mut result = Ok(());
+    recorder.outside_recording(&mut || result = call_kernel(node, ctx));
+    result?;
+    for output in ctx.outputs.iter() {
+        if let Value::Tensor(tensor) = output {
+            recorder.keep_in_recording(tensor);
+        }
+    }
+    Ok(())
 }
 
 fn n_bytes(inputs: &[Value]) -> usize {
