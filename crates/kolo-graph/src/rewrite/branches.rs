@@ -1,11 +1,16 @@
 //! Which nodes do not run in every step, because a `Switch` decides about them.
 //!
 //! A node is in a branch if it needs an output of a `Switch`. A `Merge` of both outputs of one decision ends the branch; a
-//! `Merge` of anything else, or what leaves a loop that was entered in a branch, counts as undecided.
+//! `Merge` of anything else, or what leaves a loop that was entered in a branch, counts as undecided. So does a node in more
+//! than [`MAX_DEPTH`] branches at once: graphs come from the network, and the work must not grow with the square of their
+//! nesting.
 
 use std::collections::BTreeSet;
 
 use crate::{Flow, Node};
+
+/// Nested branches that are followed.
+const MAX_DEPTH: usize = 16;
 
 /// A node by its place in a list, as far as branches are concerned.
 pub struct BranchNode<'a> {
@@ -27,9 +32,12 @@ pub fn skipped_nodes(nodes: &[BranchNode<'_>], order: &[usize]) -> Vec<bool> {
     type Branch = ((usize, u32), u32);
     const UNDECIDED: Branch = ((usize::MAX, 0), u32::MAX);
     let mut branches: Vec<BTreeSet<Branch>> = vec![BTreeSet::new(); nodes.len()];
+    // Where the value of a node comes from that only passes one on.
+    let mut origins: Vec<Option<(usize, u32)>> = vec![None; nodes.len()];
     let mut enters_a_branch = false;
     for &i in order {
-        let BranchNode { node, inputs, control, .. } = &nodes[i];
+        let BranchNode { node, inputs, control, passes_on, .. } = &nodes[i];
+        origins[i] = passes_on.map(|from| origins[from.0].unwrap_or(from));
         // Edges that close a loop say nothing new: what goes round was entered.
         let is_forward = |maker: usize| nodes[maker].node.def.flow != Flow::NextIteration;
         let of_input = |input: &Option<(usize, u32)>| -> BTreeSet<Branch> {
@@ -38,7 +46,7 @@ pub fn skipped_nodes(nodes: &[BranchNode<'_>], order: &[usize]) -> Vec<bool> {
             if nodes[maker].node.def.flow == Flow::Switch
                 && let Some(Some(decides)) = nodes[maker].inputs.get(1)
             {
-                all.insert((origin(nodes, *decides), index));
+                all.insert((origins[decides.0].unwrap_or(*decides), index));
             }
             all
         };
@@ -59,21 +67,11 @@ pub fn skipped_nodes(nodes: &[BranchNode<'_>], order: &[usize]) -> Vec<bool> {
         if nodes[i].may_be_skipped {
             all.insert(UNDECIDED);
         }
+        if all.len() > MAX_DEPTH {
+            all = BTreeSet::from([UNDECIDED]);
+        }
         enters_a_branch |= node.def.flow == Flow::Enter && !all.is_empty();
         branches[i] = all;
     }
     branches.iter().map(|all| !all.is_empty()).collect()
-}
-
-/// Where a value comes from, past nodes that only pass it on.
-fn origin(nodes: &[BranchNode<'_>], at: (usize, u32)) -> (usize, u32) {
-    let mut at = at;
-    // Each step leads to an earlier node; the bound is for graphs that are not in order.
-    for _ in 0..nodes.len() {
-        match nodes[at.0].passes_on {
-            Some(from) => at = from,
-            None => break,
-        }
-    }
-    at
 }

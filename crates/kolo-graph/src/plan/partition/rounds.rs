@@ -7,7 +7,10 @@
 //!
 //! It also says which values may be dead, since a branch may have been decided on another task.
 
+use std::collections::HashMap;
+
 use super::draft::{Draft, Source};
+use crate::rewrite::FrameId;
 use crate::rewrite::order::topological_order;
 use crate::rewrite::{BranchNode, skipped_nodes};
 use crate::{AttrValue, Flow, Node};
@@ -39,9 +42,13 @@ impl TransferRound {
     }
 }
 
-/// For each draft the round of its outputs, if drafts of one place are one task. Empty if the drafts have a cycle, which
-/// partitioning refuses elsewhere.
+/// For each draft the round of its outputs, if drafts of one place are one task. Empty if there is only one, or if the
+/// drafts have a cycle, which partitioning refuses elsewhere.
 pub(crate) fn rounds(drafts: &[Draft], place: &dyn Fn(usize) -> usize) -> Vec<TransferRound> {
+    let n = drafts.len();
+    if (1..n).all(|draft| place(draft) == place(0)) {
+        return Vec::new();
+    }
     let is_back = |to: usize, from: usize| {
         drafts[to].node.def.flow == Flow::Merge && drafts[from].node.def.flow == Flow::NextIteration
     };
@@ -50,11 +57,24 @@ pub(crate) fn rounds(drafts: &[Draft], place: &dyn Fn(usize) -> usize) -> Vec<Tr
         .enumerate()
         .map(|(to, draft)| draft.input_drafts().filter(|&from| !is_back(to, from)).collect())
         .collect();
-    // What leaves a loop may come from any of its iterations, so it waits for all that goes round.
-    let with_flow = |flow: Flow| drafts.iter().enumerate().filter(move |(_, draft)| draft.node.def.flow == flow);
-    for (exit, left) in with_flow(Flow::Exit) {
-        let goes_round = with_flow(Flow::NextIteration).filter(|(_, next)| next.output_frame == left.input_frame);
-        inputs[exit].extend(goes_round.map(|(next, _)| next));
+    // What leaves a loop may come from any of its iterations, so it waits for all that goes round: through one barrier for
+    // each loop, which is on no task, so that going through it counts as crossing.
+    let mut barriers: HashMap<FrameId, usize> = HashMap::new();
+    for (draft, node) in drafts.iter().enumerate() {
+        let (frame, is_exit) = match node.node.def.flow {
+            Flow::Exit => (node.input_frame, true),
+            Flow::NextIteration => (node.output_frame, false),
+            _ => continue,
+        };
+        let Some(frame) = frame else { continue };
+        let barrier = *barriers.entry(frame).or_insert_with(|| {
+            inputs.push(Vec::new());
+            inputs.len() - 1
+        });
+        match is_exit {
+            true => inputs[draft].push(barrier),
+            false => inputs[barrier].push(draft),
+        }
     }
     let Ok(order) = topological_order(&inputs) else { return Vec::new() };
     let source = |input: &Source| match input {
@@ -71,20 +91,21 @@ pub(crate) fn rounds(drafts: &[Draft], place: &dyn Fn(usize) -> usize) -> Vec<Tr
             may_be_skipped: false,
         })
         .collect();
-    let skipped = skipped_nodes(&nodes, &order);
-    let mut found: Vec<TransferRound> = skipped
-        .iter()
-        .zip(drafts)
-        .map(|(&is_skipped, draft)| TransferRound {
-            round: 0,
+    let real: Vec<usize> = order.iter().copied().filter(|&i| i < n).collect();
+    let skipped = skipped_nodes(&nodes, &real);
+    let task = |i: usize| (i < n).then(|| place(i));
+    let mut round = vec![0i64; inputs.len()];
+    for &to in &order {
+        let after = |&from: &usize| round[from] + i64::from(task(from) != task(to));
+        round[to] = inputs[to].iter().map(after).max().unwrap_or(0);
+    }
+    let found = drafts.iter().zip(round).zip(skipped);
+    found
+        .map(|((draft, round), is_skipped)| TransferRound {
+            round,
             is_conditional: is_skipped || draft.output_frame.is_some(),
         })
-        .collect();
-    for &to in &order {
-        let after = |&from: &usize| found[from].round + i64::from(place(from) != place(to));
-        found[to].round = inputs[to].iter().map(after).max().unwrap_or(0);
-    }
-    found
+        .collect()
 }
 
 #[cfg(test)]
@@ -146,5 +167,38 @@ mod tests {
         let g = crate::testing::while_loop("/job:ps", "/job:worker");
         let found = received(&g, "exit");
         assert!(found.values().any(|(_, is_conditional)| *is_conditional), "{found:?}");
+    }
+
+    /// Once, each of these took time and memory that grew with the square of its size.
+    #[test]
+    fn deep_branches_and_wide_loops_are_planned_at_once() {
+        const N: usize = 20_000;
+        let g = graph();
+        let mut x = g.device("/job:ps", || g.op("Source").out());
+        for _ in 0..N {
+            x = g.device("/job:ps", || {
+                let flag = g.op("Less").input(x).input(x).out();
+                g.op("Switch").input(x).input(flag).build().output(1)
+            });
+        }
+        g.device("/job:worker", || g.op("Neg").name("end").input(x).out());
+        assert!(received(&g, "end").values().all(|(round, is_conditional)| (*round, *is_conditional) == (0, true)));
+
+        let g = graph();
+        let mut exits = Vec::new();
+        g.device("/job:ps", || {
+            let x = g.op("Source").out();
+            for _ in 0..N / 4 {
+                let enter = g.op("Enter").attr("frame_name", "f").input(x).out();
+                let merge = g.op("Merge").input(enter).input(enter).build();
+                let next = g.op("NextIteration").input(merge.output(0)).out();
+                g.close_loop(merge.id(), 1, next.endpoint()).unwrap();
+                exits.push(g.op("Exit").input(merge.output(0)).out());
+            }
+        });
+        let all = g.device("/job:ps", || g.op("AddN").inputs(exits).out());
+        g.device("/job:worker", || g.op("Neg").name("end").input(all).out());
+        let (round, is_conditional) = received(&g, "end").into_values().next().unwrap();
+        assert!(round > 0 && !is_conditional);
     }
 }
