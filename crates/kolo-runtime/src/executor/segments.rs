@@ -8,7 +8,7 @@
 //!
 //! Updates of variables go to the last segment whose nodes still read the old value, so that they need not copy it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use kolo_core::{DType, DeviceName, Result};
@@ -16,6 +16,7 @@ use kolo_graph::{
     BranchNode, Endpoint, Flow, Node, NodeId, Nodes, Partition, TransferEnd, TransferRound, Work, is_variable,
     skipped_nodes, topological_order,
 };
+use kolo_ops::comm::transfer::edge_key;
 use kolo_ops::{find_kernel, host_arguments};
 
 use super::frames::{Frames, frames};
@@ -61,29 +62,41 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
     }
     let all = || parts.iter().zip(&starts).flat_map(|(of, start)| of.part.nodes.iter().map(move |node| (start, node)));
     // A value that is received was sent before: by the same part, or by another one.
-    let edge = |node: &Node| ["send_device", "recv_device", "tensor_name"].map(|name| node.attrs.find(name).cloned());
-    let mut senders = Vec::new();
+    let mut senders: HashMap<Arc<str>, Vec<usize>> = HashMap::new();
+    let mut sent: Vec<(usize, &Node)> = Vec::new();
     for (start, (id, node)) in all().filter(|(_, (_, node))| node.sends()) {
-        senders.push((edge(node), start + id.index(), node));
+        senders.entry(edge_key(&node.attrs)?).or_default().push(start + id.index());
+        sent.push((start + id.index(), node));
     }
     let is_clients = |node: &Node| node.attrs.bool("client_terminated").unwrap_or(false);
     let (mut received, mut from_others) = (HashSet::new(), Vec::new());
     for (start, (id, node)) in all().filter(|(_, (_, node))| node.receives()) {
-        let (wanted, i) = (edge(node), start + id.index());
-        let before = waits[i].len();
-        waits[i].extend(senders.iter().filter(|(sent, ..)| *sent == wanted).map(|(_, sender, _)| *sender));
-        received.extend(waits[i][before..].iter().copied());
-        if waits[i].len() == before && !is_clients(node) {
-            from_others.push((i, TransferRound::of(node)));
+        let i = start + id.index();
+        match senders.get(&edge_key(&node.attrs)?) {
+            Some(senders) => {
+                waits[i].extend(senders);
+                received.extend(senders.iter().copied());
+            }
+            None if is_clients(node) => {}
+            None => from_others.push((i, TransferRound::of(node))),
         }
     }
-    // What other tasks send may depend on what they are sent, as the master says. What it says nothing of may be anything.
-    for (_, sender, node) in senders.iter().filter(|(_, sender, node)| !received.contains(sender) && !is_clients(node))
-    {
-        let sent = TransferRound::of(node).map_or(i64::MIN, |sent| sent.round);
-        for (i, _) in from_others.iter().filter(|(_, round)| round.is_some_and(|round| sent < round.round)) {
-            waits[*i].push(*sender);
-        }
+    // What other tasks send may depend on what they were sent in earlier rounds, as the master says. What it says nothing
+    // of may depend on anything, and anything on it. One barrier for each round, each after the one before.
+    let to_others = sent.iter().filter(|(sender, node)| !received.contains(sender) && !is_clients(node));
+    let mut by_round: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+    for (sender, node) in to_others {
+        by_round.entry(TransferRound::of(node).map_or(i64::MIN, |sent| sent.round)).or_default().push(*sender);
+    }
+    let mut barriers: BTreeMap<i64, usize> = BTreeMap::new();
+    for (round, mut senders) in by_round {
+        senders.extend(barriers.last_key_value().map(|(_, barrier)| *barrier));
+        barriers.insert(round, waits.len());
+        waits.push(senders);
+    }
+    for (i, round) in &from_others {
+        let earlier = round.and_then(|round| barriers.range(..round.round).next_back());
+        waits[*i].extend(earlier.map(|(_, barrier)| *barrier));
     }
     let is_uncertain = |round: &Option<TransferRound>| round.is_none_or(|round| round.is_conditional);
     let uncertain: HashSet<usize> =
@@ -99,9 +112,16 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
             nodes.map(move |(id, _)| (&*loops.list[loops.of_node[id.index()] as usize].name, start + id.index()))
         })
     };
-    let rounds: Vec<(&str, usize)> = in_loops(Flow::NextIteration).collect();
+    let mut turns: HashMap<&str, usize> = HashMap::new();
+    for (name, next) in in_loops(Flow::NextIteration) {
+        let barrier = *turns.entry(name).or_insert_with(|| {
+            waits.push(Vec::new());
+            waits.len() - 1
+        });
+        waits[barrier].push(next);
+    }
     for (left, exit) in in_loops(Flow::Exit) {
-        waits[exit].extend(rounds.iter().filter(|(name, _)| *name == left).map(|(_, i)| *i));
+        waits[exit].extend(turns.get(left));
     }
     let Ok(order) = topological_order(&waits) else { return Ok(None) };
     let (mut apart, mut free): (Apart, Vec<bool>) = (Vec::new(), Vec::new());
@@ -123,6 +143,9 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
         updates.extend(readers.into_iter().map(moved));
         free.extend(is_free);
     }
+    // Barriers are no nodes, and pass on the level of what they wait for as nodes apart do.
+    apart.resize(waits.len(), Some("it is a barrier".to_owned()));
+    free.resize(waits.len(), false);
     let levels = levels(&order, &waits, &updates, (&apart, &free));
     let mut found = Vec::with_capacity(parts.len());
     for (of, &start) in parts.iter().zip(&starts) {
