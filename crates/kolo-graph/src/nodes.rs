@@ -218,7 +218,6 @@ impl Nodes {
         id
     }
 
-    /// Makes a node ask for `device`, as `said` says.
     /// Makes all users of one output read another. For rewrites.
     pub fn redirect(&mut self, from: Endpoint, to: Endpoint) {
         for id in (0..self.list.len() as u32).map(NodeId) {
@@ -233,6 +232,16 @@ impl Nodes {
     pub fn pin(&mut self, id: NodeId, device: DeviceSpec, said: Origin) {
         let node = self.node_mut(id);
         (node.device, node.device_source) = (device, Some(said));
+    }
+
+    /// Puts another node in the place of one.
+    pub(crate) fn replace(&mut self, id: NodeId, node: Node) {
+        let old = &self.list[id.index()].name;
+        if *old != node.name {
+            self.by_name.remove(old);
+            self.by_name.insert(node.name.clone(), id);
+        }
+        self.list[id.index()] = Arc::new(node);
     }
 
     pub(crate) fn truncate(&mut self, n_nodes: usize) {

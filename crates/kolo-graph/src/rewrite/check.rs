@@ -10,6 +10,7 @@ use crate::{Node, NodeId};
 impl Rewriter<'_> {
     /// An `Internal` error that names what the pass broke:
     ///
+    /// - names are unique;
     /// - every edge comes from a node that is there and has such an output;
     /// - changed nodes fit their op's signature, and the shapes that are noted for them do not contradict inference;
     /// - there are no cycles outside of loops;
@@ -19,6 +20,9 @@ impl Rewriter<'_> {
         let ids = self.ids();
         for &id in &ids {
             let node = self.nodes.node(id);
+            if self.nodes.find(&node.name) != Some(id) {
+                return Err(broken(node, format_args!("has the name of another node")));
+            }
             for at in node.inputs.iter().filter(|at| at.feed().is_none() && !fed.has(**at)) {
                 let has_output = self.node(at.node).is_some_and(|maker| (at.index as usize) < maker.outputs.len());
                 if !has_output {

@@ -172,12 +172,25 @@ impl<'a> Rewriter<'a> {
         self.fetches.iter().any(|(_, fetch)| *fetch == at)
     }
 
-    /// The only node that reads this output, if nothing else needs the output or awaits its node.
+    /// The only node that reads this output, if nothing else needs the output or awaits its node. Gives up at the second
+    /// reader: a constant may have thousands.
     pub fn sole_reader(&self, at: Endpoint) -> Option<NodeId> {
-        match self.readers(at).as_slice() {
-            &[(reader, _)] if !self.is_fetched(at) && self.waiters(at.node).is_empty() => Some(reader),
-            _ => None,
+        let mut reader = None;
+        for &user in self.users.get(at.node.index())? {
+            let node = self.nodes.node(user);
+            let n_reads = node.inputs.iter().filter(|input| **input == at).count();
+            if n_reads > 1 || (n_reads == 1 && reader.is_some()) || node.control_inputs.contains(&at.node) {
+                return None;
+            }
+            reader = reader.or((n_reads == 1).then_some(user));
         }
+        reader.filter(|_| !self.is_fetched(at))
+    }
+
+    /// Whether all that reads this output satisfies `is_inside`; asks no further after the first that does not.
+    pub fn is_read_only_by(&self, at: Endpoint, is_inside: impl Fn(NodeId) -> bool) -> bool {
+        let reads = |user: NodeId| self.nodes.node(user).inputs.contains(&at);
+        self.users.get(at.node.index()).is_none_or(|users| users.iter().all(|&user| is_inside(user) || !reads(user)))
     }
 
     /// Whether there is a way along edges of any kind from any of these nodes to `to`.
@@ -247,7 +260,7 @@ impl<'a> Rewriter<'a> {
     /// Puts another node in the place of one: users of its outputs read those of the new one.
     pub fn replace(&mut self, id: NodeId, node: Node) {
         self.unlink(id);
-        *self.nodes.node_mut(id) = node;
+        self.nodes.replace(id, node);
         self.changed.insert(id);
         self.link(id);
     }

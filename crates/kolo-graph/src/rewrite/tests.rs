@@ -46,6 +46,9 @@ fn users_follow_every_change() {
         assert_eq!(graph.sole_reader(b), None);
         graph.order_after(d, a.node);
         assert_eq!(graph.waiters(a.node), [d]);
+        assert!(graph.is_read_only_by(b, |id| id == c.node || id == d) && !graph.is_read_only_by(b, |id| id == d));
+        graph.edit(b.node, |node| node.name = "renamed".into());
+        assert_eq!((graph.find("renamed"), graph.find("b")), (Some(b.node), None));
         // What waited for the merged node waits for the other; what it read itself is forgotten.
         graph.redirect(b, a)?;
         graph.merge(b.node, d);
@@ -124,6 +127,11 @@ fn what_a_pass_breaks_is_named() {
         Ok(())
     });
     assert!(text.contains("asked for"), "{text}");
+    let text = breaks(&|graph| {
+        graph.edit(at(graph, "b").node, |node| node.name = "a".into());
+        Ok(())
+    });
+    assert!(text.contains("has the name of another node"), "{text}");
     let flag = |graph: &mut Rewriter<'_>| graph.add("Flag", "flag", &[], Attrs::default());
     let text = breaks(&|graph| {
         let flag = flag(graph)?;

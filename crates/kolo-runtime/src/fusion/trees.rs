@@ -51,7 +51,7 @@ impl Work<'_, '_> {
             next += 1;
             for at in makers {
                 let id = at.node;
-                let is_inside = self.users(at).iter().all(|user| group.contains(user));
+                let is_inside = self.graph.is_read_only_by(at, |user| group.contains(&user));
                 if group.contains(&id)
                     || group.len() >= MOST_STEPS
                     || taken.contains(&id)
