@@ -80,9 +80,19 @@ impl CompiledPlan {
         Ok(CompiledPlan { parts, capture, split, may_capture })
     }
 
+    /// Counts a run; says whether [`CompiledPlan::split`] has something to do.
+    pub fn count_run(&self) -> bool {
+        self.may_capture && self.split.count_run(&self.capture)
+    }
+
+    /// Splits the plan into segments, if that is due. It takes a while, and must not be done on a thread of the network.
+    pub fn split(&self, kernels: &KernelCache) {
+        self.split.split(&self.parts, &self.capture, kernels);
+    }
+
     /// The parts to run now: segments of them where they are captured.
-    pub fn parts_to_run(&self, kernels: &KernelCache) -> RunParts<'_> {
-        match self.split.parts(&self.parts, &self.capture, kernels) {
+    pub fn parts_to_run(&self) -> RunParts<'_> {
+        match self.split.parts() {
             Some(split) => RunParts::Split(split),
             None => RunParts::Whole(&self.parts),
         }

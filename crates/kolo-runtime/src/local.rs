@@ -247,8 +247,11 @@ impl LocalSession {
         if captures && let Some(values) = self.replay(plan, metadata.step_id, feeds, options, deadline)? {
             return Ok((values, metadata));
         }
+        if captures && plan.compiled.count_run() {
+            plan.compiled.split(&self.kernels);
+        }
         let parts = match captures {
-            true => plan.compiled.parts_to_run(&self.kernels),
+            true => plan.compiled.parts_to_run(),
             false => RunParts::Whole(&plan.compiled.parts),
         };
         let step = Step::new(metadata.step_id, &parts, CancelToken::new(), options.trace, false);

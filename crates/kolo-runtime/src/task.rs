@@ -132,12 +132,23 @@ impl TaskGraph {
     ) -> TaskStep {
         // A segment waits for all of its inputs, so it must not hold up what a later feed depends on.
         let parts = match kind {
-            StepKind::Whole if self.compiled.may_capture => self.compiled.parts_to_run(&self.kernels),
-            StepKind::Whole | StepKind::Partial | StepKind::Traced => RunParts::Whole(&self.compiled.parts),
+            StepKind::Whole => self.compiled.parts_to_run(),
+            StepKind::Partial | StepKind::Traced => RunParts::Whole(&self.compiled.parts),
         };
         let step = Step::detached(step_id, &parts, transfers, kind == StepKind::Traced, on_end);
         step.start();
         TaskStep { step }
+    }
+
+    /// Counts a run; says whether [`TaskGraph::split`] has something to do.
+    pub fn count_run(&self) -> bool {
+        self.compiled.count_run()
+    }
+
+    /// Splits the graph into segments that are captured, if that is due. It takes as long as compiling did: not on a thread of
+    /// the network. Steps that begin meanwhile run as before.
+    pub fn split(&self) {
+        self.compiled.split(&self.kernels);
     }
 
     /// What was captured of it so far.

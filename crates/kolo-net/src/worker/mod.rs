@@ -171,6 +171,11 @@ impl Worker {
         }
         deposit()?;
         step.begin(&registered.graph, if is_traced { StepKind::Traced } else { StepKind::Whole })?;
+        if registered.graph.count_run() {
+            let registered = registered.clone();
+            // Not waited for: this step runs without it, and a failure is logged there.
+            drop(self.peers.runtime.spawn_blocking(move || registered.graph.split()));
+        }
         // Only now: what the step has sent already is on its way first, and whoever is asked need not be woken twice.
         self.steps.flush();
         let stop = step.stop_on_drop();

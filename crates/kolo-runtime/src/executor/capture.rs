@@ -14,7 +14,7 @@
 //! buffers. Then the variables' locks, in the order of their addresses.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kolo_core::{Code, Error, Result};
 use kolo_device::{Address, Recorder};
@@ -42,14 +42,9 @@ const MOST_AT_ONCE: usize = 4;
 pub(crate) struct CaptureSlot {
     /// For a segment: how many come before it. They are captured first, so that what they leave for it is in its place.
     segment: Option<u32>,
-    state: Mutex<State>,
-}
-
-enum State {
-    /// Never, and why.
-    Off(Error),
-    /// It is captured now or later.
-    On(Progress),
+    /// Why it is never captured, once that is known. Read without the lock below, which a run holds while a device records.
+    off: OnceLock<Error>,
+    progress: Mutex<Progress>,
 }
 
 #[derive(Default)]
@@ -71,21 +66,20 @@ struct Progress {
 impl CaptureSlot {
     /// For a plan of these parts.
     pub fn new(parts: &[Arc<PartPlan>]) -> CaptureSlot {
-        let state = match why_not(parts) {
-            Some(why) => State::Off(Error::unimplemented(why)),
-            None => State::On(Progress::default()),
-        };
-        CaptureSlot { segment: None, state: Mutex::new(state) }
+        match why_not(parts) {
+            Some(why) => CaptureSlot::off(&why),
+            None => CaptureSlot { segment: None, off: OnceLock::new(), progress: Mutex::default() },
+        }
     }
 
     /// For a plan that is never captured whole, and why.
     pub fn off(why: &str) -> CaptureSlot {
-        CaptureSlot { segment: None, state: Mutex::new(State::Off(Error::unimplemented(why))) }
+        CaptureSlot { segment: None, off: OnceLock::from(Error::unimplemented(why)), progress: Mutex::default() }
     }
 
     /// For a segment of a plan, with so many before it.
     pub fn for_segment(n_before: u32) -> CaptureSlot {
-        CaptureSlot { segment: Some(n_before), state: Mutex::new(State::On(Progress::default())) }
+        CaptureSlot { segment: Some(n_before), off: OnceLock::new(), progress: Mutex::default() }
     }
 
     /// Runs the step by a replay, if there is one for such feeds, or makes one. `new_step` makes a step to be captured. The
@@ -97,8 +91,11 @@ impl CaptureSlot {
         new_step: &dyn Fn() -> Arc<Step>,
         limits: &Limits,
     ) -> Result<Replayed> {
-        let mut state = limits.lock(&self.state, "another run of the same captured step")?;
-        let State::On(progress) = &mut *state else { return Ok(None) };
+        if self.off.get().is_some() {
+            return Ok(None);
+        }
+        let mut progress = limits.lock(&self.progress, "another run of the same captured step")?;
+        let progress = &mut *progress;
         // What is captured is what one thread enqueues.
         if part.unit.pool.max_threads() > 1 {
             return Ok(None);
@@ -136,7 +133,8 @@ impl CaptureSlot {
                 tracing::debug!(target: "kolo::capture", "not captured on {}: {error}", part.unit.name);
                 // A library may fail because of what another thread does to the card meanwhile: that is tried again.
                 match error.code() == Code::Unimplemented || progress.n_captures > MOST_CAPTURES {
-                    true => *state = State::Off(error),
+                    // The first reason stays.
+                    true => drop(self.off.set(error)),
                     false => progress.n_runs = 0,
                 }
                 Ok(None)
@@ -146,22 +144,20 @@ impl CaptureSlot {
 
     /// Why it is not captured, or how many launches a replay stands for.
     pub fn describe(&self) -> std::result::Result<usize, String> {
-        match &*self.state.lock() {
-            State::Off(why) => Err(why.to_string()),
-            State::On(progress) => match progress.replays.last() {
-                Some(replay) if replay.n_replays > 0 => Ok(replay.n_launches()),
-                Some(_) => Err("its variables are never where the capture saw them".to_owned()),
-                None => Err(format!("{} runs so far", progress.n_runs)),
-            },
+        if let Some(why) = self.off.get() {
+            return Err(why.to_string());
+        }
+        let progress = self.progress.lock();
+        match progress.replays.last() {
+            Some(replay) if replay.n_replays > 0 => Ok(replay.n_launches()),
+            Some(_) => Err("its variables are never where the capture saw them".to_owned()),
+            None => Err(format!("{} runs so far", progress.n_runs)),
         }
     }
 
-    /// Why it is never captured, once that is known.
-    pub fn why_off(&self) -> Option<Error> {
-        match &*self.state.lock() {
-            State::Off(why) => Some(why.clone()),
-            State::On(_) => None,
-        }
+    /// Why it is never captured, once that is known. Never waits.
+    pub fn why_off(&self) -> Option<&Error> {
+        self.off.get()
     }
 }
 

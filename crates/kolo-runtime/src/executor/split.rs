@@ -51,13 +51,15 @@ pub(crate) struct Split {
     partitions: Vec<Partition>,
     /// How instances of loops are numbered.
     frame_ids: FrameIds,
-    state: Mutex<State>,
+    progress: Mutex<SplitProgress>,
 }
 
 #[derive(Default)]
-struct State {
+struct SplitProgress {
     n_runs: u32,
     n_splits: u32,
+    /// A thread is making one now, without the lock.
+    is_splitting: bool,
     /// Nodes that could not be captured though they looked as if they could, and why.
     refused: HashMap<String, String>,
     made: Option<std::result::Result<Made, String>>,
@@ -83,41 +85,42 @@ pub(crate) struct Segment {
 impl Split {
     /// For a plan that was compiled from these partitions; empty if nothing is to be captured.
     pub fn new(partitions: Vec<Partition>, frame_ids: FrameIds) -> Split {
-        Split { partitions, frame_ids, state: Mutex::default() }
+        Split { partitions, frame_ids, progress: Mutex::default() }
     }
 
-    /// The parts to run, if the plan was split. `whole` is the capture of the plan that was not: as long as there is hope for
-    /// that, nothing is split.
-    pub fn parts(
-        &self,
-        parts: &[Arc<PartPlan>],
-        whole: &CaptureSlot,
-        kernels: &KernelCache,
-    ) -> Option<Arc<[Arc<PartPlan>]>> {
+    /// The parts to run, if the plan was split. Never waits for a device or for a split that is being made.
+    pub fn parts(&self) -> Option<Arc<[Arc<PartPlan>]>> {
+        match &self.progress.lock().made {
+            Some(Ok(made)) => Some(made.parts.clone()),
+            Some(Err(_)) | None => None,
+        }
+    }
+
+    /// Counts a run; says whether [`Split::split`] has something to do. `whole` is the capture of the plan that is not split:
+    /// as long as there is hope for that, nothing is split.
+    pub fn count_run(&self, whole: &CaptureSlot) -> bool {
         if self.partitions.is_empty() {
-            return None;
+            return false;
         }
-        let mut state = self.state.lock();
-        let culprit = match &state.made {
-            Some(Err(_)) => return None,
-            Some(Ok(made)) => match made.segments.iter().find_map(|segment| culprit(&segment.slot.why_off()?)) {
-                Some(culprit) if state.n_splits < MOST_SPLITS && !state.refused.contains_key(&culprit.0) => culprit,
-                _ => return Some(made.parts.clone()),
-            },
-            None => {
-                let why = whole.why_off()?;
-                state.n_runs += 1;
-                if state.n_runs <= WARM_UP {
-                    return None;
-                }
-                culprit(&why).unwrap_or_default()
-            }
+        let mut progress = self.progress.lock();
+        if progress.made.is_none() && whole.why_off().is_some() {
+            progress.n_runs = progress.n_runs.saturating_add(1);
+        }
+        progress.due(whole).is_some()
+    }
+
+    /// Splits the plan, or splits it anew without a node that could not be captured, if that is due. It takes a while: plans
+    /// and compiles. Runs go on meanwhile with what there is.
+    pub fn split(&self, parts: &[Arc<PartPlan>], whole: &CaptureSlot, kernels: &KernelCache) {
+        let refused = {
+            let mut progress = self.progress.lock();
+            let Some(culprit) = progress.due(whole) else { return };
+            progress.refused.extend(culprit);
+            progress.n_splits += 1;
+            progress.is_splitting = true;
+            progress.refused.clone()
         };
-        if !culprit.0.is_empty() {
-            state.refused.insert(culprit.0, culprit.1);
-        }
-        state.n_splits += 1;
-        let made = make(&self.partitions, parts, self.frame_ids, &state.refused, kernels);
+        let made = make(&self.partitions, parts, self.frame_ids, &refused, kernels);
         let made = made.and_then(|made| match made.segments.is_empty() {
             true => Err(Error::unimplemented("no segment is worth it")),
             false => Ok(made),
@@ -129,8 +132,8 @@ impl Split {
             ),
             Err(why) => tracing::debug!(target: "kolo::capture", "not split: {why}"),
         }
-        let made = state.made.insert(made.map_err(|error| error.to_string()));
-        made.as_ref().ok().map(|made| made.parts.clone())
+        let mut progress = self.progress.lock();
+        (progress.made, progress.is_splitting) = (Some(made.map_err(|error| error.to_string())), false);
     }
 
     /// What was captured, given what became of the whole.
@@ -139,7 +142,7 @@ impl Split {
             Ok(n) => return CaptureReport { segments: vec![Ok(n)], ..CaptureReport::default() },
             Err(why) => why,
         };
-        match &self.state.lock().made {
+        match &self.progress.lock().made {
             Some(Ok(made)) => CaptureReport {
                 segments: made.segments.iter().map(|segment| segment.slot.describe()).collect(),
                 split_by: made.split_by.clone(),
@@ -149,6 +152,23 @@ impl Split {
                 CaptureReport { why_not: Some(format!("{why_whole}; {why}")), ..CaptureReport::default() }
             }
             None => CaptureReport { why_not: Some(why_whole), ..CaptureReport::default() },
+        }
+    }
+}
+
+impl SplitProgress {
+    /// If a split is due: the node that it is to leave out, if there is one, and why.
+    fn due(&self, whole: &CaptureSlot) -> Option<Option<(String, String)>> {
+        if self.is_splitting {
+            return None;
+        }
+        match &self.made {
+            Some(Err(_)) => None,
+            Some(Ok(made)) => {
+                let culprit = made.segments.iter().find_map(|segment| culprit(segment.slot.why_off()?))?;
+                (self.n_splits < MOST_SPLITS && !self.refused.contains_key(&culprit.0)).then_some(Some(culprit))
+            }
+            None => whole.why_off().filter(|_| self.n_runs > WARM_UP).map(culprit),
         }
     }
 }

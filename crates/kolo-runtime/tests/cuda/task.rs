@@ -135,6 +135,9 @@ fn a_task_captures_between_its_transfers() {
                 });
                 let (ended, wait) = mpsc::channel();
                 let on_end = Box::new(move |error| drop(ended.send(error)));
+                if graph.count_run() {
+                    graph.split();
+                }
                 let running = graph.start(u64::from(step), others.clone(), StepKind::Whole, on_end);
                 let error = wait.recv_timeout(Duration::from_secs(60));
                 assert_eq!(error.map(|error| error.map(|error| error.to_string())), Ok(None), "step {step}");
