@@ -21,10 +21,10 @@ use super::order::Position;
 pub(crate) struct Prefetch {
     n: usize,
     start: Position,
-    state: State,
+    state: PrefetchState,
 }
 
-enum State {
+enum PrefetchState {
     /// Nothing was asked for yet, or the source ended.
     Idle(Box<dyn Source>),
     Running {
@@ -42,31 +42,31 @@ impl Prefetch {
         if n > MAX {
             return Err(Error::invalid_argument(format!("prefetching {n} batches; the most is {MAX}")));
         }
-        Ok(Prefetch { n, start: source.start(), state: State::Idle(source) })
+        Ok(Prefetch { n, start: source.start(), state: PrefetchState::Idle(source) })
     }
 
     fn receiver(&mut self) -> Result<&Receiver<Result<Batch>>> {
-        if let State::Idle(_) = self.state
-            && let State::Idle(source) = std::mem::replace(&mut self.state, State::Lost)
+        if let PrefetchState::Idle(_) = self.state
+            && let PrefetchState::Idle(source) = std::mem::replace(&mut self.state, PrefetchState::Lost)
         {
             self.state = run_ahead(source, self.n)?;
         }
         match &self.state {
-            State::Running { batches, .. } => Ok(batches),
-            State::Idle(_) | State::Lost => Err(lost()),
+            PrefetchState::Running { batches, .. } => Ok(batches),
+            PrefetchState::Idle(_) | PrefetchState::Lost => Err(lost()),
         }
     }
 
     /// Stops the thread, if one runs, and takes the source back.
     fn stop(&mut self) -> Result<Box<dyn Source>> {
-        match std::mem::replace(&mut self.state, State::Lost) {
-            State::Idle(source) => Ok(source),
-            State::Running { batches, thread } => {
+        match std::mem::replace(&mut self.state, PrefetchState::Lost) {
+            PrefetchState::Idle(source) => Ok(source),
+            PrefetchState::Running { batches, thread } => {
                 // With nobody to receive, the thread's next send fails and it ends.
                 drop(batches);
                 thread.join().map_err(|_| lost())
             }
-            State::Lost => Err(lost()),
+            PrefetchState::Lost => Err(lost()),
         }
     }
 
@@ -75,7 +75,7 @@ impl Prefetch {
             Some(batch) => batch.map(Some),
             // The thread has ended, so stopping does not wait.
             None => {
-                self.state = State::Idle(self.stop()?);
+                self.state = PrefetchState::Idle(self.stop()?);
                 Ok(None)
             }
         }
@@ -101,7 +101,7 @@ impl Source for Prefetch {
     fn seek(&mut self, position: Position) -> Result<()> {
         let mut source = self.stop()?;
         let done = source.seek(position);
-        self.state = State::Idle(source);
+        self.state = PrefetchState::Idle(source);
         done
     }
 
@@ -117,7 +117,7 @@ impl Drop for Prefetch {
     }
 }
 
-fn run_ahead(mut source: Box<dyn Source>, n: usize) -> Result<State> {
+fn run_ahead(mut source: Box<dyn Source>, n: usize) -> Result<PrefetchState> {
     let (sender, batches) = sync_channel(n);
     let read = move || {
         loop {
@@ -132,7 +132,7 @@ fn run_ahead(mut source: Box<dyn Source>, n: usize) -> Result<State> {
     let thread = std::thread::Builder::new().name("kolo-prefetch".to_owned()).spawn(read);
     let thread =
         thread.map_err(|reason| Error::resource_exhausted(format!("no thread to prefetch batches on: {reason}")))?;
-    Ok(State::Running { batches, thread })
+    Ok(PrefetchState::Running { batches, thread })
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> Error {

@@ -31,12 +31,12 @@ pub struct Coordinator {
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<CoordinatorState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct CoordinatorState {
     stopping: bool,
     error: Option<Error>,
     threads: Vec<Running>,

@@ -7,13 +7,13 @@ use std::time::Duration;
 use kolo_core::{Code, Error, Result};
 use tokio::task::JoinSet;
 
+use crate::client::connect::client_runtime;
 use crate::cluster::ClusterSpec;
-use crate::connect::client_runtime;
-use crate::grpc;
-use crate::peers::TaskName;
-use crate::proto::{KoloReportRequest, KoloReportResponse, MasteredStep, StepReport, WaitReport};
-use crate::services::WorkerService as _;
-use crate::tls::Security;
+use crate::task::peers::TaskName;
+use crate::task::services::WorkerService as _;
+use crate::transport::grpc;
+use crate::transport::tls::Security;
+use crate::wire::proto::{KoloReportRequest, KoloReportResponse, MasteredStep, StepReport, WaitReport};
 
 /// The report of one task.
 pub struct TaskReport {

@@ -1,33 +1,23 @@
 //! Clusters: tasks that speak TensorFlow's own protocol to each other and to their clients.
 //!
-//! `proto/` holds the messages, `services.rs` the services of a task, as two traits. A trait object is a task of this
-//! process or a connection to one of another process; callers need not know which. `worker/` and `master/` implement
-//! the tasks of this process, `grpc/` and `framed/` the transports to others.
+//! From the outside in: `cluster/` says which tasks there are, `client/` is a session on one of them, `transport/` carries
+//! messages between processes, `wire/` holds the messages, `task/` is one task (its services as two traits, the server, its
+//! worker and its master), `durability/` keeps variables when a task dies, `doctor` says why a step does not end. A service's
+//! trait object is a task of this process or a connection to one of another process; callers need not know which.
 
-mod batch;
 mod client;
 pub mod cluster;
-mod connect;
 pub mod doctor;
-mod framed;
-pub mod grpc;
-mod journal;
-pub mod limits;
-mod master;
-mod overdue;
-mod peers;
-pub mod proto;
-mod random;
-mod replica;
-mod request_ids;
-mod server;
-pub mod services;
-pub mod tensor_wire;
-pub mod tls;
-mod worker;
+mod durability;
+mod task;
+mod transport;
+mod wire;
 
+pub use client::connect::Connect;
 pub use cluster::{ClusterSpec, TfConfig};
-pub use connect::Connect;
-pub use journal::Durability;
-pub use peers::TaskName;
-pub use server::{Server, ServerConfig};
+pub use durability::journal::Durability;
+pub use task::peers::TaskName;
+pub use task::server::{Server, ServerConfig};
+pub use task::services;
+pub use transport::{grpc, tls};
+pub use wire::{limits, proto, tensor_wire};

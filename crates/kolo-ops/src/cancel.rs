@@ -15,11 +15,11 @@ pub struct CancelToken {
     /// Read without the lock by loops that only want to know whether to go on.
     cancelled: AtomicBool,
     next: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<TokenState>,
 }
 
 #[derive(Default)]
-struct State {
+struct TokenState {
     reason: Option<Error>,
     callbacks: HashMap<u64, Callback>,
 }

@@ -13,14 +13,14 @@ use kolo_graph::{
 };
 use kolo_ops::{KernelMaker, find_kernel, find_op, host_arguments, kernels_of, registry};
 
-use crate::compiled::{Captures, CompiledPlan};
+use crate::compile::part::KernelCache;
+use crate::compile::{Captures, CompiledPlan};
 use crate::config::SessionConfig;
 use crate::devices::Devices;
 use crate::executor::frame_id::FrameIds;
-use crate::executor::plan::KernelCache;
-use crate::local::RunPlan;
-use crate::wanted::Wanted;
-use crate::{compiled, fusion};
+use crate::session::local::RunPlan;
+use crate::session::wanted::Wanted;
+use crate::{compile, fusion};
 
 /// Where nodes were placed, as data. Printing it gives a table.
 #[derive(Clone, Debug, Default)]
@@ -286,7 +286,7 @@ impl Planner {
     }
 
     /// The placed nodes that must move because `nodes` pins them, or what shares their device, elsewhere than earlier
-    /// runs put them. State does not move by itself: that is an error.
+    /// runs put them. PartState does not move by itself: that is an error.
     pub fn moves(&self, nodes: &Nodes) -> Result<HashSet<NodeId>> {
         let mut changed = Vec::new();
         for (&id, (placed, _)) in &self.placed {
@@ -369,7 +369,7 @@ fn session_passes(config: &SessionConfig) -> Vec<Pass> {
     if !config.gpu.no_fusion {
         passes.extend(fusion::passes());
     }
-    passes.extend(compiled::passes());
+    passes.extend(compile::passes());
     pipeline(&passes)
 }
 

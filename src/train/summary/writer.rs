@@ -1,7 +1,7 @@
 //! The writer of event files.
 //!
 //! Callers leave encoded events in a queue; one thread per directory appends them to the file. All that both touch is
-//! `State`, under one mutex:
+//! `WriterState`, under one mutex:
 //!
 //! | field | callers | writing thread |
 //! | --- | --- | --- |
@@ -83,7 +83,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Channel {
-    state: Mutex<State>,
+    state: Mutex<WriterState>,
     /// Something to do for the writing thread.
     work: Condvar,
     /// Something was taken or flushed.
@@ -91,7 +91,7 @@ struct Channel {
 }
 
 #[derive(Default)]
-struct State {
+struct WriterState {
     queue: Vec<Vec<u8>>,
     n_bytes: usize,
     /// When the first event of the queue came.
@@ -299,7 +299,7 @@ impl Drop for Shared {
     }
 }
 
-impl State {
+impl WriterState {
     fn lose(&mut self, error: Error, n_events: u64) {
         if self.error.is_none() {
             tracing::warn!(target: "kolo::summary", "{error}; the training goes on without these summaries");

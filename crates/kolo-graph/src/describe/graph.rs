@@ -22,10 +22,10 @@ use crate::{AttrValue, Endpoint, Flow, Location, Node, NodeId, Nodes, OpRegistry
 /// A graph under construction.
 pub struct Graph {
     registry: &'static OpRegistry,
-    state: RefCell<State>,
+    state: RefCell<GraphContents>,
 }
 
-struct State {
+struct GraphContents {
     nodes: Nodes,
     /// How often a name was asked for, to find the next free suffix fast.
     name_counts: HashMap<String, u32>,
@@ -67,7 +67,7 @@ impl Graph {
     pub fn new(registry: &'static OpRegistry) -> Graph {
         Graph {
             registry,
-            state: RefCell::new(State {
+            state: RefCell::new(GraphContents {
                 nodes: Nodes::default(),
                 name_counts: HashMap::new(),
                 name_scope: String::new(),
@@ -497,7 +497,7 @@ enum ScopeCall {
     Function(DeviceFn, Location),
 }
 
-impl State {
+impl GraphContents {
     /// The open device scopes, innermost first, as far as they are visible.
     fn device_scopes(&self) -> Vec<ScopeCall> {
         self.devices

@@ -22,12 +22,12 @@ pub(crate) struct Alarm {
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<AlarmState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct AlarmState {
     at: Option<Instant>,
     has_ended: bool,
 }

@@ -50,11 +50,11 @@ pub(super) struct BarrierSpec {
 pub(super) struct Barrier {
     name: Arc<str>,
     spec: BarrierSpec,
-    state: Mutex<State>,
+    state: Mutex<BarrierState>,
     alarm: Alarm,
 }
 
-struct State {
+struct BarrierState {
     /// The step of the round.
     step: i64,
     /// The chief has the round's gradients and has not released it yet.
@@ -260,7 +260,7 @@ impl Barrier {
     }
 }
 
-impl State {
+impl BarrierState {
     fn fresh_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
@@ -340,7 +340,7 @@ fn cancelled() -> Error {
 impl Waits for Barrier {
     fn attach(&self, id: u64, token: &Arc<CancelToken>, registration: Registration) -> bool {
         let mut state = self.state.lock();
-        let State { parked, chief, .. } = &mut *state;
+        let BarrierState { parked, chief, .. } = &mut *state;
         let waiters = parked.iter_mut().map(|(_, waiter)| waiter).chain(chief.as_mut().map(|chief| &mut chief.waiter));
         match waiters.into_iter().find(|waiter| waiter.id == id) {
             Some(waiter) => {
@@ -389,7 +389,7 @@ impl Described for Barrier {
     type Spec = BarrierSpec;
 
     fn make(name: &Arc<str>, spec: &BarrierSpec) -> Arc<Barrier> {
-        let state = State {
+        let state = BarrierState {
             step: 0,
             is_taken: false,
             is_closed: false,

@@ -31,11 +31,11 @@ struct Spec {
 
 struct Staleness {
     spec: Spec,
-    state: Mutex<State>,
+    state: Mutex<ClockState>,
     alarm: Alarm,
 }
 
-struct State {
+struct ClockState {
     workers: Vec<Worker>,
     waiting: Vec<Waiting>,
     next_id: u64,
@@ -122,7 +122,7 @@ impl Staleness {
                 state.workers[worker].heard = now;
             }
             let slowest = state.slowest(now, self.spec.lease);
-            let State { waiting, workers, .. } = &mut *state;
+            let ClockState { waiting, workers, .. } = &mut *state;
             let may_go = |waits: &mut Waiting| {
                 slowest.is_none_or(|slowest| workers[waits.worker].clock - slowest <= waits.bound)
             };
@@ -154,7 +154,7 @@ impl Staleness {
     }
 }
 
-impl State {
+impl ClockState {
     fn is_gone(&self, worker: usize, now: Instant, lease: Duration) -> bool {
         let worker = &self.workers[worker];
         worker.has_left || now.saturating_duration_since(worker.heard) >= lease
@@ -222,7 +222,7 @@ impl Described for Staleness {
 
     fn make(_: &Arc<str>, spec: &Spec) -> Arc<Staleness> {
         let worker = Worker { clock: 0, heard: Instant::now(), has_left: false, histogram: [0; CLASSES] };
-        let state = State { workers: vec![worker; spec.n_workers], waiting: Vec::new(), next_id: 0 };
+        let state = ClockState { workers: vec![worker; spec.n_workers], waiting: Vec::new(), next_id: 0 };
         Arc::new(Staleness { spec: spec.clone(), state: Mutex::new(state), alarm: Alarm::new("kolo-staleness") })
     }
 

@@ -88,11 +88,11 @@ impl AsyncKernel for Await {
 
 /// A device's background saves. Those still being written when the device goes away are finished first.
 struct Saves {
-    state: Mutex<State>,
+    state: Mutex<BackgroundState>,
 }
 
 #[derive(Default)]
-struct State {
+struct BackgroundState {
     by_prefix: HashMap<String, Save>,
     threads: Vec<JoinHandle<()>>,
     next_id: u64,
@@ -174,7 +174,7 @@ impl Saves {
     }
 }
 
-impl State {
+impl BackgroundState {
     fn waiters(&mut self) -> impl Iterator<Item = &mut Vec<Waiter>> {
         self.by_prefix.values_mut().filter_map(|save| match save {
             Save::Running { waiters } => Some(waiters),

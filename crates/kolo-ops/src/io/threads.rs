@@ -25,12 +25,12 @@ pub(crate) struct IoThreads {
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     jobs: VecDeque<Job>,
     n_idle: usize,
     closed: bool,

@@ -56,10 +56,10 @@ pub enum Reduction {
 pub struct Accumulator {
     name: Arc<str>,
     spec: AccumulatorSpec,
-    state: Mutex<State>,
+    state: Mutex<AccumulatorState>,
 }
 
-struct State {
+struct AccumulatorState {
     global_step: i64,
     n_gradients: usize,
     sum: Sum,
@@ -98,7 +98,7 @@ impl Accumulator {
     /// An accumulator without gradients, at step 0.
     pub fn new(name: impl Into<Arc<str>>, spec: AccumulatorSpec) -> Arc<Accumulator> {
         let sum = Sum::new(spec.form);
-        let state = State { global_step: 0, n_gradients: 0, sum, takes: VecDeque::new(), next_id: 0 };
+        let state = AccumulatorState { global_step: 0, n_gradients: 0, sum, takes: VecDeque::new(), next_id: 0 };
         Arc::new(Accumulator { name: name.into(), spec, state: Mutex::new(state) })
     }
 
@@ -135,7 +135,7 @@ impl Accumulator {
         })
     }
 
-    fn add(&self, local_step: i64, add: impl FnOnce(&mut State) -> Result<()>) -> Result<()> {
+    fn add(&self, local_step: i64, add: impl FnOnce(&mut AccumulatorState) -> Result<()>) -> Result<()> {
         let taken = {
             let mut state = self.state.lock();
             if local_step < state.global_step {
@@ -201,7 +201,7 @@ impl Accumulator {
     }
 }
 
-impl State {
+impl AccumulatorState {
     /// Serves takes from the head of the line while there is enough.
     fn serve(&mut self, form: Form) -> Vec<Taken> {
         let mut served = Vec::new();

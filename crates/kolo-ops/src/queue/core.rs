@@ -5,7 +5,7 @@
 //! | elements, both lines, `closed` | any kernel's thread | the one lock |
 //! | a waiter's callback | whoever takes it off its line | no lock |
 //!
-//! Everything that changes the state ends in `State::serve`, which moves elements in from the head of one line and out to
+//! Everything that changes the state ends in `QueueContents::serve`, which moves elements in from the head of one line and out to
 //! the head of the other until nobody can go on, and returns those who are served; they are told after the lock is gone.
 
 use std::any::Any;
@@ -24,10 +24,10 @@ use crate::{CancelToken, Done, Outcome, Registration, Resource};
 pub struct Queue {
     name: Arc<str>,
     spec: QueueSpec,
-    state: Mutex<State>,
+    state: Mutex<QueueContents>,
 }
 
-struct State {
+struct QueueContents {
     elements: Elements,
     closed: bool,
     next_id: u64,
@@ -64,7 +64,7 @@ impl Queue {
             Order::Shuffle { min_after_dequeue, .. } => min_after_dequeue,
             Order::Fifo | Order::PaddingFifo | Order::Priority => 0,
         };
-        let state = State {
+        let state = QueueContents {
             elements: Elements::new(&spec.order),
             closed: false,
             next_id: 0,
@@ -226,7 +226,7 @@ fn dequeue_cancelled() -> Error {
     Error::cancelled("Dequeue operation was cancelled")
 }
 
-impl State {
+impl QueueContents {
     fn new_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id

@@ -138,11 +138,11 @@ impl AsyncKernel for Access {
 struct Area {
     capacity: usize,
     memory_limit: usize,
-    state: Mutex<State>,
+    state: Mutex<StageContents>,
 }
 
 #[derive(Default)]
-struct State {
+struct StageContents {
     elements: VecDeque<Vec<Tensor>>,
     n_bytes: usize,
     next_id: u64,
@@ -217,7 +217,7 @@ fn tell(served: Served) {
     }
 }
 
-impl State {
+impl StageContents {
     fn new_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id

@@ -62,11 +62,11 @@ pub(crate) static CONSUME_MUTEX_LOCK: Op = Op {
 /// A mutex of the graph.
 struct Mutex {
     name: Arc<str>,
-    state: parking_lot::Mutex<State>,
+    state: parking_lot::Mutex<MutexState>,
 }
 
 #[derive(Default)]
-struct State {
+struct MutexState {
     is_locked: bool,
     next_id: u64,
     line: VecDeque<Waiter>,

@@ -90,7 +90,7 @@ fn weak(s: &[u8], mut a: u64, mut b: u64) -> (u64, u64) {
 }
 
 /// What is carried from block to block of 64 bytes.
-struct State {
+struct HashState {
     x: u64,
     y: u64,
     z: u64,
@@ -98,10 +98,10 @@ struct State {
     w: (u64, u64),
 }
 
-impl State {
+impl HashState {
     /// One block. The last one mixes with another factor, and nine times as much of some parts.
     fn block(&mut self, s: &[u8], mul: u64, times: u64) {
-        let State { x, y, z, v, w } = self;
+        let HashState { x, y, z, v, w } = self;
         *x = x.wrapping_add(*y).wrapping_add(v.0).wrapping_add(word(s, 8)).rotate_right(37).wrapping_mul(mul);
         *y = y.wrapping_add(v.1).wrapping_add(word(s, 48)).rotate_right(42).wrapping_mul(mul);
         *x ^= w.1.wrapping_mul(times);
@@ -118,7 +118,7 @@ fn longer(s: &[u8]) -> u64 {
     let y = SEED.wrapping_mul(K1).wrapping_add(113);
     let z = shift_mix(y.wrapping_mul(K2).wrapping_add(113)).wrapping_mul(K2);
     let x = SEED.wrapping_mul(K2).wrapping_add(word(s, 0));
-    let mut state = State { x, y, z, v: (0, 0), w: (0, 0) };
+    let mut state = HashState { x, y, z, v: (0, 0), w: (0, 0) };
     let n_blocks = (s.len() - 1) / 64;
     for block in s.chunks_exact(64).take(n_blocks) {
         state.block(block, K1, 1);
@@ -129,7 +129,7 @@ fn longer(s: &[u8]) -> u64 {
     state.v.0 = state.v.0.wrapping_add(state.w.0);
     state.w.0 = state.w.0.wrapping_add(state.v.0);
     state.block(&s[s.len() - 64..], mul, 9);
-    let State { x, y, z, v, w } = state;
+    let HashState { x, y, z, v, w } = state;
     let first = mix(v.0, w.0, mul).wrapping_add(shift_mix(y).wrapping_mul(K0)).wrapping_add(z);
     mix(first, mix(v.1, w.1, mul).wrapping_add(x), mul)
 }

@@ -1,7 +1,7 @@
 //! The executor: dependency counting over a compiled plan.
 //!
-//! A [`plan::PartPlan`] is one device's share of a signature: immutable, shared by all steps. A step holds one
-//! [`state::State`] per part: pending counts, arrived inputs, loop frames. A runner is a thread that repeats: lock the
+//! A [`PartPlan`](crate::compile::part::PartPlan) is one device's share of a signature: immutable, shared by all steps. A step holds one
+//! [`part_state::PartState`] per part: pending counts, arrived inputs, loop frames. A runner is a thread that repeats: lock the
 //! state, take a ready node with its inputs, unlock, run the kernel, lock, pass the outputs on. No lock is held while a
 //! kernel runs, a waiter is called, or a tensor is sent.
 //!
@@ -12,7 +12,7 @@
 //! | field | who may touch it, when |
 //! | --- | --- |
 //! | `PartPlan` | everyone; it does not change |
-//! | `State` | the holder of the part's lock |
+//! | `PartState` | the holder of the part's lock |
 //! | a ready node's inputs | the runner that took the node |
 //! | `Step::error` | whoever fails first; read when the step is over |
 //!
@@ -20,13 +20,9 @@
 //! cancel token and aborts the rendezvous; runners drop what is ready; waiting kernels call back with the reason; the step
 //! ends when nothing runs and nothing waits.
 
-pub(crate) mod capture;
 pub(crate) mod frame_id;
 pub(crate) mod frames;
-pub(crate) mod limits;
-pub(crate) mod plan;
-mod replay;
-mod segments;
-pub(crate) mod split;
-pub(crate) mod state;
+pub(crate) mod inter_pool;
+pub(crate) mod part_state;
+pub(crate) mod rendezvous;
 pub(crate) mod step;

@@ -26,10 +26,10 @@ pub(super) struct ArrayOptions {
 
 pub(super) struct ArrayObject {
     options: ArrayOptions,
-    state: Mutex<State>,
+    state: Mutex<ArrayContents>,
 }
 
-struct State {
+struct ArrayContents {
     element_shape: PartialShape,
     dynamic_size: bool,
     elements: Vec<Slot>,
@@ -56,7 +56,7 @@ impl Resource for ArrayObject {
 
 impl ArrayObject {
     pub(super) fn new(options: ArrayOptions, size: usize) -> ArrayObject {
-        let state = State {
+        let state = ArrayContents {
             element_shape: options.element_shape.clone(),
             dynamic_size: options.dynamic_size,
             elements: vec![Slot::default(); size],
@@ -202,7 +202,7 @@ impl ArrayObject {
         Error::invalid_argument(format!("TensorArray {}: {what}", self.options.name))
     }
 
-    fn open(&self) -> Result<MutexGuard<'_, State>> {
+    fn open(&self) -> Result<MutexGuard<'_, ArrayContents>> {
         let state = self.state.lock();
         match state.closed {
             false => Ok(state),

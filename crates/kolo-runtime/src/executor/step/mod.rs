@@ -12,10 +12,10 @@ use kolo_core::{Error, Memory, Result, Tensor};
 use kolo_ops::{CancelToken, Rendezvous, ResourceStore};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::limits::Limits;
-use super::plan::PartPlan;
-use super::state::State;
-use crate::rendezvous::{LocalRendezvous, StepRendezvous};
+use super::part_state::PartState;
+use crate::capture::limits::Limits;
+use crate::compile::part::PartPlan;
+use crate::executor::rendezvous::{LocalRendezvous, StepRendezvous};
 use crate::trace::{NodeTrace, TraceSink};
 use runner::Share;
 pub use waits::NodeWait;
@@ -46,7 +46,7 @@ pub(crate) struct Step {
 
 struct StepPart {
     plan: Arc<PartPlan>,
-    state: Mutex<State>,
+    state: Mutex<PartState>,
     /// The caller runs this part's nodes too.
     for_caller: bool,
 }
@@ -354,7 +354,7 @@ impl Step {
         self.caller.thread.lock().unpark();
     }
 
-    fn finish_part_if_idle(&self, part: &StepPart, mut state: MutexGuard<'_, State>) {
+    fn finish_part_if_idle(&self, part: &StepPart, mut state: MutexGuard<'_, PartState>) {
         if state.finished || state.n_runners > 0 || state.n_waiting > 0 || state.has_ready() {
             return;
         }

@@ -11,10 +11,10 @@ use kolo_ops::{CancelToken, Done, FrameIteration, KernelCtx, Outcome, Rendezvous
 use parking_lot::MutexGuard;
 
 use super::Step;
-use crate::executor::capture::is_constant_call;
-use crate::executor::plan::{NodePlan, PartPlan, PlanKernel};
-use crate::executor::split::Segment;
-use crate::executor::state::{State, Token, flow_outputs, read_references};
+use crate::capture::slot::is_constant_call;
+use crate::capture::split::Segment;
+use crate::compile::part::{NodePlan, PartPlan, PlanKernel};
+use crate::executor::part_state::{PartState, Token, flow_outputs, read_references};
 
 /// How many steps may run within each other on one thread's stack.
 const MAX_DEPTH: usize = 4;
@@ -106,7 +106,7 @@ impl Step {
     }
 
     /// Enters a part as a runner.
-    pub(super) fn join(&self, index: usize) -> MutexGuard<'_, State> {
+    pub(super) fn join(&self, index: usize) -> MutexGuard<'_, PartState> {
         let mut state = self.parts[index].state.lock();
         state.n_runners += 1;
         state
@@ -129,7 +129,7 @@ impl Step {
 
     /// Runs a part's nodes; the runner has been counted already. A panic of the executor itself is our bug: the step fails
     /// and says so, instead of waiting for a runner that is gone.
-    pub(super) fn run_part(self: &Arc<Self>, index: usize, state: MutexGuard<'_, State>, share: Share) {
+    pub(super) fn run_part(self: &Arc<Self>, index: usize, state: MutexGuard<'_, PartState>, share: Share) {
         let run = std::panic::AssertUnwindSafe(|| self.run_nodes(index, state, share));
         if let Err(panic) = std::panic::catch_unwind(run) {
             self.fail(panicked("the executor", &*panic));
@@ -144,7 +144,7 @@ impl Step {
     }
 
     /// The runner's loop.
-    fn run_nodes(self: &Arc<Self>, index: usize, state: MutexGuard<'_, State>, share: Share) {
+    fn run_nodes(self: &Arc<Self>, index: usize, state: MutexGuard<'_, PartState>, share: Share) {
         let part = &self.parts[index];
         let plan = &*part.plan;
         let services = DeviceServices { step: self, resources: &plan.unit.resources };

@@ -1,0 +1,4 @@
+//! How variables outlive their task: a journal on disk, or a replica in another task.
+
+pub(crate) mod journal;
+pub(crate) mod replica;

@@ -1,0 +1,101 @@
+//! A session's graph on the master: what clients have sent so far, and where its nodes go.
+
+use std::collections::HashMap;
+
+use kolo_core::{Code, DeviceName, Error, Result};
+use kolo_graph::wire::graph::{ImportOptions, import};
+use kolo_graph::wire::proto::GraphDef;
+use kolo_graph::{
+    DeviceInfo, Graph, KernelSupport, Node, NodeId, Nodes, PlaceOptions, Placement, Policy, holds_state, place,
+};
+use kolo_ops::{KernelDef, find_kernel, find_op, kernels_of, registry};
+
+use crate::task::peers::TaskName;
+use crate::wire::proto::ConfigProto;
+
+/// The devices of a session, the client's first.
+pub(super) struct Devices {
+    pub own: TaskName,
+    pub infos: Vec<DeviceInfo>,
+}
+
+impl Devices {
+    /// Feeds enter and fetches leave here.
+    pub fn client(&self) -> &DeviceInfo {
+        &self.infos[0]
+    }
+}
+
+/// What the op table of this task says, which counts for all tasks. An op that it does not run at all may still run on a
+/// task that it was pinned to.
+pub(super) struct Support<'a>(pub &'a Devices);
+
+impl KernelSupport for Support<'_> {
+    fn has_kernel(&self, node: &Node, device: &DeviceName) -> bool {
+        let is_elsewhere = *device.job != *self.0.own.job || device.task != self.0.own.task;
+        let is_unknown = || find_op(node.op()).is_ok_and(|op| op.kernels.is_empty());
+        find_kernel(node, device).is_ok() || is_elsewhere && node.device.task.is_some() && is_unknown()
+    }
+
+    fn kernels(&self, node: &Node) -> Vec<String> {
+        find_op(node.op()).map(|op| kernels_of(op).map(KernelDef::describe).collect()).unwrap_or_default()
+    }
+}
+
+/// The nodes so far and their devices.
+#[derive(Clone, Default)]
+pub(super) struct PlacedNodes {
+    pub nodes: Nodes,
+    pub version: i64,
+    /// Where nodes go, by number. Nodes that could not be placed are not in it: the run that needs one says why.
+    pub devices: HashMap<NodeId, usize>,
+}
+
+impl PlacedNodes {
+    /// The same with what a client has added.
+    pub fn extended(&self, def: &GraphDef, devices: &Devices, config: &ConfigProto) -> Result<PlacedNodes> {
+        let graph = Graph::of_nodes(registry(), self.nodes.clone());
+        import(&graph, def, ImportOptions::default())?;
+        graph.check()?;
+        let nodes = graph.snapshot();
+        let all: Vec<NodeId> = nodes.iter().map(|(id, _)| id).collect();
+        // State stays where it is; everything else may move to where it is now wanted.
+        let stays = |(id, device): (&NodeId, &usize)| holds_state(nodes.node(*id)).then_some((*id, *device));
+        let earlier: HashMap<NodeId, usize> = self.devices.iter().filter_map(stays).collect();
+        let options = place_options(config);
+        let placed = match place(&nodes, &all, &devices.infos, &Support(devices), &earlier, &options) {
+            Ok(placed) => {
+                let device = |&id: &NodeId| placed.placed(id).map(|placed| (id, placed.device));
+                all.iter().filter_map(device).collect()
+            }
+            // One op that nobody can run must not spoil runs that do not need it.
+            Err(error) if error.code() == Code::Unimplemented => earlier,
+            Err(error) => return Err(error),
+        };
+        if config.log_device_placement {
+            for &id in all.iter().skip(self.nodes.len()) {
+                let Some(&device) = placed.get(&id) else { continue };
+                let (node, name) = (nodes.node(id), &devices.infos[device].name);
+                tracing::info!(target: "kolo::placement", "{}: ({}): {name}", node.name, node.op());
+            }
+        }
+        Ok(PlacedNodes { nodes, version: self.version + 1, devices: placed })
+    }
+}
+
+/// How a client wants its nodes placed. TensorFlow's masters use its heuristics.
+pub(super) fn place_options(config: &ConfigProto) -> PlaceOptions {
+    let placement = if config.allow_soft_placement { Placement::Soft } else { Placement::Strict };
+    PlaceOptions { placement, policy: Policy::Heuristic, client_device: 0, ..PlaceOptions::default() }
+}
+
+/// Refuses options that a cluster cannot honour.
+pub(super) fn check_config(config: &ConfigProto) -> Result<()> {
+    if config.use_per_session_threads || !config.session_inter_op_thread_pool.is_empty() {
+        return Err(Error::invalid_argument(
+            "Distributed session does not support session thread pool options (use_per_session_threads, \
+             session_inter_op_thread_pool): servers choose their threads",
+        ));
+    }
+    Ok(())
+}

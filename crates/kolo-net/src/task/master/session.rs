@@ -1,0 +1,191 @@
+//! One client's session: its graph, the signatures it has run, and the tasks that take part.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use kolo_core::{Error, Result};
+use kolo_graph::wire::proto::GraphDef;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::{OnceCell, watch};
+use tokio::task::JoinSet;
+
+use super::graph::{Devices, PlacedNodes};
+use super::partial::PartialStep;
+use super::plan::{RegisteredPart, StepPlan, Wanted, cut, part_def};
+use crate::task::peers::{Peers, TaskName};
+use crate::wire::proto;
+use crate::wire::proto::ConfigProto;
+
+/// How long the tasks of a session have to forget it.
+const DELETE_DEADLINE: Duration = Duration::from_secs(10);
+
+pub(super) struct Session {
+    pub handle: String,
+    pub config: ConfigProto,
+    pub devices: Devices,
+    /// What the tasks said of their devices, the own task's first.
+    pub attributes: Vec<proto::DeviceAttributes>,
+    pub tasks: Vec<TaskName>,
+    pub peers: Arc<Peers>,
+    graph: RwLock<Arc<PlacedNodes>>,
+    /// One extension at a time.
+    extending: tokio::sync::Mutex<()>,
+    plans: Mutex<HashMap<Wanted, Arc<OnceCell<Arc<StepPlan>>>>>,
+    pub partial: Mutex<HashMap<String, Arc<PartialStep>>>,
+    pub callables: Mutex<HashMap<i64, Arc<super::callable::Callable>>>,
+    fresh: AtomicU64,
+    pub next_handle: AtomicU64,
+    /// True once the session is closed: its runs end then.
+    closed: watch::Sender<bool>,
+}
+
+impl Session {
+    pub fn new(
+        handle: String,
+        config: ConfigProto,
+        devices: Devices,
+        attributes: Vec<proto::DeviceAttributes>,
+        tasks: Vec<TaskName>,
+        peers: Arc<Peers>,
+    ) -> Session {
+        Session {
+            handle,
+            config,
+            devices,
+            attributes,
+            tasks,
+            peers,
+            // The first graph makes this version 0, as TensorFlow's first is.
+            graph: RwLock::new(Arc::new(PlacedNodes { version: -1, ..PlacedNodes::default() })),
+            extending: tokio::sync::Mutex::default(),
+            plans: Mutex::default(),
+            partial: Mutex::default(),
+            callables: Mutex::default(),
+            fresh: AtomicU64::new(0),
+            next_handle: AtomicU64::new(0),
+            closed: watch::Sender::new(false),
+        }
+    }
+
+    /// Adds nodes to the graph. `expected` is the version that the client believes the graph has.
+    pub async fn extend(self: &Arc<Self>, def: GraphDef, expected: Option<i64>) -> Result<i64> {
+        let _one_at_a_time = self.extending.lock().await;
+        self.check_open()?;
+        let before = self.graph.read().clone();
+        if let Some(expected) = expected
+            && expected != before.version
+        {
+            return Err(Error::aborted(format!(
+                "Current version is {} but caller expected {expected}.",
+                before.version
+            )));
+        }
+        let this = self.clone();
+        let extended = self.blocking(move || before.extended(&def, &this.devices, &this.config)).await?;
+        let version = extended.version;
+        *self.graph.write() = Arc::new(extended);
+        Ok(version)
+    }
+
+    /// The signature, compiled on all tasks it needs; runs that ask for it at once wait for one of them.
+    pub async fn plan(self: &Arc<Self>, wanted: Wanted) -> Result<Arc<StepPlan>> {
+        let cell = {
+            let mut plans = self.plans.lock();
+            match plans.get(&wanted) {
+                Some(cell) => cell.clone(),
+                None => plans.entry(wanted.clone()).or_default().clone(),
+            }
+        };
+        cell.get_or_try_init(|| self.register(wanted)).await.cloned()
+    }
+
+    async fn register(self: &Arc<Self>, wanted: Wanted) -> Result<Arc<StepPlan>> {
+        let (this, graph) = (self.clone(), self.graph.read().clone());
+        let cut = self
+            .blocking(move || {
+                let mut fresh = || this.fresh.fetch_add(1, Ordering::Relaxed);
+                let cut = cut(&graph, &wanted, &this.devices, &this.config, &mut fresh)?;
+                let defs = cut.parts.iter().map(|part| part_def(&part.nodes)).collect::<Result<Vec<_>>>()?;
+                Ok((wanted, cut, defs))
+            })
+            .await?;
+        let (wanted, cut, defs) = cut;
+        let mut registering = JoinSet::new();
+        for (i, (part, def)) in cut.parts.into_iter().zip(defs).enumerate() {
+            let worker = self.peers.task(&part.task)?;
+            let is_own = part.task == self.peers.own;
+            let request = proto::RegisterGraphRequest {
+                session_handle: self.handle.clone(),
+                graph_def: Some(def),
+                graph_options: Some(self.config.graph_options.clone().unwrap_or_default()),
+                create_worker_session_called: true,
+                config_proto: Some(self.config.clone()),
+                ..proto::RegisterGraphRequest::default()
+            };
+            registering.spawn(async move {
+                let response =
+                    worker.register_graph(request).await.map_err(|error| from_task(error, &part.task, is_own))?;
+                let graph_handle = response.graph_handle;
+                Ok::<_, Error>((i, RegisteredPart { nodes: part.nodes, task: part.task, worker, graph_handle, is_own }))
+            });
+        }
+        let mut parts = Vec::new();
+        while let Some(part) = registering.join_next().await {
+            parts.push(part.map_err(|error| Error::internal(format!("RegisterGraph failed: {error}")))??);
+        }
+        parts.sort_by_key(|(i, _)| *i);
+        let parts = parts.into_iter().map(|(_, part)| part).collect();
+        let (feed_keys, fetch_keys, fetch_needs) = (cut.feed_keys, cut.fetch_keys, cut.fetch_needs);
+        Ok(Arc::new(StepPlan { wanted, parts, feed_keys, fetch_keys, fetch_needs }))
+    }
+
+    /// Runs something that computes for a while, where it holds up no other call.
+    async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        let done = self.peers.runtime.spawn_blocking(work).await;
+        done.map_err(|error| Error::internal(format!("the master failed: {error}")))?
+    }
+
+    pub fn check_open(&self) -> Result<()> {
+        match *self.closed.borrow() {
+            false => Ok(()),
+            true => Err(Error::failed_precondition("Session is closed.")),
+        }
+    }
+
+    /// Comes back when the session is closed.
+    pub async fn closed(&self) -> Error {
+        let mut closed = self.closed.subscribe();
+        let _ = closed.wait_for(|closed| *closed).await;
+        Error::cancelled("Step was cancelled by an explicit call to `Session::Close()`.")
+    }
+
+    /// Ends the session: its runs are cancelled, and all tasks forget it.
+    pub async fn close(self: Arc<Self>) {
+        self.closed.send_replace(true);
+        self.partial.lock().clear();
+        let mut deleting = JoinSet::new();
+        for task in self.tasks.clone() {
+            let Ok(worker) = self.peers.task(&task) else { continue };
+            let request = proto::DeleteWorkerSessionRequest { session_handle: self.handle.clone() };
+            deleting.spawn(async move {
+                let answer = tokio::time::timeout(DELETE_DEADLINE, worker.delete_worker_session(request)).await;
+                match answer {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => tracing::debug!("{task} could not end its part of a session: {error}"),
+                    Err(_) => tracing::warn!("{task} did not end its part of a session in {DELETE_DEADLINE:?}"),
+                }
+            });
+        }
+        while deleting.join_next().await.is_some() {}
+    }
+}
+
+/// An error of another task says which one it is from.
+pub(super) fn from_task(error: Error, task: &TaskName, is_own: bool) -> Error {
+    match is_own {
+        true => error,
+        false => error.prefixed(format_args!("From {task}:\n")),
+    }
+}

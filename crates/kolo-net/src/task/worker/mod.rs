@@ -1,0 +1,413 @@
+//! What a task does for masters and for other tasks: keeps graphs, runs its part of steps, hands out tensors.
+//!
+//! A session of a master is announced, gives its parts of graphs, and runs them step by step. Whatever a step leaves for
+//! others is kept in its [`Transfers`] until the master says that the step is over. No thread waits for anything.
+
+mod report;
+mod session;
+mod stats;
+mod step;
+pub(crate) mod transfers;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use kolo_core::{DeviceSpec, Error, Result};
+use kolo_device::DeviceAttributes;
+use kolo_ops::{Received, Rendezvous, RendezvousKey};
+use kolo_runtime::{Host, StepKind};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::durability::journal::Journal;
+use crate::durability::replica::{Replicas, Replicator};
+use crate::task::peers::{PeerFetch, Peers};
+use crate::task::request_ids::RequestIds;
+use crate::task::services::{Answer, Delivery, Guard, WorkerService};
+use crate::wire::proto;
+use crate::wire::tensor_wire::WireTensor;
+
+use session::{Registered, Session};
+use step::Steps;
+use transfers::StepTransfers;
+
+/// The requests that a worker remembers, as TensorFlow's workers do.
+const N_REQUESTS: usize = 100_000;
+
+/// One task's worker.
+pub struct Worker {
+    host: Host,
+    peers: Arc<Peers>,
+    /// By device name.
+    incarnations: HashMap<String, u64>,
+    sessions: Mutex<HashMap<String, Arc<Session>>>,
+    /// For masters that do not announce their sessions.
+    legacy: Arc<Session>,
+    steps: Steps,
+    requests: RequestIds,
+    started: Instant,
+    /// Where variables are kept beyond the life of this process; not there yet while they are fetched from there.
+    keeper: watch::Sender<Option<Keeper>>,
+    /// Variables of other tasks.
+    replicas: Replicas,
+}
+
+/// Keeps variables beyond the life of this process.
+#[derive(Clone)]
+pub(crate) enum Keeper {
+    /// Nothing does.
+    Nobody,
+    Journal(Arc<Journal>),
+    Replica(Arc<Replicator>),
+}
+
+impl Worker {
+    pub(crate) fn new(host: Host, peers: Arc<Peers>) -> Arc<Worker> {
+        let incarnations =
+            host.list_devices().iter().map(|device| (device.name.to_string(), device.incarnation)).collect();
+        let prefix: Arc<str> = format!("{}/", peers.own).into();
+        let worker = Arc::new(Worker {
+            incarnations,
+            sessions: Mutex::default(),
+            legacy: Arc::new(Session::new(&host, false)),
+            steps: Steps::new(prefix, Arc::new(PeerFetch::new(peers.clone()))),
+            requests: RequestIds::new(N_REQUESTS),
+            started: Instant::now(),
+            keeper: watch::Sender::new(None),
+            replicas: Replicas::default(),
+            host,
+            peers: peers.clone(),
+        });
+        peers.set_own(&worker);
+        worker
+    }
+
+    /// The task is ready: variables are as they were, and are kept here from now on.
+    pub(crate) fn set_keeper(&self, keeper: Keeper) {
+        self.keeper.send_replace(Some(keeper));
+    }
+
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Waits until the task is ready.
+    async fn keeper(&self) -> Keeper {
+        let mut keeper = self.keeper.subscribe();
+        let set = keeper.wait_for(Option::is_some).await;
+        set.ok().and_then(|keeper| keeper.clone()).unwrap_or(Keeper::Nobody)
+    }
+
+    /// The task's devices.
+    pub fn devices(&self) -> Vec<DeviceAttributes> {
+        self.host.list_devices()
+    }
+
+    fn session(&self, handle: &str, was_announced: bool) -> Result<Arc<Session>> {
+        if !was_announced {
+            return Ok(self.legacy.clone());
+        }
+        self.sessions.lock().get(handle).cloned().ok_or_else(|| {
+            Error::aborted(format!(
+                "Session handle is not found: {handle}. Possibly this worker (\"{}\") just restarted.",
+                self.peers.own
+            ))
+        })
+    }
+
+    /// Makes what a part has written last, before anybody is told that it ran.
+    async fn log(&self, part: &Arc<Registered>) -> Result<()> {
+        if part.written.is_empty() {
+            return Ok(());
+        }
+        match self.keeper().await {
+            Keeper::Nobody => Ok(()),
+            Keeper::Journal(journal) => {
+                let part = part.clone();
+                let logged = self.peers.runtime.spawn_blocking(move || journal.commit(&part.written)).await;
+                logged.map_err(|error| Error::internal(format!("the journal failed: {error}")))?
+            }
+            Keeper::Replica(replica) => replica.commit(&part.written).await,
+        }
+    }
+
+    async fn run(self: Arc<Self>, request: proto::RunGraphRequest) -> Result<proto::RunGraphResponse> {
+        self.requests.check(request.request_id, "RunGraph (Worker)")?;
+        let session = self.session(&request.session_handle, request.create_worker_session_called)?;
+        let registered = session.graph(&request.graph_handle)?;
+        let step = self.steps.find_or_create(request.step_id as u64)?;
+        step.transfers.ask_ahead(&registered.groups);
+        let keys: Vec<RendezvousKey> =
+            request.recv_key.iter().map(|key| RendezvousKey::parse(key)).collect::<Result<_>>()?;
+        let mut sends = Vec::with_capacity(request.send.len());
+        for named in request.send {
+            let tensor = named.tensor.ok_or_else(|| Error::invalid_argument(format!("{} has no value", named.name)))?;
+            sends.push((RendezvousKey::parse(&named.name)?, tensor.into_tensor()?));
+        }
+        let is_traced = request.exec_opts.unwrap_or_default().record_timeline;
+        let transfers = StepTransfers(step.transfers.clone());
+        let deposit = || sends.into_iter().try_for_each(|(key, tensor)| transfers.send(key, Received::value(tensor)));
+        let response = |recv| proto::RunGraphResponse { recv, ..proto::RunGraphResponse::default() };
+        if request.is_partial {
+            if !step.is_begun() {
+                step.begin(&registered.graph, if is_traced { StepKind::Traced } else { StepKind::Partial })?;
+            }
+            let stop = step.stop_on_drop();
+            deposit()?;
+            step.transfers.flush_values();
+            self.steps.flush();
+            let mut recv = Vec::with_capacity(keys.len());
+            for key in keys {
+                let value = step.wait_for(key.clone()).await?;
+                recv.push(named(&key, value)?);
+            }
+            if request.is_last_partial_run {
+                step.end().await?;
+            }
+            self.log(&registered).await?;
+            stop.disarm();
+            return Ok(response(recv));
+        }
+        deposit()?;
+        step.begin(&registered.graph, if is_traced { StepKind::Traced } else { StepKind::Whole })?;
+        if registered.graph.count_run() {
+            let registered = registered.clone();
+            // Not waited for: this step runs without it, and a failure is logged there.
+            drop(self.peers.runtime.spawn_blocking(move || registered.graph.split()));
+        }
+        // Only now: what the step has sent already is on its way first, and whoever is asked need not be woken twice.
+        self.steps.flush();
+        let stop = step.stop_on_drop();
+        let ended = step.end().await;
+        stop.disarm();
+        ended?;
+        self.log(&registered).await?;
+        let mut recv = Vec::with_capacity(keys.len());
+        for key in keys {
+            let value = step.transfers.take(&key);
+            let value = value.ok_or_else(|| Error::internal(format!("the step did not send {key}")))?;
+            recv.push(named(&key, value.picked_up()?)?);
+        }
+        let step_stats = is_traced.then(|| stats::step_stats(&step.take_trace(), step.started()));
+        Ok(proto::RunGraphResponse { step_stats, ..response(recv) })
+    }
+
+    async fn answer_recv(self: Arc<Self>, request: proto::RecvTensorRequest) -> Result<proto::RecvTensorResponse> {
+        self.requests.check(request.request_id, "RecvTensor (Worker)")?;
+        let key = RendezvousKey::parse(&request.rendezvous_key)?;
+        self.check_incarnation(&key)?;
+        let step = self.steps.find_or_create(request.step_id as u64)?;
+        recv_response(step.wait_for(key).await?)
+    }
+
+    /// Refuses to hand out what was meant to be of a former life of this task.
+    fn check_incarnation(&self, key: &RendezvousKey) -> Result<()> {
+        let incarnation = u64::from_str_radix(key.part(1), 16)
+            .map_err(|_| Error::invalid_argument(format!("Invalid  rendezvous key: {key}")))?;
+        let own = match self.incarnations.get(key.part(0)) {
+            Some(own) => Some(own),
+            // It may be spelt otherwise.
+            None => self.incarnations.get(&DeviceSpec::parse(key.part(0))?.to_string()),
+        };
+        let own = *own.ok_or_else(|| {
+            let device = key.part(0);
+            Error::invalid_argument(format!("RecvTensor asks {} for a tensor of '{device}'", self.peers.own))
+        })?;
+        if own != incarnation {
+            return Err(Error::aborted(format!(
+                "RecvTensor expects a different device incarnation: {incarnation} vs. {own}. Your worker job (\"{}\") was \
+                 probably restarted. Check your worker job for the reason why it was restarted.",
+                self.peers.own
+            )));
+        }
+        Ok(())
+    }
+
+    /// See [`WorkerService::recv_tensors`].
+    fn hand_out(&self, step_id: u64, keys: &Arc<[RendezvousKey]>, delivery: &Delivery) -> Result<Guard> {
+        keys.iter().try_for_each(|key| self.check_incarnation(key))?;
+        let step = self.steps.find_or_create(step_id)?;
+        Ok(step.transfers.wait_for_group(keys, delivery))
+    }
+
+    /// Copies are kept for other tasks of the cluster, and for nobody else.
+    fn check_task(&self, task: &str) -> Result<()> {
+        match self.peers.tasks().iter().any(|known| known.to_string() == task && *known != self.peers.own) {
+            true => Ok(()),
+            false => Err(Error::invalid_argument(format!("{} keeps no variables for '{task}'", self.peers.own))),
+        }
+    }
+
+    /// See [`WorkerService::prepare`].
+    fn ask_ahead(&self, request: &proto::RunGraphRequest) -> Result<()> {
+        let session = self.session(&request.session_handle, request.create_worker_session_called)?;
+        let registered = session.graph(&request.graph_handle)?;
+        self.steps.find_or_create(request.step_id as u64)?.transfers.ask_ahead(&registered.groups);
+        Ok(())
+    }
+}
+
+/// A tensor on its way to whoever asked for it.
+pub(crate) fn recv_response(received: Received) -> Result<proto::RecvTensorResponse> {
+    let micros = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_micros() as i64);
+    Ok(proto::RecvTensorResponse {
+        tensor: Some(WireTensor::new(received.tensor)?),
+        is_dead: received.is_dead,
+        send_start_micros: micros,
+        ..proto::RecvTensorResponse::default()
+    })
+}
+
+fn named(key: &RendezvousKey, value: Received) -> Result<proto::NamedTensorProto> {
+    if value.is_dead {
+        return Err(Error::invalid_argument(format!("The tensor returned for {} was not valid.", key.part(3))));
+    }
+    Ok(proto::NamedTensorProto { name: key.to_string(), tensor: Some(WireTensor::new(value.tensor)?) })
+}
+
+/// An answer that is there already.
+fn now<T: Send + 'static>(result: Result<T>) -> Answer<T> {
+    Box::pin(std::future::ready(result))
+}
+
+/// A handle to the worker, which calls keep alive while they run.
+pub(crate) struct LocalWorker(pub Arc<Worker>);
+
+impl WorkerService for LocalWorker {
+    fn recv_tensors(&self, step_id: u64, keys: &Arc<[RendezvousKey]>, delivery: Delivery) -> Option<Guard> {
+        match self.0.hand_out(step_id, keys, &delivery) {
+            Ok(guard) => Some(guard),
+            Err(error) => {
+                (0..keys.len()).for_each(|index| (delivery.each)(index, Err(error.clone())));
+                (delivery.flush)();
+                None
+            }
+        }
+    }
+
+    fn flush(&self) {
+        self.0.steps.flush();
+    }
+
+    fn has_greeted(&self) -> bool {
+        true
+    }
+
+    fn prepare(&self, request: &proto::RunGraphRequest) {
+        // Whatever is wrong will be wrong again when the part is run, and is said then.
+        let _ = self.0.ask_ahead(request);
+    }
+
+    fn end_step(&self, step_id: u64) -> bool {
+        self.0.steps.clean_up(step_id);
+        true
+    }
+
+    fn get_status(&self, _: proto::GetStatusRequest) -> Answer<proto::GetStatusResponse> {
+        let worker = self.0.clone();
+        Box::pin(async move {
+            // Sessions begin with this: none does before the variables are what they were.
+            worker.keeper().await;
+            let device_attributes = worker.devices().iter().map(stats::device_attributes).collect();
+            Ok(proto::GetStatusResponse { device_attributes })
+        })
+    }
+
+    fn create_worker_session(
+        &self,
+        request: proto::CreateWorkerSessionRequest,
+    ) -> Answer<proto::CreateWorkerSessionResponse> {
+        if request.session_handle.is_empty() {
+            return now(Err(Error::invalid_argument("Session must be non-empty.")));
+        }
+        let def = request.server_def.unwrap_or_default();
+        if let Err(error) = self.0.peers.tasks_of(def.cluster.as_ref()) {
+            return now(Err(error));
+        }
+        let mut sessions = self.0.sessions.lock();
+        let isolated = request.isolate_session_state;
+        sessions.entry(request.session_handle).or_insert_with(|| Arc::new(Session::new(&self.0.host, isolated)));
+        now(Ok(proto::CreateWorkerSessionResponse {}))
+    }
+
+    fn delete_worker_session(
+        &self,
+        request: proto::DeleteWorkerSessionRequest,
+    ) -> Answer<proto::DeleteWorkerSessionResponse> {
+        let session = self.0.sessions.lock().remove(&request.session_handle);
+        drop(session);
+        now(Ok(proto::DeleteWorkerSessionResponse {}))
+    }
+
+    fn register_graph(&self, request: proto::RegisterGraphRequest) -> Answer<proto::RegisterGraphResponse> {
+        let worker = self.0.clone();
+        Box::pin(async move {
+            let session = worker.session(&request.session_handle, request.create_worker_session_called)?;
+            // Large graphs take a while; other calls should not wait for them.
+            let own_prefix = format!("{}/", worker.peers.own);
+            let compile = move || session.register(request, &own_prefix);
+            let compiled = worker.peers.runtime.spawn_blocking(compile).await;
+            let graph_handle =
+                compiled.map_err(|error| Error::internal(format!("RegisterGraph failed: {error}")))??;
+            Ok(proto::RegisterGraphResponse { graph_handle })
+        })
+    }
+
+    fn deregister_graph(&self, request: proto::DeregisterGraphRequest) -> Answer<proto::DeregisterGraphResponse> {
+        let session = self.0.session(&request.session_handle, request.create_worker_session_called);
+        let forgotten = session.and_then(|session| session.deregister(&request.graph_handle));
+        now(forgotten.map(|()| proto::DeregisterGraphResponse {}))
+    }
+
+    fn run_graph(&self, request: proto::RunGraphRequest) -> Answer<proto::RunGraphResponse> {
+        Box::pin(self.0.clone().run(request))
+    }
+
+    fn cleanup_graph(&self, request: proto::CleanupGraphRequest) -> Answer<proto::CleanupGraphResponse> {
+        self.0.steps.clean_up(request.step_id as u64);
+        now(Ok(proto::CleanupGraphResponse {}))
+    }
+
+    fn cleanup_all(&self, request: proto::CleanupAllRequest) -> Answer<proto::CleanupAllResponse> {
+        let containers = match request.container.is_empty() {
+            true => vec![self.0.peers.own.job.to_string()],
+            false => request.container,
+        };
+        let worker = self.0.clone();
+        Box::pin(async move {
+            let keeper = worker.keeper().await;
+            worker.host.reset(&containers);
+            match keeper {
+                Keeper::Nobody => {}
+                Keeper::Journal(journal) => journal.commit_removals()?,
+                Keeper::Replica(replica) => replica.commit_removals().await?,
+            }
+            Ok(proto::CleanupAllResponse {})
+        })
+    }
+
+    fn claim(&self, request: proto::KoloClaimRequest) -> Answer<proto::KoloClaimResponse> {
+        now(self.0.check_task(&request.task).map(|()| self.0.replicas.claim(&request.task)))
+    }
+
+    fn replicate(&self, request: proto::KoloReplicateRequest) -> Answer<proto::KoloReplicateResponse> {
+        now(self.0.check_task(&request.task).and_then(|()| self.0.replicas.keep(request)))
+    }
+
+    fn recv_tensor(&self, request: proto::RecvTensorRequest) -> Answer<proto::RecvTensorResponse> {
+        Box::pin(self.0.clone().answer_recv(request))
+    }
+
+    fn mark_recv_finished(&self, _: proto::MarkRecvFinishedRequest) -> Answer<proto::MarkRecvFinishedResponse> {
+        now(Ok(proto::MarkRecvFinishedResponse {}))
+    }
+
+    fn report(&self, request: proto::KoloReportRequest) -> Answer<proto::KoloReportResponse> {
+        now(Ok(report::report(&self.0, request.step_id as u64)))
+    }
+
+    fn logging(&self, _: proto::LoggingRequest) -> Answer<proto::LoggingResponse> {
+        now(Ok(proto::LoggingResponse::default()))
+    }
+}

@@ -1,0 +1,81 @@
+//! What a task says of itself when asked what it is doing.
+
+use std::time::Duration;
+
+use kolo_ops::RendezvousKey;
+use kolo_ops::comm::transfer::edge_key;
+
+use super::Worker;
+use super::step::Step;
+use crate::task::peers::TaskName;
+use crate::wire::proto;
+
+/// The most waits of one step that are listed.
+const MAX_WAITS: usize = 100;
+
+pub(super) fn report(worker: &Worker, step_id: u64) -> proto::KoloReportResponse {
+    let (n_ended, last_ended) = worker.steps.progress();
+    let mut steps = worker.steps.all();
+    steps.retain(|step| step_id == 0 || step.id == step_id);
+    steps.sort_by_key(|step| step.since());
+    let own = worker.peers.own.to_string();
+    proto::KoloReportResponse {
+        step: steps.iter().map(|step| step_report(step, &own)).collect(),
+        task: own,
+        n_ended,
+        last_ended_ms: last_ended.map_or(-1, |ago| millis(ago) as i64),
+        n_sessions: worker.sessions.lock().len() as u64,
+        up_ms: millis(worker.started.elapsed()),
+        mastered: worker.peers.mastered.report(step_id),
+        cluster: Some(worker.peers.cluster.to_def()),
+    }
+}
+
+fn step_report(step: &Step, own: &str) -> proto::StepReport {
+    let mut wait: Vec<proto::WaitReport> = Vec::new();
+    for waiting in step.waits() {
+        let mut report = proto::WaitReport {
+            node: waiting.node.name.to_string(),
+            op: waiting.node.op().to_owned(),
+            lasts_ms: millis(waiting.lasts),
+            ..proto::WaitReport::default()
+        };
+        // A receive says whom it waits for.
+        if let Ok(edge) = edge_key(&waiting.node.attrs) {
+            let key = RendezvousKey { edge, frame_iteration: Default::default() };
+            report.from_task = task_of(key.part(0));
+            report.tensor = key.part(3).to_owned();
+        }
+        wait.push(report);
+    }
+    for waiting in step.transfers.waits() {
+        let for_task = task_of(waiting.key.part(2));
+        if !waiting.is_remote && for_task != own {
+            wait.push(proto::WaitReport {
+                lasts_ms: millis(waiting.since.elapsed()),
+                from_task: own.to_owned(),
+                tensor: waiting.key.part(3).to_owned(),
+                for_task,
+                ..proto::WaitReport::default()
+            });
+        }
+    }
+    wait.sort_by_key(|wait| std::cmp::Reverse(wait.lasts_ms));
+    wait.truncate(MAX_WAITS);
+    proto::StepReport {
+        step_id: step.id as i64,
+        age_ms: millis(step.since().elapsed()),
+        has_begun: step.is_begun(),
+        wait,
+        n_running: step.n_runners() as u32,
+        n_unattended: step.n_unattended() as u32,
+    }
+}
+
+fn task_of(device: &str) -> String {
+    TaskName::of_device(device).map(|task| task.to_string()).unwrap_or_default()
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,232 @@
+//! Steps on one task: begun by `RunGraph`, asked for tensors by other tasks, ended by `CleanupGraph`.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use kolo_core::{Error, Result};
+use kolo_ops::{Received, RendezvousKey};
+use kolo_runtime::{NodeTrace, NodeWait, StepKind, StepRendezvous, TaskGraph, TaskStep};
+use parking_lot::Mutex;
+use tokio::sync::{oneshot, watch};
+
+use super::transfers::{Fetch, StepTransfers, Ticket, Transfers};
+
+/// How many steps that are over are remembered, so that a question that comes too late is answered at once.
+const N_OVER: usize = 10_000;
+
+/// Fewer steps than this are not worth looking through.
+const LEAST_SWEPT: usize = 1_000;
+
+/// All steps of a task that are not over.
+pub(crate) struct Steps {
+    own_prefix: Arc<str>,
+    fetch: Arc<dyn Fetch>,
+    state: Mutex<StepState>,
+}
+
+#[derive(Default)]
+struct StepState {
+    steps: HashMap<u64, Arc<Step>>,
+    over: HashSet<u64>,
+    over_order: VecDeque<u64>,
+    /// When there are so many steps, those that were only asked about are looked through.
+    sweep_at: usize,
+    n_ended: u64,
+    last_ended: Option<Instant>,
+}
+
+/// One step on this task.
+pub(crate) struct Step {
+    pub id: u64,
+    pub transfers: Arc<Transfers>,
+    since: Instant,
+    started: SystemTime,
+    begun: AtomicBool,
+    running: Mutex<Option<TaskStep>>,
+    /// The step's end, once it has come: its error, if it failed.
+    end: watch::Sender<Option<Option<Error>>>,
+}
+
+impl Steps {
+    pub fn new(own_prefix: Arc<str>, fetch: Arc<dyn Fetch>) -> Steps {
+        Steps { own_prefix, fetch, state: Mutex::default() }
+    }
+
+    /// The step of this number. Another task may ask for a tensor before the master has said what to run, so it is made
+    /// when it is first heard of.
+    pub fn find_or_create(&self, id: u64) -> Result<Arc<Step>> {
+        let mut state = self.state.lock();
+        if state.over.contains(&id) {
+            return Err(Error::aborted(format!("step {id} is over on this task")).into_derived());
+        }
+        if state.steps.len() >= state.sweep_at {
+            state.steps.retain(|_, step| step.is_begun() || !step.transfers.is_empty());
+            state.sweep_at = (2 * state.steps.len()).max(LEAST_SWEPT);
+        }
+        let make = || {
+            Arc::new(Step {
+                id,
+                transfers: Arc::new(Transfers::new(id, self.own_prefix.clone(), self.fetch.clone())),
+                since: Instant::now(),
+                started: SystemTime::now(),
+                begun: AtomicBool::new(false),
+                running: Mutex::new(None),
+                end: watch::Sender::new(None),
+            })
+        };
+        Ok(state.steps.entry(id).or_insert_with(make).clone())
+    }
+
+    /// Sends questions to other tasks that lie.
+    pub fn flush(&self) {
+        self.fetch.flush();
+    }
+
+    /// The master says that a step is over: whoever still waits for something of it is told.
+    pub fn clean_up(&self, id: u64) {
+        let step = {
+            let mut state = self.state.lock();
+            if state.over.insert(id) {
+                state.over_order.push_back(id);
+                if state.over_order.len() > N_OVER
+                    && let Some(oldest) = state.over_order.pop_front()
+                {
+                    state.over.remove(&oldest);
+                }
+            }
+            let step = state.steps.remove(&id);
+            if step.as_ref().is_some_and(|step| step.is_begun()) {
+                state.n_ended += 1;
+                state.last_ended = Some(Instant::now());
+            }
+            step
+        };
+        if let Some(step) = step {
+            step.stop(Error::aborted(format!("step {id} was ended by its master")).into_derived());
+        }
+    }
+
+    /// How many steps have ended, and how long ago the last of them.
+    pub fn progress(&self) -> (u64, Option<Duration>) {
+        let state = self.state.lock();
+        (state.n_ended, state.last_ended.map(|at| at.elapsed()))
+    }
+
+    /// Steps that were heard of and are not over.
+    pub fn all(&self) -> Vec<Arc<Step>> {
+        self.state.lock().steps.values().cloned().collect()
+    }
+}
+
+impl Step {
+    /// Starts the graph's nodes; a step runs one graph.
+    pub fn begin(&self, graph: &TaskGraph, kind: StepKind) -> Result<()> {
+        if self.begun.swap(true, Ordering::AcqRel) {
+            return Err(Error::aborted(format!("step {} runs on this task already", self.id)));
+        }
+        let end = self.end.clone();
+        let transfers = Arc::new(StepTransfers(self.transfers.clone()));
+        let running = graph.start(self.id, transfers, kind, Box::new(move |error| drop(end.send_replace(Some(error)))));
+        *self.running.lock() = Some(running);
+        Ok(())
+    }
+
+    pub fn is_begun(&self) -> bool {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    /// Since when this task knows the step.
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
+    pub fn started(&self) -> SystemTime {
+        self.started
+    }
+
+    /// The nodes that wait.
+    pub fn waits(&self) -> Vec<NodeWait> {
+        self.running.lock().as_ref().map(TaskStep::waits).unwrap_or_default()
+    }
+
+    /// How many threads run its kernels now.
+    pub fn n_runners(&self) -> usize {
+        self.running.lock().as_ref().map_or(0, TaskStep::n_runners)
+    }
+
+    /// How many nodes are ready that no thread runs.
+    pub fn n_unattended(&self) -> usize {
+        self.running.lock().as_ref().map_or(0, TaskStep::n_unattended)
+    }
+
+    pub fn take_trace(&self) -> Vec<NodeTrace> {
+        self.running.lock().as_ref().map(TaskStep::take_trace).unwrap_or_default()
+    }
+
+    /// Waits until all nodes have run.
+    pub async fn end(&self) -> Result<()> {
+        let mut end = self.end.subscribe();
+        let end = end.wait_for(Option::is_some).await;
+        match end.ok().and_then(|end| end.clone()) {
+            Some(Some(error)) => Err(error),
+            Some(None) => Ok(()),
+            None => Err(Error::cancelled("the task is ending")),
+        }
+    }
+
+    /// Waits until a value is sent on this task. Giving up the wait leaves the value for others.
+    pub async fn wait_for(self: &Arc<Self>, key: RendezvousKey) -> Result<Received> {
+        let (sender, receiver) = oneshot::channel();
+        let done = Box::new(move |received| drop(sender.send(received)));
+        let ticket = self.transfers.wait(key.clone(), done);
+        let guard = GiveUp { step: self.clone(), key, ticket };
+        let received = receiver.await.unwrap_or_else(|_| Err(Error::cancelled("the task is ending")));
+        drop(guard);
+        received
+    }
+
+    /// Ends the step early: kernels that wait come back, and so does whoever waits for a tensor.
+    pub fn stop(&self, reason: Error) {
+        let running = self.running.lock().clone();
+        let has_ended = self.end.borrow().is_some();
+        if let Some(running) = running.filter(|_| !has_ended) {
+            running.fail(reason.clone());
+        }
+        StepTransfers(self.transfers.clone()).abort(reason);
+    }
+
+    /// Stops the step if the call that runs it is given up.
+    pub fn stop_on_drop(self: &Arc<Self>) -> StopOnDrop {
+        StopOnDrop(Some(self.clone()))
+    }
+}
+
+pub(crate) struct StopOnDrop(Option<Arc<Step>>);
+
+impl StopOnDrop {
+    pub fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        if let Some(step) = self.0.take() {
+            step.stop(Error::cancelled("the master has given up the step"));
+        }
+    }
+}
+
+struct GiveUp {
+    step: Arc<Step>,
+    key: RendezvousKey,
+    ticket: Ticket,
+}
+
+impl Drop for GiveUp {
+    fn drop(&mut self) {
+        self.step.transfers.give_up(&self.key, self.ticket);
+    }
+}

@@ -1,0 +1,565 @@
+//! The transfers of one step on one task: values that kernels here have sent and nobody has fetched yet, and those who
+//! wait for values.
+//!
+//! A `_Send` leaves its value here and is done. A `_Recv` whose sender is a device of this task waits here; one whose
+//! sender is elsewhere asks that task, which answers from its own table. Either side may come first, and a question may
+//! come before this task has heard of the step at all.
+//!
+//! What a graph receives whatever happens is asked for before it begins, in one question to each task
+//! ([`Transfers::ask_ahead`]); a `_Recv` then waits for the answer that is on its way.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kolo_core::{Error, Result};
+use kolo_ops::{Received, Rendezvous, RendezvousKey};
+use kolo_runtime::StepRendezvous;
+use parking_lot::Mutex;
+
+use crate::task::services::{Delivery, Each, Group, Guard};
+
+/// Asks another task for a value.
+pub(crate) trait Fetch: Send + Sync {
+    /// Calls `done` once with the value or an error, on any thread. Dropping the guard gives up the question.
+    fn fetch(&self, step_id: u64, key: &RendezvousKey, done: Waiter) -> Guard;
+
+    /// Asks for several values of one task at once; `each` hears of each once, on any thread. The question may lie until
+    /// [`Fetch::flush`]. `None` if they must be asked for one by one.
+    fn fetch_group(&self, step_id: u64, group: &Group, each: Each) -> Option<Guard> {
+        let _ = (step_id, group, each);
+        None
+    }
+
+    /// Sends questions that lie, unless whoever works on this thread will do so soon.
+    fn flush(&self) {}
+}
+
+/// Hears of a value.
+pub(crate) type Waiter = Box<dyn FnOnce(Result<Received>) + Send>;
+
+/// One step's table.
+pub(crate) struct Transfers {
+    step_id: u64,
+    /// `/job:ps/replica:0/task:0/`, which names of own devices begin with.
+    own_prefix: Arc<str>,
+    fetch: Arc<dyn Fetch>,
+    state: Mutex<TransferTable>,
+}
+
+#[derive(Default)]
+struct TransferTable {
+    values: HashMap<RendezvousKey, Vec<Received>>,
+    waiters: HashMap<RendezvousKey, Vec<Waiting>>,
+    /// Questions to other tasks that have not been answered, by number.
+    questions: HashMap<u64, Question>,
+    /// Values that were asked for before anybody needed them.
+    ahead: HashMap<RendezvousKey, Ahead>,
+    /// Hold the questions for them.
+    ahead_guards: Vec<Guard>,
+    has_asked_ahead: bool,
+    /// Where values that were sent to others may lie.
+    unsent: Vec<Flush>,
+    next: u64,
+    aborted: Option<Error>,
+}
+
+impl TransferTable {
+    fn take(&mut self, key: &RendezvousKey) -> Option<Received> {
+        let values = self.values.get_mut(key)?;
+        let value = values.remove(0);
+        if values.is_empty() {
+            self.values.remove(key);
+        }
+        Some(value)
+    }
+}
+
+struct Waiting {
+    number: u64,
+    since: Instant,
+    done: Waiter,
+    /// Sends what `done` may have kept back.
+    flush: Option<Flush>,
+}
+
+type Flush = Arc<dyn Fn() + Send + Sync>;
+
+/// A value that was asked for ahead.
+enum Ahead {
+    /// Nobody needs it yet.
+    Asked,
+    /// A `_Recv` waits for it.
+    Needed(Instant, Waiter),
+    Arrived(Result<Received>),
+}
+
+struct Question {
+    key: RendezvousKey,
+    since: Instant,
+    done: Option<Waiter>,
+    /// Dropped when the answer is there or not wanted any more.
+    guard: Option<Box<dyn Send>>,
+}
+
+/// A wait that can be called off.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket(u64);
+
+/// One thing a step waits for.
+#[derive(Clone, Debug)]
+pub(crate) struct Wait {
+    /// The transfer.
+    pub key: RendezvousKey,
+    /// Since when.
+    pub since: Instant,
+    /// Another task has been asked for it.
+    pub is_remote: bool,
+}
+
+impl Transfers {
+    pub fn new(step_id: u64, own_prefix: Arc<str>, fetch: Arc<dyn Fetch>) -> Transfers {
+        Transfers { step_id, own_prefix, fetch, state: Mutex::default() }
+    }
+
+    /// Takes a value that is here already.
+    pub fn take(&self, key: &RendezvousKey) -> Option<Received> {
+        self.state.lock().take(key)
+    }
+
+    /// Waits for a value that is sent on this task.
+    pub fn wait(&self, key: RendezvousKey, done: Waiter) -> Ticket {
+        self.wait_and_flush(key, done, None)
+    }
+
+    fn wait_and_flush(&self, key: RendezvousKey, done: Waiter, flush: Option<Flush>) -> Ticket {
+        let mut state = self.state.lock();
+        state.next += 1;
+        let number = state.next;
+        let result = match (state.aborted.clone(), state.take(&key)) {
+            (Some(reason), _) => Err(reason.into_derived()),
+            (None, Some(value)) => value.picked_up(),
+            (None, None) => {
+                state.waiters.entry(key).or_default().push(Waiting { number, since: Instant::now(), done, flush });
+                return Ticket(number);
+            }
+        };
+        drop(state);
+        done(result);
+        Ticket(number)
+    }
+
+    /// Waits for several values that are sent on this task, for whoever asked for them at once.
+    pub fn wait_for_group(self: &Arc<Self>, keys: &Arc<[RendezvousKey]>, delivery: &Delivery) -> Guard {
+        let mut tickets = Vec::with_capacity(keys.len());
+        for (index, key) in keys.iter().enumerate() {
+            let each = delivery.each.clone();
+            let done = Box::new(move |received| each(index, received));
+            tickets.push(self.wait_and_flush(key.clone(), done, Some(delivery.flush.clone())));
+        }
+        Box::new(GiveUpGroup { transfers: self.clone(), keys: keys.clone(), tickets })
+    }
+
+    /// Asks for what a graph will receive, once.
+    pub fn ask_ahead(self: &Arc<Self>, groups: &[Group]) {
+        {
+            let mut state = self.state.lock();
+            if groups.is_empty() || state.aborted.is_some() || std::mem::replace(&mut state.has_asked_ahead, true) {
+                return;
+            }
+            let keys = groups.iter().flat_map(|group| group.keys.iter());
+            state.ahead.extend(keys.map(|key| (key.clone(), Ahead::Asked)));
+        }
+        for group in groups {
+            let (this, keys) = (Arc::downgrade(self), group.keys.clone());
+            let each: Each = Arc::new(move |index: usize, received: Result<Received>| {
+                if let (Some(this), Some(key)) = (this.upgrade(), keys.get(index)) {
+                    this.arrived(key, received);
+                }
+            });
+            let guard = self.fetch.fetch_group(self.step_id, group, each);
+            let unasked = {
+                let mut state = self.state.lock();
+                match guard {
+                    Some(guard) => {
+                        // An abort that came meanwhile has nothing left to take; the guard goes with the table.
+                        state.ahead_guards.push(guard);
+                        Vec::new()
+                    }
+                    None => group.keys.iter().filter_map(|key| state.ahead.remove_entry(key)).collect(),
+                }
+            };
+            for (key, ahead) in unasked {
+                if let Ahead::Needed(_, done) = ahead {
+                    self.ask(key, done);
+                }
+            }
+        }
+    }
+
+    /// A value that was asked for ahead is here.
+    fn arrived(&self, key: &RendezvousKey, received: Result<Received>) {
+        let done = {
+            let mut state = self.state.lock();
+            match state.ahead.remove_entry(key) {
+                Some((_, Ahead::Needed(_, done))) => done,
+                Some((key, Ahead::Asked)) => {
+                    state.ahead.insert(key, Ahead::Arrived(received));
+                    return;
+                }
+                Some((_, Ahead::Arrived(_))) | None => return,
+            }
+        };
+        done(received);
+    }
+
+    /// Sends values to others that lie.
+    pub fn flush_values(&self) {
+        let unsent = {
+            let mut state = self.state.lock();
+            if state.unsent.is_empty() {
+                return;
+            }
+            std::mem::take(&mut state.unsent)
+        };
+        unsent.iter().for_each(|flush| flush());
+    }
+
+    /// Calls a wait off; nothing happens if it is over.
+    pub fn give_up(&self, key: &RendezvousKey, Ticket(number): Ticket) {
+        let mut state = self.state.lock();
+        let Some(waiters) = state.waiters.get_mut(key) else { return };
+        let given_up: Vec<Waiting> = waiters.extract_if(.., |waiting| waiting.number == number).collect();
+        if waiters.is_empty() {
+            state.waiters.remove(key);
+        }
+        drop(state);
+        drop(given_up);
+    }
+
+    /// True if there is nothing in it that somebody could miss.
+    pub fn is_empty(&self) -> bool {
+        let state = self.state.lock();
+        state.values.is_empty() && state.waiters.is_empty() && state.questions.is_empty() && state.ahead.is_empty()
+    }
+
+    /// What is waited for.
+    pub fn waits(&self) -> Vec<Wait> {
+        let state = self.state.lock();
+        let local = state.waiters.iter().flat_map(|(key, waiters)| {
+            waiters.iter().map(|waiting| Wait { key: key.clone(), since: waiting.since, is_remote: false })
+        });
+        let remote = state.questions.values().map(|question| Wait {
+            key: question.key.clone(),
+            since: question.since,
+            is_remote: true,
+        });
+        let ahead = state.ahead.iter().filter_map(|(key, ahead)| match ahead {
+            Ahead::Needed(since, _) => Some(Wait { key: key.clone(), since: *since, is_remote: true }),
+            Ahead::Asked | Ahead::Arrived(_) => None,
+        });
+        local.chain(remote).chain(ahead).collect()
+    }
+
+    /// Asks the task that sends `key`.
+    fn ask(self: &Arc<Self>, key: RendezvousKey, done: Waiter) {
+        let number = {
+            let mut state = self.state.lock();
+            if let Some(reason) = &state.aborted {
+                let reason = reason.clone().into_derived();
+                drop(state);
+                return done(Err(reason));
+            }
+            state.next += 1;
+            let number = state.next;
+            let question = Question { key: key.clone(), since: Instant::now(), done: Some(done), guard: None };
+            state.questions.insert(number, question);
+            number
+        };
+        let this = Arc::downgrade(self);
+        let answer = Box::new(move |received: Result<Received>| {
+            let Some(this) = this.upgrade() else { return };
+            let question = this.state.lock().questions.remove(&number);
+            if let Some(done) = question.and_then(|mut question| question.done.take()) {
+                done(received);
+            }
+        });
+        let guard = self.fetch.fetch(self.step_id, &key, answer);
+        // The answer may have come meanwhile; then there is nothing left to guard.
+        if let Some(question) = self.state.lock().questions.get_mut(&number) {
+            question.guard = Some(guard);
+        }
+    }
+}
+
+struct GiveUpGroup {
+    transfers: Arc<Transfers>,
+    keys: Arc<[RendezvousKey]>,
+    tickets: Vec<Ticket>,
+}
+
+impl Drop for GiveUpGroup {
+    fn drop(&mut self) {
+        for (key, &ticket) in self.keys.iter().zip(&self.tickets) {
+            self.transfers.give_up(key, ticket);
+        }
+    }
+}
+
+/// What the executor is given: the table, which questions must be able to find again.
+pub(crate) struct StepTransfers(pub Arc<Transfers>);
+
+impl Rendezvous for StepTransfers {
+    fn send(&self, key: RendezvousKey, value: Received) -> Result<()> {
+        let mut state = self.0.state.lock();
+        if let Some(reason) = &state.aborted {
+            return Err(reason.clone().into_derived());
+        }
+        if let Some(waiters) = state.waiters.get_mut(&key) {
+            let waiting = waiters.remove(0);
+            if waiters.is_empty() {
+                state.waiters.remove(&key);
+            }
+            drop(state);
+            (waiting.done)(Ok(value));
+            if let Some(flush) = waiting.flush {
+                let mut state = self.0.state.lock();
+                if !state.unsent.iter().any(|known| Arc::ptr_eq(known, &flush)) {
+                    state.unsent.push(flush);
+                }
+            }
+            return Ok(());
+        }
+        state.values.entry(key).or_default().push(value);
+        Ok(())
+    }
+
+    fn recv(&self, key: RendezvousKey, done: Waiter) {
+        if key.edge.starts_with(&*self.0.own_prefix) {
+            self.0.wait(key, done);
+            return;
+        }
+        let mut state = self.0.state.lock();
+        match state.ahead.remove_entry(&key) {
+            Some((_, Ahead::Arrived(received))) => {
+                drop(state);
+                done(received);
+            }
+            Some((key, Ahead::Asked)) => {
+                state.ahead.insert(key, Ahead::Needed(Instant::now(), done));
+            }
+            // It was received once; whoever asks again finds out.
+            other @ (Some((_, Ahead::Needed(..))) | None) => {
+                state.ahead.extend(other);
+                drop(state);
+                self.0.ask(key, done);
+            }
+        }
+    }
+}
+
+impl StepRendezvous for StepTransfers {
+    fn abort(&self, reason: Error) {
+        let (waiters, questions, ahead, guards) = {
+            let mut state = self.0.state.lock();
+            if state.aborted.is_some() {
+                return;
+            }
+            state.aborted = Some(reason.clone());
+            state.values.clear();
+            (
+                std::mem::take(&mut state.waiters),
+                std::mem::take(&mut state.questions),
+                std::mem::take(&mut state.ahead),
+                std::mem::take(&mut state.ahead_guards),
+            )
+        };
+        let needed = ahead.into_values().filter_map(|ahead| match ahead {
+            Ahead::Needed(_, done) => Some(done),
+            Ahead::Asked | Ahead::Arrived(_) => None,
+        });
+        for waiting in waiters.into_values().flatten() {
+            (waiting.done)(Err(reason.clone()));
+            if let Some(flush) = waiting.flush {
+                flush();
+            }
+        }
+        for done in questions.into_values().filter_map(|question| question.done).chain(needed) {
+            done(Err(reason.clone()));
+        }
+        drop(guards);
+    }
+
+    fn flush(&self) {
+        self.0.flush_values();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use kolo_core::Tensor;
+
+    use super::*;
+
+    /// Keeps questions until the test answers them.
+    #[derive(Default)]
+    struct Asked(Mutex<Vec<(String, Waiter)>>, Mutex<Vec<Each>>);
+
+    impl Fetch for Asked {
+        fn fetch(&self, _: u64, key: &RendezvousKey, done: Waiter) -> Guard {
+            self.0.lock().push((key.to_string(), done));
+            Box::new(())
+        }
+        /// Task 9 must be asked one by one.
+        fn fetch_group(&self, _: u64, group: &Group, each: Each) -> Option<Guard> {
+            self.1.lock().push(each);
+            (group.task.task != 9).then(|| Box::new(()) as Guard)
+        }
+    }
+
+    fn group(task: u32, keys: &[RendezvousKey]) -> Group {
+        Group { task: crate::task::peers::TaskName::new("w", task), keys: keys.into(), wire: Default::default() }
+    }
+
+    fn key(task: u32) -> RendezvousKey {
+        let device = |task| format!("/job:w/replica:0/task:{task}/device:CPU:0");
+        RendezvousKey::parse(&format!("{};0000000000000001;{};edge;0:0", device(task), device(0))).unwrap()
+    }
+
+    fn table(asked: &Arc<Asked>) -> Arc<Transfers> {
+        Arc::new(Transfers::new(7, "/job:w/replica:0/task:0/".into(), asked.clone()))
+    }
+
+    fn value(x: f32) -> Received {
+        Received::value(Tensor::scalar(x))
+    }
+
+    fn recv(table: &Arc<Transfers>, key: RendezvousKey) -> mpsc::Receiver<Result<f32>> {
+        let (sender, receiver) = mpsc::channel();
+        let done = Box::new(move |received: Result<Received>| {
+            let value = received.and_then(|received| received.tensor.scalar_value::<f32>());
+            sender.send(value).expect("the test listens");
+        });
+        StepTransfers(table.clone()).recv(key, done);
+        receiver
+    }
+
+    #[test]
+    fn own_values_meet_here_and_others_are_asked_for() {
+        let asked = Arc::new(Asked::default());
+        let table = table(&asked);
+        let waiting = recv(&table, key(0));
+        assert!(waiting.try_recv().is_err());
+        StepTransfers(table.clone()).send(key(0), value(1.0)).unwrap();
+        assert_eq!(waiting.try_recv().unwrap(), Ok(1.0));
+
+        let waiting = recv(&table, key(1));
+        assert!(table.waits()[0].is_remote);
+        let (text, done) = asked.0.lock().pop().unwrap();
+        assert_eq!(text, key(1).to_string());
+        done(Ok(value(2.0)));
+        assert_eq!(waiting.try_recv().unwrap(), Ok(2.0));
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn aborting_answers_everyone_and_late_answers_are_dropped() {
+        let asked = Arc::new(Asked::default());
+        let table = table(&asked);
+        let waits = [recv(&table, key(0)), recv(&table, key(1))];
+        StepTransfers(table.clone()).abort(Error::cancelled("stop"));
+        for wait in waits {
+            assert_eq!(wait.try_recv().unwrap().unwrap_err().message(), "stop");
+        }
+        let (_, done) = asked.0.lock().pop().unwrap();
+        done(Ok(value(1.0)));
+        assert!(recv(&table, key(0)).try_recv().unwrap().is_err());
+        assert!(StepTransfers(table.clone()).send(key(0), value(1.0)).is_err());
+    }
+
+    #[test]
+    fn a_wait_that_was_given_up_takes_no_value() {
+        let table = table(&Arc::default());
+        let ticket = table.wait(key(0), Box::new(|_| panic!("nobody waits any more")));
+        table.give_up(&key(0), ticket);
+        StepTransfers(table.clone()).send(key(0), value(1.0)).unwrap();
+        assert!(table.take(&key(0)).is_some());
+        assert!(table.take(&key(0)).is_none());
+    }
+
+    #[test]
+    fn what_was_asked_for_ahead_is_not_asked_for_again() {
+        let asked = Arc::new(Asked::default());
+        let table = table(&asked);
+        let other = RendezvousKey::parse(&key(1).to_string().replace("edge", "other")).unwrap();
+        table.ask_ahead(&[group(1, &[key(1), other.clone()])]);
+        table.ask_ahead(&[group(1, &[key(1)])]);
+        assert_eq!(asked.1.lock().len(), 1, "a step asks once");
+        assert!(!table.is_empty(), "what was asked for ahead would be missed");
+        let each = asked.1.lock().pop().unwrap();
+        // One comes before anybody needs it, the other after.
+        each(0, Ok(value(1.0)));
+        assert_eq!(recv(&table, key(1)).try_recv().unwrap(), Ok(1.0));
+        assert!(!table.is_empty(), "one is still to come");
+        let waiting = recv(&table, other);
+        assert!(waiting.try_recv().is_err() && table.waits()[0].is_remote);
+        each(1, Ok(value(2.0)));
+        assert_eq!(waiting.try_recv().unwrap(), Ok(2.0));
+        assert!(asked.0.lock().is_empty() && table.is_empty());
+        each(1, Ok(value(3.0)));
+        each(7, Ok(value(3.0)));
+        // Whoever receives a second time asks for it.
+        drop(recv(&table, key(1)));
+        assert_eq!(asked.0.lock().len(), 1);
+    }
+
+    #[test]
+    fn a_task_that_cannot_be_asked_at_once_is_asked_one_by_one() {
+        let asked = Arc::new(Asked::default());
+        let table = table(&asked);
+        table.ask_ahead(&[group(9, &[key(9)])]);
+        let waiting = recv(&table, key(9));
+        let (_, done) = asked.0.lock().pop().unwrap();
+        done(Ok(value(4.0)));
+        assert_eq!(waiting.try_recv().unwrap(), Ok(4.0));
+    }
+
+    #[test]
+    fn an_abort_reaches_who_waits_for_what_was_asked_for_ahead() {
+        let asked = Arc::new(Asked::default());
+        let table = table(&asked);
+        table.ask_ahead(&[group(1, &[key(1)])]);
+        let waiting = recv(&table, key(1));
+        StepTransfers(table.clone()).abort(Error::cancelled("stop"));
+        assert_eq!(waiting.try_recv().unwrap().unwrap_err().message(), "stop");
+        asked.1.lock()[0](0, Ok(value(1.0)));
+    }
+
+    #[test]
+    fn values_for_others_go_out_together() {
+        let table = table(&Arc::default());
+        let (got, flushed): (Arc<Mutex<Vec<usize>>>, Arc<Mutex<usize>>) = Default::default();
+        let (got_by, flushed_by) = (got.clone(), flushed.clone());
+        let delivery = Delivery {
+            each: Arc::new(move |index, _| got_by.lock().push(index)),
+            flush: Arc::new(move || *flushed_by.lock() += 1),
+        };
+        let other = RendezvousKey::parse(&key(0).to_string().replace("edge", "other")).unwrap();
+        let step = StepTransfers(table.clone());
+        step.send(other.clone(), value(1.0)).unwrap();
+        let third = RendezvousKey::parse(&key(0).to_string().replace("edge", "third")).unwrap();
+        let guard = table.wait_for_group(&[key(0), other, third.clone()].into(), &delivery);
+        assert_eq!(*got.lock(), [1]);
+        step.send(key(0), value(2.0)).unwrap();
+        assert_eq!((got.lock().clone(), *flushed.lock()), (vec![1, 0], 0));
+        step.flush();
+        step.flush();
+        assert_eq!(*flushed.lock(), 1, "nothing lies any more");
+        // Whoever gives up leaves the rest for others.
+        drop(guard);
+        step.send(third.clone(), value(3.0)).unwrap();
+        assert!(got.lock().len() == 2 && table.take(&third).is_some());
+    }
+}

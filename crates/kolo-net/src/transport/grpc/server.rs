@@ -1,0 +1,423 @@
+//! Serves calls to the tasks of this process.
+//!
+//! One accept loop; one async task per connection, all of which end before [`serve`] returns; one future per call,
+//! dropped when its stream is reset or its deadline passes.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use kolo_core::{Error, Result};
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::frame::{self, Intake, Outgoing, ReadError, Received};
+use super::options::{CONNECTION_WINDOW, FRAME_BYTES, STREAM_WINDOW, ServerOptions, set_up};
+use super::status;
+use crate::task::services::{Answer, MasterService, Size, Unwound, WorkerService, master_methods, worker_methods};
+use crate::transport::framed::Stream;
+use crate::wire::proto::*;
+
+/// The timeout of a TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// The pause after a connection could not be accepted, for lack of file descriptors for instance.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long connections may take to close after the last response.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// More than any cluster has concurrent calls: queue runners, and one RecvTensor for every edge.
+const MAX_STREAMS: u32 = 1 << 16;
+
+/// Cancelling a step resets all its streams at once, which must not be taken for an attack.
+const MAX_PENDING_RESETS: usize = 1 << 12;
+
+/// Serves calls until `shutdown` completes; then accepts no more, lets running calls continue for `options.grace`, and
+/// fails the rest with `UNAVAILABLE`. Must run in a tokio runtime.
+pub async fn serve(
+    listener: TcpListener,
+    worker: Arc<dyn WorkerService>,
+    master: Arc<dyn MasterService>,
+    options: ServerOptions,
+    shutdown: impl Future<Output = ()>,
+) {
+    serve_with(listener, worker, master, options, None, shutdown).await;
+}
+
+/// Serves connections that begin with `hello` instead of HTTP/2, or that negotiated Kolo's own transport inside TLS.
+pub(crate) struct OtherProtocol {
+    /// The first bytes of a connection.
+    pub hello: &'static [u8],
+    /// Serves such a connection; its first bytes have not been read yet.
+    pub serve: Box<dyn Fn(Stream) -> Serving + Send + Sync>,
+}
+
+/// A connection that is being served.
+pub(crate) type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// [`serve`] with a second protocol on the same port.
+pub(crate) async fn serve_with(
+    listener: TcpListener,
+    worker: Arc<dyn WorkerService>,
+    master: Arc<dyn MasterService>,
+    options: ServerOptions,
+    other: Option<OtherProtocol>,
+    shutdown: impl Future<Output = ()>,
+) {
+    let grace = options.grace;
+    let (phase, phases) = watch::channel(Phase::Serving);
+    let state = Arc::new(ServerState { worker, master, options, other, phases });
+    let mut connections = JoinSet::new();
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        tokio::select! {
+            () = &mut shutdown => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(connection(stream, state.clone()));
+                }
+                Err(error) => {
+                    tracing::warn!("a connection could not be accepted: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+    drop(listener);
+    // There may be no receivers left, if all connections have closed.
+    phase.send_replace(Phase::Closing);
+    let closed = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(grace, closed).await.is_err() {
+        phase.send_replace(Phase::Stopped);
+        let closed = async { while connections.join_next().await.is_some() {} };
+        if tokio::time::timeout(CLOSING, closed).await.is_err() {
+            connections.shutdown().await;
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// New calls are refused.
+    Closing,
+    /// Running calls are stopped.
+    Stopped,
+}
+
+struct ServerState {
+    worker: Arc<dyn WorkerService>,
+    master: Arc<dyn MasterService>,
+    options: ServerOptions,
+    other: Option<OtherProtocol>,
+    phases: watch::Receiver<Phase>,
+}
+
+async fn connection(stream: TcpStream, state: Arc<ServerState>) {
+    let from = stream.peer_addr();
+    if let Err(error) = set_up(&stream) {
+        tracing::debug!("a connection from {from:?} is not as it should be: {error}");
+    }
+    let Some(tls) = state.options.tls.clone() else {
+        return match &state.other {
+            Some(other) if begins_with(&stream, other.hello).await => {
+                serve_other(other, Stream::Plain(stream), &state).await;
+            }
+            _ => http(stream, state).await,
+        };
+    };
+    if let Some(other) = &state.other
+        && tls.is_offered_kolo(&stream).await
+    {
+        return match tls.accept(stream).await {
+            Ok(stream) => serve_other(other, Stream::Tls(Box::new(stream)), &state).await,
+            Err(error) => tracing::warn!("refused a connection from {from:?}: {error}"),
+        };
+    }
+    match tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream)).await {
+        Ok(Ok(stream)) => http(stream, state).await,
+        Ok(Err(error)) => tracing::warn!("refused a connection from {from:?}: {error}"),
+        Err(_) => tracing::warn!("refused a connection from {from:?}: no TLS handshake in {HANDSHAKE:?}"),
+    }
+}
+
+async fn serve_other(other: &OtherProtocol, stream: Stream, state: &ServerState) {
+    let mut phases = state.phases.clone();
+    let stopped = phases.wait_for(|phase| *phase == Phase::Stopped);
+    tokio::select! {
+        () = (other.serve)(stream) => {}
+        _ = stopped => {}
+    }
+}
+
+/// Whether a connection begins with these bytes. Peeks, so they can still be read.
+async fn begins_with(stream: &TcpStream, hello: &[u8]) -> bool {
+    let mut first = vec![0; hello.len()];
+    let peeked = async {
+        loop {
+            match stream.peek(&mut first).await {
+                Ok(n) if n > 0 && n < hello.len() && first[..n] == hello[..n] => {
+                    // A greeting is sent in one write, so this is rare and short.
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                Ok(n) => return n == hello.len() && first == hello,
+                Err(_) => return false,
+            }
+        }
+    };
+    tokio::time::timeout(HANDSHAKE, peeked).await.unwrap_or(false)
+}
+
+async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, state: Arc<ServerState>) {
+    let mut phases = state.phases.clone();
+    let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME_BYTES)
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS);
+    if let Some((every, within)) = state.options.ping {
+        builder.keep_alive_interval(every).keep_alive_timeout(within);
+    }
+    let service = hyper::service::service_fn(move |request| respond(state.clone(), request));
+    let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    loop {
+        let phase = tokio::select! {
+            result = &mut serving => {
+                if let Err(error) = result {
+                    tracing::debug!("a connection ended: {error:?}");
+                }
+                return;
+            }
+            phase = next_phase(&mut phases) => phase,
+        };
+        // The responses of stopped calls are still sent, so the connection closes by itself.
+        if phase == Phase::Closing || phase == Phase::Stopped {
+            serving.as_mut().graceful_shutdown();
+        }
+    }
+}
+
+/// The next phase; pending for ever if there is none.
+async fn next_phase(phases: &mut watch::Receiver<Phase>) -> Phase {
+    match phases.changed().await {
+        Ok(()) => *phases.borrow_and_update(),
+        Err(_) => std::future::pending().await,
+    }
+}
+
+async fn respond(
+    state: Arc<ServerState>,
+    request: Request<Incoming>,
+) -> std::result::Result<Response<Outgoing>, Infallible> {
+    if let Some(refusal) = refuse(&request) {
+        return Ok(refusal);
+    }
+    let outcome = match state.options.token.as_ref().map_or(Ok(()), |token| token.check(request.headers())) {
+        Ok(()) => answer(&state, request).await,
+        Err(error) => Err(error),
+    };
+    let mut response = Response::new(Outgoing::default());
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    match outcome {
+        Ok(pieces) => *response.body_mut() = Outgoing::response(pieces, status::trailers(Ok(()))),
+        // A response without a message consists of the trailers alone, sent as headers.
+        Err(error) => response.headers_mut().extend(status::trailers(Err(&error))),
+    }
+    Ok(response)
+}
+
+/// The response to a request that is not a gRPC call.
+fn refuse(request: &Request<Incoming>) -> Option<Response<Outgoing>> {
+    let content_type = request.headers().get("content-type").map(HeaderValue::as_bytes);
+    let refusal = if request.method() != Method::POST {
+        StatusCode::METHOD_NOT_ALLOWED
+    } else if !content_type.is_some_and(|found| found.starts_with(b"application/grpc")) {
+        StatusCode::UNSUPPORTED_MEDIA_TYPE
+    } else {
+        return None;
+    };
+    let mut response = Response::new(Outgoing::default());
+    *response.status_mut() = refusal;
+    Some(response)
+}
+
+type Pieces = VecDeque<Bytes>;
+
+async fn answer(state: &Arc<ServerState>, request: Request<Incoming>) -> Result<Pieces> {
+    let timeout = timeout(request.headers());
+    let mut phases = state.phases.clone();
+    let stopped = async {
+        if phases.wait_for(|phase| *phase == Phase::Stopped).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let late = async {
+        match timeout {
+            Some(timeout) => tokio::time::sleep(timeout).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        outcome = route(state, request) => outcome,
+        () = stopped => Err(Error::unavailable("the server is shutting down")),
+        () = late => Err(Error::deadline_exceeded("the call's deadline passed")),
+    }
+}
+
+/// The caller's timeout, such as `100m` for a tenth of a second.
+fn timeout(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.len() > 8 {
+        return None;
+    }
+    let amount: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(amount * 3600),
+        "M" => Duration::from_secs(amount * 60),
+        "S" => Duration::from_secs(amount),
+        "m" => Duration::from_millis(amount),
+        "u" => Duration::from_micros(amount),
+        "n" => Duration::from_nanos(amount),
+        _ => return None,
+    })
+}
+
+type Pending = Pin<Box<dyn Future<Output = Result<Pieces>> + Send>>;
+
+fn route(state: &ServerState, request: Request<Incoming>) -> Pending {
+    let path = request.uri().path().to_owned();
+    let unknown = || -> Pending {
+        let error = Error::unimplemented(format!("there is no method {path} here"));
+        Box::pin(std::future::ready(Err(error)))
+    };
+    let limits = state.options.limits;
+    let call = |size: Size| IncomingCall { limit: size.limit(&limits), request };
+    match path.strip_prefix('/').and_then(|path| path.split_once('/')) {
+        Some((WORKER, method)) => route_worker(state.worker.clone(), method, call).unwrap_or_else(unknown),
+        Some((MASTER, method)) => route_master(state.master.clone(), method, call).unwrap_or_else(unknown),
+        _ => unknown(),
+    }
+}
+
+const WORKER: &str = "tensorflow.WorkerService";
+const MASTER: &str = "tensorflow.MasterService";
+
+macro_rules! router {
+    ($router:ident $trait:ident $service:literal; $(
+        $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $attempts:ident;
+    )*) => {
+        fn $router(
+            service: Arc<dyn $trait>,
+            method: &str,
+            call: impl FnOnce(Size) -> IncomingCall,
+        ) -> Option<Pending> {
+            $(if method == stringify!($name) {
+                return Some(call(Size::$size).answer(move |request: $request| service.$method(request)));
+            })*
+            None
+        }
+    };
+}
+
+worker_methods!(router route_worker);
+master_methods!(router route_master);
+
+/// A call whose message has not been read yet.
+struct IncomingCall {
+    limit: usize,
+    request: Request<Incoming>,
+}
+
+impl IncomingCall {
+    /// The received message and its URI.
+    async fn message(self) -> Result<(Received, Uri)> {
+        let (parts, body) = self.request.into_parts();
+        match frame::read(body, self.limit, parts.headers.get("grpc-encoding"), Intake::Whole).await {
+            Ok((Some(message), _)) => Ok((message, parts.uri)),
+            Ok((None, _)) => Err(Error::invalid_argument("a call without a message")),
+            Err(ReadError::Message(error)) => Err(error),
+            Err(ReadError::Connection(error)) => Err(Error::cancelled(format!("the caller left: {error}"))),
+        }
+    }
+
+    fn answer<Q, R>(self, handler: impl FnOnce(Q) -> Answer<R> + Send + 'static) -> Pending
+    where
+        Q: Message + Default + 'static,
+        R: Message + 'static,
+    {
+        Box::pin(async move {
+            let limit = self.limit;
+            let (message, uri) = self.message().await?;
+            let request: Q = message
+                .decode()
+                .map_err(|error| Error::invalid_argument(format!("{} cannot be read: {error}", uri.path())))?;
+            let in_body = error_in_body(&request);
+            match Unwound(handler(request)).await {
+                Ok(response) => frame::write(&response, limit),
+                Err(error) => match in_body {
+                    Some(respond) => respond(&error),
+                    None => Err(error),
+                },
+            }
+        })
+    }
+}
+
+/// A function that puts an error into the response's body, if the request asks for that.
+fn error_in_body(request: &dyn Any) -> Option<fn(&Error) -> Result<Pieces>> {
+    fn run_step(error: &Error) -> Result<Pieces> {
+        let (status_code, status_error_message) = status::to_body(error);
+        let response = RunStepResponse { status_code, status_error_message, ..RunStepResponse::default() };
+        frame::write(&response, usize::MAX)
+    }
+    fn run_graph(error: &Error) -> Result<Pieces> {
+        let (status_code, status_error_message) = status::to_body(error);
+        let response = RunGraphResponse { status_code, status_error_message, ..RunGraphResponse::default() };
+        frame::write(&response, usize::MAX)
+    }
+    if request.downcast_ref().is_some_and(|request: &RunStepRequest| request.store_errors_in_response_body) {
+        return Some(run_step);
+    }
+    if request.downcast_ref().is_some_and(|request: &RunGraphRequest| request.store_errors_in_response_body) {
+        return Some(run_graph);
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_read_in_every_unit() {
+        let read = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-timeout", HeaderValue::from_str(text).unwrap());
+            timeout(&headers)
+        };
+        assert_eq!(read("2H"), Some(Duration::from_secs(7200)));
+        assert_eq!(read("100m"), Some(Duration::from_millis(100)));
+        assert_eq!(read("7u"), Some(Duration::from_micros(7)));
+        assert_eq!(read("99999999S"), Some(Duration::from_secs(99_999_999)));
+        for bad in ["", "5", "m", "-1m", "999999999S", "1x", "ü"] {
+            assert_eq!(bad.parse::<HeaderValue>().ok().and_then(|_| read(bad)), None, "{bad}");
+        }
+    }
+}

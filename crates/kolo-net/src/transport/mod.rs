@@ -1,0 +1,6 @@
+//! How messages cross the network: gRPC for everyone, Kolo's framed protocol between its own processes, and TLS under both.
+
+pub(crate) mod batch;
+pub(crate) mod framed;
+pub mod grpc;
+pub mod tls;

@@ -1,0 +1,392 @@
+//! Which nodes of a plan can be captured together when the plan as a whole cannot.
+//!
+//! Every node is one of three kinds. A node that is *free* (a constant, the handle of a variable) goes wherever it is used. A
+//! node that is *apart* runs in the ordinary way: it waits, has a state, is control flow, may be skipped, or reads a value of
+//! the host that may be another one next time. All others can be captured. Those get the number of a segment: the smallest that
+//! is not before a segment they need, and after every node apart they need. So segment 0 runs before the nodes apart that need
+//! it, these before segment 1, and so on; nothing waits for itself.
+//!
+//! Updates of variables go to the last segment whose nodes still read the old value, so that they need not copy it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use kolo_core::{DType, DeviceName, Result};
+use kolo_graph::{
+    BranchNode, Endpoint, Flow, Node, NodeId, Nodes, Partition, TransferEnd, TransferRound, Work, is_variable,
+    skipped_nodes, topological_order,
+};
+use kolo_ops::comm::transfer::edge_key;
+use kolo_ops::{find_kernel, host_arguments};
+
+use crate::compile::part::{PartPlan, PlanKernel};
+use crate::executor::frames::{Frames, frames};
+
+/// A segment of fewer launches than this is not worth a capture.
+const FEWEST_LAUNCHES: usize = 4;
+
+/// Rounds in which updates are moved to later segments, at most.
+const MOST_ROUNDS: usize = 8;
+
+/// Why a node is apart, by its number; nothing for the others.
+pub(super) type Apart = Vec<Option<String>>;
+
+/// The nodes of each segment, in an order in which inputs come first, and why other nodes are in none.
+pub(super) struct Segments {
+    pub list: Vec<Vec<usize>>,
+    pub apart: Apart,
+    /// Nodes that go wherever they are used.
+    pub free: Vec<bool>,
+    /// All nodes, inputs first.
+    pub order: Vec<usize>,
+}
+
+/// A part of a plan, and the GPU it is for, if it is for one.
+pub(super) struct PartOf<'a> {
+    pub part: &'a Partition,
+    pub plan: &'a PartPlan,
+    pub gpu: Option<&'a DeviceName>,
+}
+
+/// Finds the segments of all parts that are for GPUs, with those of other parts that they wait for in mind. `refused` names nodes
+/// that turned out not to be capturable. `None` if the parts cannot be brought into an order.
+pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) -> Result<Option<Vec<Segments>>> {
+    // All nodes of all parts in one list.
+    let mut starts = Vec::with_capacity(parts.len());
+    let mut waits: Vec<Vec<usize>> = Vec::new();
+    for of in parts {
+        let start = waits.len();
+        starts.push(start);
+        let nodes = &of.part.nodes;
+        waits.extend(nodes.iter().map(|(id, _)| before(nodes, id).into_iter().map(|i| start + i).collect()));
+    }
+    let all = || parts.iter().zip(&starts).flat_map(|(of, start)| of.part.nodes.iter().map(move |node| (start, node)));
+    // A value that is received was sent before: by the same part, or by another one.
+    let mut senders: HashMap<Arc<str>, Vec<usize>> = HashMap::new();
+    let mut sent: Vec<(usize, &Node)> = Vec::new();
+    for (start, (id, node)) in all().filter(|(_, (_, node))| node.sends()) {
+        senders.entry(edge_key(&node.attrs)?).or_default().push(start + id.index());
+        sent.push((start + id.index(), node));
+    }
+    let is_clients = |node: &Node| node.attrs.bool("client_terminated").unwrap_or(false);
+    let (mut received, mut from_others) = (HashSet::new(), Vec::new());
+    for (start, (id, node)) in all().filter(|(_, (_, node))| node.receives()) {
+        let i = start + id.index();
+        match senders.get(&edge_key(&node.attrs)?) {
+            Some(senders) => {
+                waits[i].extend(senders);
+                received.extend(senders.iter().copied());
+            }
+            None if is_clients(node) => {}
+            None => from_others.push((i, TransferRound::of(node))),
+        }
+    }
+    // What other tasks send may depend on what they were sent in earlier rounds, as the master says. What it says nothing
+    // of may depend on anything, and anything on it. One barrier for each round, each after the one before.
+    let to_others = sent.iter().filter(|(sender, node)| !received.contains(sender) && !is_clients(node));
+    let mut by_round: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+    for (sender, node) in to_others {
+        by_round.entry(TransferRound::of(node).map_or(i64::MIN, |sent| sent.round)).or_default().push(*sender);
+    }
+    let mut barriers: BTreeMap<i64, usize> = BTreeMap::new();
+    for (round, mut senders) in by_round {
+        senders.extend(barriers.last_key_value().map(|(_, barrier)| *barrier));
+        barriers.insert(round, waits.len());
+        waits.push(senders);
+    }
+    for (i, round) in &from_others {
+        let earlier = round.and_then(|round| barriers.range(..round.round).next_back());
+        waits[*i].extend(earlier.map(|(_, barrier)| *barrier));
+    }
+    let is_uncertain = |round: &Option<TransferRound>| round.is_none_or(|round| round.is_conditional);
+    let uncertain: HashSet<usize> =
+        from_others.iter().filter(|(_, round)| is_uncertain(round)).map(|(i, _)| *i).collect();
+    // What leaves a loop may come from any of its iterations, so it waits for all that goes round, in whatever part.
+    let is_fed = |of: &PartOf<'_>, id: NodeId, input: usize| of.part.nodes.node(id).inputs[input].feed().is_some();
+    let loops = parts.iter().map(|of| frames(&of.part.nodes, &|id, input| is_fed(of, id, input)));
+    let loops = loops.collect::<Result<Vec<Frames>>>()?;
+    let in_loops = |flow: Flow| {
+        let parts = parts.iter().zip(&loops).zip(&starts);
+        parts.flat_map(move |((of, loops), start)| {
+            let nodes = of.part.nodes.iter().filter(move |(_, node)| node.def.flow == flow);
+            nodes.map(move |(id, _)| (&*loops.list[loops.of_node[id.index()] as usize].name, start + id.index()))
+        })
+    };
+    let mut turns: HashMap<&str, usize> = HashMap::new();
+    for (name, next) in in_loops(Flow::NextIteration) {
+        let barrier = *turns.entry(name).or_insert_with(|| {
+            waits.push(Vec::new());
+            waits.len() - 1
+        });
+        waits[barrier].push(next);
+    }
+    for (left, exit) in in_loops(Flow::Exit) {
+        waits[exit].extend(turns.get(left));
+    }
+    let Ok(order) = topological_order(&waits) else { return Ok(None) };
+    let (mut apart, mut free): (Apart, Vec<bool>) = (Vec::new(), Vec::new());
+    let mut updates = Vec::new();
+    for (i, (of, start)) in parts.iter().zip(&starts).enumerate() {
+        let others = parts.iter().enumerate().filter(|(other, _)| *other != i);
+        let may_skip = others
+            .flat_map(|(_, other)| other.part.nodes.iter())
+            .any(|(_, node)| matches!(node.def.flow, Flow::Switch | Flow::Enter));
+        let local: Vec<usize> = local(&order, *start, of);
+        let is_free = free_nodes(&of.part.nodes, of.plan, &local);
+        let may_be_skipped =
+            |id: NodeId| of.part.nodes.node(id).receives() && (may_skip || uncertain.contains(&(start + id.index())));
+        apart.extend(apart_nodes(of, &loops[i], &local, &is_free, refused, &may_be_skipped));
+        let readers = readers_before_updates(of.plan, &of.part.nodes, &is_free);
+        let moved = |(update, readers): (usize, Vec<usize>)| {
+            (start + update, readers.into_iter().map(|reader| start + reader).collect::<Vec<usize>>())
+        };
+        updates.extend(readers.into_iter().map(moved));
+        free.extend(is_free);
+    }
+    // Barriers are no nodes, and pass on the level of what they wait for as nodes apart do.
+    apart.resize(waits.len(), Some("it is a barrier".to_owned()));
+    free.resize(waits.len(), false);
+    let levels = levels(&order, &waits, &updates, (&apart, &free));
+    let mut found = Vec::with_capacity(parts.len());
+    for (of, &start) in parts.iter().zip(&starts) {
+        let n = of.part.nodes.len();
+        let (apart, free) = (apart[start..start + n].to_vec(), free[start..start + n].to_vec());
+        let order = local(&order, start, of);
+        let n_levels = levels.iter().map(|level| level + 1).max().unwrap_or(0).max(0) as usize;
+        let mut list: Vec<Vec<usize>> = vec![Vec::new(); n_levels];
+        for &i in order.iter().filter(|&&i| !free[i] && apart[i].is_none()) {
+            list[levels[start + i].max(0) as usize].push(i);
+        }
+        list.retain(|members| members.iter().filter(|&&i| launches(of.plan, i)).count() >= FEWEST_LAUNCHES);
+        found.push(Segments { list, apart, free, order });
+    }
+    Ok(Some(found))
+}
+
+/// The nodes of one part, by their own numbers, in the order of all.
+fn local(order: &[usize], start: usize, of: &PartOf<'_>) -> Vec<usize> {
+    let nodes = start..start + of.part.nodes.len();
+    order.iter().filter(|i| nodes.contains(i)).map(|i| i - start).collect()
+}
+
+/// Why nodes of a part cannot be captured; all of them if it is not for a GPU.
+fn apart_nodes(
+    of: &PartOf<'_>,
+    loops: &Frames,
+    order: &[usize],
+    free: &[bool],
+    refused: &HashMap<String, String>,
+    may_be_skipped: &dyn Fn(NodeId) -> bool,
+) -> Apart {
+    let nodes = &of.part.nodes;
+    let mut apart: Apart = vec![None; nodes.len()];
+    let Some(gpu) = of.gpu else {
+        apart.fill(Some("it is on another device".to_owned()));
+        return apart;
+    };
+    let skipped = skipped(nodes, order, may_be_skipped);
+    for &i in order.iter().filter(|&&i| !free[i]) {
+        let (id, name) = (NodeId(i as u32), &nodes.node(NodeId(i as u32)).name);
+        apart[i] = match refused.get(&**name) {
+            Some(why) => Some(why.clone()),
+            None if loops.of_node[i] != 0 => Some("it is in a loop".to_owned()),
+            None if skipped[i] => Some("it may be skipped".to_owned()),
+            None => refusal(of.part, of.plan, gpu, id, (&apart, free)),
+        };
+    }
+    // A replay sends nothing: only what is received in the same capture may be sent in it.
+    for (id, _) in nodes.iter().filter(|(_, node)| node.def.transfer == Some(TransferEnd::HostSend)) {
+        let receives = |&(_, other): &(NodeId, &Arc<Node>)| {
+            other.control_inputs.contains(&id) && other.def.transfer == Some(TransferEnd::Recv)
+        };
+        let is_received = nodes.iter().filter(receives).any(|(other, _)| apart[other.index()].is_none());
+        if !is_received && apart[id.index()].is_none() {
+            apart[id.index()] = Some("it is a transfer".to_owned());
+        }
+    }
+    apart
+}
+
+/// The nodes that a node waits for, edges that close loops apart.
+fn before(nodes: &Nodes, id: NodeId) -> Vec<usize> {
+    let node = nodes.node(id);
+    let is_forward = |at: &&Endpoint| at.feed().is_none() && nodes.node(at.node).def.flow != Flow::NextIteration;
+    let data = node.inputs.iter().filter(is_forward).map(|at| at.node.index());
+    data.chain(node.control_inputs.iter().map(|id| id.index())).collect()
+}
+
+/// Constants, handles and references of variables, and what lends such a reference: they compute nothing, and give the same
+/// wherever they are.
+fn free_nodes(nodes: &Nodes, plan: &PartPlan, order: &[usize]) -> Vec<bool> {
+    let mut free = vec![false; nodes.len()];
+    for &i in order {
+        let (node, kernel) = (nodes.node(NodeId(i as u32)), &plan.nodes[i].kernel);
+        let is_source = match kernel {
+            PlanKernel::Flow => node.def.work == Work::Constant,
+            PlanKernel::Lend => node.inputs.iter().all(|at| at.feed().is_none() && free[at.node.index()]),
+            _ => is_variable(node),
+        };
+        free[i] = is_source && node.control_inputs.is_empty();
+    }
+    free
+}
+
+/// Why a node that runs in every step cannot be captured.
+fn refusal(
+    part: &Partition,
+    plan: &PartPlan,
+    device: &DeviceName,
+    id: NodeId,
+    (apart, free): (&Apart, &[bool]),
+) -> Option<String> {
+    let nodes = &part.nodes;
+    let (node, planned) = (nodes.node(id), &plan.nodes[id.index()]);
+    let of_host = |node: &str| Some(format!("it reads what '{node}' gives to the host, which may change"));
+    let Ok(kernel) = find_kernel(node, device) else {
+        return Some("it has no kernel of its own".to_owned());
+    };
+    match node.def.transfer {
+        Some(TransferEnd::HostSend) => {}
+        Some(TransferEnd::Recv) => {
+            // Its sender, which it waits for if it is in the same part.
+            let key = node.attrs.find("tensor_name");
+            let is_sender = |id: &NodeId| {
+                let sender = nodes.node(*id);
+                let is_of_host = sender.def.transfer == Some(TransferEnd::HostSend);
+                is_of_host && apart[id.index()].is_none() && sender.attrs.find("tensor_name") == key
+            };
+            let is_near = node.control_inputs.len() == 1 && node.control_inputs.iter().all(is_sender);
+            return (!is_near).then(|| "it waits for a value of the host".to_owned());
+        }
+        Some(_) => return Some("it is a transfer".to_owned()),
+        None => {
+            if let Some(why) = super::slot::refusal(planned) {
+                return Some(format!("it {why}"));
+            }
+        }
+    }
+    let (on_host, _) = host_arguments(node, kernel);
+    for (i, at) in node.inputs.iter().enumerate() {
+        let is_on_host = on_host.get(i).copied().unwrap_or(true);
+        if let Some(feed) = at.feed() {
+            if is_on_host {
+                return Some(format!("it reads feed {feed} on the host"));
+            }
+            continue;
+        }
+        let maker = nodes.node(at.node);
+        if free[at.node.index()] {
+            continue;
+        }
+        if nodes.output(*at).is_ref || matches!(plan.nodes[at.node.index()].kernel, PlanKernel::Lend) {
+            return Some(format!("it takes a reference from '{}'", maker.name));
+        }
+        if is_on_host && apart[at.node.index()].is_some() {
+            return of_host(&maker.name);
+        }
+    }
+    let is_seen = |index: usize| {
+        let at = Endpoint { node: id, index: index as u32 };
+        part.fetches.iter().any(|(_, fetch)| *fetch == at) || nodes.iter().any(|(_, user)| user.inputs.contains(&at))
+    };
+    let passes_on = node.outputs.iter().enumerate().find(|(index, output)| {
+        (output.is_ref || matches!(output.dtype, DType::Resource | DType::Variant)) && is_seen(*index)
+    });
+    passes_on.map(|_| "it passes a reference or a handle on".to_owned())
+}
+
+/// The nodes that do not run in every step, because they hang on a `Switch`, here or on another task.
+fn skipped(nodes: &Nodes, order: &[usize], may_be_skipped: &dyn Fn(NodeId) -> bool) -> Vec<bool> {
+    let place = |at: Endpoint| at.feed().is_none().then_some((at.node.index(), at.index));
+    let mut all: Vec<BranchNode<'_>> = Vec::with_capacity(nodes.len());
+    for (id, node) in nodes.iter() {
+        // A transfer within the part passes on what was sent.
+        let sent = || {
+            let sender = node.control_inputs.iter().map(|id| nodes.node(*id)).find(|node| node.sends())?;
+            sender.inputs.first().copied()
+        };
+        let passed = if node.receives() { sent() } else { node.passed_on() };
+        all.push(BranchNode {
+            node,
+            inputs: node.inputs.iter().copied().map(place).collect(),
+            control: node.control_inputs.iter().map(|id| id.index()).collect(),
+            passes_on: passed.and_then(place),
+            may_be_skipped: may_be_skipped(id),
+        });
+    }
+    skipped_nodes(&all, order)
+}
+
+/// The segment of every node that can be captured, and for a node apart the last segment before it. Nodes of other parts are apart,
+/// so that what comes back from them is in a later segment than what they were given. `updates` go after their readers.
+fn levels(
+    order: &[usize],
+    before: &[Vec<usize>],
+    updates: &[(usize, Vec<usize>)],
+    (apart, free): (&Apart, &[bool]),
+) -> Vec<i32> {
+    let mut floor = vec![0; before.len()];
+    let mut levels = vec![-1; before.len()];
+    for _ in 0..MOST_ROUNDS {
+        for &i in order.iter().filter(|&&i| !free[i]) {
+            let of = |&&earlier: &&usize| !free[earlier];
+            let step = |&earlier: &usize| levels[earlier] + i32::from(apart[earlier].is_some() && apart[i].is_none());
+            let least = if apart[i].is_some() { -1 } else { floor[i] };
+            levels[i] = before[i].iter().filter(of).map(step).max().unwrap_or(-1).max(least);
+        }
+        let mut is_settled = true;
+        for (update, readers) in updates {
+            let step = |&reader: &usize| levels[reader] + i32::from(apart[reader].is_some());
+            let wanted = readers.iter().map(step).max().unwrap_or(0);
+            if wanted > levels[*update] && apart[*update].is_none() {
+                floor[*update] = wanted;
+                is_settled = false;
+            }
+        }
+        if is_settled {
+            break;
+        }
+    }
+    levels
+}
+
+/// For each update of a variable, the nodes that read its old value and do not depend on the update.
+fn readers_before_updates(plan: &PartPlan, nodes: &Nodes, free: &[bool]) -> Vec<(usize, Vec<usize>)> {
+    let mut users: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
+    for (id, node) in nodes.iter() {
+        let data = node.inputs.iter().filter(|at| at.feed().is_none()).map(|at| at.node);
+        data.chain(node.control_inputs.iter().copied()).for_each(|earlier| users[earlier.index()].push(id.index()));
+    }
+    let mut all = Vec::new();
+    for (update, _) in plan.nodes.iter().enumerate().filter(|(_, node)| node.is_late) {
+        let mut depends = vec![false; nodes.len()];
+        let mut open = vec![update];
+        while let Some(i) = open.pop() {
+            if !std::mem::replace(&mut depends[i], true) {
+                open.extend(&users[i]);
+            }
+        }
+        let node = nodes.node(NodeId(update as u32));
+        let variables = node.inputs.iter().filter(|at| at.feed().is_none() && free[at.node.index()]);
+        let mut readers = Vec::new();
+        for variable in variables.filter(|at| nodes.node(at.node).def.work != Work::Constant) {
+            for &user in users[variable.node.index()].iter().filter(|&&user| !plan.nodes[user].is_late) {
+                readers.push(user);
+                readers.extend(users[user].iter().filter(|&&i| !plan.nodes[i].is_late));
+            }
+        }
+        readers.retain(|&reader| !depends[reader] && !free[reader]);
+        readers.sort_unstable();
+        readers.dedup();
+        all.push((update, readers));
+    }
+    all
+}
+
+/// Whether a node starts a kernel of the card.
+fn launches(plan: &PartPlan, i: usize) -> bool {
+    let node = &plan.nodes[i];
+    let def = &node.node.def;
+    let is_view = matches!(def.work, Work::PassesOn | Work::Reshapes | Work::Measures);
+    !node.on_host && !is_view && def.transfer != Some(TransferEnd::HostSend)
+}

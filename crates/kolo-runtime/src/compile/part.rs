@@ -1,0 +1,506 @@
+//! One device's share of a signature, compiled: kernels chosen, edges laid out flat, constants at their consumers.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use kolo_core::{DType, Error, Result, Tensor};
+use kolo_device::Device;
+use kolo_graph::{Effects, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Work};
+use kolo_ops::{
+    AsyncKernel, Cost, Kernel, KernelCtx, KernelInit, KernelMaker, ResourceStore, find_kernel, find_op, fused,
+    host_arguments,
+};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::capture::split::Segment;
+use crate::executor::frame_id::FrameIds;
+use crate::executor::frames::{FrameShape, frames};
+use crate::executor::inter_pool::InterPool;
+use crate::executor::part_state::PartState;
+
+/// A device as the session sees it: where to run, on which threads, with which state.
+pub(crate) struct DeviceUnit {
+    pub device: Arc<dyn Device>,
+    pub name: Arc<str>,
+    pub pool: Arc<InterPool>,
+    pub resources: Arc<ResourceStore>,
+}
+
+/// A part before compilation.
+pub(crate) struct Part<'a> {
+    /// Its nodes, numbered from 0.
+    pub nodes: &'a Nodes,
+    /// Inputs that are fed: `(node, input)` to the number of the feed.
+    pub fed: HashMap<(NodeId, usize), usize>,
+    /// Outputs that are fetched, by number of the fetch.
+    pub fetches: Vec<(usize, Endpoint)>,
+    /// How instances of loops are numbered.
+    pub frame_ids: FrameIds,
+    /// What an earlier plan of the same nodes has made.
+    pub extras: Extras,
+}
+
+/// What the parts of a split plan take from the plan that was split.
+#[derive(Default)]
+pub(crate) struct Extras {
+    /// Nodes that stand for segments.
+    pub segments: HashMap<NodeId, Arc<Segment>>,
+    /// Constants where they are, by node.
+    pub constants: HashMap<Arc<str>, Tensor>,
+}
+
+/// A part after compilation. Immutable, shared by all steps.
+pub(crate) struct PartPlan {
+    pub unit: Arc<DeviceUnit>,
+    pub nodes: Vec<NodePlan>,
+    pub edges: Vec<Edge>,
+    pub frames: Vec<FramePlan>,
+    /// Nodes that can run at once.
+    pub roots: Vec<u32>,
+    /// Constants, each once.
+    pub constants: Vec<Tensor>,
+    /// The nodes of the constants.
+    pub constant_names: Vec<Arc<str>>,
+    /// The fetches that outputs answer; see [`OutputPlan::fetches`].
+    pub fetches: Vec<u32>,
+    /// Constants that are fetched.
+    pub fetched_constants: Vec<(u32, Tensor)>,
+    /// For each feed, by number, the edges it goes along.
+    pub feeds: Vec<FeedPlan>,
+    /// How instances of loops are numbered.
+    pub frame_ids: FrameIds,
+    /// States of finished steps, to be used again.
+    pub spare: Mutex<Vec<PartState>>,
+}
+
+/// Where a feed goes in one part.
+pub(crate) struct FeedPlan {
+    /// Its number.
+    pub feed: u32,
+    /// The edges it goes along.
+    pub edges: Range<u32>,
+    /// The inputs at their ends are in the device's own memory, which is not the host's.
+    pub on_device: bool,
+}
+
+/// One frame's layout.
+pub(crate) struct FramePlan {
+    pub parallel_iterations: usize,
+    pub n_enters: u32,
+    /// The initial pending count of each of its nodes; see [`PartState`] for the encoding.
+    pub pending: Vec<u32>,
+    pub n_slots: u32,
+    pub name: String,
+}
+
+/// One node, laid out.
+pub(crate) struct NodePlan {
+    pub node: Arc<Node>,
+    pub kernel: PlanKernel,
+    pub cost: Cost,
+    pub flow: Flow,
+    /// For `Enter`: the frame it leads into.
+    pub enters: u32,
+    /// Its place among its frame's nodes.
+    pub local: u32,
+    /// Its inputs' places among its frame's slots.
+    pub first_slot: u32,
+    pub n_inputs: u32,
+    /// For each output, the edges it goes along and the fetches it answers.
+    pub outputs: SmallVec<[OutputPlan; 2]>,
+    /// The edges of its control output.
+    pub control: Range<u32>,
+    /// For `Merge`: how many dead inputs make it dead, in iteration 0 and in later ones.
+    pub dead_needed: (u32, u32),
+    /// For `Enter`: a loop invariant.
+    pub is_constant: bool,
+    /// References may arrive at its inputs.
+    pub has_references: bool,
+    /// So little work, if its inputs are as small as its outputs, that it is done without letting go of the part's lock:
+    /// a function of its inputs alone, with outputs that are known to be tiny.
+    pub is_tiny: bool,
+    /// All inputs are known to be tiny values.
+    pub has_tiny_inputs: bool,
+    /// For a tiny node, the inputs that are constants, as bits.
+    pub constant_inputs: u32,
+    /// It runs on the host though it is placed on a device with memory of its own: its tensors are all in host memory.
+    pub on_host: bool,
+    /// It writes to a variable, and is on a device where one thread runs the nodes or was fused with a product that is ready
+    /// when readers of the variable are: it waits until nothing else is ready, so that readers of the old value are done and
+    /// the update need not copy it first.
+    pub is_late: bool,
+    /// On a GPU: it depends on nothing but its inputs, and its outputs are not known to be large. While a step is captured
+    /// such a node is computed once if its inputs are the same in all replays.
+    pub may_fold: bool,
+    /// The slot that its one output goes to, if it goes nowhere else and is not fetched; else [`NO_SLOT`]. A tiny node writes
+    /// its output there.
+    pub only_slot: u32,
+    /// Inputs that are constants, and which of [`PartPlan::constants`] they are. They are filled in when the node runs.
+    pub constants: SmallVec<[(u32, u32); 2]>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct OutputPlan {
+    pub edges: Range<u32>,
+    pub fetches: Range<u32>,
+    /// As the node declares it; here too, so that a run need not look at the node.
+    pub dtype: DType,
+}
+
+/// Most elements of an output of a tiny node.
+const TINY: usize = 16;
+/// Most elements of an output that is computed once per capture and then kept.
+const MOST_FOLDED: usize = 1 << 20;
+/// Most inputs of a tiny node: the bits of [`NodePlan::constant_inputs`].
+const TINY_INPUTS: usize = 32;
+
+/// Where a value goes: to a slot of a node, or, if the slot is [`CONTROL`], only to its count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edge {
+    pub node: u32,
+    pub slot: u32,
+    /// The node's place among its frame's nodes; here too, so that an arrival need not look at the node.
+    pub local: u32,
+    pub end: End,
+}
+
+/// What is at the end of an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// A node that counts what arrives, and is never worth a thread of its own.
+    Small,
+    /// A node that counts what arrives.
+    Plain,
+    /// A `Merge`, which has rules of its own.
+    Merge,
+}
+
+impl Edge {
+    fn new(id: NodeId, node: &NodePlan, slot: u32) -> Edge {
+        let end = match node.flow {
+            Flow::Merge => End::Merge,
+            Flow::ControlTrigger => End::Plain,
+            _ if (node.cost == Cost::Inline || node.has_tiny_inputs) && !node.is_late => End::Small,
+            _ => End::Plain,
+        };
+        Edge { node: id.0, slot, local: node.local, end }
+    }
+}
+
+pub(crate) const CONTROL: u32 = u32::MAX;
+/// See [`NodePlan::only_slot`].
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// How a node is computed.
+#[derive(Clone)]
+pub(crate) enum PlanKernel {
+    Function(fn(&mut KernelCtx<'_>) -> Result<()>),
+    Object(Arc<dyn Kernel>),
+    Async(Arc<dyn AsyncKernel>),
+    /// Control flow: done while outputs are passed on.
+    Flow,
+    /// An `Identity` of a reference. In TensorFlow its output shares the variable's memory, so whoever uses it sees the value
+    /// of that moment, and programs (`SyncReplicasOptimizer` among them) count on it. Here the reference itself is passed on,
+    /// and read when its user starts.
+    Lend,
+    /// On a null device: recorded, not computed.
+    Null,
+    /// Many nodes, captured together if possible.
+    Segment(Arc<Segment>),
+}
+
+/// Kernels that keep state, one per device and node name, shared by all plans of a session.
+#[derive(Default)]
+pub(crate) struct KernelCache {
+    kernels: Mutex<HashMap<KernelKey, PlanKernel>>,
+}
+
+/// Device and node.
+type KernelKey = (Arc<str>, Arc<str>);
+
+impl KernelCache {
+    fn kernel(&self, node: &Arc<Node>, unit: &DeviceUnit) -> Result<PlanKernel> {
+        if unit.device.as_null().is_some() && node.def.flow == Flow::Plain {
+            return Ok(PlanKernel::Null);
+        }
+        let name = &unit.device.attributes().name;
+        let init = KernelInit { node, device: name, resources: &unit.resources };
+        // Transfers and control flow of a null device are the host's.
+        let make = match unit.device.as_null() {
+            Some(_) => find_kernel(node, &kolo_core::DeviceName { kind: "CPU".into(), ..name.clone() })?,
+            None => find_kernel(node, name)?,
+        };
+        let build = || -> Result<PlanKernel> {
+            Ok(match make.make {
+                KernelMaker::Function(compute) => PlanKernel::Function(compute),
+                KernelMaker::Object(make) => PlanKernel::Object(make(&init)?.into()),
+                KernelMaker::Async(make) => PlanKernel::Async(make(&init)?.into()),
+                KernelMaker::Executor => PlanKernel::Flow,
+            })
+        };
+        let place = |error: Error| error.with_node(&node.name, node.op(), &unit.name);
+        if !node.def.stateful || node.def.flow == Flow::Transfer {
+            return build().map_err(place);
+        }
+        let key = (unit.name.clone(), node.name.clone());
+        if let Some(kernel) = self.kernels.lock().get(&key) {
+            return Ok(kernel.clone());
+        }
+        let kernel = build().map_err(place)?;
+        Ok(self.kernels.lock().entry(key).or_insert(kernel).clone())
+    }
+}
+
+/// Compiles a part.
+pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCache) -> Result<PartPlan> {
+    let nodes = part.nodes;
+    let shapes = frames(nodes, &|id, input| part.fed.contains_key(&(id, input)))?;
+    let n = nodes.len();
+
+    // Constants that wait for nothing are not nodes: their consumers have them when they run. A `Merge` counts
+    // arrivals, so one that feeds a `Merge` stays a node.
+    let mut in_place: Vec<Option<Tensor>> = vec![None; n];
+    let own_memory = !unit.device.memory().is_host();
+    let kernel_of = |node: &Arc<Node>| find_kernel(node, &unit.device.attributes().name);
+    for (id, node) in nodes.iter() {
+        if node.def.work == Work::Constant && node.control_inputs.is_empty() && unit.device.as_null().is_none() {
+            let value = node.attrs.tensor("value")?.clone();
+            let stays = !own_memory || kernel_of(node)?.device == "CPU";
+            in_place[id.index()] = Some(match part.extras.constants.get(&node.name) {
+                Some(placed) => placed.clone(),
+                None if stays => value,
+                None => unit.device.copy(&value, unit.device.memory())?.0,
+            });
+        }
+    }
+    for (_, node) in nodes.iter().filter(|(_, node)| node.def.flow == Flow::Merge) {
+        node.inputs.iter().filter(|at| at.node.index() < n).for_each(|at| in_place[at.node.index()] = None);
+    }
+
+    let mut constant_numbers = vec![0u32; n];
+    let (mut constant_values, mut constant_names) = (Vec::new(), Vec::new());
+    for (i, value) in in_place.iter().enumerate() {
+        if let Some(value) = value {
+            constant_numbers[i] = constant_values.len() as u32;
+            constant_values.push(value.clone());
+            constant_names.push(nodes.node(NodeId(i as u32)).name.clone());
+        }
+    }
+
+    let mut frame_plans: Vec<FramePlan> = Vec::with_capacity(shapes.list.len());
+    for shape in &shapes.list {
+        frame_plans.push(FramePlan {
+            parallel_iterations: shape.parallel_iterations,
+            n_enters: shape.n_enters,
+            pending: Vec::new(),
+            n_slots: 0,
+            name: shape.name.clone(),
+        });
+    }
+    let lends = lenders(part);
+    let mut plans: Vec<NodePlan> = Vec::with_capacity(n);
+    let mut roots = Vec::new();
+    for (id, node) in nodes.iter() {
+        let frame = shapes.of_node[id.index()];
+        let frame_plan = &mut frame_plans[frame as usize];
+        let (local, first_slot) = (frame_plan.pending.len() as u32, frame_plan.n_slots);
+        frame_plan.n_slots += node.inputs.len() as u32;
+        let mut n_data = 0;
+        let mut constants: SmallVec<[(u32, u32); 2]> = SmallVec::new();
+        for (i, at) in node.inputs.iter().enumerate() {
+            let is_constant = !part.fed.contains_key(&(id, i)) && in_place[at.node.index()].is_some();
+            match is_constant {
+                true => constants.push((i as u32, constant_numbers[at.node.index()])),
+                false => n_data += 1,
+            }
+        }
+        let n_control = node.control_inputs.iter().filter(|id| in_place[id.index()].is_none()).count() as u32;
+        let flow = node.def.flow;
+        let pending = if flow == Flow::Merge { n_control << 1 | 1 } else { n_data + n_control };
+        frame_plan.pending.push(pending);
+        if pending == 0 && in_place[id.index()].is_none() {
+            if frame != 0 {
+                return Err(Error::internal(format!("'{}' is in a loop but waits for nothing", node.name)));
+            }
+            roots.push(id.0);
+        }
+        let enters = match flow {
+            Flow::Enter => child_frame(&shapes.list, frame, node.attrs.str("frame_name")?)?,
+            _ => 0,
+        };
+        let is_back = |i: usize, at: &Endpoint| {
+            !part.fed.contains_key(&(id, i)) && nodes.node(at.node).def.flow == Flow::NextIteration
+        };
+        let n_back = node.inputs.iter().enumerate().filter(|(i, at)| is_back(*i, at)).count() as u32;
+        let n_inputs = node.inputs.len() as u32;
+        let segment = part.extras.segments.get(&id);
+        let kernel = match (&in_place[id.index()], segment) {
+            (Some(_), _) => PlanKernel::Flow,
+            (None, Some(segment)) => PlanKernel::Segment(segment.clone()),
+            (None, None) if lends[id.index()] => PlanKernel::Lend,
+            (None, None) => cache.kernel(node, unit)?,
+        };
+        let cost = find_op(node.op())?.cost;
+        let is_reference = |at: &Endpoint| nodes.output(*at).is_ref || lends[at.node.index()];
+        let has_references =
+            node.inputs.iter().enumerate().any(|(i, at)| !part.fed.contains_key(&(id, i)) && is_reference(at));
+        // Of a feed nothing is known, and a feed's place in the graph may have no node.
+        let is_tiny_input =
+            |(i, at): (usize, &Endpoint)| !part.fed.contains_key(&(id, i)) && is_tiny_output(nodes.output(*at));
+        let has_tiny_inputs = !has_references && node.inputs.iter().enumerate().all(is_tiny_input);
+        let is_tiny = matches!(kernel, PlanKernel::Function(_))
+            && flow == Flow::Plain
+            && !node.def.stateful
+            && !has_references
+            && cost != Cost::Heavy
+            && node.inputs.len() <= TINY_INPUTS
+            && node.outputs.iter().all(is_tiny_output);
+        let outputs = node.outputs.iter().map(|output| OutputPlan { edges: 0..0, fetches: 0..0, dtype: output.dtype });
+        let on_host = own_memory && kernel_of(node).is_ok_and(|kernel| kernel.device == "CPU");
+        let is_pure = flow == Flow::Plain && !node.def.stateful && !has_references && node.def.effects == Effects::None;
+        let is_small = |output: &OutputInfo| output.shape.n_elements().is_none_or(|n| n <= MOST_FOLDED);
+        plans.push(NodePlan {
+            may_fold: own_memory && !on_host && is_pure && node.outputs.iter().all(is_small),
+            node: node.clone(),
+            kernel,
+            cost,
+            is_tiny,
+            is_late: (node.def.effects == Effects::Writes && (own_memory || node.op() == fused::DESCENT.def.name))
+                || segment.is_some_and(|segment| own_memory && segment.is_late),
+            on_host,
+            constant_inputs: if is_tiny { constants.iter().map(|&(i, _)| 1 << i).sum() } else { 0 },
+            has_references,
+            flow,
+            enters,
+            local,
+            first_slot,
+            n_inputs,
+            outputs: outputs.collect(),
+            control: 0..0,
+            dead_needed: if n_back == 0 { (n_inputs, n_inputs) } else { (n_inputs - n_back, n_back) },
+            constants,
+            only_slot: NO_SLOT,
+            has_tiny_inputs,
+            is_constant: flow == Flow::Enter && node.attrs.bool("is_constant")?,
+        });
+    }
+
+    let mut all_edges = lay_edges(part, &mut plans, &in_place);
+    let mut fetched_constants = Vec::new();
+    let mut fetched: Vec<(Endpoint, u32)> = Vec::new();
+    for &(fetch, at) in &part.fetches {
+        match &in_place[at.node.index()] {
+            Some(value) => fetched_constants.push((fetch as u32, value.clone())),
+            None => fetched.push((at, fetch as u32)),
+        }
+    }
+    fetched.sort_unstable();
+    for (i, (at, _)) in fetched.iter().enumerate() {
+        let range = &mut plans[at.node.index()].outputs[at.index as usize].fetches;
+        let start = if range.start == range.end { i as u32 } else { range.start };
+        *range = start..i as u32 + 1;
+    }
+    for plan in plans.iter_mut().filter(|plan| plan.is_tiny) {
+        if let [output] = &plan.outputs[..]
+            && let [edge] = all_edges[output.edges.start as usize..output.edges.end as usize]
+            && output.fetches.is_empty()
+            && edge.end != End::Merge
+        {
+            plan.only_slot = edge.slot;
+        }
+    }
+    let mut feeds: HashMap<(usize, bool), Vec<Edge>> = HashMap::new();
+    for (&(id, input), &feed) in &part.fed {
+        let (plan, node) = (&plans[id.index()], nodes.node(id));
+        let on_device = match part.extras.segments.get(&id) {
+            // A segment copies a feed to where it wants it, unless others want it on the card too.
+            Some(segment) => {
+                let others = part.fed.iter().any(|((other, _), number)| *other != id && *number == feed);
+                others && segment.on_card.get(input).copied().unwrap_or(false)
+            }
+            None => own_memory && !host_arguments(node, kernel_of(node)?).0.get(input).copied().unwrap_or(false),
+        };
+        let edge = Edge::new(id, plan, plan.first_slot + input as u32);
+        feeds.entry((feed, on_device)).or_default().push(edge);
+    }
+    let mut feeds: Vec<((usize, bool), Vec<Edge>)> = feeds.into_iter().collect();
+    feeds.sort_by_key(|(feed, _)| *feed);
+    let feeds = feeds
+        .into_iter()
+        .map(|((feed, on_device), edges)| {
+            let start = all_edges.len() as u32;
+            all_edges.extend(edges);
+            FeedPlan { feed: feed as u32, edges: start..all_edges.len() as u32, on_device }
+        })
+        .collect();
+    Ok(PartPlan {
+        unit: unit.clone(),
+        nodes: plans,
+        edges: all_edges,
+        frames: frame_plans,
+        roots,
+        constants: constant_values,
+        constant_names,
+        fetches: fetched.into_iter().map(|(_, fetch)| fetch).collect(),
+        fetched_constants,
+        feeds,
+        frame_ids: part.frame_ids,
+        spare: Mutex::default(),
+    })
+}
+
+fn is_tiny_output(output: &OutputInfo) -> bool {
+    output.shape.n_elements().is_some_and(|n| n <= TINY)
+}
+
+/// The nodes that pass a reference on as if it were a value; see [`PlanKernel::Lend`].
+fn lenders(part: &Part<'_>) -> Vec<bool> {
+    let nodes = part.nodes;
+    let mut lends = vec![false; nodes.len()];
+    for (id, node) in nodes.iter() {
+        if let Some(at) = node.passed_on()
+            && !part.fed.contains_key(&(id, 0))
+        {
+            lends[id.index()] = nodes.output(at).is_ref || lends[at.node.index()];
+        }
+    }
+    lends
+}
+
+/// Lays out the edges of every output, one after the other.
+fn lay_edges(part: &Part<'_>, plans: &mut [NodePlan], in_place: &[Option<Tensor>]) -> Vec<Edge> {
+    let nodes = part.nodes;
+    let mut data: HashMap<Endpoint, Vec<Edge>> = HashMap::new();
+    let mut control: Vec<Vec<Edge>> = vec![Vec::new(); nodes.len()];
+    for (id, node) in nodes.iter() {
+        let plan = &plans[id.index()];
+        for (i, at) in node.inputs.iter().enumerate() {
+            if !part.fed.contains_key(&(id, i)) && in_place[at.node.index()].is_none() {
+                data.entry(*at).or_default().push(Edge::new(id, plan, plan.first_slot + i as u32));
+            }
+        }
+        for before in node.control_inputs.iter().filter(|before| in_place[before.index()].is_none()) {
+            control[before.index()].push(Edge::new(id, plan, CONTROL));
+        }
+    }
+    let mut edges = Vec::new();
+    for (i, plan) in plans.iter_mut().enumerate() {
+        for (index, output) in plan.outputs.iter_mut().enumerate() {
+            let start = edges.len() as u32;
+            let at = Endpoint { node: NodeId(i as u32), index: index as u32 };
+            edges.extend(data.remove(&at).unwrap_or_default());
+            output.edges = start..edges.len() as u32;
+        }
+        let start = edges.len() as u32;
+        edges.append(&mut control[i]);
+        plan.control = start..edges.len() as u32;
+    }
+    edges
+}
+
+fn child_frame(list: &[FrameShape], parent: u32, name: &str) -> Result<u32> {
+    let child = list.iter().enumerate().skip(1).find(|(_, shape)| shape.name == name && shape.parent == parent);
+    child.map(|(i, _)| i as u32).ok_or_else(|| Error::internal(format!("frame '{name}' was not found")))
+}

@@ -1,0 +1,185 @@
+//! What a task of a cluster runs: graphs that a master has placed and cut, step by step, with transfers that may leave the
+//! process. No thread waits for a step.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kolo_core::{Error, Result};
+use kolo_graph::{
+    Ends, Granularity, ImplicitCopies, LoopControl, NodeId, Nodes, Pass, PlaceOptions, PlanRequest, Request, pipeline,
+    plan,
+};
+use kolo_ops::registry;
+use parking_lot::Mutex;
+
+use crate::capture::split::CaptureReport;
+use crate::compile::part::KernelCache;
+use crate::compile::{Captures, CompiledPlan, RunParts};
+use crate::devices::Devices;
+use crate::devices::host::Host;
+use crate::executor::frame_id::FrameIds;
+use crate::executor::rendezvous::StepRendezvous;
+use crate::executor::step::{NodeWait, Step};
+use crate::fusion;
+use crate::planner::Support;
+use crate::trace::NodeTrace;
+
+/// The graphs of one session of a master, which share kernels that keep state.
+pub struct TaskSession {
+    devices: Arc<Devices>,
+    kernels: Arc<KernelCache>,
+    captures: Captures,
+    /// What happens to a part of a graph, in order.
+    passes: Vec<Pass>,
+    fresh: Mutex<u64>,
+}
+
+/// A graph that is ready to run.
+pub struct TaskGraph {
+    compiled: CompiledPlan,
+    kernels: Arc<KernelCache>,
+}
+
+/// How much of a step's values pass through calls of the master before its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepKind {
+    /// All feeds are there when it begins.
+    Whole,
+    /// Feeds and fetches come in several calls, each of which may depend on those before it.
+    Partial,
+    /// Every node is recorded.
+    Traced,
+}
+
+/// A step in flight. Dropping this leaves the step alone.
+#[derive(Clone)]
+pub struct TaskStep {
+    step: Arc<Step>,
+}
+
+impl TaskSession {
+    /// A session on the host's devices. It shares their variables with all others.
+    pub fn new(host: &Host) -> TaskSession {
+        TaskSession::over(host.devices.clone(), host)
+    }
+
+    /// A session on the host's devices with variables and queues of its own, which end with it.
+    pub fn isolated(host: &Host) -> TaskSession {
+        TaskSession::over(Arc::new(host.devices.with_own_state()), host)
+    }
+
+    fn over(devices: Arc<Devices>, host: &Host) -> TaskSession {
+        let passes = if host.config.gpu.no_fusion { Vec::new() } else { fusion::passes() };
+        TaskSession {
+            devices,
+            kernels: Arc::default(),
+            captures: if host.config.gpu.no_capture { Captures::Off } else { Captures::Segments },
+            passes: pipeline(&passes),
+            fresh: Mutex::new(0),
+        }
+    }
+
+    /// Compiles a task's part of a step: every node of it runs, on the device it names.
+    pub fn compile(&self, nodes: &Nodes, frame_ids: FrameIds) -> Result<TaskGraph> {
+        let infos = self.devices.infos();
+        for (_, node) in nodes.iter() {
+            if node.device.full().is_none_or(|name| infos.iter().all(|info| info.name != name)) {
+                return Err(Error::invalid_argument(format!(
+                    "{{{{node {}}}}} is assigned to '{}', an unknown device. This task has {}",
+                    node.name,
+                    node.device,
+                    infos.iter().map(|info| info.name.to_string()).collect::<Vec<_>>().join(", ")
+                )));
+            }
+        }
+        let targets: Vec<NodeId> = nodes.iter().map(|(id, _)| id).collect();
+        let request = PlanRequest {
+            nodes,
+            request: &Request { targets, ..Request::default() },
+            connections: &[],
+            registry: registry(),
+            devices: &infos,
+            support: &Support { devices: &self.devices },
+            earlier: &HashMap::new(),
+            place: &PlaceOptions::default(),
+            copies: ImplicitCopies::Allowed,
+            granularity: Granularity::Device,
+            loops: LoopControl::Present,
+            ends: Ends::Caller,
+            passes: &self.passes,
+            show_after: None,
+        };
+        let plan = plan(&request, &mut || {
+            let mut fresh = self.fresh.lock();
+            *fresh += 1;
+            *fresh
+        })?;
+        fusion::log_undone(&plan.log);
+        let compiled = CompiledPlan::new(plan.parts, &self.devices, &self.kernels, frame_ids, self.captures)?;
+        Ok(TaskGraph { compiled, kernels: self.kernels.clone() })
+    }
+}
+
+impl TaskGraph {
+    /// Begins a step and returns. `on_end` is called once, on any thread, with the first error if there was one. `step_id`
+    /// must be the master's: transfers of one step meet under it.
+    pub fn start(
+        &self,
+        step_id: u64,
+        transfers: Arc<dyn StepRendezvous>,
+        kind: StepKind,
+        on_end: Box<dyn FnOnce(Option<Error>) + Send>,
+    ) -> TaskStep {
+        // A segment waits for all of its inputs, so it must not hold up what a later feed depends on.
+        let parts = match kind {
+            StepKind::Whole => self.compiled.parts_to_run(),
+            StepKind::Partial | StepKind::Traced => RunParts::Whole(&self.compiled.parts),
+        };
+        let step = Step::detached(step_id, &parts, transfers, kind == StepKind::Traced, on_end);
+        step.start();
+        TaskStep { step }
+    }
+
+    /// Counts a run; says whether [`TaskGraph::split`] has something to do.
+    pub fn count_run(&self) -> bool {
+        self.compiled.count_run()
+    }
+
+    /// Splits the graph into segments that are captured, if that is due. It takes as long as compiling did: not on a thread of
+    /// the network. Steps that begin meanwhile run as before.
+    pub fn split(&self) {
+        self.compiled.split(&self.kernels);
+    }
+
+    /// What was captured of it so far.
+    pub fn captures(&self) -> CaptureReport {
+        self.compiled.report()
+    }
+}
+
+impl TaskStep {
+    /// Stops the step: kernels that wait come back, nothing new begins.
+    pub fn fail(&self, reason: Error) {
+        self.step.fail(reason);
+    }
+
+    /// The nodes that wait now: for a queue, for a tensor of another device or task.
+    pub fn waits(&self) -> Vec<NodeWait> {
+        self.step.waits()
+    }
+
+    /// How many threads run its kernels now.
+    pub fn n_runners(&self) -> usize {
+        self.step.n_runners()
+    }
+
+    /// How many nodes are ready that no thread runs.
+    pub fn n_unattended(&self) -> usize {
+        self.step.n_unattended()
+    }
+
+    /// What was recorded of each node, if asked for.
+    pub fn take_trace(&self) -> Vec<NodeTrace> {
+        self.step.take_trace()
+    }
+}
