@@ -139,7 +139,7 @@ pub trait Optimizer {
             let all = group_by_device(graph, &done, &after);
             let train = match global_step {
                 None => graph.group(&scope, &all),
-                Some(step) => count(graph, &scope, step, graph.group("update", &all)),
+                Some(step) => count(graph, &scope, step, &all),
             };
             graph.check()?;
             graph.add_to_collection("train_op", &train.name());
@@ -175,10 +175,12 @@ pub trait Optimizer {
     }
 }
 
-/// Adds one to the step after `updates`, under the name of the scope itself.
-fn count<'g>(graph: &'g Graph, scope: &str, step: Variable<'g>, updates: Operation<'g>) -> Operation<'g> {
-    graph.control_dependencies(&[updates], || {
-        graph.colocate_with(step.handle().operation(), || {
+/// Adds one to the step after `updates`, under the name of the scope itself. The updates meet where the step is: a worker
+/// in between would make every step of a parameter server wait for a round trip.
+fn count<'g>(graph: &'g Graph, scope: &str, step: Variable<'g>, updates: &[Operation<'g>]) -> Operation<'g> {
+    graph.colocate_with(step.handle().operation(), || {
+        let all = graph.group("update", updates);
+        graph.control_dependencies(&[all], || {
             let one = kolo_graph::IntoOutput::into_output(1i32, graph, step.dtype());
             let op = match step.kind() {
                 VariableKind::Resource => "AssignAddVariableOp",
@@ -251,6 +253,9 @@ mod tests {
         for node in ["Adam/update_w/ResourceApplyAdam", "Adam/update", "Adam/learning_rate", "Adam/beta1"] {
             assert!(g.operation(node).is_ok(), "there is no {node}");
         }
+        // On a parameter server the updates must not meet on the worker.
+        let update = g.operation("Adam/update").unwrap().node().unwrap();
+        assert_eq!(update.colocation_groups().collect::<Vec<_>>(), ["global_step"]);
         let slot = adam.get_slot(w, "m").unwrap().handle().operation().node().unwrap();
         assert_eq!(slot.colocation_groups().collect::<Vec<_>>(), ["w"]);
         assert_eq!(g.trainable_variables().len(), 2);

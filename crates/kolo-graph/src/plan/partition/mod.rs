@@ -139,9 +139,14 @@ pub fn partition(
         Granularity::Task => rounds(&drafts, &|draft| places[drafts[draft].device]),
         Granularity::Device => Vec::new(),
     };
+    let values = match options.granularity {
+        Granularity::Task => crossing_values(&drafts, &places),
+        Granularity::Device => HashMap::new(),
+    };
     let mut cutter = Cutter {
         places,
         rounds,
+        values,
         local: vec![usize::MAX; drafts.len()],
         drafts: &drafts,
         loops,
@@ -235,10 +240,31 @@ fn places(devices: &[DeviceInfo], granularity: Granularity) -> Vec<usize> {
     }
 }
 
+/// For each draft and each place that reads a value of it, one such value: whoever has received it knows that the draft has
+/// run, so control edges between the two need no transfers of their own. What a branch may skip while its node runs cannot
+/// say so, and a reference is read anew for each reader.
+fn crossing_values(drafts: &[Draft], places: &[usize]) -> HashMap<(usize, usize), u32> {
+    let mut values = HashMap::new();
+    for draft in drafts {
+        let place = places[draft.device];
+        for source in &draft.inputs {
+            let &Source::Draft { draft: from, index } = source else { continue };
+            let node = &drafts[from].node;
+            let is_ref = node.outputs.get(index as usize).is_none_or(|output| output.is_ref);
+            if places[drafts[from].device] != place && node.def.flow == Flow::Plain && !is_ref {
+                values.entry((from, place)).or_insert(index);
+            }
+        }
+    }
+    values
+}
+
 struct Cutter<'a> {
     drafts: &'a [Draft],
     /// For each device, its place.
     places: Vec<usize>,
+    /// See [`crossing_values`].
+    values: HashMap<(usize, usize), u32>,
     /// For each draft, what is said of its transfers to other tasks.
     rounds: Vec<TransferRound>,
     /// For each draft that was emitted, its number in its part.
@@ -351,7 +377,10 @@ impl Cutter<'_> {
             }
             let link = match self.place(from) == place {
                 true => Link::Draft(from, 0),
-                false => Link::Added(self.transfer(from, None, to, (false, false), false)?),
+                false => {
+                    let value = self.values.get(&(from, place)).copied();
+                    Link::Added(self.transfer(from, value, to, (false, false), false)?)
+                }
             };
             control.push(link);
             others.push(link);

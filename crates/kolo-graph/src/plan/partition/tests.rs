@@ -138,6 +138,26 @@ fn a_control_edge_sends_an_empty_tensor() {
 }
 
 #[test]
+fn between_tasks_a_value_carries_the_control_edges_of_its_node() {
+    let g = graph();
+    let x = g.op("Source").name("x").out();
+    let alone = g.op("Source").name("alone").build();
+    g.device("/job:b", || {
+        // The control edge comes first, so it cannot lean on a transfer that is there already.
+        g.op("NoOp").name("waits").control_input(x.operation()).control_input(alone).build();
+        g.op("Neg").name("reads").input(x).build();
+    });
+    let nodes = g.snapshot();
+    let targets = ["waits", "reads"].map(|name| nodes.find(name).unwrap()).to_vec();
+    let request = Request { targets, ..Request::default() };
+    let by_task = PartitionOptions { granularity: Granularity::Task, ..PartitionOptions::default() };
+    let partitions = plan_request(&nodes, "/job:a/task:0/cpu:0 /job:b/task:0/cpu:0", &request, &by_task).unwrap();
+    let sent: Vec<_> = partitions[0].transfers.iter().map(|transfer| (transfer.source, transfer.n_consumers)).collect();
+    let x = x.endpoint();
+    assert_eq!(sent, [(Some(x), 2), (None, 1)], "{}", text(&partitions));
+}
+
+#[test]
 fn a_fed_value_goes_to_every_device_that_uses_it() {
     let g = graph();
     let x = g.op("Placeholder").name("x").out();
@@ -417,8 +437,12 @@ fn reassemble(nodes: &Nodes, pruned: &Pruned, partitions: &[Partition]) -> Vec<(
             edges.extend(node.inputs.iter().enumerate().map(|(i, &at)| (origin, Some(i), value(p, at))));
             for &control in &node.control_inputs {
                 let before = part.origin[control.index()].unwrap_or_else(|| {
+                    let waited_for = part.nodes.node(control);
+                    if waited_for.op() == "_Recv" {
+                        return value(p, Endpoint { node: control, index: 0 }).node;
+                    }
                     // Identity <- _Recv, _Send <- Const <- the node that is waited for.
-                    let recv = part.nodes.node(part.nodes.node(control).inputs[0].node);
+                    let recv = part.nodes.node(waited_for.inputs[0].node);
                     let (from, sent) = sends[&key(recv)];
                     let empty = partitions[from].nodes.node(sent.node);
                     partitions[from].origin[empty.control_inputs[0].index()].unwrap()
