@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 use crate::mapping::Mapping;
 
@@ -11,7 +12,14 @@ use crate::mapping::Mapping;
 ///
 /// Two processes take turns: the writer does not touch a mapping again until the reader has released it. A peer that
 /// violates this makes values change while they are read; authenticated peers are trusted with more than that.
-pub struct SharedMap(Mapping);
+pub struct SharedMap {
+    /// Dropped before the memory is unmapped.
+    page_lock: OnceLock<Option<PageLock>>,
+    mapping: Mapping,
+}
+
+/// Keeps pages locked for a device; dropping it unlocks them.
+pub(crate) type PageLock = Box<dyn Send + Sync>;
 
 impl SharedMap {
     /// Sets the file's length to `n_bytes`, allocates its memory, and maps it. An error if there is not enough memory,
@@ -56,24 +64,31 @@ impl SharedMap {
         match NonNull::new(start.cast()) {
             // SAFETY: this was just mapped and has no other owner. Other processes that map the file take turns writing
             // (see the type); bytes that change meanwhile are only wrong values.
-            Some(start) => Ok(SharedMap(unsafe { Mapping::new(start, n_bytes) })),
+            Some(start) => {
+                Ok(SharedMap { page_lock: OnceLock::new(), mapping: unsafe { Mapping::new(start, n_bytes) } })
+            }
             None => Err(io::ErrorKind::OutOfMemory.into()),
         }
     }
 
+    /// Locks the pages with `lock`, which is called once with the mapped range, and returns whether they are locked.
+    pub(crate) fn lock_pages(&self, lock: impl FnOnce(*const u8, usize) -> Option<PageLock>) -> bool {
+        self.page_lock.get_or_init(|| lock(self.bytes().as_ptr(), self.n_bytes())).is_some()
+    }
+
     /// The number of mapped bytes.
     pub fn n_bytes(&self) -> usize {
-        self.0.bytes().len()
+        self.mapping.bytes().len()
     }
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        self.0.bytes()
+        self.mapping.bytes()
     }
 
     /// The bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.0.bytes_mut()
+        self.mapping.bytes_mut()
     }
 }
 

@@ -307,6 +307,25 @@ impl IntraPool {
         });
     }
 
+    /// Copies bytes. Those that fit the caches are copied by the threads that likely wrote them.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn copy(&self, to: &mut [u8], from: &[u8]) {
+        assert_eq!(to.len(), from.len(), "as many bytes as there is room for");
+        if from.len() < LEAST_SPLIT_COPY {
+            return to.copy_from_slice(from);
+        }
+        let is_cached = from.len() <= self.n_threads() * CACHED_BYTES;
+        let chunk_len = if is_cached { CACHED_COPY } else { self.stretch(from.len()) };
+        let parts = Parts::of(to, chunk_len);
+        self.run(parts.n_chunks(), if is_cached { MAX_LANES } else { 1 }, &|i| {
+            // SAFETY: `run` calls each index once, so no chunk is borrowed twice.
+            let part = unsafe { parts.chunk(i) };
+            part.copy_from_slice(&from[i * chunk_len..][..part.len()]);
+        });
+    }
+
     /// About how many of `n_bytes` that do not fit the caches each task should take: long ranges, since the hardware
     /// prefetches only within one, and still several for each thread.
     #[must_use]
@@ -344,6 +363,16 @@ pub fn grain(ns_per_element: f64) -> usize {
     let len = MIN_TASK_NS / ns_per_element.max(1e-3);
     (len as usize).next_multiple_of(64).max(64)
 }
+
+/// [`IntraPool::copy`] copies less than this on the caller's thread: waking others takes longer.
+const LEAST_SPLIT_COPY: usize = 512 << 10;
+
+/// What one task copies of bytes that other cores have in their caches: about 15 µs. Every thread more costs the caller
+/// 2 µs to wake.
+const CACHED_COPY: usize = 128 << 10;
+
+/// What a core's cache keeps from one kernel to the next, about.
+pub const CACHED_BYTES: usize = 1 << 20;
 
 /// The size of the buffer for results that bypass the caches: it fits L1.
 const STREAM_BLOCK: usize = 4 << 10;

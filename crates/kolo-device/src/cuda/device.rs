@@ -15,6 +15,7 @@ use super::conv::Dnn;
 use super::launch::{Args, Grid, cuda_buffer};
 use super::library::absent;
 use super::matmul::{Lt, WORKSPACE};
+use super::page_lock::is_locked;
 use super::pinned::Pinned;
 use super::program::{Function, ProgramKey, Programs};
 use super::stream::{Streams, Watcher};
@@ -345,8 +346,15 @@ impl CudaDevice {
             return Ok(copy);
         }
         let address = self.address(&copy)?;
-        let mut staged = self.pinned.take(bytes.len())?;
-        staged.bytes_mut().copy_from_slice(bytes);
+        let staged = match is_locked(tensor, &self.streams) {
+            true => None,
+            false => {
+                let mut staged = self.pinned.take(bytes.len())?;
+                staged.bytes_mut().copy_from_slice(bytes);
+                Some(staged)
+            }
+        };
+        let source = staged.as_ref().map_or(bytes.as_ptr(), |staged| staged.start().cast_const());
         let is_small = bytes.len() <= SMALL_COPY;
         let (compute, own) = (&self.streams.compute, &self.streams.copy_in);
         if !is_small {
@@ -357,15 +365,21 @@ impl CudaDevice {
         let stream = if is_small { compute } else { own };
         self.bind()?;
         // SAFETY: the source is locked memory that is kept until the mark below has passed; the target has as many bytes.
-        let copied = unsafe {
-            sys::cuMemcpyHtoDAsync_v2(address, staged.start().cast(), bytes.len(), stream.cu_stream()).result()
-        };
+        let copied =
+            unsafe { sys::cuMemcpyHtoDAsync_v2(address, source.cast(), bytes.len(), stream.cu_stream()).result() };
         check("copying to the card", copied)?;
         let mark = self.streams.mark(stream, None)?;
         if !is_small {
             self.streams.wait(compute, &mark)?;
         }
-        self.pinned.give_back_after(staged, mark);
+        match staged {
+            Some(staged) => self.pinned.give_back_after(staged, mark),
+            // The sender gets its file back as soon as the GPU has read it.
+            None => {
+                let read = tensor.clone();
+                self.watcher.watch(Arc::new(mark), Box::new(move |_| drop(read)));
+            }
+        }
         Ok(copy)
     }
 

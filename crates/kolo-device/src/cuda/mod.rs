@@ -35,6 +35,7 @@ mod launch;
 mod library;
 mod matmul;
 mod open;
+mod page_lock;
 mod pinned;
 mod program;
 mod stream;

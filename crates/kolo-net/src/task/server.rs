@@ -351,7 +351,8 @@ impl Services {
         let worker = Arc::new(LocalWorker(self.worker.clone()));
         let master = Arc::new(LocalMaster(self.master.clone()));
         let services = framed::Services { worker, master };
-        let served = serve_connection(stream, services, &self.identity, self.limits, self.allocate.clone()).await;
+        let (allocate, pool) = (self.allocate.clone(), self.worker.host().first_device().pool().clone());
+        let served = serve_connection(stream, services, &self.identity, self.limits, allocate, pool).await;
         match served {
             Ok(()) => {}
             Err(error) if error.code() == Code::Unavailable => tracing::debug!("a connection ended: {error}"),

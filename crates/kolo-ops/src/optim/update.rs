@@ -390,6 +390,9 @@ struct Part<'a, T, const N: usize> {
     grad: &'a [T],
 }
 
+/// The bytes of a task whose data is in the caches: fewer are done before another thread is awake.
+const CACHED_TASK: usize = 256 << 10;
+
 /// Runs `each` over all elements, over several threads if there are many.
 fn walk<T: Number, const N: usize>(
     pool: &IntraPool,
@@ -402,6 +405,9 @@ fn walk<T: Number, const N: usize>(
     if var.len() <= chunk || pool.n_threads() == 1 {
         return each(var, slots, grad);
     }
+    let per_element = (N + 2) * size_of::<T>();
+    let is_cached = var.len() * per_element <= pool.n_threads() * pool::CACHED_BYTES;
+    let chunk = if is_cached { chunk.max(CACHED_TASK / per_element) } else { chunk };
     // One task takes one part; the lock of each is only ever asked for once.
     let mut parts = Vec::with_capacity(var.len().div_ceil(chunk));
     while !var.is_empty() {
@@ -415,11 +421,16 @@ fn walk<T: Number, const N: usize>(
         parts.push(Mutex::new(Some(Part { var: var_part, slots: first, grad: grad_part })));
         (var, grad) = (var_rest, grad_rest);
     }
-    pool.parallel_for(parts.len(), &|i| {
+    let task = |i: usize| {
         if let Some(part) = parts[i].lock().take() {
             each(part.var, part.slots, part.grad);
         }
-    });
+    };
+    match is_cached {
+        // Each thread updates the same part step after step.
+        true => pool.parallel_for_near(parts.len(), &task),
+        false => pool.parallel_for(parts.len(), &task),
+    }
 }
 
 /// Applies `rule` to all elements, on this thread.

@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use kolo_core::{Error, Result};
+use kolo_device::cpu::IntraPool;
 use kolo_ops::{Received, RendezvousKey};
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -54,6 +55,7 @@ pub(crate) async fn serve_connection(
     identity: &Identity,
     limits: MessageLimits,
     allocate: Allocate,
+    pool: Arc<IntraPool>,
 ) -> Result<()> {
     let (peer, is_shared) = welcome(&stream, identity).await?;
     let stream = Arc::new(stream);
@@ -61,7 +63,7 @@ pub(crate) async fn serve_connection(
     let mut connection = Connection {
         services,
         outbox: outbox.clone(),
-        shared: is_shared.then(|| Arc::new(OutgoingFiles::default())),
+        shared: is_shared.then(|| Arc::new(OutgoingFiles::new(pool))),
         running: Arc::default(),
         known_keys: HashMap::new(),
         steps: HashSet::new(),

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use kolo_core::{Buffer, Error, Memory, Result};
 use kolo_device::SharedMap;
+use kolo_device::cpu::IntraPool;
 use parking_lot::Mutex;
 
 use crate::task::random::random_u64;
@@ -105,9 +106,10 @@ pub(crate) fn sweep() -> usize {
 }
 
 /// The sender's files of one connection.
-#[derive(Default)]
 pub(super) struct OutgoingFiles {
     files: Mutex<Vec<Slot>>,
+    /// Copies large tensors.
+    pool: Arc<IntraPool>,
 }
 
 struct Slot {
@@ -128,10 +130,14 @@ pub(super) struct FileRef {
 }
 
 impl OutgoingFiles {
+    pub fn new(pool: Arc<IntraPool>) -> OutgoingFiles {
+        OutgoingFiles { files: Mutex::default(), pool }
+    }
+
     /// Copies bytes to a free file, or to a new one. `None` if there is neither.
     pub fn put(&self, bytes: &[u8]) -> Option<FileRef> {
         let (id, mut map, path) = self.take(bytes.len())?;
-        map.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        self.pool.copy(&mut map.bytes_mut()[..bytes.len()], bytes);
         let mut files = self.files.lock();
         let slot = files.iter_mut().find(|slot| slot.id == id)?;
         slot.map = Some(map);
@@ -251,7 +257,8 @@ impl Buffer for SharedBuffer {
         self.map.as_mut().map(|map| &mut map.bytes_mut()[..self.n_bytes])
     }
     fn as_any(&self) -> &dyn std::any::Any {
-        self
+        // A device may read the map directly.
+        self.map.as_ref().map_or(self, |map| map as &dyn std::any::Any)
     }
 }
 
@@ -276,7 +283,7 @@ mod tests {
         drop(probe);
         assert!(!sees(&probe_path, 1));
 
-        let (out, mut incoming) = (OutgoingFiles::default(), IncomingFiles::default());
+        let (out, mut incoming) = (OutgoingFiles::new(IntraPool::new(1)), IncomingFiles::default());
         let left: Arc<Mutex<Vec<u32>>> = Arc::default();
         let note = left.clone();
         let note: OnRelease = Arc::new(move |id| note.lock().push(id));
@@ -313,7 +320,7 @@ mod tests {
         if std::env::var_os(VICTIM).is_none() {
             return;
         }
-        let out = OutgoingFiles::default();
+        let out = OutgoingFiles::new(IntraPool::new(1));
         let (probe, put) = (Probe::new().unwrap(), out.put(&[1; 1000]).unwrap());
         println!("\n{} {}", probe.path(), put.path);
         // Until it is killed, or the test's process has ended.
@@ -333,7 +340,7 @@ mod tests {
         }
         let Some(mine) = Probe::new() else { return };
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "framed::shared::tests::victim", "--nocapture"]).env(VICTIM, "1");
+        command.args(["--exact", "transport::framed::shared::tests::victim", "--nocapture"]).env(VICTIM, "1");
         let mut child = Killed(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
         let lines = std::io::BufReader::new(child.0.stdout.take().unwrap()).lines().map_while(|line| line.ok());
         let line = lines.into_iter().find(|line| line.starts_with(FOLDER)).expect("it says what it made");

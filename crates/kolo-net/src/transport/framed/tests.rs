@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kolo_core::{Code, DType, Result, Tensor};
+use kolo_device::cpu::IntraPool;
 use prost::Message as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -93,7 +94,15 @@ impl Served {
                     let services = Services { worker: Arc::new(Fake), master: Arc::new(Fake) };
                     let (identity, limits) = (identity("ps", true), MessageLimits::default());
                     // The test sees at the other end how the connection ends.
-                    let _ = serve_connection(stream, services, &identity, limits, Arc::new(Tensor::zeros)).await;
+                    let _ = serve_connection(
+                        stream,
+                        services,
+                        &identity,
+                        limits,
+                        Arc::new(Tensor::zeros),
+                        IntraPool::new(1),
+                    )
+                    .await;
                 })
             }),
         };
