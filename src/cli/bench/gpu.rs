@@ -19,18 +19,36 @@ fn config(no_capture: bool, no_fusion: bool) -> SessionConfig {
     }
 }
 
+/// Two virtual GPUs.
+fn halves() -> SessionConfig {
+    const EACH: u64 = 32 << 30;
+    let config = config(false, false);
+    let gpu = GpuOptions { virtual_devices: [(0, vec![EACH; 2])].into(), ..config.gpu };
+    SessionConfig { gpu, device_count: [("GPU".to_owned(), 2)].into(), ..config }
+}
+
 /// Where a case runs.
 pub(super) enum Target {
     /// In this process.
     Here(SessionConfig),
     /// In a server of its own, with its variables.
     Served(Servers),
+    /// In this process, on two halves of GPU 0.
+    Halves(SessionConfig),
 }
 
 impl Target {
+    /// The GPUs that share the work.
+    pub fn gpus(&self) -> &[&str] {
+        match self {
+            Target::Here(_) | Target::Served(_) => &["/gpu:0"],
+            Target::Halves(_) => &["/gpu:0", "/gpu:1"],
+        }
+    }
+
     pub fn session(&self, g: &Graph) -> Result<Arc<Session>> {
         match self {
-            Target::Here(config) => Session::with_config(g, config.clone()).map(Arc::new),
+            Target::Here(config) | Target::Halves(config) => Session::with_config(g, config.clone()).map(Arc::new),
             Target::Served(servers) => servers.connect(g),
         }
     }
@@ -53,6 +71,9 @@ pub fn run(report: &Report, only: &[String]) -> Result<()> {
         ("-neither", &here(true, true)),
         ("-serve", &served),
     ];
+    if wanted("gpt2-towers") {
+        gpu_models::gpt2(report, "gpt2-towers", &Target::Halves(halves()))?;
+    }
     for (label, target) in ways {
         for (name, model) in MODELS {
             let case = format!("{name}{label}");

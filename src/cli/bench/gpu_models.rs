@@ -1,6 +1,7 @@
 //! `gpu`, the large models: whole training steps of ResNet-50 and GPT-2 whose data lies on the GPU.
 
 use crate::optim::{AdamW, Momentum, Optimizer};
+use crate::parallel::{Tower, towers};
 use crate::recipes::{gpt2, resnet};
 use crate::{Error, Graph, Initializer, Operation, Output, Result, Tensor, nn};
 
@@ -40,8 +41,20 @@ pub fn gpt2(report: &Report, case: &str, target: &Target) -> Result<()> {
         Tensor::from_vec([TEXTS, size.context], part.iter().map(|&token| i64::from(token)).collect::<Vec<_>>())
     };
     let (before, after) = (resident(&g, "before", window(0)?), resident(&g, "after", window(1)?));
-    let loss = gpt2::parts(gpt2::logits(before, &size), after).loss;
-    let step = AdamW::new(6e-4, 0.1).minimize(loss, None)?;
+    let optimizer = AdamW::new(6e-4, 0.1);
+    let (loss, step) = match target.gpus() {
+        [] | [_] => {
+            let loss = gpt2::parts(gpt2::logits(before, &size), after).loss;
+            (loss, optimizer.minimize(loss, None)?)
+        }
+        gpus => {
+            let towers = towers(&g, gpus, gpus[0], &[before, after], |share| {
+                let loss = gpt2::parts(gpt2::logits(share[0], &size), share[1]).loss;
+                Ok(Tower { loss, metrics: Vec::new() })
+            })?;
+            (towers.loss, optimizer.apply_gradients(&towers.gradients, None)?)
+        }
+    };
     measure(report, case, target, &g, (loss, step), ("tok/s", TEXTS * size.context))
 }
 

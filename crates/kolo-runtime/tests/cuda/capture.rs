@@ -238,3 +238,51 @@ fn what_depends_on_the_host_is_not_captured() {
         println!("{captures:?}");
     });
 }
+
+/// A step of about a second, all of it one replay.
+#[test]
+fn a_replay_ends_at_its_deadline_and_when_it_is_cancelled() {
+    on_gpu(|| {
+        const N: usize = 8192;
+        let g = kolo_ops::graph();
+        let x = g.new_variable("x", Initializer::Zeros).shape([N, N]).build();
+        let init = g.global_variables_initializer();
+        let mut product = x.read();
+        for _ in 0..40 {
+            product = matmul(product, x.read());
+        }
+        let sum = kolo_ops::math::reduce::sum::mean(product, &[0, 1]);
+        let session = Session::with_config(&g, config(exact())).unwrap();
+        session.run_op(init).unwrap();
+        let mut took = Duration::ZERO;
+        for _ in 0..6 {
+            let start = Instant::now();
+            session.fetch(sum).unwrap();
+            took = start.elapsed();
+        }
+        assert!(session.local().unwrap().captures().iter().any(Result::is_ok));
+        assert!(took > Duration::from_millis(300), "too short to be stopped: {took:?}");
+
+        let timeout = took / 6;
+        let start = Instant::now();
+        let options = RunOptions { timeout: Some(timeout), ..RunOptions::default() };
+        let error = session.run_with(&options, &[sum], &[], &[]).unwrap_err();
+        assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+        assert!(start.elapsed() < took / 2, "{:?} of {took:?}", start.elapsed());
+
+        let token = CancelToken::new();
+        let options = RunOptions { cancel: Some(token.clone()), ..RunOptions::default() };
+        let start = Instant::now();
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(timeout);
+                token.cancel(Error::cancelled("enough"));
+            });
+            session.run_with(&options, &[sum], &[], &[]).unwrap_err()
+        });
+        assert_eq!(error.code(), Code::Cancelled, "{error}");
+        // It may have begun behind the replay that the deadline left on the GPU, but does not wait for its own end.
+        assert!(start.elapsed() < took, "{:?} of {took:?}", start.elapsed());
+        assert_eq!(session.fetch(sum).unwrap().scalar_value::<f32>().unwrap(), 0.0);
+    });
+}

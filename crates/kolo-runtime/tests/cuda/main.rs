@@ -10,10 +10,11 @@ mod task;
 
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use kolo_core::{Code, DType, DeviceSpec, Tensor};
-use kolo_graph::{Graph, Operation, Output, Variable, gradients};
+use kolo_core::{Code, DType, DeviceSpec, Error, Tensor};
+use kolo_graph::{Graph, Initializer, Operation, Output, Variable, gradients};
+use kolo_ops::CancelToken;
 use kolo_ops::math::matmul::matmul;
 use kolo_ops::nn::conv2d::conv2d;
 use kolo_ops::nn::max_pool::max_pool;
