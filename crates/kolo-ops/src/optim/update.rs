@@ -390,9 +390,6 @@ struct Part<'a, T, const N: usize> {
     grad: &'a [T],
 }
 
-/// The bytes of a task whose data is in the caches: fewer are done before another thread is awake.
-const CACHED_TASK: usize = 256 << 10;
-
 /// Runs `each` over all elements, over several threads if there are many.
 fn walk<T: Number, const N: usize>(
     pool: &IntraPool,
@@ -405,9 +402,7 @@ fn walk<T: Number, const N: usize>(
     if var.len() <= chunk || pool.n_threads() == 1 {
         return each(var, slots, grad);
     }
-    let per_element = (N + 2) * size_of::<T>();
-    let is_cached = var.len() * per_element <= pool.n_threads() * pool::CACHED_BYTES;
-    let chunk = if is_cached { chunk.max(CACHED_TASK / per_element) } else { chunk };
+    let is_cached = (N + 2) * size_of_val(var) <= pool.n_threads() * pool::CACHED_BYTES;
     // One task takes one part; the lock of each is only ever asked for once.
     let mut parts = Vec::with_capacity(var.len().div_ceil(chunk));
     while !var.is_empty() {
