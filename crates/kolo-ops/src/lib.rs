@@ -8,6 +8,7 @@ mod cancel;
 mod cuda;
 #[cfg(test)]
 mod expression_tests;
+mod host;
 mod kernel;
 mod op;
 mod resource;
@@ -34,8 +35,11 @@ pub mod table;
 pub mod undone;
 
 pub use cancel::{CancelToken, Registration};
-pub use cuda::{UpdateLayout, host_arguments, update_layout};
+pub use cuda::apply_all::{UpdateLayout, update_layout};
+pub use host::host_arguments;
 pub use kernel::{AsyncKernel, Done, Kernel, KernelCtx, KernelInit, Outcome, Value};
-pub use op::{Cost, DTypeSet, KernelDef, KernelMaker, Op, TABLE, find_kernel, find_op, graph, kernels_of, registry};
+pub use op::{
+    Cost, DTypeSet, Gpu, KernelDef, KernelMaker, Op, TABLE, find_kernel, find_op, graph, kernels_of, registry,
+};
 pub use resource::{Resource, ResourceStore, Touched, VariableCell, record_variables};
 pub use step::{FrameIteration, Received, Rendezvous, RendezvousKey, StepServices};

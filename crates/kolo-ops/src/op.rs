@@ -6,30 +6,39 @@ use std::sync::OnceLock;
 use kolo_core::{DType, DeviceName, Error, Result};
 use kolo_graph::{Attrs, Effects, Elementwise, Graph, HalfSafety, HostRule, Node, OpDef, OpRegistry, SplitRule};
 
+use crate::host::host_kernel;
 use crate::kernel::{AsyncKernel, Kernel, KernelCtx, KernelInit};
 
 /// An op: what it is, and how it is computed on each kind of device.
 pub struct Op {
     /// Signature, shapes, gradient.
     pub def: OpDef,
-    /// One entry per device kind and group of dtypes.
+    /// Kernels for CPUs, one entry per group of dtypes.
     pub kernels: &'static [KernelDef],
+    /// What it does on a GPU.
+    pub gpu: Gpu,
     /// What a call costs, roughly.
     pub cost: Cost,
 }
 
 impl Op {
-    /// Neutral values, to be overridden with `..Op::BASE`.
-    pub const BASE: Op = Op { def: OpDef::BASE, kernels: &[], cost: Cost::Elements };
-
     /// The same with these effects, for families that share a constructor.
     pub(crate) const fn effects(self, effects: Effects) -> Op {
         Op { def: OpDef { effects, ..self.def }, ..self }
     }
 
-    /// The same, each of whose elements is made so.
+    /// The same, an elementwise op with this expression, which is its GPU kernel too unless the op has stated others.
     pub(crate) const fn elementwise(self, elementwise: Elementwise) -> Op {
-        Op { def: OpDef { elementwise: Some(elementwise), ..self.def }, ..self }
+        let gpu = match self.gpu {
+            Gpu::Unstated => Gpu::Kernels(crate::cuda::elementwise::kernels(elementwise.elements)),
+            stated => stated,
+        };
+        Op { def: OpDef { elementwise: Some(elementwise), ..self.def }, gpu, ..self }
+    }
+
+    /// The same with these GPU kernels.
+    pub(crate) const fn gpu(self, kernels: &'static [KernelDef]) -> Op {
+        Op { gpu: Gpu::Kernels(kernels), ..self }
     }
 
     /// The same, that fares so in halves.
@@ -49,7 +58,43 @@ impl Op {
 
     /// The same, to be run where `host` says.
     pub(crate) const fn host(self, host: HostRule) -> Op {
-        Op { def: OpDef { host, ..self.def }, ..self }
+        let gpu = if matches!(host, HostRule::Always) { Gpu::Host } else { self.gpu };
+        Op { def: OpDef { host, ..self.def }, gpu, ..self }
+    }
+}
+
+/// What an op does on a GPU. Every op states it, so that an op without a kernel there is a decision that somebody made, and that
+/// `docs/ops.md` lists, rather than a copy to the host that nobody notices.
+#[derive(Clone, Copy)]
+pub enum Gpu {
+    /// It has these kernels. Of some ops, forms with other dtypes run on the host; see [`HostRule`].
+    Kernels(&'static [KernelDef]),
+    /// It runs on the host, with host memory, wherever it is placed: [`HostRule::Always`].
+    Host,
+    /// It has no kernel and needs none, because of this.
+    Never(&'static str),
+    /// It could have a kernel but nobody has written one: it is placed on a CPU, and its inputs and outputs are copied.
+    Missing,
+    /// Nothing is stated. Constructors of families begin so; the table's own test refuses an op that ends so.
+    Unstated,
+}
+
+impl Gpu {
+    /// For ops over strings.
+    pub(crate) const STRINGS: Gpu = Gpu::Never("strings are in host memory");
+    /// For ops that read or write files and their records.
+    pub(crate) const FILES: Gpu = Gpu::Never("files are read and written through host memory");
+    /// For ops on queues, tables, barriers and the like.
+    pub(crate) const OBJECTS: Gpu = Gpu::Never("the object it works on is in host memory");
+    /// For ops that are in graphs but have no kernel anywhere.
+    pub(crate) const NOT_RUN: Gpu = Gpu::Never("no device runs it");
+
+    /// The kernels.
+    pub const fn kernels(&self) -> &'static [KernelDef] {
+        match self {
+            Gpu::Kernels(kernels) => kernels,
+            Gpu::Host | Gpu::Never(_) | Gpu::Missing | Gpu::Unstated => &[],
+        }
     }
 }
 
@@ -130,6 +175,21 @@ pub const fn cpu_on(attr: &'static str, dtypes: &[DType], make: KernelMaker) -> 
 /// A CPU kernel for every dtype, made as `make` says.
 pub const fn cpu_made(make: KernelMaker) -> KernelDef {
     KernelDef { device: "CPU", attr: "", dtypes: DTypeSet::ALL, make }
+}
+
+/// A GPU kernel for these dtypes of the type attribute `attr`, or for every dtype if `attr` is empty.
+pub const fn gpu_kernel(
+    attr: &'static str,
+    dtypes: &[DType],
+    compute: fn(&mut KernelCtx<'_>) -> Result<()>,
+) -> KernelDef {
+    gpu_made(attr, dtypes, KernelMaker::Function(compute))
+}
+
+/// As [`gpu_kernel`], made as `make` says.
+pub const fn gpu_made(attr: &'static str, dtypes: &[DType], make: KernelMaker) -> KernelDef {
+    let dtypes = if attr.is_empty() { DTypeSet::ALL } else { DTypeSet::of(dtypes) };
+    KernelDef { device: "GPU", attr, dtypes, make }
 }
 
 /// CPU kernels of one generic function for several element types of attribute `T`:
@@ -272,34 +332,18 @@ pub fn find_op(name: &str) -> Result<&'static Op> {
         .ok_or_else(|| Error::not_found(format!("Op type not registered '{name}'")))
 }
 
-/// Kernels for one kind of device that are kept in a folder of their own rather than in the ops' files.
-struct KernelTable {
-    /// The kind, as in names of devices.
-    kind: &'static str,
-    /// The kernels of an op, by its name.
-    kernels: fn(&str) -> &'static [KernelDef],
-    /// The CPU kernel that a node which is placed on such a device runs on the host, on host memory, if it is such a node.
-    host_kernel: fn(&'static Op, &Node) -> Option<&'static KernelDef>,
-}
-
-static KERNEL_TABLES: &[KernelTable] =
-    &[KernelTable { kind: "GPU", kernels: crate::cuda::kernels, host_kernel: crate::cuda::host_kernel }];
-
-/// All kernels of an op, those for accelerators last.
+/// All kernels of an op, those for GPUs last.
 pub fn kernels_of(op: &'static Op) -> impl Iterator<Item = &'static KernelDef> {
-    op.kernels.iter().chain(KERNEL_TABLES.iter().flat_map(|table| (table.kernels)(op.def.name)))
+    op.kernels.iter().chain(op.gpu.kernels())
 }
 
-/// The kernel for `node` on `device`. On an accelerator it may be a CPU's: the node then runs on the host, on host memory. The
-/// error lists the devices and dtypes that do have one.
+/// The kernel for `node` on `device`. On a GPU it may be a CPU kernel: the node then runs on the host, with host memory. The
+/// error lists the devices and dtypes that do have a kernel.
 pub fn find_kernel(node: &Node, device: &DeviceName) -> Result<&'static KernelDef> {
     let op = find_op(node.op())?;
-    let table = KERNEL_TABLES.iter().find(|table| table.kind == &*device.kind);
-    let own = || {
-        let apart = table.map_or(&[][..], |table| (table.kernels)(op.def.name));
-        op.kernels.iter().chain(apart).find(|kernel| kernel.fits(&device.kind, &node.attrs))
-    };
-    table.and_then(|table| (table.host_kernel)(op, node)).or_else(own).ok_or_else(|| {
+    let host_kernel = if &*device.kind == "GPU" { host_kernel(op, node) } else { None };
+    let own = || kernels_of(op).find(|kernel| kernel.fits(&device.kind, &node.attrs));
+    host_kernel.or_else(own).ok_or_else(|| {
         let have: Vec<String> = kernels_of(op).map(KernelDef::describe).collect();
         let have = if have.is_empty() { "none".to_owned() } else { have.join("; ") };
         let dtype = node
@@ -323,12 +367,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_of_kernels_is_for_one_kind_of_device_and_the_only_one() {
-        for (i, table) in KERNEL_TABLES.iter().enumerate() {
-            assert!(KERNEL_TABLES[..i].iter().all(|other| other.kind != table.kind), "{} has two tables", table.kind);
-            let names = TABLE.iter().copied().flatten().map(|op| op.def.name);
-            let kernels: Vec<&KernelDef> = names.flat_map(table.kernels).collect();
-            assert!(!kernels.is_empty() && kernels.iter().all(|kernel| kernel.device == table.kind), "{}", table.kind);
+    fn every_op_states_what_it_does_on_a_gpu() {
+        for op in TABLE.iter().copied().flatten() {
+            let name = op.def.name;
+            assert!(op.kernels.iter().all(|kernel| kernel.device == "CPU"), "{name}: `kernels` are for CPUs");
+            assert_eq!(
+                matches!(op.gpu, Gpu::Host),
+                op.def.host == HostRule::Always,
+                "{name}: `gpu` and `host` disagree"
+            );
+            match op.gpu {
+                Gpu::Unstated => panic!("{name} does not state what it does on a GPU: see `Gpu`"),
+                Gpu::Kernels(kernels) => {
+                    assert!(!kernels.is_empty() && kernels.iter().all(|kernel| kernel.device == "GPU"), "{name}");
+                }
+                Gpu::Host | Gpu::Never(_) | Gpu::Missing => {}
+            }
         }
     }
 
@@ -340,7 +394,7 @@ mod tests {
             assert!(names.insert(name), "{name} is in the table twice");
             let signature = Signature::parse(op.def.signature).unwrap_or_else(|error| panic!("{name}: {error}"));
             assert!(!matches!(op.def.gradient, Gradient::Unstated), "{name} does not state its gradient");
-            for kernel in op.kernels.iter().filter(|kernel| !kernel.attr.is_empty()) {
+            for kernel in kernels_of(op).filter(|kernel| !kernel.attr.is_empty()) {
                 let attr =
                     signature.attr(kernel.attr).unwrap_or_else(|| panic!("{name} has no attribute {}", kernel.attr));
                 let possible = DType::ALL.iter().any(|dtype| {
@@ -374,15 +428,8 @@ mod tests {
                 let is_known = signature.inputs.iter().chain(&signature.outputs).any(|known| known.name == *arg);
                 assert!(is_known, "{name} has no argument {arg}");
             }
-            // What runs on the host has a kernel there, and what always does has no other.
             if def.host != HostRule::OnDevice {
-                assert!(op.kernels.iter().any(|kernel| kernel.device == "CPU"), "{name} has no kernel for the host");
-            }
-            if def.host == HostRule::Always {
-                assert!(
-                    kernels_of(op).all(|kernel| kernel.device == "CPU"),
-                    "{name} is of the host but has a GPU kernel"
-                );
+                assert!(!op.kernels.is_empty(), "{name} has no kernel for the host");
             }
         }
     }

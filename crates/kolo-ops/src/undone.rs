@@ -4,11 +4,11 @@
 use kolo_core::{PartialShape, Result};
 use kolo_graph::{Effects, Gradient, InferCtx, OpDef, OwnedState, ShapeFn, shape_fns};
 
-use crate::{Cost, Op};
+use crate::{Cost, Gpu, Op};
 
 const fn op(name: &'static str, signature: &'static str, shape: ShapeFn, why: &'static str) -> Op {
     let def = OpDef { name, signature, shape, gradient: Gradient::Refused(why), ..OpDef::BASE };
-    Op { def, kernels: &[], cost: Cost::Inline }
+    Op { def, kernels: &[], gpu: Gpu::NOT_RUN, cost: Cost::Inline }
 }
 
 const fn stateful(name: &'static str, signature: &'static str, shape: ShapeFn, why: &'static str) -> Op {

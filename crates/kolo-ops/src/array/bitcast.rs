@@ -3,7 +3,8 @@
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape};
 use kolo_graph::{Gradient, OpDef, Output, Work};
 
-use crate::op::{Op, cpu_any};
+use crate::cuda::PLAIN;
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The bytes of `x` read as `dtype`. If elements become smaller there is a new last dimension of their pieces; if they
@@ -29,6 +30,7 @@ pub(crate) static BITCAST: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward)]),
     cost: Cost::Inline,
 };
 

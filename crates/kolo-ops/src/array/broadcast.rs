@@ -8,9 +8,10 @@ use super::elements::{IntoInts, integer_tensor, integers};
 use super::reshape::{reshape, shaped_as_input};
 use super::strided_slice::read_view;
 use super::view::{View, strides};
+use crate::cuda::PLAIN;
 use crate::math::binary::first;
 use crate::math::elementwise::broadcast_shape;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `x` repeated `multiples[i]` times along each dimension `i`.
@@ -55,6 +56,7 @@ pub(crate) static TILE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_tile)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward_tile)]),
     cost: Cost::Elements,
 };
 
@@ -77,6 +79,7 @@ pub(crate) static BROADCAST_TO: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_broadcast)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, crate::cuda::elementwise::broadcast_to)]),
     cost: Cost::Elements,
 };
 
@@ -100,6 +103,7 @@ pub(crate) static BROADCAST_ARGS: Op = Op {
         ctx.set_output(0, out);
         Ok(())
     })],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 

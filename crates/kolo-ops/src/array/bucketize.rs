@@ -4,7 +4,7 @@ use kolo_core::{Error, Result};
 use kolo_graph::{Attrs, Gradient, OpDef, Output, shape_fns};
 
 use crate::math::number::Number;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// For each element the number of `boundaries` that are not larger. The boundaries ascend.
@@ -22,6 +22,7 @@ pub(crate) static BUCKETIZE: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, i32, i64),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

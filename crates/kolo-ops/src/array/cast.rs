@@ -11,7 +11,7 @@ use kolo_device::cpu::{pool, vectorize, vmath};
 use kolo_graph::{Elements, Elementwise, Gradient, HostRule, Literal, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `x` as elements of `dtype`; `x` itself if it is of that dtype already.
@@ -39,6 +39,7 @@ pub(crate) static CAST: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("", &[], crate::cuda::elementwise::cast)]),
     cost: Cost::Elements,
 };
 
@@ -51,6 +52,7 @@ pub(crate) static HOST_CAST: Op = Op {
         ..CAST.def
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Host,
     cost: Cost::Elements,
 };
 

@@ -7,7 +7,7 @@ use kolo_graph::{Effects, Gradient, HalfSafety, OpDef, Output, shape_fns};
 use num_traits::Float;
 
 use crate::math::binary::first;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `x`, if every element is finite; otherwise the step fails with `message`.
@@ -33,6 +33,7 @@ pub(crate) static CHECK_NUMERICS: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, f16, bf16),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

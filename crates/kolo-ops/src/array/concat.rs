@@ -8,9 +8,10 @@ use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Grad, Gradient, HalfSafety, HostRule, InferCtx, OpDef, Operation, Output};
 
 use super::elements::{Item, Job, build, copy_units, integer, integer_tensor, integers, product};
+use crate::cuda::PLAIN;
 use crate::cuda::array::is_on_card;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The tensors of `values` joined along dimension `axis`, counted from the end if negative.
@@ -54,6 +55,7 @@ pub(crate) static CONCAT_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| forward_concat(ctx, 0, ctx.n_inputs() - 1))],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, |ctx| forward_concat(ctx, 0, ctx.n_inputs() - 1))]),
     cost: Cost::Elements,
 };
 
@@ -69,6 +71,7 @@ pub(crate) static CONCAT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| forward_concat(ctx, 1, 0))],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, |ctx| forward_concat(ctx, 1, 0))]),
     cost: Cost::Elements,
 };
 
@@ -83,6 +86,7 @@ pub(crate) static CONCAT_OFFSET: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_offset)],
+    gpu: Gpu::Host,
     cost: Cost::Inline,
 };
 
@@ -107,6 +111,7 @@ pub(crate) static PACK: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_pack)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward_pack)]),
     cost: Cost::Elements,
 };
 

@@ -3,7 +3,8 @@
 use kolo_core::{Error, PartialShape, Result};
 use kolo_graph::{Gradient, HostRule, OpDef, Work};
 
-use crate::op::{Op, cpu_any};
+use crate::cuda::PLAIN;
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 pub(crate) static CONST: Op = Op {
@@ -24,6 +25,7 @@ pub(crate) static CONST: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("dtype", PLAIN, crate::cuda::flow::constant)]),
     cost: Cost::Inline,
 };
 

@@ -9,8 +9,9 @@ use kolo_graph::{Gradient, OpDef, Output};
 use super::elements::{Item, Job, build, integer, product};
 use super::strided_slice::{read_view, write_view};
 use super::view::View;
+use crate::cuda::PLAIN;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// Zeros of twice the rank of `diagonal`, with it on the diagonal.
@@ -65,6 +66,15 @@ pub(crate) static DIAG: Op = Op {
         let shape = Shape::new(&[dims, dims].concat())?;
         set_diagonal(ctx, shape, 1, n)
     })],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, |ctx| {
+        let dims = ctx.input(0)?.shape().dims();
+        if dims.is_empty() {
+            return Err(Error::invalid_argument("Input must be at least rank 1, got 0"));
+        }
+        let n = product(dims);
+        let shape = Shape::new(&[dims, dims].concat())?;
+        set_diagonal(ctx, shape, 1, n)
+    })]),
     cost: Cost::Elements,
 };
 
@@ -82,6 +92,7 @@ pub(crate) static DIAG_PART: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_diag_part)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward_diag_part)]),
     cost: Cost::Elements,
 };
 
@@ -104,6 +115,14 @@ pub(crate) static MATRIX_DIAG: Op = Op {
         let (shape, outer) = (Shape::new(&[dims, &[n]].concat())?, product(outer));
         set_diagonal(ctx, shape, outer, n)
     })],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, |ctx| {
+        let dims = ctx.input(0)?.shape().dims();
+        let Some((&n, outer)) = dims.split_last() else {
+            return Err(Error::invalid_argument("input must be at least 1-dim, received shape: []"));
+        };
+        let (shape, outer) = (Shape::new(&[dims, &[n]].concat())?, product(outer));
+        set_diagonal(ctx, shape, outer, n)
+    })]),
     cost: Cost::Elements,
 };
 
@@ -144,6 +163,20 @@ pub(crate) static MATRIX_DIAG_PART: Op = Op {
         ctx.set_output(0, out);
         Ok(())
     })],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, |ctx| {
+        let input = ctx.input(0)?;
+        let [outer @ .., rows, columns] = input.shape().dims() else {
+            return Err(Error::invalid_argument(format!(
+                "input must be at least 2-dim, received shape: {}",
+                input.shape()
+            )));
+        };
+        let n = *rows.min(columns);
+        let view = View::new(0, [(product(outer), (rows * columns) as isize), (n, *columns as isize + 1)]);
+        let out = read_view(ctx, input, &view, Shape::new(&[outer, &[n]].concat())?)?;
+        ctx.set_output(0, out);
+        Ok(())
+    })]),
     cost: Cost::Elements,
 };
 
@@ -164,6 +197,7 @@ pub(crate) static MATRIX_BAND_PART: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_band)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

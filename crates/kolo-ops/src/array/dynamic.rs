@@ -8,7 +8,7 @@ use super::fill::zeros_like;
 use super::gather::{pick_rows, place};
 use super::reshape::{reshape, shaped_as_input};
 use crate::math::binary::first;
-use crate::op::{KernelDef, Op, cpu_any};
+use crate::op::{Gpu, KernelDef, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// The slices of `data` dealt out to `n` outputs: slice `i` goes to output `partitions[i]`, in order.
@@ -47,6 +47,7 @@ pub(crate) static DYNAMIC_PARTITION: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_partition)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -71,6 +72,7 @@ const fn stitch(name: &'static str) -> Op {
             ..OpDef::BASE
         },
         kernels: STITCH_KERNELS,
+        gpu: Gpu::Missing,
         cost: Cost::Elements,
     }
 }

@@ -6,8 +6,9 @@ use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output, Work};
 
 use super::elements::integer;
 use super::reshape::shaped_as_input;
+use crate::cuda::PLAIN;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `x` with a new dimension of size 1 at `axis`; −1 puts it last.
@@ -45,6 +46,7 @@ pub(crate) static EXPAND_DIMS: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_expand)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward_expand)]),
     cost: Cost::Inline,
 };
 
@@ -60,6 +62,7 @@ pub(crate) static SQUEEZE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_squeeze)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward_squeeze)]),
     cost: Cost::Inline,
 };
 

@@ -6,8 +6,9 @@ use kolo_graph::{Gradient, Graph, HalfSafety, HostRule, IntoOutput, OpDef, Outpu
 
 use super::cast::Target;
 use super::elements::{IntoInts, Item, Job, build, integers};
+use crate::cuda::PLAIN;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, KernelMaker, Op, cpu_any, gpu_kernel, gpu_made};
 use crate::{Cost, KernelCtx};
 
 /// A tensor of shape `dims` in which every element is `value`, a scalar.
@@ -65,6 +66,7 @@ pub(crate) static FILL: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_fill)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, crate::cuda::elementwise::fill)]),
     cost: Cost::Elements,
 };
 
@@ -80,6 +82,11 @@ pub(crate) static ZEROS_LIKE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_zeros)],
+    gpu: Gpu::Kernels(&[gpu_made(
+        "T",
+        PLAIN,
+        KernelMaker::Object(|_| Ok(Box::new(crate::cuda::elementwise::Like(0.0)))),
+    )]),
     cost: Cost::Elements,
 };
 
@@ -96,6 +103,11 @@ pub(crate) static ONES_LIKE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_ones)],
+    gpu: Gpu::Kernels(&[gpu_made(
+        "T",
+        PLAIN,
+        KernelMaker::Object(|_| Ok(Box::new(crate::cuda::elementwise::Like(1.0)))),
+    )]),
     cost: Cost::Elements,
 };
 

@@ -12,8 +12,9 @@ use super::elements::{Item, Job, build, copy_units, index_below, integer, intege
 use super::reshape::reshape;
 use super::strided_slice::{At, slice_at};
 use super::transpose::transpose;
+use crate::cuda::PLAIN;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The slices of `params` along dimension `axis` that `indices` names, in its shape.
@@ -42,6 +43,7 @@ pub(crate) static GATHER: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| forward(ctx, 0, 0))],
+    gpu: Gpu::Kernels(&[gpu_kernel("Tparams", PLAIN, |ctx| crate::cuda::gather::gather(ctx, 0, 0))]),
     cost: Cost::Elements,
 };
 
@@ -71,6 +73,7 @@ pub(crate) static GATHER_V2: Op = Op {
         let axis = integer(ctx.input(2)?)?;
         forward(ctx, axis, ctx.attrs().int("batch_dims")?)
     })],
+    gpu: Gpu::Kernels(&[gpu_kernel("Tparams", PLAIN, crate::cuda::gather::gather_v2)]),
     cost: Cost::Elements,
 };
 

@@ -7,8 +7,9 @@ use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output};
 use super::cast::cast;
 use super::elements::{IntoInts, Plus, index_below, integers, product};
 use super::gather::{pick_rows, place};
+use crate::cuda::{NUMBERS, PLAIN};
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_any, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The elements or slices of `params` at the coordinates in the last dimension of `indices`.
@@ -45,6 +46,7 @@ pub(crate) static GATHER_ND: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_gather)],
+    gpu: Gpu::Kernels(&[gpu_kernel("Tparams", PLAIN, crate::cuda::gather::gather_nd)]),
     cost: Cost::Elements,
 };
 
@@ -60,6 +62,7 @@ pub(crate) static SCATTER_ND: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward_scatter: f32, f64, i32, i64, u64, bool; f16, bf16, i8, i16, u8, u16, u32),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, crate::cuda::gather::scatter_nd)]),
     cost: Cost::Elements,
 };
 

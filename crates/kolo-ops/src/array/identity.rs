@@ -4,7 +4,8 @@
 use kolo_core::{Error, Result};
 use kolo_graph::{Effects, Gradient, HalfSafety, HostRule, OpDef, Output, Work, shape_fns};
 
-use crate::op::{KernelDef, Op, cpu_any};
+use crate::cuda::PLAIN;
+use crate::op::{Gpu, KernelDef, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The same value.
@@ -54,6 +55,7 @@ pub(crate) static IDENTITY_N: Op = Op {
         ..OpDef::BASE
     },
     kernels: KERNELS,
+    gpu: Gpu::Kernels(&[gpu_kernel("", &[], forward)]),
     cost: Cost::Inline,
 };
 
@@ -69,6 +71,7 @@ pub(crate) static REF_IDENTITY: Op = Op {
         ..OpDef::BASE
     },
     kernels: KERNELS,
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward)]),
     cost: Cost::Inline,
 };
 
@@ -87,8 +90,11 @@ pub(crate) static PREVENT_GRADIENT: Op = Op {
         ..OpDef::BASE
     },
     kernels: KERNELS,
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward)]),
     cost: Cost::Inline,
 };
+
+const ON_GPU: &[KernelDef] = &[gpu_kernel("T", PLAIN, forward)];
 
 const fn pass_on(name: &'static str, gradient: Gradient) -> Op {
     Op {
@@ -101,6 +107,7 @@ const fn pass_on(name: &'static str, gradient: Gradient) -> Op {
             ..OpDef::BASE
         },
         kernels: KERNELS,
+        gpu: Gpu::Kernels(ON_GPU),
         cost: Cost::Inline,
     }
 }

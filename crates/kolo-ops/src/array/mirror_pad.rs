@@ -9,7 +9,7 @@ use super::elements::{Item, Job, Plus, build};
 use super::pad::{constant, read_margins, without_margins};
 use super::view::strides;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_any, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// How a margin reflects: `Reflect` leaves the edge out (`3 2 | 1 2 3`), `Symmetric` repeats it (`2 1 | 1 2 3`).
@@ -44,6 +44,7 @@ pub(crate) static MIRROR_PAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -57,6 +58,7 @@ pub(crate) static MIRROR_PAD_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -6,7 +6,8 @@ use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Gradient, IntoOutput, OpDef, Output};
 
 use super::elements::{Item, Job, build, index_below, integer, integers, product};
-use crate::op::{Op, cpu_any};
+use crate::cuda::PLAIN;
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// For each of `indices` a vector of `depth` elements, `on` at the index and `off` elsewhere. An index out of range gives
@@ -39,6 +40,7 @@ pub(crate) static ONE_HOT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, crate::cuda::gather::one_hot)]),
     cost: Cost::Elements,
 };
 

@@ -6,9 +6,10 @@ use kolo_graph::{Grad, Gradient, HalfSafety, HostRule, InferCtx, OpDef, Operatio
 
 use super::elements::{Item, Job, build, integers, product};
 use super::strided_slice::{At, slice_at};
+use crate::cuda::PLAIN;
 use crate::cuda::array::is_on_card;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `x` with zeros around it: `paddings[i]` before and after dimension `i`.
@@ -44,6 +45,7 @@ pub(crate) static PAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward)]),
     cost: Cost::Elements,
 };
 
@@ -62,6 +64,7 @@ pub(crate) static PAD_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward)]),
     cost: Cost::Elements,
 };
 

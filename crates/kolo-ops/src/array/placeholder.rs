@@ -3,7 +3,8 @@
 use kolo_core::{Error, Result};
 use kolo_graph::{Gradient, HostRule, OpDef, Output, Work, shape_fns};
 
-use crate::op::{Op, cpu_any};
+use crate::cuda::PLAIN;
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// A value that may be fed, and is `input` otherwise.
@@ -23,6 +24,7 @@ pub(crate) static PLACEHOLDER: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(not_fed)],
+    gpu: Gpu::Kernels(&[gpu_kernel("dtype", PLAIN, not_fed)]),
     cost: Cost::Inline,
 };
 
@@ -34,6 +36,7 @@ pub(crate) static PLACEHOLDER_V2: Op = Op {
         ..PLACEHOLDER.def
     },
     kernels: &[cpu_any(not_fed)],
+    gpu: Gpu::Kernels(&[gpu_kernel("dtype", PLAIN, not_fed)]),
     cost: Cost::Inline,
 };
 
@@ -47,6 +50,7 @@ pub(crate) static PLACEHOLDER_WITH_DEFAULT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| ctx.forward(0, 0))],
+    gpu: Gpu::Kernels(&[gpu_kernel("dtype", PLAIN, |ctx| ctx.forward(0, 0))]),
     cost: Cost::Inline,
 };
 

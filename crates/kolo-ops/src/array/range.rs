@@ -8,7 +8,7 @@ use super::cast::{Source, Target};
 use super::elements::integer;
 use super::fill::{ones_like, zeros_like};
 use crate::math::binary::first;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// The integers from `start` to `limit`, without the limit.
@@ -41,6 +41,7 @@ pub(crate) static RANGE: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!("Tidx", forward_range: bf16, f16, f32, f64, i8, i16, i32, i64, u16, u32),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -68,6 +69,7 @@ pub(crate) static LIN_SPACE: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward_linspace: bf16, f16, f32, f64),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -4,8 +4,9 @@ use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output, Work};
 
 use super::elements::{IntoInts, integers};
+use crate::cuda::PLAIN;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `x` in the shape `dims`; one size may be −1 and is then worked out: `reshape(x, &[-1, 784])`.
@@ -34,6 +35,7 @@ pub(crate) static RESHAPE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward)]),
     cost: Cost::Inline,
 };
 

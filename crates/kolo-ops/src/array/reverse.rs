@@ -9,8 +9,9 @@ use kolo_graph::{Gradient, HalfSafety, HostRule, OpDef, Output};
 use super::elements::{IntoInts, Item, Job, build, integers, product};
 use super::strided_slice::read_view;
 use super::view::{View, strides};
+use crate::cuda::PLAIN;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `x` with the dimensions `axes` reversed.
@@ -47,6 +48,7 @@ pub(crate) static REVERSE_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward)]),
     cost: Cost::Elements,
 };
 
@@ -70,6 +72,7 @@ pub(crate) static REVERSE_SEQUENCE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_sequence)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -12,9 +12,10 @@ use super::broadcast::{broadcast_view, summed_to_input};
 use super::elements::{Item, Job, build, product};
 use super::fill::zeros_like;
 use super::strided_slice::read_view;
+use crate::cuda::PLAIN;
 use crate::math::binary::first;
 use crate::math::elementwise::broadcast_shape;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `a` where `condition` holds and `b` elsewhere; all three broadcast.
@@ -45,6 +46,7 @@ pub(crate) static SELECT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_select)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, crate::cuda::elementwise::select)]),
     cost: Cost::Elements,
 };
 
@@ -62,6 +64,7 @@ pub(crate) static SELECT_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_select_v2)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, crate::cuda::elementwise::select_v2)]),
     cost: Cost::Elements,
 };
 
@@ -74,6 +77,7 @@ pub(crate) static WHERE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_where)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -5,7 +5,7 @@ use kolo_core::{DType, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{Gradient, OpDef, Output, Work, shape_fns};
 
 use super::elements::integer_tensor;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The shape of `x`, as int32.
@@ -37,6 +37,7 @@ pub(crate) static SHAPE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::flow::ANY, crate::cuda::flow::shape)]),
     cost: Cost::Inline,
 };
 
@@ -51,6 +52,7 @@ pub(crate) static SHAPE_N: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::flow::ANY, crate::cuda::flow::shape)]),
     cost: Cost::Inline,
 };
 
@@ -70,6 +72,7 @@ pub(crate) static SIZE: Op = Op {
         ctx.set_output(0, output);
         Ok(())
     })],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::flow::ANY, crate::cuda::flow::size)]),
     cost: Cost::Inline,
 };
 
@@ -88,6 +91,7 @@ pub(crate) static RANK: Op = Op {
         ctx.set_output(0, Tensor::scalar(rank as i32));
         Ok(())
     })],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::flow::ANY, crate::cuda::flow::rank)]),
     cost: Cost::Inline,
 };
 

@@ -6,8 +6,9 @@ use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output};
 use super::elements::{IntoInts, integers};
 use super::strided_slice::read_view;
 use super::view::{View, strides};
+use crate::cuda::PLAIN;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The box of `x` that begins at `begin` and has sizes `size`, where −1 goes to the end.
@@ -38,6 +39,7 @@ pub(crate) static SLICE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward)]),
     cost: Cost::Elements,
 };
 

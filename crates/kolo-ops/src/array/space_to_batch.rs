@@ -7,8 +7,9 @@ use super::elements::{IntoInts, integers, product};
 use super::pad::{constant, padded};
 use super::strided_slice::read_view;
 use super::view::{View, strides};
+use crate::cuda::PLAIN;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `x` as [batch, grid…, rest…] padded with zeros, then every block of the grid spread over the batch.
@@ -40,6 +41,7 @@ pub(crate) static SPACE_TO_BATCH_ND: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_space_to_batch)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward_space_to_batch)]),
     cost: Cost::Elements,
 };
 
@@ -58,6 +60,7 @@ pub(crate) static BATCH_TO_SPACE_ND: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_batch_to_space)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward_batch_to_space)]),
     cost: Cost::Elements,
 };
 

@@ -8,7 +8,8 @@ use kolo_graph::{Grad, Gradient, HalfSafety, HostRule, InferCtx, OpDef, Operatio
 use super::elements::{IntoInts, integer, integers};
 use super::strided_slice::read_view;
 use super::view::{View, strides};
-use crate::op::{Op, cpu_any};
+use crate::cuda::PLAIN;
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `x` cut into `n` equal pieces along dimension `axis`.
@@ -47,6 +48,7 @@ pub(crate) static SPLIT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_split)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward_split)]),
     cost: Cost::Elements,
 };
 
@@ -66,6 +68,7 @@ pub(crate) static SPLIT_V: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_split_v)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward_split_v)]),
     cost: Cost::Elements,
 };
 
@@ -91,6 +94,7 @@ pub(crate) static UNPACK: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_unpack)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward_unpack)]),
     cost: Cost::Elements,
 };
 

@@ -8,9 +8,10 @@ use kolo_graph::{Attrs, Gradient, HalfSafety, HostRule, InferCtx, OpDef, Operati
 use super::cast::cast;
 use super::elements::{Item, Job, build, integers, is_in_buffer};
 use super::view::{View, strides};
+use crate::cuda::PLAIN;
 use crate::cuda::array::is_on_card;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// One entry of an index: what `x[…]` may hold between commas.
@@ -98,6 +99,7 @@ pub(crate) static STRIDED_SLICE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward)]),
     cost: Cost::Elements,
 };
 
@@ -119,6 +121,7 @@ pub(crate) static STRIDED_SLICE_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(backward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, backward)]),
     cost: Cost::Elements,
 };
 

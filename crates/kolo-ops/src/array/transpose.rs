@@ -7,8 +7,9 @@ use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output};
 use super::elements::{IntoInts, index_below, integer_tensor, integers};
 use super::strided_slice::read_view;
 use super::view::{View, strides};
+use crate::cuda::PLAIN;
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `x` with its dimensions in the order `perm`: dimension `i` of the result is dimension `perm[i]` of `x`.
@@ -38,6 +39,7 @@ pub(crate) static TRANSPOSE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, forward)]),
     cost: Cost::Elements,
 };
 
@@ -54,6 +56,7 @@ pub(crate) static INVERT_PERMUTATION: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_invert)],
+    gpu: Gpu::Host,
     cost: Cost::Inline,
 };
 

@@ -13,7 +13,7 @@ use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
 
 use super::elements::{Item, Job, build, integer_tensor, integers, product};
 use super::gather::pick_rows;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// The different elements of the vector `x`, and for each element of `x` which of them it is.
@@ -55,6 +55,7 @@ pub(crate) static UNIQUE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_unique)],
+    gpu: Gpu::Host,
     cost: Cost::Elements,
 };
 
@@ -68,6 +69,7 @@ pub(crate) static UNIQUE_WITH_COUNTS: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_unique)],
+    gpu: Gpu::Host,
     cost: Cost::Elements,
 };
 
@@ -82,6 +84,7 @@ pub(crate) static UNIQUE_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_slices)],
+    gpu: Gpu::Host,
     cost: Cost::Elements,
 };
 
@@ -96,6 +99,7 @@ pub(crate) static UNIQUE_WITH_COUNTS_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_slices)],
+    gpu: Gpu::Host,
     cost: Cost::Elements,
 };
 
@@ -113,6 +117,7 @@ pub(crate) static LIST_DIFF: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_list_diff)],
+    gpu: Gpu::Host,
     cost: Cost::Elements,
 };
 

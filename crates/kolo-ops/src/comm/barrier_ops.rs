@@ -5,7 +5,7 @@ use kolo_graph::{Effects, Gradient, InferCtx, OpDef, OwnedState, ShapeFn, shape_
 
 use super::barrier::{Barrier, BarrierSpec, Late};
 use crate::kernel::KernelInit;
-use crate::op::{KernelDef, KernelMaker, Op, cpu_any, cpu_made};
+use crate::op::{Gpu, KernelDef, KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::source::{Source, object};
 use crate::{AsyncKernel, Cost, Done, KernelCtx};
 
@@ -38,7 +38,7 @@ pub(super) const fn stateful(
 ) -> Op {
     let gradient = Gradient::None("what workers agree on does not depend on a graph");
     let def = OpDef { name, signature, shape, gradient, stateful: true, effects: Effects::Uses, ..OpDef::BASE };
-    Op { def, kernels, cost: Cost::Inline }
+    Op { def, kernels, gpu: Gpu::OBJECTS, cost: Cost::Inline }
 }
 
 /// An op that makes such an object.

@@ -10,7 +10,7 @@ use kolo_core::{DType, Error, Result, Tensor};
 use kolo_graph::{Attrs, Effects, Flow, Gradient, HostRule, OpDef, TransferEnd};
 
 use crate::kernel::KernelInit;
-use crate::op::{KernelDef, Op, cpu_made};
+use crate::op::{Gpu, KernelDef, Op, cpu_made, gpu_made};
 use crate::{AsyncKernel, Cost, Done, Kernel, KernelCtx, KernelMaker, Outcome, Received, RendezvousKey, Value};
 
 pub(crate) static SEND: Op = send("_Send", TransferEnd::Send);
@@ -19,6 +19,8 @@ pub(crate) static RECV: Op = recv("_Recv", TransferEnd::Recv);
 pub(crate) static HOST_RECV: Op = recv("_HostRecv", TransferEnd::HostRecv).host(HostRule::Always);
 
 const GRADIENT: Gradient = Gradient::Refused("gradients are taken before a graph is cut into parts");
+
+const SEND_ON_GPU: &[KernelDef] = &[gpu_made("", &[], KernelMaker::Async(crate::cuda::transfer::Send::make))];
 
 const fn send(name: &'static str, end: TransferEnd) -> Op {
     Op {
@@ -34,9 +36,12 @@ const fn send(name: &'static str, end: TransferEnd) -> Op {
             ..OpDef::BASE
         },
         kernels: SEND_KERNELS,
+        gpu: Gpu::Kernels(SEND_ON_GPU),
         cost: Cost::Inline,
     }
 }
+
+const RECV_ON_GPU: &[KernelDef] = &[gpu_made("", &[], KernelMaker::Async(crate::cuda::transfer::Recv::make))];
 
 const fn recv(name: &'static str, end: TransferEnd) -> Op {
     Op {
@@ -52,6 +57,7 @@ const fn recv(name: &'static str, end: TransferEnd) -> Op {
             ..OpDef::BASE
         },
         kernels: RECV_KERNELS,
+        gpu: Gpu::Kernels(RECV_ON_GPU),
         cost: Cost::Inline,
     }
 }

@@ -7,14 +7,9 @@ use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
 use kolo_graph::{Update, UpdateRule};
 
 use super::optim::{head, starts_aligned, step};
-use super::{FLOATS, Table, c_type, gpu, register};
+use super::{c_type, gpu};
 use crate::kernel::KernelInit;
-use crate::op::KernelMaker;
 use crate::{Kernel, KernelCtx, VariableCell, find_op};
-
-pub(super) fn add(table: &mut Table) {
-    register(table, "_KoloApplyAll", "T", FLOATS, KernelMaker::Object(ApplyAll::make));
-}
 
 /// Where the inputs of an optimizer's dense update of resource variables are.
 pub struct UpdateLayout {
@@ -44,14 +39,14 @@ const MOST: usize = 64;
 /// Elements of a block.
 const SPAN: usize = 4096;
 
-struct ApplyAll {
+pub(crate) struct ApplyAll {
     rule: &'static UpdateRule,
     flag: bool,
     n: usize,
 }
 
 impl ApplyAll {
-    fn make(init: &KernelInit<'_>) -> Result<Box<dyn Kernel>> {
+    pub(crate) fn make(init: &KernelInit<'_>) -> Result<Box<dyn Kernel>> {
         let attrs = init.attrs();
         let op = attrs.str("rule")?;
         let bad = || Error::invalid_argument(format!("{op} is not an update that is done for many variables at once"));

@@ -9,42 +9,9 @@ use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
 use smallvec::SmallVec;
 
 use super::map::{Expression, run};
-use super::{PLAIN, Table, gpu, register, zeros};
+use super::{gpu, zeros};
+use crate::KernelCtx;
 use crate::array::view::{View, strides};
-use crate::{KernelCtx, find_op};
-
-/// Ops whose CPU kernel ends in the functions of this file.
-const SHARED: &[&str] = &[
-    "Slice",
-    "StridedSlice",
-    "StridedSliceGrad",
-    "Transpose",
-    "ReverseV2",
-    "Tile",
-    "Split",
-    "SplitV",
-    "Unpack",
-    "Pack",
-    "Concat",
-    "ConcatV2",
-    "Pad",
-    "PadV2",
-    "SpaceToBatchND",
-    "BatchToSpaceND",
-    "Diag",
-    "DiagPart",
-    "MatrixDiag",
-    "MatrixDiagPart",
-];
-
-pub(super) fn add(table: &mut Table) {
-    for &op in SHARED {
-        let Ok(found) = find_op(op) else { continue };
-        if let Some(kernel) = found.kernels.iter().find(|kernel| kernel.device == "CPU") {
-            register(table, op, "T", PLAIN, kernel.make);
-        }
-    }
-}
 
 const RANK: usize = 8;
 

@@ -8,14 +8,9 @@ use std::sync::OnceLock;
 use kolo_core::{Code, DType, Error, Result, Tensor, TensorData};
 use kolo_device::cuda::{Args, Attention, AttentionPass, CudaDevice, Function, Grid, ProgramKey};
 
-use super::{FLOATS, Table, c_type, function, gpu};
+use super::{c_type, gpu};
 use crate::KernelCtx;
 use crate::nn::attention::Sizes;
-
-pub(super) fn add(table: &mut Table) {
-    function(table, "KoloAttention", "T", FLOATS, forward);
-    function(table, "KoloAttentionGrad", "T", FLOATS, backward);
-}
 
 const NAMES: [&str; 4] = ["forward", "delta", "queries", "keys_values"];
 const PLAIN_NAMES: [&str; 3] = ["forward", "queries", "keys_values"];
@@ -178,7 +173,7 @@ fn plain_args<'a>(args: Args<'a>, sizes: &Sizes, dtype: DType) -> Args<'a> {
     if dtype == DType::F64 { args.f64(scale(sizes)) } else { args.f32(scale(sizes) as f32) }
 }
 
-fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let sizes = Sizes::of(ctx, 0)?;
     let (qkv, device) = (ctx.input(0)?, gpu(ctx)?);
     let dtype = qkv.dtype();
@@ -210,7 +205,7 @@ fn forward_by_ours(device: &CudaDevice, sizes: &Sizes, qkv: &Tensor, y: &mut Ten
     }
 }
 
-fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let sizes = Sizes::of(ctx, 1)?;
     sizes.check_grad(ctx)?;
     let (dy, qkv, y, lse, device) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?, ctx.input(3)?, gpu(ctx)?);

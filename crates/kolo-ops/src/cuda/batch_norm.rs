@@ -6,20 +6,11 @@ use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
 use super::batch_norm_first::Planes;
 use super::batch_norm_held::Held;
-use super::{Table, c_type, function, gpu, zeros};
+use super::{c_type, gpu, zeros};
 use crate::KernelCtx;
 use crate::nn::channels::{Channels, is_nchw};
 
-const TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16];
-
-pub(super) fn add(table: &mut Table) {
-    for op in ["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"] {
-        function(table, op, "T", TYPES, forward);
-    }
-    for op in ["FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"] {
-        function(table, op, "T", TYPES, backward);
-    }
-}
+pub(crate) const TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16];
 
 const NAMES: [&str; 8] = ["sum", "squares", "grad_sums", "mean", "average", "apply", "grad_join", "grad_apply"];
 
@@ -157,7 +148,7 @@ impl Made {
     }
 }
 
-fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let x = ctx.input(0)?;
     let view = view(ctx, x.shape())?;
     let (epsilon, training) = (ctx.attrs().float("epsilon")?, ctx.attrs().bool("is_training")?);
@@ -212,7 +203,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (dy, x) = (ctx.input(0)?, ctx.input(1)?);
     if dy.shape() != x.shape() {
         return Err(Error::invalid_argument(format!(

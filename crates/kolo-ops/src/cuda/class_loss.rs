@@ -3,16 +3,11 @@
 use kolo_core::{DType, Result, Shape, Tensor, TensorData};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
-use super::{Table, c_type, function, gpu};
+use super::{c_type, gpu};
 use crate::KernelCtx;
 use crate::nn::class_loss::sizes;
 
-const TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16];
-
-pub(super) fn add(table: &mut Table) {
-    function(table, "KoloClassLoss", "T", TYPES, forward);
-    function(table, "KoloClassLossGrad", "T", TYPES, backward);
-}
+pub(crate) const TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16];
 
 const NAMES: [&str; 2] = ["loss", "grad"];
 
@@ -45,7 +40,7 @@ fn threads(n: usize, width: usize) -> usize {
     (n / width).next_multiple_of(32).clamp(32, 512)
 }
 
-fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (n_rows, n) = sizes(ctx, 0, &[1])?;
     let (logits, labels, device) = (ctx.input(0)?, ctx.input(1)?, gpu(ctx)?);
     let rows = Shape::new(&[n_rows])?;
@@ -61,7 +56,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (n_rows, n) = sizes(ctx, 1, &[0, 2, 3])?;
     let (dtype, shape) = (ctx.input(1)?.dtype(), ctx.input(1)?.shape().clone());
     let (mut out, reused) = ctx.reuse_or_allocate(1, dtype, shape)?;

@@ -8,15 +8,9 @@ use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Conv, ConvPass};
 
 use super::array::{crop, padded, permute};
-use super::{FLOATS, Table, function, gpu, zeros};
+use super::{gpu, zeros};
 use crate::KernelCtx;
 use crate::nn::conv2d::{check_grad, plan};
-
-pub(super) fn add(table: &mut Table) {
-    function(table, "Conv2D", "T", FLOATS, forward);
-    function(table, "Conv2DBackpropInput", "T", FLOATS, backprop_input);
-    function(table, "Conv2DBackpropFilter", "T", FLOATS, backprop_filter);
-}
 
 /// Where channels, height and width are.
 const FIRST: [usize; 3] = [1, 2, 3];
@@ -147,7 +141,7 @@ fn run(
     permute(ctx, &out, &TO_LAST)
 }
 
-fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (input, filter) = (ctx.input(0)?, ctx.input(1)?);
     let call = Call::new(ctx, input.dtype(), input.shape(), filter.shape())?;
     let out = if call.output.n_elements() == 0 || filter.n_elements() == 0 || input.n_elements() == 0 {
@@ -160,7 +154,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn backprop_input(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn backprop_input(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let sizes = Shape::from_signed(&ctx.integers(0)?)?;
     let (filter, grad) = (ctx.input(1)?, ctx.input(2)?);
     let call = Call::new(ctx, filter.dtype(), &sizes, filter.shape())?;
@@ -182,7 +176,7 @@ fn backprop_input(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn backprop_filter(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn backprop_filter(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let sizes = Shape::from_signed(&ctx.integers(1)?)?;
     let (input, grad) = (ctx.input(0)?, ctx.input(2)?);
     let call = Call::new(ctx, input.dtype(), input.shape(), &sizes)?;

@@ -5,43 +5,26 @@ use kolo_core::{DType, Error, Result, Shape};
 use kolo_graph::{AttrValue, Elements, ShapesFit};
 
 use super::map::{Expression, map_inputs, map_to, run};
-use super::{FLOATS, NUMBERS, PLAIN, Table, function, gpu, object};
+use super::{FLOATS, NUMBERS, PLAIN, gpu};
 use crate::kernel::KernelInit;
 use crate::math::clip::check_bounds;
 use crate::math::elementwise::broadcast_shape;
-use crate::{Kernel, KernelCtx, TABLE};
+use crate::op::{KernelDef, KernelMaker, gpu_made};
+use crate::{Kernel, KernelCtx};
 
-pub(super) fn add(table: &mut Table) {
-    function(table, "Cast", "", &[], cast);
-    object(table, "ZerosLike", "T", PLAIN, |_| Ok(Box::new(Like(0.0))));
-    object(table, "OnesLike", "T", PLAIN, |_| Ok(Box::new(Like(1.0))));
-    function(table, "Fill", "T", PLAIN, fill);
-    function(table, "Select", "T", PLAIN, select);
-    function(table, "SelectV2", "T", PLAIN, select_v2);
-    function(table, "AddN", "T", NUMBERS, add_n);
-    function(table, "AccumulateNV2", "T", NUMBERS, add_n);
-    function(table, "BroadcastTo", "T", PLAIN, broadcast_to);
-    function(table, "BiasAdd", "T", NUMBERS, bias_add);
-    function(table, "BiasAddV1", "T", NUMBERS, bias_add);
-    object(table, "Equal", "T", PLAIN, |init| Ok(Box::new(Equality { map: Map::new(init)?, if_shapes_differ: 0 })));
-    object(table, "NotEqual", "T", PLAIN, |init| Ok(Box::new(Equality { map: Map::new(init)?, if_shapes_differ: 1 })));
-    object(table, "ClipByValue", "T", NUMBERS, |init| Ok(Box::new(Clip(Map::new(init)?))));
-    // All others need nothing but their expression.
-    for op in TABLE.iter().copied().flatten() {
-        let Some(elementwise) = op.def.elementwise.filter(|_| !table.contains_key(op.def.name)) else { continue };
-        let dtypes = dtypes(elementwise.elements);
-        let attr = if dtypes.is_empty() { "" } else { "T" };
-        object(table, op.def.name, attr, dtypes, |init| Ok(Box::new(Map::new(init)?)));
-    }
-}
-
-/// The dtypes that are on the card; none where an op has no choice.
-fn dtypes(elements: Elements) -> &'static [DType] {
+/// The kernels of an op that needs nothing but its expression.
+pub(crate) const fn kernels(elements: Elements) -> &'static [KernelDef] {
+    const MAKE: KernelMaker = KernelMaker::Object(|init| Ok(Box::new(Map::new(init)?)));
+    const OF_FLOATS: &[KernelDef] = &[gpu_made("T", FLOATS, MAKE)];
+    const OF_NUMBERS: &[KernelDef] = &[gpu_made("T", NUMBERS, MAKE)];
+    const OF_PLAIN: &[KernelDef] = &[gpu_made("T", PLAIN, MAKE)];
+    // The op has no choice of dtypes.
+    const OF_TRUTHS: &[KernelDef] = &[gpu_made("", &[], MAKE)];
     match elements {
-        Elements::Floats => FLOATS,
-        Elements::Numbers => NUMBERS,
-        Elements::Plain => PLAIN,
-        Elements::Truths => &[],
+        Elements::Floats => OF_FLOATS,
+        Elements::Numbers => OF_NUMBERS,
+        Elements::Plain => OF_PLAIN,
+        Elements::Truths => OF_TRUTHS,
     }
 }
 
@@ -79,7 +62,13 @@ impl Kernel for Map {
 }
 
 /// `ClipByValue`, whose bounds have shapes of their own.
-struct Clip(Map);
+pub(crate) struct Clip(Map);
+
+impl Clip {
+    pub(crate) fn make(init: &KernelInit<'_>) -> Result<Box<dyn Kernel>> {
+        Ok(Box::new(Clip(Map::new(init)?)))
+    }
+}
 
 impl Kernel for Clip {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -89,9 +78,15 @@ impl Kernel for Clip {
 }
 
 /// `Equal` and `NotEqual`, which may compare tensors whose shapes do not fit, as a whole.
-struct Equality {
+pub(crate) struct Equality {
     map: Map,
     if_shapes_differ: u8,
+}
+
+impl Equality {
+    pub(crate) fn make(init: &KernelInit<'_>, if_shapes_differ: u8) -> Result<Box<dyn Kernel>> {
+        Ok(Box::new(Equality { map: Map::new(init)?, if_shapes_differ }))
+    }
 }
 
 impl Kernel for Equality {
@@ -110,7 +105,7 @@ impl Kernel for Equality {
 
 const COPY: Expression = Expression { name: "copy", text: "x0" };
 
-fn cast(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn cast(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (from, to) = (ctx.attrs().dtype("SrcT")?, ctx.attrs().dtype("DstT")?);
     if from == to {
         return ctx.forward(0, 0);
@@ -126,7 +121,7 @@ fn cast(ctx: &mut KernelCtx<'_>) -> Result<()> {
 }
 
 /// `ZerosLike` and `OnesLike`: the value.
-struct Like(f32);
+pub(crate) struct Like(pub f32);
 
 impl Kernel for Like {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -142,7 +137,7 @@ impl Kernel for Like {
     }
 }
 
-fn fill(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn fill(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let dims = ctx.integers(0)?;
     let shape = shape_of(&dims)?;
     let value = ctx.input(1)?;
@@ -165,7 +160,7 @@ pub(super) fn shape_of(dims: &[i64]) -> Result<Shape> {
     Shape::new(&dims)
 }
 
-fn broadcast_to(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn broadcast_to(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = shape_of(&ctx.integers(1)?)?;
     let input = ctx.input(0)?;
     if broadcast_shape(input.shape(), &shape)? != shape {
@@ -182,7 +177,7 @@ fn broadcast_to(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 const SELECT: Expression = Expression { name: "select", text: "x0 ? x1 : x2" };
 
-fn select(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn select(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (condition, a, b) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
     if a.shape() != b.shape() {
         return Err(Error::invalid_argument(format!(
@@ -205,7 +200,7 @@ fn select(ctx: &mut KernelCtx<'_>) -> Result<()> {
     choose(ctx, mask, shape)
 }
 
-fn select_v2(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn select_v2(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (condition, a, b) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
     let shape = broadcast_shape(condition.shape(), &broadcast_shape(a.shape(), b.shape())?)?;
     let mask = condition.clone();
@@ -229,7 +224,7 @@ fn choose(ctx: &mut KernelCtx<'_>, mask: kolo_core::Tensor, shape: Shape) -> Res
     map_to(ctx, expression, dtype, shape, &[])
 }
 
-fn add_n(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn add_n(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let n = ctx.n_inputs();
     let shape = ctx.input(0)?.shape().clone();
     for i in 1..n {
@@ -274,7 +269,7 @@ fn add_n(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn bias_add(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn bias_add(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (value, bias) = (ctx.input(0)?, ctx.input(1)?);
     let rank = value.shape().rank();
     let is_nchw = matches!(ctx.attrs().find("data_format"), Some(AttrValue::Str(format)) if &format[..] == b"NCHW");
@@ -309,8 +304,12 @@ mod tests {
             // Sums of any number of inputs, and choices by another type, are other kernels.
             let Some((n, text)) = (1..4).find_map(|n| Some((n, elementwise.text(n as usize)?))) else { continue };
             let p = u32::from(elementwise.parameter.is_some());
-            let dtypes = dtypes(elementwise.elements);
-            let dtypes = if dtypes.is_empty() { &[DType::Bool][..] } else { dtypes };
+            let dtypes = match elementwise.elements {
+                Elements::Floats => FLOATS,
+                Elements::Numbers => NUMBERS,
+                Elements::Plain => PLAIN,
+                Elements::Truths => &[DType::Bool],
+            };
             let is_test = op.def.signature.contains("-> (z:bool)") || op.def.signature.contains("-> (y:bool)");
             for &dtype in dtypes.iter().take(5) {
                 let to = if is_test { DType::Bool } else { dtype };

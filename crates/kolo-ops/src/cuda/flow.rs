@@ -2,59 +2,10 @@
 
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 
-use super::{PLAIN, Table, function, register};
-use crate::op::KernelMaker;
-use crate::{KernelCtx, find_op};
-
-/// Ops of control flow, which the executor does itself.
-const FLOW: &[&str] = &[
-    "Switch",
-    "Merge",
-    "Enter",
-    "Exit",
-    "NextIteration",
-    "RefEnter",
-    "RefExit",
-    "RefNextIteration",
-    "RefSwitch",
-    "RefMerge",
-];
-
-/// Ops whose CPU kernel never looks at elements: the same function serves here.
-const PASS: &[(&str, &str)] = &[
-    ("Identity", "T"),
-    ("StopGradient", "T"),
-    ("PreventGradient", "T"),
-    ("RefIdentity", "T"),
-    ("IdentityN", ""),
-    ("Reshape", "T"),
-    ("ExpandDims", "T"),
-    ("Squeeze", "T"),
-    ("Bitcast", "T"),
-    ("Placeholder", "dtype"),
-    ("PlaceholderV2", "dtype"),
-    ("PlaceholderWithDefault", "dtype"),
-];
-
-pub(super) fn add(table: &mut Table) {
-    for &op in FLOW {
-        register(table, op, "T", PLAIN, KernelMaker::Executor);
-    }
-    for &(op, attr) in PASS {
-        let Ok(found) = find_op(op) else { continue };
-        if let Some(kernel) = found.kernels.iter().find(|kernel| kernel.device == "CPU") {
-            register(table, op, attr, PLAIN, kernel.make);
-        }
-    }
-    function(table, "Const", "dtype", PLAIN, constant);
-    function(table, "Shape", "T", ANY, shape);
-    function(table, "ShapeN", "T", ANY, shape);
-    function(table, "Size", "T", ANY, size);
-    function(table, "Rank", "T", ANY, rank);
-}
+use crate::KernelCtx;
 
 /// What may be asked for its shape.
-const ANY: &[DType] = &[
+pub(crate) const ANY: &[DType] = &[
     DType::F32,
     DType::F64,
     DType::F16,
@@ -70,7 +21,7 @@ const ANY: &[DType] = &[
     DType::Bool,
 ];
 
-fn constant(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn constant(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let value = ctx.attrs().tensor("value")?.clone();
     let (copy, event) = ctx.device.copy(&value, ctx.device.memory())?;
     if let Some(event) = event {
@@ -80,7 +31,7 @@ fn constant(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn shape(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn shape(ctx: &mut KernelCtx<'_>) -> Result<()> {
     for i in 0..ctx.n_inputs() {
         let dims: Vec<i64> = ctx.input(i)?.shape().iter().map(|&dim| dim as i64).collect();
         let shape = Shape::new(&[dims.len()])?;
@@ -90,14 +41,14 @@ fn shape(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn size(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn size(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let n = ctx.input(0)?.n_elements() as i64;
     let out = integers(Shape::scalar(), &[n], ctx.attrs().dtype("out_type")?)?;
     ctx.set_output(0, out);
     Ok(())
 }
 
-fn rank(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn rank(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let rank = ctx.input(0)?.shape().rank() as i64;
     ctx.set_output(0, integers(Shape::scalar(), &[rank], DType::I32)?);
     Ok(())

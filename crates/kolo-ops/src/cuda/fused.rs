@@ -15,15 +15,10 @@ use smallvec::SmallVec;
 use super::columns::{Mapped, reduce_columns};
 use super::map::{RANK, is_aligned, strides};
 use super::reduce::SUM;
-use super::{Table, c_type, gpu, object};
+use super::{c_type, gpu};
 use crate::fused::program::{Arg, Program};
 use crate::kernel::KernelInit;
 use crate::{Kernel, KernelCtx};
-
-pub(super) fn add(table: &mut Table) {
-    object(table, "_KoloFusedMap", "", &[], |init| Ok(Box::new(FusedMap(Element::make(init)?))));
-    object(table, "_KoloFusedMapAndSum", "", &[], |init| Ok(Box::new(FusedMapAndSum(Element::make(init)?))));
-}
 
 /// A program, as CUDA C++.
 struct Element {
@@ -308,7 +303,13 @@ fn shape_of(ctx: &KernelCtx<'_>, program: &Program) -> Result<Shape> {
 }
 
 /// `_KoloFusedMap`.
-struct FusedMap(Element);
+pub(crate) struct FusedMap(Element);
+
+impl FusedMap {
+    pub(crate) fn make(init: &KernelInit<'_>) -> Result<Box<dyn Kernel>> {
+        Ok(Box::new(FusedMap(Element::make(init)?)))
+    }
+}
 
 impl Kernel for FusedMap {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -343,7 +344,13 @@ pub(super) fn mapped_sums(
 }
 
 /// `_KoloFusedMapAndSum`.
-struct FusedMapAndSum(Element);
+pub(crate) struct FusedMapAndSum(Element);
+
+impl FusedMapAndSum {
+    pub(crate) fn make(init: &KernelInit<'_>) -> Result<Box<dyn Kernel>> {
+        Ok(Box::new(FusedMapAndSum(Element::make(init)?)))
+    }
+}
 
 impl Kernel for FusedMapAndSum {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {

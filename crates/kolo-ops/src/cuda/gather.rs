@@ -6,62 +6,16 @@ use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
 use kolo_graph::shape_fns::resolve_axis;
 use smallvec::SmallVec;
 
-use super::{NUMBERS, PLAIN, Table, c_type, function, gpu, zeros};
+use super::{c_type, gpu, zeros};
 use crate::KernelCtx;
 use crate::array::elements::{integer, integers, product};
 use crate::state::handle::uninitialized;
 
 const RANK: usize = 8;
 
-pub(super) fn add(table: &mut Table) {
-    function(table, "Gather", "Tparams", PLAIN, |ctx| gather(ctx, 0, 0));
-    function(table, "GatherV2", "Tparams", PLAIN, |ctx| {
-        let (axis, batch_dims) = (integer(ctx.input(2)?)?, ctx.attrs().int("batch_dims")?);
-        gather(ctx, axis, batch_dims)
-    });
-    function(table, "ResourceGather", "dtype", PLAIN, |ctx| {
-        let cell = ctx.variable(0)?;
-        let value = cell.read().ok_or_else(|| uninitialized(ctx, 0, &cell))?;
-        ctx.inputs[0] = crate::Value::Tensor(value);
-        let batch_dims = ctx.attrs().int("batch_dims")?;
-        gather(ctx, batch_dims, batch_dims)
-    });
-    function(table, "GatherNd", "Tparams", PLAIN, gather_nd);
-    function(table, "ScatterNd", "T", NUMBERS, scatter_nd);
-    for (op, join) in [
-        ("UnsortedSegmentSum", Join::Add),
-        ("UnsortedSegmentMax", Join::Max),
-        ("UnsortedSegmentMin", Join::Min),
-        ("UnsortedSegmentProd", Join::Mul),
-    ] {
-        let compute: fn(&mut KernelCtx<'_>) -> Result<()> = match join {
-            Join::Max => |ctx| segments(ctx, Join::Max),
-            Join::Min => |ctx| segments(ctx, Join::Min),
-            Join::Mul => |ctx| segments(ctx, Join::Mul),
-            _ => |ctx| segments(ctx, Join::Add),
-        };
-        function(table, op, "T", super::FLOATS, compute);
-    }
-    macro_rules! scatters {
-        ($($reference:literal, $resource:literal, $join:expr;)*) => {
-            $(function(table, $reference, "T", NUMBERS, |ctx| scatter(ctx, $join).and_then(|()| ctx.forward(0, 0)));
-            function(table, $resource, "dtype", NUMBERS, |ctx| scatter(ctx, $join));)*
-        };
-    }
-    scatters! {
-        "ScatterUpdate", "ResourceScatterUpdate", Join::Set;
-        "ScatterAdd", "ResourceScatterAdd", Join::Add;
-        "ScatterSub", "ResourceScatterSub", Join::Sub;
-        "ScatterMul", "ResourceScatterMul", Join::Mul;
-        "ScatterMin", "ResourceScatterMin", Join::Min;
-        "ScatterMax", "ResourceScatterMax", Join::Max;
-    }
-    function(table, "OneHot", "T", PLAIN, one_hot);
-}
-
 /// How an update and what is there become one.
 #[derive(Clone, Copy, PartialEq)]
-enum Join {
+pub(crate) enum Join {
     Set,
     Add,
     Sub,
@@ -103,7 +57,20 @@ fn element(dtype: DType) -> &'static str {
     }
 }
 
-fn gather(ctx: &mut KernelCtx<'_>, axis: i64, batch_dims: i64) -> Result<()> {
+pub(crate) fn gather_v2(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (axis, batch_dims) = (integer(ctx.input(2)?)?, ctx.attrs().int("batch_dims")?);
+    gather(ctx, axis, batch_dims)
+}
+
+pub(crate) fn resource_gather(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let cell = ctx.variable(0)?;
+    let value = cell.read().ok_or_else(|| uninitialized(ctx, 0, &cell))?;
+    ctx.inputs[0] = crate::Value::Tensor(value);
+    let batch_dims = ctx.attrs().int("batch_dims")?;
+    gather(ctx, batch_dims, batch_dims)
+}
+
+pub(crate) fn gather(ctx: &mut KernelCtx<'_>, axis: i64, batch_dims: i64) -> Result<()> {
     let (params, indices) = (ctx.input(0)?, ctx.input(1)?);
     let shape = params.shape();
     if shape.rank() == 0 {
@@ -188,7 +155,7 @@ fn coordinates(shape: &Shape, depth: usize) -> Result<(Steps, Steps)> {
     Ok((dims, steps))
 }
 
-fn gather_nd(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn gather_nd(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (params, indices) = (ctx.input(0)?, ctx.input(1)?);
     let Some((&depth, picked)) = indices.shape().split_last() else {
         return Err(Error::invalid_argument("indices must be at least a vector"));
@@ -251,7 +218,7 @@ fn combine(device: &CudaDevice, out: &mut Tensor, places: &Places<'_>, updates: 
     device.launch(kernel, Grid::over(work), &args)
 }
 
-fn scatter_nd(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn scatter_nd(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (indices, updates) = (ctx.input(0)?, ctx.input(1)?);
     let shape = Shape::from_signed(&integers(ctx.input(2)?)?)?;
     let Some((&depth, picked)) = indices.shape().split_last() else {
@@ -275,7 +242,7 @@ fn scatter_nd(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn segments(ctx: &mut KernelCtx<'_>, join: Join) -> Result<()> {
+pub(crate) fn segments(ctx: &mut KernelCtx<'_>, join: Join) -> Result<()> {
     let (data, ids) = (ctx.input(0)?, ctx.input(1)?);
     let n_segments = match ctx.integers(2)?.as_slice() {
         &[n] if n >= 0 => n as usize,
@@ -344,7 +311,7 @@ fn fill_text(device: &CudaDevice, out: &mut Tensor, name: &'static str, text: &s
     device.launch(kernel, Grid::over(n), &Args::new().output(out).size(n))
 }
 
-fn scatter(ctx: &mut KernelCtx<'_>, join: Join) -> Result<()> {
+pub(crate) fn scatter(ctx: &mut KernelCtx<'_>, join: Join) -> Result<()> {
     let cell = ctx.variable(0)?;
     if !cell.is_initialized() {
         return Err(uninitialized(ctx, 0, &cell));
@@ -377,7 +344,7 @@ fn scatter(ctx: &mut KernelCtx<'_>, join: Join) -> Result<()> {
     })
 }
 
-fn one_hot(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn one_hot(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (indices, on, off) = (ctx.input(0)?, ctx.input(2)?, ctx.input(3)?);
     for (name, value) in [("on_value", on), ("off_value", off)] {
         if value.n_elements() != 1 {

@@ -6,14 +6,8 @@ use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 use super::class_loss::row_width;
 use super::map::{Expression, run};
 use super::rows::{layer, long_layer_norm, long_layer_norm_grad};
-use super::{FLOATS, Table, c_type, function, gpu};
+use super::{c_type, gpu};
 use crate::{KernelCtx, Value};
-
-pub(super) fn add(table: &mut Table) {
-    function(table, "KoloLayerNorm", "T", FLOATS, forward);
-    function(table, "KoloLayerNormGrad", "T", FLOATS, backward);
-    function(table, "_KoloFusedLayerNormGrad", "T", FLOATS, backward);
-}
 
 const NAMES: [&str; 3] = ["forward", "backward", "join"];
 /// Most packs in a lane.
@@ -41,7 +35,7 @@ fn packs(tensors: &[&Tensor], n_rows: usize, n: usize) -> Option<(usize, usize)>
     (width > 1 && (1..=MOST_PACKS).contains(&packs) && n_rows > 0 && !is_double).then_some((width, packs))
 }
 
-fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (n_rows, n) = layer(ctx, 0, &[1, 2])?;
     let (x, scale, offset) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
     let Some(held) = packs(&[x, scale, offset], n_rows, n) else { return long_layer_norm(ctx) };
@@ -57,7 +51,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
 }
 
 /// The gradient; the fused form has a fourth input, which is added to the first output.
-fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (n_rows, n) = layer(ctx, 1, &[2])?;
     let (dy, x, scale) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
     let plus = if ctx.n_inputs() > 3 { Some(ctx.input(3)?) } else { None };

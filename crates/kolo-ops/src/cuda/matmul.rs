@@ -7,29 +7,13 @@ use kolo_device::cuda::{CudaDevice, Epilogue, MatMul, MatMulKind, Terms};
 use super::array::turned;
 use super::map::{Expression, run};
 use super::narrow::narrow;
-use super::{FLOATS, Table, function, gpu, zeros};
+use super::{gpu, zeros};
 use crate::math::elementwise::broadcast_shape;
 use crate::math::matmul::{Sizes, misfit, sizes_of};
 use crate::state::handle::uninitialized;
 use crate::{KernelCtx, Value};
 
-pub(super) fn add(table: &mut Table) {
-    function(table, "MatMul", "T", FLOATS, matmul);
-    function(table, "BatchMatMul", "T", FLOATS, |ctx| {
-        let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
-        let batch = |shape: &Shape| shape.dims().split_last_chunk::<2>().map(|(batch, _)| batch.to_vec());
-        if batch(a) != batch(b) {
-            return Err(Error::invalid_argument(format!("In[0] and In[1] must have the same batch: {a} vs. {b}")));
-        }
-        batch_matmul(ctx)
-    });
-    function(table, "BatchMatMulV2", "T", FLOATS, batch_matmul);
-    function(table, "_KoloFusedMatMul", "T", FLOATS, fused_matmul);
-    function(table, "_KoloFusedMatMulAdd", "T", FLOATS, matmul_and_sum);
-    function(table, "_KoloApplyProduct", "T", &[DType::F32], descend);
-}
-
-fn matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let sizes = sizes_of(ctx, 0)?;
     product(ctx, sizes.transpose_a, sizes.transpose_b)
 }
@@ -54,7 +38,7 @@ fn call_of(device: &CudaDevice, sizes: Sizes, dtype: DType) -> MatMul {
 }
 
 /// A product of matrices with a bias and perhaps a `Relu`, by the library if it has them for this shape.
-fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (a, b, bias) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
     let (relu, sizes) = (ctx.attrs().bool("relu")?, sizes_of(ctx, 0)?);
     let Sizes { m, n, k, .. } = sizes;
@@ -93,7 +77,7 @@ fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 /// A product of matrices with a bias if there is one, and something of its size that is added, in one call of the library. The
 /// sum is put where that was, if nobody needs it any more.
-fn matmul_and_sum(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn matmul_and_sum(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (relu, sizes) = (ctx.attrs().bool("relu")?, sizes_of(ctx, 0)?);
     let Sizes { m, n, k, .. } = sizes;
     let (a, b) = (ctx.take_input(0)?, ctx.take_input(1)?);
@@ -153,7 +137,7 @@ fn matmul_and_sum(ctx: &mut KernelCtx<'_>) -> Result<()> {
 }
 
 /// Gradient descent along a product, which is added to the variable as it is computed.
-fn descend(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn descend(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let cell = ctx.variable(0)?;
     if !cell.is_initialized() {
         return Err(uninitialized(ctx, 0, &cell));
@@ -193,7 +177,17 @@ fn pays_to_turn(call: &MatMul) -> bool {
     is_skewed && call.dtype == DType::F32 && call.kind == MatMulKind::Tf32 && call.k >= 256 && m * n > 1500 * (m + n)
 }
 
-fn batch_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
+/// `BatchMatMul`, whose batches must be the same.
+pub(crate) fn same_batch_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
+    let batch = |shape: &Shape| shape.dims().split_last_chunk::<2>().map(|(batch, _)| batch.to_vec());
+    if batch(a) != batch(b) {
+        return Err(Error::invalid_argument(format!("In[0] and In[1] must have the same batch: {a} vs. {b}")));
+    }
+    batch_matmul(ctx)
+}
+
+pub(crate) fn batch_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
     if a.rank() < 2 || b.rank() < 2 {
         return Err(Error::invalid_argument(format!("In[0] and In[1] must be matrices, found {a} and {b}")));

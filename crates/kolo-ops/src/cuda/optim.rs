@@ -10,26 +10,18 @@ use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
 use kolo_graph::{Update, UpdateRule};
 use smallvec::SmallVec;
 
-use super::{FLOATS, Table, c_type, gpu, object};
+use super::{c_type, gpu};
 use crate::kernel::KernelInit;
 use crate::{Kernel, KernelCtx, VariableCell};
 
-pub(super) fn add(table: &mut Table) {
-    for op in crate::optim::OPS {
-        if op.def.update.is_some() {
-            object(table, op.def.name, "T", FLOATS, UpdateKernel::make);
-        }
-    }
-}
-
-struct UpdateKernel {
+pub(crate) struct UpdateKernel {
     rule: &'static UpdateRule,
     sparse: bool,
     flag: bool,
 }
 
 impl UpdateKernel {
-    fn make(init: &KernelInit<'_>) -> Result<Box<dyn Kernel>> {
+    pub(crate) fn make(init: &KernelInit<'_>) -> Result<Box<dyn Kernel>> {
         let node = init.node;
         let not_one = || Error::internal(format!("{} is not an optimizer's update", node.op()));
         let Update { rule, is_sparse: sparse } = node.def.update.ok_or_else(not_one)?;

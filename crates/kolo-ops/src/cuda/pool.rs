@@ -8,25 +8,17 @@ use super::columns::reduce_columns;
 use super::fused::mapped_sums;
 use super::map::{Expression, is_aligned, run};
 use super::reduce::SUM;
-use super::{FLOATS, Table, c_type, function, gpu, zeros};
+use super::{c_type, gpu, zeros};
 use crate::KernelCtx;
 use crate::nn::pool::{Pool, depth_group};
 use crate::nn::window::Axis;
 
-pub(super) fn add(table: &mut Table) {
-    function(table, "MaxPool", "T", FLOATS, |ctx| forward(ctx, 0));
-    function(table, "MaxPoolGrad", "T", FLOATS, |ctx| max_backward(ctx, false));
-    function(table, "_KoloFusedMaxPoolGradRelu", "T", FLOATS, |ctx| max_backward(ctx, true));
-    function(table, "_KoloFusedBiasReluPool", "T", FLOATS, biased_forward);
-    function(table, "_KoloFusedBiasReluPoolGrad", "T", FLOATS, biased_backward);
-    function(table, "AvgPool", "T", FLOATS, |ctx| forward(ctx, 2));
-    function(table, "AvgPoolGrad", "T", FLOATS, avg_backward);
-}
-
 const NAMES: [&str; 8] =
     ["max", "max_grad", "avg", "avg_grad", "max_grad_apart", "max_taps", "max_grad_taps", "max_apart"];
-const MAX: usize = 0;
+pub(crate) const MAX: usize = 0;
 const MAX_GRAD: usize = 1;
+pub(crate) const AVG: usize = 2;
+const AVG_GRAD: usize = 3;
 const MAX_GRAD_APART: usize = 4;
 /// Two kernels for windows that overlap: which tap was the largest, and then the gradient of those.
 const MAX_TAPS: usize = 5;
@@ -137,7 +129,7 @@ fn enqueue(
     // Padding and reach are added to indices.
     let reach = |axis: &Axis| axis.input + axis.output * axis.stride + axis.kernel * axis.dilation;
     let is_long = most > (1 << 30) || reach(h).max(reach(w)) > (1 << 30);
-    let mut per = if matches!(kind, MAX_GRAD | 3) { 1 } else { 16 / dtype.size().unwrap_or(16) };
+    let mut per = if matches!(kind, MAX_GRAD | AVG_GRAD) { 1 } else { 16 / dtype.size().unwrap_or(16) };
     // Of planes, pixels of a row; then only what is written is packed.
     let is_plane = kind == MAX_GRAD_TAPS && *channels == 1;
     let is_packed = |per: usize| match is_plane {
@@ -165,7 +157,7 @@ fn no_depth(ctx: &KernelCtx<'_>, shape: &Shape) -> Result<()> {
     }
 }
 
-fn forward(ctx: &mut KernelCtx<'_>, kind: usize) -> Result<()> {
+pub(crate) fn forward(ctx: &mut KernelCtx<'_>, kind: usize) -> Result<()> {
     let input = ctx.input(0)?;
     no_depth(ctx, input.shape())?;
     let pool = Pool::new(ctx.attrs(), input.shape())?;
@@ -184,7 +176,7 @@ fn check(name: &str, found: &Shape, pool: &Pool) -> Result<()> {
     }
 }
 
-fn max_backward(ctx: &mut KernelCtx<'_>, relu: bool) -> Result<()> {
+pub(crate) fn max_backward(ctx: &mut KernelCtx<'_>, relu: bool) -> Result<()> {
     let input = ctx.input(0)?;
     no_depth(ctx, input.shape())?;
     let pool = Pool::new(ctx.attrs(), input.shape())?;
@@ -209,7 +201,7 @@ fn check_bias(ctx: &KernelCtx<'_>, pool: &Pool) -> Result<()> {
 }
 
 /// `MaxPool` of `Relu` of the input with a bias.
-fn biased_forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn biased_forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (input, bias) = (ctx.input(0)?, ctx.input(1)?);
     no_depth(ctx, input.shape())?;
     let pool = Pool::new(ctx.attrs(), input.shape())?;
@@ -229,7 +221,7 @@ fn biased_forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
 }
 
 /// The gradients of [`biased_forward`] with respect to its input and its bias.
-fn biased_backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn biased_backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (input, bias, top, grad) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?, ctx.input(3)?);
     no_depth(ctx, input.shape())?;
     let pool = Pool::new(ctx.attrs(), input.shape())?;
@@ -258,12 +250,12 @@ fn biased_backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn avg_backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn avg_backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = Shape::from_signed(&ctx.integers(0)?)?;
     let pool = Pool::new(ctx.attrs(), &shape)?;
     let grad = ctx.input(1)?;
     check("grad", grad.shape(), &pool)?;
-    backward(ctx, 3, &[grad], shape, &pool, Form::default()).map(|out| ctx.set_output(0, out))
+    backward(ctx, AVG_GRAD, &[grad], shape, &pool, Form::default()).map(|out| ctx.set_output(0, out))
 }
 
 fn backward(
@@ -285,6 +277,7 @@ fn backward(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::FLOATS;
 
     #[test]
     fn sources_compile() {
@@ -292,7 +285,7 @@ mod tests {
             NAMES.iter().enumerate().flat_map(move |(kind, op)| {
                 [(false, false), (true, false), (true, true)].map(|(is_long, bias)| {
                     let key = ProgramKey { family: "pool", op, dtypes: [Some(dtype), None, None], variant: 0 };
-                    let per = if matches!(kind, MAX_GRAD | 3) { 1 } else { 16 / dtype.size().unwrap_or(16) };
+                    let per = if matches!(kind, MAX_GRAD | AVG_GRAD) { 1 } else { 16 / dtype.size().unwrap_or(16) };
                     (
                         key,
                         source(

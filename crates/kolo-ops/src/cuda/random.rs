@@ -4,32 +4,23 @@
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::cuda::{Args, Grid, ProgramKey};
 
-use super::{FLOATS, Table, c_type, function, gpu, object};
+use super::{c_type, gpu};
 use crate::kernel::KernelInit;
 use crate::random::philox::Philox;
 use crate::random::shape_in;
 use crate::random::stream::Stream;
 use crate::{Kernel, KernelCtx};
 
-pub(super) fn add(table: &mut Table) {
-    object(table, "RandomUniform", "dtype", FLOATS, |init| Random::make(init, 0));
-    object(table, "RandomStandardNormal", "dtype", FLOATS, |init| Random::make(init, 1));
-    object(table, "TruncatedNormal", "dtype", FLOATS, |init| Random::make(init, 2));
-    function(table, "StatelessRandomUniform", "dtype", FLOATS, |ctx| stateless(ctx, 0));
-    function(table, "StatelessRandomNormal", "dtype", FLOATS, |ctx| stateless(ctx, 1));
-    function(table, "StatelessTruncatedNormal", "dtype", FLOATS, |ctx| stateless(ctx, 2));
-}
-
 const NAMES: [&str; 3] = ["uniform", "normal", "truncated"];
 
-struct Random {
+pub(crate) struct Random {
     stream: Stream,
     kind: usize,
     dtype: DType,
 }
 
 impl Random {
-    fn make(init: &KernelInit<'_>, kind: usize) -> Result<Box<dyn Kernel>> {
+    pub(crate) fn make(init: &KernelInit<'_>, kind: usize) -> Result<Box<dyn Kernel>> {
         Ok(Box::new(Random { stream: Stream::new(init)?, kind, dtype: init.attrs().dtype("dtype")? }))
     }
 }
@@ -44,7 +35,7 @@ impl Kernel for Random {
     }
 }
 
-fn stateless(ctx: &mut KernelCtx<'_>, kind: usize) -> Result<()> {
+pub(crate) fn stateless(ctx: &mut KernelCtx<'_>, kind: usize) -> Result<()> {
     let seeds = ctx.integers(1)?;
     let &[first, second] = seeds.as_slice() else {
         let found = ctx.input(1)?.shape();
@@ -82,6 +73,7 @@ fn source(kind: usize, dtype: DType) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::FLOATS;
 
     #[test]
     fn sources_compile() {

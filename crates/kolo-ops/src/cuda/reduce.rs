@@ -11,12 +11,12 @@ use kolo_graph::shape_fns::resolve_axis;
 use smallvec::SmallVec;
 
 use super::columns::reduce_columns;
-use super::{FLOATS, NUMBERS, PLAIN, Table, c_type, function, gpu};
+use super::{c_type, gpu};
 use crate::KernelCtx;
 use crate::math::reduce::Wanted;
 
 /// How values are reduced.
-pub(super) struct Reducer {
+pub(crate) struct Reducer {
     pub name: &'static str,
     start: &'static str,
     step: &'static str,
@@ -26,53 +26,39 @@ pub(super) struct Reducer {
     keeps_one: bool,
 }
 
-pub(super) const SUM: Reducer =
+pub(crate) const SUM: Reducer =
     Reducer { name: "sum", start: "(A)0", step: "(a) + (A)(x)", join: "(a) + (b)", finish: "(a)", keeps_one: true };
-const MEAN: Reducer = Reducer { name: "mean", finish: "(a) / (A)(n)", ..SUM };
-const PROD: Reducer = Reducer { name: "prod", start: "(A)1", step: "(a) * (A)(x)", join: "(a) * (b)", ..SUM };
-pub(super) const MAX: Reducer = Reducer {
+pub(crate) const MEAN: Reducer = Reducer { name: "mean", finish: "(a) / (A)(n)", ..SUM };
+pub(crate) const PROD: Reducer =
+    Reducer { name: "prod", start: "(A)1", step: "(a) * (A)(x)", join: "(a) * (b)", ..SUM };
+pub(crate) const MAX: Reducer = Reducer {
     name: "max",
     start: "LEAST",
     step: "((x) > (a) || is_nan((A)(x))) ? (A)(x) : (a)",
     join: "((b) > (a) || is_nan(b)) ? (b) : (a)",
     ..SUM
 };
-const MIN: Reducer = Reducer {
+pub(crate) const MIN: Reducer = Reducer {
     name: "min",
     start: "GREATEST",
     step: "((x) < (a) || is_nan((A)(x))) ? (A)(x) : (a)",
     join: "((b) < (a) || is_nan(b)) ? (b) : (a)",
     ..SUM
 };
-const ALL: Reducer = Reducer { name: "all", start: "1", step: "(a) & (A)(x)", join: "(a) & (b)", ..SUM };
-const ANY: Reducer = Reducer { name: "any", start: "0", step: "(a) | (A)(x)", join: "(a) | (b)", ..SUM };
-const NORM: Reducer =
+pub(crate) const ALL: Reducer = Reducer { name: "all", start: "1", step: "(a) & (A)(x)", join: "(a) & (b)", ..SUM };
+pub(crate) const ANY: Reducer = Reducer { name: "any", start: "0", step: "(a) | (A)(x)", join: "(a) | (b)", ..SUM };
+pub(crate) const NORM: Reducer =
     Reducer { name: "norm", step: "(a) + (A)(x) * (A)(x)", finish: "sqrt(a)", keeps_one: false, ..SUM };
 const HALF_SQUARES: Reducer = Reducer { name: "half_squares", finish: "(a) / (A)2", ..NORM };
 
-pub(super) fn add(table: &mut Table) {
-    function(table, "Sum", "T", NUMBERS, |ctx| reduce(ctx, &SUM));
-    function(table, "Mean", "T", FLOATS, |ctx| reduce(ctx, &MEAN));
-    function(table, "Prod", "T", NUMBERS, |ctx| reduce(ctx, &PROD));
-    function(table, "Max", "T", NUMBERS, |ctx| reduce(ctx, &MAX));
-    function(table, "Min", "T", NUMBERS, |ctx| reduce(ctx, &MIN));
-    function(table, "EuclideanNorm", "T", FLOATS, |ctx| reduce(ctx, &NORM));
-    function(table, "All", "", &[], |ctx| reduce(ctx, &ALL));
-    function(table, "Any", "", &[], |ctx| reduce(ctx, &ANY));
-    function(table, "L2Loss", "T", FLOATS, l2_loss);
-    function(table, "BiasAddGrad", "T", NUMBERS, bias_add_grad);
-    function(table, "ArgMax", "T", PLAIN, |ctx| arg_extreme(ctx, true));
-    function(table, "ArgMin", "T", PLAIN, |ctx| arg_extreme(ctx, false));
-}
-
-fn reduce(ctx: &mut KernelCtx<'_>, reducer: &Reducer) -> Result<()> {
+pub(crate) fn reduce(ctx: &mut KernelCtx<'_>, reducer: &Reducer) -> Result<()> {
     let Some(Wanted { shape, is_reduced, kept }) = Wanted::of(ctx, reducer.keeps_one)? else { return Ok(()) };
     let out = reduced(ctx, reducer, &shape, &is_reduced, kept)?;
     ctx.set_output(0, out);
     Ok(())
 }
 
-fn l2_loss(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn l2_loss(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let all: SmallVec<[bool; 8]> = SmallVec::from_elem(true, shape.rank());
     let out = reduced(ctx, &HALF_SQUARES, &shape, &all, Shape::scalar())?;
@@ -80,7 +66,7 @@ fn l2_loss(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn bias_add_grad(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn bias_add_grad(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let is_nchw = matches!(ctx.attrs().find("data_format"), Some(AttrValue::Str(format)) if &format[..] == b"NCHW");
     if shape.rank() < 2 {
@@ -250,7 +236,7 @@ pub(super) fn definitions(reducer: &Reducer, dtype: DType) -> String {
     )
 }
 
-fn arg_extreme(ctx: &mut KernelCtx<'_>, max: bool) -> Result<()> {
+pub(crate) fn arg_extreme(ctx: &mut KernelCtx<'_>, max: bool) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let axis = ctx.input(1)?;
     let axis = match (axis.n_elements(), axis.dtype()) {

@@ -4,18 +4,9 @@ use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
 use super::map::{Expression, run};
-use super::{FLOATS, Table, c_type, function, gpu, zeros};
+use super::{c_type, gpu, zeros};
 use crate::KernelCtx;
 use crate::math::elementwise::broadcast_shape;
-
-pub(super) fn add(table: &mut Table) {
-    function(table, "Softmax", "T", FLOATS, |ctx| softmax(ctx, 0));
-    function(table, "LogSoftmax", "T", FLOATS, |ctx| softmax(ctx, 1));
-    function(table, "SoftmaxCrossEntropyWithLogits", "T", FLOATS, cross_entropy);
-    function(table, "SparseSoftmaxCrossEntropyWithLogits", "T", FLOATS, sparse_cross_entropy);
-    function(table, "_KoloFusedCrossEntropy", "T", FLOATS, cross_entropy);
-    function(table, "_KoloFusedSparseCrossEntropy", "T", FLOATS, sparse_cross_entropy);
-}
 
 const NAMES: [&str; 7] = [
     "softmax",
@@ -52,7 +43,7 @@ fn rows_grid(n_rows: usize, n: usize) -> Result<Grid> {
     Grid::blocks(n_rows, threads)
 }
 
-fn softmax(ctx: &mut KernelCtx<'_>, kind: usize) -> Result<()> {
+pub(crate) fn softmax(ctx: &mut KernelCtx<'_>, kind: usize) -> Result<()> {
     let (dtype, shape) = (ctx.input(0)?.dtype(), ctx.input(0)?.shape().clone());
     let Some(&n) = shape.last() else {
         return Err(Error::invalid_argument("logits must have >= 1 dimension, got 0"));
@@ -67,7 +58,7 @@ fn softmax(ctx: &mut KernelCtx<'_>, kind: usize) -> Result<()> {
     Ok(())
 }
 
-fn cross_entropy(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn cross_entropy(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (a, b) = (ctx.input(0)?.shape().clone(), ctx.input(1)?.shape().clone());
     let shape = broadcast_shape(&a, &b).map_err(|_| {
         Error::invalid_argument(format!("logits and labels must be broadcastable: logits_size={a} labels_size={b}"))
@@ -105,7 +96,7 @@ fn cross_entropy(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn sparse_cross_entropy(ctx: &mut KernelCtx<'_>) -> Result<()> {
+pub(crate) fn sparse_cross_entropy(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();
     let &[n_rows, n] = shape.dims() else {
         return Err(Error::invalid_argument(format!("logits must be 2-D, but got shape {shape}")));
@@ -256,6 +247,7 @@ pub(super) fn long_layer_norm_grad(ctx: &mut KernelCtx<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::FLOATS;
 
     #[test]
     fn sources_compile() {

@@ -7,25 +7,18 @@ use std::sync::Arc;
 
 use kolo_core::{DType, DeviceName, Error, Memory, Result, Tensor};
 
-use super::{Table, register};
 use crate::comm::transfer::edge_key;
 use crate::kernel::KernelInit;
-use crate::op::KernelMaker;
 use crate::{AsyncKernel, Done, KernelCtx, Outcome, Received, RendezvousKey, Value};
 
-pub(super) fn add(table: &mut Table) {
-    register(table, "_Send", "", &[], KernelMaker::Async(Send::make));
-    register(table, "_Recv", "", &[], KernelMaker::Async(Recv::make));
-}
-
-struct Send {
+pub(crate) struct Send {
     edge: Arc<str>,
     /// The receiver is another GPU of this process and takes the tensor from the card.
     stays_on_cards: bool,
 }
 
 impl Send {
-    fn make(init: &KernelInit<'_>) -> Result<Box<dyn AsyncKernel>> {
+    pub(crate) fn make(init: &KernelInit<'_>) -> Result<Box<dyn AsyncKernel>> {
         let attrs = init.attrs();
         let to = DeviceName::parse(attrs.str("recv_device")?)?;
         let stays_on_cards = &*to.kind == "GPU" && to.same_task(init.device) && to != *init.device;
@@ -65,13 +58,13 @@ impl AsyncKernel for Send {
     }
 }
 
-struct Recv {
+pub(crate) struct Recv {
     edge: Arc<str>,
     dtype: DType,
 }
 
 impl Recv {
-    fn make(init: &KernelInit<'_>) -> Result<Box<dyn AsyncKernel>> {
+    pub(crate) fn make(init: &KernelInit<'_>) -> Result<Box<dyn AsyncKernel>> {
         let attrs = init.attrs();
         Ok(Box::new(Recv { edge: edge_key(attrs)?, dtype: attrs.dtype("tensor_type")? }))
     }

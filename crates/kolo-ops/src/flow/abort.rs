@@ -3,7 +3,7 @@
 use kolo_core::{Error, Result};
 use kolo_graph::{Effects, Gradient, OpDef};
 
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 pub(crate) static ABORT: Op = Op {
@@ -15,6 +15,7 @@ pub(crate) static ABORT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(abort)],
+    gpu: Gpu::Never("it ends the process"),
     cost: Cost::Inline,
 };
 

@@ -4,7 +4,7 @@ use kolo_core::{Error, Result};
 use kolo_graph::{Effects, Gradient, OpDef, Operation, Output};
 
 use super::print::summary;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// Fails the step with some elements of each of `data` unless `condition`, a bool scalar, is true.
@@ -24,6 +24,7 @@ pub(crate) static ASSERT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(check)],
+    gpu: Gpu::Never("it prints on the host"),
     cost: Cost::Inline,
 };
 

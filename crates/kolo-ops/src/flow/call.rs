@@ -6,7 +6,7 @@ use kolo_core::{PartialShape, Result};
 use kolo_graph::{AttrValue, Effects, Gradient, InferCtx, OpDef};
 
 use crate::Cost;
-use crate::op::Op;
+use crate::op::{Gpu, Op};
 
 pub(crate) static PARTITIONED_CALL: Op = call("PartitionedCall", CALL, false);
 pub(crate) static STATEFUL_PARTITIONED_CALL: Op = call("StatefulPartitionedCall", CALL, true);
@@ -47,6 +47,7 @@ const fn call(name: &'static str, signature: &'static str, stateful: bool) -> Op
             ..OpDef::BASE
         },
         kernels: &[],
+        gpu: Gpu::Never("it is written out as plain nodes when a graph is imported"),
         cost: Cost::Inline,
     }
 }

@@ -3,7 +3,7 @@
 use kolo_graph::{Flow, Gradient, HostRule, OpDef};
 
 use crate::Cost;
-use crate::op::{KernelMaker, Op, cpu_made};
+use crate::op::{Gpu, KernelMaker, Op, cpu_made};
 
 pub(crate) static CONTROL_TRIGGER: Op = Op {
     def: OpDef {
@@ -15,5 +15,6 @@ pub(crate) static CONTROL_TRIGGER: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Executor)],
+    gpu: Gpu::Host,
     cost: Cost::Inline,
 };

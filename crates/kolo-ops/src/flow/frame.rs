@@ -4,7 +4,8 @@
 use kolo_graph::{Effects, Flow, Gradient, HostRule, OpDef, shape_fns};
 
 use crate::Cost;
-use crate::op::{KernelDef, KernelMaker, Op, cpu_made};
+use crate::cuda::PLAIN;
+use crate::op::{Gpu, KernelDef, KernelMaker, Op, cpu_made, gpu_made};
 
 pub(crate) static ENTER: Op = border("Enter", Flow::Enter, ENTER_SIGNATURE).host(HostRule::SmallIntegers);
 pub(crate) static REF_ENTER: Op = border("RefEnter", Flow::Enter, REF_ENTER_SIGNATURE).effects(Effects::Forwards);
@@ -21,6 +22,7 @@ pub(crate) static LOOP_COND: Op = Op {
         ..border("LoopCond", Flow::LoopCond, "(input:bool) -> (output:bool)").def
     },
     kernels: KERNELS,
+    gpu: Gpu::Host,
     cost: Cost::Inline,
 };
 
@@ -33,6 +35,8 @@ const REF_PASS_ON: &str = "(data:Ref(T)) -> (output:Ref(T)) ; T:type";
 
 const KERNELS: &[KernelDef] = &[cpu_made(KernelMaker::Executor)];
 
+const ON_GPU: &[KernelDef] = &[gpu_made("T", PLAIN, KernelMaker::Executor)];
+
 const fn border(name: &'static str, flow: Flow, signature: &'static str) -> Op {
     Op {
         def: OpDef {
@@ -44,6 +48,7 @@ const fn border(name: &'static str, flow: Flow, signature: &'static str) -> Op {
             ..OpDef::BASE
         },
         kernels: KERNELS,
+        gpu: Gpu::Kernels(ON_GPU),
         cost: Cost::Inline,
     }
 }

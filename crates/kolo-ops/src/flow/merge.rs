@@ -5,7 +5,8 @@ use kolo_core::{PartialShape, Result};
 use kolo_graph::{Effects, Flow, Grad, Gradient, HostRule, InferCtx, OpDef, Operation, Output};
 
 use crate::Cost;
-use crate::op::{KernelMaker, Op, cpu_made};
+use crate::cuda::PLAIN;
+use crate::op::{Gpu, KernelMaker, Op, cpu_made, gpu_made};
 
 pub(crate) static MERGE: Op = Op {
     def: OpDef {
@@ -19,6 +20,7 @@ pub(crate) static MERGE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Executor)],
+    gpu: Gpu::Kernels(&[gpu_made("T", PLAIN, KernelMaker::Executor)]),
     cost: Cost::Inline,
 };
 
@@ -32,6 +34,7 @@ pub(crate) static REF_MERGE: Op = Op {
         ..MERGE.def
     },
     kernels: &[cpu_made(KernelMaker::Executor)],
+    gpu: Gpu::Kernels(&[gpu_made("T", PLAIN, KernelMaker::Executor)]),
     cost: Cost::Inline,
 };
 

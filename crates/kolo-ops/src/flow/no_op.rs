@@ -3,7 +3,7 @@
 use kolo_graph::{Gradient, HostRule, OpDef};
 
 use crate::Cost;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 
 pub(crate) static NO_OP: Op = Op {
     def: OpDef {
@@ -14,6 +14,7 @@ pub(crate) static NO_OP: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|_| Ok(()))],
+    gpu: Gpu::Host,
     cost: Cost::Inline,
 };
 

@@ -12,7 +12,7 @@ use kolo_core::{DType, Element, ElementVisitor, Error, Result, Tensor};
 use kolo_graph::{Effects, Gradient, Graph, OpDef, Operation, Output, shape_fns};
 
 use crate::kernel::KernelInit;
-use crate::op::{Op, cpu_any, cpu_made};
+use crate::op::{Gpu, Op, cpu_any, cpu_made};
 use crate::{Cost, Kernel, KernelCtx, KernelMaker};
 
 /// Passes `x` on, and prints `message` and some elements of each of `data` whenever it does.
@@ -46,6 +46,7 @@ pub(crate) static PRINT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(Print::make))],
+    gpu: Gpu::Never("it prints on the host"),
     cost: Cost::Inline,
 };
 
@@ -60,6 +61,7 @@ pub(crate) static PRINT_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(print_v2)],
+    gpu: Gpu::Never("it prints on the host"),
     cost: Cost::Inline,
 };
 
@@ -77,6 +79,7 @@ pub(crate) static STRING_FORMAT: Op = Op {
         ctx.set_output(0, Tensor::string(text));
         Ok(())
     })],
+    gpu: Gpu::STRINGS,
     cost: Cost::Inline,
 };
 

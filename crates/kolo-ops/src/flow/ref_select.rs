@@ -3,7 +3,7 @@
 use kolo_core::{Error, PartialShape, Result};
 use kolo_graph::{Effects, Gradient, OpDef};
 
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 pub(crate) static REF_SELECT: Op = Op {
@@ -23,6 +23,7 @@ pub(crate) static REF_SELECT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(select)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 

@@ -9,7 +9,7 @@ use kolo_core::{DType, Error, Result, Tensor};
 use kolo_graph::{Effects, Gradient, HostRule, OpDef, shape_fns};
 use parking_lot::Mutex;
 
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::resource::Resource;
 use crate::{Cost, KernelCtx};
 
@@ -27,6 +27,7 @@ pub(crate) static STACK_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(create)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 
@@ -41,6 +42,7 @@ pub(crate) static STACK_PUSH_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(push)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 
@@ -54,6 +56,7 @@ pub(crate) static STACK_POP_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(pop)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 
@@ -67,6 +70,7 @@ pub(crate) static STACK_CLOSE_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(close)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 

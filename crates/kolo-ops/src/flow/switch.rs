@@ -5,7 +5,8 @@ use kolo_core::{DType, Result};
 use kolo_graph::{Effects, Flow, Grad, Gradient, HostRule, OpDef, Operation, Output, shape_fns};
 
 use crate::Cost;
-use crate::op::{KernelMaker, Op, cpu_made};
+use crate::cuda::PLAIN;
+use crate::op::{Gpu, KernelMaker, Op, cpu_made, gpu_made};
 
 pub(crate) static SWITCH: Op = Op {
     def: OpDef {
@@ -19,6 +20,7 @@ pub(crate) static SWITCH: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Executor)],
+    gpu: Gpu::Kernels(&[gpu_made("T", PLAIN, KernelMaker::Executor)]),
     cost: Cost::Inline,
 };
 
@@ -33,6 +35,7 @@ pub(crate) static REF_SWITCH: Op = Op {
         ..SWITCH.def
     },
     kernels: &[cpu_made(KernelMaker::Executor)],
+    gpu: Gpu::Kernels(&[gpu_made("T", PLAIN, KernelMaker::Executor)]),
     cost: Cost::Inline,
 };
 

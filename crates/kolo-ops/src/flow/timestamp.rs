@@ -6,7 +6,7 @@ use kolo_core::Tensor;
 use kolo_graph::{Effects, Gradient, Graph, OpDef, Output, shape_fns};
 
 use crate::Cost;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 
 /// Seconds since 1970, as a double, when the control dependencies that are open now have run.
 #[track_caller]
@@ -30,6 +30,7 @@ pub(crate) static TIMESTAMP: Op = Op {
         ctx.set_output(0, Tensor::scalar(seconds));
         Ok(())
     })],
+    gpu: Gpu::Never("it reads the host's clock"),
     cost: Cost::Inline,
 };
 

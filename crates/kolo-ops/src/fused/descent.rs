@@ -9,7 +9,7 @@ use num_traits::{One, Zero};
 
 use crate::math::matmul::sizes_of;
 use crate::op::cpu;
-use crate::{Cost, KernelCtx, Op};
+use crate::{Cost, Gpu, KernelCtx, Op};
 
 /// The op. `product` is the name of the `MatMul`, for errors.
 pub static DESCENT: Op = Op {
@@ -23,6 +23,7 @@ pub static DESCENT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu(DType::F32, |ctx| descend(ctx, gemm_f32)), cpu(DType::F64, |ctx| descend(ctx, gemm_f64))],
+    gpu: Gpu::Never("it is made for CPUs alone"),
     cost: Cost::Heavy,
 };
 

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use super::arguments::{save_arguments, save_shapes, text};
 use super::bundle::{self, Item, index_path};
 use super::threads::join_all;
-use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
+use crate::op::{Gpu, KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::wait::{Waiter, Waits, watch};
 use crate::resource::Resource;
 use crate::{AsyncKernel, CancelToken, Cost, Done, KernelCtx, Outcome, Registration, ResourceStore};
@@ -57,6 +57,7 @@ pub(crate) static BACKGROUND_SAVE_V2: Op = Op {
         resources.file_access().check(&index_path(&prefix))?;
         Saves::of(resources)?.begin(prefix, items)
     })],
+    gpu: Gpu::FILES,
     cost: Cost::Inline,
 };
 
@@ -71,6 +72,7 @@ pub(crate) static AWAIT_SAVE_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|_| Ok(Box::new(Await))))],
+    gpu: Gpu::FILES,
     cost: Cost::Inline,
 };
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_graph::{Gradient, OpDef, Output};
 
-use crate::op::{KernelMaker, Op, cpu_made};
+use crate::op::{Gpu, KernelMaker, Op, cpu_made};
 use crate::string::to_number::FromText;
 use crate::{Cost, Kernel, KernelCtx, KernelInit};
 
@@ -37,6 +37,7 @@ pub(crate) static DECODE_CSV: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(|init| Ok(Box::new(DecodeCsv::new(init)?))))],
+    gpu: Gpu::FILES,
     cost: Cost::Elements,
 };
 

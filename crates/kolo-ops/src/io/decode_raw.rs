@@ -3,7 +3,7 @@
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape};
 use kolo_graph::{Gradient, OpDef, Output};
 
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// The bytes of each string as numbers of `dtype`, the low byte first, along a new last dimension.
@@ -26,6 +26,7 @@ pub(crate) static DECODE_RAW: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::FILES,
     cost: Cost::Elements,
 };
 

@@ -7,7 +7,7 @@ use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{Attrs, Gradient, InferCtx, OpDef};
 use prost::Message as _;
 
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// TensorFlow's `example.proto` and `feature.proto`.
@@ -95,6 +95,7 @@ pub(crate) static PARSE_EXAMPLE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(parse)],
+    gpu: Gpu::FILES,
     cost: Cost::Elements,
 };
 
@@ -114,6 +115,7 @@ pub(crate) static PARSE_SINGLE_EXAMPLE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(parse_single)],
+    gpu: Gpu::FILES,
     cost: Cost::Elements,
 };
 

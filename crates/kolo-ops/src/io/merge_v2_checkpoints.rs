@@ -8,7 +8,7 @@ use kolo_graph::{Effects, Gradient, OpDef, Operation, Output};
 use super::arguments::{text, texts};
 use super::bundle::{MergeOptions, merge};
 use super::threads::IoThreads;
-use crate::op::{KernelMaker, Op, cpu_made};
+use crate::op::{Gpu, KernelMaker, Op, cpu_made};
 use crate::{AsyncKernel, Cost, Done, KernelCtx, Outcome};
 
 /// Moves the checkpoints `prefixes` into one called `destination`, and removes what is then empty.
@@ -33,6 +33,7 @@ pub(crate) static MERGE_V2_CHECKPOINTS: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|init| Ok(Box::new(Merge(IoThreads::of(init.resources)?)))))],
+    gpu: Gpu::FILES,
     cost: Cost::Inline,
 };
 

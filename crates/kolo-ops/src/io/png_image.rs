@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{Gradient, OpDef, Output};
 
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// The image of a PNG file as `[height, width, channels]`; 0 channels means as many as the file has.
@@ -34,6 +34,7 @@ pub(crate) static DECODE_PNG: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(decode)],
+    gpu: Gpu::FILES,
     cost: Cost::Heavy,
 };
 
@@ -52,6 +53,7 @@ pub(crate) static ENCODE_PNG: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(encode)],
+    gpu: Gpu::FILES,
     cost: Cost::Heavy,
 };
 

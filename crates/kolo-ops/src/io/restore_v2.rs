@@ -9,7 +9,7 @@ use super::arguments::{text, texts};
 use super::bundle::{Bundle, parse_shape_and_slice};
 use super::files::FileAccess;
 use super::threads::IoThreads;
-use crate::op::{KernelMaker, Op, cpu_made};
+use crate::op::{Gpu, KernelMaker, Op, cpu_made};
 use crate::{AsyncKernel, CancelToken, Cost, Done, KernelCtx, KernelInit};
 
 /// Reads tensors of these names and dtypes from the checkpoint `prefix`; see [`super::save_v2::save_v2`] for
@@ -37,6 +37,7 @@ pub(crate) static RESTORE_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(Restore::make))],
+    gpu: Gpu::FILES,
     cost: Cost::Inline,
 };
 

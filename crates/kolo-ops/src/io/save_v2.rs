@@ -8,7 +8,7 @@ use kolo_graph::{Effects, Gradient, OpDef, Operation, Output};
 use super::arguments::{save_arguments, save_shapes};
 use super::bundle::{self, index_path};
 use super::threads::IoThreads;
-use crate::op::{KernelMaker, Op, cpu_made};
+use crate::op::{Gpu, KernelMaker, Op, cpu_made};
 use crate::{AsyncKernel, Cost, Done, KernelCtx, Outcome};
 
 /// Writes `tensors` to the checkpoint `prefix` under these names. An entry of `shape_and_slices` is empty, or says of which
@@ -36,6 +36,7 @@ pub(crate) static SAVE_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|init| Ok(Box::new(Save(IoThreads::of(init.resources)?)))))],
+    gpu: Gpu::FILES,
     cost: Cost::Inline,
 };
 

@@ -5,7 +5,7 @@ use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 
 use super::arguments::text;
 use crate::Cost;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 
 /// `basename-00001-of-00004`, for scalars `shard` and `n_shards` of int32.
 #[track_caller]
@@ -36,6 +36,7 @@ pub(crate) static SHARDED_FILENAME: Op = Op {
         ctx.set_output(0, Tensor::string(name));
         Ok(())
     })],
+    gpu: Gpu::FILES,
     cost: Cost::Inline,
 };
 
@@ -55,6 +56,7 @@ pub(crate) static SHARDED_FILESPEC: Op = Op {
         ctx.set_output(0, Tensor::string(name));
         Ok(())
     })],
+    gpu: Gpu::FILES,
     cost: Cost::Inline,
 };
 

@@ -11,7 +11,7 @@ use kolo_graph::{Effects, Gradient, OpDef, Operation, Output, shape_fns};
 use super::files::{file_error, write_whole};
 use super::on_thread::{Request, make, path_of};
 use crate::Cost;
-use crate::op::{KernelMaker, Op, cpu_made};
+use crate::op::{Gpu, KernelMaker, Op, cpu_made};
 
 /// The contents of a file.
 #[track_caller]
@@ -44,6 +44,7 @@ pub(crate) static READ_FILE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|init| make(init, read)))],
+    gpu: Gpu::FILES,
     cost: Cost::Inline,
 };
 
@@ -62,6 +63,7 @@ pub(crate) static WRITE_FILE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|init| make(init, write)))],
+    gpu: Gpu::FILES,
     cost: Cost::Inline,
 };
 
@@ -78,6 +80,7 @@ pub(crate) static MATCHING_FILES: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|init| make(init, matching)))],
+    gpu: Gpu::FILES,
     cost: Cost::Inline,
 };
 

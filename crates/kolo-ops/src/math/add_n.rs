@@ -6,10 +6,11 @@ use kolo_device::cpu::pool;
 use kolo_device::cpu::stream::{can_stream_by, is_streamed, stream_by};
 use kolo_graph::{Elementwise, Grad, Gradient, HalfSafety, HostRule, OpDef, Operation, Output, shape_fns};
 
+use crate::cuda::NUMBERS;
 use crate::math::binary::first;
 use crate::math::elementwise::{FLOATS, fill_past, lanes};
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx, Value};
 
 /// The sum of `xs`, of which there is at least one, all of one shape.
@@ -33,6 +34,7 @@ pub(crate) static ADD_N: Op = Op {
         ..OpDef::BASE
     },
     kernels: KERNELS,
+    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, crate::cuda::elementwise::add_n)]),
     cost: Cost::Elements,
 };
 
@@ -46,6 +48,7 @@ pub(crate) static ACCUMULATE_N_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: KERNELS,
+    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, crate::cuda::elementwise::add_n)]),
     cost: Cost::Elements,
 };
 

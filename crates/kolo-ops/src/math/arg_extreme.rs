@@ -6,10 +6,11 @@ use kolo_device::cpu::pool;
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Gradient, HalfSafety, InferCtx, OpDef, Output};
 
+use crate::cuda::PLAIN;
 use crate::math::elementwise::{collect, lanes};
 use crate::math::number::Number;
 use crate::math::segment::unsorted::segment_ids;
-use crate::op::{KernelDef, Op, cpu, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu, cpu_kernels, gpu_kernel};
 use crate::widened::finite_range;
 use crate::{Cost, KernelCtx};
 
@@ -32,7 +33,8 @@ pub(crate) static ARG_MAX: Op = arg_extreme(
     MAX_KERNELS,
 )
 .half(HalfSafety::Neutral)
-.host_args(&["dimension"]);
+.host_args(&["dimension"])
+.gpu(&[gpu_kernel("T", PLAIN, |ctx| crate::cuda::reduce::arg_extreme(ctx, true))]);
 pub(crate) static ARG_MIN: Op = arg_extreme(
     "ArgMin",
     "(input:T, dimension:Tidx) -> (output:output_type) ; \
@@ -40,7 +42,8 @@ pub(crate) static ARG_MIN: Op = arg_extreme(
     MIN_KERNELS,
 )
 .half(HalfSafety::Neutral)
-.host_args(&["dimension"]);
+.host_args(&["dimension"])
+.gpu(&[gpu_kernel("T", PLAIN, |ctx| crate::cuda::reduce::arg_extreme(ctx, false))]);
 
 const fn arg_extreme(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
@@ -52,6 +55,7 @@ const fn arg_extreme(name: &'static str, signature: &'static str, kernels: &'sta
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

@@ -9,7 +9,7 @@ use num_traits::{Float, PrimInt};
 use crate::math::binary::{NUMBERS, ORDERED, first, reduced, refuse_division_by_zero};
 use crate::math::elementwise::{Computed, zip};
 use crate::math::number::Real;
-use crate::op::{KernelDef, Op, cpu_number_kernels, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_number_kernels, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
 macro_rules! builders {
@@ -118,6 +118,7 @@ pub(crate) static ATAN2: Op = Op {
         ..OpDef::BASE
     },
     kernels: ATAN2_KERNELS,
+    gpu: Gpu::Kernels(crate::cuda::elementwise::kernels(Elements::Floats)),
     cost: Cost::Elements,
 };
 
@@ -125,6 +126,7 @@ const fn binary(name: &'static str, signature: &'static str, kernels: &'static [
     Op {
         def: OpDef { name, signature, shape: shape_fns::broadcast, gradient, ..OpDef::BASE },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

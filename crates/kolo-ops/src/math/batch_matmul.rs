@@ -5,10 +5,11 @@ use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output, SplitRule};
 
+use crate::cuda::FLOATS;
 use crate::math::binary::first;
 use crate::math::elementwise::{Walk, broadcast_shape};
 use crate::math::matmul::{MatrixElement, Sizes, misfit, product_gradients, rows_and_columns};
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// Products of the matrices in the last two dimensions of `x` and `y`, the others broadcast.
@@ -35,7 +36,8 @@ pub(crate) static BATCH_MATMUL: Op = batched(
     cpu_kernels!(forward: f32, f64, i32, i64; f16, bf16),
 )
 .half(HalfSafety::Faster)
-.split(SplitRule::BatchProduct);
+.split(SplitRule::BatchProduct)
+.gpu(&[gpu_kernel("T", FLOATS, crate::cuda::matmul::same_batch_matmul)]);
 pub(crate) static BATCH_MATMUL_V2: Op = batched(
     "BatchMatMulV2",
     "(x:T, y:T) -> (output:T) ; T:type{bfloat16,half,float,double,int16,int32,int64,uint8,uint16,uint32,uint64,\
@@ -43,12 +45,14 @@ pub(crate) static BATCH_MATMUL_V2: Op = batched(
     cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, i16, u8, u16, u32),
 )
 .half(HalfSafety::Faster)
-.split(SplitRule::BatchProduct);
+.split(SplitRule::BatchProduct)
+.gpu(&[gpu_kernel("T", FLOATS, crate::cuda::matmul::batch_matmul)]);
 
 const fn batched(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
         def: OpDef { name, signature, shape, gradient: Gradient::Rule(gradient), ..OpDef::BASE },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Heavy,
     }
 }

@@ -10,7 +10,7 @@ use kolo_graph::{
 
 use crate::math::elementwise::{Computed, Walk, broadcast_shape, zip};
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu, cpu_number_kernels, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu, cpu_number_kernels, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `a + b`, elementwise; the operator `+` does the same.
@@ -98,6 +98,7 @@ const fn binary(
     Op {
         def: OpDef { name, signature, shape: shape_fns::broadcast, gradient: Gradient::Rule(gradient), ..OpDef::BASE },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

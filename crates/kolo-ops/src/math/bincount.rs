@@ -4,7 +4,7 @@ use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_graph::{Gradient, HalfSafety, OpDef, Output};
 
 use crate::math::number::Number;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// For each number below `size`, the sum of the `weights` of its occurrences in `values`; the number of them if `weights`
@@ -30,6 +30,7 @@ pub(crate) static BINCOUNT: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: i32, i64, f32, f64),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -3,7 +3,7 @@
 use kolo_core::{Element, Error, PartialShape, Result, Tensor};
 use kolo_graph::{Gradient, HostRule, OpDef, Output};
 
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// The axes along which inputs of shapes `a` and `b` are repeated to broadcast against each other.
@@ -27,6 +27,7 @@ pub(crate) static BROADCAST_GRADIENT_ARGS: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: i32, i64),
+    gpu: Gpu::Host,
     cost: Cost::Inline,
 };
 

@@ -5,10 +5,11 @@ use kolo_core::{Error, PartialShape, Result};
 use kolo_device::cpu::pool;
 use kolo_graph::{Elements, Elementwise, Grad, Gradient, HalfSafety, IntoOutput, OpDef, Operation, Output, ShapesFit};
 
+use crate::cuda::NUMBERS;
 use crate::math::binary::first;
 use crate::math::elementwise::map;
 use crate::math::number::Number;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, KernelMaker, Op, cpu_kernels, gpu_made};
 use crate::{Cost, KernelCtx};
 
 /// `x` with what is below `min` raised to it and what is above `max` lowered to it. Each bound is a single value or has
@@ -38,6 +39,7 @@ pub(crate) static CLIP_BY_VALUE: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
+    gpu: Gpu::Kernels(&[gpu_made("T", NUMBERS, KernelMaker::Object(crate::cuda::elementwise::Clip::make))]),
     cost: Cost::Elements,
 };
 

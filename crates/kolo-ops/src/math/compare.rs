@@ -8,8 +8,9 @@ use kolo_graph::{
     Elements, Elementwise, Gradient, HalfSafety, HostRule, InferCtx, Literal, OpDef, Output, ShapeFn, shape_fns,
 };
 
+use crate::cuda::PLAIN;
 use crate::math::elementwise::{Computed, Walk, broadcast_shape, collect, zip};
-use crate::op::{KernelDef, Op, cpu, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, KernelMaker, Op, cpu, elementwise_kernels, gpu_made};
 use crate::{Cost, KernelCtx, Value};
 
 macro_rules! builders {
@@ -43,14 +44,14 @@ pub(crate) static GREATER: Op = comparison("Greater", ORDER, shape_fns::broadcas
 pub(crate) static GREATER_EQUAL: Op = comparison("GreaterEqual", ORDER, shape_fns::broadcast, GREATER_EQUAL_KERNELS)
     .host(HostRule::SmallIntegers)
     .elementwise(Elementwise::new("x0 >= x1", Elements::Numbers));
-pub(crate) static EQUAL: Op =
-    comparison("Equal", EQUALITY, equality_shape, EQUAL_KERNELS).host(HostRule::SmallIntegers).elementwise(
-        Elementwise::new("x0 == x1", Elements::Plain).unless("incompatible_shape_error", Literal::Bool(false)),
-    );
-pub(crate) static NOT_EQUAL: Op =
-    comparison("NotEqual", EQUALITY, equality_shape, NOT_EQUAL_KERNELS).host(HostRule::SmallIntegers).elementwise(
-        Elementwise::new("x0 != x1", Elements::Plain).unless("incompatible_shape_error", Literal::Bool(false)),
-    );
+pub(crate) static EQUAL: Op = comparison("Equal", EQUALITY, equality_shape, EQUAL_KERNELS)
+    .host(HostRule::SmallIntegers)
+    .elementwise(Elementwise::new("x0 == x1", Elements::Plain).unless("incompatible_shape_error", Literal::Bool(false)))
+    .gpu(&[gpu_made("T", PLAIN, KernelMaker::Object(|init| crate::cuda::elementwise::Equality::make(init, 0)))]);
+pub(crate) static NOT_EQUAL: Op = comparison("NotEqual", EQUALITY, equality_shape, NOT_EQUAL_KERNELS)
+    .host(HostRule::SmallIntegers)
+    .elementwise(Elementwise::new("x0 != x1", Elements::Plain).unless("incompatible_shape_error", Literal::Bool(false)))
+    .gpu(&[gpu_made("T", PLAIN, KernelMaker::Object(|init| crate::cuda::elementwise::Equality::make(init, 1)))]);
 
 const ORDER: &str = "(x:T, y:T) -> (z:bool) ; T:type{real}";
 const EQUALITY: &str = "(x:T, y:T) -> (z:bool) ; T:type, incompatible_shape_error:bool=true";
@@ -66,6 +67,7 @@ const fn comparison(name: &'static str, signature: &'static str, shape: ShapeFn,
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

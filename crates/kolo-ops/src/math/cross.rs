@@ -7,7 +7,7 @@ use kolo_graph::{Gradient, HalfSafety, OpDef, Output, shape_fns};
 
 use crate::math::binary::first;
 use crate::math::number::Number;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// The cross products of the vectors in the last dimension of `a` and `b`, which has three elements.
@@ -36,6 +36,7 @@ pub(crate) static CROSS: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

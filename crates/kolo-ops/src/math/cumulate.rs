@@ -9,7 +9,7 @@ use kolo_graph::{Gradient, HalfSafety, OpDef, Operation, Output, shape_fns};
 use crate::math::arithmetic::div_no_nan;
 use crate::math::binary::first;
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// Running sums along `axis`.
@@ -53,6 +53,7 @@ const fn cumulate(name: &'static str, kernels: &'static [KernelDef], gradient: G
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Missing,
         cost: Cost::Elements,
     }
 }

@@ -5,7 +5,7 @@ use kolo_graph::{Gradient, HalfSafety, OpDef, Output};
 
 use crate::array::elements::integer_tensor;
 use crate::math::number::Number;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// How many of `values` lie in each of `n_bins` bins between the two values of `range`; those outside count in the first and
@@ -35,6 +35,7 @@ pub(crate) static HISTOGRAM_FIXED_WIDTH: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: i32, i64, f32, f64),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -4,7 +4,7 @@ use kolo_core::Result;
 use kolo_graph::{Elements, Elementwise, Gradient, OpDef, Output, ShapeFn, shape_fns};
 
 use crate::math::elementwise::{map, zip};
-use crate::op::{KernelDef, Op, cpu_any};
+use crate::op::{Gpu, KernelDef, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// Whether `a` and `b` are both true, elementwise.
@@ -39,6 +39,7 @@ const fn logical(name: &'static str, signature: &'static str, shape: ShapeFn, ke
     Op {
         def: OpDef { name, signature, shape, gradient: Gradient::None("truth values have no gradient"), ..OpDef::BASE },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

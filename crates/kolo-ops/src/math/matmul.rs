@@ -8,9 +8,10 @@ use kolo_device::cpu::{pool, vectorize};
 use kolo_graph::{Grad, Gradient, HalfSafety, OpDef, Operation, Output, SplitRule};
 use num_traits::{One, Zero};
 
+use crate::cuda::FLOATS;
 use crate::math::binary::first;
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The matrix product `a · b`.
@@ -46,6 +47,7 @@ pub(crate) static MATMUL: Op = Op {
         ..OpDef::BASE
     },
     kernels: KERNELS,
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::matmul::matmul)]),
     cost: Cost::Heavy,
 };
 

@@ -8,7 +8,7 @@ use kolo_graph::{Gradient, HalfSafety, OpDef, Output, SplitRule};
 use crate::array::cast::cast;
 use crate::math::binary::first;
 use crate::math::matmul::{MatrixElement, Sizes, misfit, product_gradients, rows_and_columns};
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 pub(crate) static SPARSE_MATMUL: Op = Op {
@@ -40,6 +40,7 @@ pub(crate) static SPARSE_MATMUL: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Missing,
     cost: Cost::Heavy,
 };
 

@@ -14,7 +14,7 @@ use crate::math::elementwise::{map, map_slices};
 use crate::math::number::Number;
 use crate::math::transcendental::exp;
 use crate::math::unary::{only, unary, unary_builders};
-use crate::op::{KernelDef, Op, cpu, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
 unary_builders! {
@@ -52,6 +52,7 @@ pub(crate) static DIGAMMA: Op = Op {
         ..OpDef::BASE
     },
     kernels: DIGAMMA_KERNELS,
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

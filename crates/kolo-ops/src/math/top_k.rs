@@ -11,7 +11,7 @@ use crate::math::binary::first;
 use crate::math::elementwise::{collect, lanes};
 use crate::math::number::Number;
 use crate::math::segment::unsorted::segment_ids;
-use crate::op::{KernelDef, Op, cpu_any, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// The `k` largest elements of each row of the last dimension, largest first, and their positions as int32. Of equals the
@@ -46,6 +46,7 @@ pub(crate) static TOP_K_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: TOP_K_KERNELS,
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -60,6 +61,7 @@ pub(crate) static TOP_K: Op = Op {
         ..OpDef::BASE
     },
     kernels: TOP_K_KERNELS,
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -85,6 +87,7 @@ const fn in_top_k_op(name: &'static str, signature: &'static str) -> Op {
             ..OpDef::BASE
         },
         kernels: IN_TOP_K_KERNELS,
+        gpu: Gpu::Missing,
         cost: Cost::Elements,
     }
 }

@@ -8,7 +8,7 @@ use kolo_graph::{Elements, Elementwise, Grad, Gradient, GradientFn, HalfSafety, 
 use crate::math::binary::first;
 use crate::math::elementwise::map;
 use crate::math::number::{Number, Real};
-use crate::op::{KernelDef, Op, cpu, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `-x`; the operator `-` does the same.
@@ -119,6 +119,7 @@ pub(crate) const fn unary(
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }
@@ -134,6 +135,7 @@ const fn step(name: &'static str, signature: &'static str, kernels: &'static [Ke
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

@@ -10,7 +10,7 @@ use kolo_graph::{
 use crate::math::binary::first;
 use crate::math::elementwise::zip;
 use crate::math::number::Real;
-use crate::op::{KernelDef, Op, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, Op, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `dy / 2y`.
@@ -60,6 +60,7 @@ const fn gradient_op(name: &'static str, kernels: &'static [KernelDef], gradient
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

@@ -10,10 +10,11 @@ use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, HalfSafety, OpDef, Output};
 
+use crate::cuda::FLOATS;
 use crate::math::binary::first;
 use crate::nn::float::Float;
 use crate::nn::rows::for_row_pairs;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// Attention among the places of a sequence: from `[batch, length, 3 · heads · size]`, which holds queries, keys and values, to
@@ -50,6 +51,7 @@ pub(crate) static ATTENTION: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::attention::forward)]),
     cost: Cost::Heavy,
 };
 
@@ -64,6 +66,7 @@ pub(crate) static ATTENTION_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64; f16, bf16),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::attention::backward)]),
     cost: Cost::Heavy,
 };
 

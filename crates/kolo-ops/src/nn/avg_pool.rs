@@ -4,12 +4,13 @@ use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_graph::{Gradient, HalfSafety, OpDef, Output, SplitRule};
 
+use crate::cuda::FLOATS;
 use crate::math::binary::first;
 use crate::math::elementwise::lanes;
 use crate::nn::conv2d::{like, shape};
 use crate::nn::float::Float;
 use crate::nn::pool::{Folding, Pool, infer};
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The means under windows of `size` over NHWC images. Padding is `SAME` or `VALID`.
@@ -35,6 +36,7 @@ pub(crate) static AVG_POOL: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::pool::forward(ctx, crate::cuda::pool::AVG))]),
     cost: Cost::Elements,
 };
 
@@ -54,6 +56,7 @@ pub(crate) static AVG_POOL_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64; f16, bf16),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::pool::avg_backward)]),
     cost: Cost::Elements,
 };
 

@@ -8,7 +8,7 @@ use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output}
 use crate::math::binary::first;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
 use crate::nn::rows::{rows_per_fill, rows_per_task};
-use crate::op::{KernelDef, Op, cpu, float_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu, float_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// What a batch normalisation in training gives: the normalised values, and the batch's mean and variance.
@@ -77,6 +77,7 @@ macro_rules! forward_op {
                 ..OpDef::BASE
             },
             kernels: $kernels,
+            gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::batch_norm::TYPES, crate::cuda::batch_norm::forward)]),
             cost: Cost::Elements,
         }
     };
@@ -131,6 +132,7 @@ macro_rules! backward_op {
                 ..OpDef::BASE
             },
             kernels: $kernels,
+            gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::batch_norm::TYPES, crate::cuda::batch_norm::backward)]),
             cost: Cost::Elements,
         }
     };

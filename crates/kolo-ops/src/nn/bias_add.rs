@@ -7,11 +7,12 @@ use kolo_graph::{
     Elements, Elementwise, Gradient, HalfSafety, Literal, OpDef, Operation, Output, ShapesFit, SplitRule,
 };
 
+use crate::cuda::NUMBERS;
 use crate::math::binary::first;
 use crate::math::number::Number;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
 use crate::nn::rows::{piece_of_run, rows_per_fill, rows_per_task};
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `value` with `bias` added along its last dimension.
@@ -57,6 +58,7 @@ pub(crate) static BIAS_ADD: Op = Op {
         ..OpDef::BASE
     },
     kernels: FORWARD_KERNELS,
+    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, crate::cuda::elementwise::bias_add)]),
     cost: Cost::Elements,
 };
 
@@ -71,6 +73,7 @@ pub(crate) static BIAS_ADD_V1: Op = Op {
         ..BIAS_ADD.def
     },
     kernels: FORWARD_KERNELS,
+    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, crate::cuda::elementwise::bias_add)]),
     cost: Cost::Elements,
 };
 
@@ -103,6 +106,7 @@ pub(crate) static BIAS_ADD_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, crate::cuda::reduce::bias_add_grad)]),
     cost: Cost::Elements,
 };
 

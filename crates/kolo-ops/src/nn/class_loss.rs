@@ -10,7 +10,7 @@ use crate::math::binary::first;
 use crate::nn::float::{Float, largest, sum_by};
 use crate::nn::rows::{for_row_pairs, rows_per_task};
 use crate::nn::sparse_cross_entropy::{classes, different_rows};
-use crate::op::{Op, float_kernels};
+use crate::op::{Gpu, Op, float_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The cross entropy between each row's label (a class number) and the softmax of that row of `logits`, in float.
@@ -43,6 +43,7 @@ pub(crate) static CLASS_LOSS: Op = Op {
         ..OpDef::BASE
     },
     kernels: float_kernels!(forward),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::class_loss::TYPES, crate::cuda::class_loss::forward)]),
     cost: Cost::Elements,
 };
 
@@ -57,6 +58,7 @@ pub(crate) static CLASS_LOSS_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: float_kernels!(backward),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::class_loss::TYPES, crate::cuda::class_loss::backward)]),
     cost: Cost::Elements,
 };
 

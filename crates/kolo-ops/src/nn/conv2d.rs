@@ -13,11 +13,12 @@ use kolo_device::cpu::conv::{self, ConvElement, ConvShape};
 use kolo_device::cpu::gemm::Epilogue;
 use kolo_graph::{Gradient, HalfSafety, InferCtx, OpBuilder, OpDef, Operation, Output, SplitRule};
 
+use crate::cuda::FLOATS;
 use crate::math::binary::first;
 use crate::nn::float::Float;
 use crate::nn::layout::{to_nchw, to_nhwc};
 use crate::nn::window::{Images, Window};
-use crate::op::{Op, cpu, cpu_kernels};
+use crate::op::{Gpu, Op, cpu, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `filter` (`[height, width, channels before, channels after]`) slid over NHWC images. Padding is `SAME` or `VALID`.
@@ -63,6 +64,7 @@ pub(crate) static CONV2D: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16; cpu(DType::I32, integer::forward)),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::conv::forward)]),
     cost: Cost::Heavy,
 };
 
@@ -90,6 +92,7 @@ pub(crate) static CONV2D_BACKPROP_INPUT: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16; cpu(DType::I32, integer::backprop_input)),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::conv::backprop_input)]),
     cost: Cost::Heavy,
 };
 
@@ -117,6 +120,7 @@ pub(crate) static CONV2D_BACKPROP_FILTER: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_filter: f32, f64; f16, bf16),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::conv::backprop_filter)]),
     cost: Cost::Heavy,
 };
 

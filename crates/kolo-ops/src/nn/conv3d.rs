@@ -12,7 +12,7 @@ use crate::math::matmul::{MatrixElement, Sizes};
 use crate::nn::conv2d::{like, shape};
 use crate::nn::float::Float;
 use crate::nn::window::{Axis, Padding, axis};
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `filter` (`[depth, height, width, channels before, channels after]`) slid over NDHWC volumes. Padding is `SAME` or
@@ -46,6 +46,7 @@ pub(crate) static CONV3D: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
+    gpu: Gpu::Missing,
     cost: Cost::Heavy,
 };
 
@@ -73,6 +74,7 @@ pub(crate) static CONV3D_BACKPROP_INPUT_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16),
+    gpu: Gpu::Missing,
     cost: Cost::Heavy,
 };
 
@@ -96,6 +98,7 @@ pub(crate) static CONV3D_BACKPROP_FILTER_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_filter: f32, f64; f16, bf16),
+    gpu: Gpu::Missing,
     cost: Cost::Heavy,
 };
 

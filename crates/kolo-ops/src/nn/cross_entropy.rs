@@ -6,12 +6,13 @@ use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_device::cpu::vectorize;
 use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output, SplitRule};
 
+use crate::cuda::FLOATS;
 use crate::math::binary::reduced;
 use crate::math::elementwise::{Walk, broadcast_shape};
 use crate::nn::float::{Float, largest, sum_by};
 use crate::nn::rows::{for_row_pairs, rows_per_task};
 use crate::nn::softmax::{log_softmax, softmax, sum_of_rows};
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The cross entropy between each row of `labels` (probabilities) and the softmax of that row of `logits`.
@@ -31,6 +32,7 @@ pub(crate) static SOFTMAX_CROSS_ENTROPY_WITH_LOGITS: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::rows::cross_entropy)]),
     cost: Cost::Elements,
 };
 

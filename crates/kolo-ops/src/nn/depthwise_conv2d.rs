@@ -11,7 +11,7 @@ use crate::math::binary::first;
 use crate::nn::conv2d::{images_in, images_out, like, shape};
 use crate::nn::float::Float;
 use crate::nn::window::{Axis, Images, Window, for_taps};
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `filter` (`[height, width, channels, multiplier]`) slid over NHWC images, each channel giving `multiplier` of its own.
@@ -44,6 +44,7 @@ pub(crate) static DEPTHWISE_CONV2D_NATIVE: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
+    gpu: Gpu::Missing,
     cost: Cost::Heavy,
 };
 
@@ -63,6 +64,7 @@ pub(crate) static DEPTHWISE_CONV2D_NATIVE_BACKPROP_INPUT: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16),
+    gpu: Gpu::Missing,
     cost: Cost::Heavy,
 };
 
@@ -82,6 +84,7 @@ pub(crate) static DEPTHWISE_CONV2D_NATIVE_BACKPROP_FILTER: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_filter: f32, f64; f16, bf16),
+    gpu: Gpu::Missing,
     cost: Cost::Heavy,
 };
 

@@ -7,7 +7,7 @@ use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{Gradient, HalfSafety, InferCtx, OpDef, SplitRule, shape_fns};
 
 use crate::nn::channels::{channel_axis, is_nchw};
-use crate::op::{KernelMaker, Op, cpu_on, find_op};
+use crate::op::{Gpu, KernelMaker, Op, cpu_on, find_op};
 use crate::{Cost, KernelCtx, Value};
 
 const WHY: &str = "rewrites make this op when gradients are there already";
@@ -25,6 +25,7 @@ pub(crate) static FUSED_MAT_MUL: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_on("T", &[DType::F32, DType::F16, DType::BF16], KernelMaker::Function(mat_mul))],
+    gpu: Gpu::Missing,
     cost: Cost::Heavy,
 };
 
@@ -47,6 +48,7 @@ pub(crate) static FUSED_CONV2D: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_on("T", &[DType::F32, DType::F16, DType::F64], KernelMaker::Function(conv2d))],
+    gpu: Gpu::Missing,
     cost: Cost::Heavy,
 };
 
@@ -64,6 +66,7 @@ pub(crate) static FUSED_BATCH_NORM_EX: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_on("T", &[DType::F32, DType::F16, DType::BF16], KernelMaker::Function(batch_norm))],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -77,6 +80,7 @@ pub(crate) static UNARY_OPS_COMPOSITION: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_on("T", &[DType::F32, DType::F16, DType::F64], KernelMaker::Function(composition))],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

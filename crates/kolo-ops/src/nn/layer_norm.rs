@@ -7,10 +7,11 @@ use kolo_core::{Error, PartialShape, Result, Tensor};
 use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, HalfSafety, InferCtx, OpDef, Output, SplitRule};
 
+use crate::cuda::FLOATS;
 use crate::math::binary::first;
 use crate::nn::float::{Float, sum_by};
 use crate::nn::rows::{for_row_pairs, rows_per_task};
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// `x` less its mean along the last dimension, over its standard deviation there, times `scale`, plus `offset`.
@@ -49,6 +50,7 @@ pub(crate) static LAYER_NORM: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::layer_norm::forward)]),
     cost: Cost::Elements,
 };
 
@@ -66,6 +68,7 @@ pub(crate) static LAYER_NORM_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64; f16, bf16),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::layer_norm::backward)]),
     cost: Cost::Elements,
 };
 

@@ -8,7 +8,7 @@ use kolo_graph::{Attrs, Gradient, HalfSafety, OpDef, Output, SplitRule, shape_fn
 use crate::math::binary::first;
 use crate::nn::float::Float;
 use crate::nn::rows::rows_per_task;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `x / (bias + alpha · Σ x²)^beta`, the sum over `2 · depth_radius + 1` neighbours along the last dimension.
@@ -38,6 +38,7 @@ pub(crate) static LRN: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32; f16, bf16),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -53,6 +54,7 @@ pub(crate) static LRN_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32; f16, bf16),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -5,13 +5,14 @@ use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{Attrs, Gradient, HalfSafety, OpDef, Output, SplitRule, shape_fns};
 
+use crate::cuda::FLOATS;
 use crate::math::binary::first;
 use crate::math::elementwise::lanes;
 use crate::math::number::Number;
 use crate::nn::conv2d::like;
 use crate::nn::pool::{Folding, Pool, depth_group, infer, infer_with};
 use crate::nn::window::for_taps;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels, gpu_kernel};
 use crate::widened::keep_in_range;
 use crate::{Cost, KernelCtx};
 
@@ -40,6 +41,7 @@ pub(crate) static MAX_POOL: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, i32, i64; f16, bf16, i8, i16, u8, u16),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::pool::forward(ctx, crate::cuda::pool::MAX))]),
     cost: Cost::Elements,
 };
 
@@ -57,6 +59,7 @@ pub(crate) static MAX_POOL_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::pool::max_backward(ctx, false))]),
     cost: Cost::Elements,
 };
 
@@ -80,6 +83,7 @@ pub(crate) static MAX_POOL_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward_v2: f32, f64, i32, i64; f16, bf16, i8, i16, u8, u16),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -96,6 +100,7 @@ pub(crate) static MAX_POOL_GRAD_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward_v2: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

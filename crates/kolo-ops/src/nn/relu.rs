@@ -10,7 +10,7 @@ use crate::math::binary::first;
 use crate::math::elementwise::{map, zip};
 use crate::math::number::Number;
 use crate::nn::same_shapes;
-use crate::op::{KernelDef, Op, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, Op, elementwise_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `max(x, 0)`, elementwise.
@@ -106,6 +106,7 @@ pub(crate) const fn activation(
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

@@ -7,7 +7,7 @@ use kolo_graph::{Attrs, Gradient, HalfSafety, InferCtx, OpDef, Output, SplitRule
 use crate::array::elements::{Item, Job, build};
 use crate::math::binary::first;
 use crate::math::number::Number;
-use crate::op::{Op, cpu_any, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_any, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// NHWC images resized to `[height, width]`, neighbouring pixels mixed; pixels are squares with a centre.
@@ -43,6 +43,7 @@ pub(crate) static RESIZE_BILINEAR: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(bilinear: f32, f64, i32, i64, u8; f16, bf16, i8, i16, u16),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -58,6 +59,7 @@ pub(crate) static RESIZE_BILINEAR_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(bilinear_grad: f32, f64; f16, bf16),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -81,6 +83,7 @@ pub(crate) static RESIZE_NEAREST_NEIGHBOR: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(nearest)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -96,6 +99,7 @@ pub(crate) static RESIZE_NEAREST_NEIGHBOR_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(nearest_grad: f32, f64, i32; f16, bf16, i8, u8),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -6,10 +6,11 @@ use kolo_device::cpu::stream::is_streamed;
 use kolo_device::cpu::{vectorize, vmath};
 use kolo_graph::{Gradient, GradientFn, HalfSafety, InferCtx, OpDef, Output, SplitRule};
 
+use crate::cuda::FLOATS;
 use crate::math::binary::first;
 use crate::nn::float::{Float, largest, sum_by};
 use crate::nn::rows::{rows_per_fill, rows_per_task};
-use crate::op::{KernelDef, Op, cpu};
+use crate::op::{Gpu, KernelDef, Op, cpu, gpu_kernel};
 use crate::widened::compute_in;
 use crate::{Cost, KernelCtx};
 
@@ -35,7 +36,8 @@ pub(crate) static SOFTMAX: Op = op(
     SOFTMAX_KERNELS,
 )
 .half(HalfSafety::Safe)
-.split(SplitRule::Rows);
+.split(SplitRule::Rows)
+.gpu(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::rows::softmax(ctx, 0))]);
 pub(crate) static LOG_SOFTMAX: Op = op(
     "LogSoftmax",
     "(logits:T) -> (logsoftmax:T) ; T:type{half,bfloat16,float,double}",
@@ -47,7 +49,8 @@ pub(crate) static LOG_SOFTMAX: Op = op(
     LOG_SOFTMAX_KERNELS,
 )
 .half(HalfSafety::Safe)
-.split(SplitRule::Rows);
+.split(SplitRule::Rows)
+.gpu(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::rows::softmax(ctx, 1))]);
 
 const fn op(name: &'static str, signature: &'static str, gradient: GradientFn, kernels: &'static [KernelDef]) -> Op {
     Op {
@@ -61,6 +64,7 @@ const fn op(name: &'static str, signature: &'static str, gradient: GradientFn, k
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

@@ -5,10 +5,11 @@ use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, HalfSafety, OpDef, Output, SplitRule};
 
+use crate::cuda::FLOATS;
 use crate::nn::cross_entropy::features_gradient;
 use crate::nn::float::{Float, largest, sum_by};
 use crate::nn::rows::{for_row_pairs, rows_per_task};
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The cross entropy between each row's label (a class number) and the softmax of that row of `logits`.
@@ -35,6 +36,7 @@ pub(crate) static SPARSE_SOFTMAX_CROSS_ENTROPY_WITH_LOGITS: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::rows::sparse_cross_entropy)]),
     cost: Cost::Elements,
 };
 

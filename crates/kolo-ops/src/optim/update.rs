@@ -19,8 +19,9 @@ use num_traits::Float;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::cuda::FLOATS;
 use crate::math::elementwise::lanes;
-use crate::op::{KernelDef, Op};
+use crate::op::{Gpu, KernelDef, KernelMaker, Op, gpu_made};
 use crate::{Cost, KernelCtx, VariableCell};
 
 /// A way to update a variable with `N` slots.
@@ -137,6 +138,8 @@ pub fn build<'g>(name: &str, inputs: &[Output<'g>], attrs: &[(&str, bool)]) -> O
     attrs.iter().fold(builder, |builder, &(attr, value)| builder.attr(attr, value)).build()
 }
 
+const ON_GPU: &[KernelDef] = &[gpu_made("T", FLOATS, KernelMaker::Object(crate::cuda::optim::UpdateKernel::make))];
+
 /// An update op, by reference or by handle.
 pub(crate) const fn update_op(
     name: &'static str,
@@ -160,6 +163,7 @@ pub(crate) const fn update_op(
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Kernels(ON_GPU),
         cost: Cost::Elements,
     }
 }

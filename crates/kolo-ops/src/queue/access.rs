@@ -10,7 +10,7 @@ use super::core::Queue;
 use super::source::object;
 use super::spec::Amount;
 use crate::kernel::KernelInit;
-use crate::op::{KernelDef, Op, cpu_any, cpu_made};
+use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_made};
 use crate::{AsyncKernel, Cost, Done, KernelCtx, KernelMaker};
 
 macro_rules! access_ops {
@@ -56,6 +56,7 @@ const fn access(
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::OBJECTS,
         cost: Cost::Inline,
     }
 }

@@ -18,7 +18,7 @@ use super::source::{Described, Source, object};
 use super::sparse::{SparseGradient, SparseSum};
 use super::wait::{Waiter, Waits, watch};
 use crate::kernel::KernelInit;
-use crate::op::{KernelDef, Op, cpu_any, cpu_made};
+use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_made};
 use crate::{AsyncKernel, CancelToken, Cost, Done, Kernel, KernelCtx, KernelMaker, Registration, Resource};
 
 /// What an accumulator is: all who name it must agree.
@@ -320,6 +320,7 @@ pub(super) const fn access(
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::OBJECTS,
         cost: Cost::Elements,
     }
 }

@@ -8,7 +8,7 @@ use super::accumulator::{Accumulator, Form, Reduction, TAKE, access, make};
 use super::make::pair;
 use super::source::object;
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu_any, cpu_made};
+use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_made};
 use crate::resource::make_unique;
 use crate::state::number::{NumberVisitor, combine, visit_number};
 use crate::{Cost, KernelMaker};
@@ -130,6 +130,7 @@ pub(super) const fn maker(
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::OBJECTS,
         cost: Cost::Inline,
     }
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use kolo_core::{DType, PartialShape, Result, Tensor};
 use kolo_graph::{Effects, Gradient, OpDef};
 
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx, VariableCell};
 
 pub(crate) static FAKE_QUEUE: Op = Op {
@@ -18,6 +18,7 @@ pub(crate) static FAKE_QUEUE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(convert)],
+    gpu: Gpu::OBJECTS,
     cost: Cost::Inline,
 };
 

@@ -10,7 +10,7 @@ use super::elements::Order;
 use super::source::{Described, Source};
 use super::spec::QueueSpec;
 use crate::kernel::KernelInit;
-use crate::op::{KernelDef, Op, cpu_made};
+use crate::op::{Gpu, KernelDef, Op, cpu_made};
 use crate::{Cost, Kernel, KernelMaker};
 
 macro_rules! queue_ops {
@@ -52,6 +52,7 @@ const fn make(name: &'static str, signature: &'static str, shape: ShapeFn, kerne
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::OBJECTS,
         cost: Cost::Inline,
     }
 }

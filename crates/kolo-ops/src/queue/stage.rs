@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::wait::{Waiter, Waits, watch};
 use crate::kernel::KernelInit;
-use crate::op::{KernelDef, Op, cpu_made};
+use crate::op::{Gpu, KernelDef, Op, cpu_made};
 use crate::resource::Resource;
 use crate::{AsyncKernel, CancelToken, Cost, Done, KernelCtx, KernelMaker, Outcome, Registration};
 
@@ -50,6 +50,7 @@ const fn stage_op(name: &'static str, signature: &'static str, shape: ShapeFn, k
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::OBJECTS,
         cost: Cost::Inline,
     }
 }

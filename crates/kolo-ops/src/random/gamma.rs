@@ -6,7 +6,7 @@ use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_graph::{Effects, Gradient, OpDef, Output};
 
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu_on};
+use crate::op::{Gpu, KernelDef, Op, cpu_on};
 use crate::random::distribution::Standard;
 use crate::random::philox::Philox;
 use crate::random::stream::{RESERVED_PER_OUTPUT, Stream};
@@ -37,6 +37,7 @@ pub(crate) static RANDOM_GAMMA: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[kernel::<f32>(), kernel::<f64>(), kernel::<f16>()],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -6,7 +6,7 @@ use kolo_device::cpu::pool;
 use kolo_graph::{Effects, Gradient, OpDef, Output};
 use num_traits::AsPrimitive;
 
-use crate::op::{KernelDef, Op, cpu_on};
+use crate::op::{Gpu, KernelDef, Op, cpu_on};
 use crate::random::distribution::uniform_f64;
 use crate::random::philox::Words;
 use crate::random::stream::Stream;
@@ -52,6 +52,7 @@ pub(crate) static MULTINOMIAL: Op = Op {
         kernel::<u32>(),
         kernel::<u64>(),
     ],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_graph::{Effects, Gradient, OpDef, Output, shape_fns};
 
-use crate::op::{Op, cpu_made};
+use crate::op::{Gpu, Op, cpu_made};
 use crate::random::philox::Words;
 use crate::random::stream::Stream;
 use crate::{Cost, Kernel, KernelCtx, KernelInit, KernelMaker};
@@ -29,6 +29,7 @@ pub(crate) static RANDOM_SHUFFLE: Op = Op {
     kernels: &[cpu_made(KernelMaker::Object(|init: &KernelInit<'_>| {
         Ok(Box::new(RandomShuffle { stream: Stream::new(init)? }))
     }))],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

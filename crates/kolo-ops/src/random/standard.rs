@@ -7,7 +7,8 @@ use half::{bf16, f16};
 use kolo_core::{DType, Element, Result};
 use kolo_graph::{Effects, Gradient, OpDef, Output, shape_fns};
 
-use crate::op::{KernelDef, Op, cpu_on};
+use crate::cuda::FLOATS;
+use crate::op::{Gpu, KernelDef, Op, cpu_on, gpu_made};
 use crate::random::distribution::{Distribution, Normal, Standard, Truncated, Uniform, fill};
 use crate::random::shape_in;
 use crate::random::stream::Stream;
@@ -37,9 +38,15 @@ fn random<'g>(op: &str, shape: Output<'g>, dtype: DType, seed: Option<i64>) -> O
     shape.graph().op(op).input(shape).attr("dtype", dtype).attr("seed", seed).attr("seed2", seed2).out()
 }
 
-pub(crate) static RANDOM_UNIFORM: Op = standard("RandomUniform", UNIFORM_KERNELS).host_args(&["shape"]);
-pub(crate) static RANDOM_STANDARD_NORMAL: Op = standard("RandomStandardNormal", NORMAL_KERNELS).host_args(&["shape"]);
-pub(crate) static TRUNCATED_NORMAL: Op = standard("TruncatedNormal", TRUNCATED_KERNELS).host_args(&["shape"]);
+pub(crate) static RANDOM_UNIFORM: Op = standard("RandomUniform", UNIFORM_KERNELS)
+    .host_args(&["shape"])
+    .gpu(&[gpu_made("dtype", FLOATS, KernelMaker::Object(|init| crate::cuda::random::Random::make(init, 0)))]);
+pub(crate) static RANDOM_STANDARD_NORMAL: Op = standard("RandomStandardNormal", NORMAL_KERNELS)
+    .host_args(&["shape"])
+    .gpu(&[gpu_made("dtype", FLOATS, KernelMaker::Object(|init| crate::cuda::random::Random::make(init, 1)))]);
+pub(crate) static TRUNCATED_NORMAL: Op = standard("TruncatedNormal", TRUNCATED_KERNELS)
+    .host_args(&["shape"])
+    .gpu(&[gpu_made("dtype", FLOATS, KernelMaker::Object(|init| crate::cuda::random::Random::make(init, 2)))]);
 
 const fn standard(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
@@ -54,6 +61,7 @@ const fn standard(name: &'static str, kernels: &'static [KernelDef]) -> Op {
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

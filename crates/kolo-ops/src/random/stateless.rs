@@ -7,7 +7,8 @@ use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, Result};
 use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::cuda::FLOATS;
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels, gpu_kernel};
 use crate::random::distribution::{Distribution, Normal, Standard, Truncated, Uniform, fill};
 use crate::random::philox::Philox;
 use crate::random::shape_in;
@@ -33,13 +34,16 @@ pub fn stateless_truncated_normal<'g>(shape: Output<'g>, seed: Output<'g>, dtype
 
 pub(crate) static STATELESS_RANDOM_UNIFORM: Op =
     stateless("StatelessRandomUniform", cpu_kernels!("dtype", uniform: f32, f64, f16, bf16))
-        .host_args(&["shape", "seed"]);
+        .host_args(&["shape", "seed"])
+        .gpu(&[gpu_kernel("dtype", FLOATS, |ctx| crate::cuda::random::stateless(ctx, 0))]);
 pub(crate) static STATELESS_RANDOM_NORMAL: Op =
     stateless("StatelessRandomNormal", cpu_kernels!("dtype", normal: f32, f64, f16, bf16))
-        .host_args(&["shape", "seed"]);
+        .host_args(&["shape", "seed"])
+        .gpu(&[gpu_kernel("dtype", FLOATS, |ctx| crate::cuda::random::stateless(ctx, 1))]);
 pub(crate) static STATELESS_TRUNCATED_NORMAL: Op =
     stateless("StatelessTruncatedNormal", cpu_kernels!("dtype", truncated: f32, f64, f16, bf16))
-        .host_args(&["shape", "seed"]);
+        .host_args(&["shape", "seed"])
+        .gpu(&[gpu_kernel("dtype", FLOATS, |ctx| crate::cuda::random::stateless(ctx, 2))]);
 
 const fn stateless(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
@@ -59,6 +63,7 @@ const fn stateless(name: &'static str, kernels: &'static [KernelDef]) -> Op {
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

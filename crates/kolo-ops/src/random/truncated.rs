@@ -9,7 +9,7 @@ use kolo_core::{Error, Result, Shape};
 use kolo_graph::{Effects, Gradient, OpDef, Output, shape_fns};
 
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu_on};
+use crate::op::{Gpu, KernelDef, Op, cpu_on};
 use crate::random::distribution::Standard;
 use crate::random::philox::Philox;
 use crate::random::stream::{RESERVED_PER_OUTPUT, Stream};
@@ -44,6 +44,7 @@ pub(crate) static PARAMETERIZED_TRUNCATED_NORMAL: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[kernel::<f32>(), kernel::<f64>(), kernel::<f16>(), kernel::<bf16>()],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -3,7 +3,7 @@
 use kolo_core::{DType, Element, Error, Result};
 use kolo_graph::{Effects, Gradient, OpDef, Output, shape_fns};
 
-use crate::op::{Op, cpu_on};
+use crate::op::{Gpu, Op, cpu_on};
 use crate::random::distribution::{Distribution, fill};
 use crate::random::philox::Philox;
 use crate::random::shape_in;
@@ -36,6 +36,7 @@ pub(crate) static RANDOM_UNIFORM_INT: Op = Op {
         cpu_on("Tout", &[DType::I32], KernelMaker::Object(make::<i32>)),
         cpu_on("Tout", &[DType::I64], KernelMaker::Object(make::<i64>)),
     ],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

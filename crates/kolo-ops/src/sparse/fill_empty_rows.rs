@@ -7,7 +7,7 @@ use kolo_graph::{Gradient, OpDef, Output};
 
 use super::reorder::sizes;
 use crate::array::elements::{Item, Job, Plus, build};
-use crate::op::{Op, cpu_any, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_any, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// A sparse tensor in which every row that has no element gets `default` in its first column. Outputs: coordinates, values,
@@ -49,6 +49,7 @@ pub(crate) static SPARSE_FILL_EMPTY_ROWS: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -64,6 +65,7 @@ pub(crate) static SPARSE_FILL_EMPTY_ROWS_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64, bool; f16, bf16, i8, i16, u8, u16, u32),
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

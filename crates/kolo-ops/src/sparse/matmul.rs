@@ -12,7 +12,7 @@ use crate::math::binary::first;
 use crate::math::matmul::rows_and_columns;
 use crate::math::number::Number;
 use crate::math::reduce::sum::sum;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// A sparse matrix, given by coordinates, values and shape, times the matrix `b`.
@@ -69,6 +69,7 @@ pub(crate) static SPARSE_TENSOR_DENSE_MATMUL: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, i32; f16, bf16),
+    gpu: Gpu::Missing,
     cost: Cost::Heavy,
 };
 

@@ -4,7 +4,7 @@ use kolo_core::{Error, Result, Shape, Tensor};
 use kolo_graph::{Gradient, OpDef, Output};
 
 use crate::array::gather::{gather, pick_rows};
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// The coordinates and values of a sparse tensor, in row-major order.
@@ -37,6 +37,7 @@ pub(crate) static SPARSE_REORDER: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

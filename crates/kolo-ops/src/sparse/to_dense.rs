@@ -8,7 +8,7 @@ use crate::array::gather_nd::gather_nd;
 use crate::array::view::strides;
 use crate::math::binary::first;
 use crate::math::reduce::sum::sum_all;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// A tensor of the shape in `shape` that is `default` but for `values` at the coordinates in the rows of `indices`, which
@@ -47,6 +47,7 @@ pub(crate) static SPARSE_TO_DENSE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -11,8 +11,9 @@ use kolo_graph::{Effects, Gradient, InferCtx, OpDef, shape_fns};
 use super::handle::uninitialized;
 use super::number::combine;
 use super::read::{value_shape, wrong_dtype};
+use crate::cuda::{NUMBERS, PLAIN};
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu_any, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 const NOTHING_OUT: Gradient = Gradient::None("nothing comes out");
@@ -29,11 +30,16 @@ pub(crate) static ASSIGN_VARIABLE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(assign_variable)],
+    gpu: Gpu::Kernels(&[gpu_kernel("dtype", PLAIN, assign_variable)]),
     cost: Cost::Inline,
 };
 
-pub(crate) static ASSIGN_ADD_VARIABLE: Op = resource_update("AssignAddVariableOp", RESOURCE_ADD);
-pub(crate) static ASSIGN_SUB_VARIABLE: Op = resource_update("AssignSubVariableOp", RESOURCE_SUB);
+pub(crate) static ASSIGN_ADD_VARIABLE: Op =
+    resource_update("AssignAddVariableOp", RESOURCE_ADD)
+        .gpu(&[gpu_kernel("dtype", NUMBERS, |ctx| crate::cuda::state::update(ctx, crate::cuda::state::PLUS))]);
+pub(crate) static ASSIGN_SUB_VARIABLE: Op =
+    resource_update("AssignSubVariableOp", RESOURCE_SUB)
+        .gpu(&[gpu_kernel("dtype", NUMBERS, |ctx| crate::cuda::state::update(ctx, crate::cuda::state::MINUS))]);
 
 const fn resource_update(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
@@ -47,6 +53,7 @@ const fn resource_update(name: &'static str, kernels: &'static [KernelDef]) -> O
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }
@@ -64,11 +71,18 @@ pub(crate) static ASSIGN: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(assign)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, assign)]),
     cost: Cost::Inline,
 };
 
-pub(crate) static ASSIGN_ADD: Op = reference_update("AssignAdd", REFERENCE_ADD);
-pub(crate) static ASSIGN_SUB: Op = reference_update("AssignSub", REFERENCE_SUB);
+pub(crate) static ASSIGN_ADD: Op =
+    reference_update("AssignAdd", REFERENCE_ADD).gpu(&[gpu_kernel("T", NUMBERS, |ctx| {
+        crate::cuda::state::update(ctx, crate::cuda::state::PLUS).and_then(|()| ctx.forward(0, 0))
+    })]);
+pub(crate) static ASSIGN_SUB: Op =
+    reference_update("AssignSub", REFERENCE_SUB).gpu(&[gpu_kernel("T", NUMBERS, |ctx| {
+        crate::cuda::state::update(ctx, crate::cuda::state::MINUS).and_then(|()| ctx.forward(0, 0))
+    })]);
 
 const fn reference_update(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
@@ -81,6 +95,7 @@ const fn reference_update(name: &'static str, kernels: &'static [KernelDef]) -> 
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

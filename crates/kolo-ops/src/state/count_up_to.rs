@@ -5,7 +5,7 @@ use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Output};
 
 use super::handle::uninitialized;
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// The value of the int32 or int64 variable behind a handle, which then grows by one; out of range once it is `limit`.
@@ -29,6 +29,7 @@ pub(crate) static COUNT_UP_TO: Op = Op {
         ..OpDef::BASE
     },
     kernels: KERNELS,
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 
@@ -43,6 +44,7 @@ pub(crate) static RESOURCE_COUNT_UP_TO: Op = Op {
         ..OpDef::BASE
     },
     kernels: KERNELS,
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 

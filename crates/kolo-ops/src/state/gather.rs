@@ -8,7 +8,8 @@ use super::handle::read_resource;
 use super::read::{value_shape, wrong_dtype};
 use super::scatter::checked_indices;
 use crate::array::gather_nd::{slices_shape, take_slices};
-use crate::op::{Op, cpu_any};
+use crate::cuda::PLAIN;
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// Rows `indices` of the variable behind a handle. Its gradient is those rows alone.
@@ -30,6 +31,7 @@ pub(crate) static RESOURCE_GATHER: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(gather)],
+    gpu: Gpu::Kernels(&[gpu_kernel("dtype", PLAIN, crate::cuda::gather::resource_gather)]),
     cost: Cost::Elements,
 };
 
@@ -53,6 +55,7 @@ pub(crate) static RESOURCE_GATHER_ND: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(gather_nd)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

@@ -8,8 +8,9 @@ use kolo_graph::{Effects, Gradient, HandleRule, HostRule, OpDef, Operation, Outp
 
 use super::source::Source;
 use crate::array::shape::shape_tensor;
+use crate::cuda::PLAIN;
 use crate::kernel::KernelInit;
-use crate::op::{Op, cpu_any, cpu_made};
+use crate::op::{Gpu, Op, cpu_any, cpu_made, gpu_kernel, gpu_made};
 use crate::{Cost, Kernel, KernelCtx, KernelMaker, VariableCell};
 
 /// True if the variable behind a handle has a value.
@@ -43,6 +44,7 @@ pub(crate) static VAR_HANDLE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(VarHandle::make))],
+    gpu: Gpu::Kernels(&[gpu_made("dtype", PLAIN, KernelMaker::Object(VarHandle::make))]),
     cost: Cost::Inline,
 };
 
@@ -62,6 +64,7 @@ pub(crate) static VAR_IS_INITIALIZED: Op = Op {
         ctx.set_output(0, Tensor::scalar(is_initialized));
         Ok(())
     })],
+    gpu: Gpu::Host,
     cost: Cost::Inline,
 };
 
@@ -83,6 +86,12 @@ pub(crate) static VARIABLE_SHAPE: Op = Op {
         ctx.set_output(0, shape);
         Ok(())
     })],
+    gpu: Gpu::Kernels(&[gpu_kernel("", &[], |ctx| {
+        let value = read_resource(ctx, 0)?;
+        let shape = shape_tensor(&value, ctx.attrs().dtype("out_type")?)?;
+        ctx.set_output(0, shape);
+        Ok(())
+    })]),
     cost: Cost::Inline,
 };
 
@@ -97,6 +106,7 @@ pub(crate) static DESTROY_RESOURCE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(destroy)],
+    gpu: Gpu::Host,
     cost: Cost::Inline,
 };
 
@@ -112,6 +122,7 @@ pub(crate) static DISABLE_COPY_ON_READ: Op = Op {
     },
     // Reads never copy here; writers do, if a reader still holds the value.
     kernels: &[cpu_any(|ctx| ctx.variable(0).map(drop))],
+    gpu: Gpu::Host,
     cost: Cost::Inline,
 };
 

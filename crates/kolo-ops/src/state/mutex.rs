@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kolo_core::{Error, ResourceHandle, Result, Tensor};
 use kolo_graph::{Effects, Gradient, HostRule, OpDef, OwnedState, shape_fns};
 
-use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
+use crate::op::{Gpu, KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::source::{Described, Source, object};
 use crate::queue::wait::{Waiter, Waits, watch};
 use crate::resource::Resource;
@@ -29,6 +29,7 @@ pub(crate) static MUTEX_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(|init| Source::<Mutex>::make(init, ())))],
+    gpu: Gpu::Host,
     cost: Cost::Inline,
 };
 
@@ -43,6 +44,7 @@ pub(crate) static MUTEX_LOCK: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(|_| Ok(Box::new(Lock))))],
+    gpu: Gpu::OBJECTS,
     cost: Cost::Inline,
 };
 
@@ -56,6 +58,7 @@ pub(crate) static CONSUME_MUTEX_LOCK: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(consume)],
+    gpu: Gpu::OBJECTS,
     cost: Cost::Inline,
 };
 

@@ -4,7 +4,8 @@ use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Output, Work};
 
 use super::handle::read_resource;
-use crate::op::{Op, cpu_any};
+use crate::cuda::PLAIN;
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The value of the variable behind a handle whose dtype is known, as it is when the control dependencies that are open
@@ -27,6 +28,7 @@ pub(crate) static READ_VARIABLE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| read(ctx, 0))],
+    gpu: Gpu::Kernels(&[gpu_kernel("dtype", PLAIN, |ctx| read(ctx, 0))]),
     cost: Cost::Inline,
 };
 
@@ -48,6 +50,7 @@ pub(crate) static READ_VARIABLES: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| (0..ctx.n_inputs()).try_for_each(|i| read(ctx, i)))],
+    gpu: Gpu::Kernels(&[gpu_kernel("", &[], |ctx| (0..ctx.n_inputs()).try_for_each(|i| read(ctx, i)))]),
     cost: Cost::Inline,
 };
 

@@ -7,8 +7,9 @@ use kolo_core::{PartialShape, Result, Tensor};
 use kolo_graph::{Effects, Gradient, OpDef, Output, OwnedState, shape_fns};
 
 use super::source::Source;
+use crate::cuda::PLAIN;
 use crate::kernel::KernelInit;
-use crate::op::{Op, cpu_any, cpu_made};
+use crate::op::{Gpu, Op, cpu_any, cpu_made, gpu_kernel, gpu_made};
 use crate::{Cost, Kernel, KernelCtx, KernelMaker};
 
 /// True if the variable that a reference refers to has a value.
@@ -31,6 +32,11 @@ pub(crate) static VARIABLE_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(|init| Reference::make(init, init.attrs().shape("shape")?.clone())))],
+    gpu: Gpu::Kernels(&[gpu_made(
+        "dtype",
+        PLAIN,
+        KernelMaker::Object(|init| Reference::make(init, init.attrs().shape("shape")?.clone())),
+    )]),
     cost: Cost::Inline,
 };
 
@@ -45,6 +51,11 @@ pub(crate) static VARIABLE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(|init| Reference::make(init, legacy_shape(init.attrs().shape("shape")?))))],
+    gpu: Gpu::Kernels(&[gpu_made(
+        "dtype",
+        PLAIN,
+        KernelMaker::Object(|init| Reference::make(init, legacy_shape(init.attrs().shape("shape")?))),
+    )]),
     cost: Cost::Inline,
 };
 
@@ -64,6 +75,11 @@ pub(crate) static IS_VARIABLE_INITIALIZED: Op = Op {
         ctx.set_output(0, Tensor::scalar(is_initialized));
         Ok(())
     })],
+    gpu: Gpu::Kernels(&[gpu_kernel("", &[], |ctx| {
+        let is_initialized = ctx.variable(0)?.is_initialized();
+        ctx.set_output(0, Tensor::scalar(is_initialized));
+        Ok(())
+    })]),
     cost: Cost::Inline,
 };
 

@@ -11,9 +11,11 @@ use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Operation, Output};
 
 use super::handle::uninitialized;
 use super::read::value_shape;
+use crate::cuda::NUMBERS;
+use crate::cuda::gather::Join;
 use crate::math::elementwise::lanes;
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu_any, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// Adds `updates` to the rows `indices` of the variable behind a handle or reference.
@@ -40,8 +42,20 @@ fn build<'g>(verb: &str, variable: Output<'g>, indices: Output<'g>, updates: Out
     variable.graph().op(&format!("{family}Scatter{verb}")).inputs([variable, indices, updates]).build()
 }
 
+/// The GPU kernels of a scatter into a reference and into a resource.
+macro_rules! gpu_scatter {
+    ($join:ident) => {
+        (
+            Gpu::Kernels(&[gpu_kernel("T", NUMBERS, |ctx| {
+                crate::cuda::gather::scatter(ctx, Join::$join).and_then(|()| ctx.forward(0, 0))
+            })]),
+            Gpu::Kernels(&[gpu_kernel("dtype", NUMBERS, |ctx| crate::cuda::gather::scatter(ctx, Join::$join))]),
+        )
+    };
+}
+
 macro_rules! scatter_ops {
-    ($($reference:ident, $resource:ident, $verb:literal, $types:literal, $resource_types:literal, $locking:literal, $on_reference:expr, $on_resource:expr;)*) => {
+    ($($reference:ident, $resource:ident, $verb:literal, $types:literal, $resource_types:literal, $locking:literal, $on_reference:expr, $on_resource:expr, $gpu:expr;)*) => {
         $(pub(crate) static $reference: Op = Op {
             def: OpDef {
                 name: concat!("Scatter", $verb),
@@ -55,6 +69,7 @@ macro_rules! scatter_ops {
                 ..OpDef::BASE
             },
             kernels: $on_reference,
+            gpu: $gpu.0,
             cost: Cost::Elements,
         };
         pub(crate) static $resource: Op = Op {
@@ -75,19 +90,20 @@ macro_rules! scatter_ops {
                 ..OpDef::BASE
             },
             kernels: $on_resource,
+            gpu: $gpu.1,
             cost: Cost::Elements,
         };)*
     };
 }
 
 scatter_ops! {
-    SCATTER_UPDATE, RESOURCE_SCATTER_UPDATE, "Update", "", "", "true", &[cpu_any(replace_reference)], &[cpu_any(replace)];
-    SCATTER_ADD, RESOURCE_SCATTER_ADD, "Add", "{num}", "{num}", "false", ADD.0, ADD.1;
-    SCATTER_SUB, RESOURCE_SCATTER_SUB, "Sub", "{num}", "{num}", "false", SUB.0, SUB.1;
-    SCATTER_MUL, RESOURCE_SCATTER_MUL, "Mul", "{num}", "{num}", "false", MUL.0, MUL.1;
-    SCATTER_DIV, RESOURCE_SCATTER_DIV, "Div", "{num}", "{num}", "false", DIV.0, DIV.1;
-    SCATTER_MIN, RESOURCE_SCATTER_MIN, "Min", "{half,bfloat16,float,double,int32,int64}", "{num}", "false", MIN.0, MIN.1;
-    SCATTER_MAX, RESOURCE_SCATTER_MAX, "Max", "{half,bfloat16,float,double,int32,int64}", "{num}", "false", MAX.0, MAX.1;
+    SCATTER_UPDATE, RESOURCE_SCATTER_UPDATE, "Update", "", "", "true", &[cpu_any(replace_reference)], &[cpu_any(replace)], gpu_scatter!(Set);
+    SCATTER_ADD, RESOURCE_SCATTER_ADD, "Add", "{num}", "{num}", "false", ADD.0, ADD.1, gpu_scatter!(Add);
+    SCATTER_SUB, RESOURCE_SCATTER_SUB, "Sub", "{num}", "{num}", "false", SUB.0, SUB.1, gpu_scatter!(Sub);
+    SCATTER_MUL, RESOURCE_SCATTER_MUL, "Mul", "{num}", "{num}", "false", MUL.0, MUL.1, gpu_scatter!(Mul);
+    SCATTER_DIV, RESOURCE_SCATTER_DIV, "Div", "{num}", "{num}", "false", DIV.0, DIV.1, (Gpu::Missing, Gpu::Missing);
+    SCATTER_MIN, RESOURCE_SCATTER_MIN, "Min", "{half,bfloat16,float,double,int32,int64}", "{num}", "false", MIN.0, MIN.1, gpu_scatter!(Min);
+    SCATTER_MAX, RESOURCE_SCATTER_MAX, "Max", "{half,bfloat16,float,double,int32,int64}", "{num}", "false", MAX.0, MAX.1, gpu_scatter!(Max);
 }
 
 /// `variable`, if `updates` can be `indices.shape + variable.shape[1:]` or a scalar.

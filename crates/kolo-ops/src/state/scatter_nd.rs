@@ -10,7 +10,7 @@ use super::handle::uninitialized;
 use super::read::{value_shape, wrong_dtype};
 use crate::array::gather_nd::{rows, slices_shape};
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu_any, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// Adds `updates` to the slices of a variable at the coordinates in `indices`.
@@ -55,6 +55,7 @@ macro_rules! scatter_nd_ops {
                 ..OpDef::BASE
             },
             kernels: $kernels.0,
+            gpu: Gpu::Missing,
             cost: Cost::Elements,
         };
         pub(crate) static $resource: Op = Op {
@@ -72,6 +73,7 @@ macro_rules! scatter_nd_ops {
                 ..OpDef::BASE
             },
             kernels: $kernels.1,
+            gpu: Gpu::Missing,
             cost: Cost::Elements,
         };)*
     };

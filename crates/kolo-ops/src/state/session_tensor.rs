@@ -10,7 +10,7 @@ use kolo_core::{Error, ResourceHandle, Result, Tensor};
 use kolo_graph::{Effects, Gradient, OpDef, shape_fns};
 use parking_lot::Mutex;
 
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::resource::Resource;
 use crate::{Cost, KernelCtx};
 
@@ -29,6 +29,7 @@ pub(crate) static GET_SESSION_HANDLE: Op = Op {
         ctx.set_output(0, Tensor::string(name));
         Ok(())
     })],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 
@@ -45,6 +46,7 @@ pub(crate) static GET_SESSION_HANDLE_V2: Op = Op {
         ctx.set_output(0, Tensor::handle(handle));
         Ok(())
     })],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 
@@ -58,6 +60,7 @@ pub(crate) static GET_SESSION_TENSOR: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(get)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 
@@ -71,6 +74,7 @@ pub(crate) static DELETE_SESSION_TENSOR: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(delete)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 

@@ -7,7 +7,7 @@ use super::handle::uninitialized;
 use super::read::wrong_dtype;
 use crate::array::strided_slice::resolve;
 use crate::array::view::View;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 pub(crate) static STRIDED_SLICE_ASSIGN: Op = Op {
@@ -25,6 +25,7 @@ pub(crate) static STRIDED_SLICE_ASSIGN: Op = Op {
         assign(ctx)?;
         ctx.forward(0, 0)
     })],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -40,6 +41,7 @@ pub(crate) static RESOURCE_STRIDED_SLICE_ASSIGN: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(assign)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 

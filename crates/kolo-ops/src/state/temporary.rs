@@ -3,7 +3,8 @@
 use kolo_core::{Error, Result, Tensor};
 use kolo_graph::{Effects, Gradient, OpDef, OwnedState, shape_fns};
 
-use crate::op::{Op, cpu_any};
+use crate::cuda::PLAIN;
+use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx, VariableCell};
 
 /// Where they are kept in the step's store.
@@ -20,6 +21,7 @@ pub(crate) static TEMPORARY_VARIABLE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(make)],
+    gpu: Gpu::Kernels(&[gpu_kernel("dtype", PLAIN, make)]),
     cost: Cost::Inline,
 };
 
@@ -33,6 +35,7 @@ pub(crate) static DESTROY_TEMPORARY_VARIABLE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(destroy)],
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, destroy)]),
     cost: Cost::Inline,
 };
 

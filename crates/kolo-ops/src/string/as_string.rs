@@ -7,7 +7,7 @@ use kolo_graph::{Attrs, OpDef, Output, shape_fns};
 
 use super::NO_GRADIENT;
 use super::printf::{Format, Notation};
-use crate::op::{KernelMaker, Op, cpu_made};
+use crate::op::{Gpu, KernelMaker, Op, cpu_made};
 use crate::{Cost, Kernel, KernelCtx, KernelInit};
 
 /// Each element as text, floats with six digits after the point.
@@ -27,6 +27,7 @@ pub(crate) static AS_STRING: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(make))],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 

@@ -5,7 +5,7 @@ use kolo_graph::{OpDef, Output, shape_fns};
 
 use super::NO_GRADIENT;
 use super::farm_hash::fingerprint64;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// For each string a number below `n_buckets`, always the same one.
@@ -23,6 +23,7 @@ pub(crate) static STRING_TO_HASH_BUCKET_FAST: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 

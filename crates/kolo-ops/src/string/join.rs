@@ -5,7 +5,7 @@ use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{InferCtx, OpDef, Output};
 
 use super::NO_GRADIENT;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// The strings of all `parts`, one after the other with `separator` between them. Scalars go with every element.
@@ -27,6 +27,7 @@ pub(crate) static STRING_JOIN: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 

@@ -4,7 +4,7 @@ use kolo_core::{DType, Error, Result};
 use kolo_graph::{OpDef, Output, shape_fns};
 
 use super::NO_GRADIENT;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// How many bytes each string has.
@@ -22,6 +22,7 @@ pub(crate) static STRING_LENGTH: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 

@@ -6,7 +6,7 @@ use kolo_graph::{OpDef, Output};
 
 use super::NO_GRADIENT;
 use crate::array::view::strides;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// Strings joined along `axes`, in the order in which those are given, with `separator` between them.
@@ -36,6 +36,7 @@ pub(crate) static REDUCE_JOIN: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 

@@ -10,7 +10,7 @@ use regex::bytes::{Captures, Regex};
 
 use super::re2::compile;
 use super::{NO_GRADIENT, map, scalar};
-use crate::op::{KernelMaker, Op, cpu_made};
+use crate::op::{Gpu, KernelMaker, Op, cpu_made};
 use crate::{Cost, Kernel, KernelCtx, KernelInit};
 
 /// For each string, whether all of it matches `pattern`.
@@ -37,6 +37,7 @@ pub(crate) static REGEX_FULL_MATCH: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(|_| Ok(Box::new(FullMatch(Pattern::from_input(true))))))],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 
@@ -49,6 +50,7 @@ pub(crate) static STATIC_REGEX_FULL_MATCH: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Object(|init| Ok(Box::new(FullMatch(Pattern::from_attr(init, true)?)))))],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 
@@ -67,6 +69,7 @@ pub(crate) static REGEX_REPLACE: Op = Op {
     kernels: &[cpu_made(KernelMaker::Object(|_| {
         Ok(Box::new(Replace { pattern: Pattern::from_input(false), rewrite: None }))
     }))],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 
@@ -82,6 +85,7 @@ pub(crate) static STATIC_REGEX_REPLACE: Op = Op {
         let rewrite = init.attrs().str("rewrite")?.as_bytes().to_vec();
         Ok(Box::new(Replace { pattern: Pattern::from_attr(init, false)?, rewrite: Some(rewrite) }))
     }))],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 

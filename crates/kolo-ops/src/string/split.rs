@@ -6,7 +6,7 @@ use kolo_graph::{InferCtx, OpDef, Output};
 
 use super::strip::is_space;
 use super::{NO_GRADIENT, scalar};
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// The words of each string of a vector, cut at `separator`, or at white space if that is empty: coordinates, words and
@@ -29,6 +29,7 @@ pub(crate) static STRING_SPLIT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 
@@ -41,6 +42,7 @@ pub(crate) static STRING_SPLIT_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_v2)],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 

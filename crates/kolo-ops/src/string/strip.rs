@@ -5,7 +5,7 @@ use kolo_core::{Error, Result};
 use kolo_graph::{OpDef, Output, shape_fns};
 
 use super::{NO_GRADIENT, map, shown};
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// Strings without white space at either end.
@@ -35,6 +35,7 @@ pub(crate) static STRING_STRIP: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| map(ctx, |text| Ok(text.slice_ref(stripped(text)))))],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 
@@ -47,12 +48,14 @@ pub(crate) static STRING_LOWER: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| change_case(ctx, <[u8]>::to_ascii_lowercase, str::to_lowercase))],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 
 pub(crate) static STRING_UPPER: Op = Op {
     def: OpDef { name: "StringUpper", ..STRING_LOWER.def },
     kernels: &[cpu_any(|ctx| change_case(ctx, <[u8]>::to_ascii_uppercase, str::to_uppercase))],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 

@@ -7,7 +7,7 @@ use kolo_graph::{OpDef, Output};
 use super::length::begins_character;
 use super::{NO_GRADIENT, shown};
 use crate::math::elementwise::broadcast_shape;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// `length` bytes of each string from `position` on, which counts from the end if negative.
@@ -35,6 +35,7 @@ pub(crate) static SUBSTR: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 

@@ -5,7 +5,7 @@ use kolo_graph::{OpDef, Output, shape_fns};
 
 use super::strip::stripped;
 use super::{NO_GRADIENT, shown};
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// Each string as a number of `dtype`: float, double or an integer of 32 or 64 bits.
@@ -24,6 +24,7 @@ pub(crate) static STRING_TO_NUMBER: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
+    gpu: Gpu::STRINGS,
     cost: Cost::Elements,
 };
 

@@ -5,7 +5,7 @@ use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 
 use super::proto::{Audio, Content, Summary, Value};
 use super::{scalar_tag, tag_text};
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// A summary of the first `max_outputs` sounds of `clips`, `[n, frames]` or `[n, frames, channels]` from -1 to 1, under `tag`.
@@ -29,6 +29,7 @@ pub(crate) static AUDIO_SUMMARY_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(summarize)],
+    gpu: Gpu::Never("summaries are written in host memory"),
     cost: Cost::Elements,
 };
 

@@ -12,7 +12,7 @@ use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 use super::proto::{Content, HistogramProto, Summary, Value};
 use super::{scalar_tag, tag_text};
 use crate::math::number::Number;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// A summary of the distribution of `values`, under `tag`, a scalar. NaN and infinity fail the step.
@@ -30,6 +30,7 @@ pub(crate) static HISTOGRAM_SUMMARY: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(summarize: f32, f64, i32, u8, i16, i8, i64, half::bf16, u16, half::f16, u32, u64),
+    gpu: Gpu::Never("summaries are written in host memory"),
     cost: Cost::Elements,
 };
 

@@ -9,7 +9,7 @@ use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 
 use super::proto::{Content, Image, Summary, Value};
 use super::{scalar_tag, tag_text};
-use crate::op::{KernelMaker, Op, cpu_on};
+use crate::op::{Gpu, KernelMaker, Op, cpu_on};
 use crate::{Cost, KernelCtx};
 
 /// A summary of the first `max_images` pictures of `images`, `[n, height, width, channels]`, under `tag`, a scalar.
@@ -29,6 +29,7 @@ pub(crate) static IMAGE_SUMMARY: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_on("T", &[DType::U8, DType::F32, DType::F16, DType::F64], KernelMaker::Function(summarize))],
+    gpu: Gpu::Never("summaries are written in host memory"),
     cost: Cost::Elements,
 };
 

@@ -7,7 +7,7 @@ use kolo_core::{Error, Result, Tensor};
 use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 use prost::Message as _;
 
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// One summary with the values of all of `inputs`, of which there must be at least one. No two may have the same tag.
@@ -25,6 +25,7 @@ pub(crate) static MERGE_SUMMARY: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(merge)],
+    gpu: Gpu::Never("summaries are written in host memory"),
     cost: Cost::Inline,
 };
 

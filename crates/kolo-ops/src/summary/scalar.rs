@@ -6,7 +6,7 @@ use kolo_graph::{Gradient, OpDef, Output, shape_fns};
 use super::proto::{Content, Summary, Value};
 use super::tag_text;
 use crate::math::number::Number;
-use crate::op::{Op, cpu_kernels};
+use crate::op::{Gpu, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// A summary of `values`, each under the tag in the same place of `tags`, which has the same shape.
@@ -24,6 +24,7 @@ pub(crate) static SCALAR_SUMMARY: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(summarize: f32, f64, i32, u8, i16, i8, i64, half::bf16, u16, half::f16, u32, u64),
+    gpu: Gpu::Never("summaries are written in host memory"),
     cost: Cost::Inline,
 };
 

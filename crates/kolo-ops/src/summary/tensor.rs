@@ -9,7 +9,7 @@ use prost::Message as _;
 
 use super::proto::{Content, Summary, SummaryMetadata, Value};
 use super::{scalar_tag, tag_text};
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 /// A summary of `tensor` under `tag`, a scalar.
@@ -28,6 +28,7 @@ pub(crate) static TENSOR_SUMMARY_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(summarize)],
+    gpu: Gpu::Never("summaries are written in host memory"),
     cost: Cost::Elements,
 };
 
@@ -41,6 +42,7 @@ pub(crate) static TENSOR_SUMMARY: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(summarize_by_node)],
+    gpu: Gpu::Never("summaries are written in host memory"),
     cost: Cost::Elements,
 };
 

@@ -4,7 +4,7 @@ use kolo_core::{Error, PartialShape, Result, Tensor};
 use kolo_graph::{Effects, Gradient, OpDef, Operation, Output, ShapeFn, shape_fns};
 
 use super::core::Table;
-use crate::op::{KernelDef, Op, cpu_any};
+use crate::op::{Gpu, KernelDef, Op, cpu_any};
 use crate::queue::source::object;
 use crate::{Cost, KernelCtx};
 
@@ -65,6 +65,7 @@ const fn access(name: &'static str, signature: &'static str, shape: ShapeFn, ker
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::OBJECTS,
         cost: Cost::Elements,
     }
 }

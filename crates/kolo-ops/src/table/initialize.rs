@@ -11,7 +11,7 @@ use super::core::Table;
 use crate::io::files::file_error;
 use crate::io::threads::IoThreads;
 use crate::kernel::KernelInit;
-use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
+use crate::op::{Gpu, KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::source::object;
 use crate::string::to_number::FromText;
 use crate::{AsyncKernel, Cost, Done, KernelCtx, Outcome};
@@ -30,6 +30,7 @@ pub(crate) static INITIALIZE_TABLE_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| object::<Table>(ctx, 0)?.initialize(ctx.input(1)?, ctx.input(2)?))],
+    gpu: Gpu::OBJECTS,
     cost: Cost::Elements,
 };
 
@@ -45,6 +46,7 @@ pub(crate) static INITIALIZE_TABLE_FROM_TEXT_FILE_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_made(KernelMaker::Async(FromFile::make))],
+    gpu: Gpu::OBJECTS,
     cost: Cost::Inline,
 };
 

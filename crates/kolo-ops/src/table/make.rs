@@ -7,7 +7,7 @@ use kolo_graph::{Effects, Gradient, Graph, OpDef, Operation, Output, OwnedState,
 
 use super::core::{Table, TableSpec};
 use crate::kernel::KernelInit;
-use crate::op::{KernelDef, Op, cpu_made};
+use crate::op::{Gpu, KernelDef, Op, cpu_made};
 use crate::queue::source::{Described, Source};
 use crate::{Cost, Kernel, KernelMaker};
 
@@ -44,6 +44,7 @@ const fn make(name: &'static str, kernels: &'static [KernelDef]) -> Op {
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::OBJECTS,
         cost: Cost::Inline,
     }
 }

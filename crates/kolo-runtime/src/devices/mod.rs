@@ -28,7 +28,7 @@ struct Accelerator {
 
 type Open = fn(&SessionConfig, &DeviceName, &Arc<dyn Device>) -> Result<Vec<Arc<dyn Device>>>;
 
-/// All of them, in the order in which a session lists them. Their kernels are in `kolo_ops`' `KERNEL_TABLES`.
+/// All of them, in the order in which a session lists them. Each op states its kernels for them (`kolo_ops::Op`).
 const ACCELERATORS: &[Accelerator] = &[Accelerator { kind: "GPU", open: gpus }];
 
 /// All devices of a session; CPUs first.

@@ -5,7 +5,7 @@ use kolo_graph::{Effects, Gradient, InferCtx, OpDef, shape_fns};
 
 use super::{TensorArray, array};
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 pub(crate) static TENSOR_ARRAY_READ_V3: Op = Op {
@@ -24,6 +24,7 @@ pub(crate) static TENSOR_ARRAY_READ_V3: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(read)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 
@@ -41,6 +42,7 @@ pub(crate) static TENSOR_ARRAY_WRITE_V3: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(write)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 

@@ -8,7 +8,7 @@ use kolo_graph::{Effects, Gradient, InferCtx, OpDef, shape_fns};
 use super::object::ArrayObject;
 use super::{TensorArray, array};
 use crate::math::binary::first;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 pub(crate) static TENSOR_ARRAY_GATHER_V3: Op = Op {
@@ -27,6 +27,7 @@ pub(crate) static TENSOR_ARRAY_GATHER_V3: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(gather)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -44,6 +45,7 @@ pub(crate) static TENSOR_ARRAY_SCATTER_V3: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(scatter)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 
@@ -66,6 +68,7 @@ pub(crate) static TENSOR_ARRAY_CONCAT_V3: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(concat)],
+    gpu: Gpu::Missing,
     cost: Cost::Elements,
 };
 
@@ -83,6 +86,7 @@ pub(crate) static TENSOR_ARRAY_SPLIT_V3: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(split)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 

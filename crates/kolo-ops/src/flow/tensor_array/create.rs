@@ -9,7 +9,7 @@ use kolo_graph::{Effects, Gradient, HandleRule, OpDef, shape_fns};
 use super::array;
 use super::object::{ArrayObject, ArrayOptions};
 use crate::flow::stack::step_name;
-use crate::op::{Op, cpu_any};
+use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
 pub(crate) static TENSOR_ARRAY_V3: Op = Op {
@@ -26,6 +26,7 @@ pub(crate) static TENSOR_ARRAY_V3: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(create)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 
@@ -40,6 +41,7 @@ pub(crate) static TENSOR_ARRAY_GRAD_V3: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(create_gradient)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 
@@ -54,6 +56,7 @@ pub(crate) static TENSOR_ARRAY_SIZE_V3: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(size)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 
@@ -67,6 +70,7 @@ pub(crate) static TENSOR_ARRAY_CLOSE_V3: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(close)],
+    gpu: Gpu::Missing,
     cost: Cost::Inline,
 };
 

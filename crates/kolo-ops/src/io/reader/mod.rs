@@ -14,6 +14,7 @@ use kolo_graph::{Attrs, Effects, Gradient, OpDef, OwnedState, ShapeFn, shape_fns
 use self::core::{Reader, Request, Wanted};
 use self::work::{Compression, FixedLength, Format};
 use super::threads::IoThreads;
+use crate::Gpu;
 use crate::kernel::KernelInit;
 use crate::op::{KernelDef, Op, cpu_any, cpu_made};
 use crate::queue::Queue;
@@ -119,6 +120,7 @@ const fn reader_op(name: &'static str, signature: &'static str, shape: ShapeFn, 
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::FILES,
         cost: Cost::Inline,
     }
 }

@@ -14,6 +14,7 @@ use half::{bf16, f16};
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_graph::{Grad, Gradient, Graph, HalfSafety, InferCtx, IntoOutput, OpDef, Operation, Output};
 
+use crate::Gpu;
 use crate::array::elements::Item;
 use crate::array::view::{View, strides};
 use crate::math::binary::first;
@@ -86,6 +87,7 @@ pub(crate) static EINSUM: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, i32, i64; f16, bf16),
+    gpu: Gpu::Missing,
     cost: Cost::Heavy,
 };
 

@@ -10,7 +10,7 @@ use crate::math::number::Number;
 use crate::math::reduce::sum::{over_all, reduction};
 use crate::math::reduce::walk::Reducer;
 use crate::math::reduce::{reduce, spread};
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{KernelDef, Op, cpu_kernels, gpu_kernel};
 use crate::widened::keep_in_range;
 
 /// The largest element over `axes`, which are removed; negative axes count from the end.
@@ -44,12 +44,14 @@ pub(crate) static MAX: Op = reduction("Max", ORDERED, MAX_KERNELS, Gradient::Rul
     .host(HostRule::SmallIntegers)
     .half(HalfSafety::Neutral)
     .split(SplitRule::Reduction(Combine::Max))
-    .host_args(&["reduction_indices"]);
+    .host_args(&["reduction_indices"])
+    .gpu(&[gpu_kernel("T", crate::cuda::NUMBERS, |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::MAX))]);
 pub(crate) static MIN: Op = reduction("Min", ORDERED, MIN_KERNELS, Gradient::Rule(gradient))
     .host(HostRule::SmallIntegers)
     .half(HalfSafety::Neutral)
     .split(SplitRule::Reduction(Combine::Min))
-    .host_args(&["reduction_indices"]);
+    .host_args(&["reduction_indices"])
+    .gpu(&[gpu_kernel("T", crate::cuda::NUMBERS, |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::MIN))]);
 
 /// Elements that are equally extreme share the gradient.
 fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {

@@ -6,7 +6,7 @@ use kolo_graph::{Combine, Gradient, OpDef, Output, SplitRule, shape_fns};
 use crate::math::reduce::reduce;
 use crate::math::reduce::sum::over_all;
 use crate::math::reduce::walk::Reducer;
-use crate::op::{KernelDef, Op, cpu_any};
+use crate::op::{Gpu, KernelDef, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// Whether all elements over `axes` are true.
@@ -33,10 +33,14 @@ pub fn any_all(x: Output<'_>) -> Output<'_> {
     over_all(x, "Any")
 }
 
-pub(crate) static ALL: Op =
-    logical("All", &[cpu_any(all_kernel)]).split(SplitRule::Reduction(Combine::All)).host_args(&["reduction_indices"]);
-pub(crate) static ANY: Op =
-    logical("Any", &[cpu_any(any_kernel)]).split(SplitRule::Reduction(Combine::Any)).host_args(&["reduction_indices"]);
+pub(crate) static ALL: Op = logical("All", &[cpu_any(all_kernel)])
+    .split(SplitRule::Reduction(Combine::All))
+    .host_args(&["reduction_indices"])
+    .gpu(&[gpu_kernel("", &[], |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::ALL))]);
+pub(crate) static ANY: Op = logical("Any", &[cpu_any(any_kernel)])
+    .split(SplitRule::Reduction(Combine::Any))
+    .host_args(&["reduction_indices"])
+    .gpu(&[gpu_kernel("", &[], |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::ANY))]);
 
 const fn logical(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
@@ -49,6 +53,7 @@ const fn logical(name: &'static str, kernels: &'static [KernelDef]) -> Op {
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

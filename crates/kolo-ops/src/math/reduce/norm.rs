@@ -4,12 +4,13 @@ use half::{bf16, f16};
 use kolo_core::{Result, Shape};
 use kolo_graph::{Grad, Gradient, HalfSafety, OpDef, Operation, Output, shape_fns};
 
+use crate::cuda::FLOATS;
 use crate::math::binary::first;
 use crate::math::number::{Number, Real};
 use crate::math::reduce::sum::{NUMBERS, reduction};
 use crate::math::reduce::walk::{Reducer, Reduction};
 use crate::math::reduce::{reduce, spread};
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The root of the sum of squares over `axes`, which are removed.
@@ -26,7 +27,8 @@ pub fn l2_loss(x: Output<'_>) -> Output<'_> {
 
 pub(crate) static EUCLIDEAN_NORM: Op = reduction("EuclideanNorm", NUMBERS, NORM_KERNELS, Gradient::Rule(norm_gradient))
     .half(HalfSafety::Wide)
-    .host_args(&["reduction_indices"]);
+    .host_args(&["reduction_indices"])
+    .gpu(&[gpu_kernel("T", crate::cuda::FLOATS, |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::NORM))]);
 
 pub(crate) static L2_LOSS: Op = Op {
     def: OpDef {
@@ -38,6 +40,7 @@ pub(crate) static L2_LOSS: Op = Op {
         ..OpDef::BASE
     },
     kernels: LOSS_KERNELS,
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::reduce::l2_loss)]),
     cost: Cost::Elements,
 };
 

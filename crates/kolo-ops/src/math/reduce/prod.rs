@@ -11,7 +11,7 @@ use crate::math::number::Number;
 use crate::math::reduce::sum::{NUMBERS, reduction};
 use crate::math::reduce::walk::Reducer;
 use crate::math::reduce::{constant_axes, reduce, spread};
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{KernelDef, Op, cpu_kernels, gpu_kernel};
 
 /// The product over `axes`, which are removed; negative axes count from the end.
 #[track_caller]
@@ -23,7 +23,8 @@ pub(crate) static PROD: Op = reduction("Prod", NUMBERS, KERNELS, Gradient::Rule(
     .host(HostRule::SmallIntegers)
     .half(HalfSafety::Wide)
     .split(SplitRule::Reduction(Combine::Product))
-    .host_args(&["reduction_indices"]);
+    .host_args(&["reduction_indices"])
+    .gpu(&[gpu_kernel("T", crate::cuda::NUMBERS, |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::PROD))]);
 
 /// Each element's gradient is the product of all others. Not `y / x`: that has no value where an element is 0. Instead
 /// the product of those before it times the product of those after it.

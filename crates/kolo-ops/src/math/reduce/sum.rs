@@ -8,7 +8,7 @@ use crate::math::binary::first;
 use crate::math::number::Number;
 use crate::math::reduce::walk::Reducer;
 use crate::math::reduce::{reduce, spread};
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The sum over `axes`, which are removed; negative axes count from the end.
@@ -53,11 +53,13 @@ pub(crate) static SUM: Op = reduction("Sum", NUMBERS, SUM_KERNELS, Gradient::Rul
     .host(HostRule::SmallIntegers)
     .half(HalfSafety::Wide)
     .split(SplitRule::Reduction(Combine::Sum))
-    .host_args(&["reduction_indices"]);
+    .host_args(&["reduction_indices"])
+    .gpu(&[gpu_kernel("T", crate::cuda::NUMBERS, |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::SUM))]);
 pub(crate) static MEAN: Op = reduction("Mean", NUMBERS, MEAN_KERNELS, Gradient::Rule(mean_gradient))
     .half(HalfSafety::Wide)
     .split(SplitRule::Reduction(Combine::Mean))
-    .host_args(&["reduction_indices"]);
+    .host_args(&["reduction_indices"])
+    .gpu(&[gpu_kernel("T", crate::cuda::FLOATS, |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::MEAN))]);
 
 pub(crate) const NUMBERS: &str = "(input:T, reduction_indices:Tidx) -> (output:T) ; \
     keep_dims:bool=false, T:type{num}, Tidx:type{int32,int64}=int32";
@@ -71,6 +73,7 @@ pub(crate) const fn reduction(
     Op {
         def: OpDef { name, signature, shape: shape_fns::reduction, gradient, ..OpDef::BASE },
         kernels,
+        gpu: Gpu::Unstated,
         cost: Cost::Elements,
     }
 }

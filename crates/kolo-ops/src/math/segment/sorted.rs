@@ -12,7 +12,7 @@ use crate::math::reduce::extreme::{Max, Min};
 use crate::math::reduce::prod::Prod;
 use crate::math::reduce::sum::{Mean, Sum};
 use crate::math::reduce::walk::Reducer;
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 macro_rules! builders {
@@ -85,6 +85,7 @@ const fn sorted(name: &'static str, signature: &'static str, kernels: &'static [
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Missing,
         cost: Cost::Elements,
     }
 }
@@ -104,6 +105,7 @@ const fn sparse(name: &'static str, signature: &'static str, kernels: &'static [
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Missing,
         cost: Cost::Elements,
     }
 }

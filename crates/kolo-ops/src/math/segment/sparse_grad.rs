@@ -6,7 +6,7 @@ use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_graph::{Gradient, HalfSafety, OpDef};
 
 use crate::math::number::Real;
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 pub(crate) static SPARSE_SEGMENT_SUM_GRAD: Op = grad("SparseSegmentSumGrad", KERNELS).half(HalfSafety::Wide);
@@ -38,6 +38,7 @@ const fn grad(name: &'static str, kernels: &'static [KernelDef]) -> Op {
             ..OpDef::BASE
         },
         kernels,
+        gpu: Gpu::Missing,
         cost: Cost::Elements,
     }
 }

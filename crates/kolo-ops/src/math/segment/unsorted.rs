@@ -5,10 +5,11 @@ use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
 use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, IntoOutput, OpDef, Operation, Output};
 
+use crate::cuda::FLOATS;
 use crate::math::binary::first;
 use crate::math::elementwise::lanes;
 use crate::math::number::Number;
-use crate::op::{KernelDef, Op, cpu_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels, gpu_kernel};
 use crate::widened::finite_range;
 use crate::{Cost, KernelCtx};
 
@@ -39,19 +40,23 @@ pub fn unsorted_segment_prod<'g>(data: Output<'g>, segment_ids: Output<'g>, num_
 pub(crate) static UNSORTED_SEGMENT_SUM: Op =
     unsorted("UnsortedSegmentSum", SUM_TYPES, SUM_KERNELS, Gradient::Rule(sum_gradient))
         .half(HalfSafety::Wide)
-        .host_args(&["num_segments"]);
+        .host_args(&["num_segments"])
+        .gpu(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::gather::segments(ctx, crate::cuda::gather::Join::Add))]);
 pub(crate) static UNSORTED_SEGMENT_MAX: Op =
     unsorted("UnsortedSegmentMax", ORDERED, MAX_KERNELS, Gradient::Rule(extreme_gradient))
         .half(HalfSafety::Neutral)
-        .host_args(&["num_segments"]);
+        .host_args(&["num_segments"])
+        .gpu(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::gather::segments(ctx, crate::cuda::gather::Join::Max))]);
 pub(crate) static UNSORTED_SEGMENT_MIN: Op =
     unsorted("UnsortedSegmentMin", ORDERED, MIN_KERNELS, Gradient::Rule(extreme_gradient))
         .half(HalfSafety::Neutral)
-        .host_args(&["num_segments"]);
+        .host_args(&["num_segments"])
+        .gpu(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::gather::segments(ctx, crate::cuda::gather::Join::Min))]);
 pub(crate) static UNSORTED_SEGMENT_PROD: Op =
     unsorted("UnsortedSegmentProd", NUMBERS, PROD_KERNELS, Gradient::Rule(prod_gradient))
         .half(HalfSafety::Wide)
-        .host_args(&["num_segments"]);
+        .host_args(&["num_segments"])
+        .gpu(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::gather::segments(ctx, crate::cuda::gather::Join::Mul))]);
 
 const SUM_TYPES: &str = "(data:T, segment_ids:Tindices, num_segments:Tnumsegments) -> (output:T) ; \
     T:type{num}, Tindices:type{int16,int32,int64}, Tnumsegments:type{int32,int64}=int32";
@@ -66,7 +71,12 @@ const fn unsorted(
     kernels: &'static [KernelDef],
     gradient: Gradient,
 ) -> Op {
-    Op { def: OpDef { name, signature, shape: unsorted_shape, gradient, ..OpDef::BASE }, kernels, cost: Cost::Elements }
+    Op {
+        def: OpDef { name, signature, shape: unsorted_shape, gradient, ..OpDef::BASE },
+        kernels,
+        gpu: Gpu::Unstated,
+        cost: Cost::Elements,
+    }
 }
 
 fn unsorted_shape(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
