@@ -35,7 +35,7 @@ pub mod table;
 pub mod undone;
 
 pub use cancel::{CancelToken, Registration};
-pub use cuda::apply_all::{UpdateLayout, update_layout};
+pub use fused::apply_all::{UpdateLayout, update_layout};
 pub use host::host_arguments;
 pub use kernel::{AsyncKernel, Done, Kernel, KernelCtx, KernelInit, Outcome, Value};
 pub use op::{

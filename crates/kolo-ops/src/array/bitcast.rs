@@ -77,8 +77,8 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         return Ok(());
     }
     // A buffer of small elements need not be aligned for large ones.
-    if crate::cuda::array::is_on_card(&input) {
-        let out = crate::cuda::array::recast(ctx, &input, to, shape)?;
+    if crate::cuda::view::is_on_gpu(&input) {
+        let out = crate::cuda::view::recast(ctx, &input, to, shape)?;
         ctx.set_output(0, out);
         return Ok(());
     }

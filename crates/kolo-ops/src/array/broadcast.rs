@@ -8,7 +8,8 @@ use super::elements::{IntoInts, integer_tensor, integers};
 use super::reshape::{reshape, shaped_as_input};
 use super::strided_slice::read_view;
 use super::view::{View, strides};
-use crate::cuda::PLAIN;
+use crate::cuda::map::{COPY, run};
+use crate::cuda::{PLAIN, gpu};
 use crate::math::binary::first;
 use crate::math::elementwise::broadcast_shape;
 use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
@@ -79,7 +80,7 @@ pub(crate) static BROADCAST_TO: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_broadcast)],
-    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, crate::cuda::elementwise::broadcast_to)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, broadcast_on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -211,6 +212,21 @@ pub(crate) fn broadcast_view(from: &Shape, to: &Shape) -> View {
             _ => (dim, 0),
         }),
     )
+}
+
+fn broadcast_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = Shape::from_signed(&ctx.integers(1)?)?;
+    let input = ctx.input(0)?;
+    if broadcast_shape(input.shape(), &shape)? != shape {
+        return Err(Error::invalid_argument(format!("Incompatible shapes: {} vs. {shape}", input.shape())));
+    }
+    if *input.shape() == shape {
+        return ctx.forward(0, 0);
+    }
+    let mut out = ctx.allocate(input.dtype(), shape)?;
+    run(gpu(ctx)?, COPY, &[Some(ctx.input(0)?)], &mut out, &[])?;
+    ctx.set_output(0, out);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -10,6 +10,8 @@ use kolo_device::cpu::halves::{f16_to_f32, f32_to_f16, from_half, to_half};
 use kolo_device::cpu::{pool, vectorize, vmath};
 use kolo_graph::{Elements, Elementwise, Gradient, HostRule, Literal, OpDef, Output, shape_fns};
 
+use crate::cuda::c_type;
+use crate::cuda::map::{Expression, map_inputs};
 use crate::math::binary::first;
 use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
@@ -39,7 +41,7 @@ pub(crate) static CAST: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
-    gpu: Gpu::Kernels(&[gpu_kernel("", &[], crate::cuda::elementwise::cast)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("", &[], on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -301,6 +303,22 @@ impl Target for bf16 {
     fn of<S: Source>(value: S) -> bf16 {
         bf16::from_f32(value.to_f32())
     }
+}
+
+/// On a GPU, where bits are not truncated.
+fn on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (from, to) = (ctx.attrs().dtype("SrcT")?, ctx.attrs().dtype("DstT")?);
+    if from == to {
+        return ctx.forward(0, 0);
+    }
+    if ctx.attrs().bool("Truncate")? || c_type(from) == "void" || c_type(to) == "void" {
+        return Err(Error::unimplemented(format!("Cast {from} to {to} is not supported on a GPU")));
+    }
+    let expression = match to {
+        DType::Bool => Expression { name: "to_bool", text: "x0 != (W)0" },
+        _ => Expression { name: "cast", text: "x0" },
+    };
+    map_inputs(ctx, expression, to, &[])
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use kolo_graph::{Grad, Gradient, HalfSafety, HostRule, InferCtx, OpDef, Operatio
 
 use super::elements::{Item, Job, build, copy_units, integer, integer_tensor, integers, product};
 use crate::cuda::PLAIN;
-use crate::cuda::array::is_on_card;
+use crate::cuda::view::is_on_gpu;
 use crate::math::binary::first;
 use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
@@ -233,8 +233,8 @@ fn forward_pack(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 /// The values joined: `n_rows` rows, each of one piece of every value.
 fn join(ctx: &KernelCtx<'_>, values: &[&Tensor], shape: Shape, n_rows: usize) -> Result<Tensor> {
-    if is_on_card(values[0]) {
-        return crate::cuda::array::join(ctx, values, shape, n_rows);
+    if is_on_gpu(values[0]) {
+        return crate::cuda::view::join(ctx, values, shape, n_rows);
     }
     build(ctx, values[0].dtype(), shape, values, Join { pool: ctx.pool(), n_rows })
 }

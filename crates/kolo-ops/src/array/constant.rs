@@ -25,13 +25,23 @@ pub(crate) static CONST: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
-    gpu: Gpu::Kernels(&[gpu_kernel("dtype", PLAIN, crate::cuda::flow::constant)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("dtype", PLAIN, on_gpu)]),
     cost: Cost::Inline,
 };
 
 fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let value = ctx.attrs().tensor("value")?.clone();
     ctx.set_output(0, value);
+    Ok(())
+}
+
+fn on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let value = ctx.attrs().tensor("value")?.clone();
+    let (copy, event) = ctx.device.copy(&value, ctx.device.memory())?;
+    if let Some(event) = event {
+        event.wait()?;
+    }
+    ctx.set_output(0, copy);
     Ok(())
 }
 

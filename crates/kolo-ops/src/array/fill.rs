@@ -6,10 +6,11 @@ use kolo_graph::{Gradient, Graph, HalfSafety, HostRule, IntoOutput, OpDef, Outpu
 
 use super::cast::Target;
 use super::elements::{IntoInts, Item, Job, build, integers};
-use crate::cuda::PLAIN;
+use crate::cuda::map::{COPY, Expression, run};
+use crate::cuda::{PLAIN, gpu};
 use crate::math::binary::first;
 use crate::op::{Gpu, KernelMaker, Op, cpu_any, gpu_kernel, gpu_made};
-use crate::{Cost, KernelCtx};
+use crate::{Cost, Kernel, KernelCtx};
 
 /// A tensor of shape `dims` in which every element is `value`, a scalar.
 #[track_caller]
@@ -66,7 +67,7 @@ pub(crate) static FILL: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_fill)],
-    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, crate::cuda::elementwise::fill)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, fill_on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -82,11 +83,7 @@ pub(crate) static ZEROS_LIKE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_zeros)],
-    gpu: Gpu::Kernels(&[gpu_made(
-        "T",
-        PLAIN,
-        KernelMaker::Object(|_| Ok(Box::new(crate::cuda::elementwise::Like(0.0)))),
-    )]),
+    gpu: Gpu::Kernels(&[gpu_made("T", PLAIN, KernelMaker::Object(|_| Ok(Box::new(LikeOnGpu(0.0)))))]),
     cost: Cost::Elements,
 };
 
@@ -103,11 +100,7 @@ pub(crate) static ONES_LIKE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_ones)],
-    gpu: Gpu::Kernels(&[gpu_made(
-        "T",
-        PLAIN,
-        KernelMaker::Object(|_| Ok(Box::new(crate::cuda::elementwise::Like(1.0)))),
-    )]),
+    gpu: Gpu::Kernels(&[gpu_made("T", PLAIN, KernelMaker::Object(|_| Ok(Box::new(LikeOnGpu(1.0)))))]),
     cost: Cost::Elements,
 };
 
@@ -173,6 +166,35 @@ fn forward_ones(ctx: &mut KernelCtx<'_>) -> Result<()> {
         DType::Bool => ones::<bool>(ctx),
         other => Err(Error::unimplemented(format!("OnesLike does not work on {other}"))),
     }
+}
+
+/// `ZerosLike` and `OnesLike`: the value.
+struct LikeOnGpu(f32);
+
+impl Kernel for LikeOnGpu {
+    fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
+        let (dtype, shape) = (ctx.input(0)?.dtype(), ctx.input(0)?.shape().clone());
+        let mut out = ctx.allocate(dtype, shape)?;
+        let constant = Expression { name: "constant", text: "(Wide<U>::type)p0" };
+        match self.0 == 0.0 {
+            true => ctx.device.fill(&mut out, 0)?,
+            false => run(gpu(ctx)?, constant, &[], &mut out, &[self.0])?,
+        }
+        ctx.set_output(0, out);
+        Ok(())
+    }
+}
+
+fn fill_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = Shape::from_signed(&ctx.integers(0)?)?;
+    let value = ctx.input(1)?;
+    if value.n_elements() != 1 {
+        return Err(Error::invalid_argument(format!("value must be a scalar, found shape {}", value.shape())));
+    }
+    let mut out = ctx.allocate(value.dtype(), shape)?;
+    run(gpu(ctx)?, COPY, &[Some(ctx.input(1)?)], &mut out, &[])?;
+    ctx.set_output(0, out);
+    Ok(())
 }
 
 #[cfg(test)]

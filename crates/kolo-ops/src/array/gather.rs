@@ -1,5 +1,7 @@
 //! `Gather` and `GatherV2`: slices of a tensor picked by number, along any dimension.
 
+pub(crate) mod gpu;
+
 use std::borrow::Cow;
 
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
@@ -43,7 +45,7 @@ pub(crate) static GATHER: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(|ctx| forward(ctx, 0, 0))],
-    gpu: Gpu::Kernels(&[gpu_kernel("Tparams", PLAIN, |ctx| crate::cuda::gather::gather(ctx, 0, 0))]),
+    gpu: Gpu::Kernels(&[gpu_kernel("Tparams", PLAIN, |ctx| gpu::gather(ctx, 0, 0))]),
     cost: Cost::Elements,
 };
 
@@ -73,7 +75,10 @@ pub(crate) static GATHER_V2: Op = Op {
         let axis = integer(ctx.input(2)?)?;
         forward(ctx, axis, ctx.attrs().int("batch_dims")?)
     })],
-    gpu: Gpu::Kernels(&[gpu_kernel("Tparams", PLAIN, crate::cuda::gather::gather_v2)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("Tparams", PLAIN, |ctx| {
+        let (axis, batch_dims) = (integer(ctx.input(2)?)?, ctx.attrs().int("batch_dims")?);
+        gpu::gather(ctx, axis, batch_dims)
+    })]),
     cost: Cost::Elements,
 };
 

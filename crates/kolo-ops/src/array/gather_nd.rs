@@ -2,12 +2,15 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cuda::{Args, Grid, ProgramKey};
 use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output};
 
 use super::cast::cast;
 use super::elements::{IntoInts, Plus, index_below, integers, product};
 use super::gather::{pick_rows, place};
-use crate::cuda::{NUMBERS, PLAIN};
+use crate::cuda::scatter::{Join, Places, RANK, combine, coordinates};
+use crate::cuda::view::bytes_type;
+use crate::cuda::{NUMBERS, PLAIN, c_type, gpu, zeros};
 use crate::math::binary::first;
 use crate::op::{Gpu, Op, cpu_any, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
@@ -46,7 +49,7 @@ pub(crate) static GATHER_ND: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_gather)],
-    gpu: Gpu::Kernels(&[gpu_kernel("Tparams", PLAIN, crate::cuda::gather::gather_nd)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("Tparams", PLAIN, gather_on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -62,7 +65,7 @@ pub(crate) static SCATTER_ND: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward_scatter: f32, f64, i32, i64, u64, bool; f16, bf16, i8, i16, u8, u16, u32),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, crate::cuda::gather::scatter_nd)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, scatter_on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -168,6 +171,64 @@ fn forward_scatter<T: Plus>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
+fn gather_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (params, indices) = (ctx.input(0)?, ctx.input(1)?);
+    let Some((&depth, picked)) = indices.shape().split_last() else {
+        return Err(Error::invalid_argument("indices must be at least a vector"));
+    };
+    let (dims, steps) = coordinates(params.shape(), depth)?;
+    let inner = product(&params.shape()[depth..]);
+    let shape = Shape::new(&[picked, &params.shape()[depth..]].concat())?;
+    let (dtype, index, device) = (params.dtype(), indices.dtype(), gpu(ctx)?);
+    let mut out = ctx.allocate(dtype, shape)?;
+    let n = out.n_elements();
+    if n > 0 {
+        let key = ProgramKey { family: "gather", op: "nd", dtypes: [Some(index), Some(dtype), None], variant: 0 };
+        let kernel = device.function(&key, || source(dtype, index))?;
+        let args = Args::new()
+            .input(ctx.input(0)?)
+            .input(ctx.input(1)?)
+            .output(&mut out)
+            .size(n)
+            .size(inner)
+            .size(depth)
+            .sizes(&dims, RANK)
+            .sizes(&steps, RANK);
+        device.launch(kernel, Grid::over(n), &args)?;
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn source(dtype: DType, index: DType) -> String {
+    let (element, index) = (bytes_type(dtype.size().unwrap_or(8)), c_type(index));
+    format!("typedef {element} E;\ntypedef {index} I;\n{}", include_str!("gather_nd.cu"))
+}
+
+fn scatter_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (indices, updates) = (ctx.input(0)?, ctx.input(1)?);
+    let shape = Shape::from_signed(&integers(ctx.input(2)?)?)?;
+    let Some((&depth, picked)) = indices.shape().split_last() else {
+        return Err(Error::invalid_argument("indices must be at least a vector"));
+    };
+    let (dims, steps) = coordinates(&shape, depth)?;
+    let expected = [picked, &shape[depth..]].concat();
+    if updates.shape().dims() != expected {
+        return Err(Error::invalid_argument(format!(
+            "Must have updates.shape = indices.shape[:-1] + shape[{depth}:], got updates.shape: {}, indices.shape: {}, \
+             shape: {shape}",
+            updates.shape(),
+            indices.shape()
+        )));
+    }
+    let inner = product(&shape[depth..]);
+    let mut out = zeros(ctx, updates.dtype(), shape)?;
+    let places = Places { indices, n: product(picked), inner, depth, dims, steps, single: false };
+    combine(gpu(ctx)?, &mut out, &places, updates, Join::Add)?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,5 +289,14 @@ mod tests {
         check_op("GatherNd").input(wavy([2, 3], 0)).input([[0i32, 1], [0, 1], [1, 2]]).gradient();
         check_op("GatherNd").input(wavy([2, 3], 0)).input([[1i16], [1]]).gradient();
         check_op("ScatterNd").input([[2i32], [0], [2]]).input(wavy([3, 2], 0)).input([3i32, 2]).gradient();
+    }
+
+    #[test]
+    fn sources_compile() {
+        let all = [DType::F32, DType::F64, DType::F16, DType::U8].map(|dtype| {
+            let key = ProgramKey { family: "gather", op: "nd", dtypes: [Some(dtype), None, None], variant: 0 };
+            (key, source(dtype, DType::I64))
+        });
+        crate::cuda::tests::compiles(all);
     }
 }

@@ -1,12 +1,14 @@
 //! `OneHot`: numbers as vectors with one element set.
 
-use kolo_core::{Error, PartialShape, Result, Shape};
+use kolo_core::{DType, Error, PartialShape, Result, Shape};
 use kolo_device::cpu::IntraPool;
+use kolo_device::cuda::{Args, Grid, ProgramKey};
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Gradient, IntoOutput, OpDef, Output};
 
 use super::elements::{Item, Job, build, index_below, integer, integers, product};
-use crate::cuda::PLAIN;
+use crate::cuda::view::bytes_type;
+use crate::cuda::{PLAIN, c_type, gpu};
 use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
@@ -40,7 +42,7 @@ pub(crate) static ONE_HOT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
-    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, crate::cuda::gather::one_hot)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -105,8 +107,55 @@ impl Job for Mark<'_> {
     }
 }
 
+fn on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (indices, on, off) = (ctx.input(0)?, ctx.input(2)?, ctx.input(3)?);
+    for (name, value) in [("on_value", on), ("off_value", off)] {
+        if value.n_elements() != 1 {
+            return Err(Error::invalid_argument(format!("{name} must be a scalar, but got: {}", value.shape())));
+        }
+    }
+    let depth = integer(ctx.input(1)?)?;
+    let depth = usize::try_from(depth)
+        .map_err(|_| Error::invalid_argument(format!("depth must be non-negative, got: {depth}")))?;
+    let mut dims = indices.shape().to_vec();
+    let axis = resolve_axis(ctx.attrs().int("axis")?, dims.len() + 1)?;
+    let inner = product(&dims[axis..]);
+    dims.insert(axis, depth);
+    let (dtype, index, device) = (on.dtype(), indices.dtype(), gpu(ctx)?);
+    let mut out = ctx.allocate(dtype, Shape::new(&dims)?)?;
+    let n = out.n_elements();
+    if n > 0 {
+        let key = ProgramKey { family: "one_hot", op: "mark", dtypes: [Some(dtype), Some(index), None], variant: 0 };
+        let kernel = device.function(&key, || source(dtype, index))?;
+        let args = Args::new()
+            .input(ctx.input(0)?)
+            .input(ctx.input(2)?)
+            .input(ctx.input(3)?)
+            .output(&mut out)
+            .size(n)
+            .size(depth)
+            .size(inner);
+        device.launch(kernel, Grid::over(n), &args)?;
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn source(dtype: DType, index: DType) -> String {
+    format!(
+        "typedef {} E;\ntypedef {} I;\n{}",
+        bytes_type(dtype.size().unwrap_or(8)),
+        c_type(index),
+        include_str!("one_hot.cu")
+    )
+}
+
 #[cfg(test)]
 mod tests {
+    use kolo_core::DType;
+    use kolo_device::cuda::ProgramKey;
+
+    use super::source;
     use crate::testing::{check_op, tensor};
 
     #[test]
@@ -133,5 +182,15 @@ mod tests {
             .input(0i8)
             .gives(tensor::<i8, 2>([0, 2], []));
         check_op("OneHot").input([0i32]).input(2i32).input([1i8]).input(0i8).fails("rank 0");
+    }
+
+    #[test]
+    fn sources_compile() {
+        let all = [DType::F32, DType::F64, DType::F16, DType::U8].map(|dtype| {
+            let dtypes = [Some(dtype), Some(DType::I64), None];
+            let key = ProgramKey { family: "one_hot", op: "mark", dtypes, variant: 0 };
+            (key, source(dtype, DType::I64))
+        });
+        crate::cuda::tests::compiles(all);
     }
 }

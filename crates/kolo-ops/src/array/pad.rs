@@ -7,7 +7,7 @@ use kolo_graph::{Grad, Gradient, HalfSafety, HostRule, InferCtx, OpDef, Operatio
 use super::elements::{Item, Job, build, integers, product};
 use super::strided_slice::{At, slice_at};
 use crate::cuda::PLAIN;
-use crate::cuda::array::is_on_card;
+use crate::cuda::view::is_on_gpu;
 use crate::math::binary::first;
 use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
@@ -164,8 +164,8 @@ pub(crate) fn padded(
     let whole = |i: usize| shape[i].saturating_add(around[i].0).saturating_add(around[i].1);
     let dims: Vec<usize> = (0..shape.rank()).map(whole).collect();
     let out = Shape::new(&dims)?;
-    if is_on_card(input) {
-        return crate::cuda::array::padded(ctx, input, around, value, out);
+    if is_on_gpu(input) {
+        return crate::cuda::view::padded(ctx, input, around, value, out);
     }
     // A dimension without margins is part of the elements of the one outside it.
     let mut merged: Vec<Padded> = Vec::new();

@@ -1,7 +1,7 @@
 //! `Select` and `SelectV2`: from one tensor where a condition holds, from another elsewhere. `Where`: the places at which
 //! it holds.
 
-use kolo_core::{Element, ElementVisitor, Error, PartialShape, Result, Shape, Tensor};
+use kolo_core::{DType, Element, ElementVisitor, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::{IntraPool, pool, vectorize};
 use kolo_graph::{
     Elements, Elementwise, Grad, Gradient, HalfSafety, HostRule, InferCtx, IntoOutput, OpDef, Operation, Output,
@@ -12,11 +12,12 @@ use super::broadcast::{broadcast_view, summed_to_input};
 use super::elements::{Item, Job, build, product};
 use super::fill::zeros_like;
 use super::strided_slice::read_view;
-use crate::cuda::PLAIN;
+use crate::cuda::map::{Expression, map_to, run};
+use crate::cuda::{PLAIN, gpu};
 use crate::math::binary::first;
 use crate::math::elementwise::broadcast_shape;
 use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
-use crate::{Cost, KernelCtx};
+use crate::{Cost, KernelCtx, Value};
 
 /// `a` where `condition` holds and `b` elsewhere; all three broadcast.
 #[track_caller]
@@ -46,7 +47,7 @@ pub(crate) static SELECT: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_select)],
-    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, crate::cuda::elementwise::select)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, select_on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -64,7 +65,7 @@ pub(crate) static SELECT_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward_select_v2)],
-    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, crate::cuda::elementwise::select_v2)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", PLAIN, select_v2_on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -311,6 +312,55 @@ fn forward_where(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     ctx.set_output(0, out);
     Ok(())
+}
+
+const CHOICE: Expression = Expression { name: "select", text: "x0 ? x1 : x2" };
+
+fn select_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (condition, a, b) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
+    if a.shape() != b.shape() {
+        return Err(Error::invalid_argument(format!(
+            "'then' and 'else' must have the same size.  but received: {} vs. {}",
+            a.shape(),
+            b.shape()
+        )));
+    }
+    let shape = a.shape().clone();
+    let by_row = condition.shape().rank() == 1 && shape.first() == condition.shape().first();
+    if condition.shape().rank() != 0 && !by_row && *condition.shape() != shape {
+        return Err(Error::invalid_argument(format!("the condition {} does not fit {shape}", condition.shape())));
+    }
+    let mut mask = condition.clone();
+    if by_row {
+        let mut dims = vec![1; shape.rank()];
+        dims[0] = shape[0];
+        mask = mask.reshaped(Shape::new(&dims)?)?;
+    }
+    choose_on_gpu(ctx, mask, shape)
+}
+
+fn select_v2_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (condition, a, b) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
+    let shape = broadcast_shape(condition.shape(), &broadcast_shape(a.shape(), b.shape())?)?;
+    let mask = condition.clone();
+    choose_on_gpu(ctx, mask, shape)
+}
+
+/// The condition is of another type than the rest, so it is read through a cast of the whole.
+fn choose_on_gpu(ctx: &mut KernelCtx<'_>, mask: Tensor, shape: Shape) -> Result<()> {
+    let dtype = ctx.input(1)?.dtype();
+    let device = gpu(ctx)?;
+    let mask = match dtype {
+        DType::Bool => mask,
+        _ => {
+            let mut wide = ctx.allocate(dtype, mask.shape().clone())?;
+            run(device, Expression { name: "cast", text: "x0" }, &[Some(&mask)], &mut wide, &[])?;
+            wide
+        }
+    };
+    ctx.inputs[0] = Value::Tensor(mask);
+    let expression = if dtype == DType::Bool { CHOICE } else { Expression { text: "x0 != (W)0 ? x1 : x2", ..CHOICE } };
+    map_to(ctx, expression, dtype, shape, &[])
 }
 
 #[cfg(test)]

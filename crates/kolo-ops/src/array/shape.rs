@@ -1,7 +1,7 @@
 //! `Shape` and `ShapeN`: the sizes of a tensor's dimensions, as an integer vector. `Size`: their product. `Rank`: their
 //! number.
 
-use kolo_core::{DType, PartialShape, Result, Shape, Tensor};
+use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{Gradient, OpDef, Output, Work, shape_fns};
 
 use super::elements::integer_tensor;
@@ -37,7 +37,7 @@ pub(crate) static SHAPE: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
-    gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::flow::ANY, crate::cuda::flow::shape)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", ANY, shape_on_gpu)]),
     cost: Cost::Inline,
 };
 
@@ -52,7 +52,7 @@ pub(crate) static SHAPE_N: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
-    gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::flow::ANY, crate::cuda::flow::shape)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", ANY, shape_on_gpu)]),
     cost: Cost::Inline,
 };
 
@@ -72,7 +72,7 @@ pub(crate) static SIZE: Op = Op {
         ctx.set_output(0, output);
         Ok(())
     })],
-    gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::flow::ANY, crate::cuda::flow::size)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", ANY, size_on_gpu)]),
     cost: Cost::Inline,
 };
 
@@ -91,7 +91,7 @@ pub(crate) static RANK: Op = Op {
         ctx.set_output(0, Tensor::scalar(rank as i32));
         Ok(())
     })],
-    gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::flow::ANY, crate::cuda::flow::rank)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", ANY, rank_on_gpu)]),
     cost: Cost::Inline,
 };
 
@@ -108,6 +108,58 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
 pub(crate) fn shape_tensor(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
     let dims: Vec<i64> = tensor.shape().iter().map(|&dim| dim as i64).collect();
     integer_tensor(dtype, Shape::new(&[dims.len()])?, dims)
+}
+
+/// What may be asked for its shape.
+const ANY: &[DType] = &[
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::I32,
+    DType::I8,
+    DType::I16,
+    DType::U8,
+    DType::U16,
+    DType::U32,
+    DType::U64,
+    DType::Bool,
+];
+
+fn shape_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    for i in 0..ctx.n_inputs() {
+        let dims: Vec<i64> = ctx.input(i)?.shape().iter().map(|&dim| dim as i64).collect();
+        let shape = Shape::new(&[dims.len()])?;
+        let out = host_integers(shape, &dims, ctx.attrs().dtype("out_type")?)?;
+        ctx.set_output(i, out);
+    }
+    Ok(())
+}
+
+fn size_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let n = ctx.input(0)?.n_elements() as i64;
+    let out = host_integers(Shape::scalar(), &[n], ctx.attrs().dtype("out_type")?)?;
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn rank_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let rank = ctx.input(0)?.shape().rank() as i64;
+    ctx.set_output(0, host_integers(Shape::scalar(), &[rank], DType::I32)?);
+    Ok(())
+}
+
+/// Whole numbers in host memory.
+fn host_integers(shape: Shape, values: &[i64], dtype: DType) -> Result<Tensor> {
+    match dtype {
+        DType::I64 => Tensor::from_vec(shape, values.to_vec()),
+        _ => {
+            let narrow: std::result::Result<Vec<i32>, _> = values.iter().map(|&value| i32::try_from(value)).collect();
+            let narrow = narrow.map_err(|_| Error::invalid_argument(format!("{values:?} do not fit int32")))?;
+            Tensor::from_vec(shape, narrow)
+        }
+    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::cast::cast;
 use super::elements::{Item, Job, build, integers, is_in_buffer};
 use super::view::{View, strides};
 use crate::cuda::PLAIN;
-use crate::cuda::array::is_on_card;
+use crate::cuda::view::is_on_gpu;
 use crate::math::binary::first;
 use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
 use crate::{Cost, KernelCtx};
@@ -331,8 +331,8 @@ pub(crate) fn read_view(ctx: &KernelCtx<'_>, input: &Tensor, view: &View, shape:
     {
         return input.clone().reshaped(Shape::new(&[input.n_elements()])?)?.rows(start, n)?.reshaped(shape);
     }
-    if is_on_card(input) {
-        return crate::cuda::array::read_view(ctx, input, view, shape);
+    if is_on_gpu(input) {
+        return crate::cuda::view::read_view(ctx, input, view, shape);
     }
     if input.dtype().size() == Some(4)
         && let Ok(words) = bytemuck::try_cast_slice(input.host_bytes()?)
@@ -370,8 +370,8 @@ fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 /// Zeros of `shape`, with `input` written where `view` says.
 pub(crate) fn write_view(ctx: &KernelCtx<'_>, input: &Tensor, view: &View, shape: Shape) -> Result<Tensor> {
-    if is_on_card(input) {
-        return crate::cuda::array::write_view(ctx, shape, input, view);
+    if is_on_gpu(input) {
+        return crate::cuda::view::write_view(ctx, shape, input, view);
     }
     build(ctx, input.dtype(), shape, &[input], WriteView(view))
 }

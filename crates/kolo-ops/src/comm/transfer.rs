@@ -4,6 +4,8 @@
 //! thread. Both run even if what they pass on is dead, so that the other side learns of it. They need not watch for
 //! cancellation: the runtime aborts the rendezvous, which answers every receive.
 
+mod gpu;
+
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result, Tensor};
@@ -20,7 +22,7 @@ pub(crate) static HOST_RECV: Op = recv("_HostRecv", TransferEnd::HostRecv).host(
 
 const GRADIENT: Gradient = Gradient::Refused("gradients are taken before a graph is cut into parts");
 
-const SEND_ON_GPU: &[KernelDef] = &[gpu_made("", &[], KernelMaker::Async(crate::cuda::transfer::Send::make))];
+const SEND_ON_GPU: &[KernelDef] = &[gpu_made("", &[], KernelMaker::Async(gpu::Send::make))];
 
 const fn send(name: &'static str, end: TransferEnd) -> Op {
     Op {
@@ -41,7 +43,7 @@ const fn send(name: &'static str, end: TransferEnd) -> Op {
     }
 }
 
-const RECV_ON_GPU: &[KernelDef] = &[gpu_made("", &[], KernelMaker::Async(crate::cuda::transfer::Recv::make))];
+const RECV_ON_GPU: &[KernelDef] = &[gpu_made("", &[], KernelMaker::Async(gpu::Recv::make))];
 
 const fn recv(name: &'static str, end: TransferEnd) -> Op {
     Op {

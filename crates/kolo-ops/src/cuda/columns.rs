@@ -14,7 +14,7 @@ const MOST_STRIPS: usize = 2048;
 const THREADS: usize = 256;
 
 /// What is reduced, if it is not the input itself.
-pub(super) struct Mapped<'a> {
+pub(crate) struct Mapped<'a> {
     /// Its name; with the element types it names the kernel.
     pub name: &'static str,
     /// CUDA C++ that defines `element`, a function of the widened inputs that gives a widened `T`.
@@ -34,7 +34,7 @@ struct Layout {
 
 /// `out[c]` becomes the reduction of `rows` values, `columns` apart. All inputs have `rows * columns` elements, or, if
 /// something is computed from them, one.
-pub(super) fn reduce_columns(
+pub(crate) fn reduce_columns(
     ctx: &KernelCtx<'_>,
     reducer: &Reducer,
     inputs: &[&Tensor],
@@ -141,9 +141,10 @@ fn source(
 
 #[cfg(test)]
 mod tests {
-    use super::super::reduce::{MAX, SUM};
+    use super::super::reduce::SUM;
     use super::super::tests::compiles;
     use super::*;
+    use crate::math::reduce::extreme::GPU_MAX;
 
     #[test]
     fn sources_compile() {
@@ -153,7 +154,7 @@ mod tests {
         for dtype in [DType::F32, DType::BF16, DType::F64, DType::I64, DType::U8] {
             let layout = Layout { per: 16 / dtype.size().unwrap_or(16), across: 8 };
             all.push((key(dtype, 0), source(&SUM, dtype, layout, None, &[dtype], 0)));
-            all.push((key(dtype, 1), source(&MAX, dtype, Layout { per: 1, across: 1 }, None, &[dtype], 0)));
+            all.push((key(dtype, 1), source(&GPU_MAX, dtype, Layout { per: 1, across: 1 }, None, &[dtype], 0)));
         }
         let code =
             "static __device__ __forceinline__ float element(float x0, float x1, float x2) { return x0 * x1 + x2; }";

@@ -21,10 +21,13 @@ pub(crate) struct Expression {
     pub text: &'static str,
 }
 
+/// The input as it is, broadcast to the output.
+pub(crate) const COPY: Expression = Expression { name: "copy", text: "x0" };
+
 /// Most inputs.
 const MAX_INPUTS: usize = 4;
 /// Most dimensions of the strided loop.
-pub(super) const RANK: usize = 8;
+pub(crate) const RANK: usize = 8;
 
 /// Output 0 becomes the expression of all inputs (all of one dtype), in the memory of one that dies here if possible.
 pub(crate) fn map_inputs(ctx: &mut KernelCtx<'_>, expression: Expression, out: DType, params: &[f32]) -> Result<()> {
@@ -138,23 +141,23 @@ pub(crate) fn run(
 }
 
 /// Whether a tensor begins where a load of `width` elements may.
-pub(super) fn is_aligned(tensor: &Tensor, width: usize) -> bool {
+pub(crate) fn is_aligned(tensor: &Tensor, width: usize) -> bool {
     let bytes = width * tensor.dtype().size().unwrap_or(1);
     match tensor.storage() {
-        // Buffers of the card begin at multiples of 256.
+        // Buffers on a GPU begin at multiples of 256 bytes.
         TensorData::Buffer { offset, .. } => offset % bytes.max(1) == 0,
         _ => false,
     }
 }
 
-pub(super) struct Strides {
+pub(crate) struct Strides {
     pub sizes: SmallVec<[i64; RANK]>,
     /// For each input, its step along each size.
     pub steps: SmallVec<[SmallVec<[i64; RANK]>; MAX_INPUTS]>,
 }
 
 /// Sizes, innermost last, and each input's steps along them; neighbours that all inputs walk alike are merged.
-pub(super) fn strides(shape: &Shape, inputs: &[Option<&Tensor>]) -> Result<Strides> {
+pub(crate) fn strides(shape: &Shape, inputs: &[Option<&Tensor>]) -> Result<Strides> {
     let rank = shape.rank();
     let steps_of = |tensor: Option<&Tensor>| -> SmallVec<[i64; RANK]> {
         let dims = tensor.map_or(shape.dims(), |tensor| tensor.shape().dims());
@@ -195,7 +198,7 @@ pub(super) fn strides(shape: &Shape, inputs: &[Option<&Tensor>]) -> Result<Strid
 }
 
 /// The kernel's text. See [`run`] for the bits of `variant`.
-pub(super) fn source(text: &str, dtype: DType, out: DType, variant: u32, rank: usize) -> String {
+pub(crate) fn source(text: &str, dtype: DType, out: DType, variant: u32, rank: usize) -> String {
     let (n_inputs, n_params) = (variant & 15, variant >> 4 & 15);
     let is_strided = variant >> 24 & 1 == 1;
     let width = if is_strided { 1 } else { variant >> 8 & 255 };

@@ -1,10 +1,14 @@
-//! Kernels for NVIDIA GPUs, by area. Sources in CUDA C++ lie beside the Rust that launches them and are compiled when
-//! they are first needed; `kolo_device::cuda` does that, and holds everything unsafe.
+//! What GPU kernels share: launching an elementwise expression (`map`, `elementwise`), reductions (`reduce`, `columns`), kernels
+//! over rows (`rows`), copies of views (`view`), scatters (`scatter`), names of types.
 //!
-//! A kernel enqueues work and returns. Its tensors are on the card, except the arguments its op names in
+//! The kernels themselves lie beside their ops: an op's `gpu` field lists them, its CUDA C++ is in a `.cu` file of its name, and
+//! launching them is a function of its file, or of `<op>/gpu.rs` where it is long. Sources are compiled when they are first
+//! needed; `kolo_device::cuda` does that, and holds everything unsafe.
+//!
+//! A kernel enqueues work and returns. Its tensors are in the GPU's memory, except the arguments that its op names in
 //! `host_args` (shapes, axes, handles), which it reads at once. Ops over `int32` are mostly about shapes: as in TensorFlow,
-//! those whose definition says so ([`HostRule`]) run on the host, on host memory, though they are placed on the GPU. An index
-//! that is out of range cannot be an error here without waiting for the card; it reads zeros and writes nothing, as
+//! those whose definition says so (`HostRule`) run on the host, with host memory, though they are placed on the GPU. An index
+//! that is out of range cannot be an error here without waiting for the GPU; it reads zeros and writes nothing, as
 //! TensorFlow's kernels do.
 
 use kolo_core::{DType, Result, Tensor};
@@ -12,30 +16,13 @@ use kolo_device::cuda::CudaDevice;
 
 use crate::KernelCtx;
 
-pub(crate) mod apply_all;
-pub(crate) mod array;
-pub(crate) mod attention;
-pub(crate) mod batch_norm;
-pub(crate) mod batch_norm_first;
-pub(crate) mod batch_norm_held;
-pub(crate) mod class_loss;
 pub(crate) mod columns;
-pub(crate) mod conv;
 pub(crate) mod elementwise;
-pub(crate) mod flow;
-pub(crate) mod fused;
-pub(crate) mod gather;
-pub(crate) mod layer_norm;
 pub(crate) mod map;
-pub(crate) mod matmul;
-pub(crate) mod narrow;
-pub(crate) mod optim;
-pub(crate) mod pool;
-pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rows;
-pub(crate) mod state;
-pub(crate) mod transfer;
+pub(crate) mod scatter;
+pub(crate) mod view;
 
 /// The GPU that a kernel runs on.
 pub(crate) fn gpu<'a>(ctx: &KernelCtx<'a>) -> Result<&'a CudaDevice> {
@@ -43,7 +30,7 @@ pub(crate) fn gpu<'a>(ctx: &KernelCtx<'a>) -> Result<&'a CudaDevice> {
 }
 
 pub(crate) const FLOATS: &[DType] = &[DType::F32, DType::F64, DType::F16, DType::BF16];
-/// Numbers that have kernels on the card; `int32` too, for the few ops that take indices or casts there.
+/// Numbers; `int32` is not among them, for it stays in host memory.
 pub(crate) const NUMBERS: &[DType] = &[
     DType::F32,
     DType::F64,
@@ -57,7 +44,7 @@ pub(crate) const NUMBERS: &[DType] = &[
     DType::U32,
     DType::U64,
 ];
-/// Everything that lies side by side and is on the card.
+/// All dtypes of fixed size that are kept in GPU memory.
 pub(crate) const PLAIN: &[DType] = &[
     DType::F32,
     DType::F64,
@@ -93,14 +80,14 @@ pub(crate) fn c_type(dtype: DType) -> &'static str {
     }
 }
 
-/// A tensor on the card in which every byte is zero.
+/// A tensor in GPU memory in which every byte is zero.
 pub(crate) fn zeros(ctx: &KernelCtx<'_>, dtype: DType, shape: kolo_core::Shape) -> Result<Tensor> {
     ctx.allocate_zeroed(dtype, shape)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    /// Compiles sources for a Hopper chip, which needs no card; says so if the compiler is not here.
+    /// Compiles sources for Hopper, which needs no GPU; says so if the compiler is not here.
     #[track_caller]
     pub(crate) fn compiles(sources: impl IntoIterator<Item = (kolo_device::cuda::ProgramKey, String)>) {
         let mut n = 0;

@@ -1,13 +1,11 @@
-//! Reductions over any axes: Sum, Mean, Prod, Max, Min, All, Any, EuclideanNorm, L2Loss, BiasAddGrad; and ArgMax, ArgMin.
+//! Reductions over any axes. A reduction states its [`Reducer`] in its own file.
 //!
 //! What one element of the output needs is reduced by a warp or a block if its values lie side by side, and by one thread
 //! if its neighbours' do. Few outputs of many values are cut into parts that are joined by a second kernel, in a fixed
 //! order: the result does not depend on which block ends first.
 
 use kolo_core::{DType, Error, Result, Shape, Tensor};
-use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
-use kolo_graph::AttrValue;
-use kolo_graph::shape_fns::resolve_axis;
+use kolo_device::cuda::{Args, Grid, ProgramKey};
 use smallvec::SmallVec;
 
 use super::columns::reduce_columns;
@@ -15,67 +13,23 @@ use super::{c_type, gpu};
 use crate::KernelCtx;
 use crate::math::reduce::Wanted;
 
-/// How values are reduced.
+/// How values are reduced, as CUDA C++: `x` is an element, `a` and `b` are accumulators of type `A`, `n` is the number of elements.
 pub(crate) struct Reducer {
     pub name: &'static str,
-    start: &'static str,
-    step: &'static str,
-    join: &'static str,
-    finish: &'static str,
+    pub start: &'static str,
+    pub step: &'static str,
+    pub join: &'static str,
+    pub finish: &'static str,
     /// One value alone stays as it is.
-    keeps_one: bool,
+    pub keeps_one: bool,
 }
 
 pub(crate) const SUM: Reducer =
     Reducer { name: "sum", start: "(A)0", step: "(a) + (A)(x)", join: "(a) + (b)", finish: "(a)", keeps_one: true };
-pub(crate) const MEAN: Reducer = Reducer { name: "mean", finish: "(a) / (A)(n)", ..SUM };
-pub(crate) const PROD: Reducer =
-    Reducer { name: "prod", start: "(A)1", step: "(a) * (A)(x)", join: "(a) * (b)", ..SUM };
-pub(crate) const MAX: Reducer = Reducer {
-    name: "max",
-    start: "LEAST",
-    step: "((x) > (a) || is_nan((A)(x))) ? (A)(x) : (a)",
-    join: "((b) > (a) || is_nan(b)) ? (b) : (a)",
-    ..SUM
-};
-pub(crate) const MIN: Reducer = Reducer {
-    name: "min",
-    start: "GREATEST",
-    step: "((x) < (a) || is_nan((A)(x))) ? (A)(x) : (a)",
-    join: "((b) < (a) || is_nan(b)) ? (b) : (a)",
-    ..SUM
-};
-pub(crate) const ALL: Reducer = Reducer { name: "all", start: "1", step: "(a) & (A)(x)", join: "(a) & (b)", ..SUM };
-pub(crate) const ANY: Reducer = Reducer { name: "any", start: "0", step: "(a) | (A)(x)", join: "(a) | (b)", ..SUM };
-pub(crate) const NORM: Reducer =
-    Reducer { name: "norm", step: "(a) + (A)(x) * (A)(x)", finish: "sqrt(a)", keeps_one: false, ..SUM };
-const HALF_SQUARES: Reducer = Reducer { name: "half_squares", finish: "(a) / (A)2", ..NORM };
 
 pub(crate) fn reduce(ctx: &mut KernelCtx<'_>, reducer: &Reducer) -> Result<()> {
     let Some(Wanted { shape, is_reduced, kept }) = Wanted::of(ctx, reducer.keeps_one)? else { return Ok(()) };
     let out = reduced(ctx, reducer, &shape, &is_reduced, kept)?;
-    ctx.set_output(0, out);
-    Ok(())
-}
-
-pub(crate) fn l2_loss(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let shape = ctx.input(0)?.shape().clone();
-    let all: SmallVec<[bool; 8]> = SmallVec::from_elem(true, shape.rank());
-    let out = reduced(ctx, &HALF_SQUARES, &shape, &all, Shape::scalar())?;
-    ctx.set_output(0, out);
-    Ok(())
-}
-
-pub(crate) fn bias_add_grad(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let shape = ctx.input(0)?.shape().clone();
-    let is_nchw = matches!(ctx.attrs().find("data_format"), Some(AttrValue::Str(format)) if &format[..] == b"NCHW");
-    if shape.rank() < 2 {
-        return Err(Error::invalid_argument(format!("Input tensor must be at least 2D: {shape}")));
-    }
-    let at = if is_nchw { 1 } else { shape.rank() - 1 };
-    let mut is_reduced: SmallVec<[bool; 8]> = SmallVec::from_elem(true, shape.rank());
-    is_reduced[at] = false;
-    let out = reduced(ctx, &SUM, &shape, &is_reduced, Shape::new(&[shape[at]])?)?;
     ctx.set_output(0, out);
     Ok(())
 }
@@ -118,7 +72,7 @@ fn sides(shape: &Shape, is_reduced: &[bool]) -> Result<(Side, Side)> {
     Ok((kept, reduced))
 }
 
-fn reduced(
+pub(crate) fn reduced(
     ctx: &KernelCtx<'_>,
     reducer: &Reducer,
     shape: &Shape,
@@ -211,7 +165,7 @@ fn parts_source(reducer: &Reducer, dtype: DType, by_warp: bool) -> String {
 }
 
 /// Types and steps of a reducer. Floats are accumulated as `float` or `double`, everything else as 64-bit integers.
-pub(super) fn definitions(reducer: &Reducer, dtype: DType) -> String {
+pub(crate) fn definitions(reducer: &Reducer, dtype: DType) -> String {
     let accumulator = match dtype {
         DType::F64 => "f64",
         DType::F32 | DType::F16 | DType::BF16 => "f32",
@@ -236,62 +190,8 @@ pub(super) fn definitions(reducer: &Reducer, dtype: DType) -> String {
     )
 }
 
-pub(crate) fn arg_extreme(ctx: &mut KernelCtx<'_>, max: bool) -> Result<()> {
-    let shape = ctx.input(0)?.shape().clone();
-    let axis = ctx.input(1)?;
-    let axis = match (axis.n_elements(), axis.dtype()) {
-        (1, DType::I16) => i64::from(axis.scalar_value::<i16>()?),
-        (1, _) => axis.integers()?[0],
-        _ => return Err(Error::invalid_argument("dim must be a scalar, but received tensor of another shape")),
-    };
-    let dims = if shape.rank() == 0 { &[1][..] } else { &shape[..] };
-    let axis = resolve_axis(axis, dims.len())?;
-    let (n, inner) = (dims[axis], dims[axis + 1..].iter().product::<usize>());
-    if n == 0 {
-        return Err(Error::invalid_argument(format!("Reduction axis {axis} is empty in shape {shape}")));
-    }
-    let left: SmallVec<[usize; 8]> = dims.iter().enumerate().filter(|(i, _)| *i != axis).map(|(_, &dim)| dim).collect();
-    let to = ctx.attrs().dtype("output_type")?;
-    let (dtype, device) = (ctx.input(0)?.dtype(), gpu(ctx)?);
-    let mut out = ctx.allocate(to, Shape::new(&left)?)?;
-    let n_out = out.n_elements();
-    if n_out > 0 {
-        find(device, ctx.input(0)?, &mut out, dtype, max, n, inner)?;
-    }
-    ctx.set_output(0, out);
-    Ok(())
-}
-
-/// A thread for each place along what is left, or, where the axis is innermost and long, a warp.
-fn find(
-    device: &CudaDevice,
-    input: &Tensor,
-    out: &mut Tensor,
-    dtype: DType,
-    max: bool,
-    n: usize,
-    inner: usize,
-) -> Result<()> {
-    let (name, to) = (if max { "argmax" } else { "argmin" }, out.dtype());
-    let key = ProgramKey { family: "arg", op: name, dtypes: [Some(dtype), Some(to), None], variant: 0 };
-    let kernel = device.function(&key, || arg_source(dtype, to, max))?;
-    let n_out = out.n_elements();
-    let args = Args::new().input(input).output(out).size(n_out).size(n).size(inner);
-    device.launch(kernel, Grid::blocks(n_out.div_ceil(8), 256)?, &args)
-}
-
-fn arg_source(dtype: DType, to: DType, max: bool) -> String {
-    format!(
-        "typedef {} T;\ntypedef {} U;\ntypedef Wide<T>::type W;\n#define BETTER {}\n{}",
-        c_type(dtype),
-        c_type(to),
-        if max { ">" } else { "<" },
-        include_str!("arg.cu")
-    )
-}
-
 /// The sums down the columns of `rows` rows of `n` numbers, as elements of `dtype`.
-pub(super) fn sum_rows(ctx: &KernelCtx<'_>, input: &Tensor, rows: usize, n: usize, dtype: DType) -> Result<Tensor> {
+pub(crate) fn sum_rows(ctx: &KernelCtx<'_>, input: &Tensor, rows: usize, n: usize, dtype: DType) -> Result<Tensor> {
     let device = gpu(ctx)?;
     let wide = input.dtype();
     let mut out = ctx.allocate(dtype, Shape::new(&[n])?)?;
@@ -315,12 +215,17 @@ fn sum_rows_source(wide: DType, dtype: DType) -> String {
 mod tests {
     use super::super::tests::compiles;
     use super::*;
+    use crate::math::reduce::extreme::{GPU_MAX, GPU_MIN};
+    use crate::math::reduce::logical::{GPU_ALL, GPU_ANY};
+    use crate::math::reduce::norm::{GPU_HALF_SQUARES, GPU_NORM};
+    use crate::math::reduce::prod::GPU_PROD;
+    use crate::math::reduce::sum::GPU_MEAN;
 
     #[test]
     fn sources_compile() {
         let key = |op, dtype, variant| ProgramKey { family: "reduce", op, dtypes: [Some(dtype), None, None], variant };
         let mut all = Vec::new();
-        for reducer in [&SUM, &MEAN, &PROD, &MAX, &MIN, &NORM, &HALF_SQUARES] {
+        for reducer in [&SUM, &GPU_MEAN, &GPU_PROD, &GPU_MAX, &GPU_MIN, &GPU_NORM, &GPU_HALF_SQUARES] {
             for dtype in [DType::F32, DType::BF16, DType::F64] {
                 for (v, (by_row, few)) in [(false, false), (true, false), (true, true)].into_iter().enumerate() {
                     all.push((key(reducer.name, dtype, v as u32), source(reducer, dtype, by_row, few, 2, 1)));
@@ -329,16 +234,13 @@ mod tests {
                 all.push((key(reducer.name, dtype, 10), parts_source(reducer, dtype, true)));
             }
         }
-        for reducer in [&SUM, &MAX] {
+        for reducer in [&SUM, &GPU_MAX] {
             for dtype in [DType::I64, DType::U8, DType::U64, DType::I16] {
                 all.push((key(reducer.name, dtype, 0), source(reducer, dtype, true, true, 1, 3)));
             }
         }
-        for reducer in [&ALL, &ANY] {
+        for reducer in [&GPU_ALL, &GPU_ANY] {
             all.push((key(reducer.name, DType::Bool, 0), source(reducer, DType::Bool, true, false, 0, 1)));
-        }
-        for dtype in [DType::F32, DType::F64, DType::F16, DType::I64, DType::Bool, DType::U8] {
-            all.push((key("arg", dtype, 0), arg_source(dtype, DType::I64, true)));
         }
         all.push((key("rows", DType::BF16, 0), sum_rows_source(DType::F32, DType::BF16)));
         compiles(all);

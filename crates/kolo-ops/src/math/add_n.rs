@@ -6,7 +6,8 @@ use kolo_device::cpu::pool;
 use kolo_device::cpu::stream::{can_stream_by, is_streamed, stream_by};
 use kolo_graph::{Elementwise, Grad, Gradient, HalfSafety, HostRule, OpDef, Operation, Output, shape_fns};
 
-use crate::cuda::NUMBERS;
+use crate::cuda::map::{COPY, Expression, run};
+use crate::cuda::{NUMBERS, gpu};
 use crate::math::binary::first;
 use crate::math::elementwise::{FLOATS, fill_past, lanes};
 use crate::math::number::Number;
@@ -34,7 +35,7 @@ pub(crate) static ADD_N: Op = Op {
         ..OpDef::BASE
     },
     kernels: KERNELS,
-    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, crate::cuda::elementwise::add_n)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -48,7 +49,7 @@ pub(crate) static ACCUMULATE_N_V2: Op = Op {
         ..OpDef::BASE
     },
     kernels: KERNELS,
-    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, crate::cuda::elementwise::add_n)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -164,6 +165,51 @@ fn add_to<T: Number>(sum: &mut [T], other: &[T]) {
     for (a, &b) in sum.iter_mut().zip(other) {
         *a = a.add(b);
     }
+}
+
+fn on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let n = ctx.n_inputs();
+    let shape = ctx.input(0)?.shape().clone();
+    for i in 1..n {
+        if *ctx.input(i)?.shape() != shape {
+            return Err(Error::invalid_argument(format!(
+                "Inputs to operation {} must have the same size and shape.  Input 0: {shape} != input {i}: {}",
+                ctx.node.name,
+                ctx.input(i)?.shape()
+            )));
+        }
+    }
+    if n == 1 {
+        return ctx.forward(0, 0);
+    }
+    const SUMS: [Expression; 3] = [
+        Expression { name: "sum2", text: "x0 + x1" },
+        Expression { name: "sum3", text: "x0 + x1 + x2" },
+        Expression { name: "sum4", text: "x0 + x1 + x2 + x3" },
+    ];
+    let dtype = ctx.input(0)?.dtype();
+    let (mut out, in_place) = ctx.reuse_or_allocate(0, dtype, shape)?;
+    let device = gpu(ctx)?;
+    // Four at a time; the first is the output itself once it holds a sum.
+    let mut next = if in_place { 1 } else { 0 };
+    let mut has_sum = in_place;
+    while next < n {
+        let mut inputs = Vec::with_capacity(4);
+        if has_sum {
+            inputs.push(None);
+        }
+        while inputs.len() < 4 && next < n {
+            inputs.push(Some(ctx.input(next)?));
+            next += 1;
+        }
+        match inputs.len() {
+            1 => run(device, COPY, &inputs, &mut out, &[])?,
+            k => run(device, SUMS[k - 2], &inputs, &mut out, &[])?,
+        }
+        has_sum = true;
+    }
+    ctx.set_output(0, out);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! `ArgMax`, `ArgMin`: where along an axis the largest or smallest element is; the first of equals.
 
 use half::{bf16, f16};
-use kolo_core::{DType, Dim, Element, Error, PartialShape, Result, Shape};
+use kolo_core::{DType, Dim, Element, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::pool;
+use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Gradient, HalfSafety, InferCtx, OpDef, Output};
+use smallvec::SmallVec;
 
-use crate::cuda::PLAIN;
+use crate::cuda::{PLAIN, c_type, gpu};
 use crate::math::elementwise::{collect, lanes};
 use crate::math::number::Number;
 use crate::math::segment::unsorted::segment_ids;
@@ -34,7 +36,7 @@ pub(crate) static ARG_MAX: Op = arg_extreme(
 )
 .half(HalfSafety::Neutral)
 .host_args(&["dimension"])
-.gpu(&[gpu_kernel("T", PLAIN, |ctx| crate::cuda::reduce::arg_extreme(ctx, true))]);
+.gpu(&[gpu_kernel("T", PLAIN, |ctx| on_gpu(ctx, true))]);
 pub(crate) static ARG_MIN: Op = arg_extreme(
     "ArgMin",
     "(input:T, dimension:Tidx) -> (output:output_type) ; \
@@ -43,7 +45,7 @@ pub(crate) static ARG_MIN: Op = arg_extreme(
 )
 .half(HalfSafety::Neutral)
 .host_args(&["dimension"])
-.gpu(&[gpu_kernel("T", PLAIN, |ctx| crate::cuda::reduce::arg_extreme(ctx, false))]);
+.gpu(&[gpu_kernel("T", PLAIN, |ctx| on_gpu(ctx, false))]);
 
 const fn arg_extreme(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
@@ -185,8 +187,65 @@ const MAX_KERNELS: &[KernelDef] =
 const MIN_KERNELS: &[KernelDef] =
     cpu_kernels!(min_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32; cpu(DType::Bool, min_bool));
 
+fn on_gpu(ctx: &mut KernelCtx<'_>, max: bool) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let axis = ctx.input(1)?;
+    let axis = match (axis.n_elements(), axis.dtype()) {
+        (1, DType::I16) => i64::from(axis.scalar_value::<i16>()?),
+        (1, _) => axis.integers()?[0],
+        _ => return Err(Error::invalid_argument("dim must be a scalar, but received tensor of another shape")),
+    };
+    let dims = if shape.rank() == 0 { &[1][..] } else { &shape[..] };
+    let axis = resolve_axis(axis, dims.len())?;
+    let (n, inner) = (dims[axis], dims[axis + 1..].iter().product::<usize>());
+    if n == 0 {
+        return Err(Error::invalid_argument(format!("Reduction axis {axis} is empty in shape {shape}")));
+    }
+    let left: SmallVec<[usize; 8]> = dims.iter().enumerate().filter(|(i, _)| *i != axis).map(|(_, &dim)| dim).collect();
+    let to = ctx.attrs().dtype("output_type")?;
+    let (dtype, device) = (ctx.input(0)?.dtype(), gpu(ctx)?);
+    let mut out = ctx.allocate(to, Shape::new(&left)?)?;
+    let n_out = out.n_elements();
+    if n_out > 0 {
+        find_on_gpu(device, ctx.input(0)?, &mut out, dtype, max, n, inner)?;
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+/// A thread for each place along what is left, or, where the axis is innermost and long, a warp.
+fn find_on_gpu(
+    device: &CudaDevice,
+    input: &Tensor,
+    out: &mut Tensor,
+    dtype: DType,
+    max: bool,
+    n: usize,
+    inner: usize,
+) -> Result<()> {
+    let (name, to) = (if max { "argmax" } else { "argmin" }, out.dtype());
+    let key = ProgramKey { family: "arg", op: name, dtypes: [Some(dtype), Some(to), None], variant: 0 };
+    let kernel = device.function(&key, || source(dtype, to, max))?;
+    let n_out = out.n_elements();
+    let args = Args::new().input(input).output(out).size(n_out).size(n).size(inner);
+    device.launch(kernel, Grid::blocks(n_out.div_ceil(8), 256)?, &args)
+}
+
+fn source(dtype: DType, to: DType, max: bool) -> String {
+    format!(
+        "typedef {} T;\ntypedef {} U;\ntypedef Wide<T>::type W;\n#define BETTER {}\n{}",
+        c_type(dtype),
+        c_type(to),
+        if max { ">" } else { "<" },
+        include_str!("arg_extreme.cu")
+    )
+}
+
 #[cfg(test)]
 mod tests {
+    use kolo_device::cuda::ProgramKey;
+
+    use super::source;
     use kolo_core::DType;
 
     use crate::testing::{check_op, tensor};
@@ -213,5 +272,14 @@ mod tests {
         let values: Vec<f32> = (0..rows * n).map(|i| ((i % n + i / n) % n) as f32).collect();
         let expected: Vec<i64> = (0..rows).map(|row| ((n - 1 + n - row % n) % n) as i64).collect();
         check_op("ArgMax").input(tensor([rows, n], values)).input(1i32).gives(expected);
+    }
+
+    #[test]
+    fn sources_compile() {
+        let all = [DType::F32, DType::F64, DType::F16, DType::I64, DType::Bool, DType::U8].map(|dtype| {
+            let key = ProgramKey { family: "arg", op: "argmax", dtypes: [Some(dtype), None, None], variant: 0 };
+            (key, source(dtype, DType::I64, true))
+        });
+        crate::cuda::tests::compiles(all);
     }
 }

@@ -37,7 +37,7 @@ pub(crate) static BATCH_MATMUL: Op = batched(
 )
 .half(HalfSafety::Faster)
 .split(SplitRule::BatchProduct)
-.gpu(&[gpu_kernel("T", FLOATS, crate::cuda::matmul::same_batch_matmul)]);
+.gpu(&[gpu_kernel("T", FLOATS, crate::math::matmul::gpu::same_batch_matmul)]);
 pub(crate) static BATCH_MATMUL_V2: Op = batched(
     "BatchMatMulV2",
     "(x:T, y:T) -> (output:T) ; T:type{bfloat16,half,float,double,int16,int32,int64,uint8,uint16,uint32,uint64,\
@@ -46,7 +46,7 @@ pub(crate) static BATCH_MATMUL_V2: Op = batched(
 )
 .half(HalfSafety::Faster)
 .split(SplitRule::BatchProduct)
-.gpu(&[gpu_kernel("T", FLOATS, crate::cuda::matmul::batch_matmul)]);
+.gpu(&[gpu_kernel("T", FLOATS, crate::math::matmul::gpu::batch_matmul)]);
 
 const fn batched(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {

@@ -6,11 +6,13 @@ use kolo_device::cpu::pool;
 use kolo_graph::{Elements, Elementwise, Grad, Gradient, HalfSafety, IntoOutput, OpDef, Operation, Output, ShapesFit};
 
 use crate::cuda::NUMBERS;
+use crate::cuda::elementwise::Map;
+use crate::kernel::KernelInit;
 use crate::math::binary::first;
 use crate::math::elementwise::map;
 use crate::math::number::Number;
 use crate::op::{Gpu, KernelMaker, Op, cpu_kernels, gpu_made};
-use crate::{Cost, KernelCtx};
+use crate::{Cost, Kernel, KernelCtx};
 
 /// `x` with what is below `min` raised to it and what is above `max` lowered to it. Each bound is a single value or has
 /// the shape of `x`.
@@ -39,7 +41,7 @@ pub(crate) static CLIP_BY_VALUE: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
-    gpu: Gpu::Kernels(&[gpu_made("T", NUMBERS, KernelMaker::Object(crate::cuda::elementwise::Clip::make))]),
+    gpu: Gpu::Kernels(&[gpu_made("T", NUMBERS, KernelMaker::Object(ClipOnGpu::make))]),
     cost: Cost::Elements,
 };
 
@@ -70,7 +72,7 @@ fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Opti
 }
 
 /// Each bound has one element, or one for each of the input's.
-pub(crate) fn check_bounds(ctx: &KernelCtx<'_>) -> Result<()> {
+fn check_bounds(ctx: &KernelCtx<'_>) -> Result<()> {
     let shape = ctx.input(0)?.shape();
     for i in [1, 2] {
         let bound = ctx.input(i)?.shape();
@@ -114,6 +116,22 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 #[inline(always)]
 fn clip<T: Number>(x: T, min: T, max: T) -> T {
     x.max(min).min(max)
+}
+
+/// `ClipByValue`, whose bounds have shapes of their own.
+struct ClipOnGpu(Map);
+
+impl ClipOnGpu {
+    fn make(init: &KernelInit<'_>) -> Result<Box<dyn Kernel>> {
+        Ok(Box::new(ClipOnGpu(Map::new(init)?)))
+    }
+}
+
+impl Kernel for ClipOnGpu {
+    fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
+        check_bounds(ctx)?;
+        self.0.compute(ctx)
+    }
 }
 
 #[cfg(test)]

@@ -3,15 +3,17 @@
 
 use bytes::Bytes;
 use half::{bf16, f16};
-use kolo_core::{DType, PartialShape, Result, Tensor};
+use kolo_core::{DType, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{
     Elements, Elementwise, Gradient, HalfSafety, HostRule, InferCtx, Literal, OpDef, Output, ShapeFn, shape_fns,
 };
 
 use crate::cuda::PLAIN;
+use crate::cuda::elementwise::Map;
+use crate::kernel::KernelInit;
 use crate::math::elementwise::{Computed, Walk, broadcast_shape, collect, zip};
 use crate::op::{Gpu, KernelDef, KernelMaker, Op, cpu, elementwise_kernels, gpu_made};
-use crate::{Cost, KernelCtx, Value};
+use crate::{Cost, Kernel, KernelCtx, Value};
 
 macro_rules! builders {
     ($($function:ident, $op:literal, $doc:literal;)*) => {
@@ -47,11 +49,11 @@ pub(crate) static GREATER_EQUAL: Op = comparison("GreaterEqual", ORDER, shape_fn
 pub(crate) static EQUAL: Op = comparison("Equal", EQUALITY, equality_shape, EQUAL_KERNELS)
     .host(HostRule::SmallIntegers)
     .elementwise(Elementwise::new("x0 == x1", Elements::Plain).unless("incompatible_shape_error", Literal::Bool(false)))
-    .gpu(&[gpu_made("T", PLAIN, KernelMaker::Object(|init| crate::cuda::elementwise::Equality::make(init, 0)))]);
+    .gpu(&[gpu_made("T", PLAIN, KernelMaker::Object(|init| EqualityOnGpu::make(init, 0)))]);
 pub(crate) static NOT_EQUAL: Op = comparison("NotEqual", EQUALITY, equality_shape, NOT_EQUAL_KERNELS)
     .host(HostRule::SmallIntegers)
     .elementwise(Elementwise::new("x0 != x1", Elements::Plain).unless("incompatible_shape_error", Literal::Bool(false)))
-    .gpu(&[gpu_made("T", PLAIN, KernelMaker::Object(|init| crate::cuda::elementwise::Equality::make(init, 1)))]);
+    .gpu(&[gpu_made("T", PLAIN, KernelMaker::Object(|init| EqualityOnGpu::make(init, 1)))]);
 
 const ORDER: &str = "(x:T, y:T) -> (z:bool) ; T:type{real}";
 const EQUALITY: &str = "(x:T, y:T) -> (z:bool) ; T:type, incompatible_shape_error:bool=true";
@@ -180,6 +182,32 @@ fn zip_strings(ctx: &mut KernelCtx<'_>, when_equal: bool) -> Result<()> {
 
 const EQUAL_KERNELS: &[KernelDef] = elementwise_kernels!(equal_kernel: f32, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool; f16, bf16; cpu(DType::Str, equal_strings));
 const NOT_EQUAL_KERNELS: &[KernelDef] = elementwise_kernels!(not_equal_kernel: f32, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool; f16, bf16; cpu(DType::Str, not_equal_strings));
+
+/// `Equal` and `NotEqual`, which may compare tensors whose shapes do not fit, as a whole.
+struct EqualityOnGpu {
+    map: Map,
+    if_shapes_differ: u8,
+}
+
+impl EqualityOnGpu {
+    fn make(init: &KernelInit<'_>, if_shapes_differ: u8) -> Result<Box<dyn Kernel>> {
+        Ok(Box::new(EqualityOnGpu { map: Map::new(init)?, if_shapes_differ }))
+    }
+}
+
+impl Kernel for EqualityOnGpu {
+    fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
+        if !ctx.attrs().bool("incompatible_shape_error")?
+            && broadcast_shape(ctx.input(0)?.shape(), ctx.input(1)?.shape()).is_err()
+        {
+            let mut out = ctx.allocate(DType::Bool, Shape::scalar())?;
+            ctx.device.fill(&mut out, self.if_shapes_differ)?;
+            ctx.set_output(0, out);
+            return Ok(());
+        }
+        self.map.compute(ctx)
+    }
+}
 
 #[cfg(test)]
 mod tests {

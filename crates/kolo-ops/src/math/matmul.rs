@@ -1,5 +1,8 @@
 //! `MatMul`: the product of two matrices, either of them transposed on the fly.
 
+pub(crate) mod gpu;
+pub(crate) mod narrow;
+
 use half::{bf16, f16};
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_device::cpu::IntraPool;
@@ -47,7 +50,7 @@ pub(crate) static MATMUL: Op = Op {
         ..OpDef::BASE
     },
     kernels: KERNELS,
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::matmul::matmul)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, gpu::matmul)]),
     cost: Cost::Heavy,
 };
 

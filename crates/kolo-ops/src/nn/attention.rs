@@ -5,6 +5,8 @@
 //! Queries, keys and values come as one tensor, as one product gives them: a row is `[3, heads, size]`. So nothing has to be
 //! transposed before or after, and the gradient is one tensor too.
 
+mod gpu;
+
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::vectorize;
@@ -51,7 +53,7 @@ pub(crate) static ATTENTION: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::attention::forward)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, gpu::forward)]),
     cost: Cost::Heavy,
 };
 
@@ -66,7 +68,7 @@ pub(crate) static ATTENTION_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64; f16, bf16),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::attention::backward)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, gpu::backward)]),
     cost: Cost::Heavy,
 };
 

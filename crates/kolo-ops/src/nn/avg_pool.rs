@@ -9,6 +9,7 @@ use crate::math::binary::first;
 use crate::math::elementwise::lanes;
 use crate::nn::conv2d::{like, shape};
 use crate::nn::float::Float;
+use crate::nn::pool::gpu as pool_on_gpu;
 use crate::nn::pool::{Folding, Pool, infer};
 use crate::op::{Gpu, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
@@ -36,7 +37,7 @@ pub(crate) static AVG_POOL: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::pool::forward(ctx, crate::cuda::pool::AVG))]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, |ctx| pool_on_gpu::forward(ctx, pool_on_gpu::AVG))]),
     cost: Cost::Elements,
 };
 
@@ -56,7 +57,7 @@ pub(crate) static AVG_POOL_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64; f16, bf16),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::pool::avg_backward)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, pool_on_gpu::avg_backward)]),
     cost: Cost::Elements,
 };
 

@@ -1,6 +1,10 @@
 //! `FusedBatchNorm` (V2, V3): values less the mean of their channel, over its standard deviation, scaled and shifted
 //! (Ioffe and Szegedy, 2015), and the gradients of that. In training mean and variance are the batch's; otherwise given.
 
+mod first;
+mod gpu;
+mod held;
+
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::{IntraPool, vectorize};
 use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output};
@@ -77,7 +81,7 @@ macro_rules! forward_op {
                 ..OpDef::BASE
             },
             kernels: $kernels,
-            gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::batch_norm::TYPES, crate::cuda::batch_norm::forward)]),
+            gpu: Gpu::Kernels(&[gpu_kernel("T", gpu::TYPES, gpu::forward)]),
             cost: Cost::Elements,
         }
     };
@@ -132,7 +136,7 @@ macro_rules! backward_op {
                 ..OpDef::BASE
             },
             kernels: $kernels,
-            gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::batch_norm::TYPES, crate::cuda::batch_norm::backward)]),
+            gpu: Gpu::Kernels(&[gpu_kernel("T", gpu::TYPES, gpu::backward)]),
             cost: Cost::Elements,
         }
     };

@@ -4,16 +4,19 @@ use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_device::cpu::{pool, vectorize};
 use kolo_graph::{
-    Elements, Elementwise, Gradient, HalfSafety, Literal, OpDef, Operation, Output, ShapesFit, SplitRule,
+    AttrValue, Elements, Elementwise, Gradient, HalfSafety, Literal, OpDef, Operation, Output, ShapesFit, SplitRule,
 };
+use smallvec::SmallVec;
 
 use crate::cuda::NUMBERS;
+use crate::cuda::map::{Expression, map_to};
+use crate::cuda::reduce::{SUM, reduced};
 use crate::math::binary::first;
 use crate::math::number::Number;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
 use crate::nn::rows::{piece_of_run, rows_per_fill, rows_per_task};
 use crate::op::{Gpu, KernelDef, Op, cpu_kernels, gpu_kernel};
-use crate::{Cost, KernelCtx};
+use crate::{Cost, KernelCtx, Value};
 
 /// `value` with `bias` added along its last dimension.
 #[track_caller]
@@ -58,7 +61,7 @@ pub(crate) static BIAS_ADD: Op = Op {
         ..OpDef::BASE
     },
     kernels: FORWARD_KERNELS,
-    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, crate::cuda::elementwise::bias_add)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, forward_on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -73,7 +76,7 @@ pub(crate) static BIAS_ADD_V1: Op = Op {
         ..BIAS_ADD.def
     },
     kernels: FORWARD_KERNELS,
-    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, crate::cuda::elementwise::bias_add)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, forward_on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -106,7 +109,7 @@ pub(crate) static BIAS_ADD_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, crate::cuda::reduce::bias_add_grad)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", NUMBERS, backward_on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -188,6 +191,40 @@ fn backward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let view = Channels::of(ctx.input(0)?.shape(), is_nchw(ctx.attrs())?)?;
     let mut out = ctx.allocate(T::DTYPE, Shape::new(&[view.channels])?)?;
     out.data_mut::<T>()?.copy_from_slice(&view.sums(ctx.pool(), ctx.data::<T>(0)?));
+    ctx.set_output(0, out);
+    Ok(())
+}
+
+fn forward_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let (value, bias) = (ctx.input(0)?, ctx.input(1)?);
+    let rank = value.shape().rank();
+    let is_nchw = matches!(ctx.attrs().find("data_format"), Some(AttrValue::Str(format)) if &format[..] == b"NCHW");
+    let at = if is_nchw { 1 } else { rank.wrapping_sub(1) };
+    if rank < 2 || bias.shape().rank() != 1 || value.shape()[at] != bias.n_elements() {
+        return Err(Error::invalid_argument(format!(
+            "Must provide as many biases as the last dimension of the input tensor: {} vs. {}",
+            bias.shape(),
+            value.shape()
+        )));
+    }
+    let (dtype, shape) = (value.dtype(), value.shape().clone());
+    let mut dims = vec![1; rank];
+    dims[at] = bias.n_elements();
+    let bias = bias.clone().reshaped(Shape::new(&dims)?)?;
+    ctx.inputs[1] = Value::Tensor(bias);
+    map_to(ctx, Expression { name: "AddV2", text: "x0 + x1" }, dtype, shape, &[])
+}
+
+fn backward_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let is_nchw = matches!(ctx.attrs().find("data_format"), Some(AttrValue::Str(format)) if &format[..] == b"NCHW");
+    if shape.rank() < 2 {
+        return Err(Error::invalid_argument(format!("Input tensor must be at least 2D: {shape}")));
+    }
+    let at = if is_nchw { 1 } else { shape.rank() - 1 };
+    let mut is_reduced: SmallVec<[bool; 8]> = SmallVec::from_elem(true, shape.rank());
+    is_reduced[at] = false;
+    let out = reduced(ctx, &SUM, &shape, &is_reduced, Shape::new(&[shape[at]])?)?;
     ctx.set_output(0, out);
     Ok(())
 }

@@ -2,6 +2,8 @@
 //! of our own: losses are floats whatever the logits are, and the gradient is computed when it is wanted, on GPUs and of
 //! floats in the memory of the logits, where `SparseSoftmaxCrossEntropyWithLogits` keeps a second tensor of their size and scales it later.
 
+mod gpu;
+
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
 use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, HalfSafety, OpDef, Output, SplitRule};
@@ -43,7 +45,7 @@ pub(crate) static CLASS_LOSS: Op = Op {
         ..OpDef::BASE
     },
     kernels: float_kernels!(forward),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::class_loss::TYPES, crate::cuda::class_loss::forward)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", gpu::TYPES, gpu::forward)]),
     cost: Cost::Elements,
 };
 
@@ -58,7 +60,7 @@ pub(crate) static CLASS_LOSS_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: float_kernels!(backward),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", crate::cuda::class_loss::TYPES, crate::cuda::class_loss::backward)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", gpu::TYPES, gpu::backward)]),
     cost: Cost::Elements,
 };
 

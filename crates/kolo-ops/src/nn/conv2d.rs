@@ -5,6 +5,8 @@
 
 mod integer;
 
+mod gpu;
+
 use std::borrow::Cow;
 
 use half::{bf16, f16};
@@ -64,7 +66,7 @@ pub(crate) static CONV2D: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16; cpu(DType::I32, integer::forward)),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::conv::forward)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, gpu::forward)]),
     cost: Cost::Heavy,
 };
 
@@ -92,7 +94,7 @@ pub(crate) static CONV2D_BACKPROP_INPUT: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16; cpu(DType::I32, integer::backprop_input)),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::conv::backprop_input)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, gpu::backprop_input)]),
     cost: Cost::Heavy,
 };
 
@@ -120,7 +122,7 @@ pub(crate) static CONV2D_BACKPROP_FILTER: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backprop_filter: f32, f64; f16, bf16),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::conv::backprop_filter)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, gpu::backprop_filter)]),
     cost: Cost::Heavy,
 };
 

@@ -1,6 +1,8 @@
 //! `SoftmaxCrossEntropyWithLogits`: −Σ labels · log softmax(features) of each row, and its derivative by the features,
 //! which is cheap to have on the way.
 
+pub(crate) mod gpu;
+
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_device::cpu::vectorize;
@@ -32,7 +34,7 @@ pub(crate) static SOFTMAX_CROSS_ENTROPY_WITH_LOGITS: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::rows::cross_entropy)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, gpu::dense)]),
     cost: Cost::Elements,
 };
 

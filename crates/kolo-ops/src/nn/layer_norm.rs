@@ -2,6 +2,9 @@
 //! composition of TensorFlow's ops, which is here as well, passes over all rows nine times, and over twenty times for the
 //! gradient.
 
+pub(crate) mod gpu;
+mod long;
+
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Tensor};
 use kolo_device::cpu::vectorize;
@@ -50,7 +53,7 @@ pub(crate) static LAYER_NORM: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::layer_norm::forward)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, gpu::forward)]),
     cost: Cost::Elements,
 };
 
@@ -68,7 +71,7 @@ pub(crate) static LAYER_NORM_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64; f16, bf16),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::layer_norm::backward)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, gpu::backward)]),
     cost: Cost::Elements,
 };
 

@@ -1,5 +1,7 @@
 //! What the pools share: sizes, shapes, and how images are dealt out to tasks.
 
+pub(crate) mod gpu;
+
 use std::ops::Range;
 
 use kolo_core::{Error, PartialShape, Result, Shape};

@@ -4,9 +4,11 @@ use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result};
 use kolo_device::cpu::stream::is_streamed;
 use kolo_device::cpu::{vectorize, vmath};
+use kolo_device::cuda::{Args, ProgramKey};
 use kolo_graph::{Gradient, GradientFn, HalfSafety, InferCtx, OpDef, Output, SplitRule};
 
-use crate::cuda::FLOATS;
+use crate::cuda::rows::{rows_grid, rows_source};
+use crate::cuda::{FLOATS, gpu};
 use crate::math::binary::first;
 use crate::nn::float::{Float, largest, sum_by};
 use crate::nn::rows::{rows_per_fill, rows_per_task};
@@ -37,7 +39,7 @@ pub(crate) static SOFTMAX: Op = op(
 )
 .half(HalfSafety::Safe)
 .split(SplitRule::Rows)
-.gpu(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::rows::softmax(ctx, 0))]);
+.gpu(&[gpu_kernel("T", FLOATS, |ctx| on_gpu(ctx, 0))]);
 pub(crate) static LOG_SOFTMAX: Op = op(
     "LogSoftmax",
     "(logits:T) -> (logsoftmax:T) ; T:type{half,bfloat16,float,double}",
@@ -50,7 +52,7 @@ pub(crate) static LOG_SOFTMAX: Op = op(
 )
 .half(HalfSafety::Safe)
 .split(SplitRule::Rows)
-.gpu(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::rows::softmax(ctx, 1))]);
+.gpu(&[gpu_kernel("T", FLOATS, |ctx| on_gpu(ctx, 1))]);
 
 const fn op(name: &'static str, signature: &'static str, gradient: GradientFn, kernels: &'static [KernelDef]) -> Op {
     Op {
@@ -191,8 +193,30 @@ fn each_chunk_of_rows<T: Float>(ctx: &mut KernelCtx<'_>, f: impl Fn(&mut [T], us
     Ok(())
 }
 
+const NAMES: [&str; 2] = ["softmax", "log_softmax"];
+const TEXT: &str = include_str!("softmax.cu");
+
+/// The GPU kernel of this kind; see `softmax.cu`.
+fn on_gpu(ctx: &mut KernelCtx<'_>, kind: usize) -> Result<()> {
+    let (dtype, shape) = (ctx.input(0)?.dtype(), ctx.input(0)?.shape().clone());
+    let Some(&n) = shape.last() else {
+        return Err(Error::invalid_argument("logits must have >= 1 dimension, got 0"));
+    };
+    let device = gpu(ctx)?;
+    let mut out = ctx.allocate(dtype, shape.clone())?;
+    if shape.n_elements() > 0 {
+        let args = Args::new().input(ctx.input(0)?).output(&mut out).size(n);
+        let key = ProgramKey { family: "softmax", op: NAMES[kind], dtypes: [Some(dtype), None, None], variant: 0 };
+        let kernel = device.function(&key, || rows_source(kind, dtype, None, TEXT))?;
+        device.launch(kernel, rows_grid(shape.n_elements() / n, n)?, &args)?;
+    }
+    ctx.set_output(0, out);
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::testing::{check_op, tensor, wavy};
 
     /// Large enough to go past the caches of most machines; the first rows alone are not.
@@ -249,5 +273,16 @@ mod tests {
     fn gradients() {
         check_op("Softmax").input(wavy([2, 2, 3], 1)).gradient();
         check_op("LogSoftmax").input(wavy([2, 3], 2)).gradient();
+    }
+
+    #[test]
+    fn sources_compile() {
+        let all = FLOATS.iter().flat_map(|&dtype| {
+            NAMES.iter().enumerate().map(move |(kind, op)| {
+                let key = ProgramKey { family: "softmax", op, dtypes: [Some(dtype), None, None], variant: 0 };
+                (key, rows_source(kind, dtype, None, TEXT))
+            })
+        });
+        crate::cuda::tests::compiles(all);
     }
 }

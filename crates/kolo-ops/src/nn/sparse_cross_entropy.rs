@@ -36,7 +36,7 @@ pub(crate) static SPARSE_SOFTMAX_CROSS_ENTROPY_WITH_LOGITS: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::rows::sparse_cross_entropy)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, super::cross_entropy::gpu::sparse)]),
     cost: Cost::Elements,
 };
 

@@ -6,6 +6,8 @@
 //! locked together, always in the order of their addresses, so two updates never wait for each other in a circle; the
 //! attribute `use_locking` has nothing left to ask for.
 
+pub(crate) mod gpu;
+
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -138,7 +140,7 @@ pub fn build<'g>(name: &str, inputs: &[Output<'g>], attrs: &[(&str, bool)]) -> O
     attrs.iter().fold(builder, |builder, &(attr, value)| builder.attr(attr, value)).build()
 }
 
-const ON_GPU: &[KernelDef] = &[gpu_made("T", FLOATS, KernelMaker::Object(crate::cuda::optim::UpdateKernel::make))];
+const ON_GPU: &[KernelDef] = &[gpu_made("T", FLOATS, KernelMaker::Object(gpu::UpdateKernel::make))];
 
 /// An update op, by reference or by handle.
 pub(crate) const fn update_op(

@@ -9,6 +9,7 @@ use crate::{KernelCtx, Op};
 
 pub mod distribution;
 pub mod gamma;
+mod gpu;
 pub mod multinomial;
 pub mod philox;
 pub mod shuffle;

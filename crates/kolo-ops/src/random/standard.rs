@@ -40,13 +40,13 @@ fn random<'g>(op: &str, shape: Output<'g>, dtype: DType, seed: Option<i64>) -> O
 
 pub(crate) static RANDOM_UNIFORM: Op = standard("RandomUniform", UNIFORM_KERNELS)
     .host_args(&["shape"])
-    .gpu(&[gpu_made("dtype", FLOATS, KernelMaker::Object(|init| crate::cuda::random::Random::make(init, 0)))]);
+    .gpu(&[gpu_made("dtype", FLOATS, KernelMaker::Object(|init| super::gpu::Random::make(init, 0)))]);
 pub(crate) static RANDOM_STANDARD_NORMAL: Op = standard("RandomStandardNormal", NORMAL_KERNELS)
     .host_args(&["shape"])
-    .gpu(&[gpu_made("dtype", FLOATS, KernelMaker::Object(|init| crate::cuda::random::Random::make(init, 1)))]);
+    .gpu(&[gpu_made("dtype", FLOATS, KernelMaker::Object(|init| super::gpu::Random::make(init, 1)))]);
 pub(crate) static TRUNCATED_NORMAL: Op = standard("TruncatedNormal", TRUNCATED_KERNELS)
     .host_args(&["shape"])
-    .gpu(&[gpu_made("dtype", FLOATS, KernelMaker::Object(|init| crate::cuda::random::Random::make(init, 2)))]);
+    .gpu(&[gpu_made("dtype", FLOATS, KernelMaker::Object(|init| super::gpu::Random::make(init, 2)))]);
 
 const fn standard(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {

@@ -35,15 +35,15 @@ pub fn stateless_truncated_normal<'g>(shape: Output<'g>, seed: Output<'g>, dtype
 pub(crate) static STATELESS_RANDOM_UNIFORM: Op =
     stateless("StatelessRandomUniform", cpu_kernels!("dtype", uniform: f32, f64, f16, bf16))
         .host_args(&["shape", "seed"])
-        .gpu(&[gpu_kernel("dtype", FLOATS, |ctx| crate::cuda::random::stateless(ctx, 0))]);
+        .gpu(&[gpu_kernel("dtype", FLOATS, |ctx| super::gpu::stateless(ctx, 0))]);
 pub(crate) static STATELESS_RANDOM_NORMAL: Op =
     stateless("StatelessRandomNormal", cpu_kernels!("dtype", normal: f32, f64, f16, bf16))
         .host_args(&["shape", "seed"])
-        .gpu(&[gpu_kernel("dtype", FLOATS, |ctx| crate::cuda::random::stateless(ctx, 1))]);
+        .gpu(&[gpu_kernel("dtype", FLOATS, |ctx| super::gpu::stateless(ctx, 1))]);
 pub(crate) static STATELESS_TRUNCATED_NORMAL: Op =
     stateless("StatelessTruncatedNormal", cpu_kernels!("dtype", truncated: f32, f64, f16, bf16))
         .host_args(&["shape", "seed"])
-        .gpu(&[gpu_kernel("dtype", FLOATS, |ctx| crate::cuda::random::stateless(ctx, 2))]);
+        .gpu(&[gpu_kernel("dtype", FLOATS, |ctx| super::gpu::stateless(ctx, 2))]);
 
 const fn stateless(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {

@@ -11,7 +11,8 @@ use kolo_graph::{Effects, Gradient, InferCtx, OpDef, shape_fns};
 use super::handle::uninitialized;
 use super::number::combine;
 use super::read::{value_shape, wrong_dtype};
-use crate::cuda::{NUMBERS, PLAIN};
+use crate::cuda::map::{Expression, run};
+use crate::cuda::{NUMBERS, PLAIN, gpu};
 use crate::math::number::Number;
 use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
@@ -36,10 +37,10 @@ pub(crate) static ASSIGN_VARIABLE: Op = Op {
 
 pub(crate) static ASSIGN_ADD_VARIABLE: Op =
     resource_update("AssignAddVariableOp", RESOURCE_ADD)
-        .gpu(&[gpu_kernel("dtype", NUMBERS, |ctx| crate::cuda::state::update(ctx, crate::cuda::state::PLUS))]);
+        .gpu(&[gpu_kernel("dtype", NUMBERS, |ctx| update_on_gpu(ctx, PLUS))]);
 pub(crate) static ASSIGN_SUB_VARIABLE: Op =
     resource_update("AssignSubVariableOp", RESOURCE_SUB)
-        .gpu(&[gpu_kernel("dtype", NUMBERS, |ctx| crate::cuda::state::update(ctx, crate::cuda::state::MINUS))]);
+        .gpu(&[gpu_kernel("dtype", NUMBERS, |ctx| update_on_gpu(ctx, MINUS))]);
 
 const fn resource_update(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
@@ -76,13 +77,11 @@ pub(crate) static ASSIGN: Op = Op {
 };
 
 pub(crate) static ASSIGN_ADD: Op =
-    reference_update("AssignAdd", REFERENCE_ADD).gpu(&[gpu_kernel("T", NUMBERS, |ctx| {
-        crate::cuda::state::update(ctx, crate::cuda::state::PLUS).and_then(|()| ctx.forward(0, 0))
-    })]);
+    reference_update("AssignAdd", REFERENCE_ADD)
+        .gpu(&[gpu_kernel("T", NUMBERS, |ctx| update_on_gpu(ctx, PLUS).and_then(|()| ctx.forward(0, 0)))]);
 pub(crate) static ASSIGN_SUB: Op =
-    reference_update("AssignSub", REFERENCE_SUB).gpu(&[gpu_kernel("T", NUMBERS, |ctx| {
-        crate::cuda::state::update(ctx, crate::cuda::state::MINUS).and_then(|()| ctx.forward(0, 0))
-    })]);
+    reference_update("AssignSub", REFERENCE_SUB)
+        .gpu(&[gpu_kernel("T", NUMBERS, |ctx| update_on_gpu(ctx, MINUS).and_then(|()| ctx.forward(0, 0)))]);
 
 const fn reference_update(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
@@ -179,6 +178,28 @@ fn update<T: Number>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> T + Sync + Cop
         }
         combine(ctx.pool(), variable.data_mut::<T>()?, value.data::<T>()?, f);
         Ok(())
+    })
+}
+
+const PLUS: Expression = Expression { name: "AddV2", text: "x0 + x1" };
+const MINUS: Expression = Expression { name: "Sub", text: "x0 - x1" };
+
+/// Sets the variable to an expression of itself and input 1, in place.
+fn update_on_gpu(ctx: &mut KernelCtx<'_>, expression: Expression) -> Result<()> {
+    let cell = ctx.variable(0)?;
+    if !cell.is_initialized() {
+        return Err(uninitialized(ctx, 0, &cell));
+    }
+    let (value, device) = (ctx.input(1)?, gpu(ctx)?);
+    cell.update_on(device, |variable| {
+        if variable.shape() != value.shape() {
+            return Err(Error::invalid_argument(format!(
+                "Cannot update variable with shape {} using a Tensor with shape {}, shapes must be equal.",
+                variable.shape(),
+                value.shape()
+            )));
+        }
+        run(device, expression, &[None, Some(value)], variable, &[])
     })
 }
 

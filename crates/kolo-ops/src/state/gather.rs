@@ -4,13 +4,14 @@ use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::pool;
 use kolo_graph::{Effects, Grad, Gradient, IndexedSlices, InferCtx, OpDef, Operation, Output};
 
-use super::handle::read_resource;
+use super::handle::{read_resource, uninitialized};
 use super::read::{value_shape, wrong_dtype};
 use super::scatter::checked_indices;
+use crate::array::gather::gpu;
 use crate::array::gather_nd::{slices_shape, take_slices};
 use crate::cuda::PLAIN;
 use crate::op::{Gpu, Op, cpu_any, gpu_kernel};
-use crate::{Cost, KernelCtx};
+use crate::{Cost, KernelCtx, Value};
 
 /// Rows `indices` of the variable behind a handle. Its gradient is those rows alone.
 #[track_caller]
@@ -31,7 +32,7 @@ pub(crate) static RESOURCE_GATHER: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(gather)],
-    gpu: Gpu::Kernels(&[gpu_kernel("dtype", PLAIN, crate::cuda::gather::resource_gather)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("dtype", PLAIN, gather_on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -164,6 +165,14 @@ fn gather(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     ctx.set_output(0, output);
     Ok(())
+}
+
+fn gather_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let cell = ctx.variable(0)?;
+    let value = cell.read().ok_or_else(|| uninitialized(ctx, 0, &cell))?;
+    ctx.inputs[0] = Value::Tensor(value);
+    let batch_dims = ctx.attrs().int("batch_dims")?;
+    gpu::gather(ctx, batch_dims, batch_dims)
 }
 
 #[cfg(test)]

@@ -8,11 +8,13 @@ use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::IntraPool;
 use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Operation, Output};
+use smallvec::SmallVec;
 
 use super::handle::uninitialized;
 use super::read::value_shape;
-use crate::cuda::NUMBERS;
-use crate::cuda::gather::Join;
+use crate::array::elements::product;
+use crate::cuda::scatter::{self, Join, Places};
+use crate::cuda::{NUMBERS, gpu};
 use crate::math::elementwise::lanes;
 use crate::math::number::Number;
 use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_kernels, gpu_kernel};
@@ -46,10 +48,8 @@ fn build<'g>(verb: &str, variable: Output<'g>, indices: Output<'g>, updates: Out
 macro_rules! gpu_scatter {
     ($join:ident) => {
         (
-            Gpu::Kernels(&[gpu_kernel("T", NUMBERS, |ctx| {
-                crate::cuda::gather::scatter(ctx, Join::$join).and_then(|()| ctx.forward(0, 0))
-            })]),
-            Gpu::Kernels(&[gpu_kernel("dtype", NUMBERS, |ctx| crate::cuda::gather::scatter(ctx, Join::$join))]),
+            Gpu::Kernels(&[gpu_kernel("T", NUMBERS, |ctx| on_gpu(ctx, Join::$join).and_then(|()| ctx.forward(0, 0)))]),
+            Gpu::Kernels(&[gpu_kernel("dtype", NUMBERS, |ctx| on_gpu(ctx, Join::$join))]),
         )
     };
 }
@@ -301,6 +301,39 @@ fn replace(ctx: &mut KernelCtx<'_>) -> Result<()> {
             false => to.copy_from_slice(&from[i * row..(i + 1) * row]),
         });
         Ok(())
+    })
+}
+
+fn on_gpu(ctx: &mut KernelCtx<'_>, join: Join) -> Result<()> {
+    let cell = ctx.variable(0)?;
+    if !cell.is_initialized() {
+        return Err(uninitialized(ctx, 0, &cell));
+    }
+    let (indices, updates, device) = (ctx.input(1)?, ctx.input(2)?, gpu(ctx)?);
+    cell.update_on(device, |variable| {
+        let shape = variable.shape().clone();
+        let Some((&n_rows, row)) = shape.split_first() else {
+            return Err(Error::invalid_argument("a scalar variable has no rows"));
+        };
+        let single = updates.shape().rank() == 0;
+        if !single && !updates.shape().iter().eq(indices.shape().iter().chain(row)) {
+            return Err(Error::invalid_argument(format!(
+                "Must have updates.shape = indices.shape + params.shape[1:] or updates.shape = [], got updates.shape {}, \
+                 indices.shape {}, params.shape {shape}",
+                updates.shape(),
+                indices.shape()
+            )));
+        }
+        let places = Places {
+            indices,
+            n: indices.n_elements(),
+            inner: product(row),
+            depth: 1,
+            dims: SmallVec::from_slice(&[n_rows as i64]),
+            steps: SmallVec::from_slice(&[1]),
+            single,
+        };
+        scatter::combine(device, variable, &places, updates, join)
     })
 }
 

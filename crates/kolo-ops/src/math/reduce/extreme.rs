@@ -5,6 +5,8 @@ use kolo_core::Result;
 use kolo_graph::{Combine, Grad, Gradient, HalfSafety, HostRule, Operation, Output, SplitRule};
 
 use crate::KernelCtx;
+use crate::cuda;
+use crate::cuda::reduce as on_gpu;
 use crate::math::binary::first;
 use crate::math::number::Number;
 use crate::math::reduce::sum::{over_all, reduction};
@@ -45,13 +47,13 @@ pub(crate) static MAX: Op = reduction("Max", ORDERED, MAX_KERNELS, Gradient::Rul
     .half(HalfSafety::Neutral)
     .split(SplitRule::Reduction(Combine::Max))
     .host_args(&["reduction_indices"])
-    .gpu(&[gpu_kernel("T", crate::cuda::NUMBERS, |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::MAX))]);
+    .gpu(&[gpu_kernel("T", cuda::NUMBERS, |ctx| on_gpu::reduce(ctx, &GPU_MAX))]);
 pub(crate) static MIN: Op = reduction("Min", ORDERED, MIN_KERNELS, Gradient::Rule(gradient))
     .host(HostRule::SmallIntegers)
     .half(HalfSafety::Neutral)
     .split(SplitRule::Reduction(Combine::Min))
     .host_args(&["reduction_indices"])
-    .gpu(&[gpu_kernel("T", crate::cuda::NUMBERS, |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::MIN))]);
+    .gpu(&[gpu_kernel("T", cuda::NUMBERS, |ctx| on_gpu::reduce(ctx, &GPU_MIN))]);
 
 /// Elements that are equally extreme share the gradient.
 fn gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
@@ -144,6 +146,22 @@ fn min_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 const MAX_KERNELS: &[KernelDef] = cpu_kernels!(max_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
 const MIN_KERNELS: &[KernelDef] = cpu_kernels!(min_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+
+pub(crate) const GPU_MAX: on_gpu::Reducer = on_gpu::Reducer {
+    name: "max",
+    start: "LEAST",
+    step: "((x) > (a) || is_nan((A)(x))) ? (A)(x) : (a)",
+    join: "((b) > (a) || is_nan(b)) ? (b) : (a)",
+    ..on_gpu::SUM
+};
+
+pub(crate) const GPU_MIN: on_gpu::Reducer = on_gpu::Reducer {
+    name: "min",
+    start: "GREATEST",
+    step: "((x) < (a) || is_nan((A)(x))) ? (A)(x) : (a)",
+    join: "((b) < (a) || is_nan(b)) ? (b) : (a)",
+    ..on_gpu::SUM
+};
 
 #[cfg(test)]
 mod tests {

@@ -3,6 +3,7 @@
 use kolo_core::Result;
 use kolo_graph::{Combine, Gradient, OpDef, Output, SplitRule, shape_fns};
 
+use crate::cuda::reduce as on_gpu;
 use crate::math::reduce::reduce;
 use crate::math::reduce::sum::over_all;
 use crate::math::reduce::walk::Reducer;
@@ -36,11 +37,11 @@ pub fn any_all(x: Output<'_>) -> Output<'_> {
 pub(crate) static ALL: Op = logical("All", &[cpu_any(all_kernel)])
     .split(SplitRule::Reduction(Combine::All))
     .host_args(&["reduction_indices"])
-    .gpu(&[gpu_kernel("", &[], |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::ALL))]);
+    .gpu(&[gpu_kernel("", &[], |ctx| on_gpu::reduce(ctx, &GPU_ALL))]);
 pub(crate) static ANY: Op = logical("Any", &[cpu_any(any_kernel)])
     .split(SplitRule::Reduction(Combine::Any))
     .host_args(&["reduction_indices"])
-    .gpu(&[gpu_kernel("", &[], |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::ANY))]);
+    .gpu(&[gpu_kernel("", &[], |ctx| on_gpu::reduce(ctx, &GPU_ANY))]);
 
 const fn logical(name: &'static str, kernels: &'static [KernelDef]) -> Op {
     Op {
@@ -105,6 +106,12 @@ fn all_kernel(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn any_kernel(ctx: &mut KernelCtx<'_>) -> Result<()> {
     reduce::<bool, Any>(ctx)
 }
+
+pub(crate) const GPU_ALL: on_gpu::Reducer =
+    on_gpu::Reducer { name: "all", start: "1", step: "(a) & (A)(x)", join: "(a) & (b)", ..on_gpu::SUM };
+
+pub(crate) const GPU_ANY: on_gpu::Reducer =
+    on_gpu::Reducer { name: "any", start: "0", step: "(a) | (A)(x)", join: "(a) | (b)", ..on_gpu::SUM };
 
 #[cfg(test)]
 mod tests {

@@ -3,8 +3,10 @@
 use half::{bf16, f16};
 use kolo_core::{Result, Shape};
 use kolo_graph::{Grad, Gradient, HalfSafety, OpDef, Operation, Output, shape_fns};
+use smallvec::SmallVec;
 
 use crate::cuda::FLOATS;
+use crate::cuda::reduce as on_gpu;
 use crate::math::binary::first;
 use crate::math::number::{Number, Real};
 use crate::math::reduce::sum::{NUMBERS, reduction};
@@ -28,7 +30,7 @@ pub fn l2_loss(x: Output<'_>) -> Output<'_> {
 pub(crate) static EUCLIDEAN_NORM: Op = reduction("EuclideanNorm", NUMBERS, NORM_KERNELS, Gradient::Rule(norm_gradient))
     .half(HalfSafety::Wide)
     .host_args(&["reduction_indices"])
-    .gpu(&[gpu_kernel("T", crate::cuda::FLOATS, |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::NORM))]);
+    .gpu(&[gpu_kernel("T", FLOATS, |ctx| on_gpu::reduce(ctx, &GPU_NORM))]);
 
 pub(crate) static L2_LOSS: Op = Op {
     def: OpDef {
@@ -40,7 +42,7 @@ pub(crate) static L2_LOSS: Op = Op {
         ..OpDef::BASE
     },
     kernels: LOSS_KERNELS,
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, crate::cuda::reduce::l2_loss)]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, loss_on_gpu)]),
     cost: Cost::Elements,
 };
 
@@ -110,6 +112,20 @@ fn loss_kernel<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 const NORM_KERNELS: &[KernelDef] =
     cpu_kernels!(norm_kernel: f32, f64, i32, i64, u64; f16, bf16, i8 as i64, i16 as i64, u8 as i64, u16 as i64, u32);
 const LOSS_KERNELS: &[KernelDef] = cpu_kernels!(loss_kernel: f32, f64; f16, bf16);
+
+pub(crate) const GPU_NORM: on_gpu::Reducer =
+    on_gpu::Reducer { name: "norm", step: "(a) + (A)(x) * (A)(x)", finish: "sqrt(a)", keeps_one: false, ..on_gpu::SUM };
+
+pub(crate) const GPU_HALF_SQUARES: on_gpu::Reducer =
+    on_gpu::Reducer { name: "half_squares", finish: "(a) / (A)2", ..GPU_NORM };
+
+fn loss_on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let all: SmallVec<[bool; 8]> = SmallVec::from_elem(true, shape.rank());
+    let out = on_gpu::reduced(ctx, &GPU_HALF_SQUARES, &shape, &all, Shape::scalar())?;
+    ctx.set_output(0, out);
+    Ok(())
+}
 
 #[cfg(test)]
 mod tests {

@@ -6,6 +6,8 @@ use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Combine, Grad, Gradient, HalfSafety, HostRule, Operation, Output, SplitRule};
 
 use crate::KernelCtx;
+use crate::cuda;
+use crate::cuda::reduce as on_gpu;
 use crate::math::binary::first;
 use crate::math::number::Number;
 use crate::math::reduce::sum::{NUMBERS, reduction};
@@ -24,7 +26,7 @@ pub(crate) static PROD: Op = reduction("Prod", NUMBERS, KERNELS, Gradient::Rule(
     .half(HalfSafety::Wide)
     .split(SplitRule::Reduction(Combine::Product))
     .host_args(&["reduction_indices"])
-    .gpu(&[gpu_kernel("T", crate::cuda::NUMBERS, |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::PROD))]);
+    .gpu(&[gpu_kernel("T", cuda::NUMBERS, |ctx| on_gpu::reduce(ctx, &GPU_PROD))]);
 
 /// Each element's gradient is the product of all others. Not `y / x`: that has no value where an element is 0. Instead
 /// the product of those before it times the product of those after it.
@@ -112,6 +114,9 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 }
 
 const KERNELS: &[KernelDef] = cpu_kernels!(forward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+
+pub(crate) const GPU_PROD: on_gpu::Reducer =
+    on_gpu::Reducer { name: "prod", start: "(A)1", step: "(a) * (A)(x)", join: "(a) * (b)", ..on_gpu::SUM };
 
 #[cfg(test)]
 mod tests {

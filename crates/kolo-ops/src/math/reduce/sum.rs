@@ -4,6 +4,8 @@ use half::{bf16, f16};
 use kolo_core::Result;
 use kolo_graph::{Combine, Grad, Gradient, HalfSafety, HostRule, OpDef, Operation, Output, SplitRule, shape_fns};
 
+use crate::cuda::reduce as on_gpu;
+use crate::cuda::{self, FLOATS};
 use crate::math::binary::first;
 use crate::math::number::Number;
 use crate::math::reduce::walk::Reducer;
@@ -54,12 +56,12 @@ pub(crate) static SUM: Op = reduction("Sum", NUMBERS, SUM_KERNELS, Gradient::Rul
     .half(HalfSafety::Wide)
     .split(SplitRule::Reduction(Combine::Sum))
     .host_args(&["reduction_indices"])
-    .gpu(&[gpu_kernel("T", crate::cuda::NUMBERS, |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::SUM))]);
+    .gpu(&[gpu_kernel("T", cuda::NUMBERS, |ctx| on_gpu::reduce(ctx, &on_gpu::SUM))]);
 pub(crate) static MEAN: Op = reduction("Mean", NUMBERS, MEAN_KERNELS, Gradient::Rule(mean_gradient))
     .half(HalfSafety::Wide)
     .split(SplitRule::Reduction(Combine::Mean))
     .host_args(&["reduction_indices"])
-    .gpu(&[gpu_kernel("T", crate::cuda::FLOATS, |ctx| crate::cuda::reduce::reduce(ctx, &crate::cuda::reduce::MEAN))]);
+    .gpu(&[gpu_kernel("T", FLOATS, |ctx| on_gpu::reduce(ctx, &GPU_MEAN))]);
 
 pub(crate) const NUMBERS: &str = "(input:T, reduction_indices:Tidx) -> (output:T) ; \
     keep_dims:bool=false, T:type{num}, Tidx:type{int32,int64}=int32";
@@ -151,6 +153,8 @@ fn mean_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 const SUM_KERNELS: &[KernelDef] = cpu_kernels!(sum_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
 const MEAN_KERNELS: &[KernelDef] =
     cpu_kernels!(mean_kernel: f32, f64, i32, i64, u64; f16, bf16, i8 as i64, i16 as i64, u8 as i64, u16 as i64, u32);
+
+pub(crate) const GPU_MEAN: on_gpu::Reducer = on_gpu::Reducer { name: "mean", finish: "(a) / (A)(n)", ..on_gpu::SUM };
 
 #[cfg(test)]
 mod tests {

@@ -4,8 +4,11 @@
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
 use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, IntoOutput, OpDef, Operation, Output};
+use smallvec::SmallVec;
 
-use crate::cuda::FLOATS;
+use crate::array::elements::product;
+use crate::cuda::scatter::{Join, Places, combine, fill_text};
+use crate::cuda::{FLOATS, gpu, zeros};
 use crate::math::binary::first;
 use crate::math::elementwise::lanes;
 use crate::math::number::Number;
@@ -41,22 +44,22 @@ pub(crate) static UNSORTED_SEGMENT_SUM: Op =
     unsorted("UnsortedSegmentSum", SUM_TYPES, SUM_KERNELS, Gradient::Rule(sum_gradient))
         .half(HalfSafety::Wide)
         .host_args(&["num_segments"])
-        .gpu(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::gather::segments(ctx, crate::cuda::gather::Join::Add))]);
+        .gpu(&[gpu_kernel("T", FLOATS, |ctx| on_gpu(ctx, Join::Add))]);
 pub(crate) static UNSORTED_SEGMENT_MAX: Op =
     unsorted("UnsortedSegmentMax", ORDERED, MAX_KERNELS, Gradient::Rule(extreme_gradient))
         .half(HalfSafety::Neutral)
         .host_args(&["num_segments"])
-        .gpu(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::gather::segments(ctx, crate::cuda::gather::Join::Max))]);
+        .gpu(&[gpu_kernel("T", FLOATS, |ctx| on_gpu(ctx, Join::Max))]);
 pub(crate) static UNSORTED_SEGMENT_MIN: Op =
     unsorted("UnsortedSegmentMin", ORDERED, MIN_KERNELS, Gradient::Rule(extreme_gradient))
         .half(HalfSafety::Neutral)
         .host_args(&["num_segments"])
-        .gpu(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::gather::segments(ctx, crate::cuda::gather::Join::Min))]);
+        .gpu(&[gpu_kernel("T", FLOATS, |ctx| on_gpu(ctx, Join::Min))]);
 pub(crate) static UNSORTED_SEGMENT_PROD: Op =
     unsorted("UnsortedSegmentProd", NUMBERS, PROD_KERNELS, Gradient::Rule(prod_gradient))
         .half(HalfSafety::Wide)
         .host_args(&["num_segments"])
-        .gpu(&[gpu_kernel("T", FLOATS, |ctx| crate::cuda::gather::segments(ctx, crate::cuda::gather::Join::Mul))]);
+        .gpu(&[gpu_kernel("T", FLOATS, |ctx| on_gpu(ctx, Join::Mul))]);
 
 const SUM_TYPES: &str = "(data:T, segment_ids:Tindices, num_segments:Tnumsegments) -> (output:T) ; \
     T:type{num}, Tindices:type{int16,int32,int64}, Tnumsegments:type{int32,int64}=int32";
@@ -299,6 +302,57 @@ const SUM_KERNELS: &[KernelDef] = cpu_kernels!(sum_kernel: f32, f64, i32, i64, u
 const MAX_KERNELS: &[KernelDef] = cpu_kernels!(max_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
 const MIN_KERNELS: &[KernelDef] = cpu_kernels!(min_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
 const PROD_KERNELS: &[KernelDef] = cpu_kernels!(prod_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+
+fn on_gpu(ctx: &mut KernelCtx<'_>, join: Join) -> Result<()> {
+    let (data, ids) = (ctx.input(0)?, ctx.input(1)?);
+    let n_segments = match ctx.integers(2)?.as_slice() {
+        &[n] if n >= 0 => n as usize,
+        [n] => return Err(Error::invalid_argument(format!("num_segments is {n}, below 0"))),
+        _ => return Err(Error::invalid_argument("num_segments should be a scalar")),
+    };
+    let Some(row) = data.shape().strip_prefix(ids.shape().dims()) else {
+        return Err(Error::invalid_argument(format!(
+            "data.shape = {} does not start with segment_ids.shape = {}",
+            data.shape(),
+            ids.shape()
+        )));
+    };
+    let shape = Shape::new(&[&[n_segments], row].concat())?;
+    let inner = product(row);
+    let (dtype, device) = (data.dtype(), gpu(ctx)?);
+    let mut out = match join {
+        Join::Add => zeros(ctx, dtype, shape)?,
+        _ => {
+            let text = match join {
+                Join::Max => "-LARGEST",
+                Join::Min => "LARGEST",
+                _ => "(Wide<U>::type)1",
+            };
+            let mut out = ctx.allocate(dtype, shape)?;
+            // The largest finite number of each type, so that a segment without rows is what it is on a CPU.
+            let largest = match dtype {
+                DType::F64 => format!("{:e}", f64::MAX),
+                DType::F16 => "65504.0f".to_owned(),
+                DType::BF16 => "3.3895313892515355e38f".to_owned(),
+                _ => format!("{:e}f", f32::MAX),
+            };
+            fill_text(device, &mut out, join.name(), &text.replace("LARGEST", &largest))?;
+            out
+        }
+    };
+    let places = Places {
+        indices: ids,
+        n: ids.n_elements(),
+        inner,
+        depth: 1,
+        dims: SmallVec::from_slice(&[n_segments as i64]),
+        steps: SmallVec::from_slice(&[1]),
+        single: false,
+    };
+    combine(device, &mut out, &places, data, join)?;
+    ctx.set_output(0, out);
+    Ok(())
+}
 
 #[cfg(test)]
 mod tests {

@@ -4,12 +4,12 @@
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
-use super::columns::reduce_columns;
-use super::fused::mapped_sums;
-use super::map::{Expression, is_aligned, run};
-use super::reduce::SUM;
-use super::{c_type, gpu, zeros};
 use crate::KernelCtx;
+use crate::cuda::columns::reduce_columns;
+use crate::cuda::map::{Expression, is_aligned, run};
+use crate::cuda::reduce::SUM;
+use crate::cuda::{c_type, gpu, zeros};
+use crate::fused::map::mapped_sums;
 use crate::nn::pool::{Pool, depth_group};
 use crate::nn::window::Axis;
 
@@ -67,7 +67,7 @@ fn source(kind: usize, dtype: DType, form: Form) -> String {
         u32::from(relu),
         u32::from(bias),
         u32::from(is_flat),
-        include_str!("pool.cu")
+        include_str!("../pool.cu")
     )
 }
 
@@ -297,6 +297,6 @@ mod tests {
                 })
             })
         });
-        super::super::tests::compiles(all);
+        crate::cuda::tests::compiles(all);
     }
 }

@@ -4,10 +4,10 @@
 use kolo_core::{DType, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
 
-use super::batch_norm::{Call, Made};
-use super::class_loss::row_width;
-use super::{c_type, gpu};
+use super::gpu::{Call, Made};
 use crate::KernelCtx;
+use crate::cuda::rows::row_width;
+use crate::cuda::{c_type, gpu};
 use crate::nn::channels::Channels;
 
 const NAMES: [&str; 2] = ["forward", "backward"];
@@ -20,7 +20,7 @@ const THREADS: usize = 512;
 
 /// How the kernel walks over tensors.
 #[derive(Clone, Copy)]
-pub(super) struct Held {
+pub(crate) struct Held {
     view: Channels,
     /// Loads side by side in a block.
     wide: usize,
@@ -48,7 +48,7 @@ impl Held {
             let down = (many / across).clamp(1, view.outer.div_ceil(THREADS / wide * 2));
             return Held::fit(view, [width, wide, THREADS], [across, down], tensors.len(), most);
         }
-        // As few channels as are a whole number of loads, and enough blocks that the card is busy.
+        // As few channels as are a whole number of loads, and enough blocks to keep the GPU busy.
         let group = (0..4).map(|i| 1 << i).find(|group| (group * view.inner).is_multiple_of(width))?;
         let blocks = [view.channels / group, 1];
         if !view.channels.is_multiple_of(group) || blocks[0] < many {
@@ -119,8 +119,8 @@ fn source(kind: usize, dtype: DType, is_first: bool) -> String {
         "typedef {} T;\n#define WIDTH {width}\n#define KIND {kind}\n#define FIRST {}\n{}\n{}",
         c_type(dtype),
         u32::from(is_first),
-        include_str!("batch_norm_channel.cu"),
-        include_str!("batch_norm_held.cu")
+        include_str!("channel.cu"),
+        include_str!("held.cu")
     )
 }
 
@@ -140,10 +140,10 @@ mod tests {
                 }
             }
         }
-        super::super::tests::compiles(all);
+        crate::cuda::tests::compiles(all);
     }
 
-    /// The shapes of ResNet-50 on a card of 132 multiprocessors with 227 KiB for a block.
+    /// The shapes of ResNet-50 on a GPU of 132 multiprocessors with 227 KiB for a block.
     #[test]
     fn what_fits_is_held() {
         let fit =

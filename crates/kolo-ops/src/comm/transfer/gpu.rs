@@ -1,7 +1,7 @@
-//! `_Send` and `_Recv` on a GPU: a value crosses between the card's memory and the host's, or another card's.
+//! `_Send` and `_Recv` on a GPU: a value is copied between the GPU's memory and the host's, or another GPU's.
 //!
 //! A send to the host begins the copy and leaves the tensor in the rendezvous when it has arrived, from the thread that
-//! waits for the card; a receive from the host enqueues the copy and is done. `_HostSend` and `_HostRecv` are the CPU's.
+//! waits for the GPU; a receive from the host enqueues the copy and is done. `_HostSend` and `_HostRecv` are the CPU's.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use crate::{AsyncKernel, Done, KernelCtx, Outcome, Received, RendezvousKey, Valu
 
 pub(crate) struct Send {
     edge: Arc<str>,
-    /// The receiver is another GPU of this process and takes the tensor from the card.
-    stays_on_cards: bool,
+    /// The receiver is another GPU of this process and reads the tensor from this one's memory.
+    stays_on_gpus: bool,
 }
 
 impl Send {
     pub(crate) fn make(init: &KernelInit<'_>) -> Result<Box<dyn AsyncKernel>> {
         let attrs = init.attrs();
         let to = DeviceName::parse(attrs.str("recv_device")?)?;
-        let stays_on_cards = &*to.kind == "GPU" && to.same_task(init.device) && to != *init.device;
-        Ok(Box::new(Send { edge: edge_key(attrs)?, stays_on_cards }))
+        let stays_on_gpus = &*to.kind == "GPU" && to.same_task(init.device) && to != *init.device;
+        Ok(Box::new(Send { edge: edge_key(attrs)?, stays_on_gpus }))
     }
 }
 
@@ -44,7 +44,7 @@ impl AsyncKernel for Send {
                 Value::Reference(cell) => cell.value()?,
                 _ => ctx.take_input(0)?,
             };
-            match self.stays_on_cards {
+            match self.stays_on_gpus {
                 true => Ok((tensor, None)),
                 false => device.copy(&tensor, Memory::Host),
             }

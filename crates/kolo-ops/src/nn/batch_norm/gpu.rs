@@ -4,10 +4,10 @@
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
-use super::batch_norm_first::Planes;
-use super::batch_norm_held::Held;
-use super::{c_type, gpu, zeros};
+use super::first::Planes;
+use super::held::Held;
 use crate::KernelCtx;
+use crate::cuda::{c_type, gpu, zeros};
 use crate::nn::channels::{Channels, is_nchw};
 
 pub(crate) const TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16];
@@ -20,7 +20,7 @@ fn kernel(device: &CudaDevice, kind: usize, dtype: DType) -> Result<Function> {
 }
 
 fn source(kind: usize, dtype: DType) -> String {
-    format!("typedef {} T;\n#define KIND {kind}\n{}", c_type(dtype), include_str!("batch_norm.cu"))
+    format!("typedef {} T;\n#define KIND {kind}\n{}", c_type(dtype), include_str!("../batch_norm.cu"))
 }
 
 /// The vector at an input, which must have one float for each channel.
@@ -56,7 +56,7 @@ fn sums(
 ) -> Result<(usize, Tensor, Tensor)> {
     let device = gpu(ctx)?;
     let (wide, tall) = if view.inner == 1 { (view.channels.div_ceil(32), 8) } else { (view.channels, 256) };
-    // Enough blocks that the card is busy, each with a few rounds of its own.
+    // Enough blocks to keep the GPU busy, each with a few rounds of its own.
     let most = view.per_channel().div_ceil(tall * 4).max(1);
     let n_parts = (device.multiprocessors() * 8 / wide.max(1)).clamp(1, most.min(1024));
     let shape = Shape::new(&[n_parts, view.channels])?;
@@ -93,7 +93,7 @@ fn mean_of(ctx: &KernelCtx<'_>, kind: usize, view: Channels, x: &Tensor, mean: O
 }
 
 /// What a norm in training, or its gradient, is asked for.
-pub(super) struct Call<'a> {
+pub(crate) struct Call<'a> {
     /// Forward (0) or backward (1).
     pub kind: usize,
     pub x: &'a Tensor,
@@ -126,7 +126,7 @@ impl Call<'_> {
 }
 
 /// What comes of it.
-pub(super) struct Made {
+pub(crate) struct Made {
     /// The normalised values, or the gradient by them.
     pub out: Tensor,
     /// Mean and variance of the batch and the new averages of both, or the gradients by scale and offset first.
@@ -265,6 +265,6 @@ mod tests {
                 (key, source(kind, dtype))
             })
         });
-        super::super::tests::compiles(all);
+        crate::cuda::tests::compiles(all);
     }
 }

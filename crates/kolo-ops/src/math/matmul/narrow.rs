@@ -4,8 +4,8 @@
 use kolo_core::{DType, Result, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Epilogue, Grid, MatMul, ProgramKey};
 
-use super::c_type;
-use super::map::is_aligned;
+use crate::cuda::c_type;
+use crate::cuda::map::is_aligned;
 
 /// Most numbers of the narrow side.
 const MOST: usize = 16;
@@ -50,7 +50,7 @@ fn kind(call: &MatMul) -> Option<(usize, usize)> {
 }
 
 /// Enqueues a product if it is narrow; says whether it did. The tensors fit the call.
-pub(super) fn narrow(
+pub(crate) fn narrow(
     device: &CudaDevice,
     call: &MatMul,
     (a, b): (&Tensor, &Tensor),
@@ -120,6 +120,6 @@ mod tests {
                 })
             })
         });
-        super::super::tests::compiles(all);
+        crate::cuda::tests::compiles(all);
     }
 }

@@ -1,12 +1,12 @@
-//! `KoloLayerNorm` and its gradient. Rows that a warp can hold are read once; longer ones, and doubles, go to `rows.rs`.
+//! `KoloLayerNorm` and its gradient. Rows that a warp can hold are read once; longer ones, and doubles, go to `long.rs`.
 
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
-use super::class_loss::row_width;
-use super::map::{Expression, run};
-use super::rows::{layer, long_layer_norm, long_layer_norm_grad};
-use super::{c_type, gpu};
+use super::long::{self, layer};
+use crate::cuda::map::{Expression, run};
+use crate::cuda::rows::row_width;
+use crate::cuda::{c_type, gpu};
 use crate::{KernelCtx, Value};
 
 const NAMES: [&str; 3] = ["forward", "backward", "join"];
@@ -17,7 +17,7 @@ fn source(kind: usize, dtype: DType, width: usize, packs: usize) -> String {
     format!(
         "typedef {} T;\n#define WIDTH {width}\n#define PACKS {packs}\n#define KIND {kind}\n{}",
         c_type(dtype),
-        include_str!("layer_norm.cu")
+        include_str!("../layer_norm.cu")
     )
 }
 
@@ -38,7 +38,7 @@ fn packs(tensors: &[&Tensor], n_rows: usize, n: usize) -> Option<(usize, usize)>
 pub(crate) fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (n_rows, n) = layer(ctx, 0, &[1, 2])?;
     let (x, scale, offset) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
-    let Some(held) = packs(&[x, scale, offset], n_rows, n) else { return long_layer_norm(ctx) };
+    let Some(held) = packs(&[x, scale, offset], n_rows, n) else { return long::forward(ctx) };
     let device = gpu(ctx)?;
     let mut out = ctx.allocate(x.dtype(), x.shape().clone())?;
     let args = Args::new().input(x).input(scale).input(offset).output(&mut out);
@@ -67,7 +67,7 @@ pub(crate) fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let held = packs(&tensors, n_rows, n).filter(|_| dy.shape() == x.shape());
     let Some(held) = held else {
         let plus = plus.cloned();
-        long_layer_norm_grad(ctx)?;
+        long::backward(ctx)?;
         return plus.map_or(Ok(()), |plus| add_to_first(ctx, &plus));
     };
     let (device, dtype) = (gpu(ctx)?, x.dtype());
@@ -122,6 +122,6 @@ mod tests {
                 }
             }
         }
-        super::super::tests::compiles(all);
+        crate::cuda::tests::compiles(all);
     }
 }

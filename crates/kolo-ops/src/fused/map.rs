@@ -12,13 +12,32 @@ use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::columns::{Mapped, reduce_columns};
-use super::map::{RANK, is_aligned, strides};
-use super::reduce::SUM;
-use super::{c_type, gpu};
+use super::fused;
+use crate::Cost;
+use crate::cuda::columns::{Mapped, reduce_columns};
+use crate::cuda::map::{RANK, is_aligned, strides};
+use crate::cuda::reduce::SUM;
+use crate::cuda::{c_type, gpu};
 use crate::fused::program::{Arg, Program};
 use crate::kernel::KernelInit;
+use crate::op::{KernelMaker, Op, gpu_made};
 use crate::{Kernel, KernelCtx};
+
+/// A tree of elementwise ops; see [`program::Program`].
+pub static MAP: Op = fused(
+    "_KoloFusedMap",
+    "(inputs:list(Tin)) -> (output:T) ; Tin:list(type)>=1, T:type, program:string",
+    Cost::Elements,
+)
+.gpu(&[gpu_made("", &[], KernelMaker::Object(FusedMap::make))]);
+
+/// A tree of elementwise ops, and the sums of its value over all dimensions but the last.
+pub static MAP_AND_SUM: Op = fused(
+    "_KoloFusedMapAndSum",
+    "(inputs:list(Tin)) -> (output:T, sums:T) ; Tin:list(type)>=1, T:type, program:string",
+    Cost::Elements,
+)
+.gpu(&[gpu_made("", &[], KernelMaker::Object(FusedMapAndSum::make))]);
 
 /// A program, as CUDA C++.
 struct Element {
@@ -326,7 +345,7 @@ impl Kernel for FusedMap {
 }
 
 /// The sums of an elementwise op's values down their columns; the inputs have one shape.
-pub(super) fn mapped_sums(
+pub(crate) fn mapped_sums(
     ctx: &KernelCtx<'_>,
     op: &'static str,
     inputs: &[&Tensor],
@@ -421,6 +440,6 @@ mod tests {
             all.push((key(element.name, 1), element.flat(&mixed, 1, true)));
             all.push((key(element.name, 2), element.strided(3)));
         }
-        super::super::tests::compiles(all);
+        crate::cuda::tests::compiles(all);
     }
 }

@@ -4,7 +4,7 @@
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::cuda::{Args, Grid, ProgramKey};
 
-use super::{c_type, gpu};
+use crate::cuda::{c_type, gpu};
 use crate::kernel::KernelInit;
 use crate::random::philox::Philox;
 use crate::random::shape_in;
@@ -83,6 +83,6 @@ mod tests {
                 (key, source(kind, dtype))
             })
         });
-        super::super::tests::compiles(all);
+        crate::cuda::tests::compiles(all);
     }
 }

@@ -1,10 +1,11 @@
 //! `KoloClassLoss` and its gradient: each reads the logits once, and the gradient takes their place.
 
-use kolo_core::{DType, Result, Shape, Tensor, TensorData};
+use kolo_core::{DType, Result, Shape};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
-use super::{c_type, gpu};
 use crate::KernelCtx;
+use crate::cuda::rows::row_width;
+use crate::cuda::{c_type, gpu};
 use crate::nn::class_loss::sizes;
 
 pub(crate) const TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16];
@@ -16,7 +17,7 @@ fn source(kind: usize, dtype: DType, labels: DType, width: usize) -> String {
         "typedef {} T;\ntypedef {} L;\n#define WIDTH {width}\n#define KIND {kind}\n{}",
         c_type(dtype),
         c_type(labels),
-        include_str!("class_loss.cu")
+        include_str!("../class_loss.cu")
     )
 }
 
@@ -24,16 +25,6 @@ fn kernel(device: &CudaDevice, kind: usize, dtype: DType, labels: DType, width: 
     let dtypes = [Some(dtype), Some(labels), None];
     let key = ProgramKey { family: "class_loss", op: NAMES[kind], dtypes, variant: width as u32 };
     device.function(&key, || source(kind, dtype, labels, width))
-}
-
-/// How many numbers of a row can be read at once: 16 bytes of them, if all rows begin at such places.
-pub(super) fn row_width(tensors: &[&Tensor], n: usize) -> usize {
-    let width = tensors.iter().map(|tensor| 16 / tensor.dtype().size().unwrap_or(16).max(1)).min().unwrap_or(1);
-    let is_aligned = |tensor: &&Tensor| match tensor.storage() {
-        TensorData::Buffer { offset, .. } => offset % 16 == 0,
-        _ => false,
-    };
-    if n.is_multiple_of(width) && tensors.iter().all(is_aligned) { width } else { 1 }
 }
 
 fn threads(n: usize, width: usize) -> usize {
@@ -90,6 +81,6 @@ mod tests {
                 (key, source(kind, dtype, DType::I64, 4))
             })
         });
-        super::super::tests::compiles(all);
+        crate::cuda::tests::compiles(all);
     }
 }

@@ -10,7 +10,7 @@ use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
 use kolo_graph::{Update, UpdateRule};
 use smallvec::SmallVec;
 
-use super::{c_type, gpu};
+use crate::cuda::{c_type, gpu};
 use crate::kernel::KernelInit;
 use crate::{Kernel, KernelCtx, VariableCell};
 
@@ -213,12 +213,12 @@ impl UpdateKernel {
 }
 
 /// The types of a kernel that updates.
-pub(super) fn head(dtype: DType, flag: bool) -> String {
+pub(crate) fn head(dtype: DType, flag: bool) -> String {
     format!("typedef {} T;\ntypedef Wide<T>::type W;\n#define FLAG {}\n", c_type(dtype), u32::from(flag))
 }
 
 /// The rule as a function of one element.
-pub(super) fn step(rule: &UpdateRule) -> String {
+pub(crate) fn step(rule: &UpdateRule) -> String {
     let parameters: String = (0..rule.slots).map(|i| format!(", W& s{i}")).collect();
     let constants: String = rule.scalars.iter().map(|i| format!(", const W c{i}")).collect();
     format!(
@@ -228,7 +228,7 @@ pub(super) fn step(rule: &UpdateRule) -> String {
 }
 
 /// Whether a tensor begins where 16 bytes can be loaded at once.
-pub(super) fn starts_aligned(tensor: &Tensor) -> bool {
+pub(crate) fn starts_aligned(tensor: &Tensor) -> bool {
     matches!(tensor.storage(), TensorData::Buffer { offset, .. } if offset % 16 == 0)
 }
 
@@ -253,7 +253,7 @@ mod tests {
                 all.push((key, update.source(dtype, index, width)));
             }
         }
-        super::super::tests::compiles(all);
+        crate::cuda::tests::compiles(all);
     }
 
     #[test]

@@ -7,7 +7,7 @@ typedef Pack<T, WIDTH> P;
 typedef Pack<float, 4> Four;
 enum { TENSORS = KIND + 1, AHEAD = 8 / TENSORS };
 
-// Starts to copy from the card's memory to the chip's; `arrive` waits for all that this thread started.
+// Starts a copy from global to shared memory; `arrive` waits for all that this thread started.
 __device__ __forceinline__ void fetch(P* to, const P* from) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");

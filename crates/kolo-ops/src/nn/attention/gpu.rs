@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use kolo_core::{Code, DType, Error, Result, Tensor, TensorData};
 use kolo_device::cuda::{Args, Attention, AttentionPass, CudaDevice, Function, Grid, ProgramKey};
 
-use super::{c_type, gpu};
 use crate::KernelCtx;
+use crate::cuda::{c_type, gpu};
 use crate::nn::attention::Sizes;
 
 const NAMES: [&str; 4] = ["forward", "delta", "queries", "keys_values"];
@@ -121,7 +121,7 @@ fn source(kind: usize, dtype: DType, size: usize, causal: bool) -> String {
         cut.tile,
         cut.blocks,
         u32::from(causal),
-        include_str!("attention.cu")
+        include_str!("../attention.cu")
     )
 }
 
@@ -129,7 +129,7 @@ fn plain_source(kind: usize, dtype: DType, lanes: usize) -> String {
     format!(
         "typedef {} T;\ntypedef Wide<T>::type W;\n#define LANES {lanes}\n#define KIND {kind}\n{}",
         c_type(dtype),
-        include_str!("attention_plain.cu")
+        include_str!("../attention_plain.cu")
     )
 }
 
@@ -279,6 +279,6 @@ mod tests {
                 all.push((key, plain_source(kind, dtype, lanes)));
             }
         }
-        super::super::tests::compiles(all);
+        crate::cuda::tests::compiles(all);
     }
 }

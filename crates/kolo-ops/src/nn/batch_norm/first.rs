@@ -4,17 +4,17 @@
 use kolo_core::{DType, Result, Shape, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Function, Grid, ProgramKey};
 
-use super::batch_norm::{Call, Made};
-use super::map::is_aligned;
-use super::{c_type, gpu};
+use super::gpu::{Call, Made};
 use crate::KernelCtx;
+use crate::cuda::map::is_aligned;
+use crate::cuda::{c_type, gpu};
 use crate::nn::channels::Channels;
 
 const NAMES: [&str; 6] = ["sums", "grad_sums", "moments", "grad_join", "apply", "grad_apply"];
 
 /// How the kernels walk over a tensor.
 #[derive(Clone, Copy)]
-pub(super) struct Planes {
+pub(crate) struct Planes {
     view: Channels,
     /// Pixels of a load.
     width: usize,
@@ -93,8 +93,8 @@ fn source(kind: usize, dtype: DType, width: usize) -> String {
     format!(
         "typedef {} T;\n#define WIDTH {width}\n#define KIND {kind}\n{}\n{}",
         c_type(dtype),
-        include_str!("batch_norm_channel.cu"),
-        include_str!("batch_norm_first.cu")
+        include_str!("channel.cu"),
+        include_str!("first.cu")
     )
 }
 
@@ -111,6 +111,6 @@ mod tests {
                 all.push((key, source(kind, dtype, width)));
             }
         }
-        super::super::tests::compiles(all);
+        crate::cuda::tests::compiles(all);
     }
 }

@@ -7,9 +7,9 @@
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::cuda::{Conv, ConvPass};
 
-use super::array::{crop, padded, permute};
-use super::{gpu, zeros};
 use crate::KernelCtx;
+use crate::cuda::view::{crop, padded, permute};
+use crate::cuda::{gpu, zeros};
 use crate::nn::conv2d::{check_grad, plan};
 
 /// Where channels, height and width are.

@@ -1,14 +1,13 @@
-//! Moving elements about: everything that is a strided view read into a new tensor or written into zeros (transpositions,
-//! slices, splits, tiles, reversals, their gradients), concatenation, padding.
+//! Copies of strided views: transpositions, slices, splits, tiles, reversals, their gradients, concatenation, padding.
 //!
-//! The ops' own kernels work out which view it is; they end in the functions here if their tensor is on a card.
+//! The CPU kernels of these ops work out which view it is, and end in the functions here if their tensor is on a GPU.
 
 use kolo_core::{DType, Error, Result, Shape, Tensor, TensorData};
 use kolo_device::Device;
 use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
 use smallvec::SmallVec;
 
-use super::map::{Expression, run};
+use super::map::{COPY, run};
 use super::{gpu, zeros};
 use crate::KernelCtx;
 use crate::array::view::{View, strides};
@@ -90,7 +89,7 @@ pub(crate) fn padded(
         None => zeros(ctx, input.dtype(), shape)?,
         Some(value) => {
             let mut out = ctx.allocate(input.dtype(), shape)?;
-            run(device, Expression { name: "copy", text: "x0" }, &[Some(value)], &mut out, &[])?;
+            run(device, COPY, &[Some(value)], &mut out, &[])?;
             out
         }
     };
@@ -228,7 +227,7 @@ fn copy(
 }
 
 /// A type of this many bytes that is moved as a whole.
-fn bytes_type(n: usize) -> &'static str {
+pub(crate) fn bytes_type(n: usize) -> &'static str {
     match n {
         1 => "u8",
         2 => "u16",
@@ -291,8 +290,8 @@ fn transpose(
     Ok(out)
 }
 
-/// Whether a tensor is on a card.
-pub(crate) fn is_on_card(tensor: &Tensor) -> bool {
+/// Whether a tensor is in a GPU's memory.
+pub(crate) fn is_on_gpu(tensor: &Tensor) -> bool {
     !tensor.memory().is_host()
 }
 

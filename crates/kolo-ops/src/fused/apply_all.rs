@@ -6,10 +6,26 @@ use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::cuda::{Args, CudaDevice, Grid, ProgramKey};
 use kolo_graph::{Update, UpdateRule};
 
-use super::optim::{head, starts_aligned, step};
-use super::{c_type, gpu};
+use super::fused;
+use crate::Cost;
+use crate::cuda::FLOATS;
+use crate::cuda::{c_type, gpu};
 use crate::kernel::KernelInit;
+use crate::op::{KernelMaker, Op, gpu_made};
+use crate::optim::update::gpu::{head, starts_aligned, step};
 use crate::{Kernel, KernelCtx, VariableCell, find_op};
+use kolo_graph::Effects;
+
+/// One optimizer's dense updates of many variables: all handles (of each variable and then of its slots), the scalars that all
+/// of them share, and all gradients, which may be of a narrower type. `rule` is the op of a single update, `flag` its boolean attribute.
+pub static APPLY_ALL: Op = fused(
+    "_KoloApplyAll",
+    "(handles:M*resource, scalars:S*T, grads:N*Tgrad) -> () ; \
+     rule:string, flag:bool=false, M:int>=1, S:int>=1, N:int>=1, T:type, Tgrad:type",
+    Cost::Elements,
+)
+.effects(Effects::Writes)
+.gpu(&[gpu_made("T", FLOATS, KernelMaker::Object(ApplyAll::make))]);
 
 /// Where the inputs of an optimizer's dense update of resource variables are.
 pub struct UpdateLayout {
@@ -233,7 +249,7 @@ mod tests {
             }
         }
         assert!(all.len() > 20);
-        super::super::tests::compiles(all);
+        crate::cuda::tests::compiles(all);
     }
 
     #[test]

@@ -1,44 +1,52 @@
-//! `MatMul` and `BatchMatMul` by cuBLASLt.
+//! Products of matrices with what follows them, on GPUs: a bias, a `Relu`, a sum, or a descent along the product. cuBLASLt does
+//! most of it in the call that multiplies.
 
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_device::Device;
-use kolo_device::cuda::{CudaDevice, Epilogue, MatMul, MatMulKind, Terms};
+use kolo_device::cuda::{Epilogue, MatMul, Terms};
+use kolo_graph::Effects;
 
-use super::array::turned;
-use super::map::{Expression, run};
-use super::narrow::narrow;
-use super::{gpu, zeros};
+use super::fused;
+use crate::cuda::map::{Expression, run};
+use crate::cuda::view::turned;
+use crate::cuda::{FLOATS, gpu};
 use crate::math::elementwise::broadcast_shape;
-use crate::math::matmul::{Sizes, misfit, sizes_of};
+use crate::math::matmul::gpu::{call_of, matmul, pays_to_turn};
+use crate::math::matmul::narrow::narrow;
+use crate::math::matmul::{Sizes, sizes_of};
+use crate::op::{Op, gpu_kernel};
 use crate::state::handle::uninitialized;
-use crate::{KernelCtx, Value};
+use crate::{Cost, KernelCtx, Value};
 
-pub(crate) fn matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let sizes = sizes_of(ctx, 0)?;
-    product(ctx, sizes.transpose_a, sizes.transpose_b)
-}
+/// `MatMul`, `BiasAdd`, and `Relu` if there is one.
+pub static MAT_MUL: Op = fused(
+    "_KoloFusedMatMul",
+    "(a:T, b:T, bias:T) -> (product:T) ; transpose_a:bool=false, transpose_b:bool=false, relu:bool=false, T:type",
+    Cost::Heavy,
+)
+.gpu(&[gpu_kernel("T", FLOATS, fused_matmul)]);
 
-/// One product of matrices of this type, with nothing added.
-fn call_of(device: &CudaDevice, sizes: Sizes, dtype: DType) -> MatMul {
-    let Sizes { m, n, k, transpose_a, transpose_b } = sizes;
-    MatMul {
-        m,
-        n,
-        k,
-        transpose_a,
-        transpose_b,
-        batch: 1,
-        shared_a: false,
-        shared_b: false,
-        dtype,
-        kind: if device.allow_tf32() { MatMulKind::Tf32 } else { MatMulKind::Full },
-        adds: false,
-        epilogue: Epilogue::None,
-    }
-}
+/// `MatMul`, `BiasAdd` if there is one, and the sum with something of the product's size: a residual connection. `Relu` if there
+/// is one. The sum has the shape of `plus`, which may have the product's elements in other dimensions.
+pub static MAT_MUL_ADD: Op = fused(
+    "_KoloFusedMatMulAdd",
+    "(a:T, b:T, plus:T, bias:N*T) -> (sum:T) ; transpose_a:bool=false, transpose_b:bool=false, relu:bool=false, \
+     N:int>=0, T:type",
+    Cost::Heavy,
+)
+.gpu(&[gpu_kernel("T", FLOATS, matmul_and_sum)]);
+
+/// `ResourceApplyGradientDescent` with a constant rate along a `MatMul`.
+pub static APPLY_PRODUCT: Op = fused(
+    "_KoloApplyProduct",
+    "(var:resource, a:T, b:T) -> () ; transpose_a:bool=false, transpose_b:bool=false, rate:float, T:type",
+    Cost::Heavy,
+)
+.effects(Effects::Writes)
+.gpu(&[gpu_kernel("T", &[DType::F32], descend)]);
 
 /// A product of matrices with a bias and perhaps a `Relu`, by the library if it has them for this shape.
-pub(crate) fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (a, b, bias) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
     let (relu, sizes) = (ctx.attrs().bool("relu")?, sizes_of(ctx, 0)?);
     let Sizes { m, n, k, .. } = sizes;
@@ -77,7 +85,7 @@ pub(crate) fn fused_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 /// A product of matrices with a bias if there is one, and something of its size that is added, in one call of the library. The
 /// sum is put where that was, if nobody needs it any more.
-pub(crate) fn matmul_and_sum(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn matmul_and_sum(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (relu, sizes) = (ctx.attrs().bool("relu")?, sizes_of(ctx, 0)?);
     let Sizes { m, n, k, .. } = sizes;
     let (a, b) = (ctx.take_input(0)?, ctx.take_input(1)?);
@@ -137,7 +145,7 @@ pub(crate) fn matmul_and_sum(ctx: &mut KernelCtx<'_>) -> Result<()> {
 }
 
 /// Gradient descent along a product, which is added to the variable as it is computed.
-pub(crate) fn descend(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn descend(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let cell = ctx.variable(0)?;
     if !cell.is_initialized() {
         return Err(uninitialized(ctx, 0, &cell));
@@ -166,90 +174,4 @@ pub(crate) fn descend(ctx: &mut KernelCtx<'_>) -> Result<()> {
             _ => device.matmul(&call, &a, &b, terms, variable),
         }
     })
-}
-
-/// Whether a gradient of weights, `aᵀ · b`, is faster of matrices that are turned first: the matrix units read TF32 along the
-/// inner size only. On an H200 a product of 4096x1024 by 1024x4096 takes 150 microseconds as it is and 95 turned, and turning
-/// both takes 20; what turning takes grows with the sides, what it saves with the area.
-fn pays_to_turn(call: &MatMul) -> bool {
-    let is_skewed = call.transpose_a && !call.transpose_b && call.batch == 1;
-    let (m, n) = (call.m as u128, call.n as u128);
-    is_skewed && call.dtype == DType::F32 && call.kind == MatMulKind::Tf32 && call.k >= 256 && m * n > 1500 * (m + n)
-}
-
-/// `BatchMatMul`, whose batches must be the same.
-pub(crate) fn same_batch_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
-    let batch = |shape: &Shape| shape.dims().split_last_chunk::<2>().map(|(batch, _)| batch.to_vec());
-    if batch(a) != batch(b) {
-        return Err(Error::invalid_argument(format!("In[0] and In[1] must have the same batch: {a} vs. {b}")));
-    }
-    batch_matmul(ctx)
-}
-
-pub(crate) fn batch_matmul(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
-    if a.rank() < 2 || b.rank() < 2 {
-        return Err(Error::invalid_argument(format!("In[0] and In[1] must be matrices, found {a} and {b}")));
-    }
-    product(ctx, ctx.attrs().bool("adj_x")?, ctx.attrs().bool("adj_y")?)
-}
-
-fn product(ctx: &mut KernelCtx<'_>, transpose_a: bool, transpose_b: bool) -> Result<()> {
-    let (a, b) = (ctx.input(0)?, ctx.input(1)?);
-    let (batch_a, last_a) = a.shape().split_at(a.shape().rank() - 2);
-    let (batch_b, last_b) = b.shape().split_at(b.shape().rank() - 2);
-    let (m, left) = if transpose_a { (last_a[1], last_a[0]) } else { (last_a[0], last_a[1]) };
-    let (right, n) = if transpose_b { (last_b[1], last_b[0]) } else { (last_b[0], last_b[1]) };
-    if left != right {
-        return Err(misfit(&a.shape().into(), &b.shape().into(), left, right));
-    }
-    let (batch_a, batch_b) = (Shape::new(batch_a)?, Shape::new(batch_b)?);
-    let batch = broadcast_shape(&batch_a, &batch_b)?;
-    let mut dims = batch.dims().to_vec();
-    dims.extend([m, n]);
-    let shape = Shape::new(&dims)?;
-    let dtype = a.dtype();
-    let device = gpu(ctx)?;
-    if shape.n_elements() == 0 || left == 0 {
-        let out = zeros(ctx, dtype, shape)?;
-        ctx.set_output(0, out);
-        return Ok(());
-    }
-    let mut out = ctx.allocate(dtype, shape)?;
-    let n_batch = batch.n_elements();
-    let mut call = MatMul {
-        batch: n_batch,
-        shared_a: n_batch > 1 && batch_a.n_elements() == 1,
-        shared_b: n_batch > 1 && batch_b.n_elements() == 1,
-        ..call_of(device, Sizes { m, n, k: left, transpose_a, transpose_b }, dtype)
-    };
-    // Batches that are repeated along some of their dimensions only are written out.
-    let whole = |i: usize, of: &Shape| -> Result<Tensor> {
-        let tensor = ctx.input(i)?;
-        if of.n_elements() == n_batch || of.n_elements() == 1 {
-            return Ok(tensor.clone());
-        }
-        let dims: Vec<usize> = batch.iter().chain(&tensor.shape()[of.rank()..]).copied().collect();
-        let mut wide = ctx.allocate(dtype, Shape::new(&dims)?)?;
-        run(device, Expression { name: "copy", text: "x0" }, &[Some(tensor)], &mut wide, &[])?;
-        Ok(wide)
-    };
-    let (a, b) = (whole(0, &batch_a)?, whole(1, &batch_b)?);
-    // One right matrix for all: the batch is just more rows.
-    if call.shared_b && !transpose_a {
-        call = MatMul { m: m * n_batch, batch: 1, shared_a: false, shared_b: false, ..call };
-    }
-    if narrow(device, &call, (&a, &b), None, &mut out)? {
-        // Done.
-    } else if pays_to_turn(&call) {
-        let (a, b) = (turned(ctx, &a)?, turned(ctx, &b)?);
-        let call = MatMul { transpose_a: false, transpose_b: true, ..call };
-        device.matmul(&call, &a, &b, Terms::default(), &mut out)?;
-    } else {
-        device.matmul(&call, &a, &b, Terms::default(), &mut out)?;
-    }
-    drop((a, b));
-    ctx.set_output(0, out);
-    Ok(())
 }
