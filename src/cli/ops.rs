@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
 use crate::{DType, Error, Result};
-use kolo_graph::{Gradient, HostRule};
-use kolo_ops::{KernelDef, Op, TABLE, kernels_of};
+use kolo_graph::Gradient;
+use kolo_ops::{Gpu, KernelDef, Op, TABLE, kernels_of};
 
 use super::print;
 
@@ -39,6 +39,12 @@ pub fn run(args: &Args) -> Result<()> {
             "    kernels: {}",
             if kernels.is_empty() { "none".to_owned() } else { kernels.join("; ") }
         ))?;
+        match op.gpu {
+            Gpu::Kernels(_) | Gpu::Unstated => {}
+            Gpu::Host => print("    on a GPU: runs on the host")?,
+            Gpu::Never(why) => print(format_args!("    on a GPU: none ({why})"))?,
+            Gpu::Missing => print("    on a GPU: no kernel yet")?,
+        }
         print(match op.def.gradient {
             Gradient::Rule(_) | Gradient::Same | Gradient::Flow => "    gradient: yes".to_owned(),
             Gradient::None(why) => format!("    gradient: none ({why})"),
@@ -57,6 +63,9 @@ fn ops_named(filter: &str) -> Vec<&'static Op> {
     ops
 }
 
+/// Why an op has no GPU kernel that could have one.
+const MISSING: &str = "nobody has written a kernel yet";
+
 /// The coverage table.
 fn coverage(filter: &str) -> String {
     let counts: HashMap<&str, (usize, usize)> = COUNTS
@@ -67,13 +76,26 @@ fn coverage(filter: &str) -> String {
             Some((parts.next()?, (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?)))
         })
         .collect();
-    let (ops, mut rows, mut reasons) = (ops_named(filter), String::new(), BTreeMap::<&str, Vec<&str>>::new());
+    let (ops, mut rows) = (ops_named(filter), String::new());
+    let (mut reasons, mut gpu_reasons) = (BTreeMap::<&str, Vec<&str>>::new(), BTreeMap::<&str, Vec<&str>>::new());
     let (mut n_kernels, mut n_on_gpu, mut n_gradients, mut n_covered, mut n_cases) = (0, 0, 0, 0, 0);
     for op in &ops {
         let (cases, grads) = counts.get(op.def.name).copied().unwrap_or_default();
-        let (kernels, on_gpu) = (dtypes_on(op, "CPU"), dtypes_on(op, "GPU"));
-        let on_gpu = if op.def.host == HostRule::Always { "host".to_owned() } else { on_gpu };
-        n_on_gpu += usize::from(on_gpu != "none");
+        let kernels = dtypes_on(op, "CPU");
+        let on_gpu = match op.gpu {
+            Gpu::Kernels(_) => dtypes_on(op, "GPU"),
+            Gpu::Host => "host".to_owned(),
+            Gpu::Never(why) => {
+                gpu_reasons.entry(why).or_default().push(op.def.name);
+                "none".to_owned()
+            }
+            Gpu::Missing => {
+                gpu_reasons.entry(MISSING).or_default().push(op.def.name);
+                "missing".to_owned()
+            }
+            Gpu::Unstated => "not stated".to_owned(),
+        };
+        n_on_gpu += usize::from(matches!(op.gpu, Gpu::Kernels(_) | Gpu::Host));
         n_kernels += usize::from(!op.kernels.is_empty());
         n_gradients += usize::from(matches!(op.def.gradient, Gradient::Rule(_) | Gradient::Same | Gradient::Flow));
         if let (true, Gradient::Refused(why)) = (op.kernels.is_empty(), op.def.gradient) {
@@ -94,16 +116,25 @@ fn coverage(filter: &str) -> String {
         let _ = writeln!(without, "- {}: {why}.", names.join(", "));
     }
     let without = if without.is_empty() { without } else { format!("\n## Without a kernel, and why\n\n{without}") };
+    let mut without_gpu = String::new();
+    for (why, names) in &gpu_reasons {
+        let _ = writeln!(without_gpu, "- {why} ({}): {}.", names.len(), names.join(", "));
+    }
+    let without_gpu = match without_gpu.is_empty() {
+        true => without_gpu,
+        false => format!("\n## Without a GPU kernel, and why\n\n{without_gpu}"),
+    };
     format!(
         "# Ops\n\n\
          Made by `kolo ops --coverage`; `cargo test` fails when it is out of date. Every op has TensorFlow's signature and\n\
          infers its outputs' shapes. *Gradient* is whether there is one (`none`: nothing to differentiate), *cases* how\n\
          many conformance cases there are (`conformance/ops`) and how many of them compare gradients with TensorFlow's.\n\
-         On a GPU, *host* means that the op runs on the host's memory wherever it is placed, and *none* that it has to be\n\
-         placed on a CPU, which soft placement does; `int32` forms of array and arithmetic ops run on the host.\n\n\
+         On a GPU, *host* means that the op runs on the host's memory wherever it is placed. *None* and *missing* have to be\n\
+         placed on a CPU, which soft placement does: one has no use for a GPU, the other could have a kernel. `int32` forms\n\
+         of array and arithmetic ops run on the host.\n\n\
          {} ops, {n_kernels} with a CPU kernel, {n_on_gpu} on GPUs, {n_gradients} with a gradient, {n_covered} with cases; {n_cases} times an op\n\
          is in a case.\n\n\
-         | op | CPU kernels | GPU kernels | gradient | cases | with gradients |\n| --- | --- | --- | --- | --- | --- |\n{rows}{without}",
+         | op | CPU kernels | GPU kernels | gradient | cases | with gradients |\n| --- | --- | --- | --- | --- | --- |\n{rows}{without}{without_gpu}",
         ops.len()
     )
 }

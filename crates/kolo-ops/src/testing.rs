@@ -1,8 +1,13 @@
-//! How ops are tested: against stated values, and their gradients against finite differences.
+//! How ops are tested: against stated values, on every device there is, and their gradients against finite differences.
 //!
 //! ```text
 //! check_op("Softplus").input([-1.0f32, 0.0]).gives([0.313262f32, 0.693147]).gradient();
 //! ```
+//!
+//! The values are checked on a CPU and, if the machine has a GPU and the op has a kernel there for these dtypes, on the GPU
+//! (`testing/gpu.rs`).
+
+mod gpu;
 
 use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
@@ -10,11 +15,11 @@ use std::time::Duration;
 
 use kolo_core::{DType, DeviceName, Error, Result, Tensor};
 use kolo_device::{CpuConfig, CpuDevice, Device};
-use kolo_graph::{AttrValue, Endpoint, Flow, Graph, Nodes, Output};
+use kolo_graph::{AttrValue, Endpoint, Flow, Graph, Node, Nodes, Output};
 
 use crate::cancel::CancelToken;
 use crate::kernel::{Done, KernelCtx, KernelInit, Outcome, Value};
-use crate::op::KernelMaker;
+use crate::op::{KernelDef, KernelMaker};
 use crate::resource::ResourceStore;
 use crate::step::{Received, Rendezvous, RendezvousKey, StepServices};
 
@@ -51,7 +56,7 @@ impl OpTest {
     }
 
     /// Runs the op; its first output must be this. Inputs are fed, so shapes are known but values are not constant; then
-    /// once more as constants.
+    /// once more as constants; then on the GPU, if there is one.
     #[track_caller]
     pub fn gives(self, expected: impl Into<Tensor>) -> Self {
         self.gives_all([expected.into()])
@@ -68,6 +73,7 @@ impl OpTest {
                 assert_close(found, expected, self.tolerance, &format!("{} output {i}", self.op));
             }
         }
+        gpu::check(&self, &expected);
         self
     }
 
@@ -90,17 +96,7 @@ impl OpTest {
         let operation = self.build(&graph, inputs)?;
         let info = graph.snapshot();
         let outputs = evaluate(&graph, &operation.outputs(), &feeds)?;
-        for (i, tensor) in outputs.iter().enumerate() {
-            let declared = info.output(operation.output(i).endpoint());
-            assert_eq!(tensor.dtype(), declared.dtype, "{} output {i} has another dtype than declared", self.op);
-            assert!(
-                declared.shape.admits(tensor.shape()),
-                "{} output {i}: inferred {}, found {}",
-                self.op,
-                declared.shape,
-                tensor.shape()
-            );
-        }
+        assert_declared(info.node(operation.id()), &outputs);
         Ok(outputs)
     }
 
@@ -233,6 +229,17 @@ fn dot(a: &Tensor, b: &Tensor) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
+/// The outputs have the dtypes and shapes that were inferred for the node.
+#[track_caller]
+fn assert_declared(node: &Node, outputs: &[Tensor]) {
+    for (i, (tensor, declared)) in outputs.iter().zip(&node.outputs).enumerate() {
+        let op = node.op();
+        assert_eq!(tensor.dtype(), declared.dtype, "{op} output {i} has another dtype than declared");
+        let (inferred, found) = (&declared.shape, tensor.shape());
+        assert!(inferred.admits(found), "{op} output {i}: inferred {inferred}, found {found}");
+    }
+}
+
 /// Same dtype, shape and, within `tolerance`, elements. NaN equals NaN here.
 #[track_caller]
 pub fn assert_close(found: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
@@ -331,39 +338,8 @@ impl Evaluation {
                 Some(_) | None => return Err(Error::internal("an input is missing")),
             });
         }
-        let mut outputs: Vec<Value> = vec![Value::Empty; node.outputs.len()];
-        let name = &self.device.attributes().name;
-        let kernel = crate::find_kernel(node, name)?;
-        let mut ctx = KernelCtx {
-            node,
-            device: &*self.device,
-            step: &self.step,
-            inputs: &mut inputs,
-            outputs: &mut outputs,
-            frame_iteration: Default::default(),
-            is_dead: false,
-        };
-        let init = KernelInit { node, device: name, resources: &self.step.resources };
-        let place = |error: Error| error.with_node(&node.name, node.op(), &name.to_string());
-        match kernel.make {
-            KernelMaker::Function(compute) => compute(&mut ctx).map_err(place)?,
-            KernelMaker::Object(make) => make(&init).and_then(|kernel| kernel.compute(&mut ctx)).map_err(place)?,
-            KernelMaker::Async(make) => {
-                let (sender, receiver) = mpsc::channel::<Result<Outcome>>();
-                let kernel = make(&init).map_err(place)?;
-                kernel.start(&mut ctx, Done::new(move |outcome| drop(sender.send(outcome))));
-                // File ops finish from a thread of their own; anything else is done by now or waits for ever.
-                let outcome = receiver.recv_timeout(MOST_WAIT).map_err(|_| Error::internal("the kernel waits"))?;
-                let outcome = outcome.map_err(place)?;
-                for (i, tensor) in outcome.outputs.into_iter().enumerate() {
-                    outputs[i] = Value::Tensor(tensor);
-                }
-            }
-            KernelMaker::Executor => {
-                let why = if node.def.flow == Flow::Plain { "has no kernel" } else { "is control flow" };
-                return Err(place(Error::unimplemented(format!("{why}: test it through a session"))));
-            }
-        }
+        let kernel = crate::find_kernel(node, &self.device.attributes().name)?;
+        let outputs = run_kernel(kernel, node, &*self.device, &self.step, &mut inputs)?;
         for (index, output) in outputs.into_iter().enumerate() {
             let at = Endpoint { node: id, index: index as u32 };
             if !output.is_empty() {
@@ -372,6 +348,49 @@ impl Evaluation {
         }
         Ok(())
     }
+}
+
+/// Runs one kernel, and waits for it if it is asynchronous.
+fn run_kernel(
+    kernel: &KernelDef,
+    node: &Arc<Node>,
+    device: &dyn Device,
+    step: &TestStep,
+    inputs: &mut [Value],
+) -> Result<Vec<Value>> {
+    let mut outputs: Vec<Value> = vec![Value::Empty; node.outputs.len()];
+    let name = &device.attributes().name;
+    let mut ctx = KernelCtx {
+        node,
+        device,
+        step,
+        inputs,
+        outputs: &mut outputs,
+        frame_iteration: Default::default(),
+        is_dead: false,
+    };
+    let init = KernelInit { node, device: name, resources: &step.resources };
+    let place = |error: Error| error.with_node(&node.name, node.op(), &name.to_string());
+    match kernel.make {
+        KernelMaker::Function(compute) => compute(&mut ctx).map_err(place)?,
+        KernelMaker::Object(make) => make(&init).and_then(|kernel| kernel.compute(&mut ctx)).map_err(place)?,
+        KernelMaker::Async(make) => {
+            let (sender, receiver) = mpsc::channel::<Result<Outcome>>();
+            let kernel = make(&init).map_err(place)?;
+            kernel.start(&mut ctx, Done::new(move |outcome| drop(sender.send(outcome))));
+            // File ops finish from a thread of their own; anything else is done by now or waits for ever.
+            let outcome = receiver.recv_timeout(MOST_WAIT).map_err(|_| Error::internal("the kernel waits"))?;
+            let outcome = outcome.map_err(place)?;
+            for (i, tensor) in outcome.outputs.into_iter().enumerate() {
+                outputs[i] = Value::Tensor(tensor);
+            }
+        }
+        KernelMaker::Executor => {
+            let why = if node.def.flow == Flow::Plain { "has no kernel" } else { "is control flow" };
+            return Err(place(Error::unimplemented(format!("{why}: test it through a session"))));
+        }
+    }
+    Ok(outputs)
 }
 
 /// A step with empty stores and a rendezvous in a map.
