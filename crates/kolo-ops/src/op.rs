@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use kolo_core::{DType, DeviceName, Error, Result};
+use kolo_core::{DType, DeviceName, Element, Error, Result};
 use kolo_graph::{Attrs, Effects, Elementwise, Graph, HalfSafety, HostRule, Node, OpDef, OpRegistry, SplitRule};
 
 use crate::host::host_kernel;
@@ -192,77 +192,78 @@ pub const fn gpu_made(attr: &'static str, dtypes: &[DType], make: KernelMaker) -
     KernelDef { device: "GPU", attr, dtypes, make }
 }
 
-/// CPU kernels of one generic function for several element types of attribute `T`:
-/// `cpu_kernels!(forward: f32, f64)`; another attribute as `cpu_kernels!("dtype", forward: f32, f64)`. Types after a semicolon
-/// are computed with the kernel of a wider one: `cpu_kernels!(forward: f32, f64; f16, bf16)`, see [`crate::widened`]. Kernels
-/// of their own come last: `cpu_kernels!(forward: f32, f64; f16, bf16; cpu(DType::Bool, forward_bool))`.
+/// A table of CPU kernels, by the dtypes of attribute `T`, or of another: `cpu_kernels!("dtype", forward: f32, f64)`. It is a list
+/// of groups, separated by `|`:
+///
+/// - `forward: f32, f64; f16, bf16`: a generic function, for the types before the semicolon. Those after it are computed with
+///   the kernel of a wider type, tensor by tensor (see [`crate::widened`]): `Narrow::Wide`, or the one in `i8 as i64`.
+/// - `elementwise add: f32, f64; f16, bf16`: the same for an elementwise function, which widens narrow types by itself, block by
+///   block.
+/// - `forward; f16, bf16`: a function of `float` that is not generic, and the types that are computed with it.
+/// - `own cpu(DType::Bool, forward_bool)`: kernels as they are. This group is the last.
 macro_rules! cpu_kernels {
-    ($function:ident: $($types:tt)*) => { $crate::op::cpu_kernels!("T", $function: $($types)*) };
+    // What is in brackets is done already.
+    (@ $attr:literal [$($done:expr,)*]) => { &[$($done),*] };
+    (@ $attr:literal [$($done:expr,)*] own $($own:expr),+) => { &[$($done,)* $($own),+] };
     (
-        $attr:literal, $function:ident:
-        $($ty:ty),* $(; $($narrow:ty $(as $wide:ty)?),* $(; $($own:expr),* $(,)?)?)?
+        @ $attr:literal [$($done:expr,)*]
+        elementwise $function:ident: $($ty:ty),* $(; $($narrow:ty),*)? $(| $($groups:tt)+)?
     ) => {
-        &[
-            $($crate::op::cpu_on(
-                $attr,
-                &[<$ty as kolo_core::Element>::DTYPE],
-                $crate::op::KernelMaker::Function($function::<$ty>),
-            ),)*
-            $($($crate::op::cpu_on(
-                $attr,
-                &[<$narrow as kolo_core::Element>::DTYPE],
-                $crate::op::KernelMaker::Function($crate::widened::widened!($narrow $(as $wide)?, $function)),
-            ),)*
-            $($($own,)*)?)?
-        ]
+        $crate::op::cpu_kernels!(
+            @ $attr
+            [
+                $($done,)*
+                $($crate::op::cpu_for::<$ty>($attr, $function::<$ty>),)*
+                $($($crate::op::cpu_for::<$narrow>(
+                    $attr,
+                    $function::<<$narrow as $crate::widened::Narrow>::Wide>,
+                ),)*)?
+            ]
+            $($($groups)+)?
+        )
     };
+    (
+        @ $attr:literal [$($done:expr,)*]
+        $function:ident: $($ty:ty),* $(; $($narrow:ty $(as $wide:ty)?),*)? $(| $($groups:tt)+)?
+    ) => {
+        $crate::op::cpu_kernels!(
+            @ $attr
+            [
+                $($done,)*
+                $($crate::op::cpu_for::<$ty>($attr, $function::<$ty>),)*
+                $($($crate::op::cpu_for::<$narrow>(
+                    $attr,
+                    $crate::widened::widened!($narrow $(as $wide)?, $function),
+                ),)*)?
+            ]
+            $($($groups)+)?
+        )
+    };
+    (@ $attr:literal [$($done:expr,)*] $function:ident; $($narrow:ty),* $(| $($groups:tt)+)?) => {
+        $crate::op::cpu_kernels!(
+            @ $attr
+            [
+                $($done,)*
+                $crate::op::cpu_for::<f32>($attr, $function),
+                $($crate::op::cpu_for::<$narrow>($attr, |ctx| {
+                    $crate::widened::compute_in::<$narrow, f32>(ctx, $function)
+                }),)*
+            ]
+            $($($groups)+)?
+        )
+    };
+    ($attr:literal, $($groups:tt)+) => { $crate::op::cpu_kernels!(@ $attr [] $($groups)+) };
+    ($first:ident $($groups:tt)*) => { $crate::op::cpu_kernels!(@ "T" [] $first $($groups)*) };
 }
 pub(crate) use cpu_kernels;
 
-/// The CPU kernels of a function of floats, by way of which halves are computed.
-macro_rules! float_kernels {
-    ($function:ident) => {
-        &[
-            $crate::op::cpu(kolo_core::DType::F32, $function),
-            $crate::op::cpu(kolo_core::DType::F16, |ctx| $crate::widened::compute_in::<half::f16, f32>(ctx, $function)),
-            $crate::op::cpu(kolo_core::DType::BF16, |ctx| {
-                $crate::widened::compute_in::<half::bf16, f32>(ctx, $function)
-            }),
-        ]
-    };
+/// A CPU kernel for elements of one type of the type attribute `attr`.
+pub(crate) const fn cpu_for<T: Element>(
+    attr: &'static str,
+    compute: fn(&mut KernelCtx<'_>) -> Result<()>,
+) -> KernelDef {
+    cpu_on(attr, &[T::DTYPE], KernelMaker::Function(compute))
 }
-pub(crate) use float_kernels;
-
-/// As [`cpu_kernels`], for elementwise functions, which widen narrow types by themselves, block by block.
-macro_rules! elementwise_kernels {
-    ($function:ident: $($ty:ty),* $(; $($narrow:ty),* $(; $($own:expr),* $(,)?)?)?) => {
-        &[
-            $($crate::op::cpu(<$ty as kolo_core::Element>::DTYPE, $function::<$ty>),)*
-            $($($crate::op::cpu(
-                <$narrow as kolo_core::Element>::DTYPE,
-                $function::<<$narrow as $crate::widened::Narrow>::Wide>,
-            ),)*
-            $($($own,)*)?)?
-        ]
-    };
-}
-pub(crate) use elementwise_kernels;
-
-/// CPU kernels of all floats by one elementwise function and of some integers by another, which need not be elementwise:
-/// `cpu_number_kernels!(divide_float, divide_integer: i32, i64; i8, i16)`.
-macro_rules! cpu_number_kernels {
-    ($float:ident, $integer:ident: $($ty:ty),* $(; $($narrow:ty),*)?) => {
-        $crate::op::elementwise_kernels!(
-            $float: f32, f64; half::f16, half::bf16;
-            $($crate::op::cpu(<$ty as kolo_core::Element>::DTYPE, $integer::<$ty>),)*
-            $($($crate::op::cpu(
-                <$narrow as kolo_core::Element>::DTYPE,
-                $crate::widened::widened!($narrow, $integer),
-            ),)*)?
-        )
-    };
-}
-pub(crate) use cpu_number_kernels;
 
 /// A set of dtypes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -182,10 +182,8 @@ fn min_bool(ctx: &mut KernelCtx<'_>) -> Result<()> {
     find(ctx, true, |new: bool, best| !new & best)
 }
 
-const MAX_KERNELS: &[KernelDef] =
-    cpu_kernels!(max_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32; cpu(DType::Bool, max_bool));
-const MIN_KERNELS: &[KernelDef] =
-    cpu_kernels!(min_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32; cpu(DType::Bool, min_bool));
+const MAX_KERNELS: &[KernelDef] = cpu_kernels!(max_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32 | own cpu(DType::Bool, max_bool));
+const MIN_KERNELS: &[KernelDef] = cpu_kernels!(min_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32 | own cpu(DType::Bool, min_bool));
 
 fn on_gpu(ctx: &mut KernelCtx<'_>, max: bool) -> Result<()> {
     let shape = ctx.input(0)?.shape().clone();

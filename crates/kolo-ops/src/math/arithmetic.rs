@@ -7,9 +7,9 @@ use kolo_graph::{Elements, Elementwise, Gradient, HalfSafety, HostRule, IntoOutp
 use num_traits::{Float, PrimInt};
 
 use crate::math::binary::{NUMBERS, ORDERED, first, reduced, refuse_division_by_zero};
-use crate::math::elementwise::{Computed, zip};
+use crate::math::elementwise::{Computed, expression_kernels, zip};
 use crate::math::number::Real;
-use crate::op::{Gpu, KernelDef, Op, cpu_number_kernels, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, Op};
 use crate::{Cost, KernelCtx};
 
 macro_rules! builders {
@@ -131,26 +131,24 @@ const fn binary(name: &'static str, signature: &'static str, kernels: &'static [
     }
 }
 
-/// Kernels of floats.
-macro_rules! float_kernels {
-    ($($function:ident, $ns:expr, |$a:ident, $b:ident| $body:expr;)*) => {
-        $(fn $function<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-            zip::<T, T>(ctx, $ns, #[inline(always)] |$a: T, $b: T| $body)
-        })*
-    };
-}
-
-float_kernels! {
-    pow_float, 20.0, |a, b| Float::powf(a, b);
-    div_no_nan_float, 0.5, |a, b| if b == T::ZERO { T::ZERO } else { a / b };
-    floor_div_float, 1.0, |a, b| Float::floor(a / b);
-    truncate_div_float, 1.0, |a, b| Float::trunc(a / b);
-    floor_mod_float, 10.0, |a, b| {
+expression_kernels! {
+    POW_KERNELS, pow_float: Real, zip(20.0), |a, b| Float::powf(a, b),
+        (f32, f64; f16, bf16 | pow_integer: i32, i64; i8, i16);
+    DIV_NO_NAN_KERNELS, div_no_nan_float: Real, zip(0.5), |a, b| if b == T::ZERO { T::ZERO } else { a / b },
+        (f32, f64; f16, bf16);
+    FLOOR_DIV_KERNELS, floor_div_float: Real, zip(1.0), |a, b| Float::floor(a / b),
+        (f32, f64; f16, bf16 | floor_div_integer: i32, i64, u64; i8, i16, u8, u16, u32);
+    TRUNCATE_DIV_KERNELS, truncate_div_float: Real, zip(1.0), |a, b| Float::trunc(a / b),
+        (f32, f64; f16, bf16 | truncate_div_integer: i32, i64, u64; i8, i16, u8, u16, u32);
+    FLOOR_MOD_KERNELS, floor_mod_float: Real, zip(10.0), |a, b| {
         let rest = a % b;
         if rest != T::ZERO && (rest < T::ZERO) != (b < T::ZERO) { rest + b } else { rest }
-    };
-    mod_float, 10.0, |a, b| a % b;
-    atan2_float, 20.0, |a, b| Float::atan2(a, b);
+    },
+        (f32, f64; f16, bf16 | floor_mod_integer: i32, i64, u64; i8, i16, u8, u16, u32);
+    MOD_KERNELS, mod_float: Real, zip(10.0), |a, b| a % b,
+        (f32, f64; f16, bf16 | mod_integer: i32, i64);
+    ATAN2_KERNELS, atan2_float: Real, zip(20.0), |a, b| Float::atan2(a, b),
+        (f32, f64; f16, bf16);
 }
 
 /// An integer kernel that divides, so that no divisor may be 0.
@@ -207,17 +205,6 @@ fn pow_integer<T: Computed + PrimInt + num_traits::WrappingMul>(ctx: &mut Kernel
         power
     })
 }
-
-const POW_KERNELS: &[KernelDef] = cpu_number_kernels!(pow_float, pow_integer: i32, i64; i8, i16);
-const DIV_NO_NAN_KERNELS: &[KernelDef] = elementwise_kernels!(div_no_nan_float: f32, f64; f16, bf16);
-const FLOOR_DIV_KERNELS: &[KernelDef] =
-    cpu_number_kernels!(floor_div_float, floor_div_integer: i32, i64, u64; i8, i16, u8, u16, u32);
-const FLOOR_MOD_KERNELS: &[KernelDef] =
-    cpu_number_kernels!(floor_mod_float, floor_mod_integer: i32, i64, u64; i8, i16, u8, u16, u32);
-const MOD_KERNELS: &[KernelDef] = cpu_number_kernels!(mod_float, mod_integer: i32, i64);
-const ATAN2_KERNELS: &[KernelDef] = elementwise_kernels!(atan2_float: f32, f64; f16, bf16);
-const TRUNCATE_DIV_KERNELS: &[KernelDef] =
-    cpu_number_kernels!(truncate_div_float, truncate_div_integer: i32, i64, u64; i8, i16, u8, u16, u32);
 
 #[cfg(test)]
 mod tests {

@@ -8,9 +8,9 @@ use kolo_graph::{
     Elements, Elementwise, Grad, Gradient, GradientFn, HalfSafety, HostRule, OpDef, Operation, Output, shape_fns,
 };
 
-use crate::math::elementwise::{Computed, Walk, broadcast_shape, zip};
+use crate::math::elementwise::{Computed, Walk, broadcast_shape, expression_kernels, zip};
 use crate::math::number::Number;
-use crate::op::{Gpu, KernelDef, Op, cpu, cpu_number_kernels, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `a + b`, elementwise; the operator `+` does the same.
@@ -168,26 +168,16 @@ fn sum_of_all(x: Output<'_>) -> Output<'_> {
 /// About what one element costs; memory-bound loops.
 const NS: f64 = 0.3;
 
-macro_rules! kernels {
-    ($($table:ident, $function:ident, |$a:ident, $b:ident| $body:expr, ($($types:tt)*);)*) => {
-        $(fn $function<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-            zip::<T, T>(ctx, NS, #[inline(always)] |$a, $b| $body)
-        }
-        const $table: &[KernelDef] = elementwise_kernels!($function: $($types)*);)*
-    };
+expression_kernels! {
+    ADD_V2_KERNELS, add_kernel: Number, zip(NS), |a, b| a.add(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    SUB_KERNELS, sub_kernel: Number, zip(NS), |a, b| a.sub(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    MUL_KERNELS, mul_kernel: Number, zip(NS), |a, b| a.mul(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    MAXIMUM_KERNELS, maximum_kernel: Number, zip(NS), |a, b| a.max(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    MINIMUM_KERNELS, minimum_kernel: Number, zip(NS), |a, b| a.min(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    SQUARED_DIFFERENCE_KERNELS, squared_difference_kernel: Number, zip(NS), |a, b| a.sub(b).mul(a.sub(b)), (f32, f64, i32, i64; f16, bf16);
 }
 
-kernels! {
-    ADD_V2_KERNELS, add_kernel, |a, b| a.add(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
-    SUB_KERNELS, sub_kernel, |a, b| a.sub(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
-    MUL_KERNELS, mul_kernel, |a, b| a.mul(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
-    MAXIMUM_KERNELS, maximum_kernel, |a, b| a.max(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
-    MINIMUM_KERNELS, minimum_kernel, |a, b| a.min(b), (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
-    SQUARED_DIFFERENCE_KERNELS, squared_difference_kernel, |a, b| a.sub(b).mul(a.sub(b)), (f32, f64, i32, i64; f16, bf16);
-}
-
-const ADD_KERNELS: &[KernelDef] =
-    elementwise_kernels!(add_kernel: f32, f64, i8, i16, i32, i64, u8; f16, bf16; cpu(DType::Str, join_strings));
+const ADD_KERNELS: &[KernelDef] = cpu_kernels!(elementwise add_kernel: f32, f64, i8, i16, i32, i64, u8; f16, bf16 | own cpu(DType::Str, join_strings));
 
 /// Each pair of strings, one after the other.
 fn join_strings(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -234,7 +224,8 @@ fn integer_div<T: Computed + num_traits::PrimInt>(ctx: &mut KernelCtx<'_>) -> Re
     )
 }
 
-const DIV_KERNELS: &[KernelDef] = cpu_number_kernels!(float_div, integer_div: i32, i64, u64; i8, i16, u8, u16, u32);
+const DIV_KERNELS: &[KernelDef] =
+    cpu_kernels!(elementwise float_div: f32, f64; f16, bf16 | integer_div: i32, i64, u64; i8, i16, u8, u16, u32);
 
 #[cfg(test)]
 mod tests {

@@ -11,8 +11,9 @@ use kolo_graph::{
 use crate::cuda::PLAIN;
 use crate::cuda::elementwise::Map;
 use crate::kernel::KernelInit;
-use crate::math::elementwise::{Computed, Walk, broadcast_shape, collect, zip};
-use crate::op::{Gpu, KernelDef, KernelMaker, Op, cpu, elementwise_kernels, gpu_made};
+use crate::math::elementwise::{Computed, Walk, broadcast_shape, collect, expression_kernels, zip};
+use crate::math::number::Number;
+use crate::op::{Gpu, KernelDef, KernelMaker, Op, cpu, cpu_kernels, gpu_made};
 use crate::{Cost, Kernel, KernelCtx, Value};
 
 macro_rules! builders {
@@ -93,10 +94,10 @@ const NS: f64 = 0.3;
 
 /// Sets output 0 to whether `f` holds for each pair. The truth values are written as bytes: a slice of `bool` would be looked
 /// through for other bytes first.
-fn compare<T: Computed>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> bool + Sync + Copy) -> Result<()> {
+fn compare<T: Computed>(ctx: &mut KernelCtx<'_>, ns: f64, f: impl Fn(T, T) -> bool + Sync + Copy) -> Result<()> {
     zip::<T, u8>(
         ctx,
-        NS,
+        ns,
         #[inline(always)]
         |a, b| u8::from(f(a, b)),
     )?;
@@ -106,21 +107,15 @@ fn compare<T: Computed>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> bool + Sync
     Ok(())
 }
 
-macro_rules! order_kernels {
-    ($($table:ident, $function:ident, |$a:ident, $b:ident| $body:expr;)*) => {
-        $(fn $function<T: Computed + PartialOrd>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-            compare::<T>(ctx, #[inline(always)] |$a, $b| $body)
-        }
-        const $table: &[KernelDef] =
-            elementwise_kernels!($function: f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);)*
-    };
-}
-
-order_kernels! {
-    LESS_KERNELS, less_kernel, |a, b| a < b;
-    LESS_EQUAL_KERNELS, less_equal_kernel, |a, b| a <= b;
-    GREATER_KERNELS, greater_kernel, |a, b| a > b;
-    GREATER_EQUAL_KERNELS, greater_equal_kernel, |a, b| a >= b;
+expression_kernels! {
+    LESS_KERNELS, less_kernel: Number, compare(NS), |a, b| a < b,
+        (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    LESS_EQUAL_KERNELS, less_equal_kernel: Number, compare(NS), |a, b| a <= b,
+        (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    GREATER_KERNELS, greater_kernel: Number, compare(NS), |a, b| a > b,
+        (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
+    GREATER_EQUAL_KERNELS, greater_equal_kernel: Number, compare(NS), |a, b| a >= b,
+        (f32, f64, i8, i16, i32, i64, u8, u16, u32, u64; f16, bf16);
 }
 
 /// Shapes that do not fit are unequal, if the node asks for that rather than for an error.
@@ -139,6 +134,7 @@ fn equal_kernel<T: Computed>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     compare::<T>(
         ctx,
+        NS,
         #[inline(always)]
         |a, b| a == b,
     )
@@ -150,6 +146,7 @@ fn not_equal_kernel<T: Computed>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     compare::<T>(
         ctx,
+        NS,
         #[inline(always)]
         |a, b| a != b,
     )
@@ -180,8 +177,8 @@ fn zip_strings(ctx: &mut KernelCtx<'_>, when_equal: bool) -> Result<()> {
     Ok(())
 }
 
-const EQUAL_KERNELS: &[KernelDef] = elementwise_kernels!(equal_kernel: f32, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool; f16, bf16; cpu(DType::Str, equal_strings));
-const NOT_EQUAL_KERNELS: &[KernelDef] = elementwise_kernels!(not_equal_kernel: f32, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool; f16, bf16; cpu(DType::Str, not_equal_strings));
+const EQUAL_KERNELS: &[KernelDef] = cpu_kernels!(elementwise equal_kernel: f32, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool; f16, bf16 | own cpu(DType::Str, equal_strings));
+const NOT_EQUAL_KERNELS: &[KernelDef] = cpu_kernels!(elementwise not_equal_kernel: f32, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool; f16, bf16 | own cpu(DType::Str, not_equal_strings));
 
 /// `Equal` and `NotEqual`, which may compare tensors whose shapes do not fit, as a whole.
 struct EqualityOnGpu {

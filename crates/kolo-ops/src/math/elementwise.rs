@@ -30,6 +30,24 @@ pub type ZipLoop<'f, T, U> = dyn Fn(&mut [U], &[T], &[T], &Walk, usize) + Sync +
 /// The loop of an op with two large inputs of the same shape, whose output goes past the caches.
 type PastLoop<'f, T, U> = dyn Fn(&mut [U], &[T], &[T]) + Sync + 'f;
 
+/// Elementwise kernels of one expression each, and their tables:
+///
+/// ```text
+/// SQRT_KERNELS, sqrt_kernel: Real, map(0.5), |x| Float::sqrt(x), (f32, f64; f16, bf16);
+/// ```
+///
+/// defines `sqrt_kernel<T: Real>`, which calls `map` (or `zip`, or what else takes a closure over elements) with the cost of an
+/// element in nanoseconds, and the table of its kernels for these types, written as in [`crate::op::cpu_kernels`].
+macro_rules! expression_kernels {
+    ($($table:ident, $function:ident: $bound:ident, $run:ident($ns:expr), |$($x:ident),+| $body:expr, ($($types:tt)*);)*) => {
+        $(fn $function<T: $bound>(ctx: &mut $crate::KernelCtx<'_>) -> kolo_core::Result<()> {
+            $run(ctx, $ns, #[inline(always)] |$($x: T),+| $body)
+        }
+        const $table: &[$crate::op::KernelDef] = $crate::op::cpu_kernels!(elementwise $function: $($types)*);)*
+    };
+}
+pub(crate) use expression_kernels;
+
 /// Sets output 0 to `f` of every element of input 0, writing into the input if it dies here and the types agree.
 /// `ns` is about what one element costs, for splitting the work.
 pub fn map<T: Computed, U: Element>(ctx: &mut KernelCtx<'_>, ns: f64, f: impl Fn(T) -> U + Sync + Copy) -> Result<()> {

@@ -14,7 +14,7 @@ use crate::math::elementwise::{map, map_slices};
 use crate::math::number::Number;
 use crate::math::transcendental::exp;
 use crate::math::unary::{only, unary, unary_builders};
-use crate::op::{Gpu, KernelDef, Op, cpu, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 unary_builders! {
@@ -209,9 +209,9 @@ fn erf_f32(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 const ERF_KERNELS: &[KernelDef] =
     &[cpu(DType::F32, erf_f32), cpu(DType::F64, erf_double), cpu(DType::F16, erf_f32), cpu(DType::BF16, erf_f32)];
-const ERFC_KERNELS: &[KernelDef] = elementwise_kernels!(erfc_kernel: f32, f64; f16, bf16);
-const LGAMMA_KERNELS: &[KernelDef] = elementwise_kernels!(lgamma_kernel: f32, f64; f16, bf16);
-const DIGAMMA_KERNELS: &[KernelDef] = elementwise_kernels!(digamma_kernel: f32, f64; f16, bf16);
+const ERFC_KERNELS: &[KernelDef] = cpu_kernels!(elementwise erfc_kernel: f32, f64; f16, bf16);
+const LGAMMA_KERNELS: &[KernelDef] = cpu_kernels!(elementwise lgamma_kernel: f32, f64; f16, bf16);
+const DIGAMMA_KERNELS: &[KernelDef] = cpu_kernels!(elementwise digamma_kernel: f32, f64; f16, bf16);
 
 #[cfg(test)]
 mod tests {

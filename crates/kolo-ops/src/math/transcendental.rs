@@ -9,8 +9,9 @@ use num_traits::Float;
 
 use crate::KernelCtx;
 use crate::math::binary::first;
-use crate::math::elementwise::{map, map_slices};
-use crate::math::unary::{only, unary, unary_builders, unary_kernels};
+use crate::math::elementwise::{expression_kernels, map, map_slices};
+use crate::math::number::Real;
+use crate::math::unary::{only, unary, unary_builders};
 use crate::op::{KernelDef, Op, cpu};
 
 unary_builders! {
@@ -70,18 +71,18 @@ ops! {
     };
 }
 
-unary_kernels! {
-    SQRT_KERNELS, sqrt_kernel, 0.5, |x| Float::sqrt(x);
-    EXPM1_KERNELS, expm1_kernel, 8.0, |x| Float::exp_m1(x);
-    LOG1P_KERNELS, log1p_kernel, 8.0, |x| Float::ln_1p(x);
-    SIN_KERNELS, sin_kernel, 8.0, |x| Float::sin(x);
-    COS_KERNELS, cos_kernel, 8.0, |x| Float::cos(x);
-    TAN_KERNELS, tan_kernel, 12.0, |x| Float::tan(x);
-    ASIN_KERNELS, asin_kernel, 10.0, |x| Float::asin(x);
-    ACOS_KERNELS, acos_kernel, 10.0, |x| Float::acos(x);
-    ATAN_KERNELS, atan_kernel, 10.0, |x| Float::atan(x);
-    SINH_KERNELS, sinh_kernel, 12.0, |x| Float::sinh(x);
-    COSH_KERNELS, cosh_kernel, 12.0, |x| Float::cosh(x);
+expression_kernels! {
+    SQRT_KERNELS, sqrt_kernel: Real, map(0.5), |x| Float::sqrt(x), (f32, f64; f16, bf16);
+    EXPM1_KERNELS, expm1_kernel: Real, map(8.0), |x| Float::exp_m1(x), (f32, f64; f16, bf16);
+    LOG1P_KERNELS, log1p_kernel: Real, map(8.0), |x| Float::ln_1p(x), (f32, f64; f16, bf16);
+    SIN_KERNELS, sin_kernel: Real, map(8.0), |x| Float::sin(x), (f32, f64; f16, bf16);
+    COS_KERNELS, cos_kernel: Real, map(8.0), |x| Float::cos(x), (f32, f64; f16, bf16);
+    TAN_KERNELS, tan_kernel: Real, map(12.0), |x| Float::tan(x), (f32, f64; f16, bf16);
+    ASIN_KERNELS, asin_kernel: Real, map(10.0), |x| Float::asin(x), (f32, f64; f16, bf16);
+    ACOS_KERNELS, acos_kernel: Real, map(10.0), |x| Float::acos(x), (f32, f64; f16, bf16);
+    ATAN_KERNELS, atan_kernel: Real, map(10.0), |x| Float::atan(x), (f32, f64; f16, bf16);
+    SINH_KERNELS, sinh_kernel: Real, map(12.0), |x| Float::sinh(x), (f32, f64; f16, bf16);
+    COSH_KERNELS, cosh_kernel: Real, map(12.0), |x| Float::cosh(x), (f32, f64; f16, bf16);
 }
 
 /// Kernels for which `float` has a loop over whole slices, in place or from one slice to another.

@@ -2,13 +2,14 @@
 //! Rint, and the tests IsNan, IsInf, IsFinite.
 
 use half::{bf16, f16};
-use kolo_core::{DType, Result};
+use kolo_core::Result;
 use kolo_graph::{Elements, Elementwise, Grad, Gradient, GradientFn, HalfSafety, HostRule, OpDef, Output, shape_fns};
+use num_traits::Float;
 
 use crate::math::binary::first;
-use crate::math::elementwise::map;
+use crate::math::elementwise::{expression_kernels, map};
 use crate::math::number::{Number, Real};
-use crate::op::{Gpu, KernelDef, Op, cpu, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `-x`; the operator `-` does the same.
@@ -148,49 +149,29 @@ pub(crate) fn only(dx: Output<'_>) -> Result<Vec<Option<Grad<'_>>>> {
 /// About what one element costs; memory-bound loops.
 const NS: f64 = 0.3;
 
-/// Kernels of floats that apply one expression to every element.
-macro_rules! unary_kernels {
-    ($($table:ident, $function:ident, $ns:expr, |$x:ident| $body:expr;)*) => {
-        $(fn $function<T: $crate::math::number::Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-            $crate::math::elementwise::map::<T, T>(ctx, $ns, #[inline(always)] |$x: T| $body)
-        }
-        const $table: &[KernelDef] = $crate::op::elementwise_kernels!($function: f32, f64; f16, bf16);)*
-    };
-}
-pub(crate) use unary_kernels;
-
-unary_kernels! {
-    RECIPROCAL_KERNELS, reciprocal_kernel, NS, |x| T::ONE / x;
-    FLOOR_KERNELS, floor_kernel, NS, |x| num_traits::Float::floor(x);
-    CEIL_KERNELS, ceil_kernel, NS, |x| num_traits::Float::ceil(x);
-    RINT_KERNELS, rint_kernel, NS, |x| x.round_even();
-}
-
-macro_rules! number_kernels {
-    ($($function:ident, |$x:ident| $body:expr;)*) => {
-        $(fn $function<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-            map::<T, T>(ctx, NS, #[inline(always)] |$x: T| $body)
-        })*
-    };
-}
-
-number_kernels! {
-    square_kernel, |x| x.mul(x);
-    // Integers wrap: the least one has no positive twin.
-    abs_kernel, |x| if x < T::ZERO { T::ZERO.sub(x) } else { x };
+expression_kernels! {
+    RECIPROCAL_KERNELS, reciprocal_kernel: Real, map(NS), |x| T::ONE / x, (f32, f64; f16, bf16);
+    FLOOR_KERNELS, floor_kernel: Real, map(NS), |x| Float::floor(x), (f32, f64; f16, bf16);
+    CEIL_KERNELS, ceil_kernel: Real, map(NS), |x| Float::ceil(x), (f32, f64; f16, bf16);
+    RINT_KERNELS, rint_kernel: Real, map(NS), |x| x.round_even(), (f32, f64; f16, bf16);
+    IS_NAN_KERNELS, is_nan_kernel: Real, map(NS), |x| Float::is_nan(x), (f32, f64; f16, bf16);
+    IS_INF_KERNELS, is_inf_kernel: Real, map(NS), |x| Float::is_infinite(x), (f32, f64; f16, bf16);
+    IS_FINITE_KERNELS, is_finite_kernel: Real, map(NS), |x| Float::is_finite(x), (f32, f64; f16, bf16);
+    SQUARE_KERNELS, square_kernel: Number, map(NS), |x| x.mul(x),
+        (f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
+    // Only the sign changes, so that zero becomes −0.
+    NEG_KERNELS, neg_float: Real, map(NS), |x| -x, (f32, f64; f16, bf16 | elementwise neg_integer: i32, i64; i8, i16);
+    // As `abs_integer`, but −0 loses its sign.
+    ABS_KERNELS, abs_float: Real, map(NS), |x| Float::abs(x),
+        (f32, f64; f16, bf16 | elementwise abs_integer: i32, i64; i8, i16);
     // NaN is neither larger nor smaller and falls through as it is, as does zero.
-    sign_kernel, |x| if x > T::ZERO { T::ONE } else if x < T::ZERO { T::ZERO.sub(T::ONE) } else { x };
+    SIGN_KERNELS, sign_kernel: Number, map(NS),
+        |x| if x > T::ZERO { T::ONE } else if x < T::ZERO { T::ZERO.sub(T::ONE) } else { x },
+        (f32, f64, i32, i64; f16, bf16, i8, i16);
 }
 
-/// Only the sign changes, so that zero becomes −0.
-fn neg_float<T: Number + std::ops::Neg<Output = T>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    map::<T, T>(
-        ctx,
-        NS,
-        #[inline(always)]
-        |x| -x,
-    )
-}
+const ROUND_KERNELS: &[KernelDef] =
+    cpu_kernels!(elementwise rint_kernel: f32, f64; f16, bf16 | elementwise round_integer: i32, i64; i8, i16);
 
 fn neg_integer<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     map::<T, T>(
@@ -201,56 +182,18 @@ fn neg_integer<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     )
 }
 
-/// As `abs_kernel`, but −0 loses its sign.
-fn abs_float<T: Number + num_traits::Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+/// Integers wrap: the least one has no positive twin.
+fn abs_integer<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     map::<T, T>(
         ctx,
         NS,
         #[inline(always)]
-        |x| num_traits::Float::abs(x),
+        |x| if x < T::ZERO { T::ZERO.sub(x) } else { x },
     )
-}
-
-fn round_float<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    rint_kernel::<T>(ctx)
 }
 
 fn round_integer<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     map::<T, T>(ctx, NS, |x| x)
-}
-
-macro_rules! signed_kernels {
-    ($float:ident, $integer:ident) => {
-        elementwise_kernels!(
-            $float: f32, f64; f16, bf16;
-            cpu(DType::I8, $integer::<i32>),
-            cpu(DType::I16, $integer::<i32>),
-            cpu(DType::I32, $integer::<i32>),
-            cpu(DType::I64, $integer::<i64>),
-        )
-    };
-}
-
-const NEG_KERNELS: &[KernelDef] = signed_kernels!(neg_float, neg_integer);
-const ABS_KERNELS: &[KernelDef] = signed_kernels!(abs_float, abs_kernel);
-const SIGN_KERNELS: &[KernelDef] = signed_kernels!(sign_kernel, sign_kernel);
-const ROUND_KERNELS: &[KernelDef] = signed_kernels!(round_float, round_integer);
-const SQUARE_KERNELS: &[KernelDef] =
-    elementwise_kernels!(square_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32);
-
-macro_rules! test_kernels {
-    ($($table:ident, $function:ident, $method:ident;)*) => {
-        $(fn $function<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-            map::<T, bool>(ctx, NS, #[inline(always)] |x| num_traits::Float::$method(x))
-        }
-        const $table: &[KernelDef] = elementwise_kernels!($function: f32, f64; f16, bf16);)*
-    };
-}
-
-test_kernels! {
-    IS_NAN_KERNELS, is_nan_kernel, is_nan;
-    IS_INF_KERNELS, is_inf_kernel, is_infinite;
-    IS_FINITE_KERNELS, is_finite_kernel, is_finite;
 }
 
 #[cfg(test)]

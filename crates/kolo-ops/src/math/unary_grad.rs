@@ -8,9 +8,9 @@ use kolo_graph::{
 };
 
 use crate::math::binary::first;
-use crate::math::elementwise::zip;
+use crate::math::elementwise::{expression_kernels, zip};
 use crate::math::number::Real;
-use crate::op::{Gpu, KernelDef, Op, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, Op};
 use crate::{Cost, KernelCtx};
 
 /// `dy / 2y`.
@@ -79,26 +79,21 @@ fn both<'g>(first: Output<'g>, second: Output<'g>) -> Result<Vec<Option<Grad<'g>
     Ok(vec![Some(first.into()), Some(second.into())])
 }
 
-macro_rules! kernels {
-    ($($table:ident, $function:ident, |$y:ident, $dy:ident, $number:ident| $body:expr;)*) => {
-        $(fn $function<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-            let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
-            if a != b {
-                return Err(Error::invalid_argument(format!("y has shape {a}, dy has shape {b}")));
-            }
-            let $number = <T as crate::math::number::Number>::from_f64;
-            zip::<T, T>(ctx, 0.4, #[inline(always)] |$y: T, $dy: T| $body)
-        }
-        const $table: &[KernelDef] = elementwise_kernels!($function: f32, f64; f16, bf16);)*
-    };
+/// As [`zip`], for two inputs of the same shape.
+fn zip_same<T: Real>(ctx: &mut KernelCtx<'_>, ns: f64, f: impl Fn(T, T) -> T + Sync + Copy) -> Result<()> {
+    let (a, b) = (ctx.input(0)?.shape(), ctx.input(1)?.shape());
+    if a != b {
+        return Err(Error::invalid_argument(format!("y has shape {a}, dy has shape {b}")));
+    }
+    zip(ctx, ns, f)
 }
 
-kernels! {
-    SQRT_KERNELS, sqrt_kernel, |y, dy, number| dy * number(0.5) / y;
-    RSQRT_KERNELS, rsqrt_kernel, |y, dy, number| dy * number(-0.5) * (y * y * y);
-    RECIPROCAL_KERNELS, reciprocal_kernel, |y, dy, number| dy * number(-1.0) * (y * y);
-    TANH_KERNELS, tanh_kernel, |y, dy, number| dy * (number(1.0) - y * y);
-    SIGMOID_KERNELS, sigmoid_kernel, |y, dy, number| dy * y * (number(1.0) - y);
+expression_kernels! {
+    SQRT_KERNELS, sqrt_kernel: Real, zip_same(0.4), |y, dy| dy * T::from_f64(0.5) / y, (f32, f64; f16, bf16);
+    RSQRT_KERNELS, rsqrt_kernel: Real, zip_same(0.4), |y, dy| dy * T::from_f64(-0.5) * (y * y * y), (f32, f64; f16, bf16);
+    RECIPROCAL_KERNELS, reciprocal_kernel: Real, zip_same(0.4), |y, dy| dy * T::from_f64(-1.0) * (y * y), (f32, f64; f16, bf16);
+    TANH_KERNELS, tanh_kernel: Real, zip_same(0.4), |y, dy| dy * (T::from_f64(1.0) - y * y), (f32, f64; f16, bf16);
+    SIGMOID_KERNELS, sigmoid_kernel: Real, zip_same(0.4), |y, dy| dy * y * (T::from_f64(1.0) - y), (f32, f64; f16, bf16);
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod first;
 mod gpu;
 mod held;
 
+use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::{IntraPool, vectorize};
 use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output};
@@ -12,7 +13,7 @@ use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output}
 use crate::math::binary::first;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
 use crate::nn::rows::{rows_per_fill, rows_per_task};
-use crate::op::{Gpu, KernelDef, Op, cpu, float_kernels, gpu_kernel};
+use crate::op::{Gpu, KernelDef, Op, cpu, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// What a batch normalisation in training gives: the normalised values, and the batch's mean and variance.
@@ -117,7 +118,7 @@ pub(crate) static FUSED_BATCH_NORM_V3: Op = forward_op!(
     "FusedBatchNormGradV3",
     FORWARD_KERNELS
 );
-const FORWARD_KERNELS: &[KernelDef] = float_kernels!(forward);
+const FORWARD_KERNELS: &[KernelDef] = cpu_kernels!(forward; f16, bf16);
 
 macro_rules! backward_op {
     ($name:literal, $signature:literal, $formats:literal, $kernels:expr) => {
@@ -164,7 +165,7 @@ pub(crate) static FUSED_BATCH_NORM_GRAD_V3: Op = backward_op!(
     "NHWC|NCHW|NDHWC|NCDHW",
     BACKWARD_KERNELS
 );
-const BACKWARD_KERNELS: &[KernelDef] = float_kernels!(backward);
+const BACKWARD_KERNELS: &[KernelDef] = cpu_kernels!(backward; f16, bf16);
 
 /// The shape of `x` with what the vectors say of its channels, and the shape of those vectors.
 fn infer(ctx: &InferCtx<'_>, x: usize, vectors: std::ops::Range<usize>) -> Result<[PartialShape; 2]> {

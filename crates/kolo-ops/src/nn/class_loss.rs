@@ -4,6 +4,7 @@
 
 mod gpu;
 
+use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
 use kolo_device::cpu::vectorize;
 use kolo_graph::{Gradient, HalfSafety, OpDef, Output, SplitRule};
@@ -12,7 +13,7 @@ use crate::math::binary::first;
 use crate::nn::float::{Float, largest, sum_by};
 use crate::nn::rows::{for_row_pairs, rows_per_task};
 use crate::nn::sparse_cross_entropy::{classes, different_rows};
-use crate::op::{Gpu, Op, float_kernels, gpu_kernel};
+use crate::op::{Gpu, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
 /// The cross entropy between each row's label (a class number) and the softmax of that row of `logits`, in float.
@@ -44,7 +45,7 @@ pub(crate) static CLASS_LOSS: Op = Op {
         split: SplitRule::Rows,
         ..OpDef::BASE
     },
-    kernels: float_kernels!(forward),
+    kernels: cpu_kernels!(forward; f16, bf16),
     gpu: Gpu::Kernels(&[gpu_kernel("T", gpu::TYPES, gpu::forward)]),
     cost: Cost::Elements,
 };
@@ -59,7 +60,7 @@ pub(crate) static CLASS_LOSS_GRAD: Op = Op {
         half: HalfSafety::Safe,
         ..OpDef::BASE
     },
-    kernels: float_kernels!(backward),
+    kernels: cpu_kernels!(backward; f16, bf16),
     gpu: Gpu::Kernels(&[gpu_kernel("T", gpu::TYPES, gpu::backward)]),
     cost: Cost::Elements,
 };

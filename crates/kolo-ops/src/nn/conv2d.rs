@@ -65,7 +65,7 @@ pub(crate) static CONV2D: Op = Op {
         split: SplitRule::Convolution,
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(forward: f32, f64; f16, bf16; cpu(DType::I32, integer::forward)),
+    kernels: cpu_kernels!(forward: f32, f64; f16, bf16 | own cpu(DType::I32, integer::forward)),
     gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, gpu::forward)]),
     cost: Cost::Heavy,
 };
@@ -93,7 +93,7 @@ pub(crate) static CONV2D_BACKPROP_INPUT: Op = Op {
         host_args: &["input_sizes"],
         ..OpDef::BASE
     },
-    kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16; cpu(DType::I32, integer::backprop_input)),
+    kernels: cpu_kernels!(backprop_input: f32, f64; f16, bf16 | own cpu(DType::I32, integer::backprop_input)),
     gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, gpu::backprop_input)]),
     cost: Cost::Heavy,
 };

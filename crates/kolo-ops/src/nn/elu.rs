@@ -11,7 +11,7 @@ use crate::math::elementwise::{map, zip};
 use crate::nn::float::Float;
 use crate::nn::relu::{activation, backprop, grad};
 use crate::nn::same_shapes;
-use crate::op::{Op, elementwise_kernels};
+use crate::op::{Op, cpu_kernels};
 
 /// `x` above 0 and `exp(x) − 1` below, elementwise.
 #[track_caller]
@@ -32,7 +32,7 @@ pub(crate) static ELU: Op = activation(
     "Elu",
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| Ok(vec![Some(grad("EluGrad", first(dy)?, op.output(0)).into())]),
-    elementwise_kernels!(elu_kernel: f32, f64; f16, bf16),
+    cpu_kernels!(elementwise elu_kernel: f32, f64; f16, bf16),
 )
 .elementwise(Elementwise::new("x0 < (W)0 ? expm1(x0) : x0", Elements::Floats))
 .half(HalfSafety::Safe);
@@ -40,7 +40,7 @@ pub(crate) static ELU_GRAD: Op = backprop(
     "EluGrad",
     "(gradients:T, outputs:T) -> (backprops:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| second_order(op, "EluGrad", first(dy)?),
-    elementwise_kernels!(elu_grad: f32, f64; f16, bf16),
+    cpu_kernels!(elementwise elu_grad: f32, f64; f16, bf16),
 )
 .elementwise(Elementwise::new("x1 < (W)0 ? x0 * (x1 + (W)1) : x0", Elements::Floats).shapes(ShapesFit::Same))
 .half(HalfSafety::Safe);
@@ -48,7 +48,7 @@ pub(crate) static SELU: Op = activation(
     "Selu",
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| Ok(vec![Some(grad("SeluGrad", first(dy)?, op.output(0)).into())]),
-    elementwise_kernels!(selu_kernel: f32, f64; f16, bf16),
+    cpu_kernels!(elementwise selu_kernel: f32, f64; f16, bf16),
 )
 .elementwise(Elementwise::new(
     "x0 < (W)0 ? (W)1.7580993408473768599402175208123 * expm1(x0) : (W)1.0507009873554804934193349852946 * x0",
@@ -59,7 +59,7 @@ pub(crate) static SELU_GRAD: Op = backprop(
     "SeluGrad",
     "(gradients:T, outputs:T) -> (backprops:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| second_order(op, "SeluGrad", first(dy)?),
-    elementwise_kernels!(selu_grad: f32, f64; f16, bf16),
+    cpu_kernels!(elementwise selu_grad: f32, f64; f16, bf16),
 )
 .elementwise(
     Elementwise::new(

@@ -13,7 +13,7 @@ use crate::math::elementwise::{map, zip};
 use crate::nn::float::Float;
 use crate::nn::relu::{activation, backprop, grad};
 use crate::nn::same_shapes;
-use crate::op::{Op, elementwise_kernels};
+use crate::op::{Op, cpu_kernels};
 
 /// `x · Φ(x)`, approximated, elementwise.
 #[track_caller]
@@ -25,7 +25,7 @@ pub(crate) static GELU: Op = activation(
     "KoloGelu",
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| Ok(vec![Some(grad("KoloGeluGrad", first(dy)?, op.input(0)).into())]),
-    elementwise_kernels!(forward: f32, f64; f16, bf16),
+    cpu_kernels!(elementwise forward: f32, f64; f16, bf16),
 )
 .elementwise(Elementwise::new(
     "x0 / ((W)1 + exp((W)-1.5957691216057307 * x0 * ((W)1 + (W)0.044715 * x0 * x0)))",
@@ -37,7 +37,7 @@ pub(crate) static GELU_GRAD: Op = {
         "KoloGeluGrad",
         "(gradients:T, features:T) -> (backprops:T) ; T:type{half,bfloat16,float,double}",
         |_, _| Ok(Vec::new()),
-        elementwise_kernels!(backward: f32, f64; f16, bf16),
+        cpu_kernels!(elementwise backward: f32, f64; f16, bf16),
     )
     .elementwise(Elementwise::new("gelu_grad(x0, x1)", Elements::Floats).shapes(ShapesFit::Same))
     .half(HalfSafety::Safe);

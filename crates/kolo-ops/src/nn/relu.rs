@@ -10,7 +10,7 @@ use crate::math::binary::first;
 use crate::math::elementwise::{map, zip};
 use crate::math::number::Number;
 use crate::nn::same_shapes;
-use crate::op::{Gpu, KernelDef, Op, elementwise_kernels};
+use crate::op::{Gpu, KernelDef, Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
 /// `max(x, 0)`, elementwise.
@@ -42,7 +42,7 @@ pub(crate) static RELU: Op = activation(
     "(features:T) -> (activations:T) ; T:type{float,double,int32,uint8,int16,int8,int64,bfloat16,uint16,half,uint32,\
      uint64,qint8}",
     |op, dy| one(grad("ReluGrad", first(dy)?, op.output(0))),
-    elementwise_kernels!(relu_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
+    cpu_kernels!(elementwise relu_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
 )
 .elementwise(Elementwise::new("x0 < (W)0 ? (W)0 : x0", Elements::Numbers))
 .half(HalfSafety::Neutral);
@@ -50,7 +50,7 @@ pub(crate) static RELU_GRAD: Op = backprop(
     "ReluGrad",
     concat!("(gradients:T, features:T) -> (backprops:T) ; ", real_numbers!()),
     |op, dy| one(grad("ReluGrad", first(dy)?, op.input(1))),
-    elementwise_kernels!(relu_grad: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
+    cpu_kernels!(elementwise relu_grad: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
 )
 .elementwise(Elementwise::new("x1 > (W)0 ? x0 : (W)0", Elements::Numbers).shapes(ShapesFit::Same))
 .half(HalfSafety::Neutral);
@@ -58,7 +58,7 @@ pub(crate) static RELU6: Op = activation(
     "Relu6",
     concat!("(features:T) -> (activations:T) ; ", real_numbers!()),
     |op, dy| one(grad("Relu6Grad", first(dy)?, op.output(0))),
-    elementwise_kernels!(relu6_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
+    cpu_kernels!(elementwise relu6_kernel: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
 )
 .elementwise(Elementwise::new("x0 < (W)0 ? (W)0 : (x0 > (W)6 ? (W)6 : x0)", Elements::Numbers))
 .half(HalfSafety::Neutral);
@@ -66,7 +66,7 @@ pub(crate) static RELU6_GRAD: Op = backprop(
     "Relu6Grad",
     concat!("(gradients:T, features:T) -> (backprops:T) ; ", real_numbers!()),
     |op, dy| one(grad("Relu6Grad", first(dy)?, op.input(1))),
-    elementwise_kernels!(relu6_grad: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
+    cpu_kernels!(elementwise relu6_grad: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
 )
 .elementwise(Elementwise::new("(x1 > (W)0 && x1 < (W)6) ? x0 : (W)0", Elements::Numbers).shapes(ShapesFit::Same))
 .half(HalfSafety::Neutral);
@@ -74,7 +74,7 @@ pub(crate) static LEAKY_RELU: Op = activation(
     "LeakyRelu",
     "(features:T) -> (activations:T) ; alpha:float=0.20000000298023224, T:type{half,bfloat16,float,double}=float",
     |op, dy| one(leaky_grad(op, first(dy)?, op.input(0))),
-    elementwise_kernels!(leaky_relu_kernel: f32, f64; f16, bf16),
+    cpu_kernels!(elementwise leaky_relu_kernel: f32, f64; f16, bf16),
 )
 .elementwise(Elementwise::new("x0 > (W)0 ? x0 : (W)p0 * x0", Elements::Floats).parameter("alpha"))
 .half(HalfSafety::Safe);
@@ -83,7 +83,7 @@ pub(crate) static LEAKY_RELU_GRAD: Op = backprop(
     "(gradients:T, features:T) -> (backprops:T) ; alpha:float=0.20000000298023224, \
      T:type{half,bfloat16,float,double}=float",
     |op, dy| one(leaky_grad(op, first(dy)?, op.input(1))),
-    elementwise_kernels!(leaky_relu_grad: f32, f64; f16, bf16),
+    cpu_kernels!(elementwise leaky_relu_grad: f32, f64; f16, bf16),
 )
 .elementwise(
     Elementwise::new("x1 > (W)0 ? x0 : (W)p0 * x0", Elements::Floats).shapes(ShapesFit::Same).parameter("alpha"),

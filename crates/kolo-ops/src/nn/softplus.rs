@@ -10,7 +10,7 @@ use crate::math::elementwise::{map, zip};
 use crate::nn::float::Float;
 use crate::nn::relu::{activation, backprop, grad};
 use crate::nn::same_shapes;
-use crate::op::{Op, elementwise_kernels};
+use crate::op::{Op, cpu_kernels};
 
 /// `log(1 + exp(x))`, elementwise.
 #[track_caller]
@@ -28,7 +28,7 @@ pub(crate) static SOFTPLUS: Op = activation(
     "Softplus",
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| Ok(vec![Some(grad("SoftplusGrad", first(dy)?, op.input(0)).into())]),
-    elementwise_kernels!(softplus_kernel: f32, f64; f16, bf16),
+    cpu_kernels!(elementwise softplus_kernel: f32, f64; f16, bf16),
 )
 .elementwise(Elementwise::new("(x0 < (W)0 ? (W)0 : x0) + log1p(exp(-fabs(x0)))", Elements::Floats))
 .half(HalfSafety::Safe);
@@ -42,7 +42,7 @@ pub(crate) static SOFTPLUS_GRAD: Op = backprop(
         let curve = dy * gradients / (exp(-x) + 2.0 + exp(x));
         Ok(vec![Some(grad("SoftplusGrad", dy, x).into()), Some(curve.into())])
     },
-    elementwise_kernels!(softplus_grad: f32, f64; f16, bf16),
+    cpu_kernels!(elementwise softplus_grad: f32, f64; f16, bf16),
 )
 .elementwise(Elementwise::new("x0 / (exp(-x1) + (W)1)", Elements::Floats).shapes(ShapesFit::Same))
 .half(HalfSafety::Safe);
@@ -50,7 +50,7 @@ pub(crate) static SOFTSIGN: Op = activation(
     "Softsign",
     "(features:T) -> (activations:T) ; T:type{half,bfloat16,float,double}",
     |op, dy| Ok(vec![Some(grad("SoftsignGrad", first(dy)?, op.input(0)).into())]),
-    elementwise_kernels!(softsign_kernel: f32, f64; f16, bf16),
+    cpu_kernels!(elementwise softsign_kernel: f32, f64; f16, bf16),
 )
 .elementwise(Elementwise::new("x0 / ((W)1 + fabs(x0))", Elements::Floats))
 .half(HalfSafety::Safe);
@@ -59,7 +59,7 @@ pub(crate) static SOFTSIGN_GRAD: Op = {
         "SoftsignGrad",
         "(gradients:T, features:T) -> (backprops:T) ; T:type{half,bfloat16,float,double}",
         |_, _| Ok(Vec::new()),
-        elementwise_kernels!(softsign_grad: f32, f64; f16, bf16),
+        cpu_kernels!(elementwise softsign_grad: f32, f64; f16, bf16),
     )
     .elementwise(
         Elementwise::new("x0 / (((W)1 + fabs(x1)) * ((W)1 + fabs(x1)))", Elements::Floats).shapes(ShapesFit::Same),
