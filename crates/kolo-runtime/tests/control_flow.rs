@@ -562,6 +562,20 @@ fn gradients_are_taken_twice_and_inside_a_body() {
     assert!((doubles(&values[2])[0] - 2f64.sqrt()).abs() < 1e-12);
 }
 
+/// Imported graphs may bring along what no run needs.
+#[test]
+fn a_malformed_loop_matters_only_to_what_depends_on_it() {
+    let g = kolo_ops::graph();
+    let x = g.constant(2.0f32);
+    let stray = g.op("Exit").name("stray").input(x * 3.0).out();
+    let y = repeat(g.constant(3i32), &[g.constant(1.0f32)], |_, v| vec![v[0] * x])[0];
+    let dx = gradients(&[y], &[x]).unwrap()[0].unwrap().dense().unwrap();
+    let session = Session::new(&g).unwrap();
+    assert_eq!(session.fetch(dx).unwrap().scalar_value::<f32>().unwrap(), 12.0);
+    let error = gradients(&[stray * y], &[x]).err().unwrap();
+    assert!(error.message().contains("Exit 'stray'") && error.message().contains("is not inside of a loop"), "{error}");
+}
+
 #[test]
 fn second_order_gradients_through_loops_are_refused() {
     let g = kolo_ops::graph();

@@ -23,18 +23,18 @@ use std::rc::{Rc, Weak};
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 
-use super::frames::{FrameId, Frames, Guard};
+use super::loops::{Guard, Loops};
 use crate::describe::control_flow::{
     self, FlowScope, IsConstant, ScopeCore, capture, enter_constant, enter_control, is_constant_enter, raw,
 };
 use crate::describe::request::NodeRequest;
-use crate::{Attrs, Endpoint, Flow, Graph, Node, NodeId, Nodes, Operation, Output, Work};
+use crate::{Attrs, Endpoint, Flow, FrameId, Graph, Node, NodeId, Nodes, Operation, Output, Work};
 
 /// The graph whose gradients are taken, and what they have added to its loops.
 pub(super) struct Source {
     /// The graph as it was before.
     nodes: Nodes,
-    pub frames: Frames,
+    pub loops: Loops,
     /// The frame in which the gradients were asked for.
     pub base: Option<FrameId>,
     /// The scope in which they were.
@@ -54,10 +54,10 @@ struct Place {
 }
 
 impl Source {
-    pub(super) fn new(graph: &Graph, nodes: Nodes, frames: Frames, base: Option<FrameId>) -> Rc<Source> {
+    pub(super) fn new(graph: &Graph, nodes: Nodes, loops: Loops, base: Option<FrameId>) -> Rc<Source> {
         Rc::new(Source {
             nodes,
-            frames,
+            loops,
             base,
             scope: graph.flow_scope(),
             added: RefCell::default(),
@@ -69,7 +69,7 @@ impl Source {
     /// The frame in which an output lives; `None` for what the gradients have added outside of forward loops.
     fn frame_of(&self, id: NodeId) -> Option<Option<FrameId>> {
         match id.index() < self.nodes.len() {
-            true => Some(self.frames.of_node(id)),
+            true => Some(self.loops.of_node(&self.nodes, id)),
             false => self.added.borrow().get(&id).map(|place| place.frame),
         }
     }
@@ -77,7 +77,7 @@ impl Source {
     fn guards(&self, at: Endpoint) -> Vec<Guard> {
         match self.added.borrow().get(&at.node) {
             Some(place) => place.guards.clone(),
-            None => self.frames.guards(&self.nodes, at),
+            None => self.loops.guards(&self.nodes, at),
         }
     }
 
@@ -95,7 +95,7 @@ impl Source {
         if let Some(&known) = self.entered.borrow().get(&(frame, at)) {
             return Ok(Output::new(graph, known));
         }
-        let shape = self.frames.frame(frame);
+        let shape = self.loops.frame(frame);
         let outer = match shape.parent {
             Some(parent) if Some(parent) != self.base => self.enter(graph, parent, at)?,
             _ => Output::new(graph, at),
@@ -112,8 +112,7 @@ impl Source {
     pub(super) fn exit<'g>(&self, graph: &'g Graph, frame: FrameId, switch: NodeId) -> Result<Output<'g>> {
         let last = Output::new(graph, Endpoint { node: switch, index: 0 });
         let exit = self.forward(graph, || graph.op("Exit").input(last).try_build())?;
-        let shape = self.frames.frame(frame);
-        self.place(exit.id(), shape.parent, shape.guards.clone());
+        self.place(exit.id(), self.loops.frame(frame).parent, self.loops.loop_guards(frame).to_vec());
         Ok(exit.output(0))
     }
 }
@@ -164,7 +163,7 @@ impl BackwardScope {
         frame: FrameId,
         outer: Option<&BackwardScope>,
     ) -> Result<Rc<BackwardScope>> {
-        let shape = source.frames.frame(frame);
+        let shape = source.loops.frame(frame);
         let forward = count_forward(graph, source, frame, outer)?;
         let scope = Rc::new_cyclic(|me| BackwardScope {
             core: ScopeCore::new(graph.flow_scope(), Some(graph.new_loop_id())),
@@ -383,8 +382,8 @@ impl FlowScope for BackwardScope {
 
 /// Adds a counter to a forward loop.
 fn count_forward(graph: &Graph, source: &Source, frame: FrameId, outer: Option<&BackwardScope>) -> Result<Counter> {
-    let shape = source.frames.frame(frame);
-    let Some(predicate) = shape.predicate else {
+    let shape = source.loops.frame(frame);
+    let Some(predicate) = shape.loop_cond else {
         return Err(Error::invalid_argument(format!("loop '{}' has no LoopCond", shape.name)));
     };
     let zero = || graph.op("Const").name("f_count").attr("dtype", DType::I32).attr("value", Tensor::scalar(0i32));
@@ -407,7 +406,7 @@ fn count_forward(graph: &Graph, source: &Source, frame: FrameId, outer: Option<&
         let next = graph.op("NextIteration").name("f_count").input(add.output(0)).try_build()?;
         graph.close_loop(merge.id(), 1, next.output(0).endpoint())?;
         let total = graph.op("Exit").name("f_count").input(switch.output(0)).try_build()?;
-        source.place(total.id(), shape.parent, shape.guards.clone());
+        source.place(total.id(), shape.parent, source.loops.loop_guards(frame).to_vec());
         Ok(Counter { add: add.id(), next: next.id(), total: total.output(0).endpoint() })
     })
 }

@@ -2,10 +2,10 @@
 //! what arrives at each output. Only adds nodes; what was there stays as it was.
 //!
 //! A loop is differentiated as a whole: it gets a companion that runs its iterations backwards ([`backward`]). What is a
-//! loop is read off the graph ([`frames`]), so that imported graphs are differentiated like any other.
+//! loop is read off the graph ([`loops`]), so that imported graphs are differentiated like any other.
 
 mod backward;
-mod frames;
+mod loops;
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -14,9 +14,9 @@ use kolo_core::{DType, Error, Result, Shape, Tensor};
 
 use crate::describe::control_flow::is_constant_enter;
 use crate::op::def::{Grad, Gradient, IndexedSlices};
-use crate::{Endpoint, Flow, Graph, NodeId, Nodes, Operation, Output};
+use crate::{Endpoint, Flow, FrameId, Graph, NodeId, Nodes, Operation, Output};
 use backward::{BackwardScope, Source};
-use frames::{FrameId, Frames};
+use loops::Loops;
 
 /// What to do differently from [`gradients`].
 #[derive(Clone, Default)]
@@ -50,17 +50,19 @@ pub fn gradients_with<'g>(
         }
     }
     let nodes = graph.snapshot();
-    let frames = Frames::of(&nodes)?;
-    let level = frames.of_node(first.endpoint().node);
-    if let Some(other) = ys.iter().find(|y| frames.of_node(y.endpoint().node) != level) {
+    let ends: Vec<NodeId> = ys.iter().chain(xs).map(|output| output.endpoint().node).collect();
+    let loops = Loops::of(&nodes, &ends)?;
+    let frame_of = |output: &Output<'g>| loops.of_node(&nodes, output.endpoint().node);
+    let level = frame_of(first);
+    if let Some(other) = ys.iter().find(|y| frame_of(y) != level) {
         return Err(Error::invalid_argument(format!("{first:?} and {other:?} are not in the same loop")));
     }
-    if let Some(inner) = xs.iter().find(|x| !frames.is_around(frames.of_node(x.endpoint().node), level)) {
+    if let Some(inner) = xs.iter().find(|x| !loops.is_around(frame_of(x), level)) {
         return Err(Error::invalid_argument(format!("no gradient with respect to {inner:?}: it is in a while loop")));
     }
     let stops: HashSet<Endpoint> = options.stop_gradients.iter().map(|output| output.endpoint()).collect();
     let between = between(&nodes, ys, xs, &stops)?;
-    let source = Source::new(graph, nodes.clone(), frames, level);
+    let source = Source::new(graph, nodes.clone(), loops, level);
     let mut walk =
         Walk { graph, nodes: &nodes, source, between, stops, options, sums: Sums::default(), companions: Vec::new() };
     graph.with_gradient_source(|| -> Result<()> {
@@ -177,12 +179,12 @@ impl<'g> Walk<'_, 'g> {
     /// Adds the loop that runs backwards: as many iterations as the loop made, the last one first.
     fn differentiate_loop(&mut self, frame: FrameId) -> Result<()> {
         let source = self.source.clone();
-        let shape = source.frames.frame(frame);
+        let shape = source.loops.frame(frame);
         if !shape.enters.iter().any(|&enter| self.wanted(self.nodes.node(enter).inputs[0])) {
             return Ok(());
         }
         let mut arrived = Vec::new();
-        for var in &shape.vars {
+        for var in source.loops.vars(frame) {
             let mut parts = Vec::new();
             for &exit in &var.exits {
                 parts.extend(self.sums.total(self.graph, Endpoint { node: exit, index: 0 })?);
@@ -197,12 +199,12 @@ impl<'g> Walk<'_, 'g> {
     }
 
     fn backward_loop(&mut self, source: &Rc<Source>, frame: FrameId, arrived: Vec<Vec<Grad<'g>>>) -> Result<()> {
-        let (graph, shape) = (self.graph, source.frames.frame(frame));
+        let (graph, shape) = (self.graph, source.loops.frame(frame));
         let scope = BackwardScope::open(graph, source, frame, self.companions.last().map(|outer| &**outer))?;
 
         // The variables that matter: gradients go around with them.
         let mut vars = Vec::new();
-        for (var, parts) in shape.vars.iter().zip(arrived) {
+        for (var, parts) in source.loops.vars(frame).iter().zip(arrived) {
             let value = Endpoint { node: var.merge, index: 0 };
             if !self.between.contains(&var.merge) || !self.nodes.output(value).dtype.is_float() {
                 continue;
@@ -264,19 +266,19 @@ impl<'g> Walk<'_, 'g> {
 
     /// What is to be differentiated in one frame, each after all of its consumers.
     fn backwards(&self, level: Option<FrameId>) -> Vec<Item> {
-        let frames = &self.source.frames;
+        let loops = &self.source.loops;
         let is_base = level == self.source.base;
         let items: HashMap<NodeId, Item> = self
             .between
             .iter()
             .filter_map(|&id| {
-                let home = frames.home(self.nodes, id);
+                let home = loops.home(id);
                 let item = if home == level {
                     // What makes up the loop itself is differentiated with the loop.
-                    let outside = !frames.is_border(id) || (is_base && self.nodes.node(id).def.flow == Flow::Enter);
+                    let outside = !loops.is_border(id) || (is_base && self.nodes.node(id).def.flow == Flow::Enter);
                     outside.then_some(Item::Node(id))
                 } else {
-                    frames.child_towards(level, home?).map(Item::Loop)
+                    loops.child_towards(level, home?).map(Item::Loop)
                 };
                 item.map(|item| (id, item))
             })

@@ -132,8 +132,9 @@ impl Feeds {
         Ok(Feeds(map))
     }
 
+    /// True for an output that is fed, and for what stands for a feed among the inputs of a part.
     pub(crate) fn has(&self, at: Endpoint) -> bool {
-        self.0.contains_key(&at)
+        at.feed().is_some() || self.0.contains_key(&at)
     }
 
     pub(crate) fn index(&self, at: Endpoint) -> Option<usize> {

@@ -23,7 +23,7 @@ impl Rewriter<'_> {
             if self.nodes.find(&node.name) != Some(id) {
                 return Err(broken(node, format_args!("has the name of another node")));
             }
-            for at in node.inputs.iter().filter(|at| at.feed().is_none() && !fed.has(**at)) {
+            for at in node.inputs.iter().filter(|at| !fed.has(**at)) {
                 let has_output = self.node(at.node).is_some_and(|maker| (at.index as usize) < maker.outputs.len());
                 if !has_output {
                     return Err(broken(node, format_args!("reads {at:?}, which is not there")));

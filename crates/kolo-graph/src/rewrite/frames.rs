@@ -1,4 +1,5 @@
-//! Frames: which loop each node of a step runs in, found from the graph's structure.
+//! Frames: which loop each node of a step runs in, found from the graph's structure. The one reader of it: gradients,
+//! partitioning and the executor all ask here.
 //!
 //! `Enter` leads into the frame that its `frame_name` says, `Exit` leads out of it, and every other node runs in the
 //! frame that its inputs come from. As in TensorFlow, an `Enter` and an `Exit` both count as nodes *of* the loop:
@@ -95,9 +96,10 @@ impl Frames {
     }
 }
 
-/// The loops among `needed` (sorted), given what is fed: a fed value comes from outside of all loops. `InvalidArgument`
-/// for a loop that is malformed: inputs from different frames, an `Exit` or `NextIteration` outside of a loop, two
-/// predicates, an `Enter` without a frame name, a frame that is entered from two others.
+/// The loops among `needed` (sorted), given what is fed: a fed value comes from outside of all loops, and so does an input
+/// of a part that is [`Endpoint::from_feed`]. `InvalidArgument` for a loop that is malformed: inputs from different frames,
+/// an `Exit` or `NextIteration` outside of a loop, two predicates, an `Enter` without a frame name, a frame that is entered
+/// from two others. Takes time linear in nodes and edges, whatever the graph.
 pub fn frames(nodes: &Nodes, needed: &[NodeId], feeds: &[Endpoint]) -> Result<Frames> {
     let mut frames = Frames::default();
     if !needed.iter().any(|&id| only_in_loops(nodes.node(id).def.flow)) {
@@ -131,7 +133,7 @@ pub fn frames(nodes: &Nodes, needed: &[NodeId], feeds: &[Endpoint]) -> Result<Fr
         }
     }
     for &id in needed {
-        for at in nodes.node(id).inputs.iter().filter(|at| is_back_edge(nodes, at.node, id) && !feeds.has(**at)) {
+        for at in nodes.node(id).inputs.iter().filter(|at| !feeds.has(**at) && is_back_edge(nodes, at.node, id)) {
             if frames.of(at.node) != frames.of(id) {
                 return Err(malformed(format!(
                     "'{}' is {}, but the '{}' that it goes round to is {}",
@@ -153,31 +155,41 @@ fn only_in_loops(flow: Flow) -> bool {
 /// The frame that all inputs of a node come from. Edges that close loops do not count: they are looked at in the end.
 fn frame_of_inputs(nodes: &Nodes, id: NodeId, feeds: &Feeds, frames: &Frames) -> Result<Option<FrameId>> {
     let node = nodes.node(id);
-    let mut first: Option<(String, Option<FrameId>)> = None;
-    let mut meet = |name: &dyn Fn() -> String, frame: Option<FrameId>| -> Result<()> {
-        match &first {
-            None => first = Some((name(), frame)),
-            Some((_, seen)) if *seen == frame => {}
-            Some((other, seen)) => {
-                return Err(malformed(format!(
-                    "{} has inputs from different frames: '{other}' is {}, '{}' is {}",
-                    node.describe(),
-                    frames.describe(*seen),
-                    name(),
-                    frames.describe(frame)
-                )));
-            }
-        }
-        Ok(())
-    };
-    for &at in node.inputs.iter().filter(|at| !is_back_edge(nodes, at.node, id)) {
+    let is_forward = |at: &Endpoint| feeds.has(*at) || !is_back_edge(nodes, at.node, id);
+    let data = node.inputs.iter().filter(|at| is_forward(at)).map(|&at| {
         let frame = if feeds.has(at) { None } else { frames.output_frame(nodes, at.node) };
-        meet(&|| nodes.endpoint_name(at), frame)?;
+        (Edge::Data(at), frame)
+    });
+    let controls = node.control_inputs.iter().filter(|&&control| !feeds.satisfies(nodes, control));
+    let controls = controls.map(|&control| (Edge::Control(control), frames.output_frame(nodes, control)));
+    let mut edges = data.chain(controls);
+    let Some((first, frame)) = edges.next() else { return Ok(None) };
+    if let Some((other, seen)) = edges.find(|(_, seen)| *seen != frame) {
+        return Err(malformed(format!(
+            "{} has inputs from different frames: '{}' is {}, '{}' is {}",
+            node.describe(),
+            first.name(nodes),
+            frames.describe(frame),
+            other.name(nodes),
+            frames.describe(seen)
+        )));
     }
-    for &control in node.control_inputs.iter().filter(|&&control| !feeds.satisfies(nodes, control)) {
-        meet(&|| format!("^{}", nodes.node(control).name), frames.output_frame(nodes, control))?;
+    Ok(frame)
+}
+
+/// Where an edge comes from, named only if it is the culprit.
+enum Edge {
+    Data(Endpoint),
+    Control(NodeId),
+}
+
+impl Edge {
+    fn name(&self, nodes: &Nodes) -> String {
+        match self {
+            Edge::Data(at) => at.feed().map_or_else(|| nodes.endpoint_name(*at), |feed| format!("feed {feed}")),
+            Edge::Control(id) => format!("^{}", nodes.node(*id).name),
+        }
     }
-    Ok(first.and_then(|(_, frame)| frame))
 }
 
 fn enter(
@@ -320,5 +332,39 @@ mod tests {
         let fed = nodes.endpoint("add").unwrap();
         let error = frames(&nodes, &needed, &[fed]).unwrap_err();
         assert!(error.message().contains("is not inside of a loop"), "{error}");
+    }
+
+    /// A part has no node for what is fed.
+    #[test]
+    fn a_feed_of_a_part_comes_from_outside() {
+        let g = graph();
+        let x = g.op("Source").name("x").out();
+        let inside = enter(&g, "e", "f", x);
+        g.op("Add").name("a").input(inside).input(inside).build();
+        let mut nodes = g.snapshot();
+        let (e, a) = (nodes.find("e").unwrap(), nodes.find("a").unwrap());
+        let needed: Vec<NodeId> = nodes.iter().map(|(id, _)| id).collect();
+        nodes.node_mut(e).inputs[0] = Endpoint::from_feed(0);
+        let read = frames(&nodes, &needed, &[]).unwrap();
+        assert_eq!((read.of(a), read.input_frame(&nodes, e)), (Some(FrameId(0)), None));
+        nodes.node_mut(a).inputs[1] = Endpoint::from_feed(7);
+        let error = frames(&nodes, &needed, &[]).unwrap_err();
+        assert!(error.message().contains("'e:0' is in frame 'f', 'feed 7' is outside of all loops"), "{error}");
+    }
+
+    /// Deep nesting costs no stack.
+    #[test]
+    fn a_deep_nest_of_loops_is_read() {
+        let g = graph();
+        let mut x = g.op("Source").out();
+        for i in 0..10_000 {
+            x = enter(&g, &format!("e{i}"), &format!("f{i}"), x);
+        }
+        for i in 0..10_000 {
+            enter(&g, &format!("also{i}"), "f9999", g.output("e9998").unwrap());
+        }
+        let frames = all(&g).unwrap();
+        assert_eq!((frames.iter().len(), frames.frame(FrameId(9_999)).enters.len()), (10_000, 10_001));
+        assert_eq!(frames.path(x.operation().id()).len(), 10_000);
     }
 }

@@ -13,14 +13,13 @@ use std::sync::Arc;
 
 use kolo_core::{DType, DeviceName, Result};
 use kolo_graph::{
-    BranchNode, Endpoint, Flow, Node, NodeId, Nodes, Partition, TransferEnd, TransferRound, Work, is_variable,
+    BranchNode, Endpoint, Flow, Frames, Node, NodeId, Nodes, Partition, TransferEnd, TransferRound, Work, is_variable,
     skipped_nodes, topological_order,
 };
 use kolo_ops::comm::transfer::edge_key;
 use kolo_ops::{find_kernel, host_arguments};
 
-use crate::compile::part::{PartPlan, PlanKernel};
-use crate::executor::frames::{Frames, frames};
+use crate::compile::part::{PartPlan, PlanKernel, loops_of};
 
 /// A segment of fewer launches than this is not worth a capture.
 const FEWEST_LAUNCHES: usize = 4;
@@ -102,14 +101,12 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
     let uncertain: HashSet<usize> =
         from_others.iter().filter(|(_, round)| is_uncertain(round)).map(|(i, _)| *i).collect();
     // What leaves a loop may come from any of its iterations, so it waits for all that goes round, in whatever part.
-    let is_fed = |of: &PartOf<'_>, id: NodeId, input: usize| of.part.nodes.node(id).inputs[input].feed().is_some();
-    let loops = parts.iter().map(|of| frames(&of.part.nodes, &|id, input| is_fed(of, id, input)));
-    let loops = loops.collect::<Result<Vec<Frames>>>()?;
+    let loops = parts.iter().map(|of| loops_of(&of.part.nodes)).collect::<Result<Vec<Frames>>>()?;
     let in_loops = |flow: Flow| {
         let parts = parts.iter().zip(&loops).zip(&starts);
         parts.flat_map(move |((of, loops), start)| {
             let nodes = of.part.nodes.iter().filter(move |(_, node)| node.def.flow == flow);
-            nodes.map(move |(id, _)| (&*loops.list[loops.of_node[id.index()] as usize].name, start + id.index()))
+            nodes.filter_map(move |(id, _)| Some((&*loops.frame(loops.of(id)?).name, start + id.index())))
         })
     };
     let mut turns: HashMap<&str, usize> = HashMap::new();
@@ -189,7 +186,7 @@ fn apart_nodes(
         let (id, name) = (NodeId(i as u32), &nodes.node(NodeId(i as u32)).name);
         apart[i] = match refused.get(&**name) {
             Some(why) => Some(why.clone()),
-            None if loops.of_node[i] != 0 => Some("it is in a loop".to_owned()),
+            None if loops.input_frame(nodes, id).is_some() => Some("it is in a loop".to_owned()),
             None if skipped[i] => Some("it may be skipped".to_owned()),
             None => refusal(of.part, of.plan, gpu, id, (&apart, free)),
         };

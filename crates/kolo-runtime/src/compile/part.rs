@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::Device;
-use kolo_graph::{Effects, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Work};
+use kolo_graph::{Effects, Endpoint, Flow, FrameId, Frames, Node, NodeId, Nodes, OutputInfo, Work, frames};
 use kolo_ops::{
     AsyncKernel, Cost, Kernel, KernelCtx, KernelInit, KernelMaker, ResourceStore, find_kernel, find_op, fused,
     host_arguments,
@@ -16,7 +16,6 @@ use smallvec::SmallVec;
 
 use crate::capture::split::Segment;
 use crate::executor::frame_id::FrameIds;
-use crate::executor::frames::{FrameShape, frames};
 use crate::executor::inter_pool::InterPool;
 use crate::executor::part_state::PartState;
 
@@ -86,6 +85,7 @@ pub(crate) struct FeedPlan {
 }
 
 /// One frame's layout.
+#[derive(Default)]
 pub(crate) struct FramePlan {
     pub parallel_iterations: usize,
     pub n_enters: u32,
@@ -256,7 +256,7 @@ impl KernelCache {
 /// Compiles a part.
 pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCache) -> Result<PartPlan> {
     let nodes = part.nodes;
-    let shapes = frames(nodes, &|id, input| part.fed.contains_key(&(id, input)))?;
+    let loops = loops_of(nodes)?;
     let n = nodes.len();
 
     // Constants that wait for nothing are not nodes: their consumers have them when they run. A `Merge` counts
@@ -289,21 +289,21 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         }
     }
 
-    let mut frame_plans: Vec<FramePlan> = Vec::with_capacity(shapes.list.len());
-    for shape in &shapes.list {
-        frame_plans.push(FramePlan {
-            parallel_iterations: shape.parallel_iterations,
-            n_enters: shape.n_enters,
-            pending: Vec::new(),
-            n_slots: 0,
-            name: shape.name.clone(),
-        });
-    }
+    // Frame 0 is outside of all loops.
+    let frame_number = |frame: Option<FrameId>| frame.map_or(0, |frame| frame.0 + 1);
+    let outside = FramePlan { parallel_iterations: 1, ..FramePlan::default() };
+    let mut frame_plans = vec![outside];
+    frame_plans.extend(loops.iter().map(|(_, frame)| FramePlan {
+        parallel_iterations: usize::try_from(frame.parallel_iterations).unwrap_or(1).max(1),
+        n_enters: frame.enters.len() as u32,
+        name: frame.name.to_string(),
+        ..FramePlan::default()
+    }));
     let lends = lenders(part);
     let mut plans: Vec<NodePlan> = Vec::with_capacity(n);
     let mut roots = Vec::new();
     for (id, node) in nodes.iter() {
-        let frame = shapes.of_node[id.index()];
+        let frame = frame_number(loops.input_frame(nodes, id));
         let frame_plan = &mut frame_plans[frame as usize];
         let (local, first_slot) = (frame_plan.pending.len() as u32, frame_plan.n_slots);
         frame_plan.n_slots += node.inputs.len() as u32;
@@ -327,7 +327,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             roots.push(id.0);
         }
         let enters = match flow {
-            Flow::Enter => child_frame(&shapes.list, frame, node.attrs.str("frame_name")?)?,
+            Flow::Enter => frame_number(loops.of(id)),
             _ => 0,
         };
         let is_back = |i: usize, at: &Endpoint| {
@@ -500,7 +500,8 @@ fn lay_edges(part: &Part<'_>, plans: &mut [NodePlan], in_place: &[Option<Tensor>
     edges
 }
 
-fn child_frame(list: &[FrameShape], parent: u32, name: &str) -> Result<u32> {
-    let child = list.iter().enumerate().skip(1).find(|(_, shape)| shape.name == name && shape.parent == parent);
-    child.map(|(i, _)| i as u32).ok_or_else(|| Error::internal(format!("frame '{name}' was not found")))
+/// The loops of a part; all of its nodes count.
+pub(super) fn loops_of(nodes: &Nodes) -> Result<Frames> {
+    let all: Vec<NodeId> = nodes.iter().map(|(id, _)| id).collect();
+    frames(nodes, &all, &[])
 }

@@ -21,7 +21,6 @@
 //! ends when nothing runs and nothing waits.
 
 pub(crate) mod frame_id;
-pub(crate) mod frames;
 pub(crate) mod inter_pool;
 pub(crate) mod part_state;
 pub(crate) mod rendezvous;

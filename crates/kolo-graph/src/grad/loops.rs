@@ -1,30 +1,11 @@
-//! The loops of a graph, read off its structure: a frame begins where `Enter` ops lead into it, and its variables are the
-//! merges that a `NextIteration` comes back to.
+//! What gradients need to know of loops besides their frames ([`crate::frames`]): their variables, which are the merges
+//! that a `NextIteration` comes back to, and the branches in which values and whole loops are.
 
 use std::collections::{HashMap, HashSet};
 
-use kolo_core::{Error, Result};
+use kolo_core::Result;
 
-use crate::{Endpoint, Flow, Node, NodeId, Nodes};
-
-/// A loop's number among the loops of a graph. A loop within another has the higher number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct FrameId(u32);
-
-/// One loop.
-#[derive(Debug)]
-pub(super) struct Frame {
-    /// The attribute that its `Enter` ops share.
-    pub name: String,
-    /// The loop around it.
-    pub parent: Option<FrameId>,
-    pub parallel_iterations: i64,
-    pub enters: Vec<NodeId>,
-    pub vars: Vec<LoopVar>,
-    pub predicate: Option<NodeId>,
-    /// The branches, of the frame around it, in which the whole loop lies.
-    pub guards: Vec<Guard>,
-}
+use crate::{Endpoint, Flow, Frame, FrameId, Frames, Node, NodeId, Nodes, frames};
 
 /// `Enter ─ Merge ─ Switch ─ … ─ NextIteration ─ Merge`.
 #[derive(Debug)]
@@ -43,12 +24,20 @@ pub(super) struct Guard {
     pub side: u32,
 }
 
-/// All loops of a graph, and where its nodes lie.
+/// The variables of one loop, and where it is.
 #[derive(Debug, Default)]
-pub(super) struct Frames {
-    frames: Vec<Frame>,
-    /// Where a node's outputs live; nodes outside of loops are left out.
-    of: HashMap<NodeId, FrameId>,
+struct LoopShape {
+    vars: Vec<LoopVar>,
+    /// The branches, of the frame around it, in which the whole loop is.
+    guards: Vec<Guard>,
+}
+
+/// All loops of a graph, and where its nodes are.
+#[derive(Debug, Default)]
+pub(super) struct Loops {
+    frames: Frames,
+    /// By the number of the frame.
+    shapes: Vec<LoopShape>,
     /// The branches of its own frame that a node's outputs depend on, apart from the last part of `Switch`; only of
     /// nodes inside loops.
     guards: HashMap<NodeId, Vec<Guard>>,
@@ -56,81 +45,44 @@ pub(super) struct Frames {
     borders: HashSet<NodeId>,
 }
 
-impl Frames {
-    /// Reads the structure. Nodes come after their inputs, but for the edges that close loops.
-    pub(super) fn of(nodes: &Nodes) -> Result<Frames> {
-        let mut frames = Frames::default();
-        if !nodes.iter().any(|(_, node)| node.def.flow == Flow::Enter) {
-            return Ok(frames);
+impl Loops {
+    /// Reads the structure. Nodes come after their inputs, but for the edges that close loops. A malformed loop is an error
+    /// only if one of `outputs` depends on it.
+    pub(super) fn of(nodes: &Nodes, outputs: &[NodeId]) -> Result<Loops> {
+        let all: Vec<NodeId> = nodes.iter().map(|(id, _)| id).collect();
+        let frames = frames(nodes, &all, &[]).or_else(|_| frames(nodes, &ancestors(nodes, outputs), &[]))?;
+        let shapes = frames.iter().map(|_| LoopShape::default()).collect();
+        let mut loops = Loops { frames, shapes, ..Loops::default() };
+        if loops.shapes.is_empty() {
+            return Ok(loops);
         }
-        let mut by_name: HashMap<(Option<FrameId>, String), FrameId> = HashMap::new();
         for (id, node) in nodes.iter() {
-            let around = frames.around(nodes, node);
-            let inside = match node.def.flow {
+            let Some(frame) = loops.frames.of(id) else { continue };
+            let guards = match node.def.flow {
                 Flow::Enter => {
-                    let name = node.attrs.str("frame_name")?.to_owned();
-                    let parallel_iterations = node.attrs.int("parallel_iterations")?;
-                    let guards = frames.guards_around(nodes, node);
-                    let frame = *by_name.entry((around, name.clone())).or_insert_with(|| {
-                        frames.frames.push(Frame {
-                            name,
-                            parent: around,
-                            parallel_iterations,
-                            enters: Vec::new(),
-                            vars: Vec::new(),
-                            predicate: None,
-                            guards: Vec::new(),
-                        });
-                        FrameId(frames.frames.len() as u32 - 1)
-                    });
-                    let shape = &mut frames.frames[frame.0 as usize];
-                    shape.enters.push(id);
-                    shape
-                        .guards
-                        .extend(guards.into_iter().filter(|guard| !shape.guards.contains(guard)).collect::<Vec<_>>());
-                    frames.borders.insert(id);
-                    Some(frame)
+                    loops.borders.insert(id);
+                    let guards = loops.guards_around(nodes, node);
+                    let known = &mut loops.shapes[frame.0 as usize].guards;
+                    let new: Vec<Guard> = guards.into_iter().filter(|guard| !known.contains(guard)).collect();
+                    known.extend(new);
+                    continue;
                 }
                 Flow::Exit => {
-                    let Some(frame) = around else {
-                        return Err(Error::invalid_argument(format!("{} leaves no loop", node.describe())));
-                    };
-                    frames.borders.insert(id);
-                    let guards = frames.frame(frame).guards.clone();
-                    if !guards.is_empty() {
-                        frames.guards.insert(id, guards);
-                    }
-                    frames.frame(frame).parent
+                    loops.borders.insert(id);
+                    loops.loop_guards(frame).to_vec()
                 }
                 Flow::LoopCond => {
-                    if let Some(frame) = around {
-                        frames.frames[frame.0 as usize].predicate = Some(id);
-                    }
-                    frames.borders.insert(id);
-                    around
+                    loops.borders.insert(id);
+                    loops.guards_around(nodes, node)
                 }
-                _ => around,
+                _ => loops.guards_around(nodes, node),
             };
-            let Some(inside) = inside else { continue };
-            frames.of.insert(id, inside);
-            if !matches!(node.def.flow, Flow::Enter | Flow::Exit) {
-                let guards = frames.guards_around(nodes, node);
-                if !guards.is_empty() {
-                    frames.guards.insert(id, guards);
-                }
+            if !guards.is_empty() {
+                loops.guards.insert(id, guards);
             }
         }
-        frames.find_variables(nodes);
-        Ok(frames)
-    }
-
-    /// The frame that a node's inputs live in.
-    fn around(&self, nodes: &Nodes, node: &Node) -> Option<FrameId> {
-        let forward = node.inputs.iter().find(|at| nodes.node(at.node).def.flow != Flow::NextIteration);
-        match forward.or(node.inputs.first()) {
-            Some(at) => self.of.get(&at.node).copied(),
-            None => node.control_inputs.iter().find_map(|id| self.of.get(id)).copied(),
-        }
+        loops.find_variables(nodes);
+        Ok(loops)
     }
 
     /// The guards of whatever a node waits for; of a merge, those that hold whichever side came.
@@ -159,7 +111,7 @@ impl Frames {
         let node = nodes.node(at.node);
         if node.def.flow == Flow::Switch
             && nodes.node(node.inputs[1].node).def.flow != Flow::LoopCond
-            && self.of.contains_key(&at.node)
+            && self.frames.of(at.node).is_some()
         {
             // A predicate under another name is the same predicate.
             let mut predicate = node.inputs[1];
@@ -188,7 +140,7 @@ impl Frames {
             }
         }
         for (id, node) in nodes.iter() {
-            let (Flow::Merge, Some(&frame)) = (node.def.flow, self.of.get(&id)) else { continue };
+            let (Flow::Merge, Some(frame)) = (node.def.flow, self.frames.of(id)) else { continue };
             let back = node.inputs.iter().find(|at| nodes.node(at.node).def.flow == Flow::NextIteration);
             let enter = node.inputs.iter().find(|at| nodes.node(at.node).def.flow == Flow::Enter);
             match (enter, back, switches.get(&id)) {
@@ -196,7 +148,7 @@ impl Frames {
                     self.borders.extend([id, back.node]);
                     let exits = exits.remove(&switch).unwrap_or_default();
                     let var = LoopVar { enter: enter.node, merge: id, switch, next: back.node, exits };
-                    self.frames[frame.0 as usize].vars.push(var);
+                    self.shapes[frame.0 as usize].vars.push(var);
                 }
                 // A loop whose body is still being described, or one that a rewrite drives; neither has gradients here.
                 (Some(_), ..) => drop(self.borders.insert(id)),
@@ -206,20 +158,26 @@ impl Frames {
     }
 
     pub(super) fn frame(&self, id: FrameId) -> &Frame {
-        &self.frames[id.0 as usize]
+        self.frames.frame(id)
+    }
+
+    pub(super) fn vars(&self, id: FrameId) -> &[LoopVar] {
+        &self.shapes[id.0 as usize].vars
+    }
+
+    /// The branches, of the frame around it, in which a whole loop is.
+    pub(super) fn loop_guards(&self, id: FrameId) -> &[Guard] {
+        &self.shapes[id.0 as usize].guards
     }
 
     /// Where a node's outputs live.
-    pub(super) fn of_node(&self, id: NodeId) -> Option<FrameId> {
-        self.of.get(&id).copied()
+    pub(super) fn of_node(&self, nodes: &Nodes, id: NodeId) -> Option<FrameId> {
+        self.frames.output_frame(nodes, id)
     }
 
     /// The loop that a node is part of: `Enter` and `Exit` belong to the loop whose border they are.
-    pub(super) fn home(&self, nodes: &Nodes, id: NodeId) -> Option<FrameId> {
-        match nodes.node(id).def.flow {
-            Flow::Exit => self.of_node(nodes.node(id).inputs[0].node),
-            _ => self.of_node(id),
-        }
+    pub(super) fn home(&self, id: NodeId) -> Option<FrameId> {
+        self.frames.of(id)
     }
 
     /// True for nodes that make up a loop.
@@ -248,4 +206,17 @@ impl Frames {
             }
         }
     }
+}
+
+/// These nodes and all they depend on, sorted.
+fn ancestors(nodes: &Nodes, of: &[NodeId]) -> Vec<NodeId> {
+    let mut is_needed = vec![false; nodes.len()];
+    let mut open = of.to_vec();
+    while let Some(id) = open.pop() {
+        if !std::mem::replace(&mut is_needed[id.index()], true) {
+            let node = nodes.node(id);
+            open.extend(node.inputs.iter().map(|at| at.node).chain(node.control_inputs.iter().copied()));
+        }
+    }
+    nodes.iter().map(|(id, _)| id).filter(|id| is_needed[id.index()]).collect()
 }
