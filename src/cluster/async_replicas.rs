@@ -10,7 +10,7 @@ use kolo_runtime::Session;
 
 use super::place::home;
 use super::sync_replicas::as_i64;
-use crate::optim::{GradAndVar, Optimizer, leave_updates_to};
+use crate::optim::{GradAndVar, Optimizer, leave_updates_to, wrap_training};
 use crate::train::SessionHook;
 
 /// Wraps an optimizer: updates are made by each worker on its own, and counted by how many updates of others came between
@@ -191,6 +191,7 @@ impl Optimizer for AsyncReplicas {
             })
         });
         graph.check()?;
+        wrap_training(updated, train, grads_and_vars)?;
         Ok(train)
     }
 

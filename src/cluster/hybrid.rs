@@ -10,7 +10,7 @@ use kolo_runtime::Session;
 use super::meeting::{BarrierState, Meeting, MeetingHook, MeetingNames};
 use super::place::home;
 use super::sync_replicas::as_i64;
-use crate::optim::{GradAndVar, Optimizer, leave_updates_to};
+use crate::optim::{GradAndVar, Optimizer, leave_updates_to, wrap_training};
 
 /// What becomes of a gradient that comes when its step is over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -189,6 +189,7 @@ impl Optimizer for HybridReplicas {
             };
             graph.check()?;
             *self.made.borrow_mut() = Some(names);
+            wrap_training(applied, train, grads_and_vars)?;
             Ok(train)
         })
     }

@@ -20,7 +20,7 @@ use kolo_ops::queue::{ConditionalAccumulator, FifoQueue, SparseConditionalAccumu
 use super::chief::spawn_loop;
 use super::place::home;
 use crate::ops;
-use crate::optim::{GradAndVar, Optimizer, leave_updates_to};
+use crate::optim::{GradAndVar, Optimizer, leave_updates_to, wrap_training};
 use crate::train::{CreatedContext, SessionHook, report_uninitialized_variables};
 
 /// Wraps an optimizer: an update is made from the mean of so many workers' gradients, and workers wait for it.
@@ -283,6 +283,7 @@ impl Optimizer for SyncReplicas {
                     close: queue.close().name(),
                     global_step: step.name(),
                 });
+                wrap_training(update, train, grads_and_vars)?;
                 Ok(train)
             })
         })

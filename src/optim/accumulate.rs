@@ -35,7 +35,7 @@ impl Accumulate {
         sums: &[GradAndVar<'g>],
         count: Variable<'g>,
         global_step: Option<Variable<'g>>,
-    ) -> Result<Operation<'g>> {
+    ) -> Result<Released<'g>> {
         let mut means = Vec::with_capacity(sums.len());
         for pair in sums {
             let Some(slot) = self.core.find(pair.variable, "sum") else { continue };
@@ -50,8 +50,15 @@ impl Accumulate {
             };
             slots.chain([count]).map(clear).collect()
         });
-        Ok(graph.group("release", &cleared))
+        Ok(Released { applied, all: graph.group("release", &cleared) })
     }
+}
+
+struct Released<'g> {
+    /// The update, as the other optimizer has added it.
+    applied: Operation<'g>,
+    /// After it, the sums are zero again.
+    all: Operation<'g>,
 }
 
 impl Optimizer for Accumulate {
@@ -90,22 +97,28 @@ impl Optimizer for Accumulate {
                 let now = count.read_now();
                 ops::greater_equal(now, number_like(now, f64::from(self.every) - 0.5))
             });
-            let mut failed = None;
+            let mut outcome = None;
             let done = graph.cond(
                 is_full,
                 || {
                     let released = self.release(graph, &pairs, count, global_step);
-                    let released = released.map_err(|error| failed = Some(error)).ok();
-                    vec![graph.control_dependencies(released.as_slice(), || graph.constant(true))]
+                    let after: Vec<Operation<'g>> = released.iter().map(|released| released.all).collect();
+                    outcome = Some(released);
+                    vec![graph.control_dependencies(&after, || graph.constant(true))]
                 },
                 || vec![graph.constant(false)],
             );
-            if let Some(error) = failed {
-                return Err(error);
-            }
+            let released = outcome.transpose()?;
             let done: Vec<Operation<'g>> = done?.iter().map(|output| output.operation()).collect();
             let all = graph.group(&graph.scoped_name(""), &done);
             graph.check()?;
+            if let Some(released) = released {
+                let grads: Vec<(Variable<'g>, Grad<'g>)> =
+                    pairs.iter().filter_map(|pair| Some((pair.variable, pair.grad?))).collect();
+                let sums = variables.iter().flat_map(|&of| self.core.slots_of(of).into_iter().map(move |s| (of, s)));
+                let sums: Vec<_> = sums.map(|(of, (slot, sum))| (of, slot, sum)).collect();
+                graph.wrap_training(released.applied, all, &grads, &sums)?;
+            }
             Ok(all)
         })
     }

@@ -26,6 +26,30 @@
 //! it remembers between steps lives in variables that are named as TensorFlow names them (`w/Momentum`, `w/Adam_1`,
 //! `beta1_power`), so that checkpoints carry over. Slots are on the device of their variable, and so are the updates: the
 //! same kernels run wherever a variable is, and give the same bits there.
+//!
+//! What an optimizer knows of a step stays with the graph as a [`Training`], for passes that rewrite it:
+//!
+//! ```
+//! use kolo::ops;
+//! use kolo::optim::{Momentum, Optimizer};
+//!
+//! let g = kolo::graph();
+//! let [first, last] = ["first", "last"].map(|name| g.variable(name, [[0.5f32, 1.0], [0.0, 2.0]]));
+//! let hidden = ops::tanh(ops::matmul(g.constant([[1.0f32, 2.0]]), first.read()));
+//! let loss = ops::sum_all(ops::matmul(hidden, last.read()));
+//! let train = Momentum::new(0.1, 0.9).minimize(loss, None)?;
+//!
+//! let training = g.training(train).ok_or_else(|| kolo::Error::not_found("no training"))?;
+//! // The gradient of the last layer is ready first.
+//! let names: Vec<&str> = training.variables.iter().map(|variable| &*variable.name).collect();
+//! assert_eq!(names, ["last", "first"]);
+//! let last = &training.variables[0];
+//! assert_eq!((last.n_bytes, &*last.slots[0].variable), (Some(16), "last/Momentum"));
+//! // It is computed by a node that belongs to the product in which the variable is used.
+//! let (_, gradient) = &last.gradients[0];
+//! assert_eq!(training.forward_of(&gradient.values().node).map(|node| &**node), Some("MatMul_1"));
+//! # Ok::<(), kolo::Error>(())
+//! ```
 
 mod accumulate;
 mod adadelta;
@@ -46,6 +70,9 @@ mod sgd;
 mod slots;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod training_tests;
 mod update;
 
 pub use accumulate::Accumulate;
@@ -61,10 +88,12 @@ pub use momentum::Momentum;
 pub use moving_average::ExponentialMovingAverage;
 pub(crate) use moving_average::assign_moving_average;
 pub(crate) use optimizer::leave_updates_to;
-pub use optimizer::{GradAndVar, MinimizeOptions, Optimizer};
+pub use optimizer::{GradAndVar, MinimizeOptions, Optimizer, wrap_training};
 pub use rate::LearningRate;
 pub use rms_prop::RmsProp;
 pub use schedule::Schedule;
 pub use sgd::Sgd;
 pub use slots::Core;
 pub use update::{Update, deduplicate};
+
+pub use kolo_graph::Training;

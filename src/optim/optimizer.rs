@@ -3,7 +3,8 @@
 
 use kolo_core::{Error, Result};
 use kolo_graph::{
-    Grad, GradientOptions, Graph, IndexedSlices, Operation, Output, Variable, VariableKind, gradients_with,
+    Grad, GradientOptions, Graph, IndexedSlices, Operation, Output, Variable, VariableKind, VariableUpdate,
+    gradients_with,
 };
 
 use super::update::{Update, group_by_device};
@@ -100,7 +101,8 @@ pub trait Optimizer {
     }
 
     /// Applies gradients to their variables and then adds one to the global step. Variables without a gradient stay as they
-    /// are; it is an error if none has one.
+    /// are; it is an error if none has one. What is known of the step is kept for rewrites ([`Graph::training`]); an
+    /// optimizer around another one, which has a method of its own here, must say so by [`wrap_training`].
     fn apply_gradients<'g>(
         &self,
         grads_and_vars: &[GradAndVar<'g>],
@@ -124,15 +126,20 @@ pub trait Optimizer {
             let scope = graph.scoped_name("");
             let update = Update::new(self.core(), &variables, global_step)?;
             let mut updates = Vec::with_capacity(variables.len());
+            let mut parts = Vec::with_capacity(variables.len());
             for &(grad, variable) in &with_grads {
                 let name = format!("update_{}", variable.name());
                 let at = variable.handle().operation();
-                updates.push(graph.name_scope(&name, || {
+                let first_node = graph.nodes().len();
+                let updated = graph.name_scope(&name, || {
                     graph.colocate_with(at, || match grad {
                         Grad::Dense(grad) => self.apply_dense(&update, variable, grad),
                         Grad::Slices(slices) => self.apply_sparse(&update, variable, slices),
                     })
-                })?);
+                })?;
+                let (nodes, slots) = (first_node..graph.nodes().len(), self.core().slots_of(variable));
+                parts.push(VariableUpdate { variable, grad, nodes, update: updated, slots });
+                updates.push(updated);
             }
             let after = graph.control_dependencies(&updates, || self.finish(&update))?;
             let done: Vec<(Operation<'g>, Variable<'g>)> = updates.into_iter().zip(variables.iter().copied()).collect();
@@ -143,6 +150,7 @@ pub trait Optimizer {
             };
             graph.check()?;
             graph.add_to_collection("train_op", &train.name());
+            graph.add_training(train, &parts, &self.core().scalars(graph))?;
             Ok(train)
         })
     }
@@ -173,6 +181,14 @@ pub trait Optimizer {
     fn slots<'g>(&self, graph: &'g Graph) -> Vec<Variable<'g>> {
         self.core().all(graph)
     }
+}
+
+/// For an optimizer around another one, when everything was added: the step that the other one knows as `inner` is run by
+/// `op`, and its gradients are `grads_and_vars`, before anything was accumulated or exchanged.
+pub fn wrap_training<'g>(inner: Operation<'g>, op: Operation<'g>, grads_and_vars: &[GradAndVar<'g>]) -> Result<()> {
+    let grads: Vec<(Variable<'g>, Grad<'g>)> =
+        grads_and_vars.iter().filter_map(|pair| Some((pair.variable, pair.grad?))).collect();
+    op.graph().wrap_training(inner, op, &grads, &[])
 }
 
 /// Adds one to the step after `updates`, under the name of the scope itself. The updates meet where the step is: a worker

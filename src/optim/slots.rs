@@ -121,6 +121,22 @@ impl Core {
         here.filter_map(|slot| graph.find_variable(&slot.name).ok()).collect()
     }
 
+    /// What was made for one variable, with the name of each slot.
+    pub fn slots_of<'g>(&self, variable: Variable<'g>) -> Vec<(String, Variable<'g>)> {
+        self.listed(variable.handle().graph(), &variable.name())
+    }
+
+    /// What was made once for all variables, with its name.
+    pub fn scalars<'g>(&self, graph: &'g Graph) -> Vec<(String, Variable<'g>)> {
+        self.listed(graph, "")
+    }
+
+    fn listed<'g>(&self, graph: &'g Graph, variable: &str) -> Vec<(String, Variable<'g>)> {
+        let slots = self.slots.borrow();
+        let its = slots.iter().filter(|slot| slot.graph == address(graph) && slot.variable == variable);
+        its.filter_map(|slot| Some((slot.slot.clone(), graph.find_variable(&slot.name).ok()?))).collect()
+    }
+
     fn lookup<'g>(&self, graph: &'g Graph, variable: &str, slot: &str) -> Option<Variable<'g>> {
         let slots = self.slots.borrow();
         let is_it = |have: &&Slot| have.graph == address(graph) && have.slot == slot && have.variable == variable;

@@ -26,7 +26,10 @@ pub use describe::{
     Graph, Initializer, IntoOutput, OpBuilder, Operation, Origin, Output, Variable, VariableBuilder, VariableKind,
     VariableRecord, WhileOptions,
 };
-pub use grad::{GradientOptions, gradients, gradients_with};
+pub use grad::{
+    GradParts, GradientOptions, InputName, Loss, OutputName, Region, Slot, TrainedVariable, Training, VariableUpdate,
+    gradients, gradients_with,
+};
 pub use nodes::{Endpoint, Location, Node, NodeId, Nodes, OutputInfo};
 pub use op::{
     ArgDef, ArgType, AttrDef, AttrKind, AttrValue, Attrs, Combine, Effects, Elements, Elementwise, Flow, Grad,
@@ -40,6 +43,6 @@ pub use plan::{
     holds_state, is_variable, log_lines, moved_bytes, partition, place, plan, price_fallbacks, prune, state_stays,
 };
 pub use rewrite::{
-    BranchNode, Frame, FrameId, Frames, Pass, PassContext, PassRecord, Rewriter, Stage, frames, pipeline,
-    skipped_nodes, topological_order,
+    BranchNode, Frame, FrameId, Frames, LossNodes, Pass, PassContext, PassRecord, Rewriter, Stage, TrainingNodes,
+    VariableNodes, frames, pipeline, skipped_nodes, topological_order,
 };

@@ -8,7 +8,7 @@ use kolo_core::{DType, DeviceSpec, Error, PartialShape, Result};
 
 use crate::op::registry::did_you_mean;
 use crate::wire::proto::FunctionDefLibrary;
-use crate::{AttrValue, Attrs, OpDef, Origin};
+use crate::{AttrValue, Attrs, OpDef, Origin, Training};
 
 /// A line of the user's program.
 pub type Location = &'static std::panic::Location<'static>;
@@ -133,9 +133,19 @@ pub struct Nodes {
     list: Vec<Arc<Node>>,
     by_name: HashMap<Arc<str>, NodeId>,
     library: Arc<FunctionDefLibrary>,
+    trainings: Arc<[Arc<Training>]>,
 }
 
 impl Nodes {
+    /// What optimizers know of the steps they have added; see [`Training`]. The nodes of a GraphDef have none.
+    pub fn trainings(&self) -> &Arc<[Arc<Training>]> {
+        &self.trainings
+    }
+
+    pub(crate) fn set_trainings(&mut self, trainings: Arc<[Arc<Training>]>) {
+        self.trainings = trainings;
+    }
+
     /// The functions that imported graphs brought along. Calls of them are written out as plain nodes on import, so
     /// nothing here is needed to run; they are kept for whoever the graph is written for.
     pub fn library(&self) -> &Arc<FunctionDefLibrary> {

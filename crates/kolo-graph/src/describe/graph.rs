@@ -16,8 +16,12 @@ use kolo_core::{DeviceSpec, Error, PartialShape, Result};
 
 use crate::describe::control_flow::FlowScope;
 use crate::describe::request::{NodeRequest, check_name, complete};
+use crate::grad::BackwardPass;
 use crate::wire::proto::FunctionDefLibrary;
-use crate::{AttrValue, Endpoint, Flow, Location, Node, NodeId, Nodes, OpRegistry, Operation, Output, VariableRecord};
+use crate::{
+    AttrValue, Endpoint, Flow, Location, Node, NodeId, Nodes, OpRegistry, Operation, Output, Region, Training,
+    VariableRecord,
+};
 
 /// A graph under construction.
 pub struct Graph {
@@ -46,6 +50,21 @@ struct GraphContents {
     n_loops: u32,
     /// The scope of the gradients that are being added, if any.
     gradient_source: String,
+    /// The node whose gradient is being added, and when what is added runs.
+    gradient_of: Option<(NodeId, Region)>,
+    /// What the call that is being made has added so far.
+    gradient_nodes: Vec<GradientNode>,
+    /// All calls so far.
+    backward_passes: Vec<Arc<BackwardPass>>,
+}
+
+/// A node that gradients have added.
+#[derive(Clone, Copy)]
+pub(crate) struct GradientNode {
+    pub id: NodeId,
+    /// The node that it belongs to.
+    pub forward: NodeId,
+    pub region: Region,
 }
 
 /// A loop's number in its graph.
@@ -83,6 +102,9 @@ impl Graph {
                 loops: HashMap::new(),
                 n_loops: 0,
                 gradient_source: String::new(),
+                gradient_of: None,
+                gradient_nodes: Vec::new(),
+                backward_passes: Vec::new(),
             }),
         }
     }
@@ -283,6 +305,44 @@ impl Graph {
         })
     }
 
+    /// Runs `body`; the nodes it adds belong to the gradient of `forward`.
+    pub(crate) fn with_gradient_of<R>(&self, forward: NodeId, region: Region, body: impl FnOnce() -> R) -> R {
+        let outer = self.state.borrow_mut().gradient_of.replace((forward, region));
+        let result = body();
+        self.state.borrow_mut().gradient_of = outer;
+        result
+    }
+
+    /// Runs `body`, one call for gradients, and returns which nodes it added for which others. If a rule makes the call,
+    /// they belong to the rule's node as well.
+    pub(crate) fn noting_gradient_nodes<R>(&self, body: impl FnOnce() -> R) -> (R, Vec<GradientNode>) {
+        let outer = {
+            let mut state = self.state.borrow_mut();
+            (state.gradient_of.take(), std::mem::take(&mut state.gradient_nodes))
+        };
+        let result = body();
+        let mut state = self.state.borrow_mut();
+        state.gradient_of = outer.0;
+        let added = std::mem::replace(&mut state.gradient_nodes, outer.1);
+        if let Some((forward, region)) = outer.0 {
+            state.gradient_nodes.extend(added.iter().map(|node| GradientNode { id: node.id, forward, region }));
+        }
+        (result, added)
+    }
+
+    pub(crate) fn add_backward_pass(&self, pass: BackwardPass) {
+        self.state.borrow_mut().backward_passes.push(Arc::new(pass));
+    }
+
+    /// What every call for gradients has done, in order.
+    pub(crate) fn backward_passes(&self) -> Vec<Arc<BackwardPass>> {
+        self.state.borrow().backward_passes.clone()
+    }
+
+    pub(crate) fn set_trainings(&self, trainings: Vec<Arc<Training>>) {
+        self.state.borrow_mut().nodes.set_trainings(trainings.into());
+    }
+
     /// Runs `body`; the nodes it adds go to the device of `operation`, wherever that will be. Device scopes around this
     /// one do not apply.
     pub fn colocate_with<R>(&self, operation: Operation<'_>, body: impl FnOnce() -> R) -> R {
@@ -478,7 +538,14 @@ impl Graph {
             }
             node.device = merged;
         }
-        let id = self.state.borrow_mut().nodes.push(node);
+        let id = {
+            let mut state = self.state.borrow_mut();
+            let id = state.nodes.push(node);
+            if let Some((forward, region)) = state.gradient_of {
+                state.gradient_nodes.push(GradientNode { id, forward, region });
+            }
+            id
+        };
         if let Some(flow) = flow {
             flow.core().add(self, id);
         }

@@ -28,7 +28,7 @@ use crate::describe::control_flow::{
     self, FlowScope, IsConstant, ScopeCore, capture, enter_constant, enter_control, is_constant_enter, raw,
 };
 use crate::describe::request::NodeRequest;
-use crate::{Attrs, Endpoint, Flow, FrameId, Graph, Node, NodeId, Nodes, Operation, Output, Work};
+use crate::{Attrs, Endpoint, Flow, FrameId, Graph, Node, NodeId, Nodes, Operation, Output, Region, Work};
 
 /// The graph whose gradients are taken, and what they have added to its loops.
 pub(super) struct Source {
@@ -51,6 +51,8 @@ pub(super) struct Source {
 struct Place {
     frame: Option<FrameId>,
     guards: Vec<Guard>,
+    /// The node of the graph as it was that it was added for.
+    owner: NodeId,
 }
 
 impl Source {
@@ -86,8 +88,19 @@ impl Source {
         graph.with_flow(self.scope.clone(), || raw(graph, build))
     }
 
-    fn place(&self, id: NodeId, frame: Option<FrameId>, guards: Vec<Guard>) {
-        self.added.borrow_mut().insert(id, Place { frame, guards });
+    fn place(&self, id: NodeId, place: Place) {
+        self.added.borrow_mut().insert(id, place);
+    }
+
+    /// The node of the graph as it was that a node belongs to: itself, or the one it was added for.
+    fn owner(&self, id: NodeId) -> NodeId {
+        self.added.borrow().get(&id).map_or(id, |place| place.owner)
+    }
+
+    /// The node that stands for a whole loop.
+    pub(super) fn loop_owner(&self, frame: FrameId) -> NodeId {
+        let shape = self.loops.frame(frame);
+        shape.loop_cond.or(shape.enters.first().copied()).unwrap_or(NodeId::INVALID)
     }
 
     /// An output of the base frame as a forward loop sees it.
@@ -111,8 +124,11 @@ impl Source {
     /// Leads a loop variable that nobody used after the loop out of it.
     pub(super) fn exit<'g>(&self, graph: &'g Graph, frame: FrameId, switch: NodeId) -> Result<Output<'g>> {
         let last = Output::new(graph, Endpoint { node: switch, index: 0 });
-        let exit = self.forward(graph, || graph.op("Exit").input(last).try_build())?;
-        self.place(exit.id(), self.loops.frame(frame).parent, self.loops.loop_guards(frame).to_vec());
+        let exit = graph.with_gradient_of(switch, Region::Forward, || {
+            self.forward(graph, || graph.op("Exit").input(last).try_build())
+        })?;
+        let guards = self.loops.loop_guards(frame).to_vec();
+        self.place(exit.id(), Place { frame: self.loops.frame(frame).parent, guards, owner: switch });
         Ok(exit.output(0))
     }
 }
@@ -164,7 +180,9 @@ impl BackwardScope {
         outer: Option<&BackwardScope>,
     ) -> Result<Rc<BackwardScope>> {
         let shape = source.loops.frame(frame);
-        let forward = count_forward(graph, source, frame, outer)?;
+        let forward = graph.with_gradient_of(source.loop_owner(frame), Region::Forward, || {
+            count_forward(graph, source, frame, outer)
+        })?;
         let scope = Rc::new_cyclic(|me| BackwardScope {
             core: ScopeCore::new(graph.flow_scope(), Some(graph.new_loop_id())),
             me: me.clone(),
@@ -254,7 +272,8 @@ impl BackwardScope {
             return Ok(self.inside(graph, || copy.try_build())?.output(0).endpoint());
         }
         let guards = source.guards(at);
-        let stack = self.push(graph, at, !guards.is_empty())?;
+        let stack = graph
+            .with_gradient_of(source.owner(at.node), Region::Forward, || self.push(graph, at, !guards.is_empty()))?;
         let mut handle = Output::new(graph, capture(graph, self, stack)?);
         for guard in guards {
             let taken = Output::new(graph, capture(graph, self, guard.predicate)?);
@@ -365,9 +384,11 @@ impl FlowScope for BackwardScope {
         let shape = match known {
             Some(shape) => shape,
             None => {
-                let shape =
-                    source.forward(graph, || graph.op("Shape").input(value).attr("out_type", dtype).try_build())?;
-                source.place(shape.id(), frame, source.guards(at));
+                let owner = source.owner(at.node);
+                let shape = graph.with_gradient_of(owner, Region::Forward, || {
+                    source.forward(graph, || graph.op("Shape").input(value).attr("out_type", dtype).try_build())
+                })?;
+                source.place(shape.id(), Place { frame, guards: source.guards(at), owner });
                 let shape = shape.output(0).endpoint();
                 source.shapes.borrow_mut().insert((at, dtype), shape);
                 shape
@@ -406,7 +427,8 @@ fn count_forward(graph: &Graph, source: &Source, frame: FrameId, outer: Option<&
         let next = graph.op("NextIteration").name("f_count").input(add.output(0)).try_build()?;
         graph.close_loop(merge.id(), 1, next.output(0).endpoint())?;
         let total = graph.op("Exit").name("f_count").input(switch.output(0)).try_build()?;
-        source.place(total.id(), shape.parent, source.loops.loop_guards(frame).to_vec());
+        let guards = source.loops.loop_guards(frame).to_vec();
+        source.place(total.id(), Place { frame: shape.parent, guards, owner: source.loop_owner(frame) });
         Ok(Counter { add: add.id(), next: next.id(), total: total.output(0).endpoint() })
     })
 }

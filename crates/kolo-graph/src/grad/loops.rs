@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use kolo_core::Result;
 
+use super::ancestors;
 use crate::{Endpoint, Flow, Frame, FrameId, Frames, Node, NodeId, Nodes, frames};
 
 /// `Enter ─ Merge ─ Switch ─ … ─ NextIteration ─ Merge`.
@@ -206,17 +207,4 @@ impl Loops {
             }
         }
     }
-}
-
-/// These nodes and all they depend on, sorted.
-fn ancestors(nodes: &Nodes, of: &[NodeId]) -> Vec<NodeId> {
-    let mut is_needed = vec![false; nodes.len()];
-    let mut open = of.to_vec();
-    while let Some(id) = open.pop() {
-        if !std::mem::replace(&mut is_needed[id.index()], true) {
-            let node = nodes.node(id);
-            open.extend(node.inputs.iter().map(|at| at.node).chain(node.control_inputs.iter().copied()));
-        }
-    }
-    nodes.iter().map(|(id, _)| id).filter(|id| is_needed[id.index()]).collect()
 }

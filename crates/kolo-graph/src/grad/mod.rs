@@ -6,6 +6,7 @@
 
 mod backward;
 mod loops;
+mod training;
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -17,6 +18,8 @@ use crate::op::def::{Grad, Gradient, IndexedSlices};
 use crate::{Endpoint, Flow, FrameId, Graph, NodeId, Nodes, Operation, Output};
 use backward::{BackwardScope, Source};
 use loops::Loops;
+pub(crate) use training::BackwardPass;
+pub use training::{GradParts, InputName, Loss, OutputName, Region, Slot, TrainedVariable, Training, VariableUpdate};
 
 /// What to do differently from [`gradients`].
 #[derive(Clone, Default)]
@@ -44,6 +47,10 @@ pub fn gradients_with<'g>(
     let Some(first) = ys.first() else { return Ok(vec![None; xs.len()]) };
     let graph = first.graph();
     graph.check()?;
+    let mut given = ys.iter().chain(xs).chain(options.grad_ys.iter().flatten());
+    if given.any(|output| !output.is_valid()) {
+        return Err(Error::invalid_argument("cannot differentiate what could not be made"));
+    }
     for y in ys {
         if !y.dtype().is_float() {
             return Err(Error::invalid_argument(format!("cannot differentiate {y:?}: only floats have gradients")));
@@ -65,19 +72,29 @@ pub fn gradients_with<'g>(
     let source = Source::new(graph, nodes.clone(), loops, level);
     let mut walk =
         Walk { graph, nodes: &nodes, source, between, stops, options, sums: Sums::default(), companions: Vec::new() };
-    graph.with_gradient_source(|| -> Result<()> {
-        for (i, y) in ys.iter().enumerate() {
-            let start = match options.grad_ys.get(i).copied().flatten() {
-                Some(given) => given,
-                None => ones_like(*y),
-            };
-            walk.sums.add(y.endpoint(), start.into());
-        }
-        walk.level(level)
-    })?;
-    let result = xs.iter().map(|x| walk.sums.total(graph, x.endpoint())).collect::<Result<_>>();
+    let mut starts = Vec::with_capacity(ys.len());
+    let (result, added) = graph.noting_gradient_nodes(|| -> Result<Vec<Option<Grad<'g>>>> {
+        graph.with_gradient_source(|| -> Result<()> {
+            for (i, y) in ys.iter().enumerate() {
+                let start = match options.grad_ys.get(i).copied().flatten() {
+                    Some(given) => given,
+                    None => graph.with_gradient_of(y.endpoint().node, Region::Backward, || ones_like(*y)),
+                };
+                starts.push(start.endpoint());
+                walk.sums.add(y.endpoint(), start.into());
+            }
+            walk.level(level)
+        })?;
+        let total = |x: &Output<'g>| {
+            graph.with_gradient_of(x.endpoint().node, Region::Backward, || walk.sums.total(graph, x.endpoint()))
+        };
+        xs.iter().map(total).collect()
+    });
     graph.check()?;
-    result
+    let result = result?;
+    let pass = BackwardPass::new(&graph.nodes(), (ys, &starts), (xs, &result), &added);
+    graph.add_backward_pass(pass);
+    Ok(result)
 }
 
 /// One call of [`gradients`].
@@ -119,8 +136,13 @@ impl<'g> Walk<'_, 'g> {
         self.between.contains(&at.node) && !self.stops.contains(&at)
     }
 
-    /// Asks one op for the gradients of its inputs and adds them to the sums.
+    /// Adds the gradient of one node, all of which belongs to it.
     fn differentiate(&mut self, id: NodeId) -> Result<()> {
+        self.graph.with_gradient_of(id, Region::Backward, || self.apply_rule(id))
+    }
+
+    /// Asks one op for the gradients of its inputs and adds them to the sums.
+    fn apply_rule(&mut self, id: NodeId) -> Result<()> {
         let (graph, node) = (self.graph, self.nodes.node(id));
         let operation = Operation::new(graph, id);
         if !node.inputs.iter().any(|&at| self.wanted(at)) {
@@ -176,9 +198,15 @@ impl<'g> Walk<'_, 'g> {
         if self.options.colocate_with_ops { self.graph.colocate_with(operation, scoped) } else { scoped() }
     }
 
-    /// Adds the loop that runs backwards: as many iterations as the loop made, the last one first.
+    /// Adds the loop that runs backwards: as many iterations as the loop made, the last one first. What counts its
+    /// iterations belongs to the loop's predicate, what carries a gradient around to the variable's `Merge` or `Enter`.
     fn differentiate_loop(&mut self, frame: FrameId) -> Result<()> {
         let source = self.source.clone();
+        let owner = source.loop_owner(frame);
+        self.graph.with_gradient_of(owner, Region::Backward, || self.turn_loop_around(&source, frame))
+    }
+
+    fn turn_loop_around(&mut self, source: &Rc<Source>, frame: FrameId) -> Result<()> {
         let shape = source.loops.frame(frame);
         if !shape.enters.iter().any(|&enter| self.wanted(self.nodes.node(enter).inputs[0])) {
             return Ok(());
@@ -195,7 +223,7 @@ impl<'g> Walk<'_, 'g> {
             return Ok(());
         }
         let scope = format!("{}_grad", shape.name.replace('/', "_"));
-        self.graph.name_scope(&scope, || self.backward_loop(&source, frame, arrived))
+        self.graph.name_scope(&scope, || self.backward_loop(source, frame, arrived))
     }
 
     fn backward_loop(&mut self, source: &Rc<Source>, frame: FrameId, arrived: Vec<Vec<Grad<'g>>>) -> Result<()> {
@@ -209,18 +237,20 @@ impl<'g> Walk<'_, 'g> {
             if !self.between.contains(&var.merge) || !self.nodes.output(value).dtype.is_float() {
                 continue;
             }
-            let start = match parts.as_slice() {
-                [] => {
-                    let last = match var.exits.first() {
-                        Some(&exit) => Output::new(graph, Endpoint { node: exit, index: 0 }),
-                        None => source.exit(graph, frame, var.switch)?,
-                    };
-                    zeros_like(last)?
-                }
-                [grad] => densify(graph, *grad)?,
-                parts => densify(graph, sum(graph, parts)?)?,
-            };
-            let looped = scope.variable(graph, start, Some(self.nodes.output(value).shape.clone()))?;
+            let looped = graph.with_gradient_of(var.merge, Region::Backward, || {
+                let start = match parts.as_slice() {
+                    [] => {
+                        let last = match var.exits.first() {
+                            Some(&exit) => Output::new(graph, Endpoint { node: exit, index: 0 }),
+                            None => source.exit(graph, frame, var.switch)?,
+                        };
+                        zeros_like(last)?
+                    }
+                    [grad] => densify(graph, *grad)?,
+                    parts => densify(graph, sum(graph, parts)?)?,
+                };
+                scope.variable(graph, start, Some(self.nodes.output(value).shape.clone()))
+            })?;
             self.sums.add(self.nodes.node(var.next).inputs[0], looped.value.into());
             vars.push((var, looped));
         }
@@ -232,13 +262,15 @@ impl<'g> Walk<'_, 'g> {
 
         for (var, looped) in vars {
             let before = Endpoint { node: var.switch, index: 1 };
-            let next = scope.inside(graph, || -> Result<Output<'g>> {
-                match self.sums.total(graph, before)? {
-                    Some(grad) => densify(graph, grad),
-                    None => zeros_like(Output::new(graph, before)),
-                }
+            let total = graph.with_gradient_of(var.merge, Region::Backward, || {
+                let next = scope.inside(graph, || -> Result<Output<'g>> {
+                    match self.sums.total(graph, before)? {
+                        Some(grad) => densify(graph, grad),
+                        None => zeros_like(Output::new(graph, before)),
+                    }
+                })?;
+                scope.close(graph, looped, next)
             })?;
-            let total = scope.close(graph, looped, next)?;
             let enters = self.nodes.node(var.enter).inputs[0];
             if self.wanted(enters) {
                 self.sums.add(enters, total.into());
@@ -252,13 +284,17 @@ impl<'g> Walk<'_, 'g> {
                 continue;
             }
             let at = Endpoint { node: enter, index: 0 };
-            let part = scope.inside(graph, || -> Result<Option<Output<'g>>> {
-                self.sums.total(graph, at)?.map(|grad| densify(graph, grad)).transpose()
+            let total = graph.with_gradient_of(enter, Region::Backward, || -> Result<Option<Output<'g>>> {
+                let part = scope.inside(graph, || -> Result<Option<Output<'g>>> {
+                    self.sums.total(graph, at)?.map(|grad| densify(graph, grad)).transpose()
+                })?;
+                let Some(part) = part else { return Ok(None) };
+                let zeros = zeros_for(Output::new(graph, node.inputs[0]), part.dtype())?;
+                let looped = scope.variable(graph, zeros, None)?;
+                let next = scope.inside(graph, || looped.value + part);
+                scope.close(graph, looped, next).map(Some)
             })?;
-            let Some(part) = part else { continue };
-            let looped = scope.variable(graph, zeros_for(Output::new(graph, node.inputs[0]), part.dtype())?, None)?;
-            let next = scope.inside(graph, || looped.value + part);
-            let total = scope.close(graph, looped, next)?;
+            let Some(total) = total else { continue };
             self.sums.add(node.inputs[0], total.into());
         }
         Ok(())
@@ -499,4 +535,17 @@ fn zeros_for(value: Output<'_>, dtype: DType) -> Result<Output<'_>> {
     };
     graph.check()?;
     Ok(zeros)
+}
+
+/// These nodes and all they depend on, sorted.
+fn ancestors(nodes: &Nodes, of: &[NodeId]) -> Vec<NodeId> {
+    let mut is_needed = vec![false; nodes.len()];
+    let mut open = of.to_vec();
+    while let Some(id) = open.pop() {
+        if !std::mem::replace(&mut is_needed[id.index()], true) {
+            let node = nodes.node(id);
+            open.extend(node.inputs.iter().map(|at| at.node).chain(node.control_inputs.iter().copied()));
+        }
+    }
+    nodes.iter().map(|(id, _)| id).filter(|id| is_needed[id.index()]).collect()
 }

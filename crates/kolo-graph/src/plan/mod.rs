@@ -288,7 +288,7 @@ impl Planning<'_, '_> {
                 continue;
             }
             let context = PassContext { device: Some(device), ..context };
-            let mut rewriter = Rewriter::of_part(&self.parts[i], request.registry, fresh);
+            let mut rewriter = Rewriter::of_part(&self.parts[i], self.nodes.trainings(), request.registry, fresh);
             let n_before = rewriter.len();
             let rewritten = run(&mut rewriter, &context).and_then(|()| match rewriter.has_changed() {
                 true => rewriter.check().and_then(|()| rewriter.into_part(&self.parts[i])).map(Some),

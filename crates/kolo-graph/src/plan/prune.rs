@@ -182,7 +182,7 @@ pub(crate) fn is_back_edge(nodes: &Nodes, from: NodeId, to: NodeId) -> bool {
 }
 
 /// Where a node's data and control edges come from, fed ones and those that close loops left out.
-fn forward_inputs<'a>(nodes: &'a Nodes, id: NodeId, feeds: &'a Feeds) -> impl Iterator<Item = NodeId> + 'a {
+pub(crate) fn forward_inputs<'a>(nodes: &'a Nodes, id: NodeId, feeds: &'a Feeds) -> impl Iterator<Item = NodeId> + 'a {
     let node = nodes.node(id);
     let data = node.inputs.iter().filter(move |&&at| !feeds.has(at) && !is_back_edge(nodes, at.node, id));
     let control = node.control_inputs.iter().copied().filter(move |&control| !feeds.satisfies(nodes, control));

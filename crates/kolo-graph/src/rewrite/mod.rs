@@ -21,6 +21,7 @@ mod pass;
 #[cfg(test)]
 mod tests;
 mod text;
+mod training;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -29,13 +30,14 @@ use kolo_core::{Error, Result};
 
 use crate::describe::request::{NodeRequest, complete};
 use crate::plan::prune::{Feeds, Pruned, is_back_edge};
-use crate::{Attrs, Endpoint, Node, NodeId, Nodes, OpRegistry, Origin, Partition};
+use crate::{Attrs, Endpoint, Node, NodeId, Nodes, OpRegistry, Origin, Partition, Training};
 
 pub use branches::{BranchNode, skipped_nodes};
 pub use frames::{Frame, FrameId, Frames, frames};
 pub use order::topological_order;
 pub(crate) use pass::{BuiltIn, Run};
 pub use pass::{Pass, PassContext, PassRecord, Stage, pipeline};
+pub use training::{LossNodes, TrainingNodes, VariableNodes};
 
 /// A graph while a pass changes it; see the [module](self).
 pub struct Rewriter<'a> {
@@ -72,13 +74,15 @@ impl<'a> Rewriter<'a> {
         Rewriter::new(nodes, is_live, (feeds, fetches, targets), registry, fresh)
     }
 
-    /// For one part of a plan.
+    /// For one part of a plan, cut from a graph with these training steps.
     pub(crate) fn of_part(
         part: &Partition,
+        trainings: &Arc<[Arc<Training>]>,
         registry: &'a OpRegistry,
         fresh: &'a mut dyn FnMut() -> u64,
     ) -> Rewriter<'a> {
-        let (nodes, fetches) = (part.nodes.clone(), part.fetches.clone());
+        let (mut nodes, fetches) = (part.nodes.clone(), part.fetches.clone());
+        nodes.set_trainings(trainings.clone());
         let is_live = vec![true; nodes.len()];
         let mut rewriter = Rewriter::new(nodes, is_live, (Vec::new(), fetches, Vec::new()), registry, fresh);
         // A node of a part that nobody reads runs for itself: a target, a transfer, an effect.
@@ -142,6 +146,12 @@ impl<'a> Rewriter<'a> {
     /// The node of this name.
     pub fn find(&self, name: &str) -> Option<NodeId> {
         self.nodes.find(name).filter(|id| self.node(*id).is_some())
+    }
+
+    /// What optimizers know of the training steps of the graph; [`Training::resolve`] says whether, and where, it has them. A
+    /// worker that gets its part from a master has none.
+    pub fn trainings(&self) -> Arc<[Arc<Training>]> {
+        self.nodes.trainings().clone()
     }
 
     /// The nodes that read this output, with the input they read it by.
@@ -283,25 +293,39 @@ impl<'a> Rewriter<'a> {
 
     /// Makes all that read one output, fetches included, read another of the same dtype.
     pub fn redirect(&mut self, from: Endpoint, to: Endpoint) -> Result<()> {
-        let dtype = |at: Endpoint| {
-            let maker = (at.node.index() < self.nodes.len()).then(|| self.nodes.node(at.node))?;
-            maker.outputs.get(at.index as usize).map(|output| output.dtype)
-        };
-        if let (Some(old), Some(new)) = (dtype(from), dtype(to))
-            && old != new
-        {
-            let name = |at| self.nodes.endpoint_name(at);
-            return Err(Error::invalid_argument(format!(
-                "{} is {old} and cannot be read from {}, which is {new}",
-                name(from),
-                name(to)
-            )));
-        }
+        self.check_stand_in(from, to)?;
         for (reader, _) in self.readers(from) {
             self.edit(reader, |node| node.inputs.iter_mut().filter(|at| **at == from).for_each(|at| *at = to));
         }
         self.fetches.iter_mut().filter(|(_, at)| *at == from).for_each(|(_, at)| *at = to);
         Ok(())
+    }
+
+    /// Makes these inputs, and no others, read another output of the same dtype.
+    pub fn redirect_inputs(&mut self, inputs: &[(NodeId, usize)], to: Endpoint) -> Result<()> {
+        for &(reader, input) in inputs {
+            let from = self.node(reader).and_then(|node| node.inputs.get(input).copied());
+            let missing = || Error::invalid_argument(format!("node {reader:?} has no input {input}"));
+            self.check_stand_in(from.ok_or_else(missing)?, to)?;
+            self.edit(reader, |node| node.inputs[input] = to);
+        }
+        Ok(())
+    }
+
+    /// An error if one output cannot be read in the place of another.
+    fn check_stand_in(&self, from: Endpoint, to: Endpoint) -> Result<()> {
+        let dtype = |at: Endpoint| {
+            let maker = (at.node.index() < self.nodes.len()).then(|| self.nodes.node(at.node))?;
+            maker.outputs.get(at.index as usize).map(|output| output.dtype)
+        };
+        match (dtype(from), dtype(to)) {
+            (Some(old), Some(new)) if old != new => Err(Error::invalid_argument(format!(
+                "{} is {old} and cannot be read from {}, which is {new}",
+                self.nodes.endpoint_name(from),
+                self.nodes.endpoint_name(to)
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Puts `node`, which reads `at`, between `at` and all that read it now.

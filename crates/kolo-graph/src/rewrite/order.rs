@@ -3,6 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::plan::prune::{Feeds, describe_cycle, forward_inputs, needed_order};
+use crate::{NodeId, Nodes};
+
 /// Orders `0..needs.len()` so that each comes after everything in its `needs`, and otherwise as they were. If that is
 /// impossible, the error is one way round: each of its entries needs the next, and the last needs the first.
 pub fn topological_order(needs: &[Vec<usize>]) -> Result<Vec<usize>, Vec<usize>> {
@@ -33,6 +36,19 @@ pub fn topological_order(needs: &[Vec<usize>]) -> Result<Vec<usize>, Vec<usize>>
         None => Ok(order),
         Some(stuck) => Err(cycle(needs, &n_missing, stuck)),
     }
+}
+
+/// For each of `needed` (sorted) the length of the longest path that leads to it, edges that close loops and fed inputs left
+/// out; an error for a cycle.
+pub(crate) fn levels(nodes: &Nodes, needed: &[NodeId], feeds: &Feeds) -> kolo_core::Result<Vec<u32>> {
+    let order = needed_order(nodes, needed, feeds).map_err(|cycle| describe_cycle(nodes, &cycle))?;
+    let mut levels = vec![0u32; needed.len()];
+    for id in order {
+        let Ok(i) = needed.binary_search(&id) else { continue };
+        let before = forward_inputs(nodes, id, feeds).filter_map(|input| needed.binary_search(&input).ok());
+        levels[i] = before.map(|input| levels[input] + 1).max().unwrap_or(0);
+    }
+    Ok(levels)
 }
 
 /// A node that could not be ordered needs another such node, so following them from `stuck` must come round.
