@@ -403,6 +403,36 @@ fn a_pass_scales_the_loss_and_unscales_what_leaves_backward() {
     assert!(max(&train_with(&g, op, vec![scale(0.0001)])) > 1e-3);
 }
 
+/// A pass gets the order of the graph as earlier passes left it.
+#[test]
+fn a_pass_that_delays_a_gradient_changes_the_order() {
+    let g = kolo_ops::graph();
+    let [short, long] = ["short", "long"].map(|name| g.variable(name, [0.5f32, 0.25]));
+    let loss = ops::sum_all(ops::tanh(short.read())) + ops::sum_all(ops::tanh(ops::tanh(long.read())));
+    let op = Sgd::new(0.1).minimize(loss, None).unwrap();
+    assert_eq!(names(&training(&g, op)), ["short", "long"]);
+    let orders = Arc::new(Mutex::new(Vec::new()));
+    let note = || {
+        let orders = orders.clone();
+        on_step(Stage::Graph, move |_, step| {
+            let names: Vec<String> = step.variables.iter().map(|variable| variable.name.to_string()).collect();
+            orders.lock().unwrap().push(names.join(" "));
+            Ok(())
+        })
+    };
+    let delay = on_step(Stage::Graph, |graph, step| {
+        let (_, grad) = &step.variables[0].gradients[0];
+        let maker = grad.values().node;
+        let mut at = graph.node(maker).unwrap().inputs[1];
+        for _ in 0..10 {
+            at = Endpoint { node: graph.add("Identity", "delay", &[at], Attrs::default())?, index: 0 };
+        }
+        graph.redirect_inputs(&[(maker, 1)], at)
+    });
+    train_with(&g, op, vec![note(), delay, note()]);
+    assert_eq!(*orders.lock().unwrap(), ["short long", "long short"]);
+}
+
 #[test]
 fn a_part_has_its_share_of_a_step() {
     let g = kolo_ops::graph();
