@@ -62,10 +62,11 @@ impl SharedMap {
             return Err(io::Error::last_os_error());
         }
         match NonNull::new(start.cast()) {
-            // SAFETY: this was just mapped and has no other owner. Other processes that map the file take turns writing
-            // (see the type); bytes that change meanwhile are only wrong values.
             Some(start) => {
-                Ok(SharedMap { page_lock: OnceLock::new(), mapping: unsafe { Mapping::new(start, n_bytes) } })
+                // SAFETY: this was just mapped and has no other owner. Other processes that map the file take turns
+                // writing (see the type); bytes that change meanwhile are only wrong values.
+                let mapping = unsafe { Mapping::new(start, n_bytes) };
+                Ok(SharedMap { page_lock: OnceLock::new(), mapping })
             }
             None => Err(io::ErrorKind::OutOfMemory.into()),
         }

@@ -501,7 +501,7 @@ fn lay_edges(part: &Part<'_>, plans: &mut [NodePlan], in_place: &[Option<Tensor>
 }
 
 /// The loops of a part; all of its nodes count.
-pub(super) fn loops_of(nodes: &Nodes) -> Result<Frames> {
+pub(crate) fn loops_of(nodes: &Nodes) -> Result<Frames> {
     let all: Vec<NodeId> = nodes.iter().map(|(id, _)| id).collect();
     frames(nodes, &all, &[])
 }
