@@ -87,7 +87,7 @@ fn losses_in_a_cluster(n_gpus: usize, shared_memory: bool, optimizer: &dyn Optim
     session.run_op(init).unwrap();
     (0..30)
         .map(|step| {
-            let [images, labels] = batch(step);
+            let [images, labels] = batch(step % 3);
             session.run(&[loss], &[(x, images), (y, labels)], &[train]).unwrap()[0].scalar_value::<f32>().unwrap()
         })
         .collect()
@@ -96,10 +96,11 @@ fn losses_in_a_cluster(n_gpus: usize, shared_memory: bool, optimizer: &dyn Optim
 #[test]
 fn a_worker_with_a_gpu_learns_what_one_without_does() {
     on_gpu(|| {
-        let optimizers: [&dyn Optimizer; 2] = [&Sgd::new(0.001), &Adam::new(0.001)];
+        let optimizers: [&dyn Optimizer; 2] = [&Sgd::new(1e-5), &Adam::new(1e-4)];
         for optimizer in optimizers {
             let plain = losses_in_a_cluster(0, true, optimizer);
-            assert!(plain[29] < plain[0], "{plain:?}");
+            // Of the same batch.
+            assert!(plain[27] < plain[0], "{plain:?}");
             for shared_memory in [true, false] {
                 let found = losses_in_a_cluster(1, shared_memory, optimizer);
                 assert_close(&found, &plain, &format!("shared memory {shared_memory}"));

@@ -305,6 +305,23 @@ impl Target for bf16 {
     }
 }
 
+/// The expression of a float that stops at the ends of a narrow integer; NaN is 0.
+macro_rules! stopped {
+    ($least:literal, $greatest:literal) => {
+        concat!(
+            "x0 != x0 ? (W)0 : x0 < (W)",
+            $least,
+            " ? (W)",
+            $least,
+            " : x0 > (W)",
+            $greatest,
+            " ? (W)",
+            $greatest,
+            " : x0"
+        )
+    };
+}
+
 /// On a GPU, where bits are not truncated.
 fn on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (from, to) = (ctx.attrs().dtype("SrcT")?, ctx.attrs().dtype("DstT")?);
@@ -314,8 +331,14 @@ fn on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if ctx.attrs().bool("Truncate")? || c_type(from) == "void" || c_type(to) == "void" {
         return Err(Error::unimplemented(format!("Cast {from} to {to} is not supported on a GPU")));
     }
+    let is_float = matches!(from, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
     let expression = match to {
         DType::Bool => Expression { name: "to_bool", text: "x0 != (W)0" },
+        // The GPU stops floats at the ends of integers of 32 and 64 bits by itself.
+        DType::I8 if is_float => Expression { name: "to_i8", text: stopped!("-128", "127") },
+        DType::U8 if is_float => Expression { name: "to_u8", text: stopped!("0", "255") },
+        DType::I16 if is_float => Expression { name: "to_i16", text: stopped!("-32768", "32767") },
+        DType::U16 if is_float => Expression { name: "to_u16", text: stopped!("0", "65535") },
         _ => Expression { name: "cast", text: "x0" },
     };
     map_inputs(ctx, expression, to, &[])

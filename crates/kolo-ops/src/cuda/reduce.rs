@@ -175,10 +175,15 @@ pub(crate) fn definitions(reducer: &Reducer, dtype: DType) -> String {
     let (least, greatest) = match dtype {
         DType::F64 => ("-__longlong_as_double(0x7ff0000000000000ll)", "__longlong_as_double(0x7ff0000000000000ll)"),
         DType::F32 | DType::F16 | DType::BF16 => ("-__int_as_float(0x7f800000)", "__int_as_float(0x7f800000)"),
-        DType::U64 | DType::U8 | DType::U16 | DType::U32 => ("0", "(A)0xffffffffffffffffull"),
+        DType::U64 => ("0", "(A)0xffffffffffffffffull"),
+        // What nothing is reduced to must fit the narrow type.
+        DType::U8 => ("0", "255"),
+        DType::U16 => ("0", "65535"),
+        DType::U32 => ("0", "(A)0xffffffffll"),
+        DType::I8 => ("-128", "127"),
+        DType::I16 => ("-32768", "32767"),
         _ => ("(A)0x8000000000000000ull", "(A)0x7fffffffffffffffull"),
     };
-    let greatest = if matches!(dtype, DType::U8 | DType::U16 | DType::U32) { "(A)0xffffffffll" } else { greatest };
     format!(
         "typedef {0} T;\ntypedef {0} U;\ntypedef {accumulator} A;\n#define LEAST ({least})\n#define GREATEST ({greatest})\n\
          #define START ({1})\n#define STEP(a, x) ({2})\n#define JOIN(a, b) ({3})\n#define FINISH(a, n) ({4})\n",

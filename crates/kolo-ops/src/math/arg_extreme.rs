@@ -230,11 +230,28 @@ fn find_on_gpu(
 }
 
 fn source(dtype: DType, to: DType, max: bool) -> String {
+    // The ends of what the type can say, infinities apart, as on the CPU.
+    let (least, greatest) = match dtype {
+        DType::F16 => ("-65504.0f", "65504.0f"),
+        DType::BF16 => ("-3.3895313892515355e38f", "3.3895313892515355e38f"),
+        DType::F32 => ("-3.4028234663852886e38f", "3.4028234663852886e38f"),
+        DType::F64 => ("-1.7976931348623157e308", "1.7976931348623157e308"),
+        DType::Bool => ("false", "true"),
+        DType::I8 => ("-128", "127"),
+        DType::I16 => ("-32768", "32767"),
+        DType::I32 => ("(i32)0x80000000u", "0x7fffffff"),
+        DType::U8 => ("0", "255"),
+        DType::U16 => ("0", "65535"),
+        DType::U32 => ("0", "0xffffffffu"),
+        DType::U64 => ("0", "0xffffffffffffffffull"),
+        _ => ("(i64)0x8000000000000000ull", "0x7fffffffffffffffll"),
+    };
     format!(
-        "typedef {} T;\ntypedef {} U;\ntypedef Wide<T>::type W;\n#define BETTER {}\n{}",
+        "typedef {} T;\ntypedef {} U;\ntypedef Wide<T>::type W;\n#define BETTER {}\n#define WORST ((W){})\n{}",
         c_type(dtype),
         c_type(to),
         if max { ">" } else { "<" },
+        if max { least } else { greatest },
         include_str!("arg_extreme.cu")
     )
 }
