@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use kolo_core::{Code, DType, Error, PartialShape, Tensor};
 use kolo_graph::VariableKind;
 use kolo_ops::CancelToken;
+use kolo_ops::math::matmul::matmul;
 use kolo_ops::queue::FifoQueue;
 use kolo_runtime::{RunOptions, Session, SessionConfig};
 
@@ -188,6 +189,28 @@ fn cancelling_and_closing_stop_runs_that_wait() {
         assert!(error.to_string().contains("Session::Close()"), "{error}");
     });
     assert_eq!(session.fetch(dequeue).unwrap_err().code(), Code::FailedPrecondition);
+}
+
+/// A kernel that is running then still ends, and makes the next one ready, which nobody runs.
+#[test]
+fn cancelling_a_run_while_a_kernel_runs_stops_it() {
+    let g = kolo_ops::graph();
+    let queue = FifoQueue::new(&g, "q", &[(DType::F32, PartialShape::scalar())], Some(1));
+    let (begin, begun) = (queue.enqueue(&[g.constant(1.0f32)]), queue.dequeue()[0]);
+    let x = g.placeholder::<f32>("x", [Some(128), Some(128)]);
+    let last = g.control_dependencies(&[begin], || (0..1000).fold(x, |product, _| matmul(product, x))).name();
+    let session = Arc::new(Session::new(&g).unwrap());
+    let token = CancelToken::new();
+    let (ended, end) = std::sync::mpsc::channel();
+    let (running, options) = (session.clone(), RunOptions { cancel: Some(token.clone()), ..RunOptions::default() });
+    std::thread::spawn(move || {
+        let value = Tensor::zeros(DType::F32, [128, 128]).unwrap();
+        ended.send(running.run_named_with(&options, &[&last], &[("x", value)], &[]))
+    });
+    session.fetch(begun).unwrap();
+    token.cancel(Error::cancelled("enough"));
+    let error = end.recv_timeout(Duration::from_secs(20)).expect("it ends").expect_err("it was cancelled");
+    assert_eq!(error.code(), Code::Cancelled, "{error}");
 }
 
 #[test]

@@ -355,6 +355,10 @@ impl Step {
     }
 
     fn finish_part_if_idle(&self, part: &StepPart, mut state: MutexGuard<'_, PartState>) {
+        if state.aborted {
+            // A kernel that ran while the step failed has made others ready, which no runner takes any more.
+            state.drop_ready();
+        }
         if state.finished || state.n_runners > 0 || state.n_waiting > 0 || state.has_ready() {
             return;
         }
