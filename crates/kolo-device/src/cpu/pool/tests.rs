@@ -1,6 +1,8 @@
 //! What a pool promises.
 
-use std::sync::atomic::AtomicU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 use super::*;
 
@@ -137,7 +139,10 @@ fn a_pool_changes_size_while_it_works() {
         for n in [3, 1, 5, 2, 0, 4] {
             assert_eq!(pool.set_threads(n), n.max(1));
             assert_eq!(pool.n_threads(), n.max(1));
-            assert_eq!(pool.crew.lock().iter().filter(|worker| !worker.handle.is_finished()).count(), n.max(1) - 1);
+            assert_eq!(
+                pool.workers.crew.lock().iter().filter(|worker| !worker.handle.is_finished()).count(),
+                n.max(1) - 1
+            );
         }
     });
     assert_eq!(total.into_inner(), 2 * 300 * 7);
@@ -146,7 +151,7 @@ fn a_pool_changes_size_while_it_works() {
 #[test]
 fn workers_end_with_the_pool() {
     let pool = IntraPool::new(4);
-    let shared = Arc::downgrade(&pool.shared);
+    let shared = Arc::downgrade(&pool.workers.shared);
     drop(pool);
     assert!(shared.upgrade().is_none());
 }
