@@ -5,16 +5,17 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo_device::cpu::topology::bind_to_cores;
-use parking_lot::{Condvar, Mutex};
+
+use super::sync::atomic::{AtomicUsize, Ordering};
+use super::sync::{Condvar, Mutex, MutexGuard, patience, thread};
 
 type Job = Box<dyn FnOnce() + Send>;
 
 /// How long an idle thread spins before it parks.
-const SPIN: Duration = Duration::from_micros(30);
+const SPIN: Duration = patience(30);
 
 /// The pool. When it is dropped, the threads end after the queued jobs have run.
 pub struct InterPool {
@@ -102,7 +103,7 @@ impl InterPool {
                 bind_to_cores(&cores);
                 shared.work();
             };
-            if std::thread::Builder::new().name(name).spawn(work).is_ok() {
+            if thread::Builder::new().name(name).spawn(work).is_ok() {
                 state.n_threads += 1;
                 state.n_started += 1;
             } else if state.n_threads == 0 {
@@ -155,7 +156,7 @@ impl PoolState {
     }
 
     /// Spins until there is work or [`SPIN`] has passed, then takes the lock.
-    fn spin(&self) -> parking_lot::MutexGuard<'_, JobQueue> {
+    fn spin(&self) -> MutexGuard<'_, JobQueue> {
         let start = Instant::now();
         while self.n_queued.load(Ordering::Acquire) == 0 && start.elapsed() < SPIN {
             for _ in 0..32 {

@@ -25,3 +25,4 @@ pub(crate) mod inter_pool;
 pub(crate) mod part_state;
 pub(crate) mod rendezvous;
 pub(crate) mod step;
+mod sync;

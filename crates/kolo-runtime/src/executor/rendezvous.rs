@@ -5,7 +5,8 @@ use std::collections::hash_map::Entry;
 
 use kolo_core::{Error, Result};
 use kolo_ops::{Received, Rendezvous, RendezvousKey};
-use parking_lot::Mutex;
+
+use super::sync::Mutex;
 
 type Waiter = Box<dyn FnOnce(Result<Received>) + Send>;
 

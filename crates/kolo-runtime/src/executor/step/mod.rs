@@ -4,15 +4,15 @@ mod runner;
 mod waits;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Memory, Result, Tensor};
 use kolo_ops::{CancelToken, Rendezvous, ResourceStore};
-use parking_lot::{Mutex, MutexGuard};
 
 use super::part_state::PartState;
+use super::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use super::sync::thread::{self, Thread};
+use super::sync::{Mutex, MutexGuard, patience};
 use crate::capture::limits::Limits;
 use crate::compile::part::PartPlan;
 use crate::executor::rendezvous::{LocalRendezvous, StepRendezvous};
@@ -21,7 +21,7 @@ use runner::Share;
 pub use waits::NodeWait;
 
 /// How long the caller watches for work before it parks.
-const SPIN: Duration = Duration::from_micros(40);
+const SPIN: Duration = patience(40);
 
 /// How long a cancelled step may take to unwind before the caller stops waiting for it.
 const UNWIND: Duration = Duration::from_secs(10);
@@ -130,7 +130,7 @@ impl Step {
             n_unfinished: AtomicUsize::new(plans.len()),
             deadline: Mutex::new(None),
             is_detached: on_end.is_some(),
-            caller: Caller { thread: Mutex::new(std::thread::current()), notified: AtomicBool::new(false) },
+            caller: Caller { thread: Mutex::new(thread::current()), notified: AtomicBool::new(false) },
             on_end: Mutex::new(on_end),
             trace: traced.then(|| TraceSink::new(start)),
             start,
@@ -219,7 +219,7 @@ impl Step {
 
     /// The thread that calls this is the one to wake from now on: parts of a partial run may come from several threads.
     pub fn adopt_caller(&self) {
-        *self.caller.thread.lock() = std::thread::current();
+        *self.caller.thread.lock() = thread::current();
     }
 
     /// True when nothing runs and nothing waits any more.
@@ -342,8 +342,8 @@ impl Step {
                 continue;
             }
             match deadline {
-                Some(deadline) => std::thread::park_timeout(deadline - now),
-                None => std::thread::park(),
+                Some(deadline) => thread::park_timeout(deadline - now),
+                None => thread::park(),
             }
         }
         true

@@ -8,19 +8,19 @@ use kolo_core::{Error, Result};
 use kolo_device::Recorder;
 use kolo_graph::{Flow, Work};
 use kolo_ops::{CancelToken, Done, FrameIteration, KernelCtx, Outcome, Rendezvous, ResourceStore, StepServices, Value};
-use parking_lot::MutexGuard;
 
 use super::Step;
 use crate::capture::slot::is_constant_call;
 use crate::capture::split::Segment;
 use crate::compile::part::{NodePlan, PartPlan, PlanKernel};
 use crate::executor::part_state::{PartState, Token, flow_outputs, read_references};
+use crate::executor::sync::{MutexGuard, patience, thread_local};
 
 /// How many steps may run within each other on one thread's stack.
 const MAX_DEPTH: usize = 4;
 
 /// How long a thread that has other things to do runs nodes of a step.
-const PATIENCE: Duration = Duration::from_millis(2);
+const PATIENCE: Duration = patience(2_000);
 
 /// Bytes of inputs from which on what was sent should not wait for a kernel.
 const LARGE: usize = 128 << 10;
@@ -96,13 +96,13 @@ impl Step {
             /// Steps within steps on this thread: what one sends may wake another.
             static DEPTH: Cell<usize> = const { Cell::new(0) };
         }
-        let depth = DEPTH.get();
+        let depth = DEPTH.with(Cell::get);
         if depth >= MAX_DEPTH {
             return self.spawn_runner(index);
         }
-        DEPTH.set(depth + 1);
+        DEPTH.with(|cell| cell.set(depth + 1));
         self.run_part(index, self.join(index), Share::Small);
-        DEPTH.set(depth);
+        DEPTH.with(|cell| cell.set(depth));
     }
 
     /// Enters a part as a runner.

@@ -1,0 +1,95 @@
+//! What the executor synchronises with: parking_lot and the standard library, or, with the feature `shuttle`, the primitives
+//! of [shuttle](https://docs.rs/shuttle), with which `tests/executor_interleavings.rs` runs steps under many schedules.
+
+#[cfg(not(feature = "shuttle"))]
+mod plain {
+    pub(crate) use std::sync::atomic;
+    pub(crate) use std::thread;
+    pub(crate) use std::thread_local;
+    use std::time::Duration;
+
+    pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
+
+    /// A time for which a thread keeps looking for work.
+    pub(crate) const fn patience(micros: u64) -> Duration {
+        Duration::from_micros(micros)
+    }
+}
+
+#[cfg(feature = "shuttle")]
+mod shuttled {
+    use std::ops::{Deref, DerefMut};
+    use std::sync::PoisonError;
+    use std::time::Duration;
+
+    pub(crate) use shuttle::sync::atomic;
+    pub(crate) use shuttle::thread;
+    pub(crate) use shuttle::thread_local;
+
+    /// None: shuttle has no clock, and a schedule must not depend on one.
+    pub(crate) const fn patience(_: u64) -> Duration {
+        Duration::ZERO
+    }
+
+    /// With parking_lot's signatures.
+    #[derive(Default)]
+    pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub const fn new(value: T) -> Mutex<T> {
+            Mutex(shuttle::sync::Mutex::new(value))
+        }
+
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+        }
+
+        pub fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    /// Empty only inside [`Condvar::wait`].
+    pub(crate) struct MutexGuard<'a, T>(Option<shuttle::sync::MutexGuard<'a, T>>);
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.0.as_ref().expect("locked")
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.0.as_mut().expect("locked")
+        }
+    }
+
+    #[derive(Default)]
+    pub(crate) struct Condvar(shuttle::sync::Condvar);
+
+    impl Condvar {
+        pub fn new() -> Condvar {
+            Condvar::default()
+        }
+
+        pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            let held = guard.0.take().expect("locked");
+            guard.0 = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
+        }
+
+        pub fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        pub fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+}
+
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use plain::*;
+#[cfg(feature = "shuttle")]
+pub(crate) use shuttled::*;
