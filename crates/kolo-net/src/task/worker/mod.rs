@@ -8,6 +8,8 @@ mod session;
 mod stats;
 mod step;
 pub(crate) mod transfers;
+#[cfg(test)]
+mod transfers_tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,6 +36,11 @@ use transfers::StepTransfers;
 
 /// The requests that a worker remembers, as TensorFlow's workers do.
 const N_REQUESTS: usize = 100_000;
+
+/// What `transfers.rs` is made of. `tests/interleavings.rs` compiles that file with shuttle's in place of this.
+mod sync {
+    pub(super) use parking_lot::Mutex;
+}
 
 /// One task's worker.
 pub struct Worker {

@@ -17,6 +17,8 @@
 mod greeting;
 mod link;
 mod outbox;
+#[cfg(test)]
+mod outbox_tests;
 mod peer;
 mod read;
 mod server;
@@ -34,6 +36,20 @@ pub(crate) use peer::{ConnectOptions, KoloMaster, KoloPeer};
 pub(crate) use server::{Services, serve_connection};
 pub(crate) use shared::sweep;
 pub(crate) use stream::Stream;
+
+/// What `outbox.rs` is made of. `tests/interleavings.rs` compiles that file with shuttle's in place of these.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, Ordering};
+
+    pub(super) use parking_lot::{Mutex, MutexGuard};
+    pub(super) use tokio::spawn;
+    pub(super) use tokio::sync::Notify;
+    pub(super) use tokio::task::JoinHandle;
+    pub(super) use tokio::time::timeout;
+
+    /// After this many ticks without a deferred message, ticking stops.
+    pub(super) const IDLE_TICKS: u32 = 200;
+}
 
 /// Allocates memory for an incoming tensor.
 pub(crate) type Allocate = Arc<dyn Fn(DType, Shape) -> Result<Tensor> + Send + Sync>;

@@ -5,28 +5,24 @@
 //! A system call, and the wakeup of the reader, cost more than a small message. So messages from one batch of work are
 //! buffered until its end ([`Outbox::hold`]), and messages without urgency are deferred: they are flushed with the next
 //! urgent message ([`Outbox::push_later`]), or within [`TICK`].
+//!
+//! `tests/interleavings.rs` runs this file under shuttle, so it takes its primitives from `super::sync`.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kolo_core::{Error, Result, Tensor};
-use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::Notify;
-use tokio::task::JoinHandle;
 
 use super::stream::Stream;
+use super::sync::{AtomicBool, IDLE_TICKS, JoinHandle, Mutex, MutexGuard, Notify, Ordering, spawn, timeout};
 
 /// The maximum number of slices in one system call.
 const MAX_SLICES: usize = 64;
 
 /// The interval at which deferred messages are flushed.
 const TICK: Duration = Duration::from_millis(5);
-
-/// After this many ticks without a deferred message, ticking stops.
-const IDLE_TICKS: u32 = 200;
 
 /// One outgoing message.
 pub(super) struct WireMessage {
@@ -50,7 +46,7 @@ impl WireMessage {
 /// The outgoing messages of a connection.
 pub(super) struct Outbox {
     stream: Arc<Stream>,
-    queue: Mutex<SendQueue>,
+    pub(super) queue: Mutex<SendQueue>,
     /// Wakes the writing task: the socket is full, a message was deferred, or the outbox was closed.
     wake: Notify,
     /// The writing task flushes deferred messages every [`TICK`].
@@ -58,8 +54,8 @@ pub(super) struct Outbox {
 }
 
 #[derive(Default)]
-struct SendQueue {
-    messages: VecDeque<WireMessage>,
+pub(super) struct SendQueue {
+    pub(super) messages: VecDeque<WireMessage>,
     /// Bytes of the first message that have been written.
     n_written: usize,
     is_flushing: bool,
@@ -214,12 +210,12 @@ impl Outbox {
     /// The writing task: continues writing after the socket was full, and flushes deferred messages. Ends when the
     /// outbox is closed.
     pub async fn drain(self: Arc<Self>) {
-        let _pump = Pump(tokio::spawn(self.stream.clone().pump()));
+        let _pump = Pump(spawn(self.stream.clone().pump()));
         let mut n_idle = 0;
         loop {
             if self.is_ticking.load(Ordering::Acquire) {
                 // Woken or timed out, there may be something to do.
-                let _ = tokio::time::timeout(TICK, self.wake.notified()).await;
+                let _ = timeout(TICK, self.wake.notified()).await;
             } else {
                 self.wake.notified().await;
             }
@@ -281,66 +277,5 @@ impl Drop for Flushing<'_> {
         if std::thread::panicking() {
             self.0.broke(&io::Error::other("internal error; see the log"));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::io::AsyncReadExt as _;
-    use tokio::net::TcpStream;
-
-    use super::*;
-
-    fn bytes(text: &str) -> WireMessage {
-        WireMessage { head: text.as_bytes().to_vec(), body: None }
-    }
-
-    async fn pair() -> (Arc<Outbox>, TcpStream) {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (here, there) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
-        (Arc::new(Outbox::new(Arc::new(Stream::Plain(here.unwrap())))), there.unwrap().0)
-    }
-
-    async fn expect(stream: &mut TcpStream, text: &str) {
-        let mut found = vec![0; text.len()];
-        let read = tokio::time::timeout(Duration::from_secs(20), stream.read_exact(&mut found)).await;
-        read.expect("it comes").unwrap();
-        assert_eq!(found, text.as_bytes());
-    }
-
-    #[tokio::test]
-    async fn messages_keep_their_order_and_deferred_ones_are_sent_in_time() {
-        let (outbox, mut there) = pair().await;
-        let task = tokio::spawn(outbox.clone().drain());
-        outbox.push_later(bytes("one ")).unwrap();
-        outbox.push(bytes("two ")).unwrap();
-        expect(&mut there, "one two ").await;
-        // Nothing is sent after it: the tick flushes it.
-        outbox.push_later(bytes("three ")).unwrap();
-        expect(&mut there, "three ").await;
-        outbox.hold();
-        outbox.push(bytes("four ")).unwrap();
-        assert_eq!(outbox.queue.lock().messages.len(), 1, "held");
-        outbox.push(bytes("five")).unwrap();
-        outbox.release();
-        expect(&mut there, "four five").await;
-        outbox.close(Error::cancelled("enough"));
-        assert!(outbox.push(bytes("six")).is_err() && outbox.push_later(bytes("six")).is_err());
-        tokio::time::timeout(Duration::from_secs(20), task).await.expect("it ends").unwrap();
-    }
-
-    #[tokio::test]
-    async fn more_than_the_socket_takes_arrives_whole() {
-        let (outbox, mut there) = pair().await;
-        let task = tokio::spawn(outbox.clone().drain());
-        let text = "0123456789abcdef".repeat(1 << 16);
-        for _ in 0..20 {
-            outbox.push(bytes(&text)).unwrap();
-        }
-        for _ in 0..20 {
-            expect(&mut there, &text).await;
-        }
-        outbox.close(Error::cancelled("enough"));
-        tokio::time::timeout(Duration::from_secs(20), task).await.expect("it ends").unwrap();
     }
 }
