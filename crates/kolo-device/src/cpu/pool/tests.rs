@@ -162,3 +162,17 @@ fn a_grain_is_smaller_for_dearer_elements() {
     assert_eq!(grain(1e9), 64);
     assert_eq!(grain(0.0) % 64, 0);
 }
+
+#[test]
+fn copies_of_all_sizes_are_whole() {
+    for n_threads in [1, 3] {
+        let pool = IntraPool::new(n_threads);
+        // On one thread; by threads that have it cached; in long ranges; each with a rest.
+        for n in [0, 1, LEAST_SPLIT_COPY - 1, LEAST_SPLIT_COPY + 77, n_threads * CACHED_BYTES + 12_345] {
+            let from: Vec<u8> = (0..n).map(|i| (i % 251) as u8).collect();
+            let mut to = vec![0u8; n];
+            pool.copy(&mut to, &from);
+            assert!(to == from, "{n} bytes on {n_threads} threads");
+        }
+    }
+}
