@@ -37,9 +37,9 @@ pub use kolo_core::{
 pub use kolo_device::cuda;
 pub use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes, MemoryStats, NullDevice};
 pub use kolo_graph::{
-    AttrValue, CostModel, FallbackCost, Grad, GradientOptions, Graph, IndexedSlices, Initializer, Link, Node,
-    Operation, Origin, Output, PlacementRules, Policy, Rule, RuleRow, RuleTable, Variable, VariableKind, WhileOptions,
-    gradients, gradients_with, wire,
+    AttrValue, CostModel, Endpoint, FallbackCost, Grad, GradientOptions, Graph, IndexedSlices, Initializer, Link, Node,
+    NodeId, Nodes, Operation, Origin, Output, Pass, PassContext, PlacementRules, Policy, Rewriter, Rule, RuleRow,
+    RuleTable, Stage, Variable, VariableKind, WhileOptions, gradients, gradients_with, wire,
 };
 pub use kolo_net::limits::MessageLimits;
 pub use kolo_net::{ClusterSpec, Connect, Durability, Server, ServerConfig, TaskName, TfConfig, doctor, tls};
