@@ -181,7 +181,7 @@ impl Journal {
     }
 }
 
-/// The variables that nodes may write: all that anything is given but what is known to leave them as they are.
+/// The variables that nodes may write: all variables that are passed to an op, unless the op is known not to write any.
 pub(crate) fn written(nodes: &Nodes) -> BTreeSet<Key> {
     let variable = |id: NodeId| -> Option<Key> {
         let node = nodes.node(id);
@@ -197,7 +197,7 @@ pub(crate) fn written(nodes: &Nodes) -> BTreeSet<Key> {
             if input.feed().is_some() {
                 continue;
             }
-            // A value of a variable of the old family is a copy unless it is asked for by reference.
+            // The output of a reference variable is copied, unless the input takes it by reference.
             let by_handle = nodes.output(*input).dtype == DType::Resource || node.ref_inputs.get(i) == Some(&true);
             if by_handle {
                 keys.extend(variable(input.node));

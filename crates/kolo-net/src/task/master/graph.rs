@@ -1,4 +1,4 @@
-//! A session's graph on the master: what clients have sent so far, and where its nodes go.
+//! A session's graph on the master: the nodes that clients have added so far, and their placement.
 
 use std::collections::HashMap;
 
@@ -26,8 +26,8 @@ impl Devices {
     }
 }
 
-/// What the op table of this task says, which counts for all tasks. An op that it does not run at all may still run on a
-/// task that it was pinned to.
+/// The op table of this task, which is assumed for all tasks. An op that is missing from it may still run on a task
+/// that it was pinned to.
 pub(super) struct Support<'a>(pub &'a Devices);
 
 impl KernelSupport for Support<'_> {
@@ -47,19 +47,20 @@ impl KernelSupport for Support<'_> {
 pub(super) struct PlacedNodes {
     pub nodes: Nodes,
     pub version: i64,
-    /// Where nodes go, by number. Nodes that could not be placed are not in it: the run that needs one says why.
+    /// The devices of nodes, by node number. A node that could not be placed is missing; a run that needs it reports
+    /// why.
     pub devices: HashMap<NodeId, usize>,
 }
 
 impl PlacedNodes {
-    /// The same with what a client has added.
+    /// A copy of the graph with a client's additions.
     pub fn extended(&self, def: &GraphDef, devices: &Devices, config: &ConfigProto) -> Result<PlacedNodes> {
         let graph = Graph::of_nodes(registry(), self.nodes.clone());
         import(&graph, def, ImportOptions::default())?;
         graph.check()?;
         let nodes = graph.snapshot();
         let all: Vec<NodeId> = nodes.iter().map(|(id, _)| id).collect();
-        // State stays where it is; everything else may move to where it is now wanted.
+        // Nodes with state stay where they are; all others may be placed anew.
         let stays = |(id, device): (&NodeId, &usize)| holds_state(nodes.node(*id)).then_some((*id, *device));
         let earlier: HashMap<NodeId, usize> = self.devices.iter().filter_map(stays).collect();
         let options = place_options(config);
@@ -68,7 +69,7 @@ impl PlacedNodes {
                 let device = |&id: &NodeId| placed.placed(id).map(|placed| (id, placed.device));
                 all.iter().filter_map(device).collect()
             }
-            // One op that nobody can run must not spoil runs that do not need it.
+            // An op that no task can run must not fail runs that do not need it.
             Err(error) if error.code() == Code::Unimplemented => earlier,
             Err(error) => return Err(error),
         };
@@ -83,13 +84,13 @@ impl PlacedNodes {
     }
 }
 
-/// How a client wants its nodes placed. TensorFlow's masters use its heuristics.
+/// The client's placement options. TensorFlow's masters use its heuristics.
 pub(super) fn place_options(config: &ConfigProto) -> PlaceOptions {
     let placement = if config.allow_soft_placement { Placement::Soft } else { Placement::Strict };
     PlaceOptions { placement, policy: Policy::Heuristic, client_device: 0, ..PlaceOptions::default() }
 }
 
-/// Refuses options that a cluster cannot honour.
+/// Refuses options that a cluster cannot support.
 pub(super) fn check_config(config: &ConfigProto) -> Result<()> {
     if config.use_per_session_threads || !config.session_inter_op_thread_pool.is_empty() {
         return Err(Error::invalid_argument(

@@ -1,4 +1,5 @@
-//! What a task does for clients: keeps their graphs, places and cuts them, and has all tasks run their parts of steps.
+//! The master of a task, which serves clients: keeps their graphs, places and partitions them, and has all tasks run
+//! their parts of steps.
 //!
 //! Any task can be a client's master. The master's own part of a step runs in the same process without a message.
 
@@ -30,10 +31,10 @@ use plan::{StepPlan, Wanted, part_def};
 use run::StepIo;
 use session::{Session, from_task};
 
-/// The requests that a master remembers, as TensorFlow's masters do.
+/// The number of request ids that a master remembers, as in TensorFlow.
 const N_REQUESTS: usize = 10_000;
 
-/// How long a task has to say which cluster it is in.
+/// The timeout for a task's response with its cluster spec.
 const COMPARE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// One task's master.
@@ -41,11 +42,11 @@ pub struct Master {
     peers: Arc<Peers>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     requests: RequestIds,
-    /// What a session's options are if the client says nothing.
+    /// The defaults for a session's options.
     defaults: proto::ConfigProto,
-    /// How long a new session waits for tasks that are not there.
+    /// How long a new session waits for tasks that are not up yet.
     ready_deadline: Duration,
-    /// The most sessions at once.
+    /// The maximum number of concurrent sessions.
     max_sessions: usize,
 }
 
@@ -115,7 +116,7 @@ impl Master {
         }
     }
 
-    /// The client's options; what it does not say is the server's choice.
+    /// The client's options; those that it does not set are the server's defaults.
     fn merged(&self, mut config: proto::ConfigProto) -> proto::ConfigProto {
         if config.operation_timeout_in_ms == 0 {
             config.operation_timeout_in_ms = self.defaults.operation_timeout_in_ms;
@@ -138,7 +139,7 @@ impl Master {
         *task == self.peers.own || filters.is_empty() || filters.iter().any(|filter| filter.compatible(&spec))
     }
 
-    /// What all tasks say of their devices, the own task's first. A task that does not answer in time is named.
+    /// The devices of all tasks, the own task's first. The error after a timeout names the tasks that did not respond.
     async fn ask_devices(
         &self,
         tasks: &[TaskName],
@@ -182,7 +183,7 @@ impl Master {
                 let keeps = task == self.peers.own
                     || filters.is_empty()
                     || filters.iter().any(|filter| filter.compatible(&spec));
-                // Types such as XLA_CPU have no kernels of ours.
+                // Kolo has no kernels for device types such as XLA_CPU.
                 if keeps && ["CPU", "GPU"].contains(&device.device_type.as_str()) {
                     all.push(device);
                 }
@@ -191,14 +192,14 @@ impl Master {
         Ok(all)
     }
 
-    /// Refuses tasks of another cluster. Kolo's own transport does so when it connects; over gRPC they are asked. TensorFlow's
-    /// tasks do not know the question.
+    /// Refuses tasks of another cluster. Kolo's own transport checks this when it connects; over gRPC a request is
+    /// needed. TensorFlow's tasks do not support that request.
     async fn compare_clusters(&self, tasks: &[TaskName], patience: Duration) -> Result<()> {
         let mut asking = JoinSet::new();
         for task in tasks.iter().cloned() {
             let worker = self.peers.task(&task)?;
             if !worker.has_greeted() {
-                // A step that there is none of: nothing but the cluster is wanted.
+                // No step has this id: only the cluster spec in the response is used.
                 let call = worker.report(proto::KoloReportRequest { step_id: -1 });
                 asking.spawn(async move { (tokio::time::timeout(patience, call).await, task) });
             }
@@ -216,7 +217,7 @@ impl Master {
         Ok(())
     }
 
-    /// Tells all tasks of a session.
+    /// Announces a session to all tasks.
     async fn announce(&self, session: &Arc<Session>) -> Result<()> {
         let mut announcing = JoinSet::new();
         for task in session.tasks.iter().cloned() {
@@ -251,7 +252,7 @@ impl Master {
             let session = self
                 .session(&request.session_handle)
                 .map_err(|_| Error::invalid_argument(format!("Session {} is not found.", request.session_handle)))?;
-            // TensorFlow's masters list all of them here, and clients put both lists together.
+            // TensorFlow's masters list all devices here, and clients merge both lists.
             let local_device = session.attributes.clone();
             return Ok(proto::ListDevicesResponse { local_device, remote_device: Vec::new() });
         }
@@ -280,7 +281,7 @@ impl Master {
         Ok(proto::ResetResponse {})
     }
 
-    /// Closes all sessions, for the end of the task.
+    /// Closes all sessions, when the task shuts down.
     pub(crate) async fn close_all(&self) {
         let sessions = std::mem::take(&mut *self.sessions.lock());
         for session in sessions.into_values() {
@@ -290,7 +291,7 @@ impl Master {
 }
 
 impl Session {
-    /// The time limit of a run.
+    /// The timeout of a run.
     fn timeout(&self, options: &proto::RunOptions) -> Option<Duration> {
         let millis =
             if options.timeout_in_ms > 0 { options.timeout_in_ms } else { self.config.operation_timeout_in_ms };
@@ -340,7 +341,7 @@ impl Session {
 }
 
 impl StepPlan {
-    /// The keys of all fetches; one that is asked for twice is sent once.
+    /// The keys of all fetches; a tensor that is fetched twice is sent once.
     fn unique_fetch_keys(&self) -> Vec<String> {
         let mut keys = self.fetch_keys.clone();
         keys.sort_unstable();
@@ -349,7 +350,7 @@ impl StepPlan {
     }
 }
 
-/// Gives up on a call after a while.
+/// Fails a call that exceeds its deadline.
 async fn within<T>(deadline: Duration, what: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
     let late = |_| Err(Error::deadline_exceeded(format!("{what} did not end in {deadline:?}")));
     tokio::time::timeout(deadline, call).await.unwrap_or_else(late)
@@ -371,7 +372,7 @@ fn infos(attributes: &[proto::DeviceAttributes]) -> Result<Vec<DeviceInfo>> {
     attributes.iter().map(info).collect()
 }
 
-/// The master as clients call it.
+/// The master, as a service for clients.
 pub(crate) struct LocalMaster(pub Arc<Master>);
 
 impl MasterService for LocalMaster {

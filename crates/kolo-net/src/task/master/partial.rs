@@ -16,12 +16,12 @@ use crate::wire::proto;
 pub(super) struct PartialStep {
     plan: Arc<StepPlan>,
     step_id: u64,
-    /// The feeds that have come and the fetches that have gone, by number.
+    /// The feeds that have been received and the fetches that have been returned, by number.
     done: Mutex<(HashSet<usize>, HashSet<usize>)>,
 }
 
 impl Session {
-    /// Fixes what a partial run will take and give.
+    /// Sets up the feeds and fetches of a partial run.
     pub async fn begin_partial(self: &Arc<Self>, wanted: Wanted) -> Result<String> {
         self.check_open()?;
         let plan = self.plan(wanted).await?;
@@ -31,7 +31,7 @@ impl Session {
         Ok(handle)
     }
 
-    /// One call of a partial run. An error ends all of it.
+    /// One call of a partial run. An error ends the whole run.
     pub async fn run_partial(self: &Arc<Self>, request: proto::RunStepRequest) -> Result<proto::RunStepResponse> {
         self.check_open()?;
         let step = self
@@ -76,7 +76,7 @@ impl Session {
 }
 
 impl PartialStep {
-    /// What one call brings in and asks for, the numbers of its fetches, and whether it is the last.
+    /// The feeds and fetches of one call, the numbers of its fetches, and whether it is the last call.
     fn next(&self, request: proto::RunStepRequest) -> Result<(StepIo, Vec<usize>, bool)> {
         let plan = &*self.plan;
         let mut done = self.done.lock();

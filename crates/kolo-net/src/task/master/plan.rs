@@ -1,4 +1,4 @@
-//! One signature of a session, cut by task and registered where its parts run.
+//! One signature of a session, partitioned by task and registered with the tasks that run its parts.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use super::graph::{Devices, PlacedNodes, Support, place_options};
 use crate::task::peers::TaskName;
 use crate::wire::proto::ConfigProto;
 
-/// What a client asks for, by name and in its own spelling.
+/// The feeds, fetches and targets of a run, by name as the client spells them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Wanted {
     pub feeds: Vec<String>,
     pub fetches: Vec<String>,
     pub targets: Vec<String>,
-    /// Tensors that stand in for others: `(from, to)`.
+    /// Tensors that replace others: `(from, to)`.
     pub connections: Vec<(String, String)>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Part {
     pub nodes: Nodes,
 }
 
-/// A signature, cut.
+/// A partitioned signature.
 pub(super) struct Cut {
     pub parts: Vec<Part>,
     /// For each feed the key of its transfer; `None` if nothing needs it.
@@ -44,7 +44,7 @@ pub(super) struct Cut {
 }
 
 impl Wanted {
-    /// Runs differ in order but not in what they do.
+    /// Sorts the names: runs that differ only in order share a plan.
     pub fn sorted(mut self) -> Wanted {
         self.feeds.sort_unstable();
         self.fetches.sort_unstable();
@@ -52,7 +52,7 @@ impl Wanted {
         self
     }
 
-    /// The tensors that stand in for others.
+    /// The tensors that replace others, resolved.
     fn connections(&self, nodes: &Nodes) -> Result<Vec<(Endpoint, Endpoint)>> {
         let mut joined = Vec::with_capacity(self.connections.len());
         for (from, to) in &self.connections {
@@ -80,13 +80,13 @@ impl Wanted {
             let name = nodes.endpoint_name(*twice);
             return Err(Error::invalid_argument(format!("Endpoint \"{name}\" fed more than once.")));
         }
-        // A target may be spelled as an output; only its node counts.
+        // A target may be spelled as an output; only its node matters.
         let target = |name: &String| nodes.require(name.rsplit_once(':').map_or(name.as_str(), |(node, _)| node));
         Ok(Request { feeds, fetches, targets: self.targets.iter().map(target).collect::<Result<_>>()? })
     }
 }
 
-/// Cuts what `wanted` needs of the graph by task. `fresh` gives numbers that no other call of the session was given.
+/// Partitions the subgraph that `wanted` needs by task. `fresh` returns numbers that are unique in the session.
 pub(super) fn cut(
     graph: &PlacedNodes,
     wanted: &Wanted,
@@ -150,7 +150,7 @@ pub(super) fn part_def(nodes: &Nodes) -> Result<GraphDef> {
     export(nodes, ExportOptions::default())
 }
 
-/// A signature, registered.
+/// A registered signature.
 pub(super) struct StepPlan {
     pub wanted: Wanted,
     pub parts: Vec<RegisteredPart>,
@@ -159,9 +159,9 @@ pub(super) struct StepPlan {
     pub fetch_needs: Vec<Vec<usize>>,
 }
 
-/// A part where it runs.
+/// A part that is registered with its task.
 pub(super) struct RegisteredPart {
-    /// For clients that want to see it. Its constants are those of the session's graph, not copies.
+    /// For clients that request the partition graphs. Its constants are shared with the session's graph, not copied.
     pub nodes: Nodes,
     pub task: TaskName,
     pub worker: Arc<dyn crate::task::services::WorkerService>,

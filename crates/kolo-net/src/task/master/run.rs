@@ -1,4 +1,4 @@
-//! One step: every task runs its part, tensors go from task to task, fetches come back.
+//! One step: every task runs its part, tensors are transferred between tasks, fetches are returned.
 
 use std::collections::HashMap;
 use std::task::Poll;
@@ -17,25 +17,25 @@ use crate::task::services::Answer;
 use crate::wire::proto;
 use crate::wire::tensor_wire::WireTensor;
 
-/// After an error that only echoes another one, how long the step waits for the other one.
+/// After a derived error, how long the step waits for the error that caused it.
 const CAUSE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a task is asked to clean up after a step; a task that hangs longer has been noticed otherwise.
+/// The timeout of the request to clean up after a step; a task that hangs longer is detected elsewhere.
 const CLEAN_UP_DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a step takes and gives.
+/// The inputs and outputs of a step.
 #[derive(Default)]
 pub(super) struct StepIo {
-    /// Values by the keys of their transfers.
+    /// The values of the feeds, by transfer key.
     pub send: Vec<proto::NamedTensorProto>,
-    /// The keys of what is wanted.
+    /// The transfer keys of the fetches.
     pub recv: Vec<String>,
     pub exec_opts: proto::ExecutorOpts,
     /// `Some(is_last)` for one call of a partial run.
     pub partial: Option<bool>,
 }
 
-/// What a step gave.
+/// The results of a step.
 #[derive(Default)]
 pub(super) struct StepOutput {
     /// By key.
@@ -44,7 +44,7 @@ pub(super) struct StepOutput {
 }
 
 impl Session {
-    /// Runs one step of a plan to its end, and tells all tasks that it is over.
+    /// Runs one step of a plan to its end, and then tells all tasks that it is over.
     pub async fn run_step(&self, plan: &StepPlan, io: StepIo, timeout: Option<Duration>) -> Result<StepOutput> {
         let step = CleanUp { session: self, plan, step_id: random_step_id() };
         let _listed = self.peers.mastered.begin(step.step_id, plan.parts.iter().map(|part| part.task.clone()));
@@ -55,7 +55,7 @@ impl Session {
             if let Ok(ended) = tokio::time::timeout(timeout, &mut run).await {
                 return ended;
             }
-            // The step still waits while its tasks are asked what for.
+            // The step is still pending while its tasks are asked what it waits for.
             let why = self.ask_why(plan, step.step_id).await;
             Err(Error::deadline_exceeded(format!("the step did not end in {timeout:?}: {why}")))
         };
@@ -66,16 +66,16 @@ impl Session {
         }
     }
 
-    /// What a step waits for, in a sentence.
+    /// Describes what a step waits for, in a sentence.
     async fn ask_why(&self, plan: &StepPlan, step_id: u64) -> String {
         let reports = ask(&self.peers, plan.parts.iter().map(|part| part.task.clone()), step_id).await;
         let findings = diagnose(&reports, Duration::ZERO);
         findings.first().map_or_else(|| "its tasks have ended it".to_owned(), |finding| finding.text.clone())
     }
 
-    /// Has every task run its part; the first error that is nobody's echo wins.
+    /// Has every task run its part; the first error that is a root cause wins.
     ///
-    /// All calls are looked at by whoever waits for the step, so that none needs another thread to be sent or to end.
+    /// The future of the step polls all calls itself, so that no call needs another thread to be sent or to complete.
     pub async fn run_parts(&self, plan: &StepPlan, step_id: u64, mut io: StepIo) -> Result<StepOutput> {
         let mut calls: Vec<Call> = Vec::with_capacity(plan.parts.len());
         let mut own = None;
@@ -95,14 +95,14 @@ impl Session {
             if part.is_own {
                 request.send = std::mem::take(&mut io.send);
                 request.recv_key = std::mem::take(&mut io.recv);
-                // What this part needs of others is asked for in the same breath as they are told to run.
+                // The prefetch requests of this part go out together with the requests to run the other parts.
                 part.worker.prepare(&request);
                 own = Some(run_part(part, request));
             } else {
                 calls.push(run_part(part, request));
             }
         }
-        // The own part last: it may run for a while before it waits for anything.
+        // The own part comes last: it may run for a while before it first waits.
         calls.extend(own);
         let mut output = StepOutput::default();
         let mut echo: Option<Error> = None;
@@ -131,12 +131,12 @@ impl Session {
     }
 }
 
-/// Not the echo of another error.
+/// Whether the error is a root cause: neither derived from another one nor a cancellation.
 fn is_cause(error: &Error) -> bool {
     !error.is_derived() && error.code() != Code::Cancelled
 }
 
-/// A part that runs.
+/// A pending call to run a part.
 struct Call {
     answer: Answer<proto::RunGraphResponse>,
     task: TaskName,
@@ -147,7 +147,7 @@ fn run_part(part: &RegisteredPart, request: proto::RunGraphRequest) -> Call {
     Call { answer: part.worker.run_graph(request), task: part.task.clone(), is_own: part.is_own }
 }
 
-/// The first answer that is there; its call is taken from the list.
+/// Waits for the first response, and removes its call from the list.
 async fn next_answer(calls: &mut Vec<Call>) -> Result<proto::RunGraphResponse> {
     let (at, answer) = std::future::poll_fn(|cx| {
         for (at, call) in calls.iter_mut().enumerate() {
@@ -175,7 +175,7 @@ impl StepOutput {
     }
 }
 
-/// Tells the tasks of a step that it is over, however it ended, without making anybody wait.
+/// Tells the tasks of a step that it is over, however it ended, without waiting for them.
 struct CleanUp<'a> {
     session: &'a Session,
     plan: &'a StepPlan,

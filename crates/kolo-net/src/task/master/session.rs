@@ -18,26 +18,26 @@ use crate::task::peers::{Peers, TaskName};
 use crate::wire::proto;
 use crate::wire::proto::ConfigProto;
 
-/// How long the tasks of a session have to forget it.
+/// The timeout for the tasks of a session to delete it.
 const DELETE_DEADLINE: Duration = Duration::from_secs(10);
 
 pub(super) struct Session {
     pub handle: String,
     pub config: ConfigProto,
     pub devices: Devices,
-    /// What the tasks said of their devices, the own task's first.
+    /// The devices of all tasks, the own task's first.
     pub attributes: Vec<proto::DeviceAttributes>,
     pub tasks: Vec<TaskName>,
     pub peers: Arc<Peers>,
     graph: RwLock<Arc<PlacedNodes>>,
-    /// One extension at a time.
+    /// Allows one extension at a time.
     extending: tokio::sync::Mutex<()>,
     plans: Mutex<HashMap<Wanted, Arc<OnceCell<Arc<StepPlan>>>>>,
     pub partial: Mutex<HashMap<String, Arc<PartialStep>>>,
     pub callables: Mutex<HashMap<i64, Arc<super::callable::Callable>>>,
     fresh: AtomicU64,
     pub next_handle: AtomicU64,
-    /// True once the session is closed: its runs end then.
+    /// True once the session is closed: its runs are cancelled then.
     closed: watch::Sender<bool>,
 }
 
@@ -57,7 +57,7 @@ impl Session {
             attributes,
             tasks,
             peers,
-            // The first graph makes this version 0, as TensorFlow's first is.
+            // The first graph gets version 0, as in TensorFlow.
             graph: RwLock::new(Arc::new(PlacedNodes { version: -1, ..PlacedNodes::default() })),
             extending: tokio::sync::Mutex::default(),
             plans: Mutex::default(),
@@ -89,7 +89,8 @@ impl Session {
         Ok(version)
     }
 
-    /// The signature, compiled on all tasks it needs; runs that ask for it at once wait for one of them.
+    /// The plan of a signature, registered with all tasks it needs. Concurrent runs of the same signature share one
+    /// compilation.
     pub async fn plan(self: &Arc<Self>, wanted: Wanted) -> Result<Arc<StepPlan>> {
         let cell = {
             let mut plans = self.plans.lock();
@@ -141,7 +142,7 @@ impl Session {
         Ok(Arc::new(StepPlan { wanted, parts, feed_keys, fetch_keys, fetch_needs }))
     }
 
-    /// Runs something that computes for a while, where it holds up no other call.
+    /// Runs a long computation on a thread where it does not block other calls.
     async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let done = self.peers.runtime.spawn_blocking(work).await;
         done.map_err(|error| Error::internal(format!("the master failed: {error}")))?
@@ -154,14 +155,14 @@ impl Session {
         }
     }
 
-    /// Comes back when the session is closed.
+    /// Returns when the session is closed.
     pub async fn closed(&self) -> Error {
         let mut closed = self.closed.subscribe();
         let _ = closed.wait_for(|closed| *closed).await;
         Error::cancelled("Step was cancelled by an explicit call to `Session::Close()`.")
     }
 
-    /// Ends the session: its runs are cancelled, and all tasks forget it.
+    /// Closes the session: its runs are cancelled, and all tasks delete it.
     pub async fn close(self: Arc<Self>) {
         self.closed.send_replace(true);
         self.partial.lock().clear();
@@ -182,7 +183,7 @@ impl Session {
     }
 }
 
-/// An error of another task says which one it is from.
+/// Adds the name of the task to an error from another task.
 pub(super) fn from_task(error: Error, task: &TaskName, is_own: bool) -> Error {
     match is_own {
         true => error,

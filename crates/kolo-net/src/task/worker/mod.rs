@@ -1,7 +1,8 @@
-//! What a task does for masters and for other tasks: keeps graphs, runs its part of steps, hands out tensors.
+//! The worker of a task, which serves masters and other tasks: keeps graphs, runs its part of steps, hands out tensors.
 //!
-//! A session of a master is announced, gives its parts of graphs, and runs them step by step. Whatever a step leaves for
-//! others is kept in its [`Transfers`] until the master says that the step is over. No thread waits for anything.
+//! A master announces its session, registers its parts of graphs, and runs them step by step. The values that a step
+//! has produced for other tasks are kept in its [`Transfers`] until the master reports that the step is over. No thread
+//! blocks.
 
 mod report;
 mod session;
@@ -34,10 +35,10 @@ use session::{Registered, Session};
 use step::Steps;
 use transfers::StepTransfers;
 
-/// The requests that a worker remembers, as TensorFlow's workers do.
+/// The number of request ids that a worker remembers, as in TensorFlow.
 const N_REQUESTS: usize = 100_000;
 
-/// What `transfers.rs` is made of. `tests/interleavings.rs` compiles that file with shuttle's in place of this.
+/// The primitives of `transfers.rs`. `tests/interleavings.rs` compiles that file with shuttle's in their place.
 mod sync {
     pub(super) use parking_lot::Mutex;
 }
@@ -49,21 +50,21 @@ pub struct Worker {
     /// By device name.
     incarnations: HashMap<String, u64>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
-    /// For masters that do not announce their sessions.
+    /// The session of masters that do not announce theirs.
     legacy: Arc<Session>,
     steps: Steps,
     requests: RequestIds,
     started: Instant,
-    /// Where variables are kept beyond the life of this process; not there yet while they are fetched from there.
+    /// What makes variables durable; `None` until they have been restored.
     keeper: watch::Sender<Option<Keeper>>,
-    /// Variables of other tasks.
+    /// Replicas of other tasks' variables.
     replicas: Replicas,
 }
 
-/// Keeps variables beyond the life of this process.
+/// What makes variables durable, so that they outlive this process.
 #[derive(Clone)]
 pub(crate) enum Keeper {
-    /// Nothing does.
+    /// They are not durable.
     Nobody,
     Journal(Arc<Journal>),
     Replica(Arc<Replicator>),
@@ -90,7 +91,7 @@ impl Worker {
         worker
     }
 
-    /// The task is ready: variables are as they were, and are kept here from now on.
+    /// Marks the task as ready: its variables are restored, and `keeper` makes updates durable from now on.
     pub(crate) fn set_keeper(&self, keeper: Keeper) {
         self.keeper.send_replace(Some(keeper));
     }
@@ -123,7 +124,7 @@ impl Worker {
         })
     }
 
-    /// Makes what a part has written last, before anybody is told that it ran.
+    /// Makes the variables that a part has written durable, before the caller gets the response that the part ran.
     async fn log(&self, part: &Arc<Registered>) -> Result<()> {
         if part.written.is_empty() {
             return Ok(());
@@ -180,10 +181,10 @@ impl Worker {
         step.begin(&registered.graph, if is_traced { StepKind::Traced } else { StepKind::Whole })?;
         if registered.graph.count_run() {
             let registered = registered.clone();
-            // Not waited for: this step runs without it, and a failure is logged there.
+            // Not awaited: this step runs without it, and a failure is logged there.
             drop(self.peers.runtime.spawn_blocking(move || registered.graph.split()));
         }
-        // Only now: what the step has sent already is on its way first, and whoever is asked need not be woken twice.
+        // Flushed only now: the values that the step has sent already go out first, and the peer is woken only once.
         self.steps.flush();
         let stop = step.stop_on_drop();
         let ended = step.end().await;
@@ -208,13 +209,13 @@ impl Worker {
         recv_response(step.wait_for(key).await?)
     }
 
-    /// Refuses to hand out what was meant to be of a former life of this task.
+    /// Refuses a request for a value of a previous incarnation of this task.
     fn check_incarnation(&self, key: &RendezvousKey) -> Result<()> {
         let incarnation = u64::from_str_radix(key.part(1), 16)
             .map_err(|_| Error::invalid_argument(format!("Invalid  rendezvous key: {key}")))?;
         let own = match self.incarnations.get(key.part(0)) {
             Some(own) => Some(own),
-            // It may be spelt otherwise.
+            // The device name may be spelled differently.
             None => self.incarnations.get(&DeviceSpec::parse(key.part(0))?.to_string()),
         };
         let own = *own.ok_or_else(|| {
@@ -238,7 +239,7 @@ impl Worker {
         Ok(step.transfers.wait_for_group(keys, delivery))
     }
 
-    /// Copies are kept for other tasks of the cluster, and for nobody else.
+    /// Replicas are stored only for other tasks of the cluster.
     fn check_task(&self, task: &str) -> Result<()> {
         match self.peers.tasks().iter().any(|known| known.to_string() == task && *known != self.peers.own) {
             true => Ok(()),
@@ -255,7 +256,7 @@ impl Worker {
     }
 }
 
-/// A tensor on its way to whoever asked for it.
+/// The response to a request for a tensor.
 pub(crate) fn recv_response(received: Received) -> Result<proto::RecvTensorResponse> {
     let micros = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_micros() as i64);
     Ok(proto::RecvTensorResponse {
@@ -273,7 +274,7 @@ fn named(key: &RendezvousKey, value: Received) -> Result<proto::NamedTensorProto
     Ok(proto::NamedTensorProto { name: key.to_string(), tensor: Some(WireTensor::new(value.tensor)?) })
 }
 
-/// An answer that is there already.
+/// A response that is available already.
 fn now<T: Send + 'static>(result: Result<T>) -> Answer<T> {
     Box::pin(std::future::ready(result))
 }
@@ -302,7 +303,7 @@ impl WorkerService for LocalWorker {
     }
 
     fn prepare(&self, request: &proto::RunGraphRequest) {
-        // Whatever is wrong will be wrong again when the part is run, and is said then.
+        // An error here is ignored: it occurs again when the part is run, and is reported then.
         let _ = self.0.ask_ahead(request);
     }
 
@@ -314,7 +315,7 @@ impl WorkerService for LocalWorker {
     fn get_status(&self, _: proto::GetStatusRequest) -> Answer<proto::GetStatusResponse> {
         let worker = self.0.clone();
         Box::pin(async move {
-            // Sessions begin with this: none does before the variables are what they were.
+            // Sessions begin with this call. None may begin before the variables are restored.
             worker.keeper().await;
             let device_attributes = worker.devices().iter().map(stats::device_attributes).collect();
             Ok(proto::GetStatusResponse { device_attributes })
@@ -351,7 +352,7 @@ impl WorkerService for LocalWorker {
         let worker = self.0.clone();
         Box::pin(async move {
             let session = worker.session(&request.session_handle, request.create_worker_session_called)?;
-            // Large graphs take a while; other calls should not wait for them.
+            // Large graphs take a while to compile; this must not block other calls.
             let own_prefix = format!("{}/", worker.peers.own);
             let compile = move || session.register(request, &own_prefix);
             let compiled = worker.peers.runtime.spawn_blocking(compile).await;

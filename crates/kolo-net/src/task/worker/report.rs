@@ -1,4 +1,4 @@
-//! What a task says of itself when asked what it is doing.
+//! A task's status report: what it is running and waiting for.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::step::Step;
 use crate::task::peers::TaskName;
 use crate::wire::proto;
 
-/// The most waits of one step that are listed.
+/// The maximum number of waits listed for one step.
 const MAX_WAITS: usize = 100;
 
 pub(super) fn report(worker: &Worker, step_id: u64) -> proto::KoloReportResponse {
@@ -40,7 +40,7 @@ fn step_report(step: &Step, own: &str) -> proto::StepReport {
             lasts_ms: millis(waiting.lasts),
             ..proto::WaitReport::default()
         };
-        // A receive says whom it waits for.
+        // A receive names the task that it waits for.
         if let Ok(edge) = edge_key(&waiting.node.attrs) {
             let key = RendezvousKey { edge, frame_iteration: Default::default() };
             report.from_task = task_of(key.part(0));

@@ -28,14 +28,14 @@ pub(super) struct Registered {
     pub graph: TaskGraph,
     /// The variables that it may write.
     pub written: BTreeSet<Key>,
-    /// What it receives of other tasks, whatever happens.
+    /// What it receives from other tasks unconditionally.
     pub groups: Vec<Group>,
 }
 
 pub(super) struct Session {
     task: TaskSession,
     graphs: Mutex<HashMap<String, Arc<Registered>>>,
-    /// Begins anywhere, so that a master that has not noticed a restart does not run somebody else's graph.
+    /// Starts at a random number, so that a master that has not noticed a restart does not run a different graph.
     next_handle: AtomicU64,
 }
 
@@ -49,7 +49,7 @@ impl Session {
     pub fn register(&self, request: RegisterGraphRequest, own_prefix: &str) -> Result<String> {
         let def = request.graph_def.unwrap_or_default();
         let producer = def.versions.as_ref().map_or(0, |versions| versions.producer);
-        // Only masters of TensorFlow 2, and ours, send the session's options.
+        // Only masters of TensorFlow 2, and Kolo's, send the session's options.
         let is_new = request.config_proto.is_some() || producer > LAST_WITH_PATHS;
         let frame_ids = if is_new { FrameIds::Mixed } else { FrameIds::Path };
         let graph = Graph::new(registry());
@@ -74,8 +74,8 @@ impl Session {
     }
 }
 
-/// The tensors of other tasks that a graph asks for as soon as it begins, by task. One that waits for a control edge is not
-/// among them: what it is may depend on when it is picked up.
+/// The tensors of other tasks that a graph can prefetch, by task. A receive that waits for a control edge is not among
+/// them: its value may depend on when it is fetched.
 fn groups(nodes: &Nodes, own_prefix: &str) -> Result<Vec<Group>> {
     let mut by_task: BTreeMap<TaskName, Vec<RendezvousKey>> = BTreeMap::new();
     for (_, node) in nodes.iter() {

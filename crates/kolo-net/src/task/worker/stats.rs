@@ -1,4 +1,4 @@
-//! What a task says about its devices and about steps that were traced, as messages.
+//! The protobuf messages for a task's devices and for traced steps.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -8,7 +8,7 @@ use kolo_runtime::NodeTrace;
 
 use crate::wire::proto;
 
-/// What TensorFlow's CPU devices report; clients show it, nobody acts on it.
+/// What TensorFlow's CPU devices report; clients display it and do not use it otherwise.
 const CPU_MEMORY_LIMIT: i64 = 268_435_456;
 
 /// A device as a message.
@@ -24,12 +24,13 @@ pub(crate) fn device_attributes(device: &DeviceAttributes) -> proto::DeviceAttri
     }
 }
 
-/// A step's trace as a message, with times since 1970 as TensorFlow has them.
+/// A step's trace as a message, with times since 1970 as in TensorFlow.
 pub(crate) fn step_stats(nodes: &[NodeTrace], started: SystemTime) -> proto::StepStats {
     let start = started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut threads: BTreeMap<&str, u32> = BTreeMap::new();
     let mut devices: BTreeMap<&str, proto::DeviceStepStats> = BTreeMap::new();
-    // As in TensorFlow's traces, a receive shows under the name of the call, and a send, which takes no time, not at all.
+    // As in TensorFlow's traces, a receive appears under the name of the call, and a send, which takes no time, does
+    // not appear.
     for node in nodes.iter().filter(|node| !["_Send", "_HostSend"].contains(&node.op)) {
         let is_receive = ["_Recv", "_HostRecv"].contains(&node.op);
         let n_threads = threads.len() as u32;

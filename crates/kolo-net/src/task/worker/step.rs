@@ -1,4 +1,4 @@
-//! Steps on one task: begun by `RunGraph`, asked for tensors by other tasks, ended by `CleanupGraph`.
+//! Steps on one task: started by `RunGraph`, serve tensors to other tasks, and are ended by `CleanupGraph`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use tokio::sync::{oneshot, watch};
 
 use super::transfers::{Fetch, StepTransfers, Ticket, Transfers};
 
-/// How many steps that are over are remembered, so that a question that comes too late is answered at once.
+/// The number of finished steps that are remembered, so that a late request gets an error at once.
 const N_OVER: usize = 10_000;
 
-/// Fewer steps than this are not worth looking through.
+/// With fewer steps than this, a sweep is not worthwhile.
 const LEAST_SWEPT: usize = 1_000;
 
 /// All steps of a task that are not over.
@@ -31,7 +31,7 @@ struct StepState {
     steps: HashMap<u64, Arc<Step>>,
     over: HashSet<u64>,
     over_order: VecDeque<u64>,
-    /// When there are so many steps, those that were only asked about are looked through.
+    /// When the number of steps reaches this, steps that exist only because of requests are swept.
     sweep_at: usize,
     n_ended: u64,
     last_ended: Option<Instant>,
@@ -45,7 +45,7 @@ pub(crate) struct Step {
     started: SystemTime,
     begun: AtomicBool,
     running: Mutex<Option<TaskStep>>,
-    /// The step's end, once it has come: its error, if it failed.
+    /// The step's result, once it has ended: its error, if it failed.
     end: watch::Sender<Option<Option<Error>>>,
 }
 
@@ -54,8 +54,8 @@ impl Steps {
         Steps { own_prefix, fetch, state: Mutex::default() }
     }
 
-    /// The step of this number. Another task may ask for a tensor before the master has said what to run, so it is made
-    /// when it is first heard of.
+    /// The step with this id. It is created on first mention, because another task may request a tensor before the
+    /// master has told this one what to run.
     pub fn find_or_create(&self, id: u64) -> Result<Arc<Step>> {
         let mut state = self.state.lock();
         if state.over.contains(&id) {
@@ -79,12 +79,12 @@ impl Steps {
         Ok(state.steps.entry(id).or_insert_with(make).clone())
     }
 
-    /// Sends questions to other tasks that lie.
+    /// Flushes buffered requests to other tasks.
     pub fn flush(&self) {
         self.fetch.flush();
     }
 
-    /// The master says that a step is over: whoever still waits for something of it is told.
+    /// Ends a step on the master's request. Pending waits of the step fail.
     pub fn clean_up(&self, id: u64) {
         let step = {
             let mut state = self.state.lock();
@@ -108,13 +108,13 @@ impl Steps {
         }
     }
 
-    /// How many steps have ended, and how long ago the last of them.
+    /// How many steps have ended, and how long ago the last one did.
     pub fn progress(&self) -> (u64, Option<Duration>) {
         let state = self.state.lock();
         (state.n_ended, state.last_ended.map(|at| at.elapsed()))
     }
 
-    /// Steps that were heard of and are not over.
+    /// The steps that are known and not over.
     pub fn all(&self) -> Vec<Arc<Step>> {
         self.state.lock().steps.values().cloned().collect()
     }
@@ -137,7 +137,7 @@ impl Step {
         self.begun.load(Ordering::Acquire)
     }
 
-    /// Since when this task knows the step.
+    /// When this task created the step.
     pub fn since(&self) -> Instant {
         self.since
     }
@@ -151,12 +151,12 @@ impl Step {
         self.running.lock().as_ref().map(TaskStep::waits).unwrap_or_default()
     }
 
-    /// How many threads run its kernels now.
+    /// The number of threads that run its kernels now.
     pub fn n_runners(&self) -> usize {
         self.running.lock().as_ref().map_or(0, TaskStep::n_runners)
     }
 
-    /// How many nodes are ready that no thread runs.
+    /// The number of ready nodes that no thread runs.
     pub fn n_unattended(&self) -> usize {
         self.running.lock().as_ref().map_or(0, TaskStep::n_unattended)
     }
@@ -176,7 +176,7 @@ impl Step {
         }
     }
 
-    /// Waits until a value is sent on this task. Giving up the wait leaves the value for others.
+    /// Waits until a value is sent on this task. A cancelled wait leaves the value for others.
     pub async fn wait_for(self: &Arc<Self>, key: RendezvousKey) -> Result<Received> {
         let (sender, receiver) = oneshot::channel();
         let done = Box::new(move |received| drop(sender.send(received)));
@@ -187,7 +187,7 @@ impl Step {
         received
     }
 
-    /// Ends the step early: kernels that wait come back, and so does whoever waits for a tensor.
+    /// Cancels the step: kernels that wait return, and pending requests for its tensors fail.
     pub fn stop(&self, reason: Error) {
         let running = self.running.lock().clone();
         let has_ended = self.end.borrow().is_some();
@@ -197,7 +197,7 @@ impl Step {
         StepTransfers(self.transfers.clone()).abort(reason);
     }
 
-    /// Stops the step if the call that runs it is given up.
+    /// Returns a guard that cancels the step if the call that runs it is dropped.
     pub fn stop_on_drop(self: &Arc<Self>) -> StopOnDrop {
         StopOnDrop(Some(self.clone()))
     }

@@ -1,12 +1,12 @@
-//! The transfers of one step on one task: values that kernels here have sent and nobody has fetched yet, and those who
-//! wait for values.
+//! The rendezvous table of one step on one task: values that kernels here have sent and nobody has fetched yet, and the
+//! waiters for values that have not been sent yet.
 //!
-//! A `_Send` leaves its value here and is done. A `_Recv` whose sender is a device of this task waits here; one whose
-//! sender is elsewhere asks that task, which answers from its own table. Either side may come first, and a question may
-//! come before this task has heard of the step at all.
+//! A `_Send` stores its value here and is done. A `_Recv` whose sender is a device of this task waits here; one whose
+//! sender is elsewhere requests the value from that task, which responds from its own table. Either side may come
+//! first, and a request may arrive before this task knows of the step at all.
 //!
-//! What a graph receives whatever happens is asked for before it begins, in one question to each task
-//! ([`Transfers::ask_ahead`]); a `_Recv` then waits for the answer that is on its way.
+//! The values that a graph receives unconditionally are prefetched before it starts, with one request to each task
+//! ([`Transfers::ask_ahead`]); a `_Recv` then waits for the response to that request.
 //!
 //! `tests/interleavings.rs` runs this file under shuttle, so it takes its lock from `super::sync`.
 
@@ -21,29 +21,29 @@ use kolo_runtime::StepRendezvous;
 use super::sync::Mutex;
 use crate::task::services::{Delivery, Each, Group, Guard};
 
-/// Asks another task for a value.
+/// Requests values from other tasks.
 pub(crate) trait Fetch: Send + Sync {
-    /// Calls `done` once with the value or an error, on any thread. Dropping the guard gives up the question.
+    /// Calls `done` once with the value or an error, on any thread. Dropping the guard cancels the request.
     fn fetch(&self, step_id: u64, key: &RendezvousKey, done: Waiter) -> Guard;
 
-    /// Asks for several values of one task at once; `each` hears of each once, on any thread. The question may lie until
-    /// [`Fetch::flush`]. `None` if they must be asked for one by one.
+    /// Requests several values of one task at once; `each` is called once for each of them, on any thread. The request
+    /// may be buffered until [`Fetch::flush`]. `None` if they must be requested one by one.
     fn fetch_group(&self, step_id: u64, group: &Group, each: Each) -> Option<Guard> {
         let _ = (step_id, group, each);
         None
     }
 
-    /// Sends questions that lie, unless whoever works on this thread will do so soon.
+    /// Flushes buffered requests, unless the work that runs on this thread will flush them soon.
     fn flush(&self) {}
 }
 
-/// Hears of a value.
+/// The callback for a value.
 pub(crate) type Waiter = Box<dyn FnOnce(Result<Received>) + Send>;
 
-/// One step's table.
+/// The rendezvous table of one step.
 pub(crate) struct Transfers {
     step_id: u64,
-    /// `/job:ps/replica:0/task:0/`, which names of own devices begin with.
+    /// `/job:ps/replica:0/task:0/`, the prefix of the names of this task's devices.
     own_prefix: Arc<str>,
     fetch: Arc<dyn Fetch>,
     state: Mutex<TransferTable>,
@@ -53,14 +53,14 @@ pub(crate) struct Transfers {
 struct TransferTable {
     values: HashMap<RendezvousKey, Vec<Received>>,
     waiters: HashMap<RendezvousKey, Vec<Waiting>>,
-    /// Questions to other tasks that have not been answered, by number.
+    /// Pending requests to other tasks, by number.
     questions: HashMap<u64, Question>,
-    /// Values that were asked for before anybody needed them.
+    /// Prefetched values: requested before a `_Recv` needs them.
     ahead: HashMap<RendezvousKey, Ahead>,
-    /// Hold the questions for them.
+    /// The guards of the prefetch requests.
     ahead_guards: Vec<Guard>,
     has_asked_ahead: bool,
-    /// Where values that were sent to others may lie.
+    /// Flushes the connections that may have buffered values sent to other tasks.
     unsent: Vec<Flush>,
     next: u64,
     aborted: Option<Error>,
@@ -81,17 +81,17 @@ struct Waiting {
     number: u64,
     since: Instant,
     done: Waiter,
-    /// Sends what `done` may have kept back.
+    /// Flushes what `done` may have buffered.
     flush: Option<Flush>,
 }
 
 type Flush = Arc<dyn Fn() + Send + Sync>;
 
-/// A value that was asked for ahead.
+/// The state of a prefetched value.
 enum Ahead {
-    /// Nobody needs it yet.
+    /// Requested; no `_Recv` needs it yet.
     Asked,
-    /// A `_Recv` waits for it.
+    /// Requested, and a `_Recv` waits for it.
     Needed(Instant, Waiter),
     Arrived(Result<Received>),
 }
@@ -100,22 +100,22 @@ struct Question {
     key: RendezvousKey,
     since: Instant,
     done: Option<Waiter>,
-    /// Dropped when the answer is there or not wanted any more.
+    /// Dropped when the response has arrived or is no longer wanted.
     guard: Option<Box<dyn Send>>,
 }
 
-/// A wait that can be called off.
+/// Identifies a wait, to cancel it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
 
-/// One thing a step waits for.
+/// A transfer that a step waits for.
 #[derive(Clone, Debug)]
 pub(crate) struct Wait {
     /// The transfer.
     pub key: RendezvousKey,
-    /// Since when.
+    /// When the wait began.
     pub since: Instant,
-    /// Another task has been asked for it.
+    /// It was requested from another task.
     pub is_remote: bool,
 }
 
@@ -124,7 +124,7 @@ impl Transfers {
         Transfers { step_id, own_prefix, fetch, state: Mutex::default() }
     }
 
-    /// Takes a value that is here already.
+    /// Takes a value that is available already.
     pub fn take(&self, key: &RendezvousKey) -> Option<Received> {
         self.state.lock().take(key)
     }
@@ -151,7 +151,7 @@ impl Transfers {
         Ticket(number)
     }
 
-    /// Waits for several values that are sent on this task, for whoever asked for them at once.
+    /// Waits for several values that are sent on this task, for a task that requested them together.
     pub fn wait_for_group(self: &Arc<Self>, keys: &Arc<[RendezvousKey]>, delivery: &Delivery) -> Guard {
         let mut tickets = Vec::with_capacity(keys.len());
         for (index, key) in keys.iter().enumerate() {
@@ -162,7 +162,7 @@ impl Transfers {
         Box::new(GiveUpGroup { transfers: self.clone(), keys: keys.clone(), tickets })
     }
 
-    /// Asks for what a graph will receive, once.
+    /// Prefetches the values that a graph will receive. Only the first call for a step has an effect.
     pub fn ask_ahead(self: &Arc<Self>, groups: &[Group]) {
         {
             let mut state = self.state.lock();
@@ -184,7 +184,7 @@ impl Transfers {
                 let mut state = self.state.lock();
                 match guard {
                     Some(guard) => {
-                        // An abort that came meanwhile has nothing left to take; the guard goes with the table.
+                        // An abort that came meanwhile has missed this guard; it is dropped with the table.
                         state.ahead_guards.push(guard);
                         Vec::new()
                     }
@@ -199,7 +199,7 @@ impl Transfers {
         }
     }
 
-    /// A value that was asked for ahead is here.
+    /// Handles the response for a prefetched value.
     fn arrived(&self, key: &RendezvousKey, received: Result<Received>) {
         let done = {
             let mut state = self.state.lock();
@@ -215,7 +215,7 @@ impl Transfers {
         done(received);
     }
 
-    /// Sends values to others that lie.
+    /// Flushes values for other tasks that are still buffered.
     pub fn flush_values(&self) {
         let unsent = {
             let mut state = self.state.lock();
@@ -227,7 +227,7 @@ impl Transfers {
         unsent.iter().for_each(|flush| flush());
     }
 
-    /// Calls a wait off; nothing happens if it is over.
+    /// Cancels a wait; no effect if it is over.
     pub fn give_up(&self, key: &RendezvousKey, Ticket(number): Ticket) {
         let mut state = self.state.lock();
         let Some(waiters) = state.waiters.get_mut(key) else { return };
@@ -239,13 +239,13 @@ impl Transfers {
         drop(given_up);
     }
 
-    /// True if there is nothing in it that somebody could miss.
+    /// True if the table can be dropped: it has no values, no waiters and no pending requests.
     pub fn is_empty(&self) -> bool {
         let state = self.state.lock();
         state.values.is_empty() && state.waiters.is_empty() && state.questions.is_empty() && state.ahead.is_empty()
     }
 
-    /// What is waited for.
+    /// The pending waits, local and remote.
     pub fn waits(&self) -> Vec<Wait> {
         let state = self.state.lock();
         let local = state.waiters.iter().flat_map(|(key, waiters)| {
@@ -263,7 +263,7 @@ impl Transfers {
         local.chain(remote).chain(ahead).collect()
     }
 
-    /// Asks the task that sends `key`.
+    /// Requests `key` from the task that sends it.
     fn ask(self: &Arc<Self>, key: RendezvousKey, done: Waiter) {
         let number = {
             let mut state = self.state.lock();
@@ -287,7 +287,7 @@ impl Transfers {
             }
         });
         let guard = self.fetch.fetch(self.step_id, &key, answer);
-        // The answer may have come meanwhile; then there is nothing left to guard.
+        // If the response has arrived meanwhile, there is nothing left to cancel.
         if let Some(question) = self.state.lock().questions.get_mut(&number) {
             question.guard = Some(guard);
         }
@@ -308,7 +308,7 @@ impl Drop for GiveUpGroup {
     }
 }
 
-/// What the executor is given: the table, which questions must be able to find again.
+/// The rendezvous that the executor is given. It wraps the shared table, because responses need a handle to it.
 pub(crate) struct StepTransfers(pub Arc<Transfers>);
 
 impl Rendezvous for StepTransfers {
@@ -350,7 +350,7 @@ impl Rendezvous for StepTransfers {
             Some((key, Ahead::Asked)) => {
                 state.ahead.insert(key, Ahead::Needed(Instant::now(), done));
             }
-            // It was received once; whoever asks again finds out.
+            // It was received before; a second receive makes a request of its own.
             other @ (Some((_, Ahead::Needed(..))) | None) => {
                 state.ahead.extend(other);
                 drop(state);

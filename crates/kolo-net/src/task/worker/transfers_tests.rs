@@ -1,4 +1,4 @@
-//! What a step's table of transfers promises.
+//! Tests of a step's rendezvous table.
 
 use std::sync::{Arc, mpsc};
 
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::transfers::{Fetch, StepTransfers, Transfers, Waiter};
 use crate::task::services::{Delivery, Each, Group, Guard};
 
-/// Keeps questions until the test answers them.
+/// Keeps requests pending until the test responds.
 #[derive(Default)]
 struct Asked(Mutex<Vec<(String, Waiter)>>, Mutex<Vec<Each>>);
 
@@ -19,7 +19,7 @@ impl Fetch for Asked {
         self.0.lock().push((key.to_string(), done));
         Box::new(())
     }
-    /// Task 9 must be asked one by one.
+    /// Task 9 supports only single requests.
     fn fetch_group(&self, _: u64, group: &Group, each: Each) -> Option<Guard> {
         self.1.lock().push(each);
         (group.task.task != 9).then(|| Box::new(()) as Guard)
@@ -106,7 +106,7 @@ fn what_was_asked_for_ahead_is_not_asked_for_again() {
     assert_eq!(asked.1.lock().len(), 1, "a step asks once");
     assert!(!table.is_empty(), "what was asked for ahead would be missed");
     let each = asked.1.lock().pop().unwrap();
-    // One comes before anybody needs it, the other after.
+    // One arrives before a `_Recv` needs it, the other after.
     each(0, Ok(value(1.0)));
     assert_eq!(recv(&table, key(1)).try_recv().unwrap(), Ok(1.0));
     assert!(!table.is_empty(), "one is still to come");
@@ -117,7 +117,7 @@ fn what_was_asked_for_ahead_is_not_asked_for_again() {
     assert!(asked.0.lock().is_empty() && table.is_empty());
     each(1, Ok(value(3.0)));
     each(7, Ok(value(3.0)));
-    // Whoever receives a second time asks for it.
+    // A second receive makes a request of its own.
     drop(recv(&table, key(1)));
     assert_eq!(asked.0.lock().len(), 1);
 }
@@ -164,7 +164,7 @@ fn values_for_others_go_out_together() {
     step.flush();
     step.flush();
     assert_eq!(*flushed.lock(), 1, "nothing lies any more");
-    // Whoever gives up leaves the rest for others.
+    // A cancelled wait leaves the remaining values for others.
     drop(guard);
     step.send(third.clone(), value(3.0)).unwrap();
     assert!(got.lock().len() == 2 && table.take(&third).is_some());

@@ -10,7 +10,7 @@
 //!   body: the elements of the tensor that the head describes                         body length bytes
 //! ```
 //!
-//! Calls are numbered by the caller and answered in any order. A caller that gives up sends `Cancel`. One `Receive`
+//! Calls are numbered by the caller and answered in any order. A caller cancels a call with `Cancel`. One `Receive`
 //! message requests all tensors that a task needs from another one in a step; each is sent as soon as it is available.
 //! `EndStep` and `Release` have no response.
 
@@ -37,7 +37,7 @@ pub(crate) use server::{Services, serve_connection};
 pub(crate) use shared::sweep;
 pub(crate) use stream::Stream;
 
-/// What `outbox.rs` is made of. `tests/interleavings.rs` compiles that file with shuttle's in place of these.
+/// The primitives of `outbox.rs`. `tests/interleavings.rs` compiles that file with shuttle's in their place.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, Ordering};
 

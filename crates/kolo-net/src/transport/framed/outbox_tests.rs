@@ -1,4 +1,4 @@
-//! What an outbox promises.
+//! Tests of the outbox.
 
 use std::sync::Arc;
 use std::time::Duration;

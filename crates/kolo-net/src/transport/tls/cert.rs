@@ -10,14 +10,14 @@ use rcgen::{
 
 use super::TlsFiles;
 
-/// Clocks of a cluster's machines differ a little.
+/// Certificates are backdated by this much, because the clocks of a cluster's machines differ a little.
 const BACKDATED: Duration = Duration::from_secs(3600);
 
-/// What all authorities are called: a reader of a certificate tells them apart by their keys, and so one can be opened again
-/// with nothing but its key.
+/// The subject name of all authorities. Verifiers tell them apart by their keys, so an authority can be loaded again
+/// from its key alone.
 const NAME: &str = "Kolo cluster CA";
 
-/// A certificate authority, with its key: it can make certificates for tasks.
+/// A certificate authority, with its key: it can issue certificates for tasks.
 pub struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
@@ -33,7 +33,7 @@ impl Authority {
         Ok(Authority { certificate, issuer: Issuer::new(params, key) })
     }
 
-    /// An authority that was made before, from its certificate and its key in PEM form.
+    /// Loads an existing authority from its certificate and its key in PEM form.
     pub fn open(certificate: &str, key: &str) -> Result<Authority> {
         let key = KeyPair::from_pem(key)
             .map_err(|error| Error::invalid_argument(format!("the authority's key cannot be used: {error}")))?;
@@ -50,8 +50,8 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// A certificate for a task that is reached under these host names and addresses, valid for `days`. `name` is for
-    /// people. Both for answering calls and for making them.
+    /// Issues a certificate for a task that is reached under these host names and addresses, valid for `days`. `name`
+    /// is only for display. The certificate is for both server and client authentication.
     pub fn issue(&self, name: &str, hosts: &[String], days: u32) -> Result<TlsFiles> {
         if hosts.is_empty() {
             return Err(Error::invalid_argument(format!("a certificate for {name} needs a host name or address")));

@@ -1,7 +1,7 @@
-//! How a connection that carries Kolo's own transport comes to be inside of TLS.
+//! The TLS handshake of a connection that carries Kolo's own transport.
 //!
-//! A caller offers two protocols, Kolo's and HTTP/2, and the server takes one. A server looks for that offer before it begins,
-//! so a connection that will carry gRPC is left to `tokio-rustls`.
+//! A client offers two protocols by ALPN, Kolo's and HTTP/2, and the server selects one. A server peeks at that offer
+//! before the handshake, and leaves a connection that will carry gRPC to `tokio-rustls`.
 
 use std::io;
 use std::time::Duration;
@@ -18,23 +18,23 @@ use super::records::halves;
 use super::stream::TlsStream;
 use super::{ClientTls, KOLO, ServerTls};
 
-/// How long a handshake may take.
+/// The timeout of a handshake.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The most bytes that a handshake may leave lying.
+/// The maximum size of the buffer for incoming handshake bytes.
 const MOST: usize = 64 << 10;
 
-/// The most bytes of a caller's first message.
+/// The maximum size of a `ClientHello`.
 const MOST_HELLO: usize = 16 << 10;
 
-/// Between two looks at a message that is not whole yet, at first and at most.
+/// The first and the longest backoff before an incomplete `ClientHello` is peeked at again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
-/// How long a server that refuses waits for the caller to hear of it.
+/// How long a server that refuses a client waits for it to read the alert.
 const LINGER: Duration = Duration::from_secs(1);
 
 impl ClientTls {
-    /// The caller's handshake with the server at `address`. `None` if that does not speak Kolo's own transport.
+    /// The client's handshake with the server at `address`. `None` if the server does not support Kolo's own transport.
     pub(crate) async fn connect(&self, tcp: TcpStream, address: &str) -> Result<Option<TlsStream>> {
         let name = self.server_name(address)?;
         let connection = UnbufferedClientConnection::new(self.own.clone(), name);
@@ -54,7 +54,7 @@ impl ClientTls {
 }
 
 impl ServerTls {
-    /// Whether the caller offers Kolo's own transport. Nothing is read.
+    /// Whether the client offers Kolo's own transport. Only peeks: no bytes are consumed.
     pub(crate) async fn is_offered_kolo(&self, tcp: &TcpStream) -> bool {
         let mut first = vec![0; MOST_HELLO];
         let look = async {
@@ -69,7 +69,7 @@ impl ServerTls {
                     None if n == MOST_HELLO => return false,
                     None => {}
                 }
-                // The first message comes in one piece, so this hardly ever happens, and not for long.
+                // A `ClientHello` usually arrives in one piece, so this is rare and short.
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSES.1);
             }
@@ -77,7 +77,7 @@ impl ServerTls {
         tokio::time::timeout(DEADLINE, look).await.unwrap_or(false)
     }
 
-    /// The server's handshake with a caller that offers Kolo's own transport.
+    /// The server's handshake with a client that offers Kolo's own transport.
     pub(crate) async fn accept(&self, tcp: TcpStream) -> io::Result<TlsStream> {
         let mut connection = UnbufferedServerConnection::new(self.own.clone()).map_err(invalid)?;
         let buffers = match tokio::time::timeout(DEADLINE, shake(&tcp, &mut connection)).await {
@@ -97,7 +97,7 @@ impl ServerTls {
     }
 }
 
-/// Whether these first bytes offer Kolo's own transport; `None` if they do not say yet.
+/// Whether this `ClientHello` offers Kolo's own transport; `None` if it is incomplete.
 fn offers_kolo(mut bytes: &[u8]) -> Option<bool> {
     let mut acceptor = Acceptor::default();
     while !bytes.is_empty() {
@@ -116,18 +116,18 @@ fn offers_kolo(mut bytes: &[u8]) -> Option<bool> {
     None
 }
 
-/// The bytes of a handshake.
+/// The buffers of a handshake.
 #[derive(Default)]
 struct Buffers {
     incoming: Vec<u8>,
     n_incoming: usize,
     outgoing: Vec<u8>,
-    /// What the other side sent after its last message of the handshake.
+    /// Decrypted data that the peer sent after its last handshake message.
     plain: Vec<u8>,
 }
 
 impl Buffers {
-    /// What has arrived and was not looked at yet.
+    /// Bytes that have arrived and are not processed yet.
     fn arrived(&self) -> &[u8] {
         &self.incoming[..self.n_incoming]
     }
@@ -139,7 +139,7 @@ impl Buffers {
     }
 }
 
-/// What to do next.
+/// The next action of a handshake.
 enum Next {
     Look,
     Write,
@@ -148,10 +148,10 @@ enum Next {
 }
 
 trait Side {
-    /// Looks at what has arrived.
+    /// Processes the bytes that have arrived.
     fn look(&mut self, buffers: &mut Buffers) -> std::result::Result<Next, rustls::Error>;
 
-    /// Whether there is something left to tell the other side.
+    /// Whether there are handshake bytes or alerts left to send.
     fn has_to_say(&self) -> bool;
 }
 
@@ -229,7 +229,7 @@ async fn shake(tcp: &TcpStream, side: &mut impl Side) -> io::Result<Buffers> {
             Ok(Next::Read) => read_some(tcp, &mut buffers).await?,
             Ok(Next::Done) => return Ok(buffers),
             Err(error) => {
-                // What was wrong is told to the other side, too, if it still listens.
+                // Send the alert with the reason, if the peer still reads.
                 while side.has_to_say() && matches!(side.look(&mut buffers), Ok(Next::Look)) {}
                 let _ = write_all(tcp, &mut buffers.outgoing).await;
                 return Err(invalid(error));
@@ -271,7 +271,8 @@ async fn read_some(tcp: &TcpStream, buffers: &mut Buffers) -> io::Result<()> {
     }
 }
 
-/// Lets the other side hear why it was refused: a socket that is closed with unread bytes in it takes back what was sent.
+/// Gives the peer time to read the alert. Closing a socket with unread bytes resets the connection, which discards what
+/// was sent.
 async fn linger(tcp: &TcpStream) {
     if socket2::SockRef::from(tcp).shutdown(std::net::Shutdown::Write).is_err() {
         return;
@@ -287,7 +288,7 @@ async fn linger(tcp: &TcpStream) {
             }
         }
     };
-    // Who does not hang up has had time to hear it.
+    // A peer that has not closed the connection by then has had time to read the alert.
     let _ = tokio::time::timeout(LINGER, read).await;
 }
 
@@ -295,10 +296,10 @@ pub(super) fn invalid(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// What a failed handshake, or the end of a connection right after it, means for the caller.
+/// The caller's error for a failed handshake, or for a connection that is closed right after it.
 pub(crate) fn failed(error: &io::Error) -> Error {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-        // The last one is for a certificate whose authority has the right name and another key.
+        // The last one is for a certificate whose authority has the right name but another key.
         Some(rustls::Error::AlertReceived(
             BadCertificate
             | UnsupportedCertificate

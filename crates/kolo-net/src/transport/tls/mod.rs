@@ -1,8 +1,8 @@
-//! Who may talk to a server: TLS 1.3 with client certificates, or a token, or, if asked for in so many words, anybody.
+//! Authentication of peers: TLS 1.3 with client certificates, or a token, or none if that is requested explicitly.
 //!
-//! With TLS every task has a certificate that one certificate authority of the cluster has signed ([`cert`] makes them), and
-//! shows it to whomever it calls and to whoever calls it. A token is a shared secret; without TLS it can be read on the way,
-//! so it is for networks that are trusted but shared.
+//! With TLS every task has a certificate that is signed by one certificate authority of the cluster ([`cert`] issues
+//! them), and presents it both as client and as server. A token is a shared secret; without TLS it is sent in plain
+//! text, so it is for networks that are trusted but shared.
 
 pub mod cert;
 mod handshake;
@@ -28,23 +28,23 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 pub(crate) use handshake::failed;
 pub(crate) use stream::TlsStream;
 
-/// The protocols that both ends may agree on: HTTP/2, for gRPC, and Kolo's own.
+/// The ALPN protocols: HTTP/2, for gRPC, and Kolo's own.
 const HTTP2: &[u8] = b"h2";
 const KOLO: &[u8] = b"kolo/1";
 
-/// How a server and its callers recognise each other.
+/// How a server and its clients authenticate each other.
 #[derive(Clone, Debug, Default)]
 pub struct Security {
     /// Certificates, for both directions.
     pub tls: Option<TlsFiles>,
-    /// A token that callers show.
+    /// A token that clients present.
     pub token: Option<Token>,
-    /// Whether a server may listen to the network with neither.
+    /// Whether a server may listen on the network with neither.
     pub insecure: bool,
 }
 
 impl Security {
-    /// An error if a server that listens there would let strangers in.
+    /// An error if a server that listens on this address would accept unauthenticated peers.
     pub fn check_bind(&self, address: SocketAddr) -> Result<()> {
         if address.ip().is_loopback() || self.tls.is_some() || self.token.is_some() || self.insecure {
             return Ok(());
@@ -56,12 +56,12 @@ impl Security {
         )))
     }
 
-    /// The server's side of TLS, if it is asked for.
+    /// The server's side of TLS, if it is configured.
     pub fn server_tls(&self) -> Result<Option<ServerTls>> {
         self.tls.as_ref().map(TlsFiles::server).transpose()
     }
 
-    /// The caller's side of TLS, if it is asked for.
+    /// The client's side of TLS, if it is configured.
     pub fn client_tls(&self) -> Result<Option<ClientTls>> {
         self.tls.as_ref().map(TlsFiles::client).transpose()
     }
@@ -74,11 +74,11 @@ pub struct TlsFiles {
     pub ca: Vec<u8>,
     /// The task's certificate.
     pub cert: Vec<u8>,
-    /// The key that belongs to it.
+    /// The private key of the certificate.
     pub key: Vec<u8>,
 }
 
-/// Keys are not for logs.
+/// Keeps the key out of logs.
 impl fmt::Debug for TlsFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TlsFiles").finish_non_exhaustive()
@@ -105,7 +105,7 @@ impl TlsFiles {
         })
     }
 
-    /// For a server: callers must show a certificate of the same authority.
+    /// For a server: clients must present a certificate of the same authority.
     pub fn server(&self) -> Result<ServerTls> {
         let provider = provider();
         let callers = WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider.clone())
@@ -120,13 +120,13 @@ impl TlsFiles {
         config.alpn_protocols.push(HTTP2.to_vec());
         let mut own = config.clone();
         own.alpn_protocols = vec![KOLO.to_vec()];
-        // Our own records need the keys, and know nothing of tickets.
+        // The code in `records` needs the traffic secrets, and does not support session tickets.
         own.enable_secret_extraction = true;
         own.send_tls13_tickets = 0;
         Ok(ServerTls { http: TlsAcceptor::from(Arc::new(config)), own: Arc::new(own) })
     }
 
-    /// For a caller: the server must show a certificate of the same authority, made out to its address.
+    /// For a client: the server must present a certificate of the same authority that is valid for its address.
     pub fn client(&self) -> Result<ClientTls> {
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
@@ -159,8 +159,8 @@ impl TlsFiles {
     }
 }
 
-/// The library's ciphers, the fastest first: AES with keys of 128 bits takes a quarter less time than with 256, and nobody breaks
-/// either.
+/// The library's cipher suites, the fastest first: AES with 128-bit keys takes a quarter less time than with 256-bit
+/// keys, and both are secure.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = crypto::ring::default_provider();
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
@@ -201,12 +201,12 @@ impl fmt::Debug for ServerTls {
     }
 }
 
-/// The caller's side of TLS.
+/// The client's side of TLS.
 #[derive(Clone)]
 pub struct ClientTls {
     /// For gRPC.
     http: TlsConnector,
-    /// For Kolo's own transport, if the server speaks it.
+    /// For Kolo's own transport, if the server supports it.
     own: Arc<ClientConfig>,
 }
 
@@ -215,7 +215,7 @@ impl ClientTls {
         &self.http
     }
 
-    /// The name that the server's certificate must be made out to: the host of its address.
+    /// The name that the server's certificate must be valid for: the host of its address.
     pub(crate) fn server_name(&self, address: &str) -> Result<ServerName<'static>> {
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -229,11 +229,11 @@ impl fmt::Debug for ClientTls {
     }
 }
 
-/// A shared secret that callers show with every call.
+/// A shared secret that clients send with every call.
 #[derive(Clone)]
 pub struct Token(HeaderValue);
 
-/// Secrets are not for logs.
+/// Keeps the secret out of logs.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token")
@@ -256,18 +256,19 @@ impl Token {
         Ok(Token(header))
     }
 
-    /// The token itself, for protocols without headers.
+    /// The token's text, for protocols without headers.
     pub(crate) fn text(&self) -> String {
         let bytes = self.0.as_bytes();
         String::from_utf8_lossy(bytes.strip_prefix(SCHEME.as_bytes()).unwrap_or(bytes)).into_owned()
     }
 
-    /// What to send as `authorization`.
+    /// The value of the `authorization` header.
     pub(crate) fn header(&self) -> HeaderValue {
         self.0.clone()
     }
 
-    /// An error if the caller did not show this token. The time that takes does not tell how much of it was right.
+    /// An error if the client did not send this token. Compares in constant time, so that timing does not reveal a
+    /// partial match.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<()> {
         let Some(shown) = headers.get(http::header::AUTHORIZATION) else {
             return Err(Error::new(Code::Unauthenticated, "this server wants a token, and none was sent"));
@@ -279,11 +280,11 @@ impl Token {
     }
 }
 
-/// Compares in a time that depends on the lengths alone.
+/// Compares in a time that depends only on the lengths.
 fn same(left: &[u8], right: &[u8]) -> bool {
     let mut difference = u8::from(left.len() != right.len());
     for (left, right) in left.iter().zip(right) {
-        // Keeps the loop from ending early once the outcome is known.
+        // Keeps the compiler from ending the loop early once the result is known.
         difference = std::hint::black_box(difference | (left ^ right));
     }
     difference == 0

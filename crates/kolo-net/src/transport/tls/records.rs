@@ -1,9 +1,9 @@
-//! Records of TLS 1.3 after the handshake, in two halves that share nothing but the way to new keys: what is sent is sealed
-//! by one thread while another one opens what arrives.
+//! The TLS 1.3 record layer after the handshake, in two halves that share only the key schedule: one thread can encrypt
+//! outgoing data while another one decrypts incoming data.
 //!
-//! `rustls` makes the handshake, derives all keys, and seals and opens each record. What is left to do here is to cut bytes into
-//! records, to count them, and to change keys when a peer asks for it or when a key has sealed as much as it may. The library seals
-//! into memory of its own and opens in place, so that each side copies bytes once.
+//! `rustls` does the handshake, derives all keys, and encrypts and decrypts each record. The code here splits data into
+//! records, counts them, and updates keys when the peer requests it or when a key has reached its limit. The library
+//! encrypts into a buffer of its own and decrypts in place, so each side copies the data once.
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -20,43 +20,44 @@ use tokio_rustls::rustls::{
     AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, ProtocolVersion, Tls13CipherSuite,
 };
 
-/// Bytes before a record.
+/// The size of a record's header.
 const HEADER: usize = 5;
 
-/// What a record has more than its content, behind the header: the content's kind, and a tag.
+/// The bytes that a record adds to its content, after the header: the content type, and the authentication tag.
 const OVERHEAD: usize = 1 + 16;
 
-/// The version that records of TLS 1.3 bear.
+/// The version in the header of TLS 1.3 records.
 const VERSION: ProtocolVersion = ProtocolVersion::TLSv1_2;
 
-/// The most plain bytes of a record, and the most that may follow its header.
+/// The maximum sizes of a record: of its plaintext, and of what follows its header.
 const MAX_PLAIN: usize = 1 << 14;
 const MAX_SEALED: usize = MAX_PLAIN + 256;
 
-/// About how much is sealed before it is handed on to be written: less of it at first, so that the other side soon has something
-/// to do; later on more, since each system call wakes the other side, but not so much that it leaves the core's cache.
+/// The approximate size of a batch, which is encrypted before it is handed over to be written. The first batches are
+/// smaller, so that the peer can start early. Later ones are larger, since each system call wakes the peer, but still
+/// fit in the core's cache.
 const LEAST_BATCH: usize = 64 << 10;
 pub(super) const BATCH: usize = 256 << 10;
 
-/// The most bytes that a batch has when it is sealed, but for a change of keys.
+/// The maximum size of an encrypted batch, not counting a key update.
 pub(super) const SEALED_BATCH: usize = (BATCH / 2 * 3 / MAX_PLAIN + 2) * (HEADER + MAX_PLAIN + OVERHEAD);
 
-/// How much is read at once: at first, and when there is much to read.
+/// The size of the read buffer: initially, and at most.
 const LEAST_BUFFER: usize = 32 << 10;
 const MOST_BUFFER: usize = 512 << 10;
 
-/// A record at least so long is worth reading straight to where it belongs.
+/// A record of at least this size is worth reading directly into its destination.
 const LONG: usize = 4 << 10;
 
-/// A key is changed so many records before it must be; what ends a connection still fits.
+/// A key is updated this many records before its limit, so that the closing alert still fits.
 const RESERVE: u64 = 8;
 
-/// The messages that change keys, and the one that ends a connection.
+/// The messages that update keys, and the alert that closes a connection.
 const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 const KEY_UPDATE_REQUEST: [u8; 5] = [24, 0, 0, 1, 1];
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 
-/// Derives the keys that follow those in use.
+/// Derives the next keys.
 trait Rekey: Send {
     fn next_to_send(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error>;
     fn next_to_receive(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error>;
@@ -71,11 +72,11 @@ impl<Data: Send> Rekey for KernelConnection<Data> {
     }
 }
 
-/// What both halves need now and then.
+/// The key schedule, shared by both halves.
 struct Keys {
     suite: &'static Tls13CipherSuite,
     next: Mutex<Box<dyn Rekey>>,
-    /// The other side wants us to change our key before we send on.
+    /// The peer has requested that we update our key before we send more.
     owes_update: AtomicBool,
 }
 
@@ -100,8 +101,8 @@ fn parts(secrets: ConnectionTrafficSecrets) -> Result<(AeadKey, Iv), Error> {
     }
 }
 
-/// Both halves of a connection whose handshake is done. `plain` is what came with the handshake and was opened already,
-/// `sealed` what came and was not.
+/// Both halves of a connection after its handshake. `plain` was received with the handshake and is already decrypted,
+/// `sealed` was received and is not.
 pub(super) fn halves<Data: Send + 'static>(
     secrets: ExtractedSecrets,
     connection: KernelConnection<Data>,
@@ -135,22 +136,22 @@ pub(super) fn halves<Data: Send + 'static>(
 pub(super) struct Sealer {
     keys: Arc<Keys>,
     cipher: Box<dyn MessageEncrypter>,
-    /// Records under this key.
+    /// The number of records encrypted with this key.
     n_sealed: u64,
-    /// How many there may be.
+    /// The limit of that number.
     limit: u64,
-    /// About how much the next batch holds.
+    /// The approximate size of the next batch.
     n_batch: usize,
 }
 
 impl Sealer {
-    /// Seals the beginning of what `slices` hold, about [`BATCH`] bytes of it, and says how much that was. The records are put
-    /// behind what `batch` holds.
+    /// Encrypts a prefix of `slices`, about [`BATCH`] bytes, and returns its length. The records are appended to
+    /// `batch`.
     pub fn seal(&mut self, slices: &[IoSlice<'_>], batch: &mut Vec<u8>) -> Result<usize, Error> {
         let slices: Vec<&[u8]> = slices.iter().map(|slice| &**slice).collect();
         let mut rest = OutboundChunks::new(&slices);
         let (n_all, mut n) = (rest.len(), 0);
-        // A little that would be left over is not worth a system call.
+        // A small remainder is not worth a system call of its own.
         let n_batch = if n_all / 3 <= self.n_batch / 2 { n_all } else { self.n_batch };
         while n < n_batch {
             let (plain, behind) = rest.split_at(MAX_PLAIN);
@@ -161,12 +162,12 @@ impl Sealer {
             self.record(ContentType::ApplicationData, plain, batch)?;
             rest = behind;
         }
-        // What comes after all of it was sealed is another beginning.
+        // Once everything is encrypted, the next data starts with a small batch again.
         self.n_batch = if n == n_all { LEAST_BATCH } else { (2 * self.n_batch).min(BATCH) };
         Ok(n)
     }
 
-    /// The record that ends a connection.
+    /// The alert that closes a connection.
     pub fn goodbye(&mut self) -> Result<Vec<u8>, Error> {
         let mut batch = Vec::new();
         self.record(ContentType::Alert, CLOSE_NOTIFY[..].into(), &mut batch)?;
@@ -193,20 +194,20 @@ impl Sealer {
 pub(super) struct Opener {
     keys: Arc<Keys>,
     cipher: Box<dyn MessageDecrypter>,
-    /// Records under this key.
+    /// The number of records decrypted with this key.
     n_opened: u64,
     buffer: Vec<u8>,
-    /// Where in it bytes are that were opened and not taken.
+    /// The range of `buffer` with bytes that are decrypted and not consumed.
     plain: Range<usize>,
-    /// Where in it records are that have not been opened, the last one perhaps not whole.
+    /// The range of `buffer` with records that are not decrypted; the last one may be incomplete.
     sealed: Range<usize>,
-    /// The other side has said that nothing more will come.
+    /// The peer has closed the connection with an alert.
     is_over: bool,
 }
 
 impl Opener {
-    /// Reads into `out` what has arrived and what `read` brings without waiting. Says how many bytes that were; 0 if the other
-    /// side has ended the connection.
+    /// Reads into `out` what is buffered and what `read` returns without blocking. Returns the number of bytes; 0 if
+    /// the peer has closed the connection.
     pub fn read(&mut self, out: &mut [u8], mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usize> {
         let mut at = 0;
         loop {
@@ -222,8 +223,8 @@ impl Opener {
         }
     }
 
-    /// The same behind what `buffer` holds and up to its capacity, but leaves alone a long record behind what it has read: that
-    /// one may be read straight to where it belongs.
+    /// The same, appending to `buffer` up to its capacity. Stops before a long record once it has read something, so
+    /// that the caller can read that record directly into its destination.
     pub fn read_buf(
         &mut self,
         buffer: &mut BytesMut,
@@ -238,7 +239,7 @@ impl Opener {
                 return Ok(n);
             }
             if !self.open()? {
-                // Whether there is more is seen when more is wanted.
+                // The next call finds out whether there is more.
                 if n > 0 {
                     return Ok(n);
                 }
@@ -247,18 +248,18 @@ impl Opener {
         }
     }
 
-    /// Up to `most` bytes that were opened before.
+    /// Up to `most` decrypted bytes.
     fn take(&mut self, most: usize) -> &[u8] {
         let start = self.plain.start;
         self.plain.start += most.min(self.plain.len());
         &self.buffer[start..self.plain.start]
     }
 
-    /// Reads more. False if there is nothing more for now, which is an error if nothing was read before.
+    /// Reads more. False if the read would block, which is an error if nothing was read before.
     fn fetch(&mut self, has_some: bool, read: &mut impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<bool> {
         self.make_room();
         match read(&mut self.buffer[self.sealed.end..]) {
-            // Anybody on the way can end a connection; only the other side can say that it is complete.
+            // Anyone on the network path can cut a connection; only the peer's alert proves that the data is complete.
             Ok(0) => {
                 let why = "it was cut off; the other side may have ended";
                 Err(io::Error::new(io::ErrorKind::UnexpectedEof, why))
@@ -273,8 +274,8 @@ impl Opener {
         }
     }
 
-    /// Moves a record that is not whole to the front; what was opened must have been taken. A buffer that was full has become too
-    /// small.
+    /// Moves an incomplete record to the front of the buffer; all decrypted bytes must have been consumed. Grows a
+    /// buffer that was full.
     fn make_room(&mut self) {
         let was_full = self.sealed.end == self.buffer.len();
         if self.sealed.start > 0 {
@@ -286,7 +287,7 @@ impl Opener {
         }
     }
 
-    /// How long the next record is behind its header, if that is there.
+    /// The length of the next record after its header, if the header has arrived.
     fn next_length(&self) -> io::Result<Option<usize>> {
         let Some(&[kind, major, minor, high, low]) = self.buffer[self.sealed.clone()].first_chunk::<HEADER>() else {
             return Ok(None);
@@ -299,11 +300,12 @@ impl Opener {
     }
 
     fn is_long_next(&self) -> bool {
-        // What is wrong with it is said when it is opened.
+        // An invalid header is reported when the record is decrypted.
         self.next_length().is_ok_and(|n| n.is_some_and(|n| n >= LONG))
     }
 
-    /// Opens the next record where it is, or says `false` if not all of it is there. What was opened before must have been taken.
+    /// Decrypts the next record in place, or returns `false` if it is incomplete. All bytes decrypted before must have
+    /// been consumed.
     fn open(&mut self) -> io::Result<bool> {
         let start = self.sealed.start + HEADER;
         let Some(n) = self.next_length()?.filter(|&n| self.sealed.end - start >= n) else { return Ok(false) };

@@ -1,13 +1,14 @@
-//! A connection inside of TLS that is read and written as a `TcpStream` is: without waiting, and from any thread.
+//! A TLS connection with the interface of a `TcpStream`: reads and writes do not block, and may come from any thread.
 //!
-//! Sealing takes nearly as long as writing to a socket does. So whoever sends something long only seals it, and a task of its
-//! own, [`TlsStream::pump`], writes what is sealed meanwhile; what is short, and the end of what is long, is written at once.
+//! Encrypting takes nearly as long as writing to a socket. So a thread that sends a long message only encrypts it, and
+//! an async task, [`TlsStream::pump`], writes the encrypted batches meanwhile. Short messages, and the last batch of a
+//! long one, are written at once.
 //!
-//! | state | who may touch it |
+//! | state | who may lock it |
 //! | --- | --- |
-//! | `sealer` | whoever sends, one at a time; `out` may be locked while it is |
-//! | `out` | whoever sends and whoever writes, for a moment; never across a system call |
-//! | `opener` | whoever reads |
+//! | `sealer` | the sender, one at a time; `out` may be locked while it is |
+//! | `out` | senders and the writer, briefly; never across a system call |
+//! | `opener` | the reader |
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -20,43 +21,43 @@ use tokio::sync::Notify;
 
 use super::records::{BATCH, Opener, SEALED_BATCH, Sealer};
 
-/// So much may be sealed and not written before more is sealed.
+/// The high-water mark: with this many encrypted bytes unwritten, no more are encrypted.
 const MOST_AHEAD: usize = 2 * BATCH;
 
-/// The most batches of one system call.
+/// The maximum number of batches in one system call.
 const MAX_SLICES: usize = 64;
 
-/// What is at least so long is sealed into a large buffer, of which so many are kept for later.
+/// Data of at least this size is encrypted into a large buffer, of which up to `MAX_SPARE` are kept for reuse.
 const LONG: usize = 64 << 10;
 const MAX_SPARE: usize = 4;
 
-/// The connection.
+/// A TLS connection after its handshake.
 pub(crate) struct TlsStream {
     tcp: TcpStream,
     pub(super) sealer: Mutex<Sealer>,
     out: Mutex<Out>,
     pub(super) opener: Mutex<Opener>,
-    /// The pump should look.
+    /// Wakes the pump.
     wake: Notify,
-    /// Where the pump runs.
+    /// The runtime of the pump.
     runtime: Handle,
-    /// Whoever sends may go on.
+    /// Wakes a sender that waits for buffer space.
     room: Notify,
 }
 
-/// What is sealed and not written.
+/// Batches that are encrypted and not written.
 #[derive(Default)]
 struct Out {
     batches: VecDeque<Vec<u8>>,
-    /// Bytes of the first batch that have left.
+    /// Bytes of the first batch that have been written.
     n_written: usize,
-    /// Bytes of all of them, with those that are being written.
+    /// Bytes of all batches, including those that are being written.
     n_bytes: usize,
-    /// Large buffers that are not in use.
+    /// Large buffers for reuse.
     spare: Vec<Vec<u8>>,
-    /// Somebody writes, and will look again.
+    /// A thread is writing, and will check for more batches before it stops.
     is_writing: bool,
-    /// Why nothing can be sent any more.
+    /// Why the connection can no longer send.
     failed: Option<String>,
 }
 
@@ -72,23 +73,23 @@ impl TlsStream {
         &self.tcp
     }
 
-    /// Reads what is there; 0 if the other side has ended the connection.
+    /// Reads the available bytes; 0 if the other side has closed the connection.
     pub fn try_read(&self, bytes: &mut [u8]) -> io::Result<usize> {
         self.opener.lock().read(bytes, |bytes| self.tcp.try_read(bytes))
     }
 
-    /// The same, behind what the buffer holds and up to its capacity; perhaps less than there is.
+    /// The same, appending to the buffer up to its capacity; may return less than is available.
     pub fn try_read_buf(&self, buffer: &mut BytesMut) -> io::Result<usize> {
         self.opener.lock().read_buf(buffer, |bytes| self.tcp.try_read(bytes))
     }
 
-    /// Waits until a read that would have blocked is worth another try: nothing that could be opened lies in front of the
-    /// socket then.
+    /// Waits until a read that would have blocked can be retried. Such a read has consumed all complete records, so
+    /// waiting for the socket is enough.
     pub async fn readable(&self) -> io::Result<()> {
         self.tcp.readable().await
     }
 
-    /// Takes the beginning of what `slices` hold, and says how much. It will be written, now or by the pump.
+    /// Accepts a prefix of `slices` and returns its length. It is written now, or later by the pump.
     pub fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let n_all: usize = slices.iter().map(|slice| slice.len()).sum();
         if !self.has_room()? {
@@ -108,14 +109,14 @@ impl TlsStream {
         drop(sealer);
         let n = sealed.map_err(io::Error::other)?;
         match n < n_all {
-            // There is more to seal while this is written.
+            // The pump writes this batch while the caller encrypts the next one.
             true => self.wake_pump(),
             false => self.write_now()?,
         }
         Ok(n)
     }
 
-    /// Waits until a write that would have blocked is worth another try.
+    /// Waits until a write that would have blocked can be retried.
     pub async fn writable(&self) -> io::Result<()> {
         while !self.has_room()? {
             self.room.notified().await;
@@ -131,16 +132,16 @@ impl TlsStream {
         }
     }
 
-    /// Lets another thread write what is sealed.
+    /// Has another thread write the encrypted batches.
     ///
-    /// A worker of the runtime keeps the task that it has woken last to itself, until it is done with its own. The ones before it
-    /// may be taken by a worker that has nothing to do. So after the pump comes a task that does nothing.
+    /// A worker thread of the runtime keeps the task that it woke last for itself, and runs it after the current one.
+    /// Tasks woken before that one can be stolen by idle workers. So an empty task is spawned after the pump is woken.
     fn wake_pump(&self) {
         self.wake.notify_one();
         self.runtime.spawn(async {});
     }
 
-    /// Writes what is sealed, as it comes, until the connection breaks.
+    /// Writes encrypted batches as they are queued, until the connection fails.
     pub async fn pump(&self) {
         loop {
             if let Err(error) = self.flush().await {
@@ -150,7 +151,7 @@ impl TlsStream {
         }
     }
 
-    /// Writes all that is sealed, unless somebody else does.
+    /// Writes all encrypted batches, unless another thread is writing.
     pub async fn flush(&self) -> io::Result<()> {
         loop {
             match self.write_out() {
@@ -160,13 +161,13 @@ impl TlsStream {
         }
     }
 
-    /// Whether all that was taken has left.
+    /// Whether all accepted bytes have been written.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.out.lock().n_bytes == 0
     }
 
-    /// Writes what the socket takes; the pump writes the rest.
+    /// Writes until the socket is full; the pump writes the rest.
     fn write_now(&self) -> io::Result<()> {
         match self.write_out() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -220,7 +221,7 @@ impl TlsStream {
             if was_full && out.n_bytes < MOST_AHEAD {
                 self.room.notify_one();
             }
-            // What came meanwhile stands behind what is left.
+            // Batches queued meanwhile come after the unwritten ones.
             batches.append(&mut out.batches);
             match written {
                 Ok(_) if !batches.is_empty() => {}
@@ -240,16 +241,17 @@ impl TlsStream {
         }
     }
 
-    /// Nothing can be sent any more. Whoever reads must stop, too, or those who wait for answers wait for ever.
+    /// Marks the connection as failed. Shuts down the socket, so that the reader stops too and pending calls fail.
     fn fail(&self, why: String) {
         self.out.lock().failed.get_or_insert(why);
         self.room.notify_one();
-        // One that has ended needs no end.
+        // It may be closed already.
         let _ = socket2::SockRef::from(&self.tcp).shutdown(std::net::Shutdown::Both);
     }
 }
 
-/// Nobody else writes while somebody does; if that one panics, nobody ever will.
+/// Fails the connection if a thread panics while it writes: `is_writing` would stay set and nothing be written any
+/// more.
 struct Writing<'a>(&'a TlsStream);
 
 impl Drop for Writing<'_> {
@@ -262,7 +264,7 @@ impl Drop for Writing<'_> {
 
 impl Drop for TlsStream {
     fn drop(&mut self) {
-        // A goodbye that the socket does not take at once is not worth waiting for.
+        // If the socket is full, the closing alert is dropped: it is not worth waiting for.
         if let Ok(goodbye) = self.sealer.get_mut().goodbye() {
             let out = self.out.get_mut();
             out.n_bytes += goodbye.len();

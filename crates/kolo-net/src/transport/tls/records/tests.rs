@@ -1,4 +1,4 @@
-//! Two ends of a connection over loopback, and what happens to bytes between them.
+//! Two ends of a connection over loopback, with valid and with manipulated bytes between them.
 
 use std::io;
 use std::time::Duration;
@@ -26,7 +26,7 @@ async fn sockets() -> (TcpStream, TcpStream) {
     (here.unwrap(), there.unwrap().0)
 }
 
-/// A caller's and a server's end.
+/// The client's and the server's end.
 async fn pair() -> (TlsStream, TlsStream) {
     let (_, server, client) = certificates();
     let (here, there) = sockets().await;
@@ -52,7 +52,7 @@ async fn send(stream: &TlsStream, bytes: &[u8]) -> io::Result<()> {
     stream.flush().await
 }
 
-/// Reads up to `n` bytes, fewer if the connection ends before.
+/// Reads up to `n` bytes, fewer if the connection is closed before.
 async fn receive(stream: &TlsStream, n: usize) -> io::Result<Vec<u8>> {
     let (mut bytes, mut at) = (vec![0; n], 0);
     while at < n {
@@ -71,7 +71,7 @@ fn pattern(n: usize, seed: u64) -> Vec<u8> {
     (0..n as u64).map(|i| (i.wrapping_add(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-/// Sends in both directions at once, and expects what was sent.
+/// Sends in both directions concurrently, and checks what was received.
 async fn exchange(here: &TlsStream, there: &TlsStream, sizes: &[usize]) {
     let both = async {
         for (i, &n) in sizes.iter().enumerate() {
@@ -90,12 +90,12 @@ async fn bytes_arrive_as_they_were_sent() {
     let (here, there) = pair().await;
     let sizes = [1, 5, MAX_PLAIN - 1, MAX_PLAIN, MAX_PLAIN + 1, 3 * BATCH + 17, MOST_BUFFER, 10_000_019, 2];
     exchange(&here, &there, &sizes).await;
-    // A goodbye is told from a connection that was cut.
+    // A clean close is distinguished from a cut connection.
     drop(here);
     assert_eq!(receive(&there, 1).await.unwrap(), b"");
 }
 
-/// The kind 0 is none: it is a zero behind what the record holds.
+/// Content type 0 is invalid: it counts as padding after the record's content.
 #[tokio::test]
 async fn padding_is_taken_off() {
     let nothing = ContentType::from(0);
@@ -138,7 +138,7 @@ async fn a_long_record_behind_a_short_one_is_left_to_be_read_to_its_place() {
         }
         assert_eq!(&buffer[..], b"one two");
         assert!(receive(&there, MAX_PLAIN).await.unwrap() == long);
-        // Behind nothing it is read, as far as there is room.
+        // With nothing read before it, it is read up to the buffer's capacity.
         send(&here, &long).await.unwrap();
         let mut buffer = BytesMut::with_capacity(1000);
         while buffer.len() < buffer.capacity() {
@@ -159,7 +159,7 @@ async fn keys_are_changed_before_they_have_sealed_too_much() {
     there.sealer.lock().limit = 5;
     exchange(&here, &there, &[10, 1_000_003, 1, 500_000]).await;
     assert!(here.sealer.lock().n_sealed <= 4 && there.opener.lock().n_opened <= 4);
-    // The other side may ask for it, too.
+    // The peer may request a key update, too.
     here.sealer.lock().limit = u64::MAX;
     there.sealer.lock().limit = u64::MAX;
     let mut request = Vec::new();
@@ -186,7 +186,7 @@ async fn bytes_that_were_not_sealed_end_the_connection() {
         let (here, there) = pair().await;
         let mut bytes = pattern(1 + seed * 97, seed as u64);
         if seed % 2 == 0 {
-            // As if it were a record.
+            // With a record's header.
             let n = bytes.len() as u16;
             bytes.splice(..0, [23, 3, 3, (n >> 8) as u8, n as u8]);
         }
@@ -223,7 +223,7 @@ async fn who_shows_no_certificate_is_refused_and_told_so() {
     let (here, there) = sockets().await;
     let client = async {
         let stream = without.connect(here, "127.0.0.1:1").await.unwrap().expect("the server reads certificates last");
-        // The caller says something at once, which the server does not read.
+        // The client sends data at once, which the server does not read.
         let _ = send(&stream, b"hello").await;
         receive(&stream, 1).await
     };
@@ -237,7 +237,7 @@ async fn who_shows_no_certificate_is_refused_and_told_so() {
 #[tokio::test]
 async fn a_handshake_that_was_changed_on_the_way_fails_and_does_not_hang() {
     let (_, server, client) = certificates();
-    // A caller's first message.
+    // A `ClientHello`.
     let (here, mut there) = sockets().await;
     let caller = tokio::spawn(async move { client.connect(here, "127.0.0.1:1").await.map(drop) });
     let mut hello = vec![0; 4096];
@@ -270,7 +270,7 @@ async fn who_says_nothing_in_a_handshake_is_not_waited_for() {
     assert_eq!(accepted.err().expect("nobody called").kind(), io::ErrorKind::TimedOut);
 }
 
-/// Whoever seals keeps its thread to itself while it does.
+/// The encrypting task blocks its thread, so another thread must run the pump.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_sealed_is_written_by_another_thread() {
     let (here, there) = pair().await;
@@ -281,7 +281,7 @@ async fn what_is_sealed_is_written_by_another_thread() {
     let expected = bytes.clone();
     let sealing = tokio::spawn(async move {
         let (mut at, start) = (0, std::time::Instant::now());
-        // Each time the pump has gone to sleep, as far as that can be known.
+        // Each time after the pump has most likely gone to sleep.
         for _ in 0..3 {
             std::thread::sleep(Duration::from_millis(5));
             at += here.try_write_vectored(&[IoSlice::new(&bytes[at..])]).unwrap();
