@@ -1,5 +1,5 @@
-//! How long a run may take, and who may stop it, for waits that no kernel and no executor thread is in: for a GPU that
-//! replays a captured step, and for another replay of the same step.
+//! The deadline and the cancellation of a run, for waits outside of kernels and executor threads: a wait for a GPU
+//! that replays a captured step, and a wait for another replay of the same step.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::executor::step::Step;
 
-/// How long a wait spins before it sleeps between looks: about the length of a small step.
+/// How long a wait spins before it sleeps between polls: about the length of a small step.
 const SPIN: Duration = Duration::from_millis(1);
-/// The sleep between two looks.
+/// The sleep between two polls.
 const NAP: Duration = Duration::from_micros(20);
-/// How often a wait for a lock looks whether the run was stopped.
+/// How often a wait for a lock checks whether the run was stopped.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The deadline of a run, and its cancellation.
@@ -51,7 +51,7 @@ impl Limits {
         }
     }
 
-    /// Waits for a device. `what` names the wait in the error if the run was stopped before.
+    /// Waits for a device. `what` names the wait in the error if the run is stopped first.
     pub fn wait(&self, event: &dyn Event, what: &str) -> Result<()> {
         let start = Instant::now();
         while !event.is_done() {
@@ -75,7 +75,7 @@ impl Limits {
         }
     }
 
-    /// The error of a run that was cancelled or is late.
+    /// The error of a run that was cancelled or has passed its deadline.
     fn check(&self, what: &str) -> Result<()> {
         if self.cancel.is_cancelled() {
             return Err(self.cancel.reason().unwrap_or_else(|| Error::cancelled("the step was stopped")));

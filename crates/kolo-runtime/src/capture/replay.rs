@@ -1,9 +1,9 @@
-//! One capture of a plan or a segment, and what must be as it was for a replay.
+//! One capture of a plan or a segment, and the conditions under which it can be replayed.
 //!
-//! Feeds are copied into fixed buffers, except values on the card that are in the same place run after run, such as a variable's
-//! or what another replay leaves: those are read where they are. Values that the host reads must be equal to those of the
-//! capture. What a segment gives to other nodes stays on the card: its memory is lent, and while somebody still holds it the
-//! segment is not replayed.
+//! Feeds are copied into fixed buffers. The exception is a value that has the same GPU address in every run, such as
+//! a variable's value or the output of another replay: it is read in place. Values that the host reads must be equal
+//! to those of the capture. The outputs of a segment stay on the GPU: other nodes share the capture's memory, and the
+//! segment is not replayed while one of them still holds it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,31 +17,31 @@ use crate::capture::limits::Limits;
 use crate::compile::part::PartPlan;
 use crate::executor::step::Step;
 
-/// Bytes of a value that the host reads, at most, if replays are to compare it.
+/// The maximum size, in bytes, of a value that the host reads: replays compare it.
 const MOST_COMPARED: usize = 64 << 10;
-/// Bytes that may be copied for each launch that a segment saves: about what the card copies in the time of a launch.
+/// Bytes that may be copied for each launch that a segment saves: about what the GPU copies in the time of a launch.
 const COPIED_PER_LAUNCH: usize = 4 << 20;
 
-/// Feeds by number; what was taken is gone.
+/// Feeds by number; `None` once taken.
 pub(super) type Feeds = [Option<Tensor>];
-/// What a replay gives: fetches by number, or nothing if the step has to run as usual.
+/// The result of a replay: fetches by number, or `None` if the step has to run node by node.
 pub(super) type Replayed = Option<Vec<(usize, Tensor)>>;
 
-/// What of a plan's feeds is known when it is captured, and where its fetches are wanted.
+/// What is known about a plan's feeds when it is captured, and where its fetches should be.
 pub(super) struct Wishes<'a> {
-    /// Fetches stay on the card.
+    /// Fetches stay on the GPU.
     pub stays: bool,
-    /// Feeds that lie on the card where they lay before.
+    /// Whether a feed is at the same GPU address as before.
     pub is_steady: &'a dyn Fn(usize, Address) -> bool,
 }
 
 pub(super) struct Replay {
     feeds: Vec<Feed>,
     fetches: Vec<(usize, Fetch)>,
-    /// In the order of the cells' addresses.
+    /// Ordered by the addresses of the cells.
     variables: Vec<Place>,
     pub n_replays: u32,
-    /// After the tensors above, which lie in its memory.
+    /// Declared after the tensors above, which are in its memory.
     recording: Box<dyn Recording>,
 }
 
@@ -52,31 +52,31 @@ struct Feed {
     way: Way,
 }
 
-/// How a feed comes to a replay.
+/// How a feed is passed to a replay.
 enum Way {
-    /// It is copied here.
+    /// It is copied into this buffer.
     Copied(Tensor),
-    /// It is on the card at this address, each time.
+    /// It is on the GPU, at this address in every run.
     InPlace(Address),
-    /// The host read it during the capture; it must be equal.
+    /// The host read it during the capture; the new value must be equal.
     Read(Tensor),
 }
 
-/// How a fetch is given out.
+/// How a fetch is returned.
 enum Fetch {
-    /// The same each time, on the host.
+    /// A constant on the host.
     Same(Tensor),
     /// Copied to the host.
     ToHost(Tensor),
-    /// This memory itself.
+    /// The capture's own memory, shared with the reader.
     Lent(Tensor),
-    /// A copy on the card: its memory has other uses.
+    /// A copy on the GPU, because the memory is also used for other values.
     Duplicate(Tensor),
-    /// What a variable holds that is only read.
+    /// The value of a variable that is only read.
     Value(Arc<VariableCell>),
 }
 
-/// A variable, and where its value must be.
+/// A variable, and the address that its value must have.
 struct Place {
     cell: Arc<VariableCell>,
     is_written: bool,
@@ -94,7 +94,7 @@ impl Replay {
         limits: &Limits,
     ) -> Result<Replay> {
         let written = written_variables(part);
-        // A variable that is written must be where it is now in any case.
+        // A variable that is written must keep its address in any case.
         let is_written = |at: Address| {
             let is_it = |cell: &Arc<VariableCell>| {
                 cell.with_value(|value| value.is_some_and(|tensor| is_at(device, tensor, at)))
@@ -127,7 +127,8 @@ impl Replay {
             ));
             places.push(Feed { number, dtype: value.dtype(), shape: value.shape().clone(), way });
         }
-        // What an update writes to must have one holder, the variable; others keep theirs, so that no kernel writes there.
+        // The variable must be the only holder of memory that an update writes to, so feeds that share it are set
+        // aside. Other feeds keep theirs: no kernel writes there.
         let set_aside = set_aside(device, &places, feeds, &written)?;
         let made = Replay::record(device, part, given, new_step, limits);
         restore(feeds, set_aside);
@@ -150,7 +151,7 @@ impl Replay {
         Ok(replay)
     }
 
-    #[allow(clippy::type_complexity)] // Three things that are made together and taken apart at once.
+    #[allow(clippy::type_complexity)] // Three results of one call, destructured by its caller.
     fn record(
         device: &dyn Recorder,
         part: &PartPlan,
@@ -171,13 +172,14 @@ impl Replay {
             limits.run(&step);
             step.take_fetched()
         });
-        // Its tensors go back to the capture's memory before the capture ends, and before it is forgotten after an error.
+        // The step's tensors must be returned to the capture's memory before the capture ends, or is discarded after
+        // an error.
         drop(step);
         let fetches = fetches?;
         Ok((fetches, touched, active.end()?))
     }
 
-    /// An error if copies cost more than is saved.
+    /// An error if the copies cost more than the capture saves.
     fn check_worth(&self, stays: bool) -> Result<()> {
         let fed = self.feeds.iter().map(|feed| match &feed.way {
             Way::Copied(place) if stays => place.n_bytes(),
@@ -197,12 +199,12 @@ impl Replay {
         }
     }
 
-    /// How many launches it stands for.
+    /// The number of launches that it replaces.
     pub fn n_launches(&self) -> usize {
         self.recording.n_launches()
     }
 
-    /// Whether it was captured for such feeds, wherever they are.
+    /// Whether it was captured for feeds of these types and shapes, at any address.
     fn has_form(&self, feeds: &Feeds) -> bool {
         self.feeds.iter().all(|feed| {
             let value = feeds.get(feed.number).and_then(Option::as_ref);
@@ -221,7 +223,7 @@ impl Replay {
             })
     }
 
-    /// The feeds that were expected in place and are elsewhere, if all else fits.
+    /// The feeds that should have been read in place but have moved, if everything else fits.
     pub fn moved(&self, device: &dyn Recorder, feeds: &Feeds, into: &mut HashSet<usize>) {
         for feed in self.feeds.iter().filter(|_| self.has_form(feeds)) {
             if let (Way::InPlace(at), Some(Some(value))) = (&feed.way, feeds.get(feed.number))
@@ -241,8 +243,8 @@ impl Replay {
         self.feeds.iter().map(form).eq(other.feeds.iter().map(form))
     }
 
-    /// Replays, unless the variables have changed their places or what it gave out last time is still held. What goes to the
-    /// host has arrived when it returns, unless the run was stopped. The feeds must fit.
+    /// Replays, unless a variable has moved or the outputs of the last replay are still held. Outputs for the host
+    /// have arrived when this returns, unless the run was stopped. The feeds must fit.
     pub fn run(&mut self, device: &dyn Recorder, feeds: &mut Feeds, limits: &Limits) -> Result<Replayed> {
         let is_held = |fetch: &mut Fetch| match fetch {
             Fetch::Lent(value) => !value.is_unique(),
@@ -295,7 +297,7 @@ impl Replay {
         }
         for event in &events {
             if let Err(stopped) = limits.wait(&**event, "the GPU, which replays a captured step") {
-                // It still writes to these tensors: they are kept until it is done.
+                // The replay still writes to these tensors, so they are kept until it is done.
                 if let Some(last) = events.last() {
                     device.when_done(last.clone(), Box::new(move |_| drop(fetched)));
                 }
@@ -348,7 +350,7 @@ impl Fetch {
     }
 }
 
-/// The variables that nodes of a part write to, as far as they are known before it runs.
+/// The variables that nodes of a part write to, as far as this is known before it runs.
 fn written_variables(part: &PartPlan) -> Vec<Arc<VariableCell>> {
     let has_updates = part.nodes.iter().any(|node| node.node.def.effects == Effects::Writes);
     let sources = part.nodes.iter().filter(|node| has_updates && is_variable(&node.node));
@@ -361,7 +363,7 @@ fn written_variables(part: &PartPlan) -> Vec<Arc<VariableCell>> {
         .collect()
 }
 
-/// Takes the feeds away that are the values of these variables, and says whose they were.
+/// Removes the feeds that are the values of these variables, and returns which variables they belong to.
 fn set_aside(
     device: &dyn Recorder,
     places: &[Feed],
@@ -382,7 +384,7 @@ fn set_aside(
     Ok(taken)
 }
 
-/// Gives feeds back that were set aside, for a step that runs as usual after all.
+/// Restores feeds that were set aside, for a step that runs node by node after all.
 fn restore(feeds: &mut Feeds, taken: Vec<(usize, Arc<VariableCell>, Shape)>) {
     for (number, cell, shape) in taken {
         let value = cell.with_value(|value| value.cloned());
@@ -392,7 +394,7 @@ fn restore(feeds: &mut Feeds, taken: Vec<(usize, Arc<VariableCell>, Shape)>) {
     }
 }
 
-/// A value that the host reads, if it can be compared with another.
+/// A value that the host reads, if it is small enough to be compared.
 fn comparable(number: usize, value: &Tensor) -> Result<Tensor> {
     match value.dtype().size() {
         Some(_) if value.n_bytes() <= MOST_COMPARED && !is_on_card(value) => Ok(value.clone()),
@@ -408,9 +410,9 @@ pub(super) fn is_on_card(tensor: &Tensor) -> bool {
     !tensor.memory().is_host()
 }
 
-/// Shows `f` each variable with its value, and then nothing, all under their locks, if each is where it was and nobody else
-/// holds what is written to; says whether it did. What is only read may be shared: an initial value often is, with the constant
-/// it came from.
+/// Calls `f` with each variable and its value, and then with `None`, while holding all of their locks. Does so only
+/// if each variable has kept its address and nobody else holds a value that is written; returns whether it did. A
+/// value that is only read may be shared: an initial value often is, with its constant.
 fn with_all(device: &dyn Recorder, variables: &[Place], f: &mut WithVariable<'_>) -> Result<bool> {
     let Some((place, rest)) = variables.split_first() else { return f(None, None).map(|()| true) };
     place.cell.with_value(|value| {
@@ -426,5 +428,5 @@ fn with_all(device: &dyn Recorder, variables: &[Place], f: &mut WithVariable<'_>
     })
 }
 
-/// What [`with_all`] calls.
+/// The callback of [`with_all`].
 type WithVariable<'a> = dyn FnMut(Option<&Arc<VariableCell>>, Option<&Tensor>) -> Result<()> + 'a;

@@ -1,10 +1,11 @@
-//! Which nodes of a plan can be captured together when the plan as a whole cannot.
+//! Finds the nodes of a plan that can be captured together when the whole plan cannot be captured.
 //!
-//! Every node is one of three kinds. A node that is *free* (a constant, the handle of a variable) goes wherever it is used. A
-//! node that is *apart* runs in the ordinary way: it waits, has a state, is control flow, may be skipped, or reads a value of
-//! the host that may be another one next time. All others can be captured. Those get the number of a segment: the smallest that
-//! is not before a segment they need, and after every node apart they need. So segment 0 runs before the nodes apart that need
-//! it, these before segment 1, and so on; nothing waits for itself.
+//! There are three kinds of nodes. A *free* node (a constant, the handle of a variable) is added to every segment
+//! that uses it. A node that is *apart* cannot be captured and runs as usual: it waits, has state, is control flow,
+//! may be skipped, or reads a host value that may differ in the next run. All other nodes can be captured. Each of
+//! those gets a segment number: the smallest that is not less than the numbers of the segments it depends on, and
+//! greater than those before every apart node it depends on. So segment 0 runs before the apart nodes that depend on
+//! it, these run before segment 1, and so on; there are no cycles.
 //!
 //! Updates of variables go to the last segment whose nodes still read the old value, so that they need not copy it.
 
@@ -24,31 +25,31 @@ use crate::compile::part::{PartPlan, PlanKernel, loops_of};
 /// A segment of fewer launches than this is not worth a capture.
 const FEWEST_LAUNCHES: usize = 4;
 
-/// Rounds in which updates are moved to later segments, at most.
+/// The maximum number of rounds in which updates are moved to later segments.
 const MOST_ROUNDS: usize = 8;
 
-/// Why a node is apart, by its number; nothing for the others.
+/// Why a node cannot be captured, by its number; `None` for the others.
 pub(super) type Apart = Vec<Option<String>>;
 
-/// The nodes of each segment, in an order in which inputs come first, and why other nodes are in none.
+/// The nodes of each segment in topological order, and why other nodes are in none.
 pub(super) struct Segments {
     pub list: Vec<Vec<usize>>,
     pub apart: Apart,
-    /// Nodes that go wherever they are used.
+    /// Nodes that are added to every segment that uses them.
     pub free: Vec<bool>,
-    /// All nodes, inputs first.
+    /// All nodes in topological order.
     pub order: Vec<usize>,
 }
 
-/// A part of a plan, and the GPU it is for, if it is for one.
+/// A part of a plan, and its GPU, if it has one.
 pub(super) struct PartOf<'a> {
     pub part: &'a Partition,
     pub plan: &'a PartPlan,
     pub gpu: Option<&'a DeviceName>,
 }
 
-/// Finds the segments of all parts that are for GPUs, with those of other parts that they wait for in mind. `refused` names nodes
-/// that turned out not to be capturable. `None` if the parts cannot be brought into an order.
+/// Finds the segments of all parts that are on GPUs. Takes into account how they depend on the nodes of other parts.
+/// `refused` names nodes that could not be captured after all. `None` if the parts have no topological order.
 pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) -> Result<Option<Vec<Segments>>> {
     // All nodes of all parts in one list.
     let mut starts = Vec::with_capacity(parts.len());
@@ -60,7 +61,7 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
         waits.extend(nodes.iter().map(|(id, _)| before(nodes, id).into_iter().map(|i| start + i).collect()));
     }
     let all = || parts.iter().zip(&starts).flat_map(|(of, start)| of.part.nodes.iter().map(move |node| (start, node)));
-    // A value that is received was sent before: by the same part, or by another one.
+    // A receive depends on its send, in the same part or in another one.
     let mut senders: HashMap<Arc<str>, Vec<usize>> = HashMap::new();
     let mut sent: Vec<(usize, &Node)> = Vec::new();
     for (start, (id, node)) in all().filter(|(_, (_, node))| node.sends()) {
@@ -80,8 +81,9 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
             None => from_others.push((i, TransferRound::of(node))),
         }
     }
-    // What other tasks send may depend on what they were sent in earlier rounds, as the master says. What it says nothing
-    // of may depend on anything, and anything on it. One barrier for each round, each after the one before.
+    // What other tasks send may depend on what they received in earlier rounds; the master says which. A transfer
+    // that the master says nothing about may depend on every other, and every other on it. There is one barrier for
+    // each round, and each depends on the one before.
     let to_others = sent.iter().filter(|(sender, node)| !received.contains(sender) && !is_clients(node));
     let mut by_round: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
     for (sender, node) in to_others {
@@ -100,7 +102,7 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
     let is_uncertain = |round: &Option<TransferRound>| round.is_none_or(|round| round.is_conditional);
     let uncertain: HashSet<usize> =
         from_others.iter().filter(|(_, round)| is_uncertain(round)).map(|(i, _)| *i).collect();
-    // What leaves a loop may come from any of its iterations, so it waits for all that goes round, in whatever part.
+    // The output of a loop may come from any iteration, so it depends on the whole loop body, in every part.
     let loops = parts.iter().map(|of| loops_of(&of.part.nodes)).collect::<Result<Vec<Frames>>>()?;
     let in_loops = |flow: Flow| {
         let parts = parts.iter().zip(&loops).zip(&starts);
@@ -140,7 +142,7 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
         updates.extend(readers.into_iter().map(moved));
         free.extend(is_free);
     }
-    // Barriers are no nodes, and pass on the level of what they wait for as nodes apart do.
+    // Barriers are not nodes; they pass on the level of their dependencies as apart nodes do.
     apart.resize(waits.len(), Some("it is a barrier".to_owned()));
     free.resize(waits.len(), false);
     let levels = levels(&order, &waits, &updates, (&apart, &free));
@@ -160,13 +162,13 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
     Ok(Some(found))
 }
 
-/// The nodes of one part, by their own numbers, in the order of all.
+/// The nodes of one part, by their local numbers, in the global order.
 fn local(order: &[usize], start: usize, of: &PartOf<'_>) -> Vec<usize> {
     let nodes = start..start + of.part.nodes.len();
     order.iter().filter(|i| nodes.contains(i)).map(|i| i - start).collect()
 }
 
-/// Why nodes of a part cannot be captured; all of them if it is not for a GPU.
+/// Why nodes of a part cannot be captured; all of them if it is not on a GPU.
 fn apart_nodes(
     of: &PartOf<'_>,
     loops: &Frames,
@@ -191,7 +193,7 @@ fn apart_nodes(
             None => refusal(of.part, of.plan, gpu, id, (&apart, free)),
         };
     }
-    // A replay sends nothing: only what is received in the same capture may be sent in it.
+    // A replay does not send: only a value that is received in the same capture may be sent in it.
     for (id, _) in nodes.iter().filter(|(_, node)| node.def.transfer == Some(TransferEnd::HostSend)) {
         let receives = |&(_, other): &(NodeId, &Arc<Node>)| {
             other.control_inputs.contains(&id) && other.def.transfer == Some(TransferEnd::Recv)
@@ -204,7 +206,7 @@ fn apart_nodes(
     apart
 }
 
-/// The nodes that a node waits for, edges that close loops apart.
+/// The nodes that a node depends on, except along the back edges of loops.
 fn before(nodes: &Nodes, id: NodeId) -> Vec<usize> {
     let node = nodes.node(id);
     let is_forward = |at: &&Endpoint| at.feed().is_none() && nodes.node(at.node).def.flow != Flow::NextIteration;
@@ -212,8 +214,8 @@ fn before(nodes: &Nodes, id: NodeId) -> Vec<usize> {
     data.chain(node.control_inputs.iter().map(|id| id.index())).collect()
 }
 
-/// Constants, handles and references of variables, and what lends such a reference: they compute nothing, and give the same
-/// wherever they are.
+/// Constants, handles and references of variables, and nodes that pass such a reference on. They compute nothing, and
+/// their outputs are the same in every segment.
 fn free_nodes(nodes: &Nodes, plan: &PartPlan, order: &[usize]) -> Vec<bool> {
     let mut free = vec![false; nodes.len()];
     for &i in order {
@@ -245,7 +247,7 @@ fn refusal(
     match node.def.transfer {
         Some(TransferEnd::HostSend) => {}
         Some(TransferEnd::Recv) => {
-            // Its sender, which it waits for if it is in the same part.
+            // Its send node, which it depends on if both are in the same part.
             let key = node.attrs.find("tensor_name");
             let is_sender = |id: &NodeId| {
                 let sender = nodes.node(*id);
@@ -292,12 +294,12 @@ fn refusal(
     passes_on.map(|_| "it passes a reference or a handle on".to_owned())
 }
 
-/// The nodes that do not run in every step, because they hang on a `Switch`, here or on another task.
+/// The nodes that do not run in every step, because they depend on a `Switch`, here or in another task.
 fn skipped(nodes: &Nodes, order: &[usize], may_be_skipped: &dyn Fn(NodeId) -> bool) -> Vec<bool> {
     let place = |at: Endpoint| at.feed().is_none().then_some((at.node.index(), at.index));
     let mut all: Vec<BranchNode<'_>> = Vec::with_capacity(nodes.len());
     for (id, node) in nodes.iter() {
-        // A transfer within the part passes on what was sent.
+        // A transfer within the part is skipped if its sender is.
         let sent = || {
             let sender = node.control_inputs.iter().map(|id| nodes.node(*id)).find(|node| node.sends())?;
             sender.inputs.first().copied()
@@ -314,8 +316,9 @@ fn skipped(nodes: &Nodes, order: &[usize], may_be_skipped: &dyn Fn(NodeId) -> bo
     skipped_nodes(&all, order)
 }
 
-/// The segment of every node that can be captured, and for a node apart the last segment before it. Nodes of other parts are apart,
-/// so that what comes back from them is in a later segment than what they were given. `updates` go after their readers.
+/// The segment of every node that can be captured; for an apart node, the last segment before it. Nodes of other
+/// parts are apart, so that their results are used in a later segment than the one that computed their inputs.
+/// `updates` go after their readers.
 fn levels(
     order: &[usize],
     before: &[Vec<usize>],
@@ -380,7 +383,7 @@ fn readers_before_updates(plan: &PartPlan, nodes: &Nodes, free: &[bool]) -> Vec<
     all
 }
 
-/// Whether a node starts a kernel of the card.
+/// Whether a node launches a kernel on the GPU.
 fn launches(plan: &PartPlan, i: usize) -> bool {
     let node = &plan.nodes[i];
     let def = &node.node.def;

@@ -1,17 +1,20 @@
 //! Steps that a device records and replays; on an NVIDIA GPU as a CUDA graph.
 //!
-//! A plan is captured after a few runs if all of it is on one device that records and nothing in it depends on a value that the host sees:
-//! then the same kernels run on the same memory each time, and one call stands for all of them. Nodes that run on the host
-//! (shapes, axes, numbers of elements) ran during the capture and give the same each time, since they see only constants and
-//! the shapes of feeds and variables, which are part of the agreement; what they sent to the card is kept there, and so is what
-//! nodes on the card compute from such values alone. So a capture is for feeds of certain shapes, and a plan has a few.
-//! A plan that cannot be captured whole is split (`split.rs`), and its segments are captured in the same way.
+//! A plan is captured after a few runs if all of it is on one device that can record, and nothing in it depends on a
+//! value that the host reads. Then every run launches the same kernels on the same memory, and one call replaces all
+//! of the launches. Nodes that run on the host (shapes, axes, numbers of elements) run during the capture. Their
+//! outputs are the same in every replay, since they depend only on constants and on the shapes of feeds and
+//! variables, which a replay requires to be unchanged. What they copy to the GPU stays there, and so does what nodes
+//! on the GPU compute from such values alone. So a capture is valid for certain shapes of the feeds, and a plan may
+//! have a few captures. A plan that cannot be captured as a whole is split (`split.rs`), and its segments are
+//! captured in the same way.
 //!
-//! Before each replay the variables must be where the capture saw them, and nobody else may hold what it writes to; otherwise
-//! the step runs as usual. Whatever cannot be captured says so once (`KOLO_LOG=kolo::capture=debug`) and runs as usual too.
+//! Before each replay the variables must have the addresses that they had during the capture, and nobody else may
+//! hold memory that the replay writes to; otherwise the step runs node by node. So does a plan that cannot be
+//! captured; the reason is logged once (`KOLO_LOG=kolo::capture=debug`).
 //!
-//! The slot's lock is held while a capture or a replay is enqueued and its fetches arrive: replays of one plan share their
-//! buffers. Then the variables' locks, in the order of their addresses.
+//! The slot's lock is held while a capture or a replay is enqueued and until its fetches arrive, because replays of
+//! one plan share their buffers. The variables' locks are taken after it, in the order of their addresses.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
@@ -27,39 +30,42 @@ use crate::capture::replay::{Feeds, Replay, Replayed, Wishes, is_on_card};
 use crate::compile::part::{NodePlan, PartPlan, PlanKernel};
 use crate::executor::step::Step;
 
-/// Runs before a capture: kernels are compiled, algorithms chosen and memory taken in these.
+/// Runs before a capture: in these, kernels are compiled, algorithms chosen and memory allocated.
 pub(crate) const WARM_UP: u32 = 3;
-/// Captures of one plan that were lost before they were worth it, at most.
+/// The maximum number of captures of one plan that are discarded before they have paid off.
 const MOST_CAPTURES: u32 = 8;
-/// Replays after which a capture was worth it.
+/// The number of replays after which a capture has paid off.
 const WORTH_IT: u32 = 64;
-/// Runs that no capture fitted before another is made.
+/// The number of runs without a fitting capture before another is made.
 const PATIENCE: u32 = 4;
-/// Captures of one plan at a time, for feeds of different shapes; each holds memory of its own.
+/// The maximum number of captures that one plan has at a time, for different shapes of its feeds; each has its own
+/// memory.
 const MOST_AT_ONCE: usize = 4;
 
-/// What is known of capturing one plan, or one segment of a plan.
+/// The state of capturing one plan, or one segment of a plan.
 pub(crate) struct CaptureSlot {
-    /// For a segment: how many come before it. They are captured first, so that what they leave for it is in its place.
+    /// For a segment: the number of segments before it. They are captured first, so that their outputs have fixed
+    /// addresses.
     segment: Option<u32>,
-    /// Why it is never captured, once that is known. Read without the lock below, which a run holds while a device records.
+    /// Why it is never captured, once that is known. Read without the lock below, which a run holds while a device
+    /// records.
     off: OnceLock<Error>,
     progress: Mutex<Progress>,
 }
 
 #[derive(Default)]
 struct Progress {
-    /// Runs since a capture was last found missing.
+    /// Runs since a capture was last missing.
     n_runs: u32,
-    /// Captures that were made since one was worth it.
+    /// Captures made since one has paid off.
     n_captures: u32,
-    /// Runs in a row that no capture fitted.
+    /// Consecutive runs without a fitting capture.
     n_misses: u32,
-    /// Where feeds were on the card when no capture fitted, by number.
+    /// The GPU addresses of feeds when no capture fitted, by number.
     seen: HashMap<usize, Address>,
-    /// Feeds that were found elsewhere than expected.
+    /// Feeds whose address has changed.
     unsteady: HashSet<usize>,
-    /// The last that fitted is the last.
+    /// Ordered by last use; the most recently used is last.
     replays: Vec<Replay>,
 }
 
@@ -72,18 +78,18 @@ impl CaptureSlot {
         }
     }
 
-    /// For a plan that is never captured whole, and why.
+    /// For a plan that is never captured as a whole, and why.
     pub fn off(why: &str) -> CaptureSlot {
         CaptureSlot { segment: None, off: OnceLock::from(Error::unimplemented(why)), progress: Mutex::default() }
     }
 
-    /// For a segment of a plan, with so many before it.
+    /// For a segment of a plan that has `n_before` segments before it.
     pub fn for_segment(n_before: u32) -> CaptureSlot {
         CaptureSlot { segment: Some(n_before), off: OnceLock::new(), progress: Mutex::default() }
     }
 
-    /// Runs the step by a replay, if there is one for such feeds, or makes one. `new_step` makes a step to be captured. The
-    /// feeds of a plan are tensors of the host, those of a segment are wherever its inputs are.
+    /// Runs the step as a replay, if there is a capture for such feeds, or makes a capture. `new_step` creates the
+    /// step to capture. The feeds of a plan are host tensors; those of a segment are on the device of its inputs.
     pub fn run(
         &self,
         part: &PartPlan,
@@ -96,7 +102,7 @@ impl CaptureSlot {
         }
         let mut progress = limits.lock(&self.progress, "another run of the same captured step")?;
         let progress = &mut *progress;
-        // What is captured is what one thread enqueues.
+        // A capture records the work of one thread.
         if part.unit.pool.max_threads() > 1 {
             return Ok(None);
         }
@@ -106,9 +112,10 @@ impl CaptureSlot {
         }
         progress.n_misses = progress.n_misses.saturating_add(1);
         let seen = progress.see(device, feeds);
-        // Two runs more for each segment before: one to be captured in, one to be seen in its place.
+        // Two more runs for each segment before it: one in which that is captured, and one that shows the address of
+        // its output.
         if progress.n_runs < WARM_UP.saturating_add(self.segment.unwrap_or(0).saturating_mul(2)) {
-            // Once there is a capture, other shapes now and then are no reason for another.
+            // Once there is a capture, other shapes that come up occasionally are no reason for another.
             let is_missing = progress.replays.is_empty() || progress.n_misses > PATIENCE;
             progress.n_runs += u32::from(is_missing);
             return Ok(None);
@@ -131,9 +138,10 @@ impl CaptureSlot {
             }
             Err(error) => {
                 tracing::debug!(target: "kolo::capture", "not captured on {}: {error}", part.unit.name);
-                // A library may fail because of what another thread does to the card meanwhile: that is tried again.
+                // A library may fail because of what another thread does on the GPU at the same time, so the capture
+                // is tried again.
                 match error.code() == Code::Unimplemented || progress.n_captures > MOST_CAPTURES {
-                    // The first reason stays.
+                    // The first reason is kept.
                     true => drop(self.off.set(error)),
                     false => progress.n_runs = 0,
                 }
@@ -142,7 +150,7 @@ impl CaptureSlot {
         }
     }
 
-    /// Why it is not captured, or how many launches a replay stands for.
+    /// The number of launches that a replay replaces, or why there is none.
     pub fn describe(&self) -> std::result::Result<usize, String> {
         if let Some(why) = self.off.get() {
             return Err(why.to_string());
@@ -155,14 +163,14 @@ impl CaptureSlot {
         }
     }
 
-    /// Why it is never captured, once that is known. Never waits.
+    /// Why it is never captured, once that is known. Never blocks.
     pub fn why_off(&self) -> Option<&Error> {
         self.off.get()
     }
 }
 
 impl Progress {
-    /// Replays what fits, if anything does.
+    /// Replays a capture that fits, if there is one.
     fn replay(&mut self, device: &dyn Recorder, feeds: &mut Feeds, limits: &Limits) -> Result<Replayed> {
         let Some(at) = self.replays.iter().rposition(|replay| replay.fits(device, feeds)) else { return Ok(None) };
         let Some(fetched) = self.replays[at].run(device, feeds, limits)? else { return Ok(None) };
@@ -176,7 +184,7 @@ impl Progress {
         Ok(Some(fetched))
     }
 
-    /// Notes where feeds are; returns where they were the last time.
+    /// Stores the addresses of the feeds; returns the previous ones.
     fn see(&mut self, device: &dyn Recorder, feeds: &Feeds) -> HashMap<usize, Address> {
         for replay in &self.replays {
             replay.moved(device, feeds, &mut self.unsteady);
@@ -188,7 +196,7 @@ impl Progress {
         std::mem::replace(&mut self.seen, on_card.collect())
     }
 
-    /// Adds one, instead of those for the same shapes: their variables are elsewhere by now.
+    /// Adds a capture and removes those for the same shapes: their variables have moved.
     fn add(&mut self, replay: Replay) {
         self.replays.retain(|old| !old.is_for_same(&replay));
         if self.replays.len() >= MOST_AT_ONCE {
@@ -199,8 +207,8 @@ impl Progress {
     }
 }
 
-/// Whether a call that is being captured gives the same in every replay, because what it reads is the same: then it is made
-/// now, once, and its outputs are kept.
+/// Whether a call in a capture has the same outputs in every replay, because its inputs are the same. Then it is run
+/// once, now, and its outputs are kept.
 pub(crate) fn is_constant_call(device: &dyn Recorder, node: &NodePlan, inputs: &[Value]) -> bool {
     if !device.is_recording() {
         return false;
@@ -226,7 +234,7 @@ fn why_not(parts: &[Arc<PartPlan>]) -> Option<String> {
         return Some(format!("it has {n_loops} loops"));
     }
     part.nodes.iter().find_map(|node| {
-        // A value of the host that depends on shapes alone: sent while the step is captured, and kept.
+        // A host value that depends on shapes alone: copied during the capture, and kept.
         if matches!(node.node.def.transfer, Some(TransferEnd::HostSend | TransferEnd::Recv)) {
             return None;
         }
@@ -234,14 +242,14 @@ fn why_not(parts: &[Arc<PartPlan>]) -> Option<String> {
     })
 }
 
-/// Why a node cannot be captured, wherever its inputs come from. Transfers are another matter.
+/// Why a node cannot be captured, regardless of its inputs. Transfers are handled elsewhere.
 pub(crate) fn refusal(node: &NodePlan) -> Option<&'static str> {
     if node.flow != Flow::Plain {
         return Some("is control flow or a transfer");
     }
     match &node.kernel {
         PlanKernel::Function(_) | PlanKernel::Object(_) | PlanKernel::Lend => {}
-        // A constant in its place.
+        // A constant.
         PlanKernel::Flow if node.node.def.work == Work::Constant => return None,
         PlanKernel::Async(_) | PlanKernel::Flow | PlanKernel::Null | PlanKernel::Segment(_) => {
             return Some("waits for the host");

@@ -1,8 +1,8 @@
-//! Plans that cannot be captured whole: their segments become nodes, which are captured and replayed one by one.
+//! Plans that cannot be captured as a whole: their segments become nodes, which are captured and replayed one by one.
 //!
-//! A segment is a plan of its own whose feeds are its inputs and whose fetches are its outputs. It stands in the split part as
-//! one node, between the nodes that cannot be captured, which run as usual. The plan that was not split stays: traced runs and
-//! partial runs take it, and so does every run if nothing is worth being captured.
+//! A segment is a plan of its own. Its feeds are its inputs and its fetches are its outputs. In the split part it is
+//! one node among the nodes that cannot be captured, which run as usual. The original plan is kept: traced runs and
+//! partial runs use it, and so does every run if no segment is worth capturing.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use crate::compile::part::{Extras, KernelCache, Part, PartPlan, compile};
 use crate::executor::frame_id::FrameIds;
 use crate::executor::step::Step;
 
-/// How often a plan is split anew because a node could not be captured, at most.
+/// The maximum number of times that a plan is split again because a node could not be captured.
 const MOST_SPLITS: u32 = 8;
 
 /// What was captured of one plan.
 #[derive(Clone, Debug, Default)]
 pub struct CaptureReport {
-    /// For each segment, in order: how many launches its replay stands for, or why it is not replayed. A plan that is captured
-    /// whole has one; one that is not captured at all has none.
+    /// For each segment, in order: the number of launches that its replay replaces, or why it is not replayed. A plan
+    /// that is captured as a whole has one entry; one that is not captured at all has none.
     pub segments: Vec<std::result::Result<usize, String>>,
-    /// The nodes that keep the plan from being captured whole.
+    /// The nodes that prevent a capture of the whole plan.
     pub split_by: Vec<SplitNode>,
     /// Why nothing is captured, if nothing is.
     pub why_not: Option<String>,
@@ -45,7 +45,7 @@ pub struct SplitNode {
     pub why: String,
 }
 
-/// A plan's split, made when it turns out that it is needed.
+/// A plan's split, made once it turns out to be needed.
 pub(crate) struct Split {
     /// The parts of the plan, before they were compiled.
     partitions: Vec<Partition>,
@@ -58,9 +58,9 @@ pub(crate) struct Split {
 struct SplitProgress {
     n_runs: u32,
     n_splits: u32,
-    /// A thread is making one now, without the lock.
+    /// A thread is splitting now, without holding the lock.
     is_splitting: bool,
-    /// Nodes that could not be captured though they looked as if they could, and why.
+    /// Nodes that were expected to be capturable but could not be captured, and why.
     refused: HashMap<String, String>,
     made: Option<std::result::Result<Made, String>>,
 }
@@ -76,9 +76,9 @@ struct Made {
 pub(crate) struct Segment {
     part: Arc<PartPlan>,
     slot: CaptureSlot,
-    /// It writes to variables, so it waits until nothing else is ready, as updates do.
+    /// It writes to variables, so it is deferred until no other node is ready, as updates are.
     pub is_late: bool,
-    /// For each input, whether all of its readers want it on the card.
+    /// For each input, whether all of its readers need it on the GPU.
     pub on_card: Vec<bool>,
 }
 
@@ -88,7 +88,7 @@ impl Split {
         Split { partitions, frame_ids, progress: Mutex::default() }
     }
 
-    /// The parts to run, if the plan was split. Never waits for a device or for a split that is being made.
+    /// The parts to run, if the plan was split. Never waits for a device or for a split in progress.
     pub fn parts(&self) -> Option<Arc<[Arc<PartPlan>]>> {
         match &self.progress.lock().made {
             Some(Ok(made)) => Some(made.parts.clone()),
@@ -96,8 +96,8 @@ impl Split {
         }
     }
 
-    /// Counts a run; says whether [`Split::split`] has something to do. `whole` is the capture of the plan that is not split:
-    /// as long as there is hope for that, nothing is split.
+    /// Counts a run; returns whether [`Split::split`] has work to do. `whole` is the capture of the original plan:
+    /// nothing is split while that may still succeed.
     pub fn count_run(&self, whole: &CaptureSlot) -> bool {
         if self.partitions.is_empty() {
             return false;
@@ -109,8 +109,8 @@ impl Split {
         progress.due(whole).is_some()
     }
 
-    /// Splits the plan, or splits it anew without a node that could not be captured, if that is due. It takes a while: plans
-    /// and compiles. Runs go on meanwhile with what there is.
+    /// Splits the plan, or splits it again without a node that could not be captured, if that is due. This plans and
+    /// compiles, so it takes a while. Runs continue with the current parts in the meantime.
     pub fn split(&self, parts: &[Arc<PartPlan>], whole: &CaptureSlot, kernels: &KernelCache) {
         let refused = {
             let mut progress = self.progress.lock();
@@ -136,7 +136,7 @@ impl Split {
         (progress.made, progress.is_splitting) = (Some(made.map_err(|error| error.to_string())), false);
     }
 
-    /// What was captured, given what became of the whole.
+    /// What was captured, given the state of the whole plan's capture.
     pub fn report(&self, whole: &CaptureSlot) -> CaptureReport {
         let why_whole = match whole.describe() {
             Ok(n) => return CaptureReport { segments: vec![Ok(n)], ..CaptureReport::default() },
@@ -157,7 +157,7 @@ impl Split {
 }
 
 impl SplitProgress {
-    /// If a split is due: the node that it is to leave out, if there is one, and why.
+    /// If a split is due: the node to leave out, if there is one, and why.
     fn due(&self, whole: &CaptureSlot) -> Option<Option<(String, String)>> {
         if self.is_splitting {
             return None;
@@ -201,7 +201,7 @@ fn make(
     make_for(partitions, parts, &gpus, frame_ids, refused, kernels)
 }
 
-/// Splits the parts that are for GPUs.
+/// Splits the parts that are on GPUs.
 fn make_for(
     partitions: &[Partition],
     parts: &[Arc<PartPlan>],
@@ -303,12 +303,12 @@ fn split_part(
     Ok(Arc::new(compile(&part, &plan.unit, kernels)?))
 }
 
-/// Cuts a part into what is inside of segments and what is outside.
+/// Divides a part into the nodes inside of segments and those outside.
 struct Cutter<'a> {
     partition: &'a Partition,
     found: &'a Segments,
     segment_of: Vec<Option<usize>>,
-    /// For each segment what others see of it.
+    /// For each segment, the outputs that are used outside of it.
     outputs: Vec<Vec<Endpoint>>,
 }
 
@@ -317,18 +317,18 @@ struct Inner {
     nodes: Nodes,
     fed: HashMap<(NodeId, usize), usize>,
     fetches: Vec<(usize, Endpoint)>,
-    /// What comes from outside, by number of the feed.
+    /// Its inputs from outside, by number of the feed.
     inputs: Vec<Endpoint>,
-    /// What it waits for besides.
+    /// Its control inputs from outside.
     waits: HashSet<NodeId>,
 }
 
-/// The nodes around the segments.
+/// The nodes outside of segments.
 struct Outer {
     nodes: Nodes,
     fed: HashMap<(NodeId, usize), usize>,
     fetches: Vec<(usize, Endpoint)>,
-    /// The nodes that stand for segments.
+    /// The nodes that represent segments.
     segments: Vec<NodeId>,
 }
 
@@ -351,7 +351,7 @@ impl Cutter<'_> {
         self.outputs.iter_mut().for_each(|list| list.sort_unstable());
     }
 
-    /// Adds a node that is free, and those it needs, to a segment.
+    /// Adds a free node, and the nodes it depends on, to a segment.
     fn add_free(&self, id: NodeId, nodes: &mut Nodes, renamed: &mut HashMap<NodeId, NodeId>) -> NodeId {
         if let Some(&known) = renamed.get(&id) {
             return known;
@@ -410,11 +410,11 @@ impl Cutter<'_> {
         inner
     }
 
-    /// What is outside, with one node for each segment that takes `places`.
+    /// The nodes outside, with one node for each segment, whose inputs are in `places`.
     fn outer(&self, places: &[(Vec<Endpoint>, HashSet<NodeId>)]) -> Result<Outer> {
         let (nodes, found) = (&self.partition.nodes, self.found);
         let n = nodes.len();
-        // Places in the order below: nodes by their number, then segments.
+        // Numbers for the sort below: nodes by their number, then segments.
         let item = |id: NodeId| self.segment_of[id.index()].map_or(id.index(), |segment| n + segment);
         let is_forward = |at: &&Endpoint| at.feed().is_none() && nodes.node(at.node).def.flow != Flow::NextIteration;
         let mut before: Vec<Vec<usize>> = vec![Vec::new(); n + places.len()];
@@ -482,7 +482,7 @@ impl Cutter<'_> {
         Ok(outer)
     }
 
-    /// The node that stands for a segment, with the old names of what it needs.
+    /// The node that represents a segment; its inputs have their old names.
     fn stand_in(&self, segment: usize, (inputs, waits): &(Vec<Endpoint>, HashSet<NodeId>)) -> Node {
         let nodes = &self.partition.nodes;
         let outputs: Vec<OutputInfo> = self.outputs[segment].iter().map(|at| nodes.output(*at).clone()).collect();
@@ -505,7 +505,7 @@ impl Cutter<'_> {
 }
 
 impl Segment {
-    /// Runs it as a node: by a replay, or node by node.
+    /// Runs the segment as a node: as a replay, or node by node.
     pub fn run(&self, step_id: u64, limits: &Limits, inputs: &mut [Value], outputs: &mut [Value]) -> Result<()> {
         let mut feeds: Vec<Option<Tensor>> = Vec::with_capacity(inputs.len());
         for input in inputs {
@@ -522,7 +522,7 @@ impl Segment {
                 let values: Vec<(usize, &Tensor)> =
                     feeds.iter().enumerate().filter_map(|(i, value)| Some((i, value.as_ref()?))).collect();
                 step.feed(&values, false);
-                // Updates write in place where nobody else holds the old value.
+                // Updates write in place if nobody else holds the old value.
                 drop(feeds);
                 limits.run(&step);
                 step.take_fetched()?

@@ -1,4 +1,4 @@
-//! Split plans on CPUs that stand in for a card.
+//! Split plans, with CPUs in place of GPUs.
 
 use kolo_graph::{
     Graph, KernelSupport, Operation, Output, PartitionOptions, PlaceOptions, Request, partition, place, prune,
@@ -15,7 +15,8 @@ use super::*;
 use crate::SessionConfig;
 use crate::devices::Devices;
 
-/// Two CPUs, the first of which is said to be a GPU: plans are split, and arguments are in host memory, as if it were one.
+/// Two CPUs, the first of which is declared to be a GPU: plans are split as for a GPU, and arguments are in host
+/// memory.
 struct Bench {
     devices: Devices,
     kernels: KernelCache,
@@ -28,7 +29,7 @@ impl Bench {
         Bench { devices: Devices::new(&config).unwrap(), kernels: KernelCache::default() }
     }
 
-    /// Runs the graph, split or not. Says what was made.
+    /// Runs the graph, split or not. Returns what was made.
     fn run(
         &self,
         g: &Graph,
@@ -65,7 +66,7 @@ impl Bench {
                 Arc::new(compile(&whole, &self.devices.units[part.device], &self.kernels).unwrap())
             })
             .collect();
-        // The first device is taken for a GPU.
+        // The first device is treated as a GPU.
         let gpu = |part: &Partition| (part.device == 0).then(|| DeviceName::local("GPU", 0));
         let gpus: Vec<Option<DeviceName>> = parts.iter().map(gpu).collect();
         let made = match is_split {
@@ -81,7 +82,7 @@ impl Bench {
     }
 }
 
-/// What is said of the two: everything can run on either.
+/// Device properties for the placement: everything can run on either.
 struct AsGpu;
 
 impl AsGpu {
@@ -121,7 +122,7 @@ fn chain(x: Output<'_>) -> Output<'_> {
     relu(y) * x
 }
 
-/// Runs it plainly and in segments, each from the start, and compares the steps.
+/// Runs it unsplit and in segments, each from the start, and compares the steps.
 fn compare(
     build: impl for<'g> Fn(&'g Graph) -> (Vec<Output<'g>>, Vec<(Output<'g>, Tensor)>, Vec<Operation<'g>>),
 ) -> Made {
@@ -160,7 +161,7 @@ fn a_node_of_the_host_splits_a_step() {
     assert_eq!(made.segments.len(), 2, "{:?}", made.split_by);
     let apart: Vec<&str> = made.split_by.iter().map(|node| node.op).collect();
     assert_eq!(apart, ["Print"]);
-    // The update is in the second, since that still reads the old value.
+    // The update is in the second segment, since that still reads the old value.
     let late: Vec<bool> = made.segments.iter().map(|segment| segment.is_late).collect();
     assert_eq!(late, [false, true]);
 }
@@ -200,7 +201,7 @@ fn what_is_computed_from_values_of_the_host_stays_outside() {
     assert_eq!((made.segments.len(), apart), (1, vec!["AddV2", "Fill"]));
 }
 
-/// What goes to another device and comes back waits for what was sent, though no edge of the part says so.
+/// A value that comes back from another device depends on what was sent there, though no edge of the part says so.
 #[test]
 fn what_comes_back_from_another_device_is_in_a_later_segment() {
     let made = compare(|g| {
@@ -219,7 +220,7 @@ fn what_comes_back_from_another_device_is_in_a_later_segment() {
     assert_eq!(n_recvs, 2, "{:?}", made.split_by);
 }
 
-/// The first value of a loop may be a constant, and the others made of what a segment computes, here or on another device.
+/// The first value of a loop may be a constant, and the others computed by a segment, here or on another device.
 #[test]
 fn what_leaves_a_loop_is_in_a_later_segment_than_what_goes_round() {
     for device in ["/gpu:0", "/cpu:0"] {
@@ -242,7 +243,7 @@ fn what_leaves_a_loop_is_in_a_later_segment_than_what_goes_round() {
     }
 }
 
-/// A number that a node on the card gives to the host is sent from there, which a replay would leave out.
+/// A node on the GPU returns a number to the host, which sends it; a replay would leave the send out.
 #[test]
 fn what_the_host_sends_to_another_device_is_sent_in_every_step() {
     let made = compare(|g| {
