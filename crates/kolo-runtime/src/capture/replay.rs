@@ -128,7 +128,7 @@ impl Replay {
             places.push(Feed { number, dtype: value.dtype(), shape: value.shape().clone(), way });
         }
         // The variable must be the only holder of memory that an update writes to, so feeds that share it are set
-        // aside. Other feeds keep theirs: no kernel writes there.
+        // aside. Other feeds keep their handles, so that no kernel writes to their memory in place.
         let set_aside = set_aside(device, &places, feeds, &written)?;
         let made = Replay::record(device, part, given, new_step, limits);
         restore(feeds, set_aside);
@@ -394,7 +394,7 @@ fn restore(feeds: &mut Feeds, taken: Vec<(usize, Arc<VariableCell>, Shape)>) {
     }
 }
 
-/// A value that the host reads, if it is small enough to be compared.
+/// A value that the host reads, if replays can compare it: small, numeric and in host memory.
 fn comparable(number: usize, value: &Tensor) -> Result<Tensor> {
     match value.dtype().size() {
         Some(_) if value.n_bytes() <= MOST_COMPARED && !is_on_card(value) => Ok(value.clone()),
@@ -412,7 +412,7 @@ pub(super) fn is_on_card(tensor: &Tensor) -> bool {
 
 /// Calls `f` with each variable and its value, and then with `None`, while holding all of their locks. Does so only
 /// if each variable has kept its address and nobody else holds a value that is written; returns whether it did. A
-/// value that is only read may be shared: an initial value often is, with its constant.
+/// value that is only read may be shared: an initial value often is, with the constant it came from.
 fn with_all(device: &dyn Recorder, variables: &[Place], f: &mut WithVariable<'_>) -> Result<bool> {
     let Some((place, rest)) = variables.split_first() else { return f(None, None).map(|()| true) };
     place.cell.with_value(|value| {

@@ -102,7 +102,8 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
     let is_uncertain = |round: &Option<TransferRound>| round.is_none_or(|round| round.is_conditional);
     let uncertain: HashSet<usize> =
         from_others.iter().filter(|(_, round)| is_uncertain(round)).map(|(i, _)| *i).collect();
-    // The output of a loop may come from any iteration, so it depends on the whole loop body, in every part.
+    // The output of a loop may come from any iteration, so it depends on the loop's `NextIteration`s in all
+    // parts.
     let loops = parts.iter().map(|of| loops_of(&of.part.nodes)).collect::<Result<Vec<Frames>>>()?;
     let in_loops = |flow: Flow| {
         let parts = parts.iter().zip(&loops).zip(&starts);
@@ -299,7 +300,7 @@ fn skipped(nodes: &Nodes, order: &[usize], may_be_skipped: &dyn Fn(NodeId) -> bo
     let place = |at: Endpoint| at.feed().is_none().then_some((at.node.index(), at.index));
     let mut all: Vec<BranchNode<'_>> = Vec::with_capacity(nodes.len());
     for (id, node) in nodes.iter() {
-        // A transfer within the part is skipped if its sender is.
+        // A transfer within the part passes on the value that was sent.
         let sent = || {
             let sender = node.control_inputs.iter().map(|id| nodes.node(*id)).find(|node| node.sends())?;
             sender.inputs.first().copied()

@@ -1,4 +1,4 @@
-//! The parts of one plan, compiled, with what is captured of them. Local sessions and tasks of clusters run the same.
+//! The compiled parts of one plan, and their captures. Local sessions and tasks of clusters use the same code.
 
 pub(crate) mod part;
 
@@ -13,29 +13,29 @@ use crate::compile::part::{Extras, KernelCache, Part, PartPlan, compile};
 use crate::devices::Devices;
 use crate::executor::frame_id::FrameIds;
 
-/// A plan that can run.
+/// A plan that is ready to run.
 pub(crate) struct CompiledPlan {
     pub parts: Vec<Arc<PartPlan>>,
     /// The capture of the whole plan, if it is one part on one device.
     pub capture: CaptureSlot,
-    /// What is captured of it otherwise.
+    /// The captures of its segments, otherwise.
     pub split: Split,
-    /// Whether anything of it may be captured: it has a part on a device that can.
+    /// Whether any of it may be captured: it has a part on a device that can record.
     pub may_capture: bool,
 }
 
-/// What steps of a plan may be captured.
+/// Which steps of a plan may be captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Captures {
     /// None.
     Off,
-    /// The whole plan, or its segments: all that it needs is here.
+    /// The whole plan, or its segments: it depends on no other task.
     Whole,
-    /// Segments between what is sent to other tasks and received from them.
+    /// Segments between sends to other tasks and receives from them.
     Segments,
 }
 
-/// The passes that run on compiled parts, for whoever wants to see the list.
+/// The passes that run on compiled parts, for listings.
 pub(crate) fn passes() -> [Pass; 2] {
     [
         Pass::noted(
@@ -82,17 +82,17 @@ impl CompiledPlan {
         Ok(CompiledPlan { parts, capture, split, may_capture })
     }
 
-    /// Counts a run; says whether [`CompiledPlan::split`] has something to do.
+    /// Counts a run; returns whether [`CompiledPlan::split`] has work to do.
     pub fn count_run(&self) -> bool {
         self.may_capture && self.split.count_run(&self.capture)
     }
 
-    /// Splits the plan into segments, if that is due. It takes a while, and must not be done on a thread of the network.
+    /// Splits the plan into segments, if that is due. This takes a while, and must not run on a network thread.
     pub fn split(&self, kernels: &KernelCache) {
         self.split.split(&self.parts, &self.capture, kernels);
     }
 
-    /// The parts to run now: segments of them where they are captured.
+    /// The parts to run now: split ones if segments of them are captured.
     pub fn parts_to_run(&self) -> RunParts<'_> {
         match self.split.parts() {
             Some(split) => RunParts::Split(split),

@@ -1,4 +1,5 @@
-//! One device's share of a signature, compiled: kernels chosen, edges laid out flat, constants at their consumers.
+//! One device's share of a signature, compiled: kernels chosen, edges in flat arrays, constants stored at their
+//! consumers.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -37,7 +38,7 @@ pub(crate) struct Part<'a> {
     pub fetches: Vec<(usize, Endpoint)>,
     /// How instances of loops are numbered.
     pub frame_ids: FrameIds,
-    /// What an earlier plan of the same nodes has made.
+    /// What an earlier plan of the same nodes has produced.
     pub extras: Extras,
 }
 
@@ -46,7 +47,7 @@ pub(crate) struct Part<'a> {
 pub(crate) struct Extras {
     /// Nodes that stand for segments.
     pub segments: HashMap<NodeId, Arc<Segment>>,
-    /// Constants where they are, by node.
+    /// Constants in their final memory, by node.
     pub constants: HashMap<Arc<str>, Tensor>,
 }
 
@@ -56,21 +57,21 @@ pub(crate) struct PartPlan {
     pub nodes: Vec<NodePlan>,
     pub edges: Vec<Edge>,
     pub frames: Vec<FramePlan>,
-    /// Nodes that can run at once.
+    /// Nodes that are ready when the step begins.
     pub roots: Vec<u32>,
-    /// Constants, each once.
+    /// Constants, without duplicates.
     pub constants: Vec<Tensor>,
     /// The nodes of the constants.
     pub constant_names: Vec<Arc<str>>,
-    /// The fetches that outputs answer; see [`OutputPlan::fetches`].
+    /// The fetches of the outputs; see [`OutputPlan::fetches`].
     pub fetches: Vec<u32>,
     /// Constants that are fetched.
     pub fetched_constants: Vec<(u32, Tensor)>,
-    /// For each feed, by number, the edges it goes along.
+    /// For each feed, by number, the edges that it is sent along.
     pub feeds: Vec<FeedPlan>,
     /// How instances of loops are numbered.
     pub frame_ids: FrameIds,
-    /// States of finished steps, to be used again.
+    /// States of finished steps, for reuse.
     pub spare: Mutex<Vec<PartState>>,
 }
 
@@ -78,9 +79,9 @@ pub(crate) struct PartPlan {
 pub(crate) struct FeedPlan {
     /// Its number.
     pub feed: u32,
-    /// The edges it goes along.
+    /// The edges that it is sent along.
     pub edges: Range<u32>,
-    /// The inputs at their ends are in the device's own memory, which is not the host's.
+    /// The inputs at the ends of these edges are in the device's own memory, not in host memory.
     pub on_device: bool,
 }
 
@@ -103,12 +104,12 @@ pub(crate) struct NodePlan {
     pub flow: Flow,
     /// For `Enter`: the frame it leads into.
     pub enters: u32,
-    /// Its place among its frame's nodes.
+    /// Its index among its frame's nodes.
     pub local: u32,
-    /// Its inputs' places among its frame's slots.
+    /// The index of its first input among its frame's slots.
     pub first_slot: u32,
     pub n_inputs: u32,
-    /// For each output, the edges it goes along and the fetches it answers.
+    /// For each output, its edges and the fetches that return it.
     pub outputs: SmallVec<[OutputPlan; 2]>,
     /// The edges of its control output.
     pub control: Range<u32>,
@@ -118,26 +119,26 @@ pub(crate) struct NodePlan {
     pub is_constant: bool,
     /// References may arrive at its inputs.
     pub has_references: bool,
-    /// So little work, if its inputs are as small as its outputs, that it is done without letting go of the part's lock:
-    /// a function of its inputs alone, with outputs that are known to be tiny.
+    /// So cheap, if its inputs are as small as its outputs, that it runs while the part's lock is held: a pure
+    /// function of its inputs, whose outputs are known to be tiny.
     pub is_tiny: bool,
     /// All inputs are known to be tiny values.
     pub has_tiny_inputs: bool,
-    /// For a tiny node, the inputs that are constants, as bits.
+    /// For a tiny node, a bit mask of the inputs that are constants.
     pub constant_inputs: u32,
     /// It runs on the host though it is placed on a device with memory of its own: its tensors are all in host memory.
     pub on_host: bool,
-    /// It writes to a variable, and is on a device where one thread runs the nodes or was fused with a product that is ready
-    /// when readers of the variable are: it waits until nothing else is ready, so that readers of the old value are done and
-    /// the update need not copy it first.
+    /// It writes to a variable, and either one thread runs all nodes of its device, or it was fused with a product
+    /// that becomes ready at the same time as readers of the variable. It is deferred until no other node is ready:
+    /// then the readers of the old value are done, and the update need not copy it first.
     pub is_late: bool,
     /// On a GPU: it depends on nothing but its inputs, and its outputs are not known to be large. While a step is captured
     /// such a node is computed once if its inputs are the same in all replays.
     pub may_fold: bool,
-    /// The slot that its one output goes to, if it goes nowhere else and is not fetched; else [`NO_SLOT`]. A tiny node writes
-    /// its output there.
+    /// The slot of its one output, if that has no other consumer and is not fetched; otherwise [`NO_SLOT`]. A tiny
+    /// node writes its output directly to this slot.
     pub only_slot: u32,
-    /// Inputs that are constants, and which of [`PartPlan::constants`] they are. They are filled in when the node runs.
+    /// Inputs that are constants, as indices into [`PartPlan::constants`]. They are filled in when the node runs.
     pub constants: SmallVec<[(u32, u32); 2]>,
 }
 
@@ -145,35 +146,35 @@ pub(crate) struct NodePlan {
 pub(crate) struct OutputPlan {
     pub edges: Range<u32>,
     pub fetches: Range<u32>,
-    /// As the node declares it; here too, so that a run need not look at the node.
+    /// The node's declared dtype; a copy, so that a run need not access the node.
     pub dtype: DType,
 }
 
-/// Most elements of an output of a tiny node.
+/// The maximum number of elements of a tiny node's output.
 const TINY: usize = 16;
-/// Most elements of an output that is computed once per capture and then kept.
+/// The maximum number of elements of an output that is computed once per capture and then kept.
 const MOST_FOLDED: usize = 1 << 20;
-/// Most inputs of a tiny node: the bits of [`NodePlan::constant_inputs`].
+/// The maximum number of inputs of a tiny node: the bits of [`NodePlan::constant_inputs`].
 const TINY_INPUTS: usize = 32;
 
-/// Where a value goes: to a slot of a node, or, if the slot is [`CONTROL`], only to its count.
+/// The destination of a value: a slot of a node, or, if the slot is [`CONTROL`], only its pending count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edge {
     pub node: u32,
     pub slot: u32,
-    /// The node's place among its frame's nodes; here too, so that an arrival need not look at the node.
+    /// The node's index among its frame's nodes; a copy, so that an arrival need not access the node.
     pub local: u32,
     pub end: End,
 }
 
-/// What is at the end of an edge.
+/// The kind of node at the end of an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// A node that counts what arrives, and is never worth a thread of its own.
+    /// A node with a plain pending count that is never worth a thread of its own.
     Small,
-    /// A node that counts what arrives.
+    /// A node with a plain pending count.
     Plain,
-    /// A `Merge`, which has rules of its own.
+    /// A `Merge`, which counts in a different way.
     Merge,
 }
 
@@ -199,11 +200,11 @@ pub(crate) enum PlanKernel {
     Function(fn(&mut KernelCtx<'_>) -> Result<()>),
     Object(Arc<dyn Kernel>),
     Async(Arc<dyn AsyncKernel>),
-    /// Control flow: done while outputs are passed on.
+    /// Control flow: computed while outputs are propagated.
     Flow,
-    /// An `Identity` of a reference. In TensorFlow its output shares the variable's memory, so whoever uses it sees the value
-    /// of that moment, and programs (`SyncReplicasOptimizer` among them) count on it. Here the reference itself is passed on,
-    /// and read when its user starts.
+    /// An `Identity` of a reference. In TensorFlow its output shares the variable's memory, so a consumer sees the
+    /// value at the time of its own run, and programs (`SyncReplicasOptimizer` among them) rely on that. Here the
+    /// reference itself is passed on, and read when its consumer starts.
     Lend,
     /// On a null device: recorded, not computed.
     Null,
@@ -227,7 +228,7 @@ impl KernelCache {
         }
         let name = &unit.device.attributes().name;
         let init = KernelInit { node, device: name, resources: &unit.resources };
-        // Transfers and control flow of a null device are the host's.
+        // Transfers and control flow of a null device run on the host.
         let make = match unit.device.as_null() {
             Some(_) => find_kernel(node, &kolo_core::DeviceName { kind: "CPU".into(), ..name.clone() })?,
             None => find_kernel(node, name)?,
@@ -259,8 +260,8 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
     let loops = loops_of(nodes)?;
     let n = nodes.len();
 
-    // Constants that wait for nothing are not nodes: their consumers have them when they run. A `Merge` counts
-    // arrivals, so one that feeds a `Merge` stays a node.
+    // Constants that depend on nothing are not nodes: they are filled in when their consumers run. A `Merge` counts
+    // arrivals, so a constant that feeds a `Merge` remains a node.
     let mut in_place: Vec<Option<Tensor>> = vec![None; n];
     let own_memory = !unit.device.memory().is_host();
     let kernel_of = |node: &Arc<Node>| find_kernel(node, &unit.device.attributes().name);
@@ -346,7 +347,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         let is_reference = |at: &Endpoint| nodes.output(*at).is_ref || lends[at.node.index()];
         let has_references =
             node.inputs.iter().enumerate().any(|(i, at)| !part.fed.contains_key(&(id, i)) && is_reference(at));
-        // Of a feed nothing is known, and a feed's place in the graph may have no node.
+        // Nothing is known about a feed, and the fed endpoint may have no node.
         let is_tiny_input =
             |(i, at): (usize, &Endpoint)| !part.fed.contains_key(&(id, i)) && is_tiny_output(nodes.output(*at));
         let has_tiny_inputs = !has_references && node.inputs.iter().enumerate().all(is_tiny_input);
@@ -415,7 +416,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
     for (&(id, input), &feed) in &part.fed {
         let (plan, node) = (&plans[id.index()], nodes.node(id));
         let on_device = match part.extras.segments.get(&id) {
-            // A segment copies a feed to where it wants it, unless others want it on the card too.
+            // A segment copies a feed to its own buffers, unless other nodes need it on the GPU too.
             Some(segment) => {
                 let others = part.fed.iter().any(|((other, _), number)| *other != id && *number == feed);
                 others && segment.on_card.get(input).copied().unwrap_or(false)
@@ -469,7 +470,7 @@ fn lenders(part: &Part<'_>) -> Vec<bool> {
     lends
 }
 
-/// Lays out the edges of every output, one after the other.
+/// Stores the edges of all outputs in one flat array.
 fn lay_edges(part: &Part<'_>, plans: &mut [NodePlan], in_place: &[Option<Tensor>]) -> Vec<Edge> {
     let nodes = part.nodes;
     let mut data: HashMap<Endpoint, Vec<Edge>> = HashMap::new();
@@ -500,7 +501,7 @@ fn lay_edges(part: &Part<'_>, plans: &mut [NodePlan], in_place: &[Option<Tensor>
     edges
 }
 
-/// The loops of a part; all of its nodes count.
+/// The loops of a part, over all of its nodes.
 pub(crate) fn loops_of(nodes: &Nodes) -> Result<Frames> {
     let all: Vec<NodeId> = nodes.iter().map(|(id, _)| id).collect();
     frames(nodes, &all, &[])

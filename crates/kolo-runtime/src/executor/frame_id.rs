@@ -1,14 +1,14 @@
-//! Numbers for instances of loops, which are the same in every task of a step: transfers inside of loops carry them.
+//! Ids of loop instances, which are the same in every task of a step: transfers inside of loops carry them.
 //!
-//! They are TensorFlow's, of which there are two kinds; tasks that share a loop must use one of them.
+//! They are TensorFlow's ids. There are two kinds, and tasks that share a loop must use the same one.
 
-/// Which numbers instances of loops have.
+/// The kind of ids that loop instances have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FrameIds {
-    /// Those of TensorFlow 2: each is mixed from the parent's number, its iteration and the frame's name.
+    /// As in TensorFlow 2: a hash of the parent's id, its iteration and the frame's name.
     #[default]
     Mixed,
-    /// Those of TensorFlow 1: the hash of all names and iterations down to the frame.
+    /// As in TensorFlow 1: the hash of all names and iterations on the path to the frame.
     Path,
 }
 
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(hash64(b"hello world"), 0x8cfe_ded7_1670_33ef);
     }
 
-    /// Numbers that running TensorFlow tasks were seen to use.
+    /// Ids that were observed in running TensorFlow tasks.
     #[test]
     fn instances_are_numbered_as_tensorflow_does() {
         let child = |parent: &FrameInstance, i, name: &str, ids| parent.child(i, name, ids);

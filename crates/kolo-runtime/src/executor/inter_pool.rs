@@ -1,4 +1,4 @@
-//! The thread pool that runs nodes of one device beside the caller of `Session::run`.
+//! The thread pool that runs nodes of one device in addition to the caller of `Session::run`.
 //!
 //! Threads are started on demand, up to a maximum that may change while they work. An idle thread spins for a moment
 //! before it parks: waking a parked thread costs more than a small kernel.
@@ -79,7 +79,7 @@ impl InterPool {
         self.shared.state.lock().n_threads
     }
 
-    /// Queues `job` for one of the threads. False if the pool can have no thread: then the caller must run it.
+    /// Queues `job` for one of the threads. False if the pool may not have threads: then the caller must run it.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) -> bool {
         self.spawn_beside(0, job)
     }

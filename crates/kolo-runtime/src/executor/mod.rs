@@ -1,24 +1,24 @@
 //! The executor: dependency counting over a compiled plan.
 //!
-//! A [`PartPlan`](crate::compile::part::PartPlan) is one device's share of a signature: immutable, shared by all steps. A step holds one
-//! [`part_state::PartState`] per part: pending counts, arrived inputs, loop frames. A runner is a thread that repeats: lock the
-//! state, take a ready node with its inputs, unlock, run the kernel, lock, pass the outputs on. No lock is held while a
-//! kernel runs, a waiter is called, or a tensor is sent.
+//! A [`PartPlan`](crate::compile::part::PartPlan) is one device's share of a signature: immutable, shared by all
+//! steps. A step has one [`part_state::PartState`] per part: pending counts, buffered inputs, loop frames. A runner
+//! is a thread in this loop: lock the state, take a ready node with its inputs, unlock, run the kernel, lock,
+//! propagate the outputs. No lock is held while a kernel runs, a waiter is called, or a tensor is sent.
 //!
 //! The caller of `Session::run` is the first runner. Others join only when there is a second node worth a thread
-//! ([`kolo_ops::Cost`]), so a chain of small nodes never leaves the caller's thread. Kernels that wait give up the thread
-//! and come back through a callback.
+//! ([`kolo_ops::Cost`]), so a chain of small nodes never leaves the caller's thread. Kernels that wait release their
+//! thread and complete through a callback.
 //!
-//! | field | who may touch it, when |
+//! | field | who may access it |
 //! | --- | --- |
-//! | `PartPlan` | everyone; it does not change |
+//! | `PartPlan` | everyone; it is immutable |
 //! | `PartState` | the holder of the part's lock |
 //! | a ready node's inputs | the runner that took the node |
-//! | `Step::error` | whoever fails first; read when the step is over |
+//! | `Step::error` | set by the first failure; read when the step is over |
 //!
-//! Lock order: a part's state before nothing; a runner holds one lock at a time. Shutdown: the first error sets the
-//! cancel token and aborts the rendezvous; runners drop what is ready; waiting kernels call back with the reason; the step
-//! ends when nothing runs and nothing waits.
+//! Lock order: a runner holds at most one lock, a part's state, and takes no other while it does. Shutdown: the first
+//! error sets the cancel token and aborts the rendezvous; runners drop the ready nodes; waiting kernels call back
+//! with the reason; the step ends when nothing runs and nothing waits.
 
 pub(crate) mod frame_id;
 pub(crate) mod inter_pool;

@@ -1,8 +1,9 @@
-//! The moving part of a step on one device: what has arrived, what is ready, which loop iterations are alive.
+//! The mutable state of a step on one device: inputs that have arrived, nodes that are ready, live loop iterations.
 //!
-//! Every value belongs to a frame and an iteration, and may be dead. Pending counts say how many inputs a node still waits
-//! for. A `Merge` waits for its control inputs and one live data input: its count is twice the control inputs plus one
-//! while no live input has come. Whoever passes an output on holds the part's lock.
+//! Every value belongs to a frame and an iteration, and may be dead. The pending count of a node is the number of
+//! inputs that it still waits for. A `Merge` waits for its control inputs and one live data input: its count is twice
+//! the number of pending control inputs, plus one until a live input has arrived. Outputs are propagated with the
+//! part's lock held.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -23,27 +24,27 @@ pub(crate) struct Token {
     pub is_dead: bool,
 }
 
-/// See the module's words.
+/// See the module's documentation.
 #[derive(Default)]
 pub(crate) struct PartState {
     frames: Vec<Option<Frame>>,
-    /// Children by (parent frame, parent iteration, plan's frame).
+    /// Child frames by (parent frame, parent iteration, plan's frame).
     children: HashMap<(u32, u32, u32), u32>,
-    /// Small nodes, last in, first out: what was just made is still warm.
+    /// Small ready nodes, last in, first out: the newest values are still in the cache.
     small: Vec<Token>,
-    /// Nodes worth a thread of their own, first in, first out.
+    /// Ready nodes worth a thread of their own, first in, first out.
     large: VecDeque<Token>,
-    /// Runners that hold a node now or look for one.
+    /// Runners that run a node now or look for one.
     pub n_runners: usize,
-    /// Kernels that gave up their thread, and feeds of a partial run that have not come.
+    /// Pending kernels that have released their thread, and feeds of a partial run that have not arrived.
     pub n_waiting: usize,
-    /// What waits, since when, for reports.
+    /// The pending nodes and since when they wait, for reports.
     pub waiting: HashMap<u64, (u32, Instant)>,
     next_ticket: u64,
-    /// The step has failed: nothing new begins.
+    /// The step has failed: no new node starts.
     pub aborted: bool,
     pub finished: bool,
-    /// `(fetch, value)` as they arrive.
+    /// `(fetch, value)` in order of arrival.
     pub fetched: Vec<(u32, Result<Tensor>)>,
 }
 
@@ -58,7 +59,7 @@ struct Frame {
     n_enters_missing: u32,
     /// Loop invariants: the `Enter` node and its value.
     invariants: Vec<(u32, Value)>,
-    /// `NextIteration`s that wait because enough iterations are in flight.
+    /// `NextIteration`s that are deferred because the maximum number of iterations is in flight.
     parked: Vec<(u32, Value)>,
     /// `Exit`s that were dead; those that were live.
     dead_exits: Vec<u32>,
@@ -70,13 +71,13 @@ struct Iteration {
     pending: Vec<u32>,
     dead: Vec<u32>,
     slots: Vec<Value>,
-    /// Nodes of this iteration that are ready or run.
+    /// Nodes of this iteration that are ready or running.
     n_active: u32,
     n_children: u32,
 }
 
 impl PartState {
-    /// Ready for a new step of `plan`: counts reset, roots ready.
+    /// Resets the state for a new step of `plan`: initial counts, roots ready.
     pub fn reset(&mut self, plan: &PartPlan) {
         let root = self.frames.first_mut().and_then(Option::take);
         self.frames.clear();
@@ -103,7 +104,7 @@ impl PartState {
         }
     }
 
-    /// Drops what the step still holds, so that a spare state keeps no tensors alive.
+    /// Drops the values that the step still holds, so that a spare state keeps no tensors alive.
     pub fn clear(&mut self) {
         self.frames.truncate(1);
         if let Some(Some(root)) = self.frames.first_mut() {
@@ -122,8 +123,8 @@ impl PartState {
         self.small.pop().or_else(|| self.large.pop_front())
     }
 
-    /// A node that costs less than handing it to another thread, or that is alone and does not take long. With one thread to
-    /// hand it to, all nodes that do not take long: that thread would only run in this one's place.
+    /// A node that costs less than a hand-over to another thread, or the only ready node if it is not long. If the
+    /// pool has one thread, any node that is not long: that thread would only run in place of this one.
     pub fn pop_small(&mut self, plan: &PartPlan) -> Option<Token> {
         while let Some(token) = self.small.pop() {
             if token.is_dead || self.weight(plan, token) < LONG {
@@ -149,7 +150,7 @@ impl PartState {
         }
     }
 
-    /// Notes that a kernel gives up its thread; the ticket ends it.
+    /// Registers a kernel that releases its thread; returns the ticket for [`PartState::end_wait`].
     pub fn begin_wait(&mut self, node: u32) -> u64 {
         self.n_waiting += 1;
         self.next_ticket += 1;
@@ -157,18 +158,18 @@ impl PartState {
         self.next_ticket
     }
 
-    /// A kernel that waited has come back.
+    /// A pending kernel has completed.
     pub fn end_wait(&mut self, ticket: u64) {
         self.n_waiting -= 1;
         self.waiting.remove(&ticket);
     }
 
-    /// How many ready nodes are worth a thread of their own.
+    /// The number of ready nodes that are worth a thread of their own.
     pub fn n_large(&self) -> usize {
         self.large.len()
     }
 
-    /// How many nodes are ready.
+    /// The number of ready nodes.
     pub fn n_ready(&self) -> usize {
         self.small.len() + self.large.len()
     }
@@ -177,7 +178,7 @@ impl PartState {
         !self.small.is_empty() || !self.large.is_empty()
     }
 
-    /// Forgets what is ready: the step has failed.
+    /// Drops the ready nodes: the step has failed.
     pub fn drop_ready(&mut self) {
         self.small.clear();
         self.large.clear();
@@ -195,8 +196,8 @@ impl PartState {
         }
     }
 
-    /// The inputs of a tiny node where they arrived, constants filled in, and the slot that its output goes to, if there is one
-    /// only; `None` if an input is not tiny, or not there.
+    /// The slots of a tiny node's inputs, with constants filled in, and the slot of its output, if it has only one;
+    /// `None` if an input is missing or not tiny.
     pub fn tiny_slots(&mut self, plan: &PartPlan, token: Token) -> Option<(&mut [Value], &mut [Value])> {
         let node = &plan.nodes[token.node as usize];
         let slots = &mut self.iteration(token).slots;
@@ -209,7 +210,7 @@ impl PartState {
             }
         };
         for &(i, constant) in &node.constants {
-            // Left there by the step before, unless its kernel took it.
+            // Still there from the step before, unless its kernel took it.
             if inputs[i as usize].is_empty() {
                 inputs[i as usize] = Value::Tensor(plan.constants[constant as usize].clone());
             }
@@ -218,7 +219,7 @@ impl PartState {
         inputs.iter().all(is_tiny).then_some((inputs, output))
     }
 
-    /// As [`PartState::propagate`], for a node that has put its output into the slot it goes to.
+    /// As [`PartState::propagate`], for a node that has written its output to the destination slot.
     pub fn propagate_placed(&mut self, plan: &PartPlan, token: Token) {
         let node = &plan.nodes[token.node as usize];
         let (iteration, mut ready) = self.arrivals(token.frame, token.iteration);
@@ -229,7 +230,7 @@ impl PartState {
         self.leave(plan, token);
     }
 
-    /// The iteration that a token belongs to, as transfers name it.
+    /// The iteration of a token, as it is identified in transfers.
     pub fn frame_iteration(&self, token: Token) -> FrameIteration {
         if token.frame == 0 {
             return FrameIteration::default();
@@ -249,7 +250,7 @@ impl PartState {
         );
     }
 
-    /// Passes the outputs of a node on, which may make others ready.
+    /// Propagates the outputs of a node, which may make others ready.
     pub fn propagate(&mut self, plan: &PartPlan, token: Token, outputs: &mut [Value]) {
         let node = &plan.nodes[token.node as usize];
         match node.flow {
@@ -270,7 +271,7 @@ impl PartState {
                 }
             }
             Flow::NextIteration => {
-                // A dead one ends the loop on this path.
+                // A dead value ends the loop on this path.
                 let value = outputs[0].take();
                 if !value.is_empty() {
                     self.next_iteration(plan, token, value);
@@ -281,9 +282,9 @@ impl PartState {
         self.leave(plan, token);
     }
 
-    /// A node is done.
+    /// Marks a node as done.
     fn leave(&mut self, plan: &PartPlan, token: Token) {
-        // Nobody waits for the end of the outermost frame's only iteration; the step ends when nothing is ready.
+        // Nothing waits for the end of the outermost frame's only iteration; the step ends when nothing is ready.
         if token.frame != 0 {
             self.iteration(token).n_active -= 1;
             self.settle(plan, token.frame);
@@ -299,7 +300,7 @@ impl PartState {
         outputs: &mut [Value],
         is_dead: bool,
     ) {
-        // By fields, so that what is fetched can be noted while things arrive.
+        // Borrowed by fields, so that fetches can be recorded while values are delivered.
         let PartState { frames, small, large, fetched, .. } = self;
         let (iteration, mut ready) = arrivals(frames, small, large, frame, iteration);
         for (output, value) in node.outputs.iter().zip(outputs) {
@@ -317,13 +318,13 @@ impl PartState {
         }
     }
 
-    /// Lets a value (empty: dead) arrive at the ends of these edges, and leaves nothing of it.
+    /// Delivers a value (empty: dead) along these edges, and leaves it empty.
     fn activate(&mut self, plan: &PartPlan, frame: u32, number: u32, edges: &[Edge], value: &mut Value) {
         let (iteration, mut ready) = self.arrivals(frame, number);
         arrive_all(plan, iteration, &mut ready, edges, value);
     }
 
-    /// Lets a control output arrive: only counts move.
+    /// Delivers a control output: only counts change.
     fn activate_control(&mut self, plan: &PartPlan, frame: u32, number: u32, edges: &[Edge], is_dead: bool) {
         if edges.is_empty() {
             return;
@@ -335,7 +336,7 @@ impl PartState {
         }
     }
 
-    /// The iteration things arrive in, and where to put what becomes ready.
+    /// The iteration that receives values, and the queues for nodes that become ready.
     fn arrivals(&mut self, frame: u32, number: u32) -> (&mut Iteration, Ready<'_>) {
         arrivals(&mut self.frames, &mut self.small, &mut self.large, frame, number)
     }
@@ -411,7 +412,7 @@ impl PartState {
         self.activate(plan, frame, number, edges, &mut { value });
     }
 
-    /// Begins the iteration after the last one; loop invariants arrive in it.
+    /// Begins the iteration after the last one, and delivers loop invariants to it.
     fn open_iteration(&mut self, plan: &PartPlan, frame_id: u32) {
         let frame = self.frame_mut(frame_id);
         let mut iteration = Iteration::default();
@@ -427,8 +428,8 @@ impl PartState {
         }
     }
 
-    /// Ends iterations of a frame in which nothing is left to do, lets parked ones begin, and ends the frame with its
-    /// last iteration.
+    /// Ends iterations of a frame in which nothing is pending, starts deferred ones, and ends the frame with its last
+    /// iteration.
     fn settle(&mut self, plan: &PartPlan, frame_id: u32) {
         if frame_id == 0 {
             return;
@@ -517,14 +518,14 @@ impl Iteration {
         self.pending.extend_from_slice(&frame.pending);
         self.dead.clear();
         self.dead.resize(frame.pending.len(), 0);
-        // Nodes take what is in their slots when they run, so the slots of a step that ended well are empty already.
+        // Nodes take their inputs from the slots when they run, so the slots are empty after a successful step.
         self.slots.resize_with(frame.n_slots as usize, Value::default);
         self.n_active = 0;
         self.n_children = 0;
     }
 }
 
-/// What the executor does itself: the outputs of a control-flow node, given its inputs. `None` is dead.
+/// The outputs of a control-flow node, which the executor computes itself from its inputs. `None` is dead.
 pub(crate) fn flow_outputs(node: &NodePlan, inputs: &mut [Value], outputs: &mut Vec<Value>) -> Result<()> {
     fn take(input: &mut Value) -> Result<Value> {
         match input.take() {
@@ -535,7 +536,7 @@ pub(crate) fn flow_outputs(node: &NodePlan, inputs: &mut [Value], outputs: &mut 
     outputs.clear();
     if matches!(node.kernel, PlanKernel::Lend) {
         if let Value::Reference(cell) = &inputs[0] {
-            // Somebody who never uses the value should still hear that there is none.
+            // An uninitialised variable is an error even if the value is never used.
             cell.value()?;
         }
         outputs.push(take(&mut inputs[0])?);
@@ -575,7 +576,7 @@ fn arrivals<'a>(
     (iteration, Ready { small, large, frame, number })
 }
 
-/// What a fetch of an output gets.
+/// The value that a fetch of an output returns.
 #[cold]
 fn fetched_value(node: &NodePlan, value: &Value) -> Result<Tensor> {
     match value {
@@ -588,7 +589,7 @@ fn fetched_value(node: &NodePlan, value: &Value) -> Result<Tensor> {
     }
 }
 
-/// Lets a value (empty: dead) come along all of these edges, the last of which takes it.
+/// Delivers a value (empty: dead) along all of these edges; it is moved along the last one.
 #[inline]
 fn arrive_all(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>, edges: &[Edge], value: &mut Value) {
     if let Some((last, others)) = edges.split_last() {
@@ -600,11 +601,11 @@ fn arrive_all(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>,
         let arrival = if is_dead { Arrival::Dead } else { Arrival::Value(value) };
         arrive(plan, iteration, ready, *last, arrival);
     }
-    // Nobody wanted it, or a merge that has a value already left it.
+    // It had no consumer, or a `Merge` that already has a value did not take it.
     *value = Value::Empty;
 }
 
-/// Lets something come along one edge, and notes the node it makes ready.
+/// Delivers along one edge, and queues the node if that makes it ready.
 #[inline]
 fn arrive(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>, edge: Edge, arrival: Arrival<'_>) {
     if edge.end == End::Merge {
@@ -619,7 +620,7 @@ fn arrive(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>, edg
     count_down(plan, iteration, ready, edge);
 }
 
-/// One thing less that the node at the end of an edge waits for.
+/// Decrements the pending count of the node at the end of an edge.
 #[inline]
 fn count_down(plan: &PartPlan, iteration: &mut Iteration, ready: &mut Ready<'_>, edge: Edge) {
     let local = edge.local as usize;
@@ -674,7 +675,7 @@ fn arrive_at_merge(
     }
 }
 
-/// Where ready nodes of one iteration go.
+/// The queues for nodes of one iteration that become ready.
 struct Ready<'a> {
     small: &'a mut Vec<Token>,
     large: &'a mut VecDeque<Token>,
@@ -686,7 +687,7 @@ impl Ready<'_> {
     fn push(&mut self, plan: &PartPlan, iteration: &mut Iteration, node: u32, is_dead: bool) {
         iteration.n_active += 1;
         let token = Token { node, frame: self.frame, iteration: self.number, is_dead };
-        // With nothing else to do there is nobody to share the work with.
+        // If nothing else is ready, there is no work to share.
         let alone = self.small.is_empty() && self.large.is_empty();
         if plan.nodes[node as usize].is_late {
             return self.large.push_back(token);
@@ -699,12 +700,12 @@ impl Ready<'_> {
     }
 }
 
-/// Bytes of inputs from which on a node may take milliseconds: too long for a thread that has messages to carry.
+/// The size of a node's inputs, in bytes, from which it may take milliseconds: too long for a network thread.
 const LONG: usize = 4 << 20;
 
-/// Whether handing a node to another thread would pay.
+/// Whether a hand-over of the node to another thread pays off.
 fn is_large(plan: &PartPlan, node: &NodePlan, iteration: &Iteration) -> bool {
-    /// Bytes of inputs from which on a node is worth a hand-off of some microseconds.
+    /// The size of a node's inputs, in bytes, from which it is worth a hand-over, which takes some microseconds.
     const ELEMENTS: usize = 256 << 10;
     const HEAVY: usize = 4 << 10;
     let threshold = match node.cost {
@@ -715,7 +716,7 @@ fn is_large(plan: &PartPlan, node: &NodePlan, iteration: &Iteration) -> bool {
     n_bytes(plan, node, iteration, threshold) >= threshold
 }
 
-/// Bytes of a node's inputs, with so many for a reference.
+/// The size of a node's inputs in bytes; a reference counts as `of_reference` bytes.
 fn n_bytes(plan: &PartPlan, node: &NodePlan, iteration: &Iteration, of_reference: usize) -> usize {
     let slots = &iteration.slots[node.first_slot as usize..(node.first_slot + node.n_inputs) as usize];
     let constant_bytes: usize =
@@ -731,24 +732,24 @@ fn n_bytes(plan: &PartPlan, node: &NodePlan, iteration: &Iteration, of_reference
     arrived_bytes + constant_bytes
 }
 
-/// What comes along an edge. By reference, so that a value is moved once, to its slot.
+/// What is delivered along an edge. By reference, so that a value is moved only once, to its slot.
 enum Arrival<'a> {
-    /// A value, to be taken; there is one.
+    /// A value to move; it is not empty.
     Value(&'a mut Value),
-    /// A value that goes along other edges too.
+    /// A value that is delivered along other edges too.
     Copy(&'a Value),
-    /// A control edge carries no value.
+    /// Nothing: a control edge carries no value.
     Nothing,
-    /// Deadness.
+    /// A dead value.
     Dead,
 }
 
-/// References that a node takes as values are read now, when it starts.
+/// Reads the references that a node takes as values. This happens now, when the node starts.
 pub(crate) fn read_references(node: &NodePlan, inputs: &mut [Value]) -> Result<()> {
     if !node.has_references {
         return Ok(());
     }
-    // A transfer passes a reference on too; it is read when it is picked up.
+    // A transfer also passes a reference on; it is read when it is received.
     let lends = matches!(node.kernel, PlanKernel::Lend) || node.flow == Flow::Transfer;
     for (input, &by_reference) in inputs.iter_mut().zip(&node.node.ref_inputs) {
         if let Value::Reference(cell) = input {

@@ -1,5 +1,6 @@
-//! What the executor synchronises with: parking_lot and the standard library, or, with the feature `shuttle`, the primitives
-//! of [shuttle](https://docs.rs/shuttle), with which `tests/executor_interleavings.rs` runs steps under many schedules.
+//! The executor's synchronisation primitives: those of parking_lot and the standard library, or, with the feature
+//! `shuttle`, those of [shuttle](https://docs.rs/shuttle), with which `tests/executor_interleavings.rs` runs steps
+//! under many schedules.
 
 #[cfg(not(feature = "shuttle"))]
 mod plain {
@@ -10,7 +11,7 @@ mod plain {
 
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 
-    /// A time for which a thread keeps looking for work.
+    /// How long a thread spins for work.
     pub(crate) const fn patience(micros: u64) -> Duration {
         Duration::from_micros(micros)
     }
@@ -26,12 +27,12 @@ mod shuttled {
     pub(crate) use shuttle::thread;
     pub(crate) use shuttle::thread_local;
 
-    /// None: shuttle has no clock, and a schedule must not depend on one.
+    /// Zero: shuttle has no clock, and a schedule must not depend on one.
     pub(crate) const fn patience(_: u64) -> Duration {
         Duration::ZERO
     }
 
-    /// With parking_lot's signatures.
+    /// A mutex with parking_lot's signatures.
     #[derive(Default)]
     pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
@@ -49,7 +50,7 @@ mod shuttled {
         }
     }
 
-    /// Empty only inside [`Condvar::wait`].
+    /// `None` only inside [`Condvar::wait`].
     pub(crate) struct MutexGuard<'a, T>(Option<shuttle::sync::MutexGuard<'a, T>>);
 
     impl<T> Deref for MutexGuard<'_, T> {

@@ -1,4 +1,4 @@
-//! One run of a signature: the parts' states, who waits for them, and the first error.
+//! One run of a signature: the states of the parts, the waiting caller or callback, and the first error.
 
 mod runner;
 mod waits;
@@ -20,7 +20,7 @@ use crate::trace::{NodeTrace, TraceSink};
 use runner::Share;
 pub use waits::NodeWait;
 
-/// How long the caller watches for work before it parks.
+/// How long the caller spins for work before it parks.
 const SPIN: Duration = patience(40);
 
 /// How long a cancelled step may take to unwind before the caller stops waiting for it.
@@ -35,10 +35,10 @@ pub(crate) struct Step {
     n_unfinished: AtomicUsize,
     /// When the caller stops waiting, if it ever does.
     deadline: Mutex<Option<Instant>>,
-    /// No thread waits in it.
+    /// No thread waits for it.
     is_detached: bool,
     caller: Caller,
-    /// Called once when a step that nobody waits in is over.
+    /// Called once when a detached step is over.
     on_end: Mutex<Option<OnEnd>>,
     trace: Option<TraceSink>,
     start: Instant,
@@ -51,7 +51,7 @@ struct StepPart {
     for_caller: bool,
 }
 
-/// Hears how a step ended: with its first error, or without one.
+/// Callback for the end of a step, with its first error, if any.
 pub(crate) type OnEnd = Box<dyn FnOnce(Option<Error>) + Send>;
 
 /// The thread in `Session::run`, which runs nodes and waits.
@@ -60,7 +60,7 @@ struct Caller {
     notified: AtomicBool,
 }
 
-/// What kernels see of the step, apart from their own device.
+/// The services that kernels get from the step, except those of their own device.
 struct Services {
     step_resources: Arc<ResourceStore>,
     transfers: Arc<dyn StepRendezvous>,
@@ -69,7 +69,7 @@ struct Services {
 }
 
 impl Step {
-    /// A step over these parts, ready to run. Feeds that come later are counted as waited for.
+    /// A step over these parts, ready to run. Feeds that arrive later count as pending.
     pub fn new(
         id: u64,
         plans: &[Arc<PartPlan>],
@@ -77,13 +77,13 @@ impl Step {
         traced: bool,
         feeds_come_later: bool,
     ) -> Arc<Step> {
-        // The caller runs the part with most nodes; the others have threads of their own.
+        // The caller runs the part with the most nodes; the others run on their devices' threads.
         let for_caller = (0..plans.len()).max_by_key(|&i| plans[i].nodes.len());
         let transfers = Arc::new(LocalRendezvous::default());
         Step::make(id, plans, transfers, cancel, traced, (for_caller, feeds_come_later), None)
     }
 
-    /// A step that no thread waits in: [`Step::start`] begins it, `on_end` hears of its end.
+    /// A step that no thread waits for: [`Step::start`] begins it, and `on_end` is called when it is over.
     pub fn detached(
         id: u64,
         plans: &[Arc<PartPlan>],
@@ -166,7 +166,8 @@ impl Step {
         }
     }
 
-    /// Begins a detached step. What costs less than a hand-off runs on this thread, all else on the devices' threads.
+    /// Begins a detached step. Nodes that cost less than a hand-over run on this thread, all others on the devices'
+    /// threads.
     pub fn start(self: &Arc<Self>) {
         if self.parts.is_empty() {
             return self.ended();
@@ -176,7 +177,7 @@ impl Step {
         }
     }
 
-    /// Runs until the step is over, or until `enough` says so, or until `deadline`. The calling thread works too.
+    /// Runs until the step is over, `enough` returns true, or `deadline`. The calling thread runs nodes too.
     pub fn run(self: &Arc<Self>, deadline: Option<Instant>, enough: &dyn Fn(&Step) -> bool) {
         for index in 0..self.parts.len() {
             if !self.parts[index].for_caller {
@@ -200,7 +201,7 @@ impl Step {
                 let waiting = self.describe_waits();
                 let unwinding = self.error.lock().is_some();
                 if unwinding {
-                    // A kernel does not come back; the step is left to it.
+                    // A kernel does not return; the step is abandoned to it.
                     return;
                 }
                 let after = self.start.elapsed();
@@ -212,22 +213,22 @@ impl Step {
         }
     }
 
-    /// What ends waits of this step that no kernel is in.
+    /// The deadline and the cancellation for waits of this step outside of kernels.
     fn limits(&self) -> Limits {
         Limits::new(*self.deadline.lock(), self.services.cancel.clone())
     }
 
-    /// The thread that calls this is the one to wake from now on: parts of a partial run may come from several threads.
+    /// Makes the calling thread the one to wake up: calls of a partial run may come from several threads.
     pub fn adopt_caller(&self) {
         *self.caller.thread.lock() = thread::current();
     }
 
-    /// True when nothing runs and nothing waits any more.
+    /// True when nothing is running and nothing is pending.
     pub fn is_over(&self) -> bool {
         self.n_unfinished.load(Ordering::Acquire) == 0
     }
 
-    /// The step's end: its first error, or what was fetched, by number.
+    /// The result of the step: its first error, or the fetches, by number.
     pub fn finish(&self, n_fetches: usize) -> Result<Vec<Option<Tensor>>> {
         if let Some(error) = self.error.lock().clone() {
             return Err(error);
@@ -237,9 +238,9 @@ impl Step {
         Ok(values)
     }
 
-    /// Moves what has been fetched so far to `values`, by number.
+    /// Moves the fetches that have arrived to `values`, by number.
     pub fn collect(&self, values: &mut [Option<Tensor>]) -> Result<()> {
-        // All copies to the host are begun before the first is waited for.
+        // All copies to the host are started before the first is waited for.
         let mut copies = Vec::new();
         for part in &self.parts {
             let mut to_host = |fetch: u32, value: Tensor| -> Result<Tensor> {
@@ -269,7 +270,7 @@ impl Step {
         Ok(())
     }
 
-    /// The fetches where they are, on the host or on a card, by number; the step's first error if it failed.
+    /// The fetches in their current memory, on the host or on a GPU, by number; the step's first error if it failed.
     pub fn take_fetched(&self) -> Result<Vec<(usize, Tensor)>> {
         if let Some(error) = self.error.lock().clone() {
             return Err(error);
@@ -284,7 +285,7 @@ impl Step {
         Ok(values)
     }
 
-    /// The numbers of the fetches that have arrived.
+    /// Whether these fetches, by number, have arrived.
     pub fn has_fetched(&self, fetches: &[usize]) -> bool {
         let mut arrived = Vec::new();
         for part in &self.parts {
@@ -299,12 +300,12 @@ impl Step {
         self.error.lock().clone()
     }
 
-    /// What was recorded of each node, if asked for.
+    /// The trace of each node, if requested.
     pub fn take_trace(&self) -> Vec<NodeTrace> {
         self.trace.as_ref().map(TraceSink::take).unwrap_or_default()
     }
 
-    /// Stops the step. The first error wins; later ones are its echoes.
+    /// Stops the step. The first error is kept; later ones are its consequences.
     pub fn fail(&self, error: Error) {
         {
             let mut first = self.error.lock();
@@ -327,7 +328,7 @@ impl Step {
         }
     }
 
-    /// Parks the caller until there is something to do. False at the deadline.
+    /// Parks the caller until there is work. False at the deadline.
     fn wait(&self, deadline: Option<Instant>) -> bool {
         let start = Instant::now();
         while !self.caller.notified.swap(false, Ordering::AcqRel) {
@@ -356,7 +357,7 @@ impl Step {
 
     fn finish_part_if_idle(&self, part: &StepPart, mut state: MutexGuard<'_, PartState>) {
         if state.aborted {
-            // A kernel that ran while the step failed has made others ready, which no runner takes any more.
+            // A kernel that was running when the step failed has made others ready, which no runner takes any more.
             state.drop_ready();
         }
         if state.finished || state.n_runners > 0 || state.n_waiting > 0 || state.has_ready() {
@@ -373,7 +374,7 @@ impl Step {
         }
     }
 
-    /// Tells whoever wants to hear of the end of a detached step.
+    /// Calls the callback for the end of a detached step.
     fn ended(&self) {
         let on_end = self.on_end.lock().take();
         if let Some(on_end) = on_end {

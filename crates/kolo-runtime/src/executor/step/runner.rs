@@ -1,4 +1,4 @@
-//! The threads of a step: they take nodes that are ready, compute them, and pass their outputs on.
+//! The threads of a step: they take ready nodes, run their kernels, and propagate the outputs.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -16,25 +16,25 @@ use crate::compile::part::{NodePlan, PartPlan, PlanKernel};
 use crate::executor::part_state::{PartState, Token, flow_outputs, read_references};
 use crate::executor::sync::{MutexGuard, patience, thread_local};
 
-/// How many steps may run within each other on one thread's stack.
+/// The maximum depth of steps that run nested on one thread's stack.
 const MAX_DEPTH: usize = 4;
 
-/// How long a thread that has other things to do runs nodes of a step.
+/// How long a borrowed thread, such as a network thread, runs nodes of a step.
 const PATIENCE: Duration = patience(2_000);
 
-/// Bytes of inputs from which on what was sent should not wait for a kernel.
+/// The size of a kernel's inputs, in bytes, from which buffered sends are flushed before it runs.
 const LARGE: usize = 128 << 10;
 
-/// What a runner takes on.
+/// Which nodes a runner takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Share {
     /// Every node.
     All,
-    /// Nodes that cost less than a hand-off.
+    /// Nodes that cost less than a hand-over.
     Small,
 }
 
-/// One node that is about to be computed.
+/// One node that is about to run.
 #[derive(Clone, Copy)]
 struct Call<'a> {
     token: Token,
@@ -90,10 +90,10 @@ impl StepServices for DeviceServices<'_> {
 }
 
 impl Step {
-    /// Runs what costs less than a hand-off here, and hands the rest over.
+    /// Runs nodes that cost less than a hand-over on this thread, and hands the rest over.
     pub(super) fn run_small(self: &Arc<Self>, index: usize) {
         thread_local! {
-            /// Steps within steps on this thread: what one sends may wake another.
+            /// The depth of nested steps on this thread: a send of one step may wake up another.
             static DEPTH: Cell<usize> = const { Cell::new(0) };
         }
         let depth = DEPTH.with(Cell::get);
@@ -105,14 +105,15 @@ impl Step {
         DEPTH.with(|cell| cell.set(depth));
     }
 
-    /// Enters a part as a runner.
+    /// Registers a runner of a part.
     pub(super) fn join(&self, index: usize) -> MutexGuard<'_, PartState> {
         let mut state = self.parts[index].state.lock();
         state.n_runners += 1;
         state
     }
 
-    /// Starts another runner for a part on its device's threads, if there may be one; on this thread otherwise.
+    /// Starts another runner for a part on its device's threads, if the pool allows one; otherwise runs on this
+    /// thread.
     pub(super) fn spawn_runner(self: &Arc<Self>, index: usize) {
         let part = &self.parts[index];
         part.state.lock().n_runners += 1;
@@ -127,8 +128,8 @@ impl Step {
         }
     }
 
-    /// Runs a part's nodes; the runner has been counted already. A panic of the executor itself is our bug: the step fails
-    /// and says so, instead of waiting for a runner that is gone.
+    /// Runs a part's nodes; the runner is already registered. A panic of the executor itself is a bug: the step fails
+    /// with an error, instead of waiting for a runner that is gone.
     pub(super) fn run_part(self: &Arc<Self>, index: usize, state: MutexGuard<'_, PartState>, share: Share) {
         let run = std::panic::AssertUnwindSafe(|| self.run_nodes(index, state, share));
         if let Err(panic) = std::panic::catch_unwind(run) {
@@ -154,8 +155,9 @@ impl Step {
         loop {
             n_nodes = n_nodes.wrapping_add(1);
             if share == Share::Small && n_nodes.is_multiple_of(64) && state.has_ready() && begun.elapsed() > PATIENCE {
-                // Many small nodes are long too. This runner leaves before the next one comes: whoever makes a node ready leaves
-                // it to a runner that is there, so none may be counted that will not look again.
+                // Many small nodes take long too. This runner is unregistered before the next one starts: a thread
+                // that makes a node ready relies on the registered runners to take it, so each of them must check the
+                // queue again.
                 state.n_runners -= 1;
                 drop(state);
                 return self.spawn_runner(index);
@@ -185,7 +187,7 @@ impl Step {
                             self.compute(plan, call, inputs, &mut outputs, &services)
                         }
                     };
-                    // Constants stay: they are tiny too, and the next step needs them again.
+                    // Constants stay in their slots: they are tiny too, and the next step needs them again.
                     for (i, input) in inputs.iter_mut().enumerate() {
                         if node.constant_inputs >> i & 1 == 0 {
                             *input = Value::Empty;
@@ -205,7 +207,7 @@ impl Step {
                 }
             }
             state.take_inputs(plan, token, &mut inputs);
-            // Control flow and dead nodes are only passed on; that needs no kernel and no unlocking.
+            // Control flow and dead nodes only propagate values, which needs no kernel and no unlocking.
             let is_passed_on = token.is_dead && node.flow != Flow::Transfer;
             if is_passed_on || matches!(node.kernel, PlanKernel::Flow | PlanKernel::Lend) {
                 let passed = if is_passed_on {
@@ -243,7 +245,7 @@ impl Step {
             }
             outputs.resize_with(node.outputs.len(), Value::default);
             let result = self.compute(plan, call, &mut inputs, &mut outputs, &services);
-            // Inputs die before the outputs are passed on, so that consumers may reuse their memory.
+            // Inputs are dropped before the outputs are propagated, so that consumers may reuse their memory.
             inputs.clear();
             if let Err(error) = result {
                 outputs.clear();
@@ -267,7 +269,7 @@ impl Step {
         let node = call.node;
         let start = self.trace.as_ref().map(|_| Instant::now());
         read_references(node, inputs)?;
-        // Those of the node before have been taken.
+        // The outputs of the previous node have been taken.
         debug_assert!(outputs.iter().all(Value::is_empty));
         if let PlanKernel::Segment(segment) = &node.kernel {
             return self.run_segment(segment, inputs, outputs);
@@ -298,7 +300,7 @@ impl Step {
         Ok(())
     }
 
-    /// Apart from [`Step::compute`], which is kept short for the many small nodes.
+    /// Separate from [`Step::compute`], which is kept short for the many small nodes.
     #[inline(never)]
     fn run_segment(&self, segment: &Segment, inputs: &mut [Value], outputs: &mut [Value]) -> Result<()> {
         segment.run(self.id, &self.limits(), inputs, outputs)
@@ -323,7 +325,7 @@ impl Step {
         }
     }
 
-    /// A waiting kernel has come back, on any thread.
+    /// Completes a pending kernel. Called on any thread.
     fn finish_async(
         self: &Arc<Self>,
         index: usize,
@@ -352,7 +354,7 @@ impl Step {
             sink.record(&node.node, &plan.unit.name, start, outputs);
         }
         let mut outputs = outputs.unwrap_or_else(|error| {
-            // Recorded before the count of waits goes down: the step must not end without its error.
+            // Recorded before the pending count is decremented: the step must not end without its error.
             self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
             Vec::new()
         });
@@ -363,7 +365,7 @@ impl Step {
                 state.propagate(plan, Token { is_dead, ..token }, &mut outputs);
             }
         });
-        // As for runners: this thread may be another step's, which must not be hit by our bug.
+        // As for runners: this thread may belong to another step, which a bug here must not affect.
         if let Err(panic) = std::panic::catch_unwind(pass_on) {
             self.fail(panicked("the executor", &*panic));
         }
@@ -371,14 +373,14 @@ impl Step {
         self.kick(index);
     }
 
-    /// Sees to it that somebody runs what has become ready, and that the end is noticed.
+    /// Ensures that a runner takes the nodes that have become ready, and that the end of the step is noticed.
     fn kick(self: &Arc<Self>, index: usize) {
         let part = &self.parts[index];
         let mut state = part.state.lock();
         if !state.has_ready() {
             if self.is_detached {
-                // A kernel that sends once a device has copied its value has sent it on this thread, and no runner that
-                // flushes is to come.
+                // A kernel that sends once a device has copied its value has sent on this thread, and no runner
+                // follows that would flush.
                 drop(state);
                 self.services.transfers.flush();
                 state = part.state.lock();
@@ -398,7 +400,7 @@ impl Step {
     }
 }
 
-/// Runs a kernel that does not wait. One that panics is our bug; it must not take the step's other threads down with it.
+/// Runs a synchronous kernel. A panic in one is a bug; it must not take the step's other threads down.
 #[inline]
 fn call_kernel(node: &NodePlan, ctx: &mut KernelCtx<'_>) -> Result<()> {
     let call = std::panic::AssertUnwindSafe(|| match &node.kernel {
@@ -412,7 +414,7 @@ fn call_kernel(node: &NodePlan, ctx: &mut KernelCtx<'_>) -> Result<()> {
     std::panic::catch_unwind(call).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)))
 }
 
-/// Runs a kernel whose outputs are the same in every replay: now, once, and they are kept.
+/// Runs a kernel whose outputs are the same in every replay: once, now, and keeps its outputs.
 #[cold]
 fn call_outside_recording(recorder: &dyn Recorder, node: &NodePlan, ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut result = Ok(());
@@ -440,7 +442,7 @@ fn panicked(who: &str, panic: &(dyn std::any::Any + Send)) -> Error {
     Error::internal(format!("{who} panicked: {}", text.unwrap_or("no message")))
 }
 
-/// What a null device gives: zeros of the inferred shape, unknown sizes taken as 1.
+/// The outputs on a null device: zeros of the inferred shape, with unknown sizes taken as 1.
 fn null_outputs(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if let Some(null) = ctx.device.as_null() {
         null.record_run(&ctx.node.name);

@@ -1,4 +1,4 @@
-//! What a step waits for, for reports.
+//! The pending nodes of a step, for reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use kolo_graph::Node;
 
 use super::{Step, StepPart};
 
-/// A node that waits.
+/// A pending node.
 #[derive(Clone)]
 pub struct NodeWait {
     /// The node.
     pub node: Arc<Node>,
     /// Its device.
     pub device: Arc<str>,
-    /// For how long it has waited.
+    /// How long it has been pending.
     pub lasts: Duration,
 }
 
@@ -25,7 +25,7 @@ impl std::fmt::Display for NodeWait {
 }
 
 impl Step {
-    /// What the step waits for now, for people.
+    /// Describes what the step waits for now, for logs and errors.
     pub fn describe_waits(&self) -> String {
         let mut waits: Vec<String> = self.waits().iter().map(NodeWait::to_string).collect();
         for part in &self.parts {
@@ -38,7 +38,7 @@ impl Step {
         if waits.is_empty() { "nothing that has a name".to_owned() } else { waits.join(", ") }
     }
 
-    /// The nodes that have given up their threads and wait.
+    /// The pending nodes, which have released their threads.
     pub fn waits(&self) -> Vec<NodeWait> {
         let mut waits = Vec::new();
         for part in &self.parts {
@@ -52,12 +52,12 @@ impl Step {
         waits
     }
 
-    /// How many threads run its kernels now.
+    /// The number of threads that run its kernels now.
     pub fn n_runners(&self) -> usize {
         self.parts.iter().map(|part| part.state.lock().n_runners).sum()
     }
 
-    /// How many nodes are ready in parts that no thread works on. More than a moment of this is a fault of the executor.
+    /// The number of ready nodes in parts without a runner. If it stays above 0, the executor has a bug.
     pub fn n_unattended(&self) -> usize {
         let unattended = |part: &StepPart| {
             let state = part.state.lock();
