@@ -347,7 +347,7 @@ impl CudaDevice {
         let (ids, pointers): (Vec<i64>, Vec<*mut c_void>) = tensors.into_iter().unzip();
         // SAFETY: the engine is for this pass and was set up with this handle. The tensors have its sizes (checked by
         // `attention_addresses`), are of this device, and are alive until the compute stream has passed this call; so
-        // is the workspace, which has room for all that is in it. The numbers outlive the call.
+        // is the workspace, which is large enough for all of its contents. The numbers outlive the call.
         unsafe { engine.enqueue(dnn.handle, &ids, &pointers, pointer(workspace)) }
     }
 }

@@ -1,10 +1,10 @@
 //! Work that is enqueued once, kept as a CUDA graph, and replayed with one call.
 //!
-//! While a capture runs nothing is computed: launches of the thread that captures are written down, with the addresses they
-//! were given. Blocks that its tensors take meanwhile come from a pool that belongs to the capture, so a replay may write to
-//! them at any later time. A copy from the host is not written down: it is done at once, once, into memory that the capture
-//! keeps, so replays see the value that the host had then. A copy to the host cannot be captured.
-//! Whoever replays must see to it that everything else (variables, feeds) is still where it was.
+//! During a capture nothing is computed: the launches of the capturing thread are recorded, with their addresses.
+//! Blocks that its tensors allocate meanwhile come from a pool that belongs to the capture, so a replay may write to
+//! them at any later time. A copy from the host is not recorded: it is done once, immediately, into memory that the
+//! capture keeps, so replays see the value that the host had then. A copy to the host cannot be captured. The caller
+//! of a replay must ensure that everything else (variables, feeds) still has the same address.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -20,12 +20,12 @@ use super::launch::cuda_buffer;
 use super::stream::Streams;
 use crate::{ActiveRecording, Address, Recorder, Recording};
 
-/// A step that was written down.
+/// A recorded step.
 pub(super) struct Captured {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
     n_nodes: usize,
-    /// Values from the host that its launches read. They are not of the pool: launches write to all of that.
+    /// Values from the host that its launches read. They are not in the pool, to all of which launches may write.
     _kept: Vec<Tensor>,
     pool: usize,
     arena: Arc<Arena>,
@@ -37,7 +37,7 @@ unsafe impl Send for Captured {}
 // SAFETY: as above.
 unsafe impl Sync for Captured {}
 
-/// Where a thread that captures sends its work instead.
+/// Where the work of a capturing thread is redirected to.
 #[derive(Clone, Copy)]
 struct Redirect {
     arena: u64,
@@ -47,20 +47,21 @@ struct Redirect {
 
 thread_local! {
     static CURRENT: Cell<Option<Redirect>> = const { Cell::new(None) };
-    /// What the capture of this thread keeps.
+    /// Tensors that the capture of this thread keeps.
     static KEPT: RefCell<Vec<Tensor>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `make` as if nothing were captured: its work is done now, in common memory. The capture keeps the tensor it makes.
+/// Runs `make` outside of the capture: its work is done now, in shared memory of the device. The capture keeps the
+/// tensor that it returns.
 pub(super) fn keep(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let tensor = outside_capture(make)?;
     KEPT.with_borrow_mut(|kept| kept.push(tensor.clone()));
     Ok(tensor)
 }
 
-/// Runs `f` as if this thread did not capture: its work is done now, in common memory.
+/// Runs `f` as if this thread were not capturing: its work is done now, in shared memory of the device.
 fn outside_capture<R>(f: impl FnOnce() -> R) -> R {
-    /// Goes back to capturing, also if `f` panics.
+    /// Resumes capturing, also if `f` panics.
     struct Paused(Option<Redirect>);
     impl Drop for Paused {
         fn drop(&mut self) {
@@ -75,19 +76,19 @@ fn redirect(arena: u64) -> Option<Redirect> {
     CURRENT.get().filter(|redirect| redirect.arena == arena)
 }
 
-/// The pool that this thread's blocks of an arena come from.
+/// The pool of an arena that this thread allocates from.
 pub(super) fn pool_of(arena: u64) -> usize {
     redirect(arena).map_or(0, |redirect| redirect.pool)
 }
 
-/// The stream that this thread's work for an arena's device is written down on, if it is.
+/// The stream that records this thread's work for an arena's device, if it is capturing.
 pub(super) fn stream_of(arena: u64) -> Option<sys::CUstream> {
     redirect(arena).map(|redirect| redirect.stream)
 }
 
 impl CudaDevice {
-    /// From now on what this thread enqueues for this device is written down instead of done, and its tensors come from a
-    /// pool of their own. Other threads are not concerned. Ends with [`Capturing::end`].
+    /// Starts to record what this thread enqueues for this device, instead of running it. The thread's tensors come
+    /// from a separate pool. Other threads are not affected. Ends with [`Capturing::end`].
     pub(super) fn begin_capture(&self) -> Result<Capturing<'_>> {
         if CURRENT.get().is_some() {
             return Err(Error::internal("this thread captures already"));
@@ -102,7 +103,7 @@ impl CudaDevice {
         Ok(Capturing { device: self, stream, pool: Some(pool), of_this_thread: PhantomData })
     }
 
-    /// True while this thread's work for the device is written down.
+    /// True while this thread's work for the device is recorded.
     pub(super) fn is_capturing(&self) -> bool {
         redirect(self.arena_id()).is_some()
     }
@@ -134,28 +135,28 @@ impl Recorder for CudaDevice {
     }
 }
 
-/// A capture in progress. Dropping it forgets what was written down.
+/// A capture in progress. Dropping it discards what was recorded.
 pub(super) struct Capturing<'a> {
     device: &'a CudaDevice,
     stream: Arc<CudaStream>,
     pool: Option<usize>,
-    /// The redirection is this thread's, so it must end here.
+    /// The redirection is thread-local, so it must end on this thread.
     of_this_thread: PhantomData<*const ()>,
 }
 
 impl Capturing<'_> {
-    /// What was enqueued since the beginning, ready to be replayed.
+    /// Ends the capture; returns what was enqueued since it began, ready to be replayed.
     pub fn end(mut self) -> Result<Captured> {
         let device = self.device;
         let pool = self.pool.take().ok_or_else(|| Error::internal("a capture was ended twice"))?;
         CURRENT.set(None);
         let kept = KEPT.take();
         device.bind()?;
-        // SAFETY: the stream captures since `begin_capture`.
+        // SAFETY: the stream has been capturing since `begin_capture`.
         let graph = check("ending a capture", unsafe { result::stream::end_capture(self.stream.cu_stream()) });
         let made = graph.and_then(|graph| {
             let mut n_nodes = 0usize;
-            // SAFETY: the graph was just made; a null list asks for the number alone.
+            // SAFETY: the graph was just made; with a null list the driver returns only the number.
             let counted = unsafe { sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &mut n_nodes) }.result();
             check("counting a capture", counted)?;
             let mut exec = std::ptr::null_mut();
@@ -188,7 +189,7 @@ impl Drop for Capturing<'_> {
         CURRENT.set(None);
         KEPT.take();
         if self.device.bind().is_ok() {
-            // SAFETY: as in `end`. What was written down is thrown away, also if the driver calls it broken.
+            // SAFETY: as in `end`. The recorded work is discarded, also if the driver reports it as invalid.
             if let Ok(graph) = unsafe { result::stream::end_capture(self.stream.cu_stream()) }
                 && !graph.is_null()
             {
@@ -221,7 +222,7 @@ impl Recording for Captured {
 impl Drop for Captured {
     fn drop(&mut self) {
         if self.streams.bind().is_ok() {
-            // A replay may still run; the memory it uses goes away below. An error means that the card is lost.
+            // A replay may still be running, and its memory is freed below. An error means that the GPU is lost.
             let _ = self.streams.compute.synchronize();
             // SAFETY: both are ours, and this is their last use.
             unsafe {

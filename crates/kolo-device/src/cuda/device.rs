@@ -1,4 +1,4 @@
-//! One logical GPU: a card, or a share of its memory, with streams of its own.
+//! One logical GPU: a physical GPU, or a share of its memory, with its own streams.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -23,18 +23,18 @@ use super::{Card, check, is_gpu_memory, memory_of};
 use crate::cpu::pool::IntraPool;
 use crate::{Device, DeviceAttributes, Event, MemoryStats, Recorder, StreamRole};
 
-/// How a GPU device is made.
+/// The configuration of a GPU device.
 #[derive(Clone)]
 pub struct CudaConfig {
-    /// The card, as [`super::discover`] found it.
+    /// The GPU, as [`super::discover`] found it.
     pub card: Card,
-    /// How much of it to take.
+    /// How much of its memory to use.
     pub memory: MemoryPlan,
     /// A number that differs after every start.
     pub incarnation: u64,
-    /// Where compiled kernels are kept; nowhere if absent.
+    /// Where compiled kernels are cached; `None` disables the cache.
     pub kernel_cache: Option<PathBuf>,
-    /// Where nodes of this device run whose tensors are in host memory.
+    /// The device that runs nodes of this one whose tensors are in host memory.
     pub host: Arc<dyn Device>,
     /// Matrix products of floats may use TF32.
     pub allow_tf32: bool,
@@ -49,9 +49,9 @@ pub struct CudaDevice {
     allow_tf32: bool,
     multiprocessors: u32,
     shared_memory: u32,
-    /// The card's name for people; unique on this machine.
+    /// The GPU's name for messages; unique on this machine.
     card: String,
-    /// Dropped before the streams: it calls back with tensors.
+    /// Dropped before the streams: its callbacks hold tensors.
     watcher: Watcher,
     workspace: OnceLock<Arc<dyn Buffer>>,
     lt: OnceLock<Lt>,
@@ -63,7 +63,7 @@ pub struct CudaDevice {
     streams: Arc<Streams>,
 }
 
-/// One of the driver's ways to start a kernel: function, blocks, threads, bytes of shared memory, stream, parameters.
+/// A launch function of the driver: function, blocks, threads, bytes of shared memory, stream, parameters.
 type Launch = unsafe fn(
     sys::CUfunction,
     (u32, u32, u32),
@@ -73,11 +73,11 @@ type Launch = unsafe fn(
     &mut [*mut c_void],
 ) -> std::result::Result<(), DriverError>;
 
-/// Copies up to this size go along the compute stream: two events would cost more than they save.
+/// Copies up to this size use the compute stream: two events would cost more than they save.
 const SMALL_COPY: usize = 1 << 20;
 
 impl CudaDevice {
-    /// A device under this name on a card. Its memory plan is checked against what the card has left.
+    /// A device of this name on a GPU. Its memory plan is checked against the GPU's free memory.
     pub fn new(name: DeviceName, config: &CudaConfig) -> Result<Arc<CudaDevice>> {
         let card = &config.card;
         if let Some(why) = absent().or_else(|| card.refused.clone()) {
@@ -87,7 +87,7 @@ impl CudaDevice {
         let what = format!("opening {}", card.label());
         let context = check(&what, CudaContext::new(ordinal))?;
         let (free, _) = check(&what, context.mem_get_info())?;
-        // Refused now rather than in the middle of the work: what was promised must be there.
+        // Refused now rather than in the middle of the work: the limit must be available.
         if let Some(limit) = config.memory.limit
             && limit > free as u64
         {
@@ -153,17 +153,17 @@ impl CudaDevice {
         self.allow_tf32
     }
 
-    /// The card's name for people; unique on this machine.
+    /// The GPU's name for messages; unique on this machine.
     pub(super) fn card(&self) -> &str {
         &self.card
     }
 
-    /// How many multiprocessors the card has.
+    /// The number of multiprocessors of the GPU.
     pub fn multiprocessors(&self) -> usize {
         self.multiprocessors as usize
     }
 
-    /// How many bytes of shared memory a block may have.
+    /// The maximum shared memory of a block, in bytes.
     pub fn shared_memory(&self) -> usize {
         self.shared_memory as usize
     }
@@ -173,12 +173,12 @@ impl CudaDevice {
         self.programs.capability()
     }
 
-    /// How many kernels had to be compiled so far, not found in the cache.
+    /// The number of kernels that were compiled so far because they were not in the cache.
     pub fn n_compiled(&self) -> usize {
         self.programs.n_compiled()
     }
 
-    /// The kernel of this name; `source` is asked for on first use. The source defines a kernel called `KOLO_ENTRY`.
+    /// The kernel of this name; `source` is called on first use. The source defines a kernel called `KOLO_ENTRY`.
     pub fn function(&self, key: &ProgramKey, source: impl FnOnce() -> String) -> Result<Function> {
         self.programs.function(key, source)
     }
@@ -188,7 +188,7 @@ impl CudaDevice {
         self.start(function, grid, args, result::launch_kernel)
     }
 
-    /// Enqueues a kernel whose blocks wait for each other: all of them must fit on the card at once.
+    /// Enqueues a kernel whose blocks wait for each other: all of them must fit on the GPU at once.
     pub fn launch_together(&self, function: Function, grid: Grid, args: &Args<'_>) -> Result<()> {
         self.start(function, grid, args, result::launch_cooperative_kernel)
     }
@@ -198,7 +198,7 @@ impl CudaDevice {
         let mut params: SmallVec<[*mut c_void; 24]> =
             args.starts.iter().map(|&start| (&raw const args.words[usize::from(start)]).cast_mut().cast()).collect();
         self.bind()?;
-        // More than this must be asked for.
+        // More than the default limit must be requested.
         if grid.shared > 48 << 10 {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function is of this device's context.
@@ -206,9 +206,10 @@ impl CudaDevice {
             check("allowing a kernel its shared memory", allowed)?;
         }
         let triple = |at: [u32; 3]| (at[0], at[1], at[2]);
-        // SAFETY: the function is of this device's context. Each parameter points to at least eight bytes that hold its
-        // value, which the driver copies. Tensors are of this device (checked above), and their memory is reused only by
-        // work that comes later on this stream. That a kernel stays within its tensors is its source's promise.
+        // SAFETY: the function is of this device's context. Each parameter points to at least eight bytes that hold
+        // its value, which the driver copies. Tensors are of this device (checked above), and their memory is reused
+        // only by work that comes later on this stream. The kernel's source guarantees that it stays within its
+        // tensors.
         let launched = unsafe {
             launch(
                 function.0,
@@ -234,7 +235,7 @@ impl CudaDevice {
                 return Ok(());
             }
             self.bind()?;
-            // SAFETY: both are of this device and as long, and ordered by this stream.
+            // SAFETY: both are of this device, have the same length, and are ordered by this stream.
             let copied = unsafe { result::memcpy_dtod_async(target, source, n_bytes, self.compute_stream()) };
             return check("copying on the card", copied);
         }
@@ -250,7 +251,8 @@ impl CudaDevice {
         staged.bytes_mut().copy_from_slice(bytes);
         let compute = &self.streams.compute;
         self.bind()?;
-        // SAFETY: the source is locked memory that is kept until the mark below has passed; the target has as many bytes.
+        // SAFETY: the source is pinned memory that is kept until the mark below has completed; the target has as many
+        // bytes.
         let copied = unsafe {
             sys::cuMemcpyHtoDAsync_v2(address, staged.start().cast(), bytes.len(), compute.cu_stream()).result()
         };
@@ -266,7 +268,7 @@ impl CudaDevice {
         }
     }
 
-    /// Gives memory that no tensor holds back to the card.
+    /// Frees segments of the GPU's memory that no tensor uses.
     pub fn trim(&self) {
         self.arena.trim();
     }
@@ -287,7 +289,7 @@ impl CudaDevice {
         self.streams.bind()
     }
 
-    /// The stream that kernels go to; another one while this thread captures.
+    /// The stream that kernels are enqueued on; a separate one while this thread captures.
     pub(super) fn compute_stream(&self) -> sys::CUstream {
         super::capture::stream_of(self.arena.id()).unwrap_or_else(|| self.streams.compute.cu_stream())
     }
@@ -315,7 +317,8 @@ impl CudaDevice {
         self.matmuls.lock()
     }
 
-    /// Memory that matrix products may use while [`CudaDevice::matmul_lock`] is held, ordered by the compute stream.
+    /// The workspace of matrix products, used while [`CudaDevice::matmul_lock`] is held and ordered by the compute
+    /// stream.
     pub(super) fn workspace(&self) -> Result<u64> {
         let buffer = match self.workspace.get() {
             Some(buffer) => buffer,
@@ -328,7 +331,7 @@ impl CudaDevice {
         buffer.map(super::arena::CudaBuffer::address).ok_or_else(|| Error::internal("the workspace is not on the card"))
     }
 
-    /// Where a tensor of this device begins.
+    /// The address of a tensor of this device.
     pub(super) fn address(&self, tensor: &Tensor) -> Result<u64> {
         let (buffer, offset) = cuda_buffer(tensor)?;
         match buffer.arena_id() == self.arena.id() {
@@ -337,7 +340,7 @@ impl CudaDevice {
         }
     }
 
-    /// From the host to this device. The host's bytes are read before this returns.
+    /// Copies from the host to this device. The host's bytes are read before this returns.
     fn copy_in(&self, tensor: &Tensor) -> Result<Tensor> {
         let bytes = tensor.host_bytes()?;
         let tag: Arc<str> = "a copy from the host".into();
@@ -358,13 +361,15 @@ impl CudaDevice {
         let is_small = bytes.len() <= SMALL_COPY;
         let (compute, own) = (&self.streams.compute, &self.streams.copy_in);
         if !is_small {
-            // The memory may have been another tensor's, whose last reader is still on the compute stream.
+            // The memory may have belonged to another tensor, whose last reader is still pending on the compute
+            // stream.
             let free = self.streams.mark(compute, None)?;
             self.streams.wait(own, &free)?;
         }
         let stream = if is_small { compute } else { own };
         self.bind()?;
-        // SAFETY: the source is locked memory that is kept until the mark below has passed; the target has as many bytes.
+        // SAFETY: the source is pinned memory that is kept until the mark below has completed; the target has as many
+        // bytes.
         let copied =
             unsafe { sys::cuMemcpyHtoDAsync_v2(address, source.cast(), bytes.len(), stream.cu_stream()).result() };
         check("copying to the card", copied)?;
@@ -374,7 +379,7 @@ impl CudaDevice {
         }
         match staged {
             Some(staged) => self.pinned.give_back_after(staged, mark),
-            // The sender gets its file back as soon as the GPU has read it.
+            // The file is returned to its sender as soon as the GPU has read it.
             None => {
                 let read = tensor.clone();
                 self.watcher.watch(Arc::new(mark), Box::new(move |_| drop(read)));
@@ -383,7 +388,7 @@ impl CudaDevice {
         Ok(copy)
     }
 
-    /// From this device to the host. The copy may be read once the event has come.
+    /// Copies from this device to the host. The copy may be read once the event has completed.
     fn copy_out(&self, tensor: &Tensor) -> Result<(Tensor, Option<Arc<dyn Event>>)> {
         let n_bytes = tensor.n_bytes();
         let address = self.address(tensor)?;
@@ -399,8 +404,8 @@ impl CudaDevice {
         }
         let stream = if is_small { compute } else { own };
         self.bind()?;
-        // SAFETY: the target is locked memory of at least `n_bytes`, which the returned tensor owns; the source is kept by
-        // the mark until it has passed.
+        // SAFETY: the target is pinned memory of at least `n_bytes`, which the returned tensor owns; the mark keeps
+        // the source until it has completed.
         let copied =
             unsafe { sys::cuMemcpyDtoHAsync_v2(staged.start().cast(), address, n_bytes, stream.cu_stream()).result() };
         check("copying from the card", copied)?;
@@ -409,7 +414,7 @@ impl CudaDevice {
         Ok((copy, Some(Arc::new(mark))))
     }
 
-    /// From another GPU of this process to this one.
+    /// Copies from another GPU of this process to this one.
     fn copy_peer(&self, tensor: &Tensor) -> Result<Tensor> {
         let (buffer, offset) = cuda_buffer(tensor)?;
         let source = buffer.streams();
@@ -426,8 +431,8 @@ impl CudaDevice {
         self.streams.wait(&self.streams.peer, &free)?;
         self.bind()?;
         let (there, here) = (source.context.cu_ctx(), self.streams.context.cu_ctx());
-        // SAFETY: both spans have `n_bytes`; the waits above order the copy after the source was written and after the
-        // target's memory was last used; those below keep both from being used again before it is done.
+        // SAFETY: both spans have `n_bytes`. The waits above order the copy after the last write to the source and
+        // after the last use of the target's memory; those below prevent both from being reused before it is done.
         let copied =
             unsafe { sys::cuMemcpyPeerAsync(to, here, from, there, n_bytes, self.streams.peer.cu_stream()).result() };
         check("copying between cards", copied)?;
@@ -455,7 +460,7 @@ impl Device for CudaDevice {
         self.host.pool()
     }
     fn copy(&self, tensor: &Tensor, memory: Memory) -> Result<(Tensor, Option<Arc<dyn Event>>)> {
-        // Strings and handles live on the host wherever they are used.
+        // Strings and handles are always in host memory.
         if tensor.dtype().size().is_none() {
             return Ok((tensor.clone(), None));
         }

@@ -66,7 +66,7 @@ fn memory_of(number: u32) -> Memory {
     Memory::Device { kind: MEMORY_KIND, ordinal: number }
 }
 
-/// Whether it is a GPU's, any.
+/// Whether it is the memory of a GPU.
 fn is_gpu_memory(memory: Memory) -> bool {
     matches!(memory, Memory::Device { kind: MEMORY_KIND, .. })
 }

@@ -1,4 +1,4 @@
-//! The GPUs that a session asks for: which cards, how much of each, and under which names.
+//! Opens the GPUs that a session requests: which GPUs, how much memory of each, and under which names.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,33 +9,33 @@ use kolo_core::{DeviceName, Error, Result};
 use super::{Card, CudaConfig, CudaDevice, Discovery, MemoryPlan, discover};
 use crate::Device;
 
-/// What is asked for. Cards are numbered as in [`GpuRequest::visible_device_list`].
+/// A request for GPUs. They are numbered as in [`GpuRequest::visible_device_list`].
 pub struct GpuRequest<'a> {
-    /// How many devices at most, and an error if there is none at all; all that there are if absent.
+    /// The maximum number of devices, and an error if there is no GPU at all; `None` means all.
     pub n_devices: Option<usize>,
-    /// The cards to use, by visible number, in order: `"1,0"`. Empty means all.
+    /// The GPUs to use, by visible number, in order: `"1,0"`. Empty means all.
     pub visible_device_list: &'a str,
-    /// The share of each card's memory that its device may take, above 0 and at most 1; all of it if absent.
+    /// The fraction of each GPU's memory that its device may use, above 0 and at most 1; `None` means all of it.
     pub memory_fraction: Option<f64>,
-    /// Takes memory when it is needed; otherwise all at once, where there is a limit.
+    /// Allocates memory on demand; otherwise all at once, if there is a limit.
     pub grow: bool,
-    /// The most bytes that a device may take, by card.
+    /// The maximum number of bytes that a device may use, by GPU.
     pub memory_limits: &'a BTreeMap<usize, u64>,
-    /// Several devices on one card: the limit of each in bytes, by card.
+    /// Several devices on one GPU: the limit of each in bytes, by GPU.
     pub virtual_devices: &'a BTreeMap<usize, Vec<u64>>,
     /// Matrix products of floats may use TF32.
     pub allow_tf32: bool,
-    /// Where compiled kernels are kept; nowhere if absent.
+    /// Where compiled kernels are cached; `None` disables the cache.
     pub kernel_cache: Option<PathBuf>,
-    /// A device of the task that they belong to; job, replica and task are taken from it.
+    /// A device of the task that the GPUs belong to; job, replica and task are taken from it.
     pub like: &'a DeviceName,
-    /// Where nodes run whose tensors are in host memory.
+    /// The device that runs nodes whose tensors are in host memory.
     pub host: &'a Arc<dyn Device>,
-    /// Gives a number that differs after every start.
+    /// Returns a number that differs after every start.
     pub incarnation: fn() -> u64,
 }
 
-/// The GPUs that were asked for. None on a machine without, unless they were asked for by number.
+/// Opens the requested GPUs. Empty on a machine without GPUs, unless a number of them was requested.
 pub fn open(request: &GpuRequest<'_>) -> Result<Vec<Arc<dyn Device>>> {
     let found = discover(None);
     if let Some(why) = &found.absent {
@@ -68,7 +68,7 @@ pub fn open(request: &GpuRequest<'_>) -> Result<Vec<Arc<dyn Device>>> {
     plans.into_iter().take(n).enumerate().map(make).collect()
 }
 
-/// A device each: its card, and how much of it.
+/// For each device, its GPU and how much of its memory to use.
 fn memory_plans<'c>(request: &GpuRequest<'_>, cards: &[&'c Card]) -> Result<Vec<(&'c Card, MemoryPlan)>> {
     let grow = request.grow;
     let mut plans: Vec<(&Card, MemoryPlan)> = Vec::new();
@@ -98,7 +98,7 @@ fn memory_plans<'c>(request: &GpuRequest<'_>, cards: &[&'c Card]) -> Result<Vec<
     Ok(plans)
 }
 
-/// The cards that `visible_device_list` names, in its order.
+/// The GPUs in `visible_device_list`, in its order.
 fn cards<'a>(list: &str, found: &'a Discovery) -> Result<Vec<&'a Card>> {
     let usable = found.usable();
     if list.trim().is_empty() {

@@ -10,7 +10,7 @@ use super::stream::Streams;
 use crate::SharedMap;
 use crate::shared_map::PageLock;
 
-/// Smaller copies are staged: locking pages costs a system call, and the file's sender may use it once only.
+/// Smaller copies are staged: locking pages costs a system call, and the sender may use the file only once.
 const SMALLEST: usize = 64 << 10;
 
 /// Whether the GPU can read this tensor of the host directly: it is in a file that another process has sent, and the

@@ -24,7 +24,7 @@ use super::stream::Streams;
 /// The source that every program begins with: number types and their conversions.
 const PRELUDE: &str = include_str!("prelude.cu");
 
-/// Names a program: what it computes, for which element types, in which shape of loop.
+/// The key of a program: its operation, element types and loop shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProgramKey {
     /// The template.
@@ -120,11 +120,11 @@ impl Programs {
             return Ok(*function);
         }
         self.streams.bind()?;
-        // SAFETY: the image is a whole program for this chip, from NVRTC or from a file with the right check sum.
+        // SAFETY: the image is a whole program for this chip, from NVRTC or from a file with a valid checksum.
         let module = check("loading a kernel", unsafe { result::module::load_data(image.as_ptr().cast()) })?;
         modules.push(Module(module));
         let name = CString::new(entry.clone()).map_err(|_| Error::internal("a kernel's name has a zero in it"))?;
-        // SAFETY: the module was just loaded and is kept until `self` goes.
+        // SAFETY: the module was just loaded and is kept until `self` is dropped.
         let function = unsafe { result::module::get_function(module, name) };
         let function = Function(check(&format!("finding kernel {entry}"), function)?);
         self.functions.write().insert(*key, function);

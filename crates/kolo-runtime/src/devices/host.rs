@@ -12,8 +12,9 @@ use crate::config::SessionConfig;
 use crate::devices::Devices;
 use crate::session::Session;
 
-/// The devices of this process and what lives on them (variables, queues), shared by every session made on it, as the
-/// sessions of one TensorFlow server share theirs. A session made by [`Session::new`] has devices of its own instead.
+/// The devices of this process and the state on them (variables, queues), shared by every session created on this
+/// host, as the sessions of one TensorFlow server share theirs. A session created by [`Session::new`] has its own
+/// devices instead.
 ///
 /// ```
 /// # use kolo_runtime::{Host, SessionConfig};
@@ -34,12 +35,12 @@ pub struct Host {
 }
 
 impl Host {
-    /// Makes the devices.
+    /// Creates the devices.
     pub fn new(config: SessionConfig) -> Result<Host> {
         Ok(Host { devices: Arc::new(Devices::new(&config)?), config })
     }
 
-    /// Makes the devices of a task of a cluster: `/job:ps/replica:0/task:0/device:CPU:0` and so on.
+    /// Creates the devices of a task of a cluster: `/job:ps/replica:0/task:0/device:CPU:0` and so on.
     pub fn of_task(job: &str, task: u32, config: SessionConfig) -> Result<Host> {
         let like = DeviceName { job: job.into(), task, ..DeviceName::local("CPU", 0) };
         Ok(Host { devices: Arc::new(Devices::of_task(&config, &like)?), config })
@@ -50,34 +51,34 @@ impl Host {
         self.devices.attributes()
     }
 
-    /// The first device, which is a CPU: what comes from outside goes into its memory.
+    /// The first device, which is a CPU: data from outside goes into its memory.
     pub fn first_device(&self) -> Arc<dyn Device> {
         self.devices.units[0].device.clone()
     }
 
-    /// What lives on each device, in the order of the devices.
+    /// The resources on each device, in the order of the devices.
     pub fn resources(&self) -> Vec<Arc<ResourceStore>> {
         self.devices.units.iter().map(|unit| unit.resources.clone()).collect()
     }
 
-    /// Limits the files that ops may touch, once.
+    /// Limits the files that ops may access. Can be set once.
     pub fn limit_file_access(&self, access: &FileAccess) {
         for unit in &self.devices.units {
             unit.resources.limit_file_access(access.clone());
         }
     }
 
-    /// A session over `graph` on these devices. Closing it leaves their variables alone.
+    /// A session over `graph` on these devices. Closing it keeps their variables.
     pub fn session(&self, graph: &Graph) -> Result<Session> {
         Session::over(graph, self.devices.clone(), self.config.clone())
     }
 
-    /// A session over `graph` on these devices, with variables and queues of its own.
+    /// A session over `graph` on these devices, with its own variables and queues.
     pub fn session_apart(&self, graph: &Graph) -> Result<Session> {
         Session::over(graph, Arc::new(self.devices.with_own_state()), self.config.clone())
     }
 
-    /// Forgets the variables, queues and other objects of these containers; of all if none is named.
+    /// Removes the variables, queues and other resources of these containers; of all containers if none is named.
     pub fn reset(&self, containers: &[String]) {
         self.devices.units.iter().for_each(|unit| unit.resources.clear(containers));
     }

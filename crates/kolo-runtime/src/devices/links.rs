@@ -13,7 +13,7 @@ use crate::devices::Devices;
 /// Bytes of the large value; larger than caches that devices might share.
 const LARGE: usize = 16 << 20;
 
-/// How often each size is copied; the fastest counts, since others only show what else the machine was doing.
+/// How often each size is copied. The fastest copy counts, since the others include other load of the machine.
 const TRIES: usize = 3;
 
 /// Measures each pair of device types once, on the first two different devices of that pair.
@@ -38,7 +38,7 @@ fn fastest(from: &dyn Device, to: &dyn Device, n_bytes: usize) -> Result<Duratio
     let tag: Arc<str> = "link measurement".into();
     let mut value = from.allocate_tensor(DType::U8, Shape::new(&[n_bytes])?, &tag)?;
     from.fill(&mut value, 1)?;
-    // The clock starts when the value is there.
+    // The timer starts when the value is complete.
     from.synchronize()?;
     let copy = |value: &Tensor| -> Result<Duration> {
         let start = Instant::now();

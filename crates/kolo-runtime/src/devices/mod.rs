@@ -1,4 +1,4 @@
-//! The devices of a session, made from its configuration.
+//! The devices of a session, created from its configuration.
 
 pub(crate) mod host;
 pub(crate) mod links;
@@ -19,10 +19,10 @@ use crate::executor::inter_pool::InterPool;
 
 /// A kind of device besides CPUs.
 struct Accelerator {
-    /// As in names of devices and in [`SessionConfig::device_count`].
+    /// As in device names and in [`SessionConfig::device_count`].
     kind: &'static str,
-    /// Opens the devices of this kind for a session of the task that the name is a device of. Work on host memory is for the
-    /// CPU. All there are, unless `device_count` says how many.
+    /// Opens the devices of this kind for a session of the task in the given device name. Work on host memory goes to
+    /// the CPU. Opens all devices, unless `device_count` has a number.
     open: Open,
 }
 
@@ -42,9 +42,9 @@ impl Devices {
         Devices::of_task(config, &DeviceName::local("CPU", 0))
     }
 
-    /// The devices of the task that `like` is a device of.
+    /// The devices of the task in the device name `like`.
     pub fn of_task(config: &SessionConfig, like: &DeviceName) -> Result<Devices> {
-        /// More CPU devices than this is a slip.
+        /// The maximum number of CPU devices; more are a mistake.
         const MOST: usize = 1024;
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
         let kinds: Vec<&str> = std::iter::once("CPU").chain(ACCELERATORS.iter().map(|found| found.kind)).collect();
@@ -63,7 +63,8 @@ impl Devices {
         }
         let share = (n_cores / n_cpus).max(1);
         let topology = Topology::of_machine();
-        // With several NUMA nodes a device that was not told its cores keeps to one; `/cpu:0` alone still means all.
+        // With several NUMA nodes, a device without configured cores stays on one node; a single `/cpu:0` still has
+        // all cores.
         let split = topology.split(n_cpus).filter(|_| config.cpu_devices.values().all(|plan| plan.cores.is_empty()));
         let allowed = allowed_cores();
         let or_share = |threads: usize, cores: usize| match (threads, cores) {
@@ -92,7 +93,7 @@ impl Devices {
                 incarnation: incarnation(),
                 numa_node: topology.node_of(&plan.cores),
             };
-            // Kernels spread over the device's cores themselves; a second runner beside them would only take turns.
+            // Kernels use all of the device's cores themselves; a second runner would only compete with them.
             let n_inter = match config.inter_op_parallelism_threads {
                 0 => (or_share(0, plan.cores.len()) / cpu.intra_op_threads).max(1),
                 threads => threads,
@@ -105,13 +106,13 @@ impl Devices {
         }
         let host = units[0].device.clone();
         for accelerator in ACCELERATORS {
-            // A device that stands in for one in a test keeps the real ones away.
+            // A device that replaces one of this kind in a test disables the real ones.
             let is_kind = |device: &Arc<dyn Device>| &*device.attributes().name.kind == accelerator.kind;
             if config.device_count.get(accelerator.kind) == Some(&0) || config.extra_devices.iter().any(is_kind) {
                 continue;
             }
             for device in (accelerator.open)(config, like, &host)? {
-                // Kernels are enqueued, which one thread does best.
+                // Kernels are only enqueued, which one thread does best.
                 units.push(unit(device, 1, &[]));
             }
         }
@@ -125,7 +126,7 @@ impl Devices {
         Ok(Devices { units })
     }
 
-    /// The same devices and threads with nothing stored on them.
+    /// The same devices and threads, with empty resource stores.
     pub fn with_own_state(&self) -> Devices {
         let units = self.units.iter().map(|unit| {
             let resources = ResourceStore::new(unit.name.clone(), &*unit.device.attributes().name.job);
@@ -136,7 +137,7 @@ impl Devices {
         Devices { units: units.collect() }
     }
 
-    /// What placing must know of them.
+    /// The device properties that placement needs.
     pub fn infos(&self) -> Vec<DeviceInfo> {
         let info = |unit: &Arc<DeviceUnit>| {
             let attributes = unit.device.attributes();
@@ -185,7 +186,7 @@ fn incarnation() -> u64 {
     RandomState::new().build_hasher().finish() | 1
 }
 
-/// What a run hears that its session's end has stopped. TensorFlow's clients look for it.
+/// The error message of a run that was stopped because its session ended. TensorFlow's clients match it.
 pub(crate) fn stop_text() -> &'static str {
     "Step was cancelled by an explicit call to `Session::Close()`."
 }

@@ -1,4 +1,4 @@
-//! Products on a CPU with what comes after them.
+//! Products on a CPU, fused with the operations after them.
 
 use kolo_core::{DType, Result};
 use kolo_graph::{Attrs, Endpoint, Node, NodeId};
@@ -6,8 +6,8 @@ use kolo_ops::fused;
 
 use super::{Work, first, is_nchw, made};
 
-/// Elements of a variable that may be updated by a product. The variable is locked for as long as the product takes, and one that
-/// is larger than a core's cache gains little.
+/// The maximum number of elements of a variable that a product updates. The variable is locked while the product is
+/// computed, and one that is larger than a core's cache gains little.
 const MOST_DESCENDED: usize = 1 << 18;
 
 impl Work<'_, '_> {
@@ -42,7 +42,7 @@ impl Work<'_, '_> {
         Ok(())
     }
 
-    /// If a node adds a bias to the columns of a product that nothing else wants: the product and the bias.
+    /// If a node adds a bias to the columns of a product that has no other consumer: the product and the bias.
     fn biased_product(&self, id: NodeId) -> Option<(Endpoint, Endpoint)> {
         let node = self.node(id).filter(|node| self.is_plain(node))?;
         let (at, bias) = match node.op() {
@@ -58,7 +58,8 @@ impl Work<'_, '_> {
         };
         let product = self.product(at, id)?;
         if !node.op().starts_with("Bias") {
-            // Only if the shapes say that it is one value for each column, and not one row or column of any other kind.
+            // Only if the shapes show that it is one value per column, and not a single row or column of another
+            // kind.
             let maker = self.node(bias.node)?;
             let bias = &maker.outputs.get(bias.index as usize)?.shape;
             let n = product.outputs[0].shape.dim(-1)?;
@@ -67,7 +68,7 @@ impl Work<'_, '_> {
         Some((at, bias))
     }
 
-    /// The `MatMul` of floats that makes this value for `user` alone.
+    /// The `MatMul` of floats that computes this value, if `user` is its only consumer.
     fn product(&self, at: Endpoint, user: NodeId) -> Option<&Node> {
         let product = self.maker(at, &["MatMul"])?;
         let is_float = matches!(product.outputs[0].dtype, DType::F32 | DType::F64);

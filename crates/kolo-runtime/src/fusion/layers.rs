@@ -1,4 +1,4 @@
-//! Products with their bias and activation, losses, and norms with what is added to their gradient.
+//! Products with their bias and activation, losses, and norms with the terms that are added to their gradient.
 
 use kolo_core::{DType, Result};
 use kolo_graph::{Attrs, Endpoint, Node, NodeId};
@@ -6,22 +6,23 @@ use kolo_ops::fused;
 
 use super::{Work, first, is_nchw, made};
 
-/// Nodes that become a product that is added to something.
+/// Nodes that are fused into a product with an added matrix.
 struct Residual {
     product: NodeId,
     bias: Option<NodeId>,
     reshape: Option<NodeId>,
-    /// What the product is added to.
+    /// The matrix that the product is added to.
     plus: Endpoint,
 }
 
 impl Work<'_, '_> {
-    /// The product behind one side of a sum, if the sum is all that it is for.
+    /// The product on one side of a sum, if the sum is its only consumer.
     fn residual(&self, sum_id: NodeId, side: usize) -> Option<Residual> {
         let sum = self.node(sum_id)?;
         let (mut at, plus) = (*sum.inputs.get(side)?, *sum.inputs.get(1 - side)?);
         let output = |at: Endpoint| self.node(at.node)?.outputs.get(at.index as usize);
-        // What is broadcast is another matter; of a feed nothing is known. The number of rows may be left open: the kernel looks.
+        // Broadcasts are not supported, and nothing is known about a feed. The number of rows may be unknown: the
+        // kernel checks.
         let shape = output(plus)?.shape.dims()?.to_vec();
         if at == plus || output(at)?.shape.dims()? != shape || shape.len() < 2 || shape[1..].contains(&None) {
             return None;
@@ -52,7 +53,7 @@ impl Work<'_, '_> {
         (is_float && is_same_width).then_some(Residual { product, bias, reshape, plus })
     }
 
-    /// Products that are added to a value of their size.
+    /// Products that are added to a value of the same size.
     pub(super) fn residuals(&mut self) -> Result<()> {
         for sum_id in self.ids() {
             let is_sum = |node: &&Node| match node.op() {
@@ -75,7 +76,7 @@ impl Work<'_, '_> {
             let gone: Vec<NodeId> = [Some(product_id), bias, reshape, Some(sum_id)].into_iter().flatten().collect();
             let mut of: Vec<&Node> = gone.iter().filter_map(|id| self.node(*id)).collect();
             of.push(root);
-            // What a node waits for must not be what comes after the product.
+            // The fused node must not depend on nodes that depend on the product.
             if of.iter().flat_map(|node| &node.control_inputs).any(|id| self.reaches(product_id, *id)) {
                 continue;
             }
@@ -144,7 +145,7 @@ impl Work<'_, '_> {
             let others: Vec<Endpoint> = times.inputs.iter().copied().filter(|at| *at != backprop).collect();
             let &[weights] = others.as_slice() else { continue };
             let is_sole = self.users(backprop) == [times_id];
-            // Weights that depend on the loss cannot be there before it.
+            // Weights that depend on the loss are not available before it.
             if !is_sole
                 || self.graph.is_fetched(backprop)
                 || !self.is_plain(times)

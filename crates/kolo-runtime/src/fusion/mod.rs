@@ -1,16 +1,17 @@
-//! Fusion: passes that put nodes of a part together that need less work, or fewer passes over memory, as one.
+//! Fusion: passes that replace nodes of a part by one node that needs less work, or fewer passes over memory.
 //!
 //! | what, on a GPU | becomes |
 //! | --- | --- |
 //! | `MatMul`, `BiasAdd`, perhaps `Relu` | a product with an epilogue |
-//! | `MatMul`, perhaps `BiasAdd`, the sum with a value of its size, perhaps `Relu` | a product on top of that value |
+//! | `MatMul`, perhaps `BiasAdd`, the sum with a value of its size, perhaps `Relu` | a product that adds to that
+//! value |
 //! | `BiasAdd`, `Relu`, `MaxPool`, and their gradients | one pass over the images each |
 //! | `MaxPoolGrad`, `ReluGrad` | one pass over the images |
-//! | `KoloLayerNormGrad`, and what is added to its gradient | one pass over the rows |
+//! | `KoloLayerNormGrad`, and the terms that are added to its gradient | one pass over the rows |
 //! | a cross entropy, and its backprop times the gradient of the loss | one kernel |
 //! | a tree of elementwise ops, broadcasts and casts among them | one generated kernel |
 //! | an elementwise op, or a tree, and the `BiasAddGrad` of its value | one generated kernel |
-//! | a large `MatMul`, and gradient descent along it at a constant rate | a product on top of the variable |
+//! | a large `MatMul`, and gradient descent along it at a constant rate | a product that adds to the variable |
 //! | an optimizer's updates of many variables, and casts of their gradients | a few launches |
 //!
 //! | what, on a CPU | becomes |
@@ -18,8 +19,8 @@
 //! | `MatMul`, the bias of its columns, perhaps `Relu` or `Sigmoid` | a product with an epilogue |
 //! | `MatMul`, `ResourceApplyGradientDescent` | a product that is subtracted from the variable |
 //!
-//! A node disappears only if nobody outside of what it becomes part of sees its value. What is made has the name of the last of
-//! its nodes. The graph is not changed: this is one part of one plan.
+//! A node is removed only if its value is not used outside of the fused node. The fused node has the name of the last
+//! of its nodes. The graph is not changed: fusion works on one part of one plan.
 
 use kolo_core::{DeviceName, Result};
 use kolo_graph::rewrite::fused_node;
@@ -76,7 +77,7 @@ pub fn passes() -> Vec<Pass> {
     ]
 }
 
-/// A pass over the parts of one kind of device. A part that it cannot fuse runs as it is.
+/// A pass over the parts of one kind of device. A part that it cannot fuse is left unchanged.
 fn fusing(name: &'static str, kind: &'static str, why: &'static str, run: fn(&mut Work<'_, '_>) -> Result<()>) -> Pass {
     let fuse = move |graph: &mut Rewriter<'_>, context: &PassContext<'_>| match context.device {
         Some(device) => run(&mut Work { graph, device }),
@@ -85,7 +86,7 @@ fn fusing(name: &'static str, kind: &'static str, why: &'static str, run: fn(&mu
     Pass::new(name, Stage::Part, why, fuse).on_kind(kind).optional()
 }
 
-/// Logs passes of ours that failed: they are bugs that cost speed and nothing else.
+/// Logs passes that failed: these are bugs that only cost speed.
 pub(crate) fn log_undone(log: &[PassRecord]) {
     for record in log {
         if let (Some(why), Some(device)) = (&record.undone, &record.device) {
@@ -104,7 +105,7 @@ fn first(node: NodeId) -> Endpoint {
     Endpoint { node, index: 0 }
 }
 
-/// A node that stands for `of`, the last of which is `root`.
+/// A node that replaces `of`, the last of which is `root`.
 fn made(op: &Op, root: &Node, of: &[&Node], inputs: Vec<Endpoint>, outputs: Vec<OutputInfo>, attrs: Attrs) -> Node {
     fused_node(&op.def, root, of, inputs, outputs, attrs)
 }
@@ -122,7 +123,7 @@ impl Work<'_, '_> {
         self.graph.node(id).map(|node| &**node)
     }
 
-    /// The node that makes an input, if it has one of these ops.
+    /// The node that computes an input, if it has one of these ops.
     fn maker(&self, at: Endpoint, ops: &[&str]) -> Option<&Node> {
         self.node(at.node).filter(|node| ops.contains(&node.op()))
     }
@@ -136,12 +137,12 @@ impl Work<'_, '_> {
         self.graph.readers(at).into_iter().map(|(reader, _)| reader).collect()
     }
 
-    /// Whether anything but a reader needs this output or awaits its node.
+    /// Whether this output is fetched, or its node has control outputs.
     fn is_seen(&self, at: Endpoint) -> bool {
         self.graph.is_fetched(at) || !self.graph.waiters(at.node).is_empty()
     }
 
-    /// Whether a node runs a kernel of the part's device on values alone.
+    /// Whether a node runs a kernel of the part's device on plain values.
     fn is_plain(&self, node: &Node) -> bool {
         node.def.flow == Flow::Plain
             && !node.ref_inputs.contains(&true)
@@ -149,14 +150,14 @@ impl Work<'_, '_> {
             && find_kernel(node, self.device).is_ok_and(|kernel| kernel.device == &*self.device.kind)
     }
 
-    /// Whether an output is a reference to a variable, or one that an `Identity` lends.
+    /// Whether an output is a reference to a variable, perhaps passed on by an `Identity`.
     fn is_reference(&self, at: Endpoint) -> bool {
         let Some(maker) = self.node(at.node) else { return false };
         maker.outputs.get(at.index as usize).is_some_and(|output| output.is_ref)
             || maker.passed_on().is_some_and(|at| self.is_reference(at))
     }
 
-    /// Whether there is a way along edges of any kind from one node to another.
+    /// Whether there is a path along edges of any kind from one node to another.
     fn reaches(&self, from: NodeId, to: NodeId) -> bool {
         self.graph.reaches(&[from], to)
     }

@@ -15,7 +15,7 @@ impl Work<'_, '_> {
             let seen = pool.inputs[0];
             let Some(relu) = self.maker(seen, &["Relu"]) else { continue };
             let Some(bias) = self.maker(relu.inputs[0], &["BiasAdd", "BiasAddV1"]) else { continue };
-            // Windows that overlap would look at each element more than once.
+            // Overlapping windows would read each element more than once.
             if pool.attrs.find("ksize") != pool.attrs.find("strides")
                 || is_nchw(bias)
                 || self.sole_user(relu.inputs[0]) != Some(seen.node)
@@ -63,8 +63,8 @@ impl Work<'_, '_> {
         Ok(())
     }
 
-    /// The gradients of a pool, of the `Relu` before it, and of the bias before that, if what is pooled (`seen`) is used by
-    /// nothing but the pool and these.
+    /// The gradients of a pool, of the `Relu` before it, and of the bias before that, if the input of the pool
+    /// (`seen`) has no consumers but the pool and these.
     fn pool_gradient(&self, pool: NodeId, seen: Endpoint, users: &[NodeId]) -> Option<[NodeId; 3]> {
         let with = |op: &str| users.iter().copied().find(|id| self.node(*id).is_some_and(|node| node.op() == op));
         let (pool_grad_id, relu_grad_id) = (with("MaxPoolGrad")?, with("ReluGrad")?);

@@ -1,4 +1,4 @@
-//! What is fused, and what stays.
+//! Which nodes are fused, and which are not.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use kolo_ops::optim::gradient_descent::apply_gradient_descent;
 
 use super::*;
 
-/// The whole graph as one part of a GPU, fused; nodes that nothing needs are in it too.
+/// The whole graph as one part of a GPU, fused; unused nodes are included.
 fn fused_part(g: &Graph, fetches: &[Output<'_>]) -> Partition {
     fused_for("GPU", g, fetches)
 }
@@ -60,7 +60,7 @@ fn fused_for(kind: &str, g: &Graph, fetches: &[Output<'_>]) -> Partition {
     fused
 }
 
-/// All nodes run on all devices, and all memory is alike.
+/// All nodes run on all devices, and all memory is the same.
 struct Everywhere;
 
 impl KernelSupport for Everywhere {
@@ -95,10 +95,10 @@ fn trees_become_one_node_and_what_others_see_stays() {
     let part = fused_part(&g, &[root, seen]);
     assert_eq!((count(&part, "Mul"), count(&part, "_KoloFusedMap")), (1, 1));
     assert_eq!(program(&part, "root"), "AddV2,float,-,i0 i1;Relu,float,-,v0;Mul,float,-,v1 i0;Tanh,float,-,v2");
-    // Nobody sees it: it goes in too, though it is used twice.
+    // Its value is not used outside: it is fused too, though it is used twice.
     let part = fused_part(&g, &[root]);
     assert_eq!(count(&part, "Mul"), 0);
-    // A single value is not computed again for each element.
+    // A scalar is not computed again for each element.
     let g = kolo_ops::graph();
     let (a, s) = (input(&g, "a", &[4, 3]), input(&g, "s", &[]));
     let root = g.op("Mul").input(a).input(g.op("Exp").input(s).out()).out();
@@ -242,7 +242,7 @@ fn a_product_is_computed_on_top_of_what_goes_around_it() {
     let (x, w, b) = (input(&g, "x", &[6, 4]), input(&g, "w", &[4, 4]), input(&g, "b", &[4]));
     let plain = x + matmul(x, w);
     let biased = relu(bias_add(matmul(plain, w), b) + plain);
-    // In three dimensions, as of batches of sequences; and with a batch of any size.
+    // Three dimensions, as for batches of sequences; and a batch of unknown size.
     let wide = input(&g, "wide", &[2, 3, 4]);
     let shaped = g.op("Reshape").input(bias_add(matmul(x, w), b)).input(g.constant([2i32, 3, 4])).out() + wide;
     let open = g.placeholder::<f32>("open", [None, Some(4)]);
@@ -252,7 +252,7 @@ fn a_product_is_computed_on_top_of_what_goes_around_it() {
     for op in ["MatMul", "BiasAdd", "Relu", "Reshape", "AddV2", "AddN", "_KoloFusedMatMul"] {
         assert_eq!(count(&part, op), 0, "{op}");
     }
-    // A row that is added to all rows, and a product that others see.
+    // A row that is added to all rows, and a product with other consumers.
     let g = kolo_ops::graph();
     let (x, w, row) = (input(&g, "x", &[6, 4]), input(&g, "w", &[4, 4]), input(&g, "row", &[1, 4]));
     let seen = matmul(x, w);
@@ -268,7 +268,7 @@ fn gradient_descent_of_large_weights_is_part_of_their_product() {
     let grad = || g.op("MatMul").input(x).input(dy).attr("transpose_a", true).out();
     let (constant, open) = (g.constant(0.5f32), input(&g, "rate", &[]));
     apply_gradient_descent(held("a").handle(), constant, grad());
-    // A rate that may change, and a gradient that others see.
+    // A rate that may change, and a gradient with other consumers.
     apply_gradient_descent(held("b").handle(), open, grad());
     let seen = grad();
     apply_gradient_descent(held("c").handle(), constant, seen);
@@ -293,13 +293,13 @@ fn on_a_cpu_products_take_bias_activation_and_descent_with_them() {
     let grad = gradients(&[loss], &[w.handle()]).unwrap().remove(0).unwrap().dense().unwrap();
     let update = apply_gradient_descent(w.handle(), g.constant(0.5f32), grad);
     let part = fused_for("CPU", &g, &[loss]);
-    // The product that is left is the gradient of x, which nothing takes.
+    // The remaining product is the gradient of x, which has no consumer.
     assert_eq!((count(&part, "MatMul"), count(&part, "BiasAdd"), count(&part, "Sigmoid")), (1, 0, 0));
     let node = part.nodes.node(part.nodes.find("hidden").unwrap());
     assert_eq!((node.op(), node.attrs.str("activation").unwrap()), ("_KoloFusedDense", "sigmoid"));
     let node = part.nodes.node(part.nodes.find(&update.name()).unwrap());
     assert_eq!((node.op(), node.attrs.bool("transpose_a").unwrap()), ("_KoloApplyDescent", true));
-    // A gradient that somebody fetches is made.
+    // A gradient that is fetched is computed.
     let part = fused_for("CPU", &g, &[loss, grad]);
     assert_eq!((count(&part, "MatMul"), count(&part, "_KoloApplyDescent")), (2, 0));
 }

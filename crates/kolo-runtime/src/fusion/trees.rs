@@ -42,7 +42,7 @@ impl Work<'_, '_> {
         self.node(id).is_some_and(|node| node.outputs.len() == 1 && step_of(node).is_some() && self.is_plain(node))
     }
 
-    /// The nodes of the largest tree under `root` whose values nobody else sees, inputs before their users.
+    /// The nodes of the largest tree under `root` whose values have no other consumers, in topological order.
     fn tree(&self, root: NodeId, taken: &HashSet<NodeId>) -> Vec<NodeId> {
         let mut group = vec![root];
         let mut next = 0;
@@ -66,7 +66,7 @@ impl Work<'_, '_> {
                 if self.inputs(&group).len() > MOST_INPUTS {
                     group.pop();
                 } else {
-                    // What was looked at before may have its last user inside now.
+                    // The last consumer of a node that was rejected before may be inside of the tree now.
                     next = 0;
                 }
             }
@@ -75,14 +75,15 @@ impl Work<'_, '_> {
         group
     }
 
-    /// Whether a value is known to be spread over a larger one: computing it again for each element would not pay.
+    /// Whether a value is known to be broadcast to a larger one: computing it again for each element would not pay
+    /// off.
     fn is_smaller(&self, id: NodeId, root: NodeId) -> bool {
         let shape = |id: NodeId| self.node(id).and_then(|node| Some(node.outputs[0].shape.dims()?.to_vec()));
         let (Some(small), Some(large)) = (shape(id), shape(root)) else { return false };
         small.len() != large.len() || small.iter().zip(&large).any(|(a, b)| *a == Some(1) && *b != Some(1))
     }
 
-    /// What a group takes from outside, each once.
+    /// The inputs of a group from outside, without duplicates.
     fn inputs(&self, group: &[NodeId]) -> Vec<Endpoint> {
         let mut inputs = Vec::new();
         for at in group.iter().filter_map(|id| self.node(*id)).flat_map(|node| &node.inputs) {
@@ -93,7 +94,7 @@ impl Work<'_, '_> {
         inputs
     }
 
-    /// A group in order as a program, with its inputs and their types.
+    /// A group in topological order as a program, with its inputs and their types.
     fn program(&self, group: &[NodeId]) -> Option<(Program, Vec<Endpoint>, Vec<DType>)> {
         let inputs = self.inputs(group);
         let mut types: Vec<Option<DType>> = vec![None; inputs.len()];

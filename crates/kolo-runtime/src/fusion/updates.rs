@@ -9,11 +9,11 @@ use kolo_ops::{find_kernel, fused, update_layout};
 
 use super::{Work, made};
 
-/// Elements of a gradient from which on its memory counts more than a launch.
+/// The number of elements of a gradient from which its memory costs more than a launch.
 const LARGE: usize = 1 << 20;
 
 impl Work<'_, '_> {
-    /// What the gradient of an update is cast from, if it is a narrower float that nothing else wants cast.
+    /// The input of the cast of an update's gradient, if it is a narrower float and the cast has no other consumer.
     fn narrow_gradient(&self, id: NodeId, at: Endpoint) -> Option<(Endpoint, DType)> {
         let cast = self.maker(at, &["Cast"]).filter(|cast| self.is_plain(cast) && step_of(cast).is_some())?;
         let (from, to) = (cast.attrs.dtype("SrcT").ok()?, cast.outputs[0].dtype);
@@ -21,8 +21,8 @@ impl Work<'_, '_> {
         (is_narrow && self.sole_user(at) == Some(id)).then(|| (cast.inputs[0], from))
     }
 
-    /// Gradient descent along a product: the product is added to the variable while it is computed. Small ones are left to the
-    /// update of all variables at once.
+    /// Gradient descent along a product: the product is added to the variable while it is computed. Small products
+    /// are left to the fused update of all variables.
     pub(super) fn product_updates(&mut self) -> Result<()> {
         for id in self.ids() {
             let Some(update) = self.node(id).filter(|node| node.op() == "ResourceApplyGradientDescent") else {
@@ -79,7 +79,7 @@ impl Work<'_, '_> {
         Ok(())
     }
 
-    /// Puts updates together, those left out that depend on others of them or work on the same variable.
+    /// Fuses updates, except those that depend on others of the group or update the same variable.
     fn update_together(&mut self, group: &[NodeId]) {
         let mut chosen: Vec<NodeId> = Vec::new();
         let mut handles: HashSet<Endpoint> = HashSet::new();
@@ -93,7 +93,7 @@ impl Work<'_, '_> {
             handles.extend(mine);
             chosen.push(id);
         }
-        // A later one may be what an earlier one waits for.
+        // An earlier update may depend on a later one.
         while let Some(at) = (0..chosen.len()).find(|&i| {
             let rest: Vec<NodeId> = chosen.iter().copied().filter(|id| *id != chosen[i]).collect();
             self.graph.reaches(&rest, chosen[i])

@@ -1,7 +1,8 @@
-//! What a session's nodes ask for, and how that changes while it lives: rules that are replaced, and nodes that move.
+//! The devices that a session's nodes request, and how these requests change while the session lives: placement rules
+//! are replaced, and nodes are moved.
 //!
-//! A node that keeps no state follows its pin. PartState stays where an earlier run put it; [`crate::LocalView::move_node`] takes a
-//! variable elsewhere, value and all, with every node that must be where it is.
+//! A node without state follows its pin. State stays where an earlier run placed it; [`crate::LocalView::move_node`]
+//! moves a variable with its value, and every node that must share its device.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,13 +16,13 @@ use kolo_ops::VariableCell;
 use crate::planner::Planner;
 use crate::session::local::LocalSession;
 
-/// What decides what the nodes ask for.
+/// What determines the devices that nodes request.
 #[derive(Clone)]
 pub(crate) struct Layout {
-    /// The nodes as described.
+    /// The nodes as the graph describes them.
     pub described: Nodes,
     rules: PlacementRules,
-    /// Where nodes were moved by hand.
+    /// Nodes that were moved explicitly, and their devices.
     moved: BTreeMap<NodeId, DeviceName>,
 }
 
@@ -30,12 +31,12 @@ impl Layout {
         Layout { described, rules, moved: BTreeMap::new() }
     }
 
-    /// The same for a graph that has grown.
+    /// The same layout for a graph that has grown.
     pub fn of_grown(&self, described: Nodes) -> Layout {
         Layout { described, rules: self.rules.clone(), moved: self.moved.clone() }
     }
 
-    /// The nodes with what they ask for in the end.
+    /// The nodes with the devices that they request in the end.
     fn nodes(&self) -> Nodes {
         let mut nodes = self.rules.apply(&self.described);
         for (&id, device) in &self.moved {
@@ -45,7 +46,7 @@ impl Layout {
     }
 }
 
-/// A variable's value on its way.
+/// A variable's value that is being moved.
 struct Luggage {
     /// The device it leaves.
     from: usize,
@@ -60,7 +61,8 @@ impl LocalSession {
         self.check_open()?;
         let mut layout = self.layout.lock();
         let mut new = Layout { rules, ..layout.clone() };
-        // What a rule says about a node that was moved by hand counts; if it says another device, the state there speaks up.
+        // A rule overrides an explicit move. If it names another device and the node keeps state there, `lay_out`
+        // refuses.
         let Layout { described, rules, moved } = &mut new;
         moved.retain(|&id, device| {
             let node = described.node(id);
@@ -83,7 +85,7 @@ impl LocalSession {
         for &id in &members {
             check_moves(&planner, &nodes, id, to, &to_name)?;
         }
-        // Held until all is done: a step that would begin now waits, and finds its plan stale.
+        // Held until the move is complete: a step that begins now blocks here, and then finds its plan stale.
         let active = self.active.lock();
         if !active.is_empty() {
             return Err(Error::failed_precondition(format!(
@@ -112,7 +114,7 @@ impl LocalSession {
         Ok(())
     }
 
-    /// Makes `new` the layout, unless it asks state to move.
+    /// Makes `new` the layout; an error if that would move state.
     pub(crate) fn lay_out(&self, layout: &mut Layout, new: Layout) -> Result<()> {
         let nodes = new.nodes();
         let mut planner = self.planner.lock();
@@ -126,7 +128,7 @@ impl LocalSession {
         Ok(())
     }
 
-    /// The first device that is like `spec`.
+    /// The first device that matches `spec`.
     pub(crate) fn device_like(&self, spec: &DeviceSpec) -> Result<usize> {
         let names = || self.devices.units.iter().map(|unit| &unit.device.attributes().name);
         names().position(|name| spec.matches(name)).ok_or_else(|| {
@@ -135,14 +137,14 @@ impl LocalSession {
         })
     }
 
-    /// Plans are made anew when they are next asked for.
+    /// Drops all plans; they are compiled again on demand.
     fn drop_plans(&self) {
         for (_, plan) in self.plans.write().drain() {
             plan.is_stale.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Copies the values of the variables among `members` to device `to`; nothing has changed when it fails.
+    /// Copies the values of the variables among `members` to device `to`. Changes nothing if it fails.
     fn pack(&self, planner: &Planner, nodes: &Nodes, members: &[NodeId], to: usize) -> Result<Vec<Luggage>> {
         let target = &self.devices.units[to];
         let mut luggage = Vec::new();
@@ -172,7 +174,7 @@ impl LocalSession {
         Ok(luggage)
     }
 
-    /// Puts a variable into the store of device `to` and takes it out of its old one.
+    /// Puts a variable into the store of device `to` and removes it from its old one.
     fn unpack(&self, item: Luggage, to: usize) -> Result<()> {
         let Luggage { from, container, name, cell, value } = item;
         let make = || Ok(VariableCell::new(name.clone(), cell.dtype(), cell.shape().clone()));
@@ -181,7 +183,7 @@ impl LocalSession {
             there.assign(value)?;
         }
         self.devices.units[from].resources.remove(&container, &name);
-        // Kernels of the old device may still hold the cell; its memory must not wait for them.
+        // Kernels of the old device may still hold the cell; its memory is freed without waiting for them.
         cell.clear();
         Ok(())
     }

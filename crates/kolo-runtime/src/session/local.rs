@@ -27,9 +27,9 @@ use crate::trace::StepTrace;
 
 /// Runs a graph on the devices of this process; see [`crate::Session`] for what its methods promise.
 pub(crate) struct LocalSession {
-    /// What the nodes below come from. Taken before any other lock.
+    /// What the nodes below are derived from. Locked before any other lock.
     pub(crate) layout: Mutex<Layout>,
-    /// The nodes under the placement rules and moves.
+    /// The nodes after placement rules and moves.
     pub(crate) nodes: RwLock<Nodes>,
     pub(crate) devices: Arc<Devices>,
     pub(crate) planner: Mutex<Planner>,
@@ -46,11 +46,11 @@ pub(crate) struct RunPlan {
     pub compiled: CompiledPlan,
     pub feeds: Vec<FeedInfo>,
     pub n_fetches: usize,
-    /// Fetches that are feeds: `(fetch, feed)`.
+    /// Fetches that are also feeds: `(fetch, feed)`.
     pub echoes: Vec<(usize, usize)>,
     /// Nothing needs to run: the fetches are constants and feeds.
     pub is_constant: bool,
-    /// Set when what it would run has moved to another device.
+    /// Set when a node that it runs has moved to another device.
     pub is_stale: AtomicBool,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct RunPlan {
 pub(crate) enum InFlight {
     /// Node by node, or in segments.
     Step(Weak<Step>),
-    /// By one replay of a capture.
+    /// As one replay of a capture.
     Replay(Weak<CancelToken>),
 }
 
@@ -71,7 +71,7 @@ impl InFlight {
     }
 }
 
-/// Calls back if the caller's token is cancelled while this lives.
+/// Registers a callback for the cancellation of the caller's token; unregisters it when dropped.
 struct Watch<'a>(Option<(&'a CancelToken, Registration)>);
 
 impl<'a> Watch<'a> {
@@ -186,7 +186,7 @@ impl LocalSession {
         self.devices.units.get(device).map(|unit| unit.device.memory_stats())
     }
 
-    /// For each plan so far what was captured of it.
+    /// For each plan so far, what was captured of it.
     pub fn capture_reports(&self) -> Vec<CaptureReport> {
         self.plans.read().values().map(|plan| plan.compiled.report()).collect()
     }
@@ -226,7 +226,7 @@ impl LocalSession {
         if let Some(plan) = self.plans.read().get(&signature) {
             return Ok(plan.clone());
         }
-        // Nodes that move do so under this lock: no plan with their old place is kept after it.
+        // Nodes are moved under this lock, so no plan with their old device is cached after a move.
         let mut planner = self.planner.lock();
         let nodes = self.nodes.read().clone();
         let plan = Arc::new(planner.plan(&nodes, wanted, &self.kernels)?);
@@ -242,7 +242,7 @@ impl LocalSession {
             return Ok((plan.constant_fetches(feeds)?, metadata));
         }
         let deadline = options.timeout.or(self.config.operation_timeout).map(|timeout| Instant::now() + timeout);
-        // Tracing wants to see every node.
+        // A trace needs every node, which a replay does not show.
         let captures = plan.compiled.may_capture && !options.trace;
         if captures && let Some(values) = self.replay(plan, metadata.step_id, feeds, options, deadline)? {
             return Ok((values, metadata));
@@ -268,12 +268,12 @@ impl LocalSession {
         drop(watch);
         self.forget(step.id);
         let fetched = step.finish(plan.n_fetches)?;
-        // Copies of what was fetched are part of the trace.
+        // Copies of fetches are part of the trace.
         metadata.trace.nodes = step.take_trace();
         Ok((plan.all_fetches(fetched, feeds)?, metadata))
     }
 
-    /// Runs the plan by a replay, if it is captured whole.
+    /// Runs the plan as a replay, if it is captured as a whole.
     fn replay(
         &self,
         plan: &RunPlan,
@@ -298,8 +298,8 @@ impl LocalSession {
         plan.all_fetches(values, feeds).map(Some)
     }
 
-    /// Counts a run among those in flight. A plan that went stale between its look-up and now must not run: its
-    /// variables are elsewhere.
+    /// Registers a run as in flight. A plan that became stale since its look-up must not run: its variables have
+    /// moved.
     fn enter(&self, plan: &RunPlan, step_id: u64, run: InFlight) -> Result<()> {
         let mut active = self.active.lock();
         if plan.is_stale.load(Ordering::Relaxed) {
@@ -324,7 +324,7 @@ impl Drop for LocalSession {
 }
 
 impl RunPlan {
-    /// What was computed, with the fetches that are feeds.
+    /// The computed values, together with the fetches that are feeds.
     fn all_fetches(&self, mut values: Vec<Option<Tensor>>, feeds: &[&Tensor]) -> Result<Vec<Tensor>> {
         for &(fetch, feed) in &self.echoes {
             values[fetch] = Some(feeds[feed].clone());
@@ -333,7 +333,7 @@ impl RunPlan {
         values.into_iter().enumerate().map(|(i, value)| value.ok_or_else(|| missing(i))).collect()
     }
 
-    /// The fetches of a run in which nothing needs to run.
+    /// The fetches of a run in which no node needs to run.
     fn constant_fetches(&self, feeds: &[&Tensor]) -> Result<Vec<Tensor>> {
         let mut values: SmallVec<[Option<Tensor>; 4]> = SmallVec::from_elem(None, self.n_fetches);
         for part in &self.compiled.parts {

@@ -1,4 +1,5 @@
-//! What only a session of this process can be asked or told: where nodes are, what its devices hold, how its pools are sized.
+//! Queries and controls that only a session in this process has: placement of nodes, contents of devices, sizes of
+//! pools.
 
 use kolo_core::Result;
 use kolo_device::MemoryStats;
@@ -30,8 +31,8 @@ impl LocalView<'_> {
         self.0.explain_passes(fetches, after)
     }
 
-    /// For each plan so far: how many launches its replay stands for if it was captured, or why it is not. For a plan in
-    /// segments it is the sum of them; [`LocalView::capture_reports`] has each.
+    /// For each plan so far: the number of launches that its replay replaces, or why it is not captured. For a plan
+    /// in segments it is the sum over these; [`LocalView::capture_reports`] has each.
     pub fn captures(&self) -> Vec<std::result::Result<usize, String>> {
         let sum = |report: CaptureReport| {
             let (mut n, mut why) = (None, report.why_not.unwrap_or_default());
@@ -57,14 +58,15 @@ impl LocalView<'_> {
         self.0.memory_stats(device)
     }
 
-    /// Measures how fast values go from device to device, for [`SessionConfig::costs`](crate::SessionConfig::costs). Copies
-    /// some megabytes for each pair of device types.
+    /// Measures the speed of copies between devices, for [`SessionConfig::costs`](crate::SessionConfig::costs).
+    /// Copies some megabytes for each pair of device types.
     pub fn measure_links(&self, costs: &mut CostModel) -> Result<()> {
         self.0.measure_links(costs)
     }
 
-    /// Replaces the placement rules. Nodes that were placed and are pinned elsewhere now move if they keep no state, which
-    /// [`LocalView::placement`] then shows; a node that keeps state refuses, and nothing is changed.
+    /// Replaces the placement rules. Nodes that were placed and are now pinned elsewhere move if they keep no state,
+    /// which [`LocalView::placement`] then shows. If a node that keeps state would have to move, this is an error and
+    /// nothing is changed.
     pub fn set_placement_rules(&self, rules: PlacementRules) -> Result<()> {
         self.0.set_placement_rules(rules)
     }
@@ -72,7 +74,7 @@ impl LocalView<'_> {
     /// Moves a node to another device between runs, and with it all nodes that must share its device. A variable takes its
     /// value along. Queues and other state do not move, and nothing moves while a run is in flight.
     ///
-    /// Other sessions on the same [`crate::Host`] that have used the variable do not learn of it.
+    /// Other sessions on the same [`crate::Host`] that have used the variable are not notified.
     ///
     /// ```
     /// # use kolo_runtime::{Session, SessionConfig};
@@ -90,16 +92,16 @@ impl LocalView<'_> {
         self.0.move_node(name, device)
     }
 
-    /// Sets how many threads may run nodes of these devices at once, callers included. Steps in flight feel it when they next
-    /// look for more threads; threads that are too many end when they are idle.
+    /// Sets the maximum number of threads that run nodes of these devices at once, callers included. Steps in flight
+    /// apply it when they next request threads; surplus threads end when they are idle.
     ///
     /// `device` may be a full name, a partial one such as `/cpu:1`, or empty for all devices.
     pub fn set_inter_op_threads(&self, device: &str, n_threads: usize) -> Result<()> {
         self.0.set_inter_op_threads(device, n_threads)
     }
 
-    /// Sets how many threads work inside one kernel of these devices, the one that runs the node included. Waits for the
-    /// kernels that are using them now; results do not depend on the number.
+    /// Sets the number of threads inside one kernel of these devices, the one that runs the node included. Waits for
+    /// the kernels that use them now; results do not depend on the number.
     ///
     /// `device` may be a full name, a partial one such as `/cpu:1`, or empty for all devices.
     pub fn set_intra_op_threads(&self, device: &str, n_threads: usize) -> Result<()> {
@@ -111,7 +113,7 @@ impl LocalView<'_> {
         self.0.threads()
     }
 
-    /// Threads that run nodes beside callers, over all devices.
+    /// The number of threads that run nodes in addition to callers, over all devices.
     pub fn n_inter_op_threads(&self) -> usize {
         self.0.n_inter_op_threads()
     }

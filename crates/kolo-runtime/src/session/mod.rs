@@ -1,4 +1,4 @@
-//! The session that users hold: one type, whether its graph runs in this process or on the servers of a cluster.
+//! The session type for users: the same whether its graph runs in this process or on the servers of a cluster.
 
 mod layout;
 pub(crate) mod local;
@@ -26,8 +26,8 @@ use crate::trace::StepTrace;
 
 /// Runs a graph, on the devices of this process or on those of servers. Many threads may use one session at once.
 ///
-/// What is here every session can do. What is about this process (moving nodes, resizing pools, placement, memory) is behind
-/// [`Session::local`].
+/// The methods here work for every session. Those that concern this process (moving nodes, resizing pools, placement,
+/// memory) are behind [`Session::local`].
 pub struct Session {
     backend: Backend,
 }
@@ -38,10 +38,10 @@ enum Backend {
     Remote(Arc<Remote>),
 }
 
-/// What a run tells besides its results.
+/// What a run returns besides its results.
 #[derive(Clone, Debug, Default)]
 pub struct RunMetadata {
-    /// Every node's run, if [`RunOptions::trace`] asked for it.
+    /// The trace of every node, if [`RunOptions::trace`] requested it.
     pub trace: StepTrace,
     /// The step's number.
     pub step_id: u64,
@@ -63,8 +63,9 @@ impl Session {
         Ok(Session { backend: Backend::Local(Arc::new(LocalSession::new(graph, devices, config)?)) })
     }
 
-    /// A session over `graph` that runs where `backend` leads. Of the configuration, the placement rules (which pin nodes
-    /// before they are sent) and the time limit count here; the rest is for the backend to pass on when it is made.
+    /// A session over `graph` that runs on the servers of `backend`. Of the configuration, the placement rules (which
+    /// pin nodes before they are sent) and the timeout are applied here; the rest must be passed to the backend when
+    /// it is created.
     ///
     /// Sends the graph before it returns.
     pub fn remote(graph: &Graph, backend: Arc<dyn RemoteSession>, config: SessionConfig) -> Result<Session> {
@@ -76,8 +77,8 @@ impl Session {
         matches!(self.backend, Backend::Remote(_))
     }
 
-    /// What can be asked and told because the graph runs in this process: placement, memory, threads, captures. On a remote
-    /// session `FailedPrecondition`, with where it runs and whom to ask instead.
+    /// Queries and controls for a graph that runs in this process: placement, memory, threads, captures. On a remote
+    /// session `FailedPrecondition`; the error says where the graph runs and what to query instead.
     pub fn local(&self) -> Result<LocalView<'_>> {
         match &self.backend {
             Backend::Local(session) => Ok(LocalView(session)),
@@ -85,7 +86,7 @@ impl Session {
         }
     }
 
-    /// Takes over the nodes that were added to the graph since the session was made or last extended. Plans that exist
+    /// Adds the nodes that were added to the graph since the session was created or last extended. Existing plans
     /// stay valid: graphs only grow. A node without state that new nodes pin elsewhere moves there; see
     /// [`LocalView::placement`].
     pub fn extend(&self, graph: &Graph) -> Result<()> {
@@ -176,7 +177,7 @@ impl Session {
         })
     }
 
-    /// The session's devices. None if a remote session's servers cannot be asked, which is logged;
+    /// The session's devices. Empty if the servers of a remote session cannot be reached, which is logged;
     /// [`Session::try_list_devices`] returns the error.
     pub fn list_devices(&self) -> Vec<DeviceAttributes> {
         self.try_list_devices().unwrap_or_else(|error| {
@@ -185,7 +186,7 @@ impl Session {
         })
     }
 
-    /// [`Session::list_devices`], with the error if servers cannot be asked.
+    /// [`Session::list_devices`], with the error if the servers cannot be reached.
     pub fn try_list_devices(&self) -> Result<Vec<DeviceAttributes>> {
         match &self.backend {
             Backend::Local(session) => Ok(session.list_devices()),
@@ -193,15 +194,15 @@ impl Session {
         }
     }
 
-    /// Forgets the variables, queues and other objects of these containers; of all if none is named. If a remote session's
-    /// servers cannot be told, that is logged; [`Session::try_reset`] returns the error.
+    /// Removes the variables, queues and other resources of these containers; of all containers if none is named. If
+    /// the servers of a remote session cannot be reached, that is logged; [`Session::try_reset`] returns the error.
     pub fn reset(&self, containers: &[String]) {
         if let Err(error) = self.try_reset(containers) {
             tracing::warn!(target: "kolo::session", "the containers cannot be reset: {error}");
         }
     }
 
-    /// [`Session::reset`], with the error if servers cannot be told.
+    /// [`Session::reset`], with the error if the servers cannot be reached.
     pub fn try_reset(&self, containers: &[String]) -> Result<()> {
         match &self.backend {
             Backend::Local(session) => {
@@ -284,8 +285,8 @@ enum AnyPartialRun {
 }
 
 impl PartialRun {
-    /// Feeds some of what was announced and fetches some of it. Each may be used once. A fetch that still depends on a feed
-    /// that has not come is an error, and so is anything that was not announced.
+    /// Feeds some of the declared feeds and fetches some of the declared fetches. Each may be used once. It is an
+    /// error to fetch a value that still depends on a missing feed, or to use anything that was not declared.
     pub fn run(&mut self, fetches: &[Output<'_>], feeds: &[(Output<'_>, Tensor)]) -> Result<Vec<Tensor>> {
         match &mut self.0 {
             AnyPartialRun::Local(run) => run.run(fetches, feeds),

@@ -22,7 +22,7 @@ use crate::session::wanted::{Announced, FeedInfo, Wanted, check_n_feeds};
 /// has none) and must return soon after [`RemoteSession::close`], with `Cancelled`. Errors keep the server's code and
 /// message; a server that cannot be reached is `Unavailable`.
 pub trait RemoteSession: Send + Sync {
-    /// Where it leads, as people write it: `grpc://10.0.0.1:2222`. For messages.
+    /// The server's address, such as `grpc://10.0.0.1:2222`. For messages.
     fn target(&self) -> &str;
 
     /// Sends the nodes from index `first_new` on; the server has all before it. The devices of nodes are those that the
@@ -119,7 +119,7 @@ impl Remote {
         Ok(())
     }
 
-    /// The error of a question that only a session of this process can answer.
+    /// The error of a call that only a session in this process supports.
     pub fn only_local(&self) -> Error {
         Error::failed_precondition(format!(
             "this session runs on {}: placement, memory, threads and captures belong to its servers; ask them with `kolo \

@@ -1,5 +1,5 @@
-//! What a task of a cluster runs: graphs that a master has placed and cut, step by step, with transfers that may leave the
-//! process. No thread waits for a step.
+//! What a task of a cluster runs: graphs that a master has placed and partitioned, step by step, with transfers to
+//! and from other processes. No thread blocks on a step.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub struct TaskSession {
     devices: Arc<Devices>,
     kernels: Arc<KernelCache>,
     captures: Captures,
-    /// What happens to a part of a graph, in order.
+    /// The passes over a part of a graph, in order.
     passes: Vec<Pass>,
     fresh: Mutex<u64>,
 }
@@ -40,30 +40,30 @@ pub struct TaskGraph {
     kernels: Arc<KernelCache>,
 }
 
-/// How much of a step's values pass through calls of the master before its end.
+/// How a step's feeds and fetches are passed, and whether it is traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepKind {
-    /// All feeds are there when it begins.
+    /// All feeds are present when it begins.
     Whole,
-    /// Feeds and fetches come in several calls, each of which may depend on those before it.
+    /// Feeds and fetches come in several calls, each of which may depend on earlier ones.
     Partial,
     /// Every node is recorded.
     Traced,
 }
 
-/// A step in flight. Dropping this leaves the step alone.
+/// A step in flight. Dropping the handle does not stop the step.
 #[derive(Clone)]
 pub struct TaskStep {
     step: Arc<Step>,
 }
 
 impl TaskSession {
-    /// A session on the host's devices. It shares their variables with all others.
+    /// A session on the host's devices. It shares their variables with all other sessions.
     pub fn new(host: &Host) -> TaskSession {
         TaskSession::over(host.devices.clone(), host)
     }
 
-    /// A session on the host's devices with variables and queues of its own, which end with it.
+    /// A session on the host's devices with its own variables and queues, which are dropped with it.
     pub fn isolated(host: &Host) -> TaskSession {
         TaskSession::over(Arc::new(host.devices.with_own_state()), host)
     }
@@ -121,8 +121,8 @@ impl TaskSession {
 }
 
 impl TaskGraph {
-    /// Begins a step and returns. `on_end` is called once, on any thread, with the first error if there was one. `step_id`
-    /// must be the master's: transfers of one step meet under it.
+    /// Begins a step and returns. `on_end` is called once, on any thread, with the first error, if any. `step_id`
+    /// must be the master's: it identifies the transfers of the step.
     pub fn start(
         &self,
         step_id: u64,
@@ -130,7 +130,8 @@ impl TaskGraph {
         kind: StepKind,
         on_end: Box<dyn FnOnce(Option<Error>) + Send>,
     ) -> TaskStep {
-        // A segment waits for all of its inputs, so it must not hold up what a later feed depends on.
+        // A segment waits for all of its inputs, so in a partial run it could block nodes that a later feed depends
+        // on.
         let parts = match kind {
             StepKind::Whole => self.compiled.parts_to_run(),
             StepKind::Partial | StepKind::Traced => RunParts::Whole(&self.compiled.parts),
@@ -140,13 +141,13 @@ impl TaskGraph {
         TaskStep { step }
     }
 
-    /// Counts a run; says whether [`TaskGraph::split`] has something to do.
+    /// Counts a run; returns whether [`TaskGraph::split`] has work to do.
     pub fn count_run(&self) -> bool {
         self.compiled.count_run()
     }
 
-    /// Splits the graph into segments that are captured, if that is due. It takes as long as compiling did: not on a thread of
-    /// the network. Steps that begin meanwhile run as before.
+    /// Splits the graph into segments that are captured, if that is due. This takes as long as compiling, so it must
+    /// not run on a network thread. Steps that begin in the meantime run as before.
     pub fn split(&self) {
         self.compiled.split(&self.kernels);
     }
@@ -158,27 +159,27 @@ impl TaskGraph {
 }
 
 impl TaskStep {
-    /// Stops the step: kernels that wait come back, nothing new begins.
+    /// Stops the step: waiting kernels are cancelled, no new node starts.
     pub fn fail(&self, reason: Error) {
         self.step.fail(reason);
     }
 
-    /// The nodes that wait now: for a queue, for a tensor of another device or task.
+    /// The pending nodes: those that wait for a queue, or for a tensor of another device or task.
     pub fn waits(&self) -> Vec<NodeWait> {
         self.step.waits()
     }
 
-    /// How many threads run its kernels now.
+    /// The number of threads that run its kernels now.
     pub fn n_runners(&self) -> usize {
         self.step.n_runners()
     }
 
-    /// How many nodes are ready that no thread runs.
+    /// The number of ready nodes without a runner.
     pub fn n_unattended(&self) -> usize {
         self.step.n_unattended()
     }
 
-    /// What was recorded of each node, if asked for.
+    /// The trace of each node, if requested.
     pub fn take_trace(&self) -> Vec<NodeTrace> {
         self.step.take_trace()
     }

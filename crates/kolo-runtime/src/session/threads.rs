@@ -40,7 +40,7 @@ impl LocalSession {
     }
 
     fn for_each_device(&self, device: &str, n_threads: usize, set: impl Fn(&DeviceUnit)) -> Result<()> {
-        /// More threads than this are a mistake.
+        /// The maximum number of threads; more are a mistake.
         const MOST: usize = 4096;
         if !(1..=MOST).contains(&n_threads) {
             return Err(Error::invalid_argument(format!("{n_threads} threads: a pool has from 1 to {MOST}")));
