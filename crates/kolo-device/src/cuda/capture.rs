@@ -32,7 +32,7 @@ pub(super) struct Captured {
     streams: Arc<Streams>,
 }
 
-// SAFETY: the driver allows any thread to launch a graph; launches of one graph are ordered by the one stream they go to.
+// SAFETY: the driver allows any thread to launch a graph; launches of one graph are ordered by its one stream.
 unsafe impl Send for Captured {}
 // SAFETY: as above.
 unsafe impl Sync for Captured {}
@@ -51,7 +51,7 @@ thread_local! {
     static KEPT: RefCell<Vec<Tensor>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `make` outside of the capture: its work is done now, in shared memory of the device. The capture keeps the
+/// Runs `make` outside of the capture: its work is done now, in the arena's common pool. The capture keeps the
 /// tensor that it returns.
 pub(super) fn keep(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let tensor = outside_capture(make)?;
@@ -59,7 +59,7 @@ pub(super) fn keep(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Runs `f` as if this thread were not capturing: its work is done now, in shared memory of the device.
+/// Runs `f` as if this thread were not capturing: its work is done now, in the arena's common pool.
 fn outside_capture<R>(f: impl FnOnce() -> R) -> R {
     /// Resumes capturing, also if `f` panics.
     struct Paused(Option<Redirect>);

@@ -132,8 +132,8 @@ pub(crate) struct NodePlan {
     /// that becomes ready at the same time as readers of the variable. It is deferred until no other node is ready:
     /// then the readers of the old value are done, and the update need not copy it first.
     pub is_late: bool,
-    /// On a GPU: it depends on nothing but its inputs, and its outputs are not known to be large. While a step is captured
-    /// such a node is computed once if its inputs are the same in all replays.
+    /// On a GPU: it depends on nothing but its inputs, and its outputs are not known to be large. In a capture such a
+    /// node is computed once if its inputs are the same in all replays.
     pub may_fold: bool,
     /// The slot of its one output, if that has no other consumer and is not fetched; otherwise [`NO_SLOT`]. A tiny
     /// node writes its output directly to this slot.

@@ -71,8 +71,8 @@ impl LocalView<'_> {
         self.0.set_placement_rules(rules)
     }
 
-    /// Moves a node to another device between runs, and with it all nodes that must share its device. A variable takes its
-    /// value along. Queues and other state do not move, and nothing moves while a run is in flight.
+    /// Moves a node to another device between runs, and with it all nodes that must share its device. A variable
+    /// keeps its value. Queues and other state do not move, and nothing moves while a run is in flight.
     ///
     /// Other sessions on the same [`crate::Host`] that have used the variable are not notified.
     ///
