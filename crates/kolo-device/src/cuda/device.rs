@@ -340,7 +340,8 @@ impl CudaDevice {
         }
     }
 
-    /// Copies from the host to this device. The host's bytes are read before this returns.
+    /// Copies from the host to this device. The host's bytes are read before this returns, except those of a file of
+    /// shared memory: the GPU reads them directly, and they are kept until it has.
     fn copy_in(&self, tensor: &Tensor) -> Result<Tensor> {
         let bytes = tensor.host_bytes()?;
         let tag: Arc<str> = "a copy from the host".into();
