@@ -23,7 +23,7 @@ use crate::kernel::KernelInit;
 use crate::op::{KernelMaker, Op, gpu_made};
 use crate::{Kernel, KernelCtx};
 
-/// A tree of elementwise ops; see [`program::Program`].
+/// A tree of elementwise ops; see [`Program`].
 pub static MAP: Op = fused(
     "_KoloFusedMap",
     "(inputs:list(Tin)) -> (output:T) ; Tin:list(type)>=1, T:type, program:string",
