@@ -147,6 +147,7 @@ pub fn partition(
         places,
         rounds,
         values,
+        waited: HashMap::new(),
         local: vec![usize::MAX; drafts.len()],
         drafts: &drafts,
         loops,
@@ -265,6 +266,8 @@ struct Cutter<'a> {
     places: Vec<usize>,
     /// See [`crossing_values`].
     values: HashMap<(usize, usize), u32>,
+    /// For each of them, what control edges wait for, if there are any.
+    waited: HashMap<(usize, usize), usize>,
     /// For each draft, what is said of its transfers to other tasks.
     rounds: Vec<TransferRound>,
     /// For each draft that was emitted, its number in its part.
@@ -377,10 +380,7 @@ impl Cutter<'_> {
             }
             let link = match self.place(from) == place {
                 true => Link::Draft(from, 0),
-                false => {
-                    let value = self.values.get(&(from, place)).copied();
-                    Link::Added(self.transfer(from, value, to, (false, false), false)?)
-                }
+                false => Link::Added(self.wait_for(from, to)?),
             };
             control.push(link);
             others.push(link);
@@ -431,6 +431,29 @@ impl Cutter<'_> {
         let device = &self.builder.devices[self.drafts[draft].device];
         let asks = self.options.granularity == Granularity::Device && &*device.name.kind != "CPU";
         self.options.support.filter(|_| asks).map(|support| (support, device))
+    }
+
+    /// The node at the place of `to` that runs after a draft elsewhere: behind a value of it that is sent there anyway, or
+    /// behind a transfer of its own. It is an `Identity` in both cases: a receive of a dead value runs, so in TensorFlow's
+    /// executor its control edges are live, and nodes of a branch that is not taken would run.
+    fn wait_for(&mut self, from: usize, to: usize) -> Result<usize> {
+        let place = self.place(to);
+        let Some(&index) = self.values.get(&(from, place)) else {
+            return self.transfer(from, None, to, (false, false), false);
+        };
+        let received = self.transfer(from, Some(index), to, (false, false), false)?;
+        if let Some(&waited) = self.waited.get(&(from, place)) {
+            return Ok(waited);
+        }
+        let drafts = self.drafts;
+        let (source, device) = (&drafts[from].node, drafts[to].device);
+        let value = OutputInfo { is_ref: false, ..source.outputs[index as usize].clone() };
+        let attrs = vec![("T", value.dtype.into())];
+        let name = self.builder.name(&source.name);
+        let identity = self.builder.node("Identity", name, device, attrs, vec![value], 1)?;
+        let waited = self.push(place, identity, vec![Link::Added(received)], vec![]);
+        self.waited.insert((from, place), waited);
+        Ok(waited)
     }
 
     /// Sends output `slot` of a draft, or only the moment it ends, to the place of another. Returns the node there that

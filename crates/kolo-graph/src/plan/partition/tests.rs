@@ -155,6 +155,10 @@ fn between_tasks_a_value_carries_the_control_edges_of_its_node() {
     let sent: Vec<_> = partitions[0].transfers.iter().map(|transfer| (transfer.source, transfer.n_consumers)).collect();
     let x = x.endpoint();
     assert_eq!(sent, [(Some(x), 2), (None, 1)], "{}", text(&partitions));
+    // A receive of a dead value is not dead itself, so nothing may wait for it.
+    let nodes = &partitions[1].nodes;
+    let waited = nodes.node(nodes.find("waits").unwrap()).control_inputs.iter().map(|&id| nodes.node(id).op());
+    assert_eq!(waited.collect::<Vec<_>>(), ["Identity", "Identity"], "{}", text(&partitions));
 }
 
 #[test]
@@ -437,15 +441,13 @@ fn reassemble(nodes: &Nodes, pruned: &Pruned, partitions: &[Partition]) -> Vec<(
             edges.extend(node.inputs.iter().enumerate().map(|(i, &at)| (origin, Some(i), value(p, at))));
             for &control in &node.control_inputs {
                 let before = part.origin[control.index()].unwrap_or_else(|| {
-                    let waited_for = part.nodes.node(control);
-                    if waited_for.op() == "_Recv" {
-                        return value(p, Endpoint { node: control, index: 0 }).node;
-                    }
-                    // Identity <- _Recv, _Send <- Const <- the node that is waited for.
-                    let recv = part.nodes.node(waited_for.inputs[0].node);
+                    // Identity <- _Recv, _Send <- the node that is waited for, or Const <- that node.
+                    let recv = part.nodes.node(part.nodes.node(control).inputs[0].node);
                     let (from, sent) = sends[&key(recv)];
-                    let empty = partitions[from].nodes.node(sent.node);
-                    partitions[from].origin[empty.control_inputs[0].index()].unwrap()
+                    partitions[from].origin[sent.node.index()].unwrap_or_else(|| {
+                        let empty = partitions[from].nodes.node(sent.node);
+                        partitions[from].origin[empty.control_inputs[0].index()].unwrap()
+                    })
                 });
                 edges.push((origin, None, Endpoint { node: before, index: 0 }));
             }
