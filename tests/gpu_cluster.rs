@@ -2,10 +2,10 @@
 //! On a machine without a GPU every test says that it was skipped, and why, with a count.
 #![allow(clippy::unwrap_used)] // Helpers of tests may fail as tests do.
 
-use std::io::Write;
+mod support;
+
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kolo::cluster::ReplicaDeviceSetter;
 use kolo::optim::{Adam, Optimizer, Sgd};
@@ -13,18 +13,7 @@ use kolo::parallel::{Tower, towers};
 use kolo::{ClusterSpec, Connect as _, Graph, Output, Server, ServerConfig, Session, SessionConfig, Tensor, nn, ops};
 use kolo::{GpuOptions, Shape};
 
-/// The body of a test, unless there is no GPU. A skipped test says so where the harness does not hide it.
-fn on_gpu(test: impl FnOnce()) {
-    static SKIPPED: AtomicUsize = AtomicUsize::new(0);
-    match kolo::cuda::discover(None).absent {
-        Some(why) => {
-            let n = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
-            let name = std::thread::current().name().unwrap_or("a test").to_owned();
-            let _ = writeln!(std::io::stderr(), "skipped ({n} GPU tests so far): {name}: {why}");
-        }
-        None => test(),
-    }
-}
+use support::on_gpu;
 
 /// Numbers that look random and are the same everywhere.
 fn wavy(dims: &[usize], seed: u32) -> Tensor {

@@ -1,25 +1,13 @@
 //! The ops of large models on a real GPU, against the CPU: in all their precisions, in sizes that fit tiles and in sizes that do not;
 //! and whole steps of small models. On a machine without a GPU every test says that it was skipped, and why, with a count.
 
-use std::io::Write;
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod support;
 
 use kolo::optim::{AdamW, Momentum, Optimizer};
 use kolo::recipes::{gpt2, resnet};
 use kolo::{DType, GpuOptions, Graph, Output, Session, SessionConfig, Shape, Tensor, gradients, nn, ops};
 
-/// The body of a test, unless there is no GPU. A skipped test says so where the harness does not hide it.
-fn on_gpu(test: impl FnOnce()) {
-    static SKIPPED: AtomicUsize = AtomicUsize::new(0);
-    match kolo::cuda::discover(None).absent {
-        Some(why) => {
-            let n = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
-            let name = std::thread::current().name().unwrap_or("a test").to_owned();
-            let _ = writeln!(std::io::stderr(), "skipped ({n} GPU tests so far): {name}: {why}");
-        }
-        None => test(),
-    }
-}
+use support::on_gpu;
 
 fn config(n_gpus: usize) -> SessionConfig {
     let gpu = GpuOptions { full_precision: true, ..GpuOptions::default() };

@@ -1,4 +1,5 @@
-//! Processes of a cluster for tests: started with addresses of their own, listened to, and ended with their test.
+//! Processes of a cluster for tests: started with addresses of their own, listened to, and ended with their test. And
+//! tests that need a GPU.
 #![allow(clippy::unwrap_used, dead_code)] // Helpers of tests may fail as tests do, and no test uses all of them.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -283,5 +284,18 @@ pub fn write_pictures(dir: &Path) {
         labels.extend((0..n).map(|_| (next() % 10) as u8));
         std::fs::File::create(dir.join(format!("{split}-images-idx3-ubyte"))).unwrap().write_all(&images).unwrap();
         std::fs::File::create(dir.join(format!("{split}-labels-idx1-ubyte"))).unwrap().write_all(&labels).unwrap();
+    }
+}
+
+/// The body of a test, unless there is no GPU. A skipped test says so where the harness does not hide it.
+pub fn on_gpu(test: impl FnOnce()) {
+    static SKIPPED: AtomicU32 = AtomicU32::new(0);
+    match kolo::cuda::discover(None).absent {
+        Some(why) => {
+            let n = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
+            let name = std::thread::current().name().unwrap_or("a test").to_owned();
+            let _ = writeln!(std::io::stderr(), "skipped ({n} GPU tests so far): {name}: {why}");
+        }
+        None => test(),
     }
 }

@@ -108,7 +108,7 @@ impl Replay {
             let value = feeds.get(number).and_then(Option::as_ref);
             let value = value.ok_or_else(|| Error::internal(format!("feed {number} is missing")))?;
             if places.iter().any(|place| place.number == number) {
-                return Err(Error::unimplemented(format!("feed {number} is read on the host and on the card")));
+                return Err(Error::unimplemented(format!("feed {number} is read on the host and on the GPU")));
             }
             let way = match (feed.on_device, is_on_card(value)) {
                 (true, true) => match device.address_of(value)? {
