@@ -1,5 +1,6 @@
 //! Gradients as a rewrite: walks the graph backwards from `ys`, asks every op on a path to `xs` for its rule, and sums
-//! what arrives at each output. Only adds nodes; what was there stays as it was.
+//! what arrives at each output. Only adds nodes; what was there stays as it was. Nodes are differentiated in topological order
+//! from the last described to the first ([`topological_order`]), so the order of each sum follows from the graph alone.
 //!
 //! A loop is differentiated as a whole: it gets a companion that runs its iterations backwards ([`backward`]). What is a
 //! loop is read off the graph ([`loops`]), so that imported graphs are differentiated like any other.
@@ -8,6 +9,7 @@ mod backward;
 mod loops;
 mod training;
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
@@ -15,6 +17,8 @@ use kolo_core::{DType, Error, Result, Shape, Tensor};
 
 use crate::describe::control_flow::is_constant_enter;
 use crate::op::def::{Grad, Gradient, IndexedSlices};
+use crate::plan::prune::describe_cycle;
+use crate::rewrite::order::topological_order;
 use crate::{Endpoint, Flow, FrameId, Graph, NodeId, Nodes, Operation, Output};
 use backward::{BackwardScope, Source};
 use loops::Loops;
@@ -113,7 +117,7 @@ struct Walk<'a, 'g> {
 }
 
 /// What is differentiated in one piece.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Item {
     Node(NodeId),
     /// A whole loop, with the loops in it.
@@ -123,7 +127,7 @@ enum Item {
 impl<'g> Walk<'_, 'g> {
     /// Differentiates what is directly in one frame, loops within it as a whole.
     fn level(&mut self, level: Option<FrameId>) -> Result<()> {
-        for item in self.backwards(level) {
+        for item in self.backwards(level)? {
             match item {
                 Item::Node(id) => self.differentiate(id)?,
                 Item::Loop(frame) => self.differentiate_loop(frame)?,
@@ -300,56 +304,44 @@ impl<'g> Walk<'_, 'g> {
         Ok(())
     }
 
-    /// What is to be differentiated in one frame, each after all of its consumers.
-    fn backwards(&self, level: Option<FrameId>) -> Vec<Item> {
+    /// What is to be differentiated in one frame, each after all of its consumers, otherwise what was described last first.
+    fn backwards(&self, level: Option<FrameId>) -> Result<Vec<Item>> {
         let loops = &self.source.loops;
         let is_base = level == self.source.base;
-        let items: HashMap<NodeId, Item> = self
-            .between
-            .iter()
-            .filter_map(|&id| {
-                let home = loops.home(id);
-                let item = if home == level {
-                    // What makes up the loop itself is differentiated with the loop.
-                    let outside = !loops.is_border(id) || (is_base && self.nodes.node(id).def.flow == Flow::Enter);
-                    outside.then_some(Item::Node(id))
-                } else {
-                    loops.child_towards(level, home?).map(Item::Loop)
-                };
-                item.map(|item| (id, item))
-            })
-            .collect();
-        let edges = |id: NodeId, item: Item| {
-            let sources = self.nodes.node(id).inputs.iter().filter_map(|at| items.get(&at.node));
-            sources.copied().filter(move |source| *source != item)
+        let item_of = |id: NodeId| {
+            let home = loops.home(id);
+            if home == level {
+                // What makes up the loop itself is differentiated with the loop.
+                let outside = !loops.is_border(id) || (is_base && self.nodes.node(id).def.flow == Flow::Enter);
+                outside.then_some(Item::Node(id))
+            } else {
+                loops.child_towards(level, home?).map(Item::Loop)
+            }
         };
-        let mut pending: HashMap<Item, usize> = items.values().map(|&item| (item, 0)).collect();
-        let mut members: HashMap<Item, Vec<NodeId>> = HashMap::new();
-        for (&id, &item) in &items {
-            members.entry(item).or_default().push(id);
-            for source in edges(id, item) {
-                *pending.entry(source).or_default() += 1;
-            }
+        let mut members: Vec<NodeId> = self.between.iter().copied().collect();
+        members.sort_unstable_by_key(|id| Reverse(*id));
+        let (mut items, mut position): (Vec<(Item, NodeId)>, HashMap<Item, usize>) = Default::default();
+        let mut place: HashMap<NodeId, usize> = HashMap::with_capacity(members.len());
+        for &id in &members {
+            let Some(item) = item_of(id) else { continue };
+            let at = *position.entry(item).or_insert_with(|| {
+                items.push((item, id));
+                items.len() - 1
+            });
+            place.insert(id, at);
         }
-        let mut ready: Vec<Item> = pending.iter().filter(|(_, count)| **count == 0).map(|(&item, _)| item).collect();
-        // Sorted, so that the same graph always gets the same gradient graph.
-        ready.sort_unstable();
-        members.values_mut().for_each(|nodes| nodes.sort_unstable());
-        let mut order = Vec::with_capacity(pending.len());
-        while let Some(item) = ready.pop() {
-            order.push(item);
-            for &id in &members[&item] {
-                for source in edges(id, item) {
-                    if let Some(count) = pending.get_mut(&source) {
-                        *count -= 1;
-                        if *count == 0 {
-                            ready.push(source);
-                        }
-                    }
-                }
-            }
+        // Gradients flow from consumers to producers, so an item needs its consumers.
+        let mut needs: Vec<Vec<usize>> = vec![Vec::new(); items.len()];
+        for id in &members {
+            let Some(&consumer) = place.get(id) else { continue };
+            let inputs = self.nodes.node(*id).inputs.iter().filter_map(|at| place.get(&at.node).copied());
+            inputs.filter(|producer| *producer != consumer).for_each(|producer| needs[producer].push(consumer));
         }
-        order
+        let order = topological_order(&needs).map_err(|cycle| {
+            let cycle: Vec<NodeId> = cycle.into_iter().rev().map(|i| items[i].1).collect();
+            describe_cycle(self.nodes, &cycle)
+        })?;
+        Ok(order.into_iter().map(|i| items[i].0).collect())
     }
 }
 

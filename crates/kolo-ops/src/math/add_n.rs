@@ -218,6 +218,22 @@ mod tests {
 
     use crate::testing::{check_op, tensor, wavy};
 
+    /// The order of a sum decides its last bits, so it must not depend on how the graph is walked.
+    #[test]
+    fn gradients_are_summed_from_the_last_described_consumer_to_the_first() {
+        let g = crate::graph();
+        let x = g.placeholder::<f32>("x", [2usize]);
+        let [a, b, c] = ["Neg", "Exp", "Tanh"].map(|op| g.op(op).name(op).input(x).out());
+        let y = c + (a + b);
+        let grad = kolo_graph::gradients(&[y], &[x]).unwrap()[0].unwrap().dense().unwrap();
+        let nodes = g.snapshot();
+        let sum = nodes.node(grad.endpoint().node);
+        let parts: Vec<&str> = sum.inputs.iter().map(|at| &*nodes.node(at.node).name).collect();
+        assert_eq!(sum.op(), "AddN");
+        let of = |part: &str| ["Tanh_grad", "Exp_grad", "Neg_grad"].iter().position(|scope| part.contains(scope));
+        assert_eq!(parts.iter().map(|part| of(part)).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)], "{parts:?}");
+    }
+
     #[test]
     fn add_n() {
         check_op("AddN").input([1.0f32, 2.0]).gives([1.0f32, 2.0]);
