@@ -218,6 +218,19 @@ impl<'a> Rewriter<'a> {
         false
     }
 
+    /// Those of these nodes that depend on another of them, along edges of any kind. One walk for all of them.
+    pub fn dependents_among(&self, group: &[NodeId]) -> HashSet<NodeId> {
+        let of = |id: NodeId| self.users.get(id.index()).into_iter().flatten().copied();
+        let (mut seen, mut open): (HashSet<NodeId>, Vec<NodeId>) =
+            (HashSet::new(), group.iter().flat_map(|id| of(*id)).collect());
+        while let Some(id) = open.pop() {
+            if seen.insert(id) {
+                open.extend(of(id));
+            }
+        }
+        group.iter().copied().filter(|id| seen.contains(id)).collect()
+    }
+
     /// `base`, or `base` with a number, so that no other node of the session has the name.
     pub fn fresh_name(&mut self, base: &str) -> String {
         if self.nodes.find(base).is_none() {
@@ -278,17 +291,42 @@ impl<'a> Rewriter<'a> {
     /// Removes a node that became part of another: what waited for it waits for that one. Its readers must have been
     /// redirected, or be gone by the end.
     pub fn merge(&mut self, gone: NodeId, into: NodeId) {
-        self.unlink(gone);
-        self.is_live[gone.index()] = false;
-        for waiter in self.waiters(gone) {
-            let mut node = Node::clone(self.nodes.node(waiter));
-            node.control_inputs.retain(|before| *before != gone);
-            if waiter != into && !node.control_inputs.contains(&into) {
-                node.control_inputs.push(into);
-            }
-            self.replace(waiter, node);
+        self.merge_all(&[gone], into);
+    }
+
+    /// [`Rewriter::merge`] for many nodes at once: what waited for several of them is changed once, so that a group that
+    /// awaits thousands of updates is not copied for each of them.
+    pub fn merge_all(&mut self, gone: &[NodeId], into: NodeId) {
+        let gone: HashSet<NodeId> = gone.iter().copied().filter(|id| self.node(*id).is_some()).collect();
+        let (mut sources, mut waiters): (Vec<NodeId>, Vec<NodeId>) = (Vec::new(), Vec::new());
+        for &id in &gone {
+            sources.extend(inputs_of(self.nodes.node(id)));
+            waiters.extend(&self.users[id.index()]);
+            self.is_live[id.index()] = false;
         }
-        self.targets.iter_mut().filter(|target| **target == gone).for_each(|target| *target = into);
+        // In the order of their numbers, and each once, so that plans do not depend on the order of a set.
+        for list in [&mut sources, &mut waiters] {
+            list.sort_unstable();
+            list.dedup();
+        }
+        for source in sources {
+            if let Some(users) = self.users.get_mut(source.index()) {
+                users.retain(|user| !gone.contains(user));
+            }
+        }
+        for waiter in waiters.into_iter().filter(|id| !gone.contains(id)) {
+            let awaits = &self.nodes.node(waiter).control_inputs;
+            if !awaits.iter().any(|before| gone.contains(before)) {
+                continue;
+            }
+            self.edit(waiter, |node| {
+                node.control_inputs.retain(|before| !gone.contains(before));
+                if waiter != into && !node.control_inputs.contains(&into) {
+                    node.control_inputs.push(into);
+                }
+            });
+        }
+        self.targets.iter_mut().filter(|target| gone.contains(target)).for_each(|target| *target = into);
     }
 
     /// Makes all that read one output, fetches included, read another of the same dtype.

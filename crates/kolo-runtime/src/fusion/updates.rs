@@ -1,6 +1,6 @@
 //! An optimizer's updates of many variables.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use kolo_core::{DType, Result};
 use kolo_graph::{Attrs, Endpoint, Node, NodeId};
@@ -57,7 +57,8 @@ impl Work<'_, '_> {
     }
 
     pub(super) fn updates(&mut self) -> Result<()> {
-        let mut groups: Vec<(String, Vec<NodeId>)> = Vec::new();
+        // In the order of their first updates, and found by their key: a rate for each variable makes as many groups.
+        let (mut groups, mut group_of): (Vec<Vec<NodeId>>, HashMap<String, usize>) = Default::default();
         for (id, node) in self.graph.iter() {
             let Some(layout) = update_layout(node.op()) else { continue };
             let Ok(dtype) = node.attrs.dtype("T") else { continue };
@@ -68,12 +69,13 @@ impl Work<'_, '_> {
             let scalars: Vec<Endpoint> = layout.scalars.iter().map(|&i| node.inputs[i]).collect();
             let grad = self.narrow_gradient(id, node.inputs[layout.grad]).map_or(dtype, |(_, grad)| grad);
             let key = format!("{} {dtype} {grad} {flag} {scalars:?}", node.op());
-            match groups.iter_mut().find(|(other, _)| *other == key) {
-                Some((_, group)) => group.push(id),
-                None => groups.push((key, vec![id])),
-            }
+            let group = *group_of.entry(key).or_insert_with(|| {
+                groups.push(Vec::new());
+                groups.len() - 1
+            });
+            groups[group].push(id);
         }
-        for (_, group) in groups {
+        for group in groups {
             self.update_together(&group);
         }
         Ok(())
@@ -81,24 +83,18 @@ impl Work<'_, '_> {
 
     /// Fuses updates, except those that depend on others of the group or update the same variable.
     fn update_together(&mut self, group: &[NodeId]) {
+        let dependent = self.graph.dependents_among(group);
         let mut chosen: Vec<NodeId> = Vec::new();
         let mut handles: HashSet<Endpoint> = HashSet::new();
-        for &id in group {
+        for &id in group.iter().filter(|id| !dependent.contains(id)) {
             let Some(node) = self.node(id) else { continue };
             let Some(layout) = update_layout(node.op()) else { continue };
             let mine = &node.inputs[..layout.n_handles];
-            if mine.iter().any(|at| handles.contains(at)) || self.graph.reaches(&chosen, id) {
+            if mine.iter().any(|at| handles.contains(at)) {
                 continue;
             }
             handles.extend(mine);
             chosen.push(id);
-        }
-        // An earlier update may depend on a later one.
-        while let Some(at) = (0..chosen.len()).find(|&i| {
-            let rest: Vec<NodeId> = chosen.iter().copied().filter(|id| *id != chosen[i]).collect();
-            self.graph.reaches(&rest, chosen[i])
-        }) {
-            chosen.remove(at);
         }
         let Some(&root_id) = chosen.last().filter(|_| chosen.len() > 1) else { return };
         let mut nodes: Vec<&Node> = chosen.iter().filter_map(|id| self.node(*id)).collect();
@@ -133,8 +129,7 @@ impl Work<'_, '_> {
         attrs.set("Tgrad", grad_dtype);
         let node = made(&fused::APPLY_ALL, root, &nodes, inputs, Vec::new(), attrs);
         self.graph.replace(root_id, node);
-        for id in chosen.into_iter().filter(|id| *id != root_id).chain(casts) {
-            self.graph.merge(id, root_id);
-        }
+        let gone: Vec<NodeId> = chosen.into_iter().filter(|id| *id != root_id).chain(casts).collect();
+        self.graph.merge_all(&gone, root_id);
     }
 }
