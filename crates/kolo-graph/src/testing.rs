@@ -58,6 +58,8 @@ const DEFS: &[OpDef] = &[
     // A value out of nowhere: six floats.
     OpDef { shape: |_| Ok(vec![kolo_core::PartialShape::new(&[Some(2), Some(3)])]), ..op("Source", "() -> (y:float)") },
     op("Integer", "() -> (y:int32)"),
+    // Many nodes as one.
+    op("Region", "(inputs:list(Tin)) -> (outputs:list(Tout)) ; Tin:list(type)>=0, Tout:list(type)>=0"),
     op("Flag", "() -> (y:bool)"),
     OpDef {
         work: Work::Placeholder,

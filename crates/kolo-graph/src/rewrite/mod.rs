@@ -17,6 +17,7 @@ mod branches;
 mod check;
 pub(crate) mod frames;
 pub(crate) mod order;
+mod outline;
 mod pass;
 #[cfg(test)]
 mod tests;
@@ -30,11 +31,12 @@ use kolo_core::{Error, Result};
 
 use crate::describe::request::{NodeRequest, complete};
 use crate::plan::prune::{Feeds, Pruned, is_back_edge};
-use crate::{Attrs, Endpoint, Node, NodeId, Nodes, OpRegistry, Origin, Partition, Training};
+use crate::{Attrs, Endpoint, Node, NodeId, Nodes, OpRegistry, Origin, Partition, Training, Transfer};
 
 pub use branches::{BranchNode, skipped_nodes};
 pub use frames::{Frame, FrameId, Frames, frames};
 pub use order::topological_order;
+pub use outline::{Outlined, rewrite_part};
 pub(crate) use pass::{BuiltIn, Run};
 pub use pass::{Pass, PassContext, PassRecord, Stage, pipeline};
 pub use training::{LossNodes, TrainingNodes, VariableNodes};
@@ -416,11 +418,12 @@ impl<'a> Rewriter<'a> {
 
     /// Removes nodes that nothing needs any more: nobody reads or awaits them, and the run did not ask for them.
     pub fn remove_dead(&mut self) {
+        let wanted: HashSet<NodeId> =
+            self.fetches.iter().map(|(_, at)| at.node).chain(self.targets.iter().copied()).collect();
         let mut open = self.ids();
         while let Some(id) = open.pop() {
             let Some(node) = self.node(id) else { continue };
-            let is_wanted = self.fetches.iter().any(|(_, at)| at.node == id) || self.targets.contains(&id);
-            if is_wanted || !self.users[id.index()].is_empty() {
+            if wanted.contains(&id) || !self.users[id.index()].is_empty() {
                 continue;
             }
             let before = inputs_of(node);
@@ -504,10 +507,10 @@ impl<'a> Rewriter<'a> {
         }
         feeds.sort_by_key(|(feed, _)| *feed);
         let place = |&(fetch, at): &(usize, Endpoint)| Ok((fetch, Endpoint { node: renamed(at.node)?, ..at }));
-        let mut transfers = part.transfers.clone();
-        for transfer in &mut transfers {
-            transfer.send = renamed(transfer.send)?;
-        }
+        // A transfer whose end became part of another node is no longer one of this part.
+        let is_here = |transfer: &&Transfer| self.node(transfer.send).is_some();
+        let place_transfer = |transfer: &Transfer| Ok(Transfer { send: renamed(transfer.send)?, ..transfer.clone() });
+        let transfers = part.transfers.iter().filter(is_here).map(place_transfer).collect::<Result<_>>()?;
         Ok(Partition {
             device: part.device,
             nodes,

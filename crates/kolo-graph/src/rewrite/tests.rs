@@ -99,6 +99,54 @@ fn a_region_is_cloned_with_its_inner_edges() {
 }
 
 #[test]
+fn a_region_is_outlined_with_what_it_shares() {
+    let g = graph();
+    let [a, shared] = ["a", "shared"].map(|name| g.op("Source").name(name).out());
+    let first = g.op("Neg").name("first").input(a).build();
+    let second = g.op("Add").name("second").input(first.output(0)).input(shared).out();
+    let awaited = g.control_dependencies(&[first], || g.op("Neg").name("awaited").input(shared).out());
+    g.op("Add").name("end").input(second).input(awaited).build();
+    let region = *registry().find("Region").unwrap().0;
+    let mut body = String::new();
+    let text = rewrite(&g, &["end", "first"], |graph| {
+        let ids = ["first", "second"].map(|name| at(graph, name).node);
+        let shared = at(graph, "shared").node;
+        let outlined = graph.outline(&ids, &|id| id == shared, &region, "region")?;
+        graph.remove_dead();
+        body.extend(outlined.nodes.iter().map(|(id, _)| outlined.nodes.line(id) + "\n"));
+        body += &format!(
+            "{:?}",
+            (outlined.feeds, outlined.fetches.iter().map(|(i, at)| (*i, at.node.0)).collect::<Vec<_>>())
+        );
+        Ok(())
+    })
+    .unwrap();
+    // What is awaited is the whole; what is shared is in both.
+    assert_eq!(
+        text,
+        "a = Source() -> float[2,3]\n\
+         shared = Source() -> float[2,3]\n\
+         awaited = Neg[T=float](shared:0, ^region) -> float[2,3]\n\
+         end = Add[T=float](region:1, awaited:0) -> float[2,3]\n\
+         region = Region[Tin=[float], Tout=[float, float]](a:0) -> float[2,3], float[2,3]\n\
+         end:0 region:0"
+    );
+    assert_eq!(
+        body,
+        "first = Neg[T=float](<feed 0>) -> float[2,3]\n\
+         shared = Source() -> float[2,3]\n\
+         second = Add[T=float](first:0, shared:0) -> float[2,3]\n\
+         ([(0, [(#0, 0)])], [(0, 0), (1, 2)])"
+    );
+    // Something outside lies between the two.
+    let error = rewrite(&g, &["end"], |graph| {
+        let ids = ["first", "second", "end"].map(|name| at(graph, name).node);
+        graph.outline(&ids, &|_| false, &region, "region").map(drop)
+    });
+    assert!(error.unwrap_err().message().contains("cycle"));
+}
+
+#[test]
 fn what_a_pass_breaks_is_named() {
     let breaks =
         |change: &dyn Fn(&mut Rewriter<'_>) -> Result<()>| rewrite(&sum(), &["c"], change).unwrap_err().to_string();

@@ -37,8 +37,6 @@ pub(super) struct Segments {
     pub apart: Apart,
     /// Nodes that are added to every segment that uses them.
     pub free: Vec<bool>,
-    /// All nodes in topological order.
-    pub order: Vec<usize>,
 }
 
 /// A part of a plan, and its GPU, if it has one.
@@ -158,7 +156,7 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
             list[levels[start + i].max(0) as usize].push(i);
         }
         list.retain(|members| members.iter().filter(|&&i| launches(of.plan, i)).count() >= FEWEST_LAUNCHES);
-        found.push(Segments { list, apart, free, order });
+        found.push(Segments { list, apart, free });
     }
     Ok(Some(found))
 }

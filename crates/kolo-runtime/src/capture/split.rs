@@ -3,13 +3,17 @@
 //! A segment is a plan of its own. Its feeds are its inputs and its fetches are its outputs. In the split part it is
 //! one node among the nodes that cannot be captured, which run as usual. The original plan is kept: traced runs and
 //! partial runs use it, and so does every run if no segment is worth capturing.
+//!
+//! The split is a rewrite of the part ([`Rewriter::outline`](kolo_graph::Rewriter::outline)), checked as after a pass, but no pass
+//! of the plan: which nodes can be captured is known only after the first runs, which may show that a node that looked
+//! capturable is not. The list of passes has a line for it in the stage `compiled`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use kolo_core::{DeviceName, DeviceSpec, Error, Result, Tensor};
-use kolo_graph::{Attrs, Effects, Endpoint, Flow, Node, NodeId, Nodes, OutputInfo, Partition, Work, topological_order};
-use kolo_ops::{CancelToken, Value, fused};
+use kolo_core::{DeviceName, Error, Result, Tensor};
+use kolo_graph::{Effects, Flow, Node, NodeId, Outlined, Partition, Work, rewrite_part};
+use kolo_ops::{CancelToken, Value, fused, registry};
 use parking_lot::Mutex;
 
 use super::slot::{CaptureSlot, WARM_UP};
@@ -79,7 +83,7 @@ pub(crate) struct Segment {
     /// It writes to variables, so it is deferred until no other node is ready, as updates are.
     pub is_late: bool,
     /// For each input, whether all of its readers need it on the GPU.
-    pub on_card: Vec<bool>,
+    pub on_gpu: Vec<bool>,
 }
 
 impl Split {
@@ -259,23 +263,13 @@ fn split_part(
     }
     let constants: HashMap<Arc<str>, Tensor> =
         plan.constant_names.iter().cloned().zip(plan.constants.iter().cloned()).collect();
-    let mut cutter = Cutter {
-        partition,
-        found,
-        segment_of: vec![None; nodes.len()],
-        outputs: found.list.iter().map(|_| Vec::new()).collect(),
-    };
-    for (segment, members) in found.list.iter().enumerate() {
-        members.iter().for_each(|&i| cutter.segment_of[i] = Some(segment));
-    }
-    cutter.find_outputs();
-    let (mut segments, mut places) = (Vec::new(), Vec::new());
-    for (number, members) in found.list.iter().enumerate() {
-        let inner = cutter.inner(number, members);
+    let (outer, bodies) = outline(partition, found)?;
+    let mut at = HashMap::new();
+    for (number, (name, body)) in bodies.into_iter().enumerate() {
         let part = Part {
-            nodes: &inner.nodes,
-            fed: inner.fed,
-            fetches: inner.fetches,
+            nodes: &body.nodes,
+            fed: fed(&body.feeds),
+            fetches: body.fetches,
             frame_ids: FrameIds::default(),
             extras: Extras { constants: constants.clone(), ..Extras::default() },
         };
@@ -284,224 +278,50 @@ fn split_part(
         let segment = Arc::new(Segment {
             slot: CaptureSlot::for_segment(number as u32),
             is_late: part.nodes.iter().any(|node| node.node.def.effects == Effects::Writes),
-            on_card: (0..inner.inputs.len()).map(|feed| reads(feed).all(|plan| plan.on_device)).collect(),
+            on_gpu: (0..body.feeds.len()).map(|feed| reads(feed).all(|plan| plan.on_device)).collect(),
             part,
         });
-        places.push((inner.inputs, inner.waits));
-        segments.push(segment);
+        let id = outer.nodes.find(&name).ok_or_else(|| Error::internal(format!("'{name}' is missing")))?;
+        at.insert(id, segment.clone());
+        made.segments.push(segment);
     }
-    let outer = cutter.outer(&places)?;
-    let at = outer.segments.iter().copied().zip(segments.iter().cloned()).collect();
     let part = Part {
         nodes: &outer.nodes,
-        fed: outer.fed,
+        fed: fed(&outer.feeds),
         fetches: outer.fetches,
         frame_ids,
         extras: Extras { constants, segments: at },
     };
-    made.segments.extend(segments);
     Ok(Arc::new(compile(&part, &plan.unit, kernels)?))
 }
 
-/// Divides a part into the nodes inside of segments and those outside.
-struct Cutter<'a> {
-    partition: &'a Partition,
-    found: &'a Segments,
-    segment_of: Vec<Option<usize>>,
-    /// For each segment, the outputs that are used outside of it.
-    outputs: Vec<Vec<Endpoint>>,
+/// The part with one node for each segment, and the nodes inside, by the name of that node.
+fn outline(partition: &Partition, found: &Segments) -> Result<(Partition, Vec<(Arc<str>, Outlined)>)> {
+    let is_free = |id: NodeId| found.free.get(id.index()).copied().unwrap_or(false);
+    let mut fresh = 0;
+    let mut fresh = || {
+        fresh += 1;
+        fresh
+    };
+    rewrite_part(partition, registry(), &mut fresh, |graph| {
+        let mut bodies = Vec::with_capacity(found.list.len());
+        for (number, members) in found.list.iter().enumerate() {
+            let region: Vec<NodeId> = members.iter().map(|&i| NodeId(i as u32)).collect();
+            let first = region.first().map_or("nothing", |id| &*partition.nodes.node(*id).name);
+            let name = format!("segment {number}, from {first}");
+            let body = graph.outline(&region, &is_free, &fused::SEGMENT.def, &name)?;
+            let name = graph.node(body.node).map_or_else(|| name.into(), |node| node.name.clone());
+            bodies.push((name, body));
+        }
+        // Free nodes that only segments used are in these now.
+        graph.remove_dead();
+        Ok(bodies)
+    })
 }
 
-/// The nodes of one segment.
-struct Inner {
-    nodes: Nodes,
-    fed: HashMap<(NodeId, usize), usize>,
-    fetches: Vec<(usize, Endpoint)>,
-    /// Its inputs from outside, by number of the feed.
-    inputs: Vec<Endpoint>,
-    /// Its control inputs from outside.
-    waits: HashSet<NodeId>,
-}
-
-/// The nodes outside of segments.
-struct Outer {
-    nodes: Nodes,
-    fed: HashMap<(NodeId, usize), usize>,
-    fetches: Vec<(usize, Endpoint)>,
-    /// The nodes that represent segments.
-    segments: Vec<NodeId>,
-}
-
-impl Cutter<'_> {
-    fn find_outputs(&mut self) {
-        let nodes = &self.partition.nodes;
-        let mut wanted: HashSet<Endpoint> = self.partition.fetches.iter().map(|(_, at)| *at).collect();
-        for (id, node) in nodes.iter() {
-            for at in node.inputs.iter().filter(|at| at.feed().is_none()) {
-                if self.segment_of[at.node.index()] != self.segment_of[id.index()] {
-                    wanted.insert(*at);
-                }
-            }
-        }
-        for at in wanted {
-            if let Some(segment) = self.segment_of[at.node.index()] {
-                self.outputs[segment].push(at);
-            }
-        }
-        self.outputs.iter_mut().for_each(|list| list.sort_unstable());
-    }
-
-    /// Adds a free node, and the nodes it depends on, to a segment.
-    fn add_free(&self, id: NodeId, nodes: &mut Nodes, renamed: &mut HashMap<NodeId, NodeId>) -> NodeId {
-        if let Some(&known) = renamed.get(&id) {
-            return known;
-        }
-        let mut node = Node::clone(self.partition.nodes.node(id));
-        node.inputs.iter_mut().for_each(|at| at.node = self.add_free(at.node, nodes, renamed));
-        let new = nodes.push(node);
-        renamed.insert(id, new);
-        new
-    }
-
-    fn inner(&self, number: usize, members: &[usize]) -> Inner {
-        let mut inner = Inner {
-            nodes: Nodes::default(),
-            fed: HashMap::new(),
-            fetches: Vec::new(),
-            inputs: Vec::new(),
-            waits: HashSet::new(),
-        };
-        let mut renamed: HashMap<NodeId, NodeId> = HashMap::new();
-        for &i in members {
-            let mut node = Node::clone(self.partition.nodes.node(NodeId(i as u32)));
-            let mut fed = Vec::new();
-            for (input, at) in node.inputs.iter_mut().enumerate() {
-                let is_inside = at.feed().is_none() && self.segment_of[at.node.index()] == Some(number);
-                if is_inside {
-                    at.node = renamed.get(&at.node).copied().unwrap_or(at.node);
-                } else if at.feed().is_none() && self.found.free[at.node.index()] {
-                    at.node = self.add_free(at.node, &mut inner.nodes, &mut renamed);
-                } else {
-                    let feed = inner.inputs.iter().position(|known| known == at).unwrap_or_else(|| {
-                        inner.inputs.push(*at);
-                        inner.inputs.len() - 1
-                    });
-                    fed.push((input, feed));
-                    *at = Endpoint::from_feed(feed as u32);
-                }
-            }
-            let mut waits = Vec::new();
-            for before in &node.control_inputs {
-                match renamed.get(before) {
-                    Some(inside) if self.segment_of[before.index()] == Some(number) => waits.push(*inside),
-                    _ if self.found.free[before.index()] => {}
-                    _ => {
-                        inner.waits.insert(*before);
-                    }
-                }
-            }
-            node.control_inputs = waits;
-            let new = inner.nodes.push(node);
-            renamed.insert(NodeId(i as u32), new);
-            inner.fed.extend(fed.into_iter().map(|(input, feed)| ((new, input), feed)));
-        }
-        let place = |at: &Endpoint| Endpoint { node: renamed.get(&at.node).copied().unwrap_or(at.node), ..*at };
-        inner.fetches = self.outputs[number].iter().map(place).enumerate().collect();
-        inner
-    }
-
-    /// The nodes outside, with one node for each segment, whose inputs are in `places`.
-    fn outer(&self, places: &[(Vec<Endpoint>, HashSet<NodeId>)]) -> Result<Outer> {
-        let (nodes, found) = (&self.partition.nodes, self.found);
-        let n = nodes.len();
-        // Numbers for the sort below: nodes by their number, then segments.
-        let item = |id: NodeId| self.segment_of[id.index()].map_or(id.index(), |segment| n + segment);
-        let is_forward = |at: &&Endpoint| at.feed().is_none() && nodes.node(at.node).def.flow != Flow::NextIteration;
-        let mut before: Vec<Vec<usize>> = vec![Vec::new(); n + places.len()];
-        let mut is_used = vec![false; n];
-        self.partition.fetches.iter().for_each(|(_, at)| is_used[at.node.index()] = true);
-        for &i in found.order.iter().rev().filter(|&&i| self.segment_of[i].is_none()) {
-            let node = nodes.node(NodeId(i as u32));
-            is_used[i] |= !found.free[i];
-            if is_used[i] {
-                before[i].extend(node.inputs.iter().filter(is_forward).map(|at| item(at.node)));
-                before[i].extend(node.control_inputs.iter().map(|id| item(*id)));
-                let data = node.inputs.iter().filter(|at| at.feed().is_none()).map(|at| at.node);
-                data.chain(node.control_inputs.iter().copied()).for_each(|id| is_used[id.index()] = true);
-            }
-        }
-        for (segment, (inputs, waits)) in places.iter().enumerate() {
-            before[n + segment].extend(inputs.iter().filter(is_forward).map(|at| item(at.node)));
-            before[n + segment].extend(waits.iter().map(|id| item(*id)));
-        }
-        let order = topological_order(&before).map_err(|_| Error::internal("segments wait for each other"))?;
-        let is_kept = |&i: &usize| i >= n || (self.segment_of[i].is_none() && is_used[i]);
-        let mut renamed: Vec<Option<NodeId>> = vec![None; n + places.len()];
-        for (new, i) in order.iter().copied().filter(is_kept).enumerate() {
-            renamed[i] = Some(NodeId(new as u32));
-        }
-        let missing = || Error::internal("a node that is needed is in no segment and not outside");
-        let name = |id: NodeId| renamed[item(id)].ok_or_else(missing);
-        let place = |at: Endpoint| -> Result<Endpoint> {
-            let Some(segment) = self.segment_of[at.node.index()] else {
-                return Ok(Endpoint { node: name(at.node)?, ..at });
-            };
-            let index = self.outputs[segment].iter().position(|output| *output == at).ok_or_else(missing)?;
-            Ok(Endpoint { node: name(at.node)?, index: index as u32 })
-        };
-        let mut outer = Outer {
-            nodes: Nodes::default(),
-            fed: HashMap::new(),
-            fetches: Vec::new(),
-            segments: (0..places.len()).filter_map(|segment| renamed[n + segment]).collect(),
-        };
-        for i in order.iter().copied().filter(is_kept) {
-            let mut node = match i.checked_sub(n) {
-                None => Node::clone(nodes.node(NodeId(i as u32))),
-                Some(segment) => self.stand_in(segment, &places[segment]),
-            };
-            let id = NodeId(outer.nodes.len() as u32);
-            for (input, at) in node.inputs.iter_mut().enumerate() {
-                match at.feed() {
-                    Some(feed) => {
-                        outer.fed.insert((id, input), feed);
-                    }
-                    None => *at = place(*at)?,
-                }
-            }
-            let mut waits = node.control_inputs.iter().map(|id| name(*id)).collect::<Result<Vec<NodeId>>>()?;
-            waits.sort_unstable();
-            waits.dedup();
-            waits.retain(|before| *before != id);
-            node.control_inputs = waits;
-            outer.nodes.push(node);
-        }
-        for (fetch, at) in &self.partition.fetches {
-            outer.fetches.push((*fetch, place(*at)?));
-        }
-        Ok(outer)
-    }
-
-    /// The node that represents a segment; its inputs have their old names.
-    fn stand_in(&self, segment: usize, (inputs, waits): &(Vec<Endpoint>, HashSet<NodeId>)) -> Node {
-        let nodes = &self.partition.nodes;
-        let outputs: Vec<OutputInfo> = self.outputs[segment].iter().map(|at| nodes.output(*at).clone()).collect();
-        let mut control_inputs: Vec<NodeId> = waits.iter().copied().collect();
-        control_inputs.sort_unstable();
-        let first = self.found.list[segment].first().map(|&i| nodes.node(NodeId(i as u32)));
-        Node {
-            name: format!("segment {segment}, from {}", first.map_or("nothing", |node| &*node.name)).into(),
-            def: fused::SEGMENT.def,
-            ref_inputs: vec![false; inputs.len()],
-            inputs: inputs.clone(),
-            control_inputs,
-            attrs: Attrs::default(),
-            device: first.map_or_else(DeviceSpec::default, |node| node.device.clone()),
-            outputs,
-            source: None,
-            device_source: None,
-        }
-    }
+/// Inputs that are fed, with the number of the feed.
+fn fed(feeds: &[(usize, Vec<(NodeId, usize)>)]) -> HashMap<(NodeId, usize), usize> {
+    feeds.iter().flat_map(|(feed, inputs)| inputs.iter().map(move |input| (*input, *feed))).collect()
 }
 
 impl Segment {

@@ -419,7 +419,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             // A segment copies a feed to its own buffers, unless other nodes need it on the GPU too.
             Some(segment) => {
                 let others = part.fed.iter().any(|((other, _), number)| *other != id && *number == feed);
-                others && segment.on_card.get(input).copied().unwrap_or(false)
+                others && segment.on_gpu.get(input).copied().unwrap_or(false)
             }
             None => own_memory && !host_arguments(node, kernel_of(node)?).0.get(input).copied().unwrap_or(false),
         };
