@@ -3,7 +3,7 @@
 use kolo_core::{DType, Dim, Error, Result, Tensor};
 use kolo_graph::{Graph, IntoOutput, Output};
 
-use super::layer::{Training, last_dim, refuse};
+use super::layer::{Phase, last_dim, refuse};
 use super::{Dense, Dropout};
 use crate::ops::{self, At};
 
@@ -118,7 +118,7 @@ impl MultiHeadAttention {
 
     /// Self-attention over `x`, `[batch, length, size]`.
     #[track_caller]
-    pub fn apply<'g>(&self, x: Output<'g>, mask: AttentionMask<'g>, training: impl Into<Training<'g>>) -> Output<'g> {
+    pub fn apply<'g>(&self, x: Output<'g>, mask: AttentionMask<'g>, training: impl Into<Phase<'g>>) -> Output<'g> {
         let graph = x.graph();
         let Some(size) = last_dim(x, "MultiHeadAttention", &self.name) else { return Output::invalid(graph) };
         let (width, training) = (self.width.unwrap_or(size), training.into());
@@ -142,7 +142,7 @@ impl MultiHeadAttention {
         x: Output<'g>,
         context: Output<'g>,
         mask: AttentionMask<'g>,
-        training: impl Into<Training<'g>>,
+        training: impl Into<Phase<'g>>,
     ) -> Output<'g> {
         let graph = x.graph();
         let sizes = [x, context].map(|input| last_dim(input, "MultiHeadAttention", &self.name));
@@ -184,7 +184,7 @@ impl MultiHeadAttention {
         &self,
         [queries, keys, values]: [Output<'g>; 3],
         mask: AttentionMask<'g>,
-        training: Training<'g>,
+        training: Phase<'g>,
         like: Output<'g>,
         width: usize,
     ) -> Output<'g> {

@@ -2,7 +2,7 @@
 
 use kolo_graph::Output;
 
-use super::layer::{Training, refuse};
+use super::layer::{Phase, refuse};
 use crate::ops;
 
 /// Sets elements to zero at random while training, each with probability `rate`, and scales the others up by
@@ -15,7 +15,7 @@ pub struct Dropout {
 
 /// [`Dropout`] at this rate: the part that goes, not the part that stays.
 #[track_caller]
-pub fn dropout<'g>(x: Output<'g>, rate: f64, training: impl Into<Training<'g>>) -> Output<'g> {
+pub fn dropout<'g>(x: Output<'g>, rate: f64, training: impl Into<Phase<'g>>) -> Output<'g> {
     Dropout::new(rate).apply(x, training)
 }
 
@@ -34,16 +34,16 @@ impl Dropout {
 
     /// Adds it to the graph of `x`.
     #[track_caller]
-    pub fn apply<'g>(&self, x: Output<'g>, training: impl Into<Training<'g>>) -> Output<'g> {
+    pub fn apply<'g>(&self, x: Output<'g>, training: impl Into<Phase<'g>>) -> Output<'g> {
         let graph = x.graph();
         if !(0.0..1.0).contains(&self.rate) {
             return refuse(graph, "Dropout", "", format_args!("the rate {} is not in [0, 1)", self.rate));
         }
         match training.into() {
-            Training::Is(false) => x,
-            Training::Is(true) => ops::dropout(x, self.rate, self.seed),
-            Training::Fed(_) if self.rate == 0.0 => x,
-            Training::Fed(training) => graph.name_scope("dropout", || {
+            Phase::Known(false) => x,
+            Phase::Known(true) => ops::dropout(x, self.rate, self.seed),
+            Phase::Fed(_) if self.rate == 0.0 => x,
+            Phase::Fed(training) => graph.name_scope("dropout", || {
                 let dropped = graph.cond(training, || vec![ops::dropout(x, self.rate, self.seed)], || vec![x]);
                 dropped.map_or_else(
                     |error| {

@@ -6,24 +6,25 @@ use kolo_graph::{Graph, Initializer, Operation, Output, Variable};
 /// A function that a layer applies to its result: `.activation(nn::relu)`.
 pub type Activation = fn(Output<'_>) -> Output<'_>;
 
-/// Whether a layer trains: known while the graph is described, or told by a scalar `bool` in each step.
+/// The phase of a layer that behaves differently while it trains, such as dropout: whether it trains, known while the graph is
+/// described, or a scalar `bool` that is fed in each step.
 #[derive(Clone, Copy, Debug)]
-pub enum Training<'g> {
-    /// Known now.
-    Is(bool),
-    /// Told in each step.
+pub enum Phase<'g> {
+    /// Whether it trains is known now.
+    Known(bool),
+    /// Whether it trains is fed in each step.
     Fed(Output<'g>),
 }
 
-impl From<bool> for Training<'_> {
+impl From<bool> for Phase<'_> {
     fn from(training: bool) -> Self {
-        Training::Is(training)
+        Phase::Known(training)
     }
 }
 
-impl<'g> From<Output<'g>> for Training<'g> {
+impl<'g> From<Output<'g>> for Phase<'g> {
     fn from(training: Output<'g>) -> Self {
-        Training::Fed(training)
+        Phase::Fed(training)
     }
 }
 

@@ -49,7 +49,7 @@ pub use dense::{Dense, DenseLayer, dense};
 pub use dropout::{Dropout, dropout};
 pub use embedding::{Embedding, EmbeddingTable, embedding};
 pub use kolo_graph::Initializer;
-pub use layer::{Activation, Training, update_ops};
+pub use layer::{Activation, Phase, update_ops};
 pub use loss::{
     Reduction, absolute_error, class_loss, hinge, huber, l1_penalty, l2_penalty, mean_squared_error,
     sigmoid_cross_entropy, smoothed_labels, softmax_cross_entropy, sparse_softmax_cross_entropy, weighted_mean,

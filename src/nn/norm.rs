@@ -3,7 +3,7 @@
 use kolo_core::DType;
 use kolo_graph::{Initializer, Output};
 
-use super::layer::{Training, UPDATE_OPS, last_dim, read_as, weights};
+use super::layer::{Phase, UPDATE_OPS, last_dim, read_as, weights};
 use crate::ops;
 use crate::optim::assign_moving_average;
 
@@ -21,7 +21,7 @@ pub struct BatchNorm {
 
 /// [`BatchNorm`] as `tf.layers` has it, called `name`.
 #[track_caller]
-pub fn batch_norm<'g>(x: Output<'g>, training: impl Into<Training<'g>>, name: &str) -> Output<'g> {
+pub fn batch_norm<'g>(x: Output<'g>, training: impl Into<Phase<'g>>, name: &str) -> Output<'g> {
     BatchNorm::new().name(name).apply(x, training)
 }
 
@@ -75,7 +75,7 @@ impl BatchNorm {
 
     /// Adds the layer to the graph of `x`.
     #[track_caller]
-    pub fn apply<'g>(&self, x: Output<'g>, training: impl Into<Training<'g>>) -> Output<'g> {
+    pub fn apply<'g>(&self, x: Output<'g>, training: impl Into<Phase<'g>>) -> Output<'g> {
         let graph = x.graph();
         let Some(channels) = last_dim(x, "BatchNorm", &self.name) else { return Output::invalid(graph) };
         graph.name_scope(&self.name, || {
@@ -104,10 +104,10 @@ impl BatchNorm {
                 vec![y, mean, variance]
             };
             let outputs = match training.into() {
-                Training::Is(true) => Ok(train()),
-                Training::Is(false) => Ok(vec![infer()[0]]),
+                Phase::Known(true) => Ok(train()),
+                Phase::Known(false) => Ok(vec![infer()[0]]),
                 // Without training the averages are updated with themselves, which changes nothing.
-                Training::Fed(training) => graph.cond(training, train, infer),
+                Phase::Fed(training) => graph.cond(training, train, infer),
             };
             let outputs = outputs.unwrap_or_else(|error| {
                 graph.record_error(error);
