@@ -71,6 +71,26 @@ fn nodes_run_where_they_are_pinned_and_values_travel() {
     });
 }
 
+/// A kind of device that the master has no kernels for is part of the cluster all the same.
+#[test]
+fn a_third_kind_of_device_is_listed_and_can_be_asked_for() {
+    let name = kolo_core::DeviceName { job: "worker".into(), ..kolo_core::DeviceName::local("LAB", 0) };
+    let lab = kolo_device::NullDevice::new(name, None, &[]);
+    let session = SessionConfig { extra_devices: vec![lab], ..SessionConfig::default() };
+    let config = ServerConfig { session, ..ServerConfig::default() };
+    let servers = cluster(&[("worker", 1)], &config);
+    let g = kolo_ops::graph();
+    let a = g.constant(2.0f32);
+    let session = connect(&config, &servers[0], &g, SessionConfig::default());
+    let kinds: Vec<String> = session.list_devices().iter().map(|device| device.name.kind.to_string()).collect();
+    assert!(kinds.contains(&"LAB".to_owned()), "{kinds:?}");
+    assert_eq!(session.fetch(a).unwrap().scalar_value::<f32>().unwrap(), 2.0, "nothing is placed there by itself");
+    // It is refused for want of a kernel, not as a device that is not there.
+    g.device("/device:LAB:0", || g.op("Neg").name("pinned").input(a).build());
+    let error = session.extend(&g).unwrap_err();
+    assert!(error.message().contains("no supported kernel for LAB devices"), "{error}");
+}
+
 #[test]
 fn a_loop_spans_tasks() {
     all_transports(|config| {

@@ -183,8 +183,7 @@ impl Master {
                 let keeps = task == self.peers.own
                     || filters.is_empty()
                     || filters.iter().any(|filter| filter.compatible(&spec));
-                // Kolo has no kernels for device types such as XLA_CPU.
-                if keeps && ["CPU", "GPU"].contains(&device.device_type.as_str()) {
+                if keeps && runs_kernels(&device.device_type) {
                     all.push(device);
                 }
             }
@@ -363,6 +362,13 @@ fn exec_opts(options: &proto::RunOptions) -> proto::ExecutorOpts {
 fn filters(texts: &[String]) -> Result<Vec<DeviceSpec>> {
     let parse = |text: &String| DeviceSpec::parse(text).map_err(|error| error.context("device_filters"));
     texts.iter().map(parse).collect()
+}
+
+/// Whether nodes can be placed on devices of this kind. The list of kinds is open: a kind that this task has no kernels for
+/// gets the nodes that are pinned to it, or none. TensorFlow's tasks also list the compilers of XLA (`XLA_CPU`, `XLA_GPU`) as
+/// devices; those run clusters of nodes that TensorFlow has compiled, and no kernel.
+fn runs_kernels(kind: &str) -> bool {
+    !kind.starts_with("XLA_")
 }
 
 fn infos(attributes: &[proto::DeviceAttributes]) -> Result<Vec<DeviceInfo>> {
