@@ -282,6 +282,22 @@ fn a_broken_connection_ends_the_writing_task() {
     });
 }
 
+/// An outbox can be closed while its writing task waits for room that never comes.
+#[test]
+fn closing_ends_a_writing_task_that_waits_for_room() {
+    check(3000, || {
+        let (outbox, _unread, writing) = open();
+        let pushing = {
+            let outbox = outbox.clone();
+            // Refused once the outbox is closed.
+            thread::spawn(move || ["abcd", "ef"].map(|text| outbox.push(message(text)).is_ok()))
+        };
+        outbox.push_later(message("12")).expect("open");
+        close(&outbox, writing);
+        pushing.join().expect("it ends");
+    });
+}
+
 /// Another task, which answers each question on a thread of its own.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Elsewhere {

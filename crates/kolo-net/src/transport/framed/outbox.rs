@@ -239,7 +239,13 @@ impl Outbox {
                 self.flush_now();
             }
             while self.queue.lock().is_full {
-                if let Err(error) = self.stream.writable().await {
+                // A peer that reads nothing may never make room, so the end of the outbox must be noticed here too.
+                let writable = tokio::select! {
+                    biased;
+                    writable = self.stream.writable() => writable,
+                    () = self.wake.notified() => Ok(()),
+                };
+                if let Err(error) = writable {
                     return self.broke(&error);
                 }
                 {

@@ -62,3 +62,21 @@ async fn more_than_the_socket_takes_arrives_whole() {
     outbox.close(Error::cancelled("enough"));
     tokio::time::timeout(Duration::from_secs(20), task).await.expect("it ends").unwrap();
 }
+
+#[tokio::test]
+async fn closing_ends_the_writing_task_though_the_peer_reads_nothing() {
+    let (outbox, there) = pair().await;
+    let task = tokio::spawn(outbox.clone().drain());
+    let text = "0123456789abcdef".repeat(1 << 16);
+    // Far more than the buffers of both sockets hold.
+    for _ in 0..64 {
+        outbox.push(bytes(&text)).unwrap();
+    }
+    // The task takes the wake-up and waits for room.
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    outbox.close(Error::cancelled("enough"));
+    tokio::time::timeout(Duration::from_secs(20), task).await.expect("it ends").unwrap();
+    drop(there);
+}
