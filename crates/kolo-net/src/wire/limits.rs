@@ -13,6 +13,13 @@ pub const MAX_FILL_BYTES: u64 = 1 << 26;
 /// does.
 pub const MAX_VALUES_BYTES: usize = 1 << 26;
 
+/// The maximum number of files in shared memory, and of bytes in all of them together, that one connection may have. Both sides
+/// check them: a sender sends what does not fit over the connection, a receiver refuses more. The receiver keeps the files
+/// mapped, and a GPU locks their pages, so without a total one peer could lock 32 GiB of a worker's memory.
+pub const MAX_SHARED_FILES: usize = 32;
+/// See [`MAX_SHARED_FILES`].
+pub const MAX_SHARED_BYTES: usize = 1 << 30;
+
 /// The maximum number of bytes of each kind of message, in either direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageLimits {

@@ -20,13 +20,10 @@ use kolo_device::cpu::IntraPool;
 use parking_lot::Mutex;
 
 use crate::task::random::random_u64;
+use crate::wire::limits::{MAX_SHARED_BYTES, MAX_SHARED_FILES};
 
 /// Smaller tensors go over the connection: a file would cost more than it saves.
 pub(super) const MIN_SHARED_BYTES: usize = 64 << 10;
-
-/// The limits on a connection's files and on their total bytes. Tensors that do not fit go over the connection.
-const MAX_FILES: usize = 32;
-const MAX_BYTES: usize = 1 << 30;
 
 /// The file system in memory.
 const FOLDER: &str = "/dev/shm";
@@ -155,7 +152,7 @@ impl OutgoingFiles {
             Some(at) => at,
             None => {
                 let total: usize = files.iter().map(|slot| slot.size).sum();
-                if files.len() >= MAX_FILES || total.checked_add(n)? > MAX_BYTES {
+                if files.len() >= MAX_SHARED_FILES || total.checked_add(n)? > MAX_SHARED_BYTES {
                     return None;
                 }
                 let path = new_path();
@@ -198,13 +195,25 @@ impl Drop for OutgoingFiles {
 }
 
 /// The receiver's files of one connection.
-#[derive(Default)]
 pub(super) struct IncomingFiles {
-    maps: Arc<Maps>,
+    files: Arc<Mutex<OpenFiles>>,
+    /// [`MAX_SHARED_BYTES`], or less in tests.
+    max_bytes: usize,
 }
 
-/// The maps by file number; `None` while a tensor uses the file.
-type Maps = Mutex<HashMap<u32, Option<SharedMap>>>;
+impl Default for IncomingFiles {
+    fn default() -> IncomingFiles {
+        IncomingFiles { files: Arc::default(), max_bytes: MAX_SHARED_BYTES }
+    }
+}
+
+#[derive(Default)]
+struct OpenFiles {
+    /// By file number; `None` while a tensor uses the file.
+    maps: HashMap<u32, Option<SharedMap>>,
+    /// The bytes of all of them. Files stay open until the connection ends, so it only grows.
+    n_bytes: usize,
+}
 
 /// Called with a file's number when the tensor in it is dropped.
 pub(super) type OnRelease = Arc<dyn Fn(u32) + Send + Sync>;
@@ -213,22 +222,34 @@ impl IncomingFiles {
     /// A file's bytes, as a tensor's memory. `on_release` is called when that is dropped.
     pub fn get(&mut self, id: u32, path: &str, n_bytes: usize, on_release: &OnRelease) -> Result<Arc<dyn Buffer>> {
         let broken = |error: std::io::Error| Error::unavailable(format!("shared memory '{path}': {error}"));
-        let mut maps = self.maps.lock();
+        let mut files = self.files.lock();
         if !path.is_empty() {
-            if !is_ours(path) || maps.len() >= MAX_FILES || maps.contains_key(&id) {
+            if !is_ours(path) || files.maps.contains_key(&id) {
                 return Err(Error::data_loss(format!("'{path}' is not a file for tensors")));
+            }
+            if files.maps.len() >= MAX_SHARED_FILES {
+                return Err(Error::resource_exhausted(format!(
+                    "'{path}' is more than the {MAX_SHARED_FILES} shared files that a connection may have"
+                )));
             }
             let file = OpenOptions::new().read(true).write(true).open(path).map_err(broken)?;
             std::fs::remove_file(path).map_err(broken)?;
             let n = file.metadata().map_err(broken)?.len();
-            let n = usize::try_from(n).ok().filter(|&n| n <= MAX_BYTES);
-            let n = n.ok_or_else(|| Error::data_loss(format!("'{path}' is too large for tensors")))?;
-            maps.insert(id, Some(SharedMap::open(&file, n).map_err(broken)?));
+            let (max_bytes, room) = (self.max_bytes, self.max_bytes.saturating_sub(files.n_bytes));
+            let n = usize::try_from(n).ok().filter(|&n| n <= room).ok_or_else(|| {
+                Error::resource_exhausted(format!(
+                    "'{path}' has {n} bytes, but of the {max_bytes} bytes that the shared files of a connection may have \
+                     together {room} are left"
+                ))
+            })?;
+            let map = SharedMap::open(&file, n).map_err(broken)?;
+            files.n_bytes += n;
+            files.maps.insert(id, Some(map));
         }
-        let map = maps.get_mut(&id).and_then(|place| place.take_if(|map| map.n_bytes() >= n_bytes));
+        let map = files.maps.get_mut(&id).and_then(|place| place.take_if(|map| map.n_bytes() >= n_bytes));
         let map = map.ok_or_else(|| Error::data_loss(format!("no shared file {id} with {n_bytes} bytes")))?;
-        let (maps, on_release) = (self.maps.clone(), on_release.clone());
-        Ok(Arc::new(SharedBuffer { map: Some(map), n_bytes, id, maps, on_release }))
+        let (files, on_release) = (self.files.clone(), on_release.clone());
+        Ok(Arc::new(SharedBuffer { map: Some(map), n_bytes, id, files, on_release }))
     }
 }
 
@@ -239,7 +260,7 @@ struct SharedBuffer {
     n_bytes: usize,
     id: u32,
     /// Where the map is returned to.
-    maps: Arc<Maps>,
+    files: Arc<Mutex<OpenFiles>>,
     on_release: OnRelease,
 }
 
@@ -264,7 +285,7 @@ impl Buffer for SharedBuffer {
 
 impl Drop for SharedBuffer {
     fn drop(&mut self) {
-        if let Some(map) = self.maps.lock().get_mut(&self.id) {
+        if let Some(map) = self.files.lock().maps.get_mut(&self.id) {
             *map = self.map.take();
         }
         (self.on_release)(self.id);
@@ -309,6 +330,36 @@ mod tests {
         assert!(!Path::new(&other.path).exists());
         // A tensor may outlast its connection.
         assert_eq!(tensor.host().unwrap(), [2; 900]);
+    }
+
+    #[test]
+    fn a_peer_cannot_make_us_map_more_than_the_total() {
+        const LIMIT: usize = 1 << 20;
+        let mut incoming = IncomingFiles { max_bytes: LIMIT, ..IncomingFiles::default() };
+        let ignore: OnRelease = Arc::new(|_| ());
+        let put = |n_bytes: usize| {
+            let path = new_path();
+            create(&path).unwrap().set_len(n_bytes as u64).unwrap();
+            path.to_string_lossy().into_owned()
+        };
+        if !Path::new(FOLDER).is_dir() {
+            return;
+        }
+        let half = put(LIMIT / 2);
+        let first = incoming.get(0, &half, 8, &ignore).unwrap();
+        // A file stays mapped when its tensor is dropped.
+        drop(first);
+        let more = put(LIMIT / 2 + 1);
+        let refused = incoming.get(1, &more, 8, &ignore).err().unwrap();
+        assert_eq!(refused.code(), kolo_core::Code::ResourceExhausted, "{refused}");
+        assert!(refused.message().contains("shared files of a connection"), "{refused}");
+        let rest = put(LIMIT / 2);
+        assert!(incoming.get(1, &rest, 8, &ignore).is_ok());
+        let small = put(4096);
+        assert!(incoming.get(2, &small, 8, &ignore).is_err(), "nothing is left");
+        for path in [half, more, rest, small] {
+            assert!(!Path::new(&path).exists(), "{path}");
+        }
     }
 
     /// Set for a process that is to be killed.
