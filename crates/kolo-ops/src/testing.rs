@@ -5,9 +5,10 @@
 //! ```
 //!
 //! The values are checked on a CPU and, if the machine has a GPU and the op has a kernel there for these dtypes, on the GPU
-//! (`testing/gpu.rs`).
+//! (`testing/gpu.rs`). Updates of variables by optimizers have a helper of their own, which does the same
+//! (`optim/testing.rs`).
 
-mod gpu;
+pub(crate) mod gpu;
 
 use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
@@ -351,7 +352,7 @@ impl Evaluation {
 }
 
 /// Runs one kernel, and waits for it if it is asynchronous.
-fn run_kernel(
+pub(crate) fn run_kernel(
     kernel: &KernelDef,
     node: &Arc<Node>,
     device: &dyn Device,

@@ -1,13 +1,14 @@
-//! How updates are tested: on variables of their own, by handle and, where the op has that form, by reference.
+//! How updates are tested: on variables of their own, by handle and, where the op has that form, by reference; on a CPU and, if
+//! the machine has a GPU and the op has a kernel there for the dtype, on the GPU.
 
 use std::sync::Arc;
 
 use kolo_core::{DType, DeviceName, Error, PartialShape, ResourceHandle, Result, Tensor};
-use kolo_device::{CpuConfig, CpuDevice};
-use kolo_graph::{AttrValue, Graph, Output};
+use kolo_device::{CpuConfig, CpuDevice, Device};
+use kolo_graph::{AttrValue, Graph, Node, Output};
 
-use crate::testing::{TestStep, assert_close};
-use crate::{KernelCtx, KernelMaker, Value, VariableCell, find_kernel, find_op};
+use crate::testing::{TestStep, assert_close, gpu, run_kernel};
+use crate::{KernelMaker, Value, VariableCell, find_kernel, find_op};
 
 /// An update with given variables, inputs and attributes.
 pub struct UpdateTest {
@@ -74,65 +75,101 @@ impl UpdateTest {
         for op in [Some(self.op.clone()), by_reference].into_iter().flatten() {
             for (dtype, tolerance) in [(DType::F32, 2e-6), (DType::F64, 2e-6), (DType::F16, 1e-2), (DType::BF16, 8e-2)]
             {
-                let found = self.run(&op, n_steps, dtype).unwrap_or_else(|error| panic!("{op}: {error:?}"));
-                assert_eq!(found.len(), expected.len(), "{op}");
-                for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-                    let what = format!("{op} of {dtype}, variable {i}");
-                    assert_close(&cast(found, DType::F64), &cast(expected, DType::F64), tolerance, &what);
+                let compare = |found: Vec<Tensor>, tolerance: f64| {
+                    assert_eq!(found.len(), expected.len(), "{op}");
+                    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+                        let what = format!("{op} of {dtype}, variable {i}");
+                        assert_close(&cast(found, DType::F64), &cast(expected, DType::F64), tolerance, &what);
+                    }
+                };
+                compare(self.run(&op, n_steps, dtype).unwrap_or_else(|error| panic!("{op}: {error:?}")), tolerance);
+                let Some(device) = gpu::device() else { continue };
+                let prepared = self.prepare(&op, dtype).unwrap_or_else(|error| panic!("{op}: {error:?}"));
+                let has_kernel = find_kernel(&prepared.node, &device.attributes().name)
+                    .is_ok_and(|kernel| kernel.device == "GPU" && !matches!(kernel.make, KernelMaker::Executor));
+                if has_kernel {
+                    // Its functions are exact to a few units in the last place.
+                    let run = move || prepared.run_on(device, n_steps);
+                    gpu::check_run(&format!("{op} of {dtype}"), run, |found| compare(found, tolerance.max(2e-5)));
                 }
             }
         }
     }
 
-    /// What the variables hold after so many steps of this op, by handle or by reference.
+    /// What the variables hold after so many steps of this op on a CPU, by handle or by reference.
     pub fn run(&self, op: &str, n_steps: usize, dtype: DType) -> Result<Vec<Tensor>> {
+        let name = DeviceName::local("CPU", 0);
+        let device: Arc<dyn Device> = CpuDevice::new(name, &CpuConfig { intra_op_threads: 3, ..CpuConfig::default() });
+        self.prepare(op, dtype)?.run_on(&device, n_steps)
+    }
+
+    /// The op with its floats of this dtype, as a node.
+    fn prepare(&self, op: &str, dtype: DType) -> Result<Prepared> {
         let graph = crate::graph();
-        let (mut cells, mut inputs, mut sources) = (Vec::new(), Vec::new(), Vec::new());
-        for (i, argument) in self.arguments.iter().enumerate() {
+        let (mut arguments, mut sources) = (Vec::new(), Vec::new());
+        for argument in &self.arguments {
             match argument {
                 Argument::Value(value) => {
                     let value = cast(value, dtype);
                     sources.push(placeholder(&graph, value.dtype(), value.shape().into()));
-                    inputs.push(Value::Tensor(value));
+                    arguments.push(Argument::Value(value));
                 }
                 Argument::Variable(value) => {
-                    let cell = VariableCell::new(format!("v{i}"), dtype, value.shape().into());
-                    cell.assign(cast(value, dtype))?;
-                    cells.push(cell.clone());
-                    match op.starts_with("Resource") {
-                        true => {
-                            sources.push(placeholder(&graph, DType::Resource, PartialShape::scalar()));
-                            inputs.push(Value::Tensor(handle(cell)));
-                        }
+                    sources.push(match op.starts_with("Resource") {
+                        true => placeholder(&graph, DType::Resource, PartialShape::scalar()),
                         false => {
                             let shape = PartialShape::from(value.shape());
-                            sources.push(graph.op("VariableV2").attr("dtype", dtype).attr("shape", shape).out());
-                            inputs.push(Value::Reference(cell));
+                            graph.op("VariableV2").attr("dtype", dtype).attr("shape", shape).out()
                         }
-                    }
+                    });
+                    arguments.push(Argument::Variable(cast(value, dtype)));
                 }
             }
         }
         let builder = graph.op(op).inputs(sources);
         let builder = self.attrs.iter().fold(builder, |builder, (name, value)| builder.attr(name, value.clone()));
         let node = builder.try_build()?.node().ok_or_else(|| Error::internal("no node"))?;
-        let name = DeviceName::local("CPU", 0);
-        let device = CpuDevice::new(name.clone(), &CpuConfig { intra_op_threads: 3, ..CpuConfig::default() });
-        let KernelMaker::Function(compute) = find_kernel(&node, &name)?.make else { panic!("{op} is a function") };
+        Ok(Prepared { node, arguments })
+    }
+}
+
+/// An update that any device can run.
+struct Prepared {
+    node: Arc<Node>,
+    arguments: Vec<Argument>,
+}
+
+impl Prepared {
+    /// What the variables, which are in the device's memory, hold after so many steps there; in host memory.
+    fn run_on(&self, device: &Arc<dyn Device>, n_steps: usize) -> Result<Vec<Tensor>> {
+        let (node, op) = (&self.node, self.node.op());
+        let name = &device.attributes().name;
+        let kernel = find_kernel(node, name)?;
+        let (on_host, _) = crate::host_arguments(node, kernel);
+        let place = |tensor: &Tensor| match device.memory().is_host() {
+            true => Ok(tensor.clone()),
+            false => gpu::copy_to(device, tensor),
+        };
+        let (mut cells, mut inputs) = (Vec::new(), Vec::new());
+        for (i, argument) in self.arguments.iter().enumerate() {
+            inputs.push(match argument {
+                Argument::Value(value) => Value::Tensor(match on_host.get(i).copied().unwrap_or(false) {
+                    true => value.clone(),
+                    false => place(value)?,
+                }),
+                Argument::Variable(value) => {
+                    let cell = VariableCell::new(format!("v{i}"), value.dtype(), value.shape().into());
+                    cell.assign(place(value)?)?;
+                    cells.push(cell.clone());
+                    if op.starts_with("Resource") { Value::Tensor(handle(cell)) } else { Value::Reference(cell) }
+                }
+            });
+        }
         for _ in 0..n_steps {
-            let mut outputs = vec![Value::Empty; node.outputs.len()];
-            compute(&mut KernelCtx {
-                node: &node,
-                device: &*device,
-                step: &TestStep::new(&name),
-                inputs: &mut inputs.clone(),
-                outputs: &mut outputs,
-                frame_iteration: Default::default(),
-                is_dead: false,
-            })?;
+            let outputs = run_kernel(kernel, node, &**device, &TestStep::new(name), &mut inputs.clone())?;
             assert!(!outputs.iter().any(Value::is_empty), "{op} passes its variable on");
         }
-        cells.iter().map(|cell| cell.value()).collect()
+        cells.iter().map(|cell| device.to_host(&cell.value()?)).collect()
     }
 }
 

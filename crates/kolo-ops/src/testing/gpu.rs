@@ -33,26 +33,40 @@ static N_FAILED: AtomicUsize = AtomicUsize::new(0);
 pub(super) fn check(test: &OpTest, expected: &[Tensor]) {
     let Some(device) = device() else { return };
     let Some((node, kernel)) = chosen(test, device) else { return };
+    let dtypes: Vec<&str> = test.inputs.iter().map(|tensor| tensor.dtype().name()).collect();
+    let what = format!("{} of ({})", test.op, dtypes.join(", "));
+    let (of_device, of_node, inputs) = (device.clone(), node.clone(), test.inputs.clone());
+    let run = move || run(&of_device, &of_node, kernel, inputs);
+    check_run(&what, run, |outputs| {
+        assert_declared(&node, &outputs);
+        for (i, (found, expected)) in outputs.iter().zip(expected).enumerate() {
+            assert_close(found, expected, tolerance(test.tolerance, &test.inputs), &format!("output {i}"));
+        }
+    });
+}
+
+/// Runs something on the GPU, with a limit on the time, and has `compare` look at what it gives. A failure ends the test, or is
+/// printed; see the [module](self).
+#[track_caller]
+pub(crate) fn check_run<T: Send + 'static>(
+    what: &str,
+    run: impl FnOnce() -> Result<T> + Send + 'static,
+    compare: impl FnOnce(T),
+) {
     if IS_STUCK.load(Ordering::Relaxed) {
         return;
     }
     let result = catch_unwind(AssertUnwindSafe(|| {
-        let outputs = match run_with_limit(device, &node, kernel, &test.inputs) {
+        match with_limit(run) {
             // The kernel says that it is not for these attributes or shapes.
             Err(error) if error.code() == Code::Unimplemented => return,
-            outputs => outputs.unwrap_or_else(|error| panic!("{error:?}")),
-        };
-        assert_declared(&node, &outputs);
-        for (i, (found, expected)) in outputs.iter().zip(expected).enumerate() {
-            assert_close(found, expected, tolerance(test.tolerance, &test.inputs), &format!("output {i}"));
+            found => compare(found.unwrap_or_else(|error| panic!("{error:?}"))),
         }
         N_CHECKED.fetch_add(1, Ordering::Relaxed);
     }));
     let Err(panic) = result else { return };
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    let dtypes: Vec<&str> = test.inputs.iter().map(|tensor| tensor.dtype().name()).collect();
-    let message =
-        format!("{} of ({}) on the GPU: {}", test.op, dtypes.join(", "), text.unwrap_or("panicked without a message"));
+    let message = format!("{what} on the GPU: {}", text.unwrap_or("panicked without a message"));
     let (n, of) = (N_FAILED.fetch_add(1, Ordering::Relaxed) + 1, N_CHECKED.load(Ordering::Relaxed));
     say(&format!("GPU check failed ({n} so far, {of} passed): {message}"));
     if std::env::var_os("KOLO_GPU_CHECKS").is_none_or(|mode| mode != "report") {
@@ -70,16 +84,10 @@ fn chosen(test: &OpTest, device: &Arc<dyn Device>) -> Option<(Arc<Node>, &'stati
     (kernel.device == "GPU" && computes).then_some((node, kernel))
 }
 
-/// The outputs, in host memory. A kernel that takes too long is given up.
-fn run_with_limit(
-    device: &Arc<dyn Device>,
-    node: &Arc<Node>,
-    kernel: &'static KernelDef,
-    inputs: &[Tensor],
-) -> Result<Vec<Tensor>> {
+/// What `run` gives. A kernel that takes too long is given up.
+fn with_limit<T: Send + 'static>(run: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let (sender, receiver) = mpsc::channel();
-    let (device, node, inputs) = (device.clone(), node.clone(), inputs.to_vec());
-    std::thread::spawn(move || drop(sender.send(run(&device, &node, kernel, inputs))));
+    std::thread::spawn(move || drop(sender.send(run())));
     match receiver.recv_timeout(MOST_WAIT) {
         Ok(result) => result,
         Err(mpsc::RecvTimeoutError::Disconnected) => Err(Error::internal("the kernel panicked")),
@@ -90,6 +98,7 @@ fn run_with_limit(
     }
 }
 
+/// The outputs, in host memory.
 fn run(device: &Arc<dyn Device>, node: &Arc<Node>, kernel: &KernelDef, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
     let (on_host, _) = crate::host_arguments(node, kernel);
     let mut values = Vec::with_capacity(inputs.len());
@@ -106,7 +115,8 @@ fn run(device: &Arc<dyn Device>, node: &Arc<Node>, kernel: &KernelDef, inputs: V
     outputs.into_iter().map(to_host).collect()
 }
 
-fn copy_to(device: &Arc<dyn Device>, tensor: &Tensor) -> Result<Tensor> {
+/// A copy in the device's memory, complete.
+pub(crate) fn copy_to(device: &Arc<dyn Device>, tensor: &Tensor) -> Result<Tensor> {
     let (copy, event) = device.copy(tensor, device.memory())?;
     if let Some(event) = event {
         event.wait()?;
@@ -127,7 +137,7 @@ fn tolerance(stated: f64, inputs: &[Tensor]) -> f64 {
 }
 
 /// The first GPU, opened once for all tests.
-fn device() -> Option<&'static Arc<dyn Device>> {
+pub(crate) fn device() -> Option<&'static Arc<dyn Device>> {
     static DEVICE: OnceLock<Option<Arc<dyn Device>>> = OnceLock::new();
     DEVICE
         .get_or_init(|| match open() {
