@@ -169,7 +169,11 @@ pub struct VariableCell {
 }
 
 thread_local! {
-    /// The variables that this thread has touched, while [`record_variables`] runs.
+    /// The variables that this thread has touched, while [`record_variables`] runs. Not a field of
+    /// [`KernelCtx`](crate::KernelCtx): variables are also read where there is no context (the executor reads a reference
+    /// before it calls the kernel, and helpers of kernels are given the variable alone), so a read that was not told would be
+    /// missing from the recording without an error. A recording runs on one thread from its beginning to its end, so here
+    /// none can be missed.
     static TOUCHED: RefCell<Option<Vec<Touched>>> = const { RefCell::new(None) };
 }
 

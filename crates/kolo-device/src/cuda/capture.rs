@@ -5,6 +5,10 @@
 //! them at any later time. A copy from the host is not recorded: it is done once, immediately, into memory that the
 //! capture keeps, so replays see the value that the host had then. A copy to the host cannot be captured. The caller
 //! of a replay must ensure that everything else (variables, feeds) still has the same address.
+//!
+//! The capture of a thread is a thread-local, not an argument: every launch, allocation and copy must go to its stream and its
+//! pool, those inside cuBLAS, cuDNN and destructors of tensors included, and the driver itself captures what one thread
+//! enqueues. One call that was not given the capture would run at once and be missing from replays.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;

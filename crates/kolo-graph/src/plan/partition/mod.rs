@@ -19,6 +19,11 @@
 //!
 //! A loop that spans devices needs more: each of its devices must know in which iteration to receive. `control_loops.rs`
 //! adds that.
+//!
+//! Cutting is the one step that is not on the [`Rewriter`](crate::Rewriter). That changes one graph in place: nodes keep their
+//! numbers and devices, and edges lead to nodes of the same graph. Here one graph becomes several, every node moves to another
+//! one, and while that happens edges lead from graph to graph, which is what a [`Draft`] can say. So the graph is drafted,
+//! control loops are added to the drafts, and the parts that come out are again what passes rewrite.
 
 mod control_loops;
 mod draft;
