@@ -33,7 +33,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     for op in &ops {
         print(format_args!("{} {}", op.def.name, op.def.signature))?;
-        let mut kernels: Vec<String> = kernels_of(op).map(KernelDef::describe).collect();
+        let mut kernels: Vec<String> = kernels_of(op).map(|kernel| kernel.describe(op)).collect();
         kernels.dedup();
         print(format_args!(
             "    kernels: {}",
@@ -148,7 +148,8 @@ fn dtypes_on(op: &'static Op, device: &str) -> String {
     if kernels.iter().any(|kernel| kernel.attr.is_empty()) {
         return "all".to_owned();
     }
-    let is_there = |dtype: &DType| kernels.iter().any(|kernel| kernel.dtypes.contains(*dtype));
+    let dtypes: Vec<DType> = kernels.iter().flat_map(|kernel| kernel.dtypes(op)).collect();
+    let is_there = |dtype: &DType| dtypes.contains(dtype);
     let names: Vec<&str> = DType::ALL.iter().filter(|dtype| is_there(dtype)).map(|dtype| dtype.name()).collect();
     names.join(" ")
 }

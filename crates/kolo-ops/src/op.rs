@@ -117,8 +117,19 @@ pub struct KernelDef {
     pub attr: &'static str,
     /// The dtypes of that attribute it is for.
     pub dtypes: DTypeSet,
+    /// For which nodes it is not, whatever their dtype.
+    pub except: Option<Except>,
     /// How to get one.
     pub make: KernelMaker,
+}
+
+/// Nodes that a kernel refuses by their attributes, so that they are placed on a device that has another kernel.
+#[derive(Clone, Copy)]
+pub struct Except {
+    /// For messages: what such a node does, such as `pools across channels`.
+    pub what: &'static str,
+    /// Whether a node with these attributes is one.
+    pub is_for: fn(&Attrs) -> bool,
 }
 
 /// How to get a kernel for a node.
@@ -143,17 +154,34 @@ impl KernelDef {
                     Some(kolo_graph::AttrValue::Type(dtype)) => self.dtypes.contains(*dtype),
                     _ => false,
                 })
+            && self.except.is_none_or(|except| !(except.is_for)(attrs))
     }
-}
 
-impl KernelDef {
-    /// For messages: `CPU`, or `CPU with T in {float, double}`.
-    pub fn describe(&self) -> String {
-        if self.attr.is_empty() {
-            return self.device.to_owned();
+    /// The same for nodes other than these.
+    pub(crate) const fn except(self, what: &'static str, is_for: fn(&Attrs) -> bool) -> KernelDef {
+        KernelDef { except: Some(Except { what, is_for }), ..self }
+    }
+
+    /// The dtypes of the attribute that decides, for which it is chosen: tables are shared by many ops, and not every op's
+    /// signature allows all of them.
+    pub fn dtypes(&self, op: &Op) -> Vec<DType> {
+        let signature = registry().find(op.def.name).ok().map(|(_, signature)| signature);
+        let attr = signature.and_then(|signature| signature.attr(self.attr));
+        let allows = |dtype: DType| attr.is_none_or(|attr| attr.types.is_empty() || attr.types.contains(&dtype));
+        DType::ALL.iter().copied().filter(|dtype| self.dtypes.contains(*dtype) && allows(*dtype)).collect()
+    }
+
+    /// For messages about a kernel of `op`: `CPU`, or `CPU with T in {float, double}`.
+    pub fn describe(&self, op: &Op) -> String {
+        let mut text = self.device.to_owned();
+        if !self.attr.is_empty() {
+            let dtypes: Vec<&str> = self.dtypes(op).iter().map(|dtype| dtype.name()).collect();
+            text += &format!(" with {} in {{{}}}", self.attr, dtypes.join(", "));
         }
-        let dtypes = DType::ALL.iter().filter(|dtype| self.dtypes.contains(**dtype)).map(|dtype| dtype.name());
-        format!("{} with {} in {{{}}}", self.device, self.attr, dtypes.collect::<Vec<_>>().join(", "))
+        if let Some(except) = &self.except {
+            text += &format!(", unless it {}", except.what);
+        }
+        text
     }
 }
 
@@ -164,17 +192,17 @@ pub const fn cpu(dtype: DType, compute: fn(&mut KernelCtx<'_>) -> Result<()>) ->
 
 /// A CPU kernel for every dtype.
 pub const fn cpu_any(compute: fn(&mut KernelCtx<'_>) -> Result<()>) -> KernelDef {
-    KernelDef { device: "CPU", attr: "", dtypes: DTypeSet::ALL, make: KernelMaker::Function(compute) }
+    KernelDef { device: "CPU", attr: "", dtypes: DTypeSet::ALL, except: None, make: KernelMaker::Function(compute) }
 }
 
 /// A CPU kernel for these dtypes of the type attribute `attr`.
 pub const fn cpu_on(attr: &'static str, dtypes: &[DType], make: KernelMaker) -> KernelDef {
-    KernelDef { device: "CPU", attr, dtypes: DTypeSet::of(dtypes), make }
+    KernelDef { device: "CPU", attr, dtypes: DTypeSet::of(dtypes), except: None, make }
 }
 
 /// A CPU kernel for every dtype, made as `make` says.
 pub const fn cpu_made(make: KernelMaker) -> KernelDef {
-    KernelDef { device: "CPU", attr: "", dtypes: DTypeSet::ALL, make }
+    KernelDef { device: "CPU", attr: "", dtypes: DTypeSet::ALL, except: None, make }
 }
 
 /// A GPU kernel for these dtypes of the type attribute `attr`, or for every dtype if `attr` is empty.
@@ -189,7 +217,7 @@ pub const fn gpu_kernel(
 /// As [`gpu_kernel`], made as `make` says.
 pub const fn gpu_made(attr: &'static str, dtypes: &[DType], make: KernelMaker) -> KernelDef {
     let dtypes = if attr.is_empty() { DTypeSet::ALL } else { DTypeSet::of(dtypes) };
-    KernelDef { device: "GPU", attr, dtypes, make }
+    KernelDef { device: "GPU", attr, dtypes, except: None, make }
 }
 
 /// A table of CPU kernels, by the dtypes of attribute `T`, or of another: `cpu_kernels!("dtype", forward: f32, f64)`. It is a list
@@ -345,7 +373,7 @@ pub fn find_kernel(node: &Node, device: &DeviceName) -> Result<&'static KernelDe
     let host_kernel = if &*device.kind == "GPU" { host_kernel(op, node) } else { None };
     let own = || kernels_of(op).find(|kernel| kernel.fits(&device.kind, &node.attrs));
     host_kernel.or_else(own).ok_or_else(|| {
-        let have: Vec<String> = kernels_of(op).map(KernelDef::describe).collect();
+        let have: Vec<String> = kernels_of(op).map(|kernel| kernel.describe(op)).collect();
         let have = if have.is_empty() { "none".to_owned() } else { have.join("; ") };
         let dtype = node
             .attrs
@@ -366,6 +394,38 @@ mod tests {
     use kolo_graph::{ArgDef, ArgType, Gradient, Signature};
 
     use super::*;
+
+    #[test]
+    fn nodes_that_a_gpu_would_refuse_are_placed_elsewhere() {
+        let g = graph();
+        let (x, images) = (g.placeholder::<f32>("x", [2usize]), g.placeholder::<f32>("images", [1usize, 4, 4, 6]));
+        let cast = |to: DType, truncate: bool| {
+            g.op("Cast").input(x).attr("DstT", to).attr("Truncate", truncate).build().node().unwrap()
+        };
+        let pool = |op: &str, size: [i64; 4]| {
+            let pool =
+                g.op(op).input(images).attr("ksize", &size[..]).attr("strides", &size[..]).attr("padding", "VALID");
+            pool.build().node().unwrap()
+        };
+        let gpu = DeviceName::local("GPU", 0);
+        let device = |node: &Node| find_kernel(node, &gpu).ok().map(|kernel| kernel.device);
+        assert_eq!(device(&cast(DType::BF16, false)), Some("GPU"));
+        assert_eq!(device(&cast(DType::BF16, true)), None);
+        assert_eq!(device(&cast(DType::Str, false)), None);
+        assert_eq!(device(&pool("MaxPool", [1, 2, 2, 1])), Some("GPU"));
+        assert_eq!(device(&pool("MaxPool", [1, 1, 1, 3])), None);
+        let error = find_kernel(&pool("MaxPool", [1, 1, 1, 3]), &gpu).err().unwrap();
+        assert!(error.message().contains("unless it pools across channels"), "{error}");
+    }
+
+    #[test]
+    fn kernels_are_listed_for_dtypes_that_the_signature_allows() {
+        let abs = find_op("Abs").unwrap();
+        let text: Vec<String> = kernels_of(abs).map(|kernel| kernel.describe(abs)).collect();
+        assert!(text.iter().any(|text| text.starts_with("GPU") && text.contains("float")), "{text:?}");
+        // The table of elementwise kernels has unsigned integers, TensorFlow's Abs has not.
+        assert!(!text.iter().any(|text| text.contains("uint")), "{text:?}");
+    }
 
     #[test]
     fn every_op_states_what_it_does_on_a_gpu() {

@@ -399,7 +399,7 @@ impl KernelSupport for Support<'_> {
     }
 
     fn kernels(&self, node: &Node) -> Vec<String> {
-        find_op(node.op()).map(|op| kernels_of(op).map(|kernel| kernel.describe()).collect()).unwrap_or_default()
+        find_op(node.op()).map(|op| kernels_of(op).map(|kernel| kernel.describe(op)).collect()).unwrap_or_default()
     }
 
     fn host_inputs(&self, node: &Node, device: &DeviceName) -> Vec<bool> {

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, Result, Tensor};
 use kolo_device::cpu::halves::{f16_to_f32, f32_to_f16, from_half, to_half};
 use kolo_device::cpu::{pool, vectorize, vmath};
-use kolo_graph::{Elements, Elementwise, Gradient, HostRule, Literal, OpDef, Output, shape_fns};
+use kolo_graph::{Attrs, Elements, Elementwise, Gradient, HostRule, Literal, OpDef, Output, shape_fns};
 
 use crate::cuda::c_type;
 use crate::cuda::map::{Expression, map_inputs};
@@ -41,7 +41,9 @@ pub(crate) static CAST: Op = Op {
         ..OpDef::BASE
     },
     kernels: &[cpu_any(forward)],
-    gpu: Gpu::Kernels(&[gpu_kernel("", &[], on_gpu)]),
+    gpu: Gpu::Kernels(
+        &[gpu_kernel("SrcT", ON_GPU, on_gpu).except("truncates, or casts to no number", is_for_the_host)],
+    ),
     cost: Cost::Elements,
 };
 
@@ -323,6 +325,17 @@ macro_rules! stopped {
 }
 
 /// On a GPU, where bits are not truncated.
+/// What the GPU casts from and to: all numbers, `int32` too, and `bool`.
+const ON_GPU: &[DType] = {
+    use DType::{BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    &[F32, F64, F16, BF16, I8, I16, I32, I64, U8, U16, U32, U64, Bool]
+};
+
+/// What the GPU's kernel does not do.
+fn is_for_the_host(attrs: &Attrs) -> bool {
+    attrs.bool("Truncate").unwrap_or(false) || attrs.dtype("DstT").is_ok_and(|to| !ON_GPU.contains(&to))
+}
+
 fn on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (from, to) = (ctx.attrs().dtype("SrcT")?, ctx.attrs().dtype("DstT")?);
     if from == to {

@@ -10,7 +10,7 @@ use crate::math::elementwise::lanes;
 use crate::nn::conv2d::{like, shape};
 use crate::nn::float::Float;
 use crate::nn::pool::gpu as pool_on_gpu;
-use crate::nn::pool::{Folding, Pool, infer};
+use crate::nn::pool::{Folding, Pool, infer, is_across_channels};
 use crate::op::{Gpu, Op, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
@@ -37,7 +37,8 @@ pub(crate) static AVG_POOL: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64; f16, bf16),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, |ctx| pool_on_gpu::forward(ctx, pool_on_gpu::AVG))]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, |ctx| pool_on_gpu::forward(ctx, pool_on_gpu::AVG))
+        .except("pools across channels", is_across_channels)]),
     cost: Cost::Elements,
 };
 
@@ -57,7 +58,9 @@ pub(crate) static AVG_POOL_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64; f16, bf16),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, pool_on_gpu::avg_backward)]),
+    gpu: Gpu::Kernels(&[
+        gpu_kernel("T", FLOATS, pool_on_gpu::avg_backward).except("pools across channels", is_across_channels)
+    ]),
     cost: Cost::Elements,
 };
 

@@ -11,7 +11,7 @@ use crate::math::elementwise::lanes;
 use crate::math::number::Number;
 use crate::nn::conv2d::like;
 use crate::nn::pool::gpu as pool_on_gpu;
-use crate::nn::pool::{Folding, Pool, depth_group, infer, infer_with};
+use crate::nn::pool::{Folding, Pool, depth_group, infer, infer_with, is_across_channels};
 use crate::nn::window::for_taps;
 use crate::op::{Gpu, Op, cpu_kernels, gpu_kernel};
 use crate::widened::keep_in_range;
@@ -42,7 +42,8 @@ pub(crate) static MAX_POOL: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(forward: f32, f64, i32, i64; f16, bf16, i8, i16, u8, u16),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, |ctx| pool_on_gpu::forward(ctx, pool_on_gpu::MAX))]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, |ctx| pool_on_gpu::forward(ctx, pool_on_gpu::MAX))
+        .except("pools across channels", is_across_channels)]),
     cost: Cost::Elements,
 };
 
@@ -60,7 +61,8 @@ pub(crate) static MAX_POOL_GRAD: Op = Op {
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(backward: f32, f64, i32, i64, u64; f16, bf16, i8, i16, u8, u16, u32),
-    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, |ctx| pool_on_gpu::max_backward(ctx, false))]),
+    gpu: Gpu::Kernels(&[gpu_kernel("T", FLOATS, |ctx| pool_on_gpu::max_backward(ctx, false))
+        .except("pools across channels", is_across_channels)]),
     cost: Cost::Elements,
 };
 

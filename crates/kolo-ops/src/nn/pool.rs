@@ -133,6 +133,11 @@ pub fn infer_with(ctx: &InferCtx<'_>, attrs: &Attrs) -> Result<Vec<PartialShape>
     Ok(vec![PartialShape::new(&window.dims(Images { spatial, ..images }))])
 }
 
+/// Whether a node pools across channels, which GPUs do not.
+pub fn is_across_channels(attrs: &Attrs) -> bool {
+    pools_depth(attrs).unwrap_or(false)
+}
+
 /// True if the window spans channels.
 fn pools_depth(attrs: &Attrs) -> Result<bool> {
     let size = attrs.ints("ksize")?;

@@ -8,7 +8,7 @@ use kolo_graph::wire::proto::GraphDef;
 use kolo_graph::{
     DeviceInfo, Graph, KernelSupport, Node, NodeId, Nodes, PlaceOptions, Placement, Policy, holds_state, place,
 };
-use kolo_ops::{KernelDef, find_kernel, find_op, kernels_of, registry};
+use kolo_ops::{find_kernel, find_op, kernels_of, registry};
 
 use crate::task::peers::TaskName;
 use crate::wire::proto::ConfigProto;
@@ -38,7 +38,7 @@ impl KernelSupport for Support<'_> {
     }
 
     fn kernels(&self, node: &Node) -> Vec<String> {
-        find_op(node.op()).map(|op| kernels_of(op).map(KernelDef::describe).collect()).unwrap_or_default()
+        find_op(node.op()).map(|op| kernels_of(op).map(|kernel| kernel.describe(op)).collect()).unwrap_or_default()
     }
 }
 
