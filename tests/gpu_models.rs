@@ -165,7 +165,7 @@ fn batch_norm_agrees() {
     on_gpu(|| {
         let small = [[4, 7, 7, 64], [2, 9, 5, 24], [8, 3, 3, 2048], [3, 4, 4, 5]];
         let small = small.into_iter().flat_map(|dims| [DType::BF16, DType::F16, DType::F32].map(|dtype| (dims, dtype)));
-        // The last is more than a card's multiprocessors hold.
+        // The last is more than a GPU's multiprocessors hold.
         for (dims, dtype) in small.chain([([15, 28, 28, 520], DType::F32)]) {
             agree("batch norm", dtype, &[&dims], |g, x| {
                 let channels = dims[3];

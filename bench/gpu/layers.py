@@ -55,7 +55,7 @@ def address(values):
 
 
 def microseconds(enqueue):
-    """What the card takes for one of them, in a graph of several."""
+    """What the GPU takes for one of them, in a graph of several."""
     handle = made("cudnnCreate")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -1,6 +1,6 @@
 """The work of `kolo bench gpu` in PyTorch and JAX, whichever this machine's Python has. One JSON object a case.
 
-Models, sizes, batches, the loss and plain gradient descent are those of src/cli/bench/gpu.rs; the data lies on the card.
+Models, sizes, batches, the loss and plain gradient descent are those of src/cli/bench/gpu.rs; the data is on the GPU.
 TF32 is on, as in Kolo. `torch-eager` runs layer by layer, `torch` a CUDA graph of the whole step, `jax` one jitted step; of the
 large models, ResNet-50 and GPT-2 in bfloat16 with weights in float (src/cli/bench/gpu_models.rs), `torch` is torch.compile.
 `peers.py torch models` runs the large models alone.

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use crate::cuda::{self, Card, Discovery};
+use crate::cuda::{self, Discovery, PhysicalGpu};
 use crate::{DeviceAttributes, Result, Session, SessionConfig};
 use serde_json::json;
 
@@ -102,10 +102,10 @@ fn show(device: &DeviceAttributes, look: &Look, as_json: bool) -> Result<()> {
 }
 
 fn show_gpus(found: &Discovery, as_json: bool) -> Result<()> {
-    for card in &found.cards {
+    for gpu in &found.gpus {
         match as_json {
-            true => print(card_json(card))?,
-            false => show_card(card)?,
+            true => print(gpu_json(gpu))?,
+            false => show_gpu(gpu)?,
         }
     }
     if as_json {
@@ -120,41 +120,41 @@ fn show_gpus(found: &Discovery, as_json: bool) -> Result<()> {
     found.warnings.iter().try_for_each(|warning| print(format_args!("warning: {warning}")))
 }
 
-fn card_json(card: &Card) -> serde_json::Value {
+fn gpu_json(gpu: &PhysicalGpu) -> serde_json::Value {
     let processes: Vec<_> =
-        card.processes.iter().map(|p| json!({ "pid": p.pid, "name": p.name, "memory": p.n_bytes })).collect();
+        gpu.processes.iter().map(|p| json!({ "pid": p.pid, "name": p.name, "memory": p.n_bytes })).collect();
     json!({
-        "name": card.visible.map(|n| format!("/device:GPU:{n}")), "kind": "GPU", "description": card.name,
-        "physical": card.physical, "visible": card.visible, "uuid": card.uuid, "pci": card.pci,
-        "compute_capability": format!("{}.{}", card.capability.0, card.capability.1),
-        "memory_total": card.total, "memory_free": card.free, "load": card.load.map(|load| f64::from(load) / 100.0),
-        "temperature": card.temperature, "processes": processes, "refused": card.refused,
+        "name": gpu.visible.map(|n| format!("/device:GPU:{n}")), "kind": "GPU", "description": gpu.name,
+        "physical": gpu.physical, "visible": gpu.visible, "uuid": gpu.uuid, "pci": gpu.pci,
+        "compute_capability": format!("{}.{}", gpu.capability.0, gpu.capability.1),
+        "memory_total": gpu.total, "memory_free": gpu.free, "load": gpu.load.map(|load| f64::from(load) / 100.0),
+        "temperature": gpu.temperature, "processes": processes, "refused": gpu.refused,
     })
 }
 
-fn show_card(card: &Card) -> Result<()> {
-    let physical = card.physical.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
-    match (&card.refused, card.visible) {
+fn show_gpu(gpu: &PhysicalGpu) -> Result<()> {
+    let physical = gpu.physical.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
+    match (&gpu.refused, gpu.visible) {
         (None, Some(visible)) => print(format_args!("/device:GPU:{visible}"))?,
         _ => print(format_args!("GPU, physical {physical}: not used"))?,
     }
-    let (major, minor) = card.capability;
-    print(format_args!("  kind         {}, compute capability {major}.{minor}", card.name))?;
-    let visible = card.visible.map_or_else(|| "none".to_owned(), |n| n.to_string());
+    let (major, minor) = gpu.capability;
+    print(format_args!("  kind         {}, compute capability {major}.{minor}", gpu.name))?;
+    let visible = gpu.visible.map_or_else(|| "none".to_owned(), |n| n.to_string());
     print(format_args!("  number       {physical} on this machine, {visible} in this process"))?;
-    print(format_args!("  bus          {} ({})", card.pci, card.uuid))?;
-    let free = card.free.map_or_else(|| "unknown".to_owned(), gib);
-    print(format_args!("  memory       {} total, {free} free", gib(card.total)))?;
-    if let Some(load) = card.load {
+    print(format_args!("  bus          {} ({})", gpu.pci, gpu.uuid))?;
+    let free = gpu.free.map_or_else(|| "unknown".to_owned(), gib);
+    print(format_args!("  memory       {} total, {free} free", gib(gpu.total)))?;
+    if let Some(load) = gpu.load {
         print(format_args!("  load         {load}%"))?;
     }
-    if let Some(degrees) = card.temperature {
+    if let Some(degrees) = gpu.temperature {
         print(format_args!("  temperature  {degrees} °C"))?;
     }
-    if !card.processes.is_empty() {
-        print(format_args!("  used by      {}", card.holders()))?;
+    if !gpu.processes.is_empty() {
+        print(format_args!("  used by      {}", gpu.holders()))?;
     }
-    match &card.refused {
+    match &gpu.refused {
         Some(why) => print(format_args!("  refused      {why}")),
         None => Ok(()),
     }

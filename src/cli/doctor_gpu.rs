@@ -16,9 +16,9 @@ pub fn run() -> Result<()> {
         None => print("CUDA_VISIBLE_DEVICES is not set: all GPUs are visible")?,
     }
     found.warnings.iter().try_for_each(|warning| print(format_args!("warning: {warning}")))?;
-    for card in &found.cards {
-        let state = card.refused.as_ref().map_or_else(|| "can be used".to_owned(), |why| format!("refused: {why}"));
-        print(format_args!("{}, {}: {state}", card.label(), card.name))?;
+    for gpu in &found.gpus {
+        let state = gpu.refused.as_ref().map_or_else(|| "can be used".to_owned(), |why| format!("refused: {why}"));
+        print(format_args!("{}, {}: {state}", gpu.label(), gpu.name))?;
     }
     match found.absent {
         Some(why) => Err(Error::unavailable(format!("GPUs cannot be used: {why}; everything runs on the CPU"))),

@@ -32,7 +32,7 @@ fn a_convolution_whose_engine_is_missing_can_be_captured() {
     let host: Arc<dyn Device> = CpuDevice::new(DeviceName::local("CPU", 0), &CpuConfig::default());
     let device = |id: u32| {
         let config = CudaConfig {
-            card: found.usable()[0].clone(),
+            gpu: found.usable()[0].clone(),
             memory: MemoryPlan { limit: None, grow: true },
             incarnation: 1,
             kernel_cache: None,

@@ -291,12 +291,12 @@ impl Arena {
     fn holders(&self) -> String {
         let found = super::discover(None);
         let me = std::process::id();
-        let card = found.cards.into_iter().find(|card| card.label() == self.label);
-        let Some(mut card) = card else { return String::new() };
-        card.processes.retain(|process| process.pid != me);
-        match card.processes.is_empty() {
+        let gpu = found.gpus.into_iter().find(|gpu| gpu.label() == self.label);
+        let Some(mut gpu) = gpu else { return String::new() };
+        gpu.processes.retain(|process| process.pid != me);
+        match gpu.processes.is_empty() {
             true => String::new(),
-            false => format!("; others on the GPU: {}", card.holders()),
+            false => format!("; others on the GPU: {}", gpu.holders()),
         }
     }
 }

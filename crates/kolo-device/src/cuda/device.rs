@@ -19,7 +19,7 @@ use super::page_lock::is_locked;
 use super::pinned::Pinned;
 use super::program::{Function, ProgramKey, Programs};
 use super::stream::{Streams, Watcher};
-use super::{Card, check, is_gpu_memory, memory_of};
+use super::{PhysicalGpu, check, is_gpu_memory, memory_of};
 use crate::cpu::pool::IntraPool;
 use crate::{Device, DeviceAttributes, Event, MemoryStats, Recorder, StreamRole};
 
@@ -27,7 +27,7 @@ use crate::{Device, DeviceAttributes, Event, MemoryStats, Recorder, StreamRole};
 #[derive(Clone)]
 pub struct CudaConfig {
     /// The GPU, as [`super::discover`] found it.
-    pub card: Card,
+    pub gpu: PhysicalGpu,
     /// How much of its memory to use.
     pub memory: MemoryPlan,
     /// A number that differs after every start.
@@ -50,7 +50,7 @@ pub struct CudaDevice {
     multiprocessors: u32,
     shared_memory: u32,
     /// The GPU's name for messages; unique on this machine.
-    card: String,
+    gpu: String,
     /// Dropped before the streams: its callbacks hold tensors.
     watcher: Watcher,
     workspace: OnceLock<Arc<dyn Buffer>>,
@@ -79,24 +79,24 @@ const SMALL_COPY: usize = 1 << 20;
 impl CudaDevice {
     /// A device of this name on a GPU. Its memory plan is checked against the GPU's free memory.
     pub fn new(name: DeviceName, config: &CudaConfig) -> Result<Arc<CudaDevice>> {
-        let card = &config.card;
-        if let Some(why) = absent().or_else(|| card.refused.clone()) {
+        let gpu = &config.gpu;
+        if let Some(why) = absent().or_else(|| gpu.refused.clone()) {
             return Err(Error::unavailable(format!("{name}: {why}")));
         }
-        let ordinal = card.visible.ok_or_else(|| Error::unavailable(format!("{name}: the card is not visible")))?;
-        let what = format!("opening {}", card.label());
+        let ordinal = gpu.visible.ok_or_else(|| Error::unavailable(format!("{name}: the GPU is not visible")))?;
+        let what = format!("opening {}", gpu.label());
         let context = check(&what, CudaContext::new(ordinal))?;
         let (free, _) = check(&what, context.mem_get_info())?;
         // Refused now rather than in the middle of the work: the limit must be available.
         if let Some(limit) = config.memory.limit
             && limit > free as u64
         {
-            let holders = card.holders();
+            let holders = gpu.holders();
             let holders = if holders.is_empty() { String::new() } else { format!("; it is held by {holders}") };
             return Err(Error::resource_exhausted(format!(
                 "{name} is to have {limit} bytes of {}, and only {free} are free{holders}; ask for a smaller fraction or \
                  limit",
-                card.label()
+                gpu.label()
             )));
         }
         let attribute = |which| check(&what, context.attribute(which));
@@ -106,7 +106,7 @@ impl CudaDevice {
         // SAFETY: the driver is present, and writes one int.
         check(&what, unsafe { sys::cuDriverGetVersion(&mut driver) }.result())?;
         let streams = Arc::new(Streams::new(context)?);
-        let arena = Arena::new(name.to_string(), card.label(), name.id, config.memory, streams.clone())?;
+        let arena = Arena::new(name.to_string(), gpu.label(), name.id, config.memory, streams.clone())?;
         let watcher = Watcher::new(&format!("kolo-gpu{}-events", name.id))?;
         Ok(Arc::new_cyclic(|me| CudaDevice {
             me: me.clone(),
@@ -115,23 +115,23 @@ impl CudaDevice {
             allow_tf32: config.allow_tf32,
             multiprocessors: multiprocessors.max(1) as u32,
             shared_memory: shared_memory.max(0) as u32,
-            card: card.label(),
+            gpu: gpu.label(),
             watcher,
             workspace: OnceLock::new(),
             lt: OnceLock::new(),
             dnn: Mutex::new(None),
             matmuls: Mutex::new(()),
-            programs: Programs::new(streams.clone(), card.capability, driver, config.kernel_cache.clone()),
+            programs: Programs::new(streams.clone(), gpu.capability, driver, config.kernel_cache.clone()),
             pinned: Pinned::new(streams.clone()),
             attributes: DeviceAttributes {
-                memory_limit: config.memory.limit.or(Some(card.total)),
+                memory_limit: config.memory.limit.or(Some(gpu.total)),
                 incarnation: config.incarnation,
                 description: format!(
                     "{}, compute capability {}.{}, {}",
-                    card.name,
-                    card.capability.0,
-                    card.capability.1,
-                    card.label()
+                    gpu.name,
+                    gpu.capability.0,
+                    gpu.capability.1,
+                    gpu.label()
                 ),
                 name,
             },
@@ -154,8 +154,8 @@ impl CudaDevice {
     }
 
     /// The GPU's name for messages; unique on this machine.
-    pub(super) fn card(&self) -> &str {
-        &self.card
+    pub(super) fn gpu(&self) -> &str {
+        &self.gpu
     }
 
     /// The number of multiprocessors of the GPU.
@@ -229,7 +229,7 @@ impl CudaDevice {
         if !from.memory().is_host() {
             let (source, target, n_bytes) = (self.address(from)?, self.address(to)?, from.n_bytes());
             if n_bytes != to.n_bytes() || from.dtype() != to.dtype() {
-                return Err(Error::internal("a feed does not fit its place on the card"));
+                return Err(Error::internal("a feed does not fit its place on the GPU"));
             }
             if n_bytes == 0 || source == target {
                 return Ok(());
@@ -237,11 +237,11 @@ impl CudaDevice {
             self.bind()?;
             // SAFETY: both are of this device, have the same length, and are ordered by this stream.
             let copied = unsafe { result::memcpy_dtod_async(target, source, n_bytes, self.compute_stream()) };
-            return check("copying on the card", copied);
+            return check("copying on the GPU", copied);
         }
         let bytes = from.host_bytes()?;
         if bytes.len() != to.n_bytes() || from.dtype() != to.dtype() {
-            return Err(Error::internal("a feed does not fit its place on the card"));
+            return Err(Error::internal("a feed does not fit its place on the GPU"));
         }
         let address = self.address(to)?;
         if bytes.is_empty() {
@@ -256,14 +256,14 @@ impl CudaDevice {
         let copied = unsafe {
             sys::cuMemcpyHtoDAsync_v2(address, staged.start().cast(), bytes.len(), compute.cu_stream()).result()
         };
-        check("copying to the card", copied)?;
+        check("copying to the GPU", copied)?;
         self.pinned.give_back_after(staged, self.streams.mark(compute, None)?);
         Ok(())
     }
 
     fn check_not_capturing(&self) -> Result<()> {
         match self.is_capturing() {
-            true => Err(Error::unimplemented("a copy to the host, or between cards, cannot be captured")),
+            true => Err(Error::unimplemented("a copy to the host, or between GPUs, cannot be captured")),
             false => Ok(()),
         }
     }
@@ -328,7 +328,7 @@ impl CudaDevice {
             }
         };
         let buffer = buffer.as_any().downcast_ref::<super::arena::CudaBuffer>();
-        buffer.map(super::arena::CudaBuffer::address).ok_or_else(|| Error::internal("the workspace is not on the card"))
+        buffer.map(super::arena::CudaBuffer::address).ok_or_else(|| Error::internal("the workspace is not on the GPU"))
     }
 
     /// The address of a tensor of this device.
@@ -373,7 +373,7 @@ impl CudaDevice {
         // bytes.
         let copied =
             unsafe { sys::cuMemcpyHtoDAsync_v2(address, source.cast(), bytes.len(), stream.cu_stream()).result() };
-        check("copying to the card", copied)?;
+        check("copying to the GPU", copied)?;
         let mark = self.streams.mark(stream, None)?;
         if !is_small {
             self.streams.wait(compute, &mark)?;
@@ -409,7 +409,7 @@ impl CudaDevice {
         // the source until it has completed.
         let copied =
             unsafe { sys::cuMemcpyDtoHAsync_v2(staged.start().cast(), address, n_bytes, stream.cu_stream()).result() };
-        check("copying from the card", copied)?;
+        check("copying from the GPU", copied)?;
         let mark = self.streams.mark(stream, (!is_small).then(|| tensor.clone()))?;
         let copy = Tensor::from_buffer(tensor.dtype(), tensor.shape().clone(), Arc::new(staged))?;
         Ok((copy, Some(Arc::new(mark))))
@@ -436,7 +436,7 @@ impl CudaDevice {
         // after the last use of the target's memory; those below prevent both from being reused before it is done.
         let copied =
             unsafe { sys::cuMemcpyPeerAsync(to, here, from, there, n_bytes, self.streams.peer.cu_stream()).result() };
-        check("copying between cards", copied)?;
+        check("copying between GPUs", copied)?;
         let mark = self.streams.mark(&self.streams.peer, None)?;
         self.streams.wait(&self.streams.compute, &mark)?;
         source.wait(&source.compute, &mark)?;
@@ -515,7 +515,7 @@ impl Device for CudaDevice {
         self.bind()?;
         // SAFETY: both spans were checked, are of this device and ordered by this stream.
         let copied = unsafe { result::memcpy_dtod_async(target, source, n_bytes, self.compute_stream()) };
-        check("copying on the card", copied)
+        check("copying on the GPU", copied)
     }
     fn recorder(&self) -> Option<&dyn Recorder> {
         Some(self)

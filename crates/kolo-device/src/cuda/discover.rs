@@ -15,7 +15,7 @@ const LEAST_CAPABILITY: (i32, i32) = (7, 5);
 #[derive(Clone, Debug, Default)]
 pub struct Discovery {
     /// All GPUs, in the order of their physical numbers.
-    pub cards: Vec<Card>,
+    pub gpus: Vec<PhysicalGpu>,
     /// Why no GPU can be used, if none can.
     pub absent: Option<String>,
     /// The driver's version, such as `580.159.03`.
@@ -26,7 +26,7 @@ pub struct Discovery {
 
 /// One GPU.
 #[derive(Clone, Debug, Default)]
-pub struct Card {
+pub struct PhysicalGpu {
     /// Its number on this machine.
     pub physical: Option<usize>,
     /// Its number in this process, which is the driver's; `None` if it is hidden.
@@ -66,15 +66,15 @@ pub struct Process {
 
 impl Discovery {
     /// The GPUs that can be used, by visible number.
-    pub fn usable(&self) -> Vec<&Card> {
-        let mut cards: Vec<&Card> =
-            self.cards.iter().filter(|card| card.visible.is_some() && card.refused.is_none()).collect();
-        cards.sort_by_key(|card| card.visible);
-        cards
+    pub fn usable(&self) -> Vec<&PhysicalGpu> {
+        let mut gpus: Vec<&PhysicalGpu> =
+            self.gpus.iter().filter(|gpu| gpu.visible.is_some() && gpu.refused.is_none()).collect();
+        gpus.sort_by_key(|gpu| gpu.visible);
+        gpus
     }
 }
 
-impl Card {
+impl PhysicalGpu {
     /// `gpu:0 (physical 4, 0000:41:00.0)`, for logs and errors.
     pub fn label(&self) -> String {
         let physical = self.physical.map_or_else(|| "?".to_owned(), |n| n.to_string());
@@ -104,35 +104,35 @@ pub fn discover(visible_devices: Option<&str>) -> Discovery {
     let nvml = Nvml::init().ok();
     if let Some(nvml) = &nvml {
         found.driver = nvml.sys_driver_version().ok();
-        found.cards = (0..nvml.device_count().unwrap_or(0)).map(|i| nvml_card(nvml, i)).collect();
+        found.gpus = (0..nvml.device_count().unwrap_or(0)).map(|i| nvml_gpu(nvml, i)).collect();
     }
-    let listed: Vec<(String, String)> = found.cards.iter().map(|card| (card.uuid.clone(), card.pci.clone())).collect();
+    let listed: Vec<(String, String)> = found.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.pci.clone())).collect();
     let listed: Vec<(&str, &str)> = listed.iter().map(|(uuid, pci)| (uuid.as_str(), pci.as_str())).collect();
     if nvml.is_some() {
         found.warnings = select_visible(visible_devices, &listed).warnings;
     }
     if has_driver() && result::init().is_ok() {
         for number in 0..result::device::get_count().unwrap_or(0) {
-            let Some(seen) = driver_card(number) else { continue };
+            let Some(seen) = driver_gpu(number) else { continue };
             // The driver numbers the visible GPUs; the PCI id identifies the physical one.
-            let same = |card: &&mut Card| plain_pci(&card.pci) == plain_pci(&seen.pci);
-            match found.cards.iter_mut().find(same) {
-                Some(card) => {
-                    card.visible = seen.visible;
-                    card.capability = seen.capability;
-                    card.total = seen.total;
+            let same = |gpu: &&mut PhysicalGpu| plain_pci(&gpu.pci) == plain_pci(&seen.pci);
+            match found.gpus.iter_mut().find(same) {
+                Some(gpu) => {
+                    gpu.visible = seen.visible;
+                    gpu.capability = seen.capability;
+                    gpu.total = seen.total;
                 }
-                None => found.cards.push(seen),
+                None => found.gpus.push(seen),
             }
         }
     }
-    for card in &mut found.cards {
-        card.refused = if card.visible.is_none() {
+    for gpu in &mut found.gpus {
+        gpu.refused = if gpu.visible.is_none() {
             let why =
                 if visible_devices.is_some() { "hidden by CUDA_VISIBLE_DEVICES" } else { "not seen by the driver" };
             Some(why.to_owned())
-        } else if card.capability < LEAST_CAPABILITY {
-            let ((major, minor), least) = (card.capability, LEAST_CAPABILITY);
+        } else if gpu.capability < LEAST_CAPABILITY {
+            let ((major, minor), least) = (gpu.capability, LEAST_CAPABILITY);
             Some(format!("its compute capability {major}.{minor} is below {}.{}", least.0, least.1))
         } else {
             None
@@ -144,25 +144,25 @@ pub fn discover(visible_devices: Option<&str>) -> Discovery {
     found
 }
 
-fn nvml_card(nvml: &Nvml, index: u32) -> Card {
-    let mut card = Card { physical: Some(index as usize), ..Card::default() };
+fn nvml_gpu(nvml: &Nvml, index: u32) -> PhysicalGpu {
+    let mut gpu = PhysicalGpu { physical: Some(index as usize), ..PhysicalGpu::default() };
     let Ok(device) = nvml.device_by_index(index) else {
-        card.refused = Some("the driver does not open it".to_owned());
-        return card;
+        gpu.refused = Some("the driver does not open it".to_owned());
+        return gpu;
     };
-    card.name = device.name().unwrap_or_default();
-    card.uuid = device.uuid().unwrap_or_default();
-    card.pci = device.pci_info().map(|pci| pci.bus_id).unwrap_or_default();
+    gpu.name = device.name().unwrap_or_default();
+    gpu.uuid = device.uuid().unwrap_or_default();
+    gpu.pci = device.pci_info().map(|pci| pci.bus_id).unwrap_or_default();
     if let Ok(capability) = device.cuda_compute_capability() {
-        card.capability = (capability.major, capability.minor);
+        gpu.capability = (capability.major, capability.minor);
     }
     if let Ok(memory) = device.memory_info() {
-        (card.total, card.free) = (memory.total, Some(memory.free));
+        (gpu.total, gpu.free) = (memory.total, Some(memory.free));
     }
-    card.load = device.utilization_rates().ok().map(|rates| rates.gpu);
-    card.temperature = device.temperature(TemperatureSensor::Gpu).ok();
+    gpu.load = device.utilization_rates().ok().map(|rates| rates.gpu);
+    gpu.temperature = device.temperature(TemperatureSensor::Gpu).ok();
     for process in device.running_compute_processes().unwrap_or_default() {
-        card.processes.push(Process {
+        gpu.processes.push(Process {
             pid: process.pid,
             name: nvml.sys_process_name(process.pid, 128).ok().filter(|name| !name.is_empty()),
             n_bytes: match process.used_gpu_memory {
@@ -171,11 +171,11 @@ fn nvml_card(nvml: &Nvml, index: u32) -> Card {
             },
         });
     }
-    card
+    gpu
 }
 
 /// The driver's description of its GPU `number`; `None` if a call fails.
-fn driver_card(number: i32) -> Option<Card> {
+fn driver_gpu(number: i32) -> Option<PhysicalGpu> {
     let device = result::device::get(number).ok()?;
     let attribute = |which| {
         // SAFETY: `device` came from the driver just now.
@@ -189,14 +189,14 @@ fn driver_card(number: i32) -> Option<Card> {
     // SAFETY: the driver writes at most as many bytes as it is told, ended by a zero.
     unsafe { sys::cuDeviceGetPCIBusId(id.as_mut_ptr().cast(), id.len() as i32, device) }.result().ok()?;
     let end = id.iter().position(|&byte| byte == 0).unwrap_or(id.len());
-    Some(Card {
+    Some(PhysicalGpu {
         visible: Some(number as usize),
         name: result::device::get_name(device).ok()?,
         capability,
         pci: String::from_utf8_lossy(&id[..end]).into_owned(),
         // SAFETY: `device` came from the driver just now.
         total: unsafe { result::device::total_mem(device) }.ok()? as u64,
-        ..Card::default()
+        ..PhysicalGpu::default()
     })
 }
 
@@ -215,12 +215,17 @@ mod tests {
 
     #[test]
     fn cards_are_named_by_both_numbers() {
-        let mut card = Card { physical: Some(4), visible: Some(0), pci: "0000:41:00.0".to_owned(), ..Card::default() };
-        assert_eq!(card.label(), "gpu:0 (physical 4, 0000:41:00.0)");
-        card.visible = None;
-        assert_eq!(card.label(), "physical 4 (0000:41:00.0)");
-        card.processes.push(Process { pid: 7, name: Some("python3".to_owned()), n_bytes: Some(3 << 29) });
-        card.processes.push(Process { pid: 8, name: None, n_bytes: None });
-        assert_eq!(card.holders(), "python3 (pid 7, 1.5 GiB), a process (pid 8)");
+        let mut gpu = PhysicalGpu {
+            physical: Some(4),
+            visible: Some(0),
+            pci: "0000:41:00.0".to_owned(),
+            ..PhysicalGpu::default()
+        };
+        assert_eq!(gpu.label(), "gpu:0 (physical 4, 0000:41:00.0)");
+        gpu.visible = None;
+        assert_eq!(gpu.label(), "physical 4 (0000:41:00.0)");
+        gpu.processes.push(Process { pid: 7, name: Some("python3".to_owned()), n_bytes: Some(3 << 29) });
+        gpu.processes.push(Process { pid: 8, name: None, n_bytes: None });
+        assert_eq!(gpu.holders(), "python3 (pid 7, 1.5 GiB), a process (pid 8)");
     }
 }

@@ -46,7 +46,7 @@ pub use arena::MemoryPlan;
 pub use attention::{Attention, AttentionPass};
 pub use conv::{Conv, ConvPass};
 pub use device::{CudaConfig, CudaDevice};
-pub use discover::{Card, Discovery, Process, discover};
+pub use discover::{Discovery, PhysicalGpu, Process, discover};
 pub use launch::{Args, Grid};
 pub use library::{LibraryReport, absent, libraries};
 pub use matmul::{Epilogue, MatMul, MatMulKind, Terms};

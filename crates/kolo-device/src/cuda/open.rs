@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kolo_core::{DeviceName, Error, Result};
 
-use super::{Card, CudaConfig, CudaDevice, Discovery, MemoryPlan, discover};
+use super::{CudaConfig, CudaDevice, Discovery, MemoryPlan, PhysicalGpu, discover};
 use crate::Device;
 
 /// A request for GPUs. They are numbered as in [`GpuRequest::visible_device_list`].
@@ -44,8 +44,8 @@ pub fn open(request: &GpuRequest<'_>) -> Result<Vec<Arc<dyn Device>>> {
             None => Ok(Vec::new()),
         };
     }
-    let cards = cards(request.visible_device_list, &found)?;
-    let plans = memory_plans(request, &cards)?;
+    let gpus = gpus(request.visible_device_list, &found)?;
+    let plans = memory_plans(request, &gpus)?;
     let n = request.n_devices.unwrap_or(plans.len()).min(plans.len());
     if let Some(wanted) = request.n_devices
         && wanted > 0
@@ -53,9 +53,9 @@ pub fn open(request: &GpuRequest<'_>) -> Result<Vec<Arc<dyn Device>>> {
     {
         return Err(Error::unavailable(format!("device_count asks for {wanted} GPU(s), but none is left")));
     }
-    let make = |(id, (card, memory)): (usize, (&Card, MemoryPlan))| -> Result<Arc<dyn Device>> {
+    let make = |(id, (gpu, memory)): (usize, (&PhysicalGpu, MemoryPlan))| -> Result<Arc<dyn Device>> {
         let config = CudaConfig {
-            card: card.clone(),
+            gpu: gpu.clone(),
             memory,
             incarnation: (request.incarnation)(),
             kernel_cache: request.kernel_cache.clone(),
@@ -69,12 +69,12 @@ pub fn open(request: &GpuRequest<'_>) -> Result<Vec<Arc<dyn Device>>> {
 }
 
 /// For each device, its GPU and how much of its memory to use.
-fn memory_plans<'c>(request: &GpuRequest<'_>, cards: &[&'c Card]) -> Result<Vec<(&'c Card, MemoryPlan)>> {
+fn memory_plans<'c>(request: &GpuRequest<'_>, gpus: &[&'c PhysicalGpu]) -> Result<Vec<(&'c PhysicalGpu, MemoryPlan)>> {
     let grow = request.grow;
-    let mut plans: Vec<(&Card, MemoryPlan)> = Vec::new();
-    for (i, &card) in cards.iter().enumerate() {
+    let mut plans: Vec<(&PhysicalGpu, MemoryPlan)> = Vec::new();
+    for (i, &gpu) in gpus.iter().enumerate() {
         if let Some(limits) = request.virtual_devices.get(&i) {
-            plans.extend(limits.iter().map(|&limit| (card, MemoryPlan { limit: Some(limit), grow })));
+            plans.extend(limits.iter().map(|&limit| (gpu, MemoryPlan { limit: Some(limit), grow })));
             continue;
         }
         let share = match request.memory_fraction {
@@ -83,37 +83,36 @@ fn memory_plans<'c>(request: &GpuRequest<'_>, cards: &[&'c Card]) -> Result<Vec<
                     "per_process_gpu_memory_fraction is {fraction}, not above 0 and at most 1"
                 )));
             }
-            Some(fraction) => Some((card.total as f64 * fraction) as u64),
+            Some(fraction) => Some((gpu.total as f64 * fraction) as u64),
             None => None,
         };
         let limit = match (request.memory_limits.get(&i).copied(), share) {
             (Some(limit), Some(share)) => Some(limit.min(share)),
             (limit, share) => limit.or(share),
         };
-        plans.push((card, MemoryPlan { limit, grow: grow || limit.is_none() }));
+        plans.push((gpu, MemoryPlan { limit, grow: grow || limit.is_none() }));
     }
-    if let Some(i) = request.memory_limits.keys().chain(request.virtual_devices.keys()).find(|i| **i >= cards.len()) {
-        return Err(Error::invalid_argument(format!("a memory limit names card {i}, but {} are used", cards.len())));
+    if let Some(i) = request.memory_limits.keys().chain(request.virtual_devices.keys()).find(|i| **i >= gpus.len()) {
+        return Err(Error::invalid_argument(format!("a memory limit names GPU {i}, but {} are used", gpus.len())));
     }
     Ok(plans)
 }
 
 /// The GPUs in `visible_device_list`, in its order.
-fn cards<'a>(list: &str, found: &'a Discovery) -> Result<Vec<&'a Card>> {
+fn gpus<'a>(list: &str, found: &'a Discovery) -> Result<Vec<&'a PhysicalGpu>> {
     let usable = found.usable();
     if list.trim().is_empty() {
         return Ok(usable);
     }
-    let mut cards: Vec<&Card> = Vec::new();
+    let mut gpus: Vec<&PhysicalGpu> = Vec::new();
     for entry in list.split(',').map(str::trim) {
         let bad = |why: &str| Error::invalid_argument(format!("visible_device_list: '{entry}' {why}"));
         let number: usize = entry.parse().map_err(|_| bad("is not a number"))?;
-        let card =
-            usable.iter().find(|card| card.visible == Some(number)).ok_or_else(|| bad("is not a usable card"))?;
-        if cards.iter().any(|other| other.visible == card.visible) {
+        let gpu = usable.iter().find(|gpu| gpu.visible == Some(number)).ok_or_else(|| bad("is not a usable GPU"))?;
+        if gpus.iter().any(|other| other.visible == gpu.visible) {
             return Err(bad("is named twice"));
         }
-        cards.push(card);
+        gpus.push(gpu);
     }
-    Ok(cards)
+    Ok(gpus)
 }

@@ -80,18 +80,18 @@ impl<K: Eq + Hash, V: Copy> Chosen<K, V> {
     }
 
     pub fn get(&self, device: &CudaDevice, key: K) -> Option<V> {
-        self.0.lock().as_ref()?.get(&(device.card().to_owned(), key))?.choice
+        self.0.lock().as_ref()?.get(&(device.gpu().to_owned(), key))?.choice
     }
 
     /// Counts a use of a shape without a choice, and returns whether to time it now.
     pub fn is_due(&self, device: &CudaDevice, key: K) -> bool {
         let may_spend = Duration::from_micros(SPENT.load(Ordering::Relaxed)) < MOST_SPENT && !is_off();
-        may_spend && self.count(device.card(), key)
+        may_spend && self.count(device.gpu(), key)
     }
 
-    fn count(&self, card: &str, key: K) -> bool {
+    fn count(&self, gpu: &str, key: K) -> bool {
         let mut entries = self.0.lock();
-        let entry = entries.get_or_insert_default().entry((card.to_owned(), key)).or_default();
+        let entry = entries.get_or_insert_default().entry((gpu.to_owned(), key)).or_default();
         entry.n_uses = entry.n_uses.saturating_add(1);
         entry.n_uses >= TIMED_AT
     }
@@ -99,14 +99,14 @@ impl<K: Eq + Hash, V: Copy> Chosen<K, V> {
     /// Caches a choice, unless another thread was first; returns the cached one.
     pub fn insert(&self, device: &CudaDevice, key: K, value: V) -> V {
         let mut entries = self.0.lock();
-        let entry = entries.get_or_insert_default().entry((device.card().to_owned(), key)).or_default();
+        let entry = entries.get_or_insert_default().entry((device.gpu().to_owned(), key)).or_default();
         *entry.choice.get_or_insert(value)
     }
 
     /// Replaces a choice that has failed.
     pub fn replace(&self, device: &CudaDevice, key: K, value: V) {
         let mut entries = self.0.lock();
-        entries.get_or_insert_default().entry((device.card().to_owned(), key)).or_default().choice = Some(value);
+        entries.get_or_insert_default().entry((device.gpu().to_owned(), key)).or_default().choice = Some(value);
     }
 }
 
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_shape_is_timed_when_it_comes_again() {
         let chosen: Chosen<u32, u32> = Chosen::new();
-        let due = |card: &str, key| (0..4).map(|_| chosen.count(card, key)).collect::<Vec<_>>();
+        let due = |gpu: &str, key| (0..4).map(|_| chosen.count(gpu, key)).collect::<Vec<_>>();
         assert_eq!(due("a", 1), [false, false, true, true]);
         assert_eq!(due("a", 2), [false, false, true, true]);
         assert_eq!(due("b", 1), [false, false, true, true]);

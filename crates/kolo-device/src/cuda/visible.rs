@@ -7,7 +7,7 @@
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// The physical numbers, in the order they become visible: visible number 0 first.
-    pub cards: Vec<usize>,
+    pub gpus: Vec<usize>,
     /// Which entries were dropped and why.
     pub warnings: Vec<String>,
 }
@@ -15,28 +15,28 @@ pub struct Selection {
 /// Applies `CUDA_VISIBLE_DEVICES` to GPUs that are given as `(uuid, PCI id)`. `None` means the variable is not set: all
 /// GPUs. Entries are numbers, UUIDs or the beginnings of such, or PCI ids; the first that is invalid, or names a GPU a
 /// second time, ends the list, as with CUDA. An empty list, or one that begins with an invalid entry, selects nothing.
-pub fn select_visible(value: Option<&str>, cards: &[(&str, &str)]) -> Selection {
+pub fn select_visible(value: Option<&str>, gpus: &[(&str, &str)]) -> Selection {
     let Some(value) = value else {
-        return Selection { cards: (0..cards.len()).collect(), warnings: Vec::new() };
+        return Selection { gpus: (0..gpus.len()).collect(), warnings: Vec::new() };
     };
     let value = value.trim().trim_matches(['"', '\'']).trim();
     let mut selection = Selection::default();
     if value.is_empty() || value == "NoDevFiles" {
-        if !cards.is_empty() {
+        if !gpus.is_empty() {
             selection.warnings.push("CUDA_VISIBLE_DEVICES is empty: no GPU is visible".to_owned());
         }
         return selection;
     }
     let entries: Vec<&str> = value.split(',').map(str::trim).collect();
     for (i, entry) in entries.iter().enumerate() {
-        let problem = match find(entry, cards) {
-            Ok(card) if selection.cards.contains(&card) => {
+        let problem = match find(entry, gpus) {
+            Ok(gpu) if selection.gpus.contains(&gpu) => {
                 // CUDA refuses the whole list when a GPU is named twice.
-                selection.cards.clear();
-                format!("names GPU {card} twice, which hides all GPUs")
+                selection.gpus.clear();
+                format!("names GPU {gpu} twice, which hides all GPUs")
             }
-            Ok(card) => {
-                selection.cards.push(card);
+            Ok(gpu) => {
+                selection.gpus.push(gpu);
                 continue;
             }
             Err(problem) => problem,
@@ -51,12 +51,12 @@ pub fn select_visible(value: Option<&str>, cards: &[(&str, &str)]) -> Selection 
     selection
 }
 
-fn find(entry: &str, cards: &[(&str, &str)]) -> Result<usize, String> {
-    let n = cards.len();
+fn find(entry: &str, gpus: &[(&str, &str)]) -> Result<usize, String> {
+    let n = gpus.len();
     if entry.starts_with("GPU-") {
-        let matching: Vec<usize> = (0..n).filter(|&i| starts_with(cards[i].0, entry)).collect();
+        let matching: Vec<usize> = (0..n).filter(|&i| starts_with(gpus[i].0, entry)).collect();
         return match matching.as_slice() {
-            [card] => Ok(*card),
+            [gpu] => Ok(*gpu),
             [] => Err("is the UUID of no GPU here".to_owned()),
             _ => Err("fits several GPUs: more of the UUID is needed".to_owned()),
         };
@@ -66,12 +66,12 @@ fn find(entry: &str, cards: &[(&str, &str)]) -> Result<usize, String> {
     }
     if entry.contains(':') {
         let wanted = plain_pci(entry);
-        return (0..n).find(|&i| plain_pci(cards[i].1) == wanted).ok_or_else(|| "is the PCI id of no GPU".to_owned());
+        return (0..n).find(|&i| plain_pci(gpus[i].1) == wanted).ok_or_else(|| "is the PCI id of no GPU".to_owned());
     }
     match entry.parse::<i64>() {
         Ok(number) if number < 0 => Err("is negative, which ends the list".to_owned()),
         Ok(number) => match usize::try_from(number) {
-            Ok(card) if card < n => Ok(card),
+            Ok(gpu) if gpu < n => Ok(gpu),
             _ => Err(match n {
                 0 => "names a GPU, but there are none".to_owned(),
                 1 => "is not a GPU here: there is only GPU 0".to_owned(),
@@ -102,7 +102,7 @@ pub(super) fn plain_pci(id: &str) -> String {
 mod tests {
     use super::*;
 
-    const CARDS: [(&str, &str); 4] = [
+    const GPUS: [(&str, &str); 4] = [
         ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "00000000:03:00.0"),
         ("GPU-8932f938-d72c-4106-c12f-20bd9faed9f6", "00000000:41:00.0"),
         ("GPU-11111111-0000-0000-0000-000000000000", "00000000:81:00.0"),
@@ -110,9 +110,9 @@ mod tests {
     ];
 
     #[track_caller]
-    fn check(value: &str, cards: &[usize], warning: Option<&str>) {
-        let selection = select_visible(Some(value), &CARDS);
-        assert_eq!(selection.cards, cards, "{value}");
+    fn check(value: &str, gpus: &[usize], warning: Option<&str>) {
+        let selection = select_visible(Some(value), &GPUS);
+        assert_eq!(selection.gpus, gpus, "{value}");
         match warning {
             Some(text) => assert!(selection.warnings.iter().any(|w| w.contains(text)), "{:?}", selection.warnings),
             None => assert!(selection.warnings.is_empty(), "{:?}", selection.warnings),
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn every_form_of_the_variable() {
-        assert_eq!(select_visible(None, &CARDS).cards, [0, 1, 2, 3]);
+        assert_eq!(select_visible(None, &GPUS).gpus, [0, 1, 2, 3]);
         check("0,1", &[0, 1], None);
         check("3,2", &[3, 2], None);
         check(" 1 , 0 ", &[1, 0], None);

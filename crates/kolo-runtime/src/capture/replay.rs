@@ -110,7 +110,7 @@ impl Replay {
             if places.iter().any(|place| place.number == number) {
                 return Err(Error::unimplemented(format!("feed {number} is read on the host and on the GPU")));
             }
-            let way = match (feed.on_device, is_on_card(value)) {
+            let way = match (feed.on_device, is_on_gpu(value)) {
                 (true, true) => match device.address_of(value)? {
                     at if (wishes.is_steady)(number, at) || is_written(at) => Way::InPlace(at),
                     _ => Way::Copied(device.duplicate(value, &"a feed of a captured step".into())?),
@@ -163,7 +163,7 @@ impl Replay {
         let active = device.begin_recording()?;
         part.constants
             .iter()
-            .filter(|constant| is_on_card(constant))
+            .filter(|constant| is_on_gpu(constant))
             .for_each(|constant| device.keep_in_recording(constant));
         let (fetches, touched) = record_variables(|| {
             let values: Vec<(usize, &Tensor)> = given.iter().map(|(number, tensor)| (*number, tensor)).collect();
@@ -324,7 +324,7 @@ impl Fetch {
         feeds: &[Feed],
         stays: bool,
     ) -> Result<Fetch> {
-        if !is_on_card(&value) {
+        if !is_on_gpu(&value) {
             return Ok(Fetch::Same(value));
         }
         let at = device.address_of(&value)?;
@@ -397,16 +397,16 @@ fn restore(feeds: &mut Feeds, taken: Vec<(usize, Arc<VariableCell>, Shape)>) {
 /// A value that the host reads, if replays can compare it: small, numeric and in host memory.
 fn comparable(number: usize, value: &Tensor) -> Result<Tensor> {
     match value.dtype().size() {
-        Some(_) if value.n_bytes() <= MOST_COMPARED && !is_on_card(value) => Ok(value.clone()),
+        Some(_) if value.n_bytes() <= MOST_COMPARED && !is_on_gpu(value) => Ok(value.clone()),
         _ => Err(Error::unimplemented(format!("value {number} is read on the host, and not a few numbers"))),
     }
 }
 
 fn is_at(device: &dyn Recorder, value: &Tensor, at: Address) -> bool {
-    is_on_card(value) && device.address_of(value).is_ok_and(|address| address == at)
+    is_on_gpu(value) && device.address_of(value).is_ok_and(|address| address == at)
 }
 
-pub(super) fn is_on_card(tensor: &Tensor) -> bool {
+pub(super) fn is_on_gpu(tensor: &Tensor) -> bool {
     !tensor.memory().is_host()
 }
 

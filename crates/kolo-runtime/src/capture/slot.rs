@@ -26,7 +26,7 @@ use kolo_ops::Value;
 use parking_lot::Mutex;
 
 use crate::capture::limits::Limits;
-use crate::capture::replay::{Feeds, Replay, Replayed, Wishes, is_on_card};
+use crate::capture::replay::{Feeds, Replay, Replayed, Wishes, is_on_gpu};
 use crate::compile::part::{NodePlan, PartPlan, PlanKernel};
 use crate::executor::step::Step;
 
@@ -189,11 +189,11 @@ impl Progress {
         for replay in &self.replays {
             replay.moved(device, feeds, &mut self.unsteady);
         }
-        let on_card = feeds.iter().enumerate().filter_map(|(number, value)| {
-            let value = value.as_ref().filter(|value| is_on_card(value))?;
+        let on_gpu = feeds.iter().enumerate().filter_map(|(number, value)| {
+            let value = value.as_ref().filter(|value| is_on_gpu(value))?;
             Some((number, device.address_of(value).ok()?))
         });
-        std::mem::replace(&mut self.seen, on_card.collect())
+        std::mem::replace(&mut self.seen, on_gpu.collect())
     }
 
     /// Adds a capture and removes those for the same shapes: their variables have moved.
@@ -214,7 +214,7 @@ pub(crate) fn is_constant_call(device: &dyn Recorder, node: &NodePlan, inputs: &
         return false;
     }
     let is_same = |input: &Value| match input {
-        Value::Tensor(tensor) => !is_on_card(tensor) || device.is_kept_in_recording(tensor),
+        Value::Tensor(tensor) => !is_on_gpu(tensor) || device.is_kept_in_recording(tensor),
         Value::Empty | Value::Reference(_) => false,
     };
     node.node.def.work == Work::FillsLike || (!inputs.is_empty() && inputs.iter().all(is_same))

@@ -1,4 +1,4 @@
-//! Nodes that are fused for a card, against the same nodes one by one and on a CPU.
+//! Nodes that are fused for a GPU, against the same nodes one by one and on a CPU.
 
 use super::*;
 

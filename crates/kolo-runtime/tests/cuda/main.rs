@@ -227,7 +227,7 @@ fn nodes_go_to_the_gpu_and_integers_stay_with_the_host() {
 }
 
 #[test]
-fn values_cross_between_host_and_card() {
+fn values_cross_between_host_and_gpu() {
     on_gpu(|| {
         let g = kolo_ops::graph();
         let x = g.placeholder::<f32>("x", [None]);
@@ -313,7 +313,7 @@ fn a_fraction_that_the_card_does_not_have_is_refused() {
         let y = x * 2.0;
         let first = Session::with_config(&g, share(0.4)).unwrap();
         let second = Session::with_config(&g, share(0.4)).unwrap();
-        let error = Session::with_config(&g, share(0.4)).err().expect("the card is full");
+        let error = Session::with_config(&g, share(0.4)).err().expect("the GPU is full");
         assert_eq!(error.code(), Code::ResourceExhausted);
         println!("{error}");
         assert_eq!(first.fetch(y).unwrap(), second.fetch(y).unwrap());
@@ -323,7 +323,7 @@ fn a_fraction_that_the_card_does_not_have_is_refused() {
 }
 
 #[test]
-fn a_loop_runs_with_its_state_on_the_card() {
+fn a_loop_runs_with_its_state_on_the_gpu() {
     on_gpu(|| {
         let g = kolo_ops::graph();
         let x = g.constant(vec![1.0f32; 1000]);
