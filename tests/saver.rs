@@ -389,7 +389,7 @@ fn the_command_shows_verifies_and_converts() {
     }
     assert_eq!(fs::read(dir.join("again.index")).unwrap(), fs::read(dir.join("m-1.index")).unwrap());
     let (ok, text) = kolo_command(&["checkpoint", "verify", &format!("{prefix}.index")]);
-    assert!(ok && text.contains("3 tensors, all whole"), "{text}");
+    assert!(ok && text.contains("3 tensors, all checksums match"), "{text}");
     fs::write(dir.join("m-1.data-00000-of-00001"), [0; 40]).unwrap();
     let (ok, text) = kolo_command(&["checkpoint", "verify", &prefix]);
     assert!(!ok && text.contains("DataLoss") && text.contains("tensor 'w'"), "{text}");

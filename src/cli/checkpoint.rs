@@ -134,7 +134,7 @@ fn verify(checkpoint: &Path) -> Result<()> {
         print(error)?;
     }
     match wrong.len() {
-        0 => print(format_args!("{prefix}: {n_tensors} tensors, all whole")),
+        0 => print(format_args!("{prefix}: OK, {n_tensors} tensors, all checksums match")),
         n => Err(Error::data_loss(format!("{prefix}: {n} of {n_tensors} tensors are damaged"))),
     }
 }

@@ -16,7 +16,7 @@ use crate::train::SessionHook;
 /// Wraps an optimizer: updates are made by each worker on its own, and counted by how many updates of others came between
 /// the reading of the variables and the update (the staleness).
 ///
-/// With a bound, a worker that is more than so many updates ahead of the slowest one waits for it (stale synchronous
+/// With a bound, a worker that is more than that number of updates ahead of the slowest one waits for it (stale synchronous
 /// parallel). A worker that is silent for the lease (a minute unless said) is not waited for.
 ///
 /// ```

@@ -13,7 +13,7 @@ use super::place::home;
 use super::saved::save_under;
 use crate::optim::{GradAndVar, Optimizer, leave_updates_to};
 
-/// Wraps an optimizer: each worker trains on its own, and after every so many steps all workers' variables are replaced by
+/// Wraps an optimizer: each worker trains on its own, and every N steps all workers' variables are replaced by
 /// their mean.
 ///
 /// The trained variables become local to each worker, with the optimizer's slots, so the model must be described on the

@@ -260,7 +260,7 @@ pub struct MeetingHook {
     pub(super) label: &'static str,
     pub(super) names: MeetingNames,
     pub(super) is_chief: bool,
-    /// What to run after every so many runs, and the number of runs since.
+    /// What to run every N runs, and the number of runs since.
     pub(super) every: Option<(u64, String)>,
     pub(super) n_runs: u64,
 }

@@ -23,7 +23,7 @@ use crate::ops;
 use crate::optim::{GradAndVar, Optimizer, leave_updates_to, wrap_training};
 use crate::train::{CreatedContext, SessionHook, report_uninitialized_variables};
 
-/// Wraps an optimizer: an update is made from the mean of so many workers' gradients, and workers wait for it.
+/// Wraps an optimizer: an update is made from the mean of the gradients of N workers, and workers wait for it.
 ///
 /// Every worker runs the operation that [`minimize`](Optimizer::minimize) returns; the chief also runs the updates, in a
 /// thread that the hook starts. If more workers take part than gradients are needed, the slowest of each step are backup:

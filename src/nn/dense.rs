@@ -36,7 +36,7 @@ pub fn dense<'g>(x: Output<'g>, units: usize, name: &str) -> Output<'g> {
 }
 
 impl Dense {
-    /// A layer of so many units.
+    /// A layer with this number of units.
     pub fn new(units: usize) -> Dense {
         Dense {
             units,

@@ -6,7 +6,7 @@ use kolo_graph::{Graph, Initializer, Output, Variable};
 use super::layer::{as_matrix, last_dim, read_as, shaped_like, weights};
 use crate::ops;
 
-/// A table with a trained row for each of so many numbers. The gradient is that of the rows that were looked up.
+/// A table with one trained row for each index. The gradient is that of the rows that were looked up.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     rows: usize,

@@ -7,7 +7,7 @@ use super::update::number_like;
 use super::{Core, GradAndVar, Optimizer, leave_updates_to};
 use crate::ops;
 
-/// Applies another optimizer once in every so many steps, to the mean of their gradients. The global step counts what is
+/// Applies another optimizer once every N steps, to the mean of their gradients. The global step counts what is
 /// applied.
 ///
 /// ```

@@ -33,7 +33,7 @@ pub enum Schedule {
     Exponential {
         /// The rate at step 0.
         initial: f64,
-        /// After so many steps the rate has been multiplied once.
+        /// The number of steps after which the rate has been multiplied once.
         steps: u64,
         /// The factor.
         rate: f64,

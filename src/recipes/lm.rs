@@ -16,7 +16,7 @@ pub struct Size {
     pub vocabulary: usize,
     /// How many characters it sees at once.
     pub context: usize,
-    /// Numbers per character.
+    /// The model's width (embedding size).
     pub width: usize,
     /// Layers of attention.
     pub layers: usize,

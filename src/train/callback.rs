@@ -91,7 +91,7 @@ pub trait Callback {
 /// Tells how good a trainer's model is: the smaller, the better.
 type Watch<'a> = dyn FnMut(&Trainer<'_>) -> Result<f64> + 'a;
 
-/// Stops when a value has not improved for so many epochs.
+/// Stops when a value has not improved for a number of epochs.
 pub struct EarlyStopping<'a> {
     watch: Box<Watch<'a>>,
     patience: u64,

@@ -121,7 +121,7 @@ impl RunContext<'_, '_> {
     }
 }
 
-/// When a hook acts: every so many steps, or every so many seconds.
+/// When a hook acts: every N steps, or every N seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Every {
     /// Every this many global steps.

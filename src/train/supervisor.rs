@@ -16,7 +16,7 @@ use super::{
     read_global_step, start_queue_runners,
 };
 
-/// Prepares a session (the chief) or waits for one (the others), and saves checkpoints and summaries every so many seconds
+/// Prepares a session (the chief) or waits for one (the others), and saves checkpoints and summaries at fixed intervals
 /// while the program trains.
 ///
 /// ```no_run
@@ -262,7 +262,7 @@ impl<'g> Supervisor<'g> {
         Ok(())
     }
 
-    /// Calls `body` every so many seconds on a thread of its own, until stopping is asked for. Nothing happens for 0 seconds.
+    /// Calls `body` every `secs` seconds on its own thread, until stopping is asked for. Nothing happens for 0 seconds.
     pub fn every(&self, name: &str, secs: f64, mut body: impl FnMut() -> Result<()> + Send + 'static) -> Result<()> {
         let Some(pause) = Duration::try_from_secs_f64(secs).ok().filter(|pause| !pause.is_zero()) else {
             return Ok(());

@@ -32,7 +32,7 @@ pub struct Gru<'g> {
 }
 
 impl GruCell {
-    /// A cell of so many units.
+    /// A cell with this number of units.
     pub fn new(units: usize) -> GruCell {
         GruCell { units, name: "gru_cell".to_owned(), kernel: Initializer::GlorotUniform }
     }

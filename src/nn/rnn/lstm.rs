@@ -32,7 +32,7 @@ pub struct Lstm<'g> {
 }
 
 impl LstmCell {
-    /// A cell of so many units, with a forget bias of 1.
+    /// A cell with this number of units and a forget bias of 1.
     pub fn new(units: usize) -> LstmCell {
         LstmCell { units, forget_bias: 1.0, name: "lstm_cell".to_owned(), kernel: Initializer::GlorotUniform }
     }

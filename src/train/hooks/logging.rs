@@ -11,7 +11,7 @@ use crate::train::{Every, RunArgs, RunContext, RunValues, SessionHook, Timer};
 /// Turns names and values into a line.
 type Format = dyn Fn(&[(String, Tensor)]) -> String;
 
-/// Logs values every so many runs or seconds, at target `kolo::train`.
+/// Logs values every N runs or seconds, at target `kolo::train`.
 pub struct Logging<'g> {
     values: Vec<(String, Output<'g>)>,
     timer: Timer,

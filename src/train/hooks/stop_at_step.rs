@@ -1,4 +1,4 @@
-//! Stops after so many steps.
+//! Stops after a number of steps.
 
 use kolo_core::{Error, Result};
 use kolo_graph::Graph;

@@ -87,7 +87,7 @@ impl<'g> SaverBuilder<'g> {
         self
     }
 
-    /// Keeps one checkpoint for every so many hours for ever. 10,000 unless said, which is more than a year.
+    /// Keeps one checkpoint per this number of hours forever. 10,000 by default, which is more than a year.
     pub fn keep_checkpoint_every_n_hours(mut self, hours: f64) -> Self {
         self.hours = hours;
         self

@@ -1,4 +1,4 @@
-//! Starts the processes of a cluster on this machine, shows how they do, and ends them.
+//! Starts the processes of a cluster on this machine, reports their progress, and ends them.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
