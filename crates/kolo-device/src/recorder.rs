@@ -37,6 +37,11 @@ pub trait Recorder: Device {
     /// Copies a tensor of the host or of this device over one of this device that others may hold, enqueued: for the fixed
     /// feeds of a recording, which only its replays read. An error if they differ in dtype or length.
     fn write_over(&self, from: &Tensor, to: &Tensor) -> Result<()>;
+
+    /// Calls [`Recorder::write_over`] for each pair, or enqueues them together if that is faster.
+    fn write_over_all(&self, pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
+        pairs.iter().try_for_each(|(from, to)| self.write_over(from, to))
+    }
 }
 
 /// Where a tensor begins in its device's memory. Says whether two tensors of one device begin at the same place, and nothing

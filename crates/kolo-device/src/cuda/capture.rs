@@ -137,6 +137,16 @@ impl Recorder for CudaDevice {
     fn write_over(&self, from: &Tensor, to: &Tensor) -> Result<()> {
         self.overwrite(from, to)
     }
+    fn write_over_all(&self, pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
+        let is_moved = |pair: &&(&Tensor, &Tensor)| !pair.0.memory().is_host() && pair.0.dtype() == pair.1.dtype();
+        let (together, alone): (Vec<_>, Vec<_>) = pairs.iter().partition(is_moved);
+        match &together[..] {
+            [] => {}
+            [(from, to)] => self.overwrite(from, to)?,
+            _ => self.copy_pairs(&together)?,
+        }
+        alone.into_iter().try_for_each(|(from, to)| self.overwrite(from, to))
+    }
 }
 
 /// A capture in progress. Dropping it discards what was recorded.

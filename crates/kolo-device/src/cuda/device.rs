@@ -261,7 +261,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    fn check_not_capturing(&self) -> Result<()> {
+    pub(super) fn check_not_capturing(&self) -> Result<()> {
         match self.is_capturing() {
             true => Err(Error::unimplemented("a copy to the host, or between GPUs, cannot be captured")),
             false => Ok(()),

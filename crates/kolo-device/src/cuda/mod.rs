@@ -28,6 +28,7 @@ mod backend;
 mod blocks;
 mod capture;
 mod conv;
+mod copies;
 mod device;
 mod discover;
 mod engines;

@@ -253,11 +253,11 @@ impl Replay {
         if self.fetches.iter_mut().any(|(_, fetch)| is_held(fetch)) {
             return Ok(None);
         }
-        for feed in &self.feeds {
-            if let (Way::Copied(place), Some(Some(value))) = (&feed.way, feeds.get(feed.number)) {
-                device.write_over(value, place)?;
-            }
-        }
+        let copied = self.feeds.iter().filter_map(|feed| match (&feed.way, feeds.get(feed.number)) {
+            (Way::Copied(place), Some(Some(value))) => Some((value, place)),
+            _ => None,
+        });
+        device.write_over_all(&copied.collect::<Vec<_>>())?;
         let written: Vec<Arc<VariableCell>> =
             self.variables.iter().filter(|place| place.is_written).map(|place| place.cell.clone()).collect();
         let set_aside = set_aside(device, &self.feeds, feeds, &written)?;
