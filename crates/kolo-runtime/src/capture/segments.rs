@@ -8,6 +8,10 @@
 //! it, these run before segment 1, and so on; there are no cycles.
 //!
 //! Updates of variables go to the last segment whose nodes still read the old value, so that they need not copy it.
+//!
+//! A segment whose values other devices wait for is cut in two: what is sent is computed first, so that the other device
+//! begins while the rest runs. Otherwise it would be sent when all of the segment is enqueued, and copied when all of it
+//! is done: two towers that share variables would run one after the other.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -34,6 +38,8 @@ pub(super) type Apart = Vec<Option<String>>;
 /// The nodes of each segment in topological order, and why other nodes are in none.
 pub(super) struct Segments {
     pub list: Vec<Vec<usize>>,
+    /// For each segment, nodes that run before it though it does not depend on them: their values are sent.
+    pub gives_way_to: Vec<Vec<usize>>,
     pub apart: Apart,
     /// Nodes that are added to every segment that uses them.
     pub free: Vec<bool>,
@@ -151,14 +157,41 @@ pub(super) fn segments(parts: &[PartOf<'_>], refused: &HashMap<String, String>) 
         let (apart, free) = (apart[start..start + n].to_vec(), free[start..start + n].to_vec());
         let order = local(&order, start, of);
         let n_levels = levels.iter().map(|level| level + 1).max().unwrap_or(0).max(0) as usize;
-        let mut list: Vec<Vec<usize>> = vec![Vec::new(); n_levels];
+        let mut by_level: Vec<Vec<usize>> = vec![Vec::new(); n_levels];
         for &i in order.iter().filter(|&&i| !free[i] && apart[i].is_none()) {
-            list[levels[start + i].max(0) as usize].push(i);
+            by_level[levels[start + i].max(0) as usize].push(i);
         }
-        list.retain(|members| members.iter().filter(|&&i| launches(of.plan, i)).count() >= FEWEST_LAUNCHES);
-        found.push(Segments { list, apart, free });
+        let is_sent = sent_nodes(&of.part.nodes, &order, &levels[start..start + n]);
+        let pays = |members: &[usize]| members.iter().filter(|&&i| launches(of.plan, i)).count() >= FEWEST_LAUNCHES;
+        let (mut list, mut gives_way_to) = (Vec::new(), Vec::new());
+        for members in by_level {
+            let (first, rest): (Vec<usize>, Vec<usize>) = members.iter().partition(|&&i| is_sent[i]);
+            // An update stays with the readers of the old value.
+            let may_cut = !first.is_empty() && !first.iter().any(|&i| of.plan.nodes[i].is_late);
+            let pieces = match may_cut && pays(&rest) {
+                true => vec![(first.clone(), Vec::new()), (rest, first)],
+                false => vec![(members, Vec::new())],
+            };
+            for (members, before) in pieces.into_iter().filter(|(members, _)| pays(members)) {
+                list.push(members);
+                gives_way_to.push(before);
+            }
+        }
+        found.push(Segments { list, gives_way_to, apart, free });
     }
     Ok(Some(found))
+}
+
+/// The nodes that a send of the same level depends on, by way of nodes of that level.
+fn sent_nodes(nodes: &Nodes, order: &[usize], levels: &[i32]) -> Vec<bool> {
+    let mut is_sent = vec![false; nodes.len()];
+    for &i in order.iter().rev() {
+        let id = NodeId(i as u32);
+        if is_sent[i] || nodes.node(id).def.transfer == Some(TransferEnd::Send) {
+            before(nodes, id).into_iter().filter(|&at| levels[at] == levels[i]).for_each(|at| is_sent[at] = true);
+        }
+    }
+    is_sent
 }
 
 /// The nodes of one part, by their local numbers, in the global order.

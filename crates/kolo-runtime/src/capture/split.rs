@@ -80,7 +80,8 @@ struct Made {
 pub(crate) struct Segment {
     part: Arc<PartPlan>,
     slot: CaptureSlot,
-    /// It writes to variables, so it is deferred until no other node is ready, as updates are.
+    /// It is deferred until no other node is ready: it writes to variables, as updates do, or what other nodes compute is
+    /// sent.
     pub is_late: bool,
     /// For each input, whether all of its readers need it on the GPU.
     pub on_gpu: Vec<bool>,
@@ -277,7 +278,8 @@ fn split_part(
         let reads = |feed: usize| part.feeds.iter().filter(move |plan| plan.feed as usize == feed);
         let segment = Arc::new(Segment {
             slot: CaptureSlot::for_segment(number as u32),
-            is_late: part.nodes.iter().any(|node| node.node.def.effects == Effects::Writes),
+            is_late: !found.gives_way_to[number].is_empty()
+                || part.nodes.iter().any(|node| node.node.def.effects == Effects::Writes),
             on_gpu: (0..body.feeds.len()).map(|feed| reads(feed).all(|plan| plan.on_device)).collect(),
             part,
         });
@@ -305,11 +307,17 @@ fn outline(partition: &Partition, found: &Segments) -> Result<(Partition, Vec<(A
     };
     rewrite_part(partition, registry(), &mut fresh, |graph| {
         let mut bodies = Vec::with_capacity(found.list.len());
+        let mut segment_of: HashMap<NodeId, NodeId> = HashMap::new();
         for (number, members) in found.list.iter().enumerate() {
             let region: Vec<NodeId> = members.iter().map(|&i| NodeId(i as u32)).collect();
             let first = region.first().map_or("nothing", |id| &*partition.nodes.node(*id).name);
             let name = format!("segment {number}, from {first}");
             let body = graph.outline(&region, &is_free, &fused::SEGMENT.def, &name)?;
+            segment_of.extend(region.iter().map(|id| (*id, body.node)));
+            let place = |&i: &usize| segment_of.get(&NodeId(i as u32)).copied().unwrap_or(NodeId(i as u32));
+            let mut earlier: Vec<NodeId> = found.gives_way_to[number].iter().map(place).collect();
+            earlier.dedup();
+            earlier.into_iter().for_each(|before| graph.order_after(body.node, before));
             let name = graph.node(body.node).map_or_else(|| name.into(), |node| node.name.clone());
             bodies.push((name, body));
         }

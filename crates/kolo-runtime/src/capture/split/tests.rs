@@ -220,6 +220,25 @@ fn what_comes_back_from_another_device_is_in_a_later_segment() {
     assert_eq!(n_recvs, 2, "{:?}", made.split_by);
 }
 
+/// The other device can begin while the segment runs.
+#[test]
+fn a_variable_that_another_device_reads_is_sent_before_the_segment() {
+    let made = compare(|g| {
+        let w = g.variable("w", wavy(6, 1.0));
+        let read = w.read();
+        let there = kolo_core::DeviceSpec::parse("/cpu:0").unwrap();
+        let other = g.op("Tanh").device(there).input(read).out();
+        let here = chain(chain(read));
+        let update = apply_gradient_descent(w.handle(), g.constant(0.1f32), chain(other + here));
+        (vec![here, other], Vec::new(), vec![update])
+    });
+    // The read alone is sent: too little for a segment of its own.
+    assert_eq!(made.segments.len(), 2, "{:?}", made.split_by);
+    assert!(made.segments.iter().all(|segment| segment.is_late), "the first gives way to the read");
+    let reads = made.segments[0].part.nodes.iter().filter(|node| node.node.op() == "ReadVariableOp").count();
+    assert_eq!(reads, 0, "the read is outside");
+}
+
 /// The first value of a loop may be a constant, and the others computed by a segment, here or on another device.
 #[test]
 fn what_leaves_a_loop_is_in_a_later_segment_than_what_goes_round() {
