@@ -297,8 +297,11 @@ fn split_part(
     Ok(Arc::new(compile(&part, &plan.unit, kernels)?))
 }
 
-/// The part with one node for each segment, and the nodes inside, by the name of that node.
-fn outline(partition: &Partition, found: &Segments) -> Result<(Partition, Vec<(Arc<str>, Outlined)>)> {
+/// The nodes of a segment, with the name of the node in their place.
+type SegmentBody = (Arc<str>, Outlined);
+
+/// The part with one node for each segment, and the segments.
+fn outline(partition: &Partition, found: &Segments) -> Result<(Partition, Vec<SegmentBody>)> {
     let is_free = |id: NodeId| found.free.get(id.index()).copied().unwrap_or(false);
     let mut fresh = 0;
     let mut fresh = || {
