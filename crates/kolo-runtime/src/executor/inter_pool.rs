@@ -12,7 +12,8 @@ use kolo_device::cpu::topology::bind_to_cores;
 use super::sync::atomic::{AtomicUsize, Ordering};
 use super::sync::{Condvar, Mutex, MutexGuard, patience, thread};
 
-type Job = Box<dyn FnOnce() + Send>;
+/// What a pool's thread runs.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// How long an idle thread spins before it parks.
 const SPIN: Duration = patience(30);
@@ -74,6 +75,11 @@ impl InterPool {
         self.shared.work.notify_all();
     }
 
+    /// Whether jobs wait for a thread. A long job should give way to them.
+    pub fn has_queued(&self) -> bool {
+        self.shared.n_queued.load(Ordering::Relaxed) > 0
+    }
+
     /// The current number of threads.
     pub fn n_threads(&self) -> usize {
         self.shared.state.lock().n_threads
@@ -81,20 +87,21 @@ impl InterPool {
 
     /// Queues `job` for one of the threads. False if the pool may not have threads: then the caller must run it.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) -> bool {
-        self.spawn_beside(0, job)
+        self.spawn_beside(0, Box::new(job)).is_ok()
     }
 
-    /// The same for a caller that already has `n` threads running, which count towards the maximum.
-    pub fn spawn_beside(&self, n: usize, job: impl FnOnce() + Send + 'static) -> bool {
+    /// The same for a caller that already has `n` threads running, which count towards the maximum. Gives the job back if
+    /// the pool may not have threads.
+    pub(crate) fn spawn_beside(&self, n: usize, job: Job) -> Result<(), Job> {
         let mut state = self.shared.state.lock();
         let max_threads = match self.max_threads() {
             0 => 0,
             threads => threads.saturating_sub(n).max(1),
         };
         if max_threads == 0 {
-            return false;
+            return Err(job);
         }
-        state.jobs.push_back(Box::new(job));
+        state.jobs.push_back(job);
         self.shared.n_queued.store(state.jobs.len(), Ordering::Release);
         if state.n_idle < state.jobs.len() && state.n_threads < max_threads {
             let (shared, cores) = (self.shared.clone(), self.cores.clone());
@@ -108,14 +115,14 @@ impl InterPool {
                 state.n_started += 1;
             } else if state.n_threads == 0 {
                 // No thread can be started: remove the job from the queue.
-                state.jobs.pop_back();
+                let job = state.jobs.pop_back();
                 self.shared.n_queued.store(state.jobs.len(), Ordering::Release);
-                return false;
+                return job.map_or(Ok(()), Err);
             }
         }
         drop(state);
         self.shared.work.notify_one();
-        true
+        Ok(())
     }
 }
 

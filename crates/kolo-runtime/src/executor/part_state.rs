@@ -41,8 +41,6 @@ pub(crate) struct PartState {
     /// The pending nodes and since when they wait, for reports.
     pub waiting: HashMap<u64, (u32, Instant)>,
     next_ticket: u64,
-    /// The step has failed: no new node starts.
-    pub aborted: bool,
     pub finished: bool,
     /// `(fetch, value)` in order of arrival.
     pub fetched: Vec<(u32, Result<Tensor>)>,
@@ -88,7 +86,6 @@ impl PartState {
         self.fetched.clear();
         self.n_runners = 0;
         self.n_waiting = 0;
-        self.aborted = false;
         self.finished = false;
         let mut root = root.unwrap_or_else(|| Frame::new(0, 0, 0, FrameInstance::default(), 0));
         if root.iterations.is_empty() {
@@ -104,12 +101,13 @@ impl PartState {
         }
     }
 
-    /// Drops the values that the step still holds, so that a spare state keeps no tensors alive.
-    pub fn clear(&mut self) {
+    /// Drops the values that the step still holds, so that a spare state keeps no tensors alive. A step that was stopped
+    /// has left some in the slots.
+    pub fn clear(&mut self, was_stopped: bool) {
         self.frames.truncate(1);
         if let Some(Some(root)) = self.frames.first_mut() {
             root.iterations.truncate(1);
-            if self.aborted {
+            if was_stopped {
                 root.iterations.iter_mut().for_each(|iteration| iteration.slots.clear());
             }
             root.invariants.clear();

@@ -11,6 +11,16 @@ mod plain {
 
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 
+    /// Takes the lock unless that takes longer than `patience`.
+    pub(crate) fn lock_within<T>(mutex: &Mutex<T>, patience: Duration) -> Option<MutexGuard<'_, T>> {
+        mutex.try_lock().or_else(|| mutex.try_lock_for(patience))
+    }
+
+    /// Lets a waiting thread take the lock first, if there is one.
+    pub(crate) fn bump<T>(guard: &mut MutexGuard<'_, T>) {
+        MutexGuard::bump(guard);
+    }
+
     /// How long a thread spins for work.
     pub(crate) const fn patience(micros: u64) -> Duration {
         Duration::from_micros(micros)
@@ -20,7 +30,7 @@ mod plain {
 #[cfg(feature = "shuttle")]
 mod shuttled {
     use std::ops::{Deref, DerefMut};
-    use std::sync::PoisonError;
+    use std::sync::{PoisonError, TryLockError};
     use std::time::Duration;
 
     pub(crate) use shuttle::sync::atomic;
@@ -42,7 +52,16 @@ mod shuttled {
         }
 
         pub fn lock(&self) -> MutexGuard<'_, T> {
-            MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+            MutexGuard { held: Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)), mutex: &self.0 }
+        }
+
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            let held = match self.0.try_lock() {
+                Ok(held) => held,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return None,
+            };
+            Some(MutexGuard { held: Some(held), mutex: &self.0 })
         }
 
         pub fn get_mut(&mut self) -> &mut T {
@@ -50,20 +69,35 @@ mod shuttled {
         }
     }
 
-    /// `None` only inside [`Condvar::wait`].
-    pub(crate) struct MutexGuard<'a, T>(Option<shuttle::sync::MutexGuard<'a, T>>);
+    /// At once or never: shuttle has no clock. So every schedule in which a lock is contended tries what a thread does
+    /// that does not get it.
+    pub(crate) fn lock_within<T>(mutex: &Mutex<T>, _: Duration) -> Option<MutexGuard<'_, T>> {
+        mutex.try_lock()
+    }
+
+    /// Lets any thread take the lock first.
+    pub(crate) fn bump<T>(guard: &mut MutexGuard<'_, T>) {
+        guard.held = None;
+        guard.held = Some(guard.mutex.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub(crate) struct MutexGuard<'a, T> {
+        /// `None` only inside [`Condvar::wait`] and [`bump`].
+        held: Option<shuttle::sync::MutexGuard<'a, T>>,
+        mutex: &'a shuttle::sync::Mutex<T>,
+    }
 
     impl<T> Deref for MutexGuard<'_, T> {
         type Target = T;
 
         fn deref(&self) -> &T {
-            self.0.as_ref().expect("locked")
+            self.held.as_ref().expect("locked")
         }
     }
 
     impl<T> DerefMut for MutexGuard<'_, T> {
         fn deref_mut(&mut self) -> &mut T {
-            self.0.as_mut().expect("locked")
+            self.held.as_mut().expect("locked")
         }
     }
 
@@ -76,8 +110,8 @@ mod shuttled {
         }
 
         pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-            let held = guard.0.take().expect("locked");
-            guard.0 = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
+            let held = guard.held.take().expect("locked");
+            guard.held = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
         }
 
         pub fn notify_one(&self) {

@@ -32,6 +32,9 @@ pub(crate) struct Step {
     parts: Vec<StepPart>,
     services: Services,
     error: Mutex<Option<Error>>,
+    /// The step has failed: no new node starts. Runners read it before each node, so that whoever stops a step needs no
+    /// lock of its parts.
+    stopped: AtomicBool,
     n_unfinished: AtomicUsize,
     /// When the caller stops waiting, if it ever does.
     deadline: Mutex<Option<Instant>>,
@@ -127,6 +130,7 @@ impl Step {
             parts,
             services,
             error: Mutex::new(None),
+            stopped: AtomicBool::new(false),
             n_unfinished: AtomicUsize::new(plans.len()),
             deadline: Mutex::new(None),
             is_detached: on_end.is_some(),
@@ -156,7 +160,7 @@ impl Step {
                     None
                 });
                 let mut state = part.state.lock();
-                if !state.aborted {
+                if !self.is_stopped() {
                     state.feed(&part.plan, feed.edges.clone(), copied.as_ref().unwrap_or(value));
                 }
                 if was_waited_for {
@@ -173,7 +177,7 @@ impl Step {
             return self.ended();
         }
         for index in 0..self.parts.len() {
-            self.run_small(index);
+            self.run_small(index, self.join(index));
         }
     }
 
@@ -191,7 +195,7 @@ impl Step {
         loop {
             for index in 0..self.parts.len() {
                 if self.parts[index].for_caller {
-                    self.run_part(index, self.join(index), Share::All);
+                    self.run_part(index, self.join(index), Share::Caller(deadline));
                 }
             }
             if self.is_over() || enough(self) {
@@ -305,7 +309,8 @@ impl Step {
         self.trace.as_ref().map(TraceSink::take).unwrap_or_default()
     }
 
-    /// Stops the step. The first error is kept; later ones are its consequences.
+    /// Stops the step. The first error is kept; later ones are its consequences. Waits for no runner: network threads
+    /// call this.
     pub fn fail(&self, error: Error) {
         {
             let mut first = self.error.lock();
@@ -315,17 +320,22 @@ impl Step {
                 Some(_) => return,
             }
         }
-        for part in &self.parts {
-            let mut state = part.state.lock();
-            state.aborted = true;
-            state.drop_ready();
-        }
+        self.stopped.store(true, Ordering::Release);
         let echo = Error::cancelled(format!("the step was stopped: {error}")).into_derived();
         self.services.transfers.abort(echo.clone());
         self.services.cancel.cancel(echo);
+        // Runners leave by themselves, and the last one finishes its part; so does the last pending kernel, which was
+        // just cancelled. Only a part that nobody attends to is left, and nobody holds the lock of that for long.
         for part in &self.parts {
-            self.finish_part_if_idle(part, part.state.lock());
+            if let Some(state) = part.state.try_lock() {
+                self.finish_part_if_idle(part, state);
+            }
         }
+    }
+
+    /// True once the step has failed: nothing more is run.
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
     }
 
     /// Parks the caller until there is work. False at the deadline.
@@ -356,15 +366,29 @@ impl Step {
     }
 
     fn finish_part_if_idle(&self, part: &StepPart, mut state: MutexGuard<'_, PartState>) {
-        if state.aborted {
+        let is_over = self.mark_finished(&mut state);
+        drop(state);
+        if is_over {
+            self.part_ended(part);
+        }
+    }
+
+    /// Marks a part as finished if nothing runs and nothing is pending in it. If true, the caller must call
+    /// [`Step::part_ended`] after it has released the state.
+    fn mark_finished(&self, state: &mut PartState) -> bool {
+        if self.is_stopped() {
             // A kernel that was running when the step failed has made others ready, which no runner takes any more.
             state.drop_ready();
         }
         if state.finished || state.n_runners > 0 || state.n_waiting > 0 || state.has_ready() {
-            return;
+            return false;
         }
         state.finished = true;
-        drop(state);
+        true
+    }
+
+    /// Called once for each part, when nothing runs and nothing is pending in it.
+    fn part_ended(&self, part: &StepPart) {
         let is_last = self.n_unfinished.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last || part.for_caller {
             self.notify_caller();
@@ -385,9 +409,10 @@ impl Step {
 
 impl Drop for Step {
     fn drop(&mut self) {
+        let was_stopped = self.is_stopped();
         for part in &mut self.parts {
             let mut state = std::mem::take(part.state.get_mut());
-            state.clear();
+            state.clear(was_stopped);
             part.plan.spare.lock().push(state);
         }
     }

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 use kolo_core::{Error, Result};
 use kolo_device::Recorder;
 use kolo_graph::{Flow, Work};
-use kolo_ops::{CancelToken, Done, FrameIteration, KernelCtx, Outcome, Rendezvous, ResourceStore, StepServices, Value};
+use kolo_ops::{CancelToken, Cost, Done, FrameIteration, KernelCtx, Outcome, Rendezvous, ResourceStore, StepServices, Value};
 
-use super::Step;
+use super::{Step, StepPart};
 use crate::capture::slot::is_constant_call;
 use crate::capture::split::Segment;
 use crate::compile::part::{NodePlan, PartPlan, PlanKernel};
+use crate::executor::inter_pool::Job;
 use crate::executor::part_state::{PartState, Token, flow_outputs, read_references};
-use crate::executor::sync::{MutexGuard, patience, thread_local};
+use crate::executor::sync::{MutexGuard, bump, lock_within, patience, thread_local};
 
 /// The maximum depth of steps that run nested on one thread's stack.
 const MAX_DEPTH: usize = 4;
@@ -22,16 +23,47 @@ const MAX_DEPTH: usize = 4;
 /// How long a borrowed thread, such as a network thread, runs nodes of a step.
 const PATIENCE: Duration = patience(2_000);
 
+/// How long a runner of a pool goes on while other jobs wait for a thread of that pool.
+const SLICE: Duration = patience(1_000);
+
+/// How long a borrowed thread waits for the lock of a part before it leaves the work to the pool. Runners release it
+/// at least every [`LOOK_EVERY`] small nodes, which takes some microseconds, unless the system has suspended them.
+const BRIEFLY: Duration = patience(100);
+
+/// After how much work a runner looks up: lets others take the lock, and sees whether its time is over. The unit is a
+/// tiny node.
+const LOOK_EVERY: u32 = 64;
+
+/// The work of a kernel that is always short, and of any other, in the same unit.
+const SHORT_KERNEL: u32 = 8;
+const ANY_KERNEL: u32 = LOOK_EVERY;
+
 /// The size of a kernel's inputs, in bytes, from which buffered sends are flushed before it runs.
 const LARGE: usize = 128 << 10;
 
-/// Which nodes a runner takes.
+/// Which nodes a runner takes, and until when.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Share {
-    /// Every node.
-    All,
-    /// Nodes that cost less than a hand-over.
+    /// Every node: the caller's own thread. It leaves at the deadline.
+    Caller(Option<Instant>),
+    /// Every node: a thread of the pool, which other steps need too.
+    Pool,
+    /// Nodes that cost less than a hand-over: a thread that is borrowed, such as a network thread. It never waits for
+    /// another runner.
     Small,
+}
+
+/// The outputs of a node that another thread is to propagate.
+struct Produced {
+    token: Token,
+    outputs: Vec<Value>,
+}
+
+/// An asynchronous kernel that has completed.
+struct Completed {
+    token: Token,
+    ticket: u64,
+    outputs: Vec<Value>,
 }
 
 /// One node that is about to run.
@@ -90,18 +122,20 @@ impl StepServices for DeviceServices<'_> {
 }
 
 impl Step {
-    /// Runs nodes that cost less than a hand-over on this thread, and hands the rest over.
-    pub(super) fn run_small(self: &Arc<Self>, index: usize) {
+    /// Runs nodes that cost less than a hand-over on this thread, and hands the rest over. The runner is already
+    /// registered.
+    pub(super) fn run_small<'a>(self: &'a Arc<Self>, index: usize, state: MutexGuard<'a, PartState>) {
         thread_local! {
             /// The depth of nested steps on this thread: a send of one step may wake up another.
             static DEPTH: Cell<usize> = const { Cell::new(0) };
         }
         let depth = DEPTH.with(Cell::get);
         if depth >= MAX_DEPTH {
-            return self.spawn_runner(index);
+            drop(state);
+            return self.hand_over(index, None);
         }
         DEPTH.with(|cell| cell.set(depth + 1));
-        self.run_part(index, self.join(index), Share::Small);
+        self.run_part(index, state, Share::Small);
         DEPTH.with(|cell| cell.set(depth));
     }
 
@@ -115,17 +149,36 @@ impl Step {
     /// Starts another runner for a part on its device's threads, if the pool allows one; otherwise runs on this
     /// thread.
     pub(super) fn spawn_runner(self: &Arc<Self>, index: usize) {
-        let part = &self.parts[index];
-        part.state.lock().n_runners += 1;
+        drop(self.join(index));
+        self.hand_over(index, None);
+    }
+
+    /// Has a registered runner go on on one of the device's threads, after it has propagated `produced`; if the pool
+    /// has no threads, on this one. The registration passes to that runner, so that a thread that makes a node ready
+    /// may rely on it.
+    fn hand_over(self: &Arc<Self>, index: usize, produced: Option<Produced>) {
         let step = self.clone();
-        let spawned = part.plan.unit.pool.spawn_beside(usize::from(part.for_caller), move || {
-            let state = step.parts[index].state.lock();
-            step.run_part(index, state, Share::All);
-        });
-        if !spawned {
-            let state = part.state.lock();
-            self.run_part(index, state, Share::All);
+        self.run_elsewhere(index, Box::new(move || step.go_on(index, produced)));
+    }
+
+    /// Runs a job on one of the device's threads; if the pool has none, on this one.
+    fn run_elsewhere(&self, index: usize, job: Job) {
+        let part = &self.parts[index];
+        if let Err(job) = part.plan.unit.pool.spawn_beside(usize::from(part.for_caller), job) {
+            job();
         }
+    }
+
+    /// Goes on with a registered runner.
+    fn go_on(self: &Arc<Self>, index: usize, produced: Option<Produced>) {
+        let part = &self.parts[index];
+        let mut state = part.state.lock();
+        if let Some(Produced { token, mut outputs }) = produced
+            && !self.is_stopped()
+        {
+            state.propagate(&part.plan, token, &mut outputs);
+        }
+        self.run_part(index, state, Share::Pool);
     }
 
     /// Runs a part's nodes; the runner is already registered. A panic of the executor itself is a bug: the step fails
@@ -144,35 +197,53 @@ impl Step {
         }
     }
 
-    /// The runner's loop.
+    /// The runner's loop. The lock is held while tiny nodes and control flow run, which need no other, but not for longer
+    /// than [`LOOK_EVERY`] of them.
     fn run_nodes(self: &Arc<Self>, index: usize, state: MutexGuard<'_, PartState>, share: Share) {
         let part = &self.parts[index];
         let plan = &*part.plan;
         let services = DeviceServices { step: self, resources: &plan.unit.resources };
         let (mut inputs, mut outputs): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
         let mut state = state;
-        let (begun, mut n_nodes) = (Instant::now(), 0u32);
+        let (begun, mut work) = (Instant::now(), 0u32);
         loop {
-            n_nodes = n_nodes.wrapping_add(1);
-            if share == Share::Small && n_nodes.is_multiple_of(64) && state.has_ready() && begun.elapsed() > PATIENCE {
-                // Many small nodes take long too. This runner is unregistered before the next one starts: a thread
-                // that makes a node ready relies on the registered runners to take it, so each of them must check the
-                // queue again.
-                state.n_runners -= 1;
-                drop(state);
-                return self.spawn_runner(index);
+            work += 1;
+            if work >= LOOK_EVERY {
+                work = 0;
+                bump(&mut state);
+                match share {
+                    Share::Caller(deadline) => {
+                        if state.has_ready() && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                            state.n_runners -= 1;
+                            return;
+                        }
+                    }
+                    Share::Pool => {
+                        if plan.unit.pool.has_queued() && begun.elapsed() >= SLICE {
+                            drop(state);
+                            return self.hand_over(index, None);
+                        }
+                    }
+                    // Many small nodes take long too.
+                    Share::Small => {
+                        if state.has_ready() && begun.elapsed() > PATIENCE {
+                            drop(state);
+                            return self.hand_over(index, None);
+                        }
+                    }
+                }
             }
             let next = match share {
-                _ if state.aborted => None,
-                Share::All => state.pop(),
+                _ if self.is_stopped() => None,
+                Share::Caller(_) | Share::Pool => state.pop(),
                 Share::Small => state.pop_small(plan),
             };
             let Some(token) = next else {
-                state.n_runners -= 1;
-                if share == Share::Small && state.n_runners == 0 && !state.aborted && state.n_large() > 0 {
+                if share == Share::Small && state.n_runners == 1 && !self.is_stopped() && state.n_large() > 0 {
                     drop(state);
-                    return self.spawn_runner(index);
+                    return self.hand_over(index, None);
                 }
+                state.n_runners -= 1;
                 return self.finish_part_if_idle(part, state);
             };
             let node = &plan.nodes[token.node as usize];
@@ -200,7 +271,8 @@ impl Step {
                             drop(state);
                             outputs.clear();
                             self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
-                            state = part.state.lock();
+                            let Some(locked) = part.lock_for(share) else { return self.hand_over(index, None) };
+                            state = locked;
                         }
                     }
                     continue;
@@ -222,24 +294,29 @@ impl Step {
                     Err(error) => {
                         drop(state);
                         self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
-                        state = part.state.lock();
+                        let Some(locked) = part.lock_for(share) else { return self.hand_over(index, None) };
+                        state = locked;
                     }
                 }
                 continue;
             }
             let call = Call { token, node, frame_iteration: state.frame_iteration(token) };
             let more = state.n_large() > 0 && state.n_runners < plan.unit.pool.max_threads();
+            state.n_runners += usize::from(more);
             let ticket = matches!(node.kernel, PlanKernel::Async(_)).then(|| state.begin_wait(token.node));
             drop(state);
             if more {
-                self.spawn_runner(index);
+                self.hand_over(index, None);
             }
             if let Some(ticket) = ticket {
+                work += SHORT_KERNEL;
                 self.start_async(index, call, ticket, &mut inputs, &services);
                 inputs.clear();
-                state = part.state.lock();
+                let Some(locked) = part.lock_for(share) else { return self.hand_over(index, None) };
+                state = locked;
                 continue;
             }
+            work += if node.cost == Cost::Inline { SHORT_KERNEL } else { ANY_KERNEL };
             if self.is_detached && n_bytes(&inputs) >= LARGE {
                 self.services.transfers.flush();
             }
@@ -250,10 +327,14 @@ impl Step {
             if let Err(error) = result {
                 outputs.clear();
                 self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
-                state = part.state.lock();
+                let Some(locked) = part.lock_for(share) else { return self.hand_over(index, None) };
+                state = locked;
                 continue;
             }
-            state = part.state.lock();
+            let Some(locked) = part.lock_for(share) else {
+                return self.hand_over(index, Some(Produced { token, outputs }));
+            };
+            state = locked;
             state.propagate(plan, token, &mut outputs);
         }
     }
@@ -353,49 +434,82 @@ impl Step {
         if let (Some(sink), Ok(outputs)) = (&self.trace, &outputs) {
             sink.record(&node.node, &plan.unit.name, start, outputs);
         }
-        let mut outputs = outputs.unwrap_or_else(|error| {
+        let outputs = outputs.unwrap_or_else(|error| {
             // Recorded before the pending count is decremented: the step must not end without its error.
             self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
             Vec::new()
         });
-        let pass_on = std::panic::AssertUnwindSafe(|| {
-            let mut state = part.state.lock();
-            if !state.aborted {
-                let is_dead = outputs.iter().any(Value::is_empty) || (token.is_dead && outputs.is_empty());
-                state.propagate(plan, Token { is_dead, ..token }, &mut outputs);
+        let completed = Completed { token, ticket, outputs };
+        match lock_within(&part.state, BRIEFLY) {
+            Some(state) => self.complete(index, state, completed),
+            None => {
+                let step = self.clone();
+                let complete = move || step.complete(index, step.parts[index].state.lock(), completed);
+                self.run_elsewhere(index, Box::new(complete));
             }
-        });
-        // As for runners: this thread may belong to another step, which a bug here must not affect.
-        if let Err(panic) = std::panic::catch_unwind(pass_on) {
-            self.fail(panicked("the executor", &*panic));
         }
-        part.state.lock().end_wait(ticket);
-        self.kick(index);
+    }
+
+    /// Propagates the outputs of a pending kernel.
+    fn complete<'a>(self: &'a Arc<Self>, index: usize, state: MutexGuard<'a, PartState>, completed: Completed) {
+        let part = &self.parts[index];
+        let Completed { token, ticket, mut outputs } = completed;
+        let mut state = state;
+        if !self.is_stopped() {
+            let pass_on = std::panic::AssertUnwindSafe(|| {
+                let is_dead = outputs.iter().any(Value::is_empty) || (token.is_dead && outputs.is_empty());
+                state.propagate(&part.plan, Token { is_dead, ..token }, &mut outputs);
+            });
+            // As for runners: this thread may belong to another step, which a bug here must not affect.
+            if let Err(panic) = std::panic::catch_unwind(pass_on) {
+                drop(state);
+                self.fail(panicked("the executor", &*panic));
+                state = part.state.lock();
+            }
+        }
+        state.end_wait(ticket);
+        self.attend(index, state);
     }
 
     /// Ensures that a runner takes the nodes that have become ready, and that the end of the step is noticed.
-    fn kick(self: &Arc<Self>, index: usize) {
+    fn attend<'a>(self: &'a Arc<Self>, index: usize, state: MutexGuard<'a, PartState>) {
         let part = &self.parts[index];
-        let mut state = part.state.lock();
-        if !state.has_ready() {
+        let mut state = state;
+        if !state.has_ready() || self.is_stopped() {
+            let is_over = self.mark_finished(&mut state);
+            drop(state);
             if self.is_detached {
                 // A kernel that sends once a device has copied its value has sent on this thread, and no runner
                 // follows that would flush.
-                drop(state);
                 self.services.transfers.flush();
-                state = part.state.lock();
             }
-            return self.finish_part_if_idle(part, state);
+            if is_over {
+                self.part_ended(part);
+            }
+            return;
         }
         let nobody = state.n_runners == 0;
         let room = state.n_large() > 0 && state.n_runners < part.plan.unit.pool.max_threads();
-        drop(state);
         if nobody && part.for_caller {
+            drop(state);
             self.notify_caller();
         } else if nobody && self.is_detached {
-            self.run_small(index);
+            state.n_runners += 1;
+            self.run_small(index, state);
         } else if nobody || room {
-            self.spawn_runner(index);
+            state.n_runners += 1;
+            drop(state);
+            self.hand_over(index, None);
+        }
+    }
+}
+
+impl StepPart {
+    /// The state, for a runner that has released it. `None` if a runner on a borrowed thread would have to wait.
+    fn lock_for(&self, share: Share) -> Option<MutexGuard<'_, PartState>> {
+        match share {
+            Share::Caller(_) | Share::Pool => Some(self.state.lock()),
+            Share::Small => lock_within(&self.state, BRIEFLY),
         }
     }
 }
