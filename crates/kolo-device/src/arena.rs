@@ -4,16 +4,29 @@
 //! Memory is zeroed once, when it is allocated from the system: a reused block holds old values, but is never
 //! uninitialised.
 //!
+//! Large blocks that no allocation has needed for [`IDLE`] go back to the system, so that one large step does not hold the
+//! machine's memory for ever: each free list counts the blocks that were never taken in that time. Whatever a repeated
+//! step takes again stays, however often it is freed in between. Up to [`KEPT`] bytes stay in any case.
+//!
 //! One lock guards free lists and statistics; it is held for a handful of instructions.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use kolo_core::{Buffer, Error, Memory, Result};
 use parking_lot::Mutex;
 
+use crate::cpu::machine_memory::machine_memory;
 use crate::cpu::pages::Pages;
 use crate::cpu::topology::prefer_node;
+
+/// How long a large block stays unused before it goes back to the system: longer than nearly every step, since taking it
+/// again costs page faults. It may take twice as long.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// The number of cached bytes that are not worth giving back.
+const KEPT: u64 = 64 << 20;
 
 /// Statistics of a device's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,11 +55,54 @@ pub struct Arena {
 }
 
 struct ArenaState {
-    free: Vec<Vec<Block>>,
+    free: Vec<FreeList>,
     /// The blocks in use, for the report when memory runs out; the indices of free entries are in `vacant`.
     live: Vec<Option<(u64, Arc<str>)>>,
     vacant: Vec<u32>,
     stats: MemoryStats,
+    /// A thread gives idle blocks back; it ends when there are few.
+    is_trimmed: bool,
+}
+
+/// The free blocks of one size class.
+#[derive(Default)]
+struct FreeList {
+    blocks: Vec<Block>,
+    /// The least number of blocks since the last look for idle ones: so many were not needed.
+    n_idle: usize,
+}
+
+impl FreeList {
+    fn pop(&mut self) -> Option<Block> {
+        let block = self.blocks.pop();
+        self.n_idle = self.n_idle.min(self.blocks.len());
+        block
+    }
+}
+
+/// Bytes that are counted like a tensor though they lie elsewhere: elements of lists, queues, tables. Until dropped.
+#[must_use]
+pub struct Charge {
+    /// `None` where nothing is counted.
+    held: Option<(Arc<Arena>, u32)>,
+}
+
+impl Charge {
+    /// Nothing is counted.
+    pub const NONE: Charge = Charge { held: None };
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let Some((arena, place)) = self.held.take() else { return };
+        let mut state = arena.state.lock();
+        let entry = state.vacate(place);
+        let n_bytes = entry.as_ref().map_or(0, |(n_bytes, _)| *n_bytes);
+        state.stats.in_use -= n_bytes;
+        state.stats.reserved -= n_bytes;
+        drop(state);
+        drop(entry);
+    }
 }
 
 /// A cache line: no two tensors share one.
@@ -108,7 +164,7 @@ impl Arena {
     /// As [`Arena::new`]; large blocks are allocated on a NUMA node if there is room.
     pub fn on_node(name: impl Into<String>, limit: Option<u64>, numa_node: Option<usize>) -> Arc<Arena> {
         let stats = MemoryStats { limit, ..MemoryStats::default() };
-        let state = ArenaState { free: Vec::new(), live: Vec::new(), vacant: Vec::new(), stats };
+        let state = ArenaState { free: Vec::new(), live: Vec::new(), vacant: Vec::new(), stats, is_trimmed: false };
         Arc::new(Arena { name: name.into(), limit, numa_node, state: Mutex::new(state) })
     }
 
@@ -118,19 +174,22 @@ impl Arena {
         let class = SizeClass::of(n_bytes);
         let size = class.n_bytes() as u64;
         let mut state = self.state.lock();
-        if self.limit.is_some_and(|limit| state.stats.in_use + size > limit) {
+        if state.stats.in_use.saturating_add(size) > self.ceiling() {
             return Err(self.exhausted(&state, n_bytes, tag));
         }
-        let cached = state.free.get_mut(class.0).and_then(Vec::pop);
+        let cached = state.free.get_mut(class.0).and_then(FreeList::pop);
         let block = match cached {
             Some(block) => block,
             None => {
-                if self.limit.is_some_and(|limit| state.stats.reserved + size > limit) {
-                    let freed: u64 =
-                        state.free.iter_mut().flat_map(|list| list.drain(..)).map(|b| b.bytes().len() as u64).sum();
-                    state.stats.reserved -= freed;
+                if state.stats.reserved.saturating_add(size) > self.ceiling() {
+                    state.drop_cached();
                 }
-                let Some(mut block) = Block::new(class) else {
+                let block = Block::new(class).or_else(|| {
+                    // The system may have no more because of what is cached.
+                    state.drop_cached();
+                    Block::new(class)
+                });
+                let Some(mut block) = block else {
                     return Err(self.exhausted(&state, n_bytes, tag).and(" (the system refused)"));
                 };
                 if let Some(node) = self.numa_node {
@@ -141,21 +200,50 @@ impl Arena {
                 block
             }
         };
-        state.stats.in_use += size;
-        state.stats.peak = state.stats.peak.max(state.stats.in_use);
         state.stats.n_allocations += 1;
-        let entry = Some((size, tag.clone()));
-        let place = match state.vacant.pop() {
-            Some(place) => {
-                state.live[place as usize] = entry;
-                place
-            }
-            None => {
-                state.live.push(entry);
-                (state.live.len() - 1) as u32
-            }
-        };
+        let place = state.enter(size, tag);
         Ok(Arc::new(ArenaBuffer { block, n_bytes, class, place, arena: self.clone() }))
+    }
+
+    /// Counts bytes that lie elsewhere against the limit, until the charge is dropped.
+    pub fn charge(self: &Arc<Arena>, n_bytes: usize, tag: &Arc<str>) -> Result<Charge> {
+        let size = n_bytes as u64;
+        let mut state = self.state.lock();
+        if state.stats.in_use.saturating_add(size) > self.ceiling() {
+            return Err(self.exhausted(&state, n_bytes, tag));
+        }
+        state.stats.reserved += size;
+        let place = state.enter(size, tag);
+        Ok(Charge { held: Some((self.clone(), place)) })
+    }
+
+    /// The maximum of bytes in use: what the system could not back would end the process.
+    fn ceiling(&self) -> u64 {
+        self.limit.unwrap_or_else(machine_memory)
+    }
+
+    /// Gives blocks back to the system that were not needed since the last call. False if few are left: there is no
+    /// more to do.
+    fn trim_idle(&self) -> bool {
+        let mut state = self.state.lock();
+        let mut idle = Vec::new();
+        let first = SizeClass::of(Pages::LEAST).0;
+        let mut n_cached = state.stats.reserved - state.stats.in_use;
+        for (class, list) in state.free.iter_mut().enumerate().skip(first).rev() {
+            let size = SizeClass(class).n_bytes() as u64;
+            // The first ones are the oldest.
+            let n = list.n_idle.min((n_cached.saturating_sub(KEPT)).div_ceil(size) as usize);
+            idle.extend(list.blocks.drain(..n));
+            list.n_idle = list.blocks.len();
+            n_cached -= n as u64 * size;
+        }
+        state.stats.reserved = state.stats.in_use + n_cached;
+        state.is_trimmed = n_cached > KEPT;
+        let goes_on = state.is_trimmed;
+        drop(state);
+        // Unmapping takes long.
+        drop(idle);
+        goes_on
     }
 
     /// Memory statistics.
@@ -166,7 +254,7 @@ impl Arena {
     /// Frees cached blocks.
     pub fn trim(&self) {
         let mut state = self.state.lock();
-        let freed = std::mem::take(&mut state.free);
+        let freed: Vec<FreeList> = std::mem::take(&mut state.free);
         state.stats.reserved = state.stats.in_use;
         drop(state);
         drop(freed);
@@ -179,7 +267,7 @@ impl Arena {
         let list: Vec<String> = largest.iter().take(SHOWN).map(|(size, tag)| format!("{tag} {size}")).collect();
         let limit = match self.limit {
             Some(limit) => format!("the limit of {limit} bytes"),
-            None => "the memory of the machine".to_owned(),
+            None => format!("the memory of the machine, {} bytes,", machine_memory()),
         };
         Error::resource_exhausted(format!(
             "OOM when allocating {n_bytes} bytes for '{tag}' on {}: {} bytes are in use and {limit} does not allow more; \
@@ -188,6 +276,47 @@ impl Arena {
             state.stats.in_use,
             if list.is_empty() { "none".to_owned() } else { list.join(", ") }
         ))
+    }
+}
+
+impl ArenaState {
+    /// Enters bytes that are in use; gives their place in the list.
+    fn enter(&mut self, size: u64, tag: &Arc<str>) -> u32 {
+        self.stats.in_use += size;
+        self.stats.peak = self.stats.peak.max(self.stats.in_use);
+        let entry = Some((size, tag.clone()));
+        match self.vacant.pop() {
+            Some(place) => {
+                self.live[place as usize] = entry;
+                place
+            }
+            None => {
+                self.live.push(entry);
+                (self.live.len() - 1) as u32
+            }
+        }
+    }
+
+    /// Removes an entry. Its tag may be the last handle to a name: dropped outside the lock.
+    fn vacate(&mut self, place: u32) -> Option<(u64, Arc<str>)> {
+        self.vacant.push(place);
+        self.live[place as usize].take()
+    }
+
+    fn drop_cached(&mut self) {
+        self.free.clear();
+        self.stats.reserved = self.stats.in_use;
+    }
+}
+
+/// Gives idle blocks back from time to time, until few are left or the arena is gone.
+fn trim_in_background(arena: Weak<Arena>) {
+    loop {
+        std::thread::sleep(IDLE);
+        match arena.upgrade() {
+            Some(arena) if arena.trim_idle() => {}
+            _ => return,
+        }
     }
 }
 
@@ -222,16 +351,24 @@ impl Drop for ArenaBuffer {
     fn drop(&mut self) {
         let block = std::mem::take(&mut self.block);
         let mut state = self.arena.state.lock();
-        let tag = state.live[self.place as usize].take();
-        state.vacant.push(self.place);
+        let entry = state.vacate(self.place);
         state.stats.in_use -= self.class.n_bytes() as u64;
         if state.free.len() <= self.class.0 {
-            state.free.resize_with(self.class.0 + 1, Vec::new);
+            state.free.resize_with(self.class.0 + 1, FreeList::default);
         }
-        state.free[self.class.0].push(block);
+        state.free[self.class.0].blocks.push(block);
+        let is_much = self.n_bytes >= Pages::LEAST && state.stats.reserved - state.stats.in_use > KEPT;
+        let begins = is_much && !std::mem::replace(&mut state.is_trimmed, true);
         drop(state);
-        // The tag may be the last handle to a name: dropped outside the lock.
-        drop(tag);
+        drop(entry);
+        if begins {
+            let arena = Arc::downgrade(&self.arena);
+            let trim = std::thread::Builder::new().name("kolo-trim".to_owned()).spawn(|| trim_in_background(arena));
+            if trim.is_err() {
+                // The next large block tries again.
+                self.arena.state.lock().is_trimmed = false;
+            }
+        }
     }
 }
 
@@ -318,6 +455,48 @@ mod tests {
         let arena = Arena::new("cpu", Some(8192));
         drop(arena.allocate(4096, &tag("a")).unwrap());
         assert!(arena.allocate(8192, &tag("b")).is_ok(), "the block of 4096 is dropped first");
+    }
+
+    #[test]
+    fn blocks_that_no_step_needs_go_back_and_others_stay() {
+        let arena = Arena::new("cpu", None);
+        let large = 100 << 20;
+        let step = || drop(arena.allocate(large, &tag("step")).unwrap());
+        let once = arena.allocate(3 * large, &tag("once")).unwrap();
+        step();
+        drop(once);
+        let of = |n_bytes| SizeClass::of(n_bytes).n_bytes() as u64;
+        assert_eq!(arena.stats().reserved, of(large) + of(3 * large));
+        // What was there before the first look has not been idle for a whole period.
+        assert!(arena.trim_idle());
+        step();
+        assert!(arena.trim_idle(), "what a repeated step needs is still there");
+        assert_eq!(arena.stats().reserved, of(large));
+        step();
+        assert_eq!(arena.stats().n_system_allocations, 2);
+        arena.trim_idle();
+        assert!(!arena.trim_idle(), "nothing is left to give back");
+        assert_eq!(arena.stats().reserved, 0);
+    }
+
+    #[test]
+    fn small_caches_stay() {
+        let arena = Arena::new("cpu", None);
+        drop(arena.allocate(KEPT as usize / 2, &tag("a")).unwrap());
+        assert!(!arena.trim_idle() && !arena.trim_idle());
+        assert_eq!(arena.stats().reserved, KEPT / 2);
+    }
+
+    #[test]
+    fn charges_count_until_they_are_dropped() {
+        let arena = Arena::new("cpu", Some(1000));
+        let charge = arena.charge(900, &tag("list")).unwrap();
+        let error = arena.charge(101, &tag("more")).err().unwrap();
+        assert!(error.message().contains("'more'") && error.message().contains("list 900"), "{error}");
+        assert!(arena.allocate(128, &tag("tensor")).is_err());
+        drop(charge);
+        assert_eq!((arena.stats().in_use, arena.stats().reserved), (0, 0));
+        assert!(arena.charge(1000, &tag("all")).is_ok());
     }
 
     #[test]

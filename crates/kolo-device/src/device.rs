@@ -9,7 +9,7 @@ use std::sync::Arc;
 use kolo_core::{Buffer, DType, DeviceName, Error, Memory, Result, Shape, Tensor};
 
 use crate::cpu::pool::IntraPool;
-use crate::{MemoryStats, NullDevice, Recorder};
+use crate::{Charge, MemoryStats, NullDevice, Recorder};
 
 /// What a device says of itself.
 #[derive(Clone, Debug)]
@@ -56,6 +56,12 @@ pub trait Device: Send + Sync + 'static {
     /// `n_bytes` of the device's memory. `tag` names the node that asks, for the report when memory runs out. The
     /// contents are whatever was there before.
     fn allocate(&self, n_bytes: usize, tag: &Arc<str>) -> Result<Arc<dyn Buffer>>;
+
+    /// Counts bytes of the host's memory that lie elsewhere, such as the elements of a list, against the device's limit,
+    /// until the charge is dropped. An error if they do not fit. A device with memory of its own counts nothing.
+    fn charge(&self, _n_bytes: usize, _tag: &Arc<str>) -> Result<Charge> {
+        Ok(Charge::NONE)
+    }
 
     /// How much is in use.
     fn memory_stats(&self) -> MemoryStats;

@@ -13,7 +13,7 @@ mod recorder;
 mod shared_map;
 mod socket;
 
-pub use arena::{Arena, MemoryStats};
+pub use arena::{Arena, Charge, MemoryStats};
 pub use cpu::device::{CpuConfig, CpuDevice};
 pub use device::{Device, DeviceAttributes, Event, StreamRole, copy_between};
 pub use null::NullDevice;

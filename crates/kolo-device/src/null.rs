@@ -7,7 +7,7 @@ use kolo_core::{Buffer, DeviceName, Memory, Result, Tensor};
 use parking_lot::Mutex;
 
 use crate::cpu::pool::IntraPool;
-use crate::{Arena, Device, DeviceAttributes, Event, MemoryStats, StreamRole};
+use crate::{Arena, Charge, Device, DeviceAttributes, Event, MemoryStats, StreamRole};
 
 /// A device that records the nodes that ran. Outputs are zeros.
 pub struct NullDevice {
@@ -56,6 +56,9 @@ impl Device for NullDevice {
     }
     fn allocate(&self, n_bytes: usize, tag: &Arc<str>) -> Result<Arc<dyn Buffer>> {
         self.arena.allocate(n_bytes, tag)
+    }
+    fn charge(&self, n_bytes: usize, tag: &Arc<str>) -> Result<Charge> {
+        self.arena.charge(n_bytes, tag)
     }
     fn memory_stats(&self) -> MemoryStats {
         self.arena.stats()

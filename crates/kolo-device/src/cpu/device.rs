@@ -7,7 +7,7 @@ use kolo_core::{Buffer, DeviceName, Error, Memory, Result, Tensor};
 
 use crate::cpu::pool::IntraPool;
 use crate::cpu::topology;
-use crate::{Arena, Device, DeviceAttributes, Event, MemoryStats, StreamRole};
+use crate::{Arena, Charge, Device, DeviceAttributes, Event, MemoryStats, StreamRole};
 
 /// The configuration of a CPU device.
 #[derive(Clone, Debug, Default)]
@@ -72,6 +72,9 @@ impl Device for CpuDevice {
     }
     fn allocate(&self, n_bytes: usize, tag: &Arc<str>) -> Result<Arc<dyn Buffer>> {
         self.arena.allocate(n_bytes, tag)
+    }
+    fn charge(&self, n_bytes: usize, tag: &Arc<str>) -> Result<Charge> {
+        self.arena.charge(n_bytes, tag)
     }
     fn memory_stats(&self) -> MemoryStats {
         self.arena.stats()

@@ -22,6 +22,7 @@ pub mod device;
 pub mod gemm;
 pub mod halves;
 mod isa;
+pub(crate) mod machine_memory;
 pub(crate) mod pages;
 pub mod pool;
 mod scratch;

@@ -1,0 +1,57 @@
+//! How much memory this process can have: what the machine has, or less if the process is limited.
+
+use std::sync::OnceLock;
+
+/// The least of the machine's memory, the limits of the control group, and the limit of the address space. `u64::MAX` where
+/// the system does not say.
+pub(crate) fn machine_memory() -> u64 {
+    static FOUND: OnceLock<u64> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        [
+            total(&read("/proc/meminfo")),
+            group_limit(&read("/sys/fs/cgroup/memory.max")),
+            group_limit(&read("/sys/fs/cgroup/memory/memory.limit_in_bytes")),
+            address_space(&read("/proc/self/limits")),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+        .unwrap_or(u64::MAX)
+    })
+}
+
+/// `MemTotal:       24576000 kB`
+fn total(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find(|line| line.starts_with("MemTotal:"))?;
+    let kilobytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    kilobytes.checked_mul(1024)
+}
+
+/// Bytes, or `max`.
+fn group_limit(text: &str) -> Option<u64> {
+    text.trim().parse().ok().filter(|&limit| limit > 0)
+}
+
+/// `Max address space         unlimited            unlimited            bytes`: the first is what holds.
+fn address_space(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read() {
+        assert_eq!(total("MemFree: 1 kB\nMemTotal:       24 kB\n"), Some(24 * 1024));
+        assert_eq!(group_limit("max\n"), None);
+        assert_eq!(group_limit("1048576\n"), Some(1 << 20));
+        let line =
+            |limit: &str| format!("Max cpu time  unlimited\nMax address space         {limit}   unlimited   bytes\n");
+        assert_eq!(address_space(&line("unlimited")), None);
+        assert_eq!(address_space(&line("4096")), Some(4096));
+        assert!(machine_memory() > 1 << 20);
+    }
+}
