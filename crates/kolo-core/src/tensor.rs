@@ -214,14 +214,17 @@ impl Tensor {
         let shape = shape.into();
         if dtype == DType::Str {
             let n = shape.n_elements();
-            return Tensor::from_strings(shape, vec![Bytes::new(); n]);
+            let mut strings = Vec::new();
+            strings.try_reserve_exact(n).map_err(|_| out_of_memory(dtype, &shape))?;
+            strings.resize(n, Bytes::new());
+            return Tensor::from_strings(shape, strings);
         }
         let n_bytes = byte_count(dtype, &shape)?;
         if n_bytes <= INLINE_BYTES {
             return Ok(Tensor::small(dtype, shape));
         }
         // Whole words, so that the memory is aligned for every element type.
-        let words = vec![0u64; n_bytes.div_ceil(8)];
+        let words = bytemuck::try_zeroed_vec::<u64>(n_bytes.div_ceil(8)).map_err(|_| out_of_memory(dtype, &shape))?;
         Ok(Tensor { dtype, shape, data: TensorData::Buffer { buffer: u64::into_buffer(words), offset: 0 } })
     }
 
@@ -455,6 +458,10 @@ impl Tensor {
         }
         Err(Error::invalid_argument(format!("expected {dtype}, found {}", self.dtype)))
     }
+}
+
+fn out_of_memory(dtype: DType, shape: &Shape) -> Error {
+    Error::resource_exhausted(format!("OOM when allocating {dtype}{shape}: the system refused"))
 }
 
 /// The bytes of `shape` elements of `dtype`; an error for dtypes whose elements are not contiguous in a buffer.

@@ -10,6 +10,7 @@ mod cuda;
 mod expression_tests;
 mod host;
 mod kernel;
+mod memory;
 mod op;
 mod resource;
 mod step;

@@ -115,9 +115,7 @@ pub(crate) fn build(
     if dtype == DType::Str {
         let inputs = inputs.iter().map(|input| input.strings()).collect::<Result<SmallVec<[&[Bytes]; 4]>>>()?;
         let n = shape.n_elements();
-        let mut out = Vec::new();
-        out.try_reserve_exact(n)
-            .map_err(|_| Error::resource_exhausted(format!("OOM when allocating string{shape}")))?;
+        let mut out = ctx.strings(n)?;
         out.resize(n, Bytes::new());
         job.run(&mut out, &inputs)?;
         return Tensor::from_strings(shape, out);

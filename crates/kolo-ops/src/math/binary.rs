@@ -1,7 +1,6 @@
 //! Elementwise ops of two numbers, with NumPy's broadcasting: Add, AddV2, Sub, Mul, RealDiv, Div, Maximum, Minimum,
 //! SquaredDifference.
 
-use bytes::Bytes;
 use half::{bf16, f16};
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_graph::{
@@ -185,12 +184,12 @@ fn join_strings(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = broadcast_shape(a.shape(), b.shape())?;
     let walk = Walk::new(&shape, a.shape(), b.shape());
     let (left, right) = (a.strings()?, b.strings()?);
-    let joined = (0..shape.n_elements()).map(|i| {
+    let joined = ctx.texts(shape.n_elements(), |i| {
         let (at_a, at_b) = walk.offsets(i / walk.run);
         let within = |moves: bool| if moves { i % walk.run } else { 0 };
-        Bytes::from([&left[at_a + within(walk.inner.0)][..], &right[at_b + within(walk.inner.1)]].concat())
-    });
-    let out = Tensor::from_strings(shape.clone(), joined.collect())?;
+        [&left[at_a + within(walk.inner.0)][..], &right[at_b + within(walk.inner.1)][..]].into_iter()
+    })?;
+    let out = Tensor::from_strings(shape.clone(), joined)?;
     ctx.set_output(0, out);
     Ok(())
 }

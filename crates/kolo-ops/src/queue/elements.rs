@@ -8,6 +8,7 @@ use bytes::Bytes;
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use smallvec::SmallVec;
 
+use crate::memory::filled;
 use crate::random::philox::{Philox, Words};
 
 /// One entry of a queue: a tensor per component.
@@ -183,7 +184,7 @@ pub(super) fn batch(elements: &[Element], dtypes: &[DType], shapes: &[PartialSha
 fn stack(parts: &[&Tensor], dtype: DType, inner: &Shape, shape: Shape) -> Result<Tensor> {
     if dtype == DType::Str {
         let n = inner.n_elements();
-        let mut strings = vec![Bytes::new(); shape.n_elements()];
+        let mut strings = filled(shape.n_elements(), Bytes::new(), "strings")?;
         for (k, part) in parts.iter().enumerate() {
             place(part.strings()?, part.shape(), &mut strings[k * n..(k + 1) * n], inner, 1);
         }

@@ -5,6 +5,7 @@ use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{InferCtx, OpDef, Output};
 
 use super::NO_GRADIENT;
+use crate::memory::joined;
 use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
@@ -62,12 +63,11 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         parts.push(input.strings()?);
     }
     let separator = ctx.attrs().str("separator")?.as_bytes();
-    let joined = (0..shape.n_elements()).map(|at| {
+    let joined = ctx.texts(shape.n_elements(), |at| {
         // A scalar is the only one with one string where others have more, or none.
-        let texts = parts.iter().map(|part| if part.len() == 1 { &part[0] } else { &part[at] });
-        Bytes::from(texts.map(|text| text.as_ref()).collect::<Vec<&[u8]>>().join(separator))
-    });
-    let joined: Vec<Bytes> = joined.collect();
+        let texts = parts.iter().map(move |part| if part.len() == 1 { &part[0][..] } else { &part[at][..] });
+        joined(texts, separator)
+    })?;
     ctx.set_output(0, Tensor::from_strings(shape, joined)?);
     Ok(())
 }

@@ -1,6 +1,5 @@
 //! `ReduceJoin`: strings put together along axes.
 
-use bytes::Bytes;
 use kolo_core::{Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{OpDef, Output};
 
@@ -72,10 +71,11 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     };
     // The first axis that is named is joined first, and so moves fastest.
     let (strings, joined) = (input.strings()?, places(&axes.iter().rev().copied().collect::<Vec<_>>()));
-    let text = |start: usize| -> Bytes {
-        joined.iter().map(|at| strings[start + at].as_ref()).collect::<Vec<&[u8]>>().join(separator).into()
-    };
-    let texts: Vec<Bytes> = places(&kept).into_iter().map(text).collect();
+    let starts = places(&kept);
+    let texts = ctx.texts(starts.len(), |i| {
+        let start = starts[i];
+        crate::memory::joined(joined.iter().map(move |at| &strings[start + at][..]), separator)
+    })?;
     let dims: Vec<usize> =
         (0..shape.rank()).filter_map(|d| if axes.contains(&d) { keep.then_some(1) } else { Some(shape[d]) }).collect();
     let out = Tensor::from_strings(Shape::new(&dims)?, texts)?;

@@ -6,10 +6,10 @@ use bytes::Bytes;
 use kolo_core::{Error, Result, Tensor};
 use kolo_graph::{OpDef, Output, shape_fns};
 use parking_lot::Mutex;
-use regex::bytes::{Captures, Regex};
+use regex::bytes::Regex;
 
 use super::re2::compile;
-use super::{NO_GRADIENT, map, scalar};
+use super::{NO_GRADIENT, scalar};
 use crate::op::{Gpu, KernelMaker, Op, cpu_made};
 use crate::{Cost, Kernel, KernelCtx, KernelInit};
 
@@ -154,23 +154,37 @@ impl Kernel for Replace {
         if most.is_some_and(|most| most >= regex.captures_len()) {
             return ctx.forward(0, 0);
         }
-        let limit = if ctx.attrs().bool("replace_global")? { 0 } else { 1 };
-        map(ctx, |text| {
-            let replaced = regex.replacen(text, limit, |found: &Captures<'_>| {
-                let mut out = Vec::new();
-                for piece in &pieces {
-                    match piece {
-                        Piece::Bytes(bytes) => out.extend_from_slice(bytes),
-                        Piece::Group(n) => out.extend_from_slice(found.get(*n).map_or(&[], |group| group.as_bytes())),
-                    }
-                }
-                out
-            });
-            Ok(match replaced {
-                std::borrow::Cow::Borrowed(_) => text.clone(),
-                std::borrow::Cow::Owned(new) => new.into(),
-            })
-        })
+        let limit = if ctx.attrs().bool("replace_global")? { usize::MAX } else { 1 };
+        let input = ctx.input(0)?.clone();
+        let (pieces, regex) = (&pieces, &*regex);
+        let mut replaced = ctx.strings(input.n_elements())?;
+        for text in input.strings()? {
+            if !regex.is_match(text) {
+                replaced.push(text.clone());
+                continue;
+            }
+            // The bytes before each match and its rewrite; at last the bytes after all matches. A short rewrite may make
+            // a text many times as long, so it is measured before it is made.
+            let text: &[u8] = text;
+            replaced.extend(ctx.texts(1, |_| {
+                let mut after = 0;
+                let matches = regex.captures_iter(text).take(limit).map(Some).chain(std::iter::once(None));
+                matches.flat_map(move |found| {
+                    let whole = found.as_ref().and_then(|found| found.get(0));
+                    let whole = whole.map_or(text.len()..text.len(), |whole| whole.range());
+                    let before = &text[std::mem::replace(&mut after, whole.end)..whole.start];
+                    let rewritten = pieces.iter().map(move |piece| match (&found, piece) {
+                        (None, _) => &[][..],
+                        (Some(_), Piece::Bytes(bytes)) => bytes,
+                        (Some(found), Piece::Group(n)) => found.get(*n).map_or(&[][..], |group| group.as_bytes()),
+                    });
+                    std::iter::once(before).chain(rewritten)
+                })
+            })?);
+        }
+        let replaced = Tensor::from_strings(input.shape().clone(), replaced)?;
+        ctx.set_output(0, replaced);
+        Ok(())
     }
 }
 

@@ -70,7 +70,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         at
     };
     let (texts, positions, lengths) = (input.strings()?, pos.integers()?, len.integers()?);
-    let mut out = Vec::with_capacity(shape.n_elements());
+    let mut out = ctx.strings(shape.n_elements())?;
     for i in 0..shape.n_elements() {
         let (text, p) = (&texts[at(i, &text_steps)], at(i, &pos_steps));
         let part = match by_character {

@@ -63,6 +63,7 @@ fn read(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 fn write(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (array, index) = (array(ctx)?, ctx.scalar::<i32>(1)?);
-    array.write(index.into(), ctx.take_input(2)?)?;
+    let value = ctx.take_input(2)?;
+    array.write(ctx, index.into(), value)?;
     ctx.forward(3, 0)
 }

@@ -133,7 +133,7 @@ fn scatter(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     let element = Shape::new(element)?;
     for (i, &index) in indices.iter().enumerate() {
-        array.write(index, value.rows(i, 1)?.reshaped(element.clone())?)?;
+        array.write(ctx, index, value.rows(i, 1)?.reshaped(element.clone())?)?;
     }
     ctx.forward(3, 0)
 }
@@ -193,7 +193,7 @@ fn split(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     let mut start = 0;
     for (i, n) in lengths.into_iter().enumerate() {
-        array.write(i as i64, value.rows(start, n)?)?;
+        array.write(ctx, i as i64, value.rows(start, n)?)?;
         start += n;
     }
     ctx.forward(3, 0)

@@ -90,7 +90,7 @@ fn create(ctx: &mut KernelCtx<'_>) -> Result<()> {
         is_gradient: false,
     };
     let store = ctx.step.step_resources().clone();
-    let object = store.lookup_or_create("", &name, || Ok(Arc::new(ArrayObject::new(options, size))))?;
+    let object = store.lookup_or_create("", &name, || ArrayObject::new(ctx, options, size).map(Arc::new))?;
     ctx.set_output(0, Tensor::handle(store.handle("", &name, object)));
     ctx.set_output(1, Tensor::scalar(0f32));
     Ok(())
@@ -100,7 +100,7 @@ fn create_gradient(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (array, source) = (array(ctx)?, ctx.attrs().str("source")?);
     let name = array.gradient_name(source);
     let store = ctx.step.step_resources().clone();
-    let object = store.lookup_or_create("", &name, || array.gradient(source).map(Arc::new))?;
+    let object = store.lookup_or_create("", &name, || array.gradient(ctx, source).map(Arc::new))?;
     ctx.set_output(0, Tensor::handle(store.handle("", &name, object)));
     ctx.forward(1, 1)
 }

@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::Charge;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::KernelCtx;
+use crate::memory::room;
 use crate::resource::{Resource, make_unique};
 
 /// What a tensor array is made with.
@@ -32,7 +35,10 @@ pub(super) struct ArrayObject {
 struct ArrayContents {
     element_shape: PartialShape,
     dynamic_size: bool,
+    /// Every element costs memory, written or not, which a graph of a few bytes can ask for.
     elements: Vec<Slot>,
+    /// The elements' memory, counted as the device's.
+    charge: Charge,
     closed: bool,
 }
 
@@ -55,18 +61,21 @@ impl Resource for ArrayObject {
 }
 
 impl ArrayObject {
-    pub(super) fn new(options: ArrayOptions, size: usize) -> ArrayObject {
-        let state = ArrayContents {
+    /// An array of `size` elements. The device of `ctx` counts their memory.
+    pub(super) fn new(ctx: &KernelCtx<'_>, options: ArrayOptions, size: usize) -> Result<ArrayObject> {
+        let mut state = ArrayContents {
             element_shape: options.element_shape.clone(),
             dynamic_size: options.dynamic_size,
-            elements: vec![Slot::default(); size],
+            elements: Vec::new(),
+            charge: Charge::NONE,
             closed: false,
         };
-        ArrayObject { options, state: Mutex::new(state) }
+        state.grow(ctx, size)?;
+        Ok(ArrayObject { options, state: Mutex::new(state) })
     }
 
     /// The array for the gradients of this one's elements. From now on this one keeps its size.
-    pub(super) fn gradient(&self, source: &str) -> Result<ArrayObject> {
+    pub(super) fn gradient(&self, ctx: &KernelCtx<'_>, source: &str) -> Result<ArrayObject> {
         let mut state = self.open()?;
         state.dynamic_size = false;
         let options = ArrayOptions {
@@ -77,10 +86,10 @@ impl ArrayObject {
             is_gradient: true,
             ..self.options.clone()
         };
-        let elements = state.elements.iter().map(|slot| Slot { shape: slot.shape.clone(), ..Slot::default() });
-        let elements: Vec<Slot> = elements.collect();
-        let gradient = ArrayObject::new(options, 0);
-        gradient.state.lock().elements = elements;
+        let gradient = ArrayObject::new(ctx, options, state.elements.len())?;
+        for (to, from) in gradient.state.lock().elements.iter_mut().zip(&state.elements) {
+            to.shape.clone_from(&from.shape);
+        }
         Ok(gradient)
     }
 
@@ -105,11 +114,13 @@ impl ArrayObject {
         let mut state = self.state.lock();
         state.closed = true;
         let elements = std::mem::take(&mut state.elements);
+        let charge = std::mem::replace(&mut state.charge, Charge::NONE);
         drop(state);
         drop(elements);
+        drop(charge);
     }
 
-    pub(super) fn write(&self, index: i64, value: Tensor) -> Result<()> {
+    pub(super) fn write(&self, ctx: &KernelCtx<'_>, index: i64, value: Tensor) -> Result<()> {
         let mut state = self.open()?;
         let size = state.elements.len();
         let at = usize::try_from(index).ok().filter(|&at| at < size || (state.dynamic_size && at < MOST_ELEMENTS));
@@ -119,7 +130,7 @@ impl ArrayObject {
             );
         };
         if at >= size {
-            state.elements.resize(at + 1, Slot::default());
+            state.grow(ctx, at + 1)?;
         }
         let refused = |why: String| self.error(format!("Could not write to TensorArray index {index} because {why}"));
         if value.dtype() != self.options.dtype {
@@ -208,6 +219,22 @@ impl ArrayObject {
             false => Ok(state),
             true => Err(Error::invalid_argument(format!("TensorArray {} has already been closed.", self.options.name))),
         }
+    }
+}
+
+impl ArrayContents {
+    /// Makes room for `size` elements; twice as many as before if the array grows one by one.
+    fn grow(&mut self, ctx: &KernelCtx<'_>, size: usize) -> Result<()> {
+        if size > self.elements.capacity() {
+            let capacity = size.max(2 * self.elements.len());
+            let n_bytes = capacity.saturating_mul(size_of::<Slot>());
+            let charge = ctx.device.charge(n_bytes, &ctx.node.name)?;
+            let mut elements = room(capacity, "elements of a TensorArray")?;
+            elements.append(&mut self.elements);
+            (self.elements, self.charge) = (elements, charge);
+        }
+        self.elements.resize(size, Slot::default());
+        Ok(())
     }
 }
 

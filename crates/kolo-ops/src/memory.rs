@@ -1,0 +1,122 @@
+//! Host memory that kernels take outside of tensors: text, and the elements of lists. It is asked for before it is taken,
+//! since an allocation that fails ends the process. What a small graph can make large goes through here.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kolo_core::{Buffer, Error, Result};
+
+use crate::KernelCtx;
+
+/// Text up to this many bytes is not worth a block of the device's memory.
+const LEAST_SHARED: usize = 4096;
+
+/// An empty vector with room for `n` elements; `what` names them in the error if there is no memory.
+pub(crate) fn room<T>(n: usize, what: &str) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    match list.try_reserve_exact(n) {
+        Ok(()) => Ok(list),
+        Err(_) => Err(Error::resource_exhausted(format!("OOM when allocating {n} {what}: the system refused"))),
+    }
+}
+
+/// `n` copies of a value.
+pub(crate) fn filled<T: Clone>(n: usize, value: T, what: &str) -> Result<Vec<T>> {
+    let mut list = room(n, what)?;
+    list.resize(n, value);
+    Ok(list)
+}
+
+impl KernelCtx<'_> {
+    /// Room for `n` strings, which the device has, too.
+    pub(crate) fn strings(&self, n: usize) -> Result<Vec<Bytes>> {
+        let n_bytes = n.saturating_mul(size_of::<Bytes>());
+        if n_bytes >= LEAST_SHARED {
+            // Only asked for: nothing holds a charge as long as the tensor lives.
+            drop(self.device.charge(n_bytes, &self.node.name)?);
+        }
+        room(n, "strings")
+    }
+
+    /// `n` strings, each of the pieces that `pieces` gives for it, one after the other; it is asked twice. Long texts lie
+    /// in the device's memory, so they are subject to its limit and appear in its report.
+    pub(crate) fn texts<'p, I: Iterator<Item = &'p [u8]>>(
+        &self,
+        n: usize,
+        pieces: impl Fn(usize) -> I,
+    ) -> Result<Vec<Bytes>> {
+        let mut strings = self.strings(n)?;
+        let mut ends: Vec<usize> = room(n, "positions of strings")?;
+        let mut total = 0usize;
+        for i in 0..n {
+            total = pieces(i).try_fold(total, |sum, piece| sum.checked_add(piece.len())).ok_or_else(|| {
+                Error::resource_exhausted(format!("the {n} strings of '{}' are too long", self.node.name))
+            })?;
+            ends.push(total);
+        }
+        let all_pieces = (0..n).flat_map(pieces);
+        let all = if total < LEAST_SHARED {
+            let mut all = vec![0; total];
+            fill(&mut all, all_pieces);
+            Bytes::from(all)
+        } else {
+            let mut buffer = self.device.allocate(total, &self.node.name)?;
+            let bytes = Arc::get_mut(&mut buffer).and_then(|buffer| buffer.host_mut());
+            fill(bytes.ok_or_else(|| Error::internal("text is made in the host's memory"))?, all_pieces);
+            Bytes::from_owner(Text(buffer))
+        };
+        let mut start = 0;
+        for end in ends {
+            strings.push(all.slice(start..end));
+            start = end;
+        }
+        Ok(strings)
+    }
+}
+
+/// Pieces with a separator between them.
+pub(crate) fn joined<'p>(
+    pieces: impl Iterator<Item = &'p [u8]>,
+    separator: &'p [u8],
+) -> impl Iterator<Item = &'p [u8]> {
+    pieces.enumerate().flat_map(move |(i, piece)| [if i == 0 { &[] } else { separator }, piece])
+}
+
+fn fill<'p>(mut rest: &mut [u8], pieces: impl Iterator<Item = &'p [u8]>) {
+    for piece in pieces {
+        let (to, after) = rest.split_at_mut(piece.len());
+        to.copy_from_slice(piece);
+        rest = after;
+    }
+}
+
+/// Text in a device's memory.
+struct Text(Arc<dyn Buffer>);
+
+impl AsRef<[u8]> for Text {
+    fn as_ref(&self) -> &[u8] {
+        self.0.host().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_had_is_refused() {
+        let error = filled(usize::MAX / 64, 0u64, "places").unwrap_err();
+        assert!(error.message().contains("places"), "{error}");
+        assert_eq!(filled(2, 7u8, "places"), Ok(vec![7, 7]));
+    }
+
+    #[test]
+    fn pieces_are_separated() {
+        let join = |pieces: &[&'static str]| -> Vec<u8> {
+            joined(pieces.iter().map(|piece| piece.as_bytes()), b", ").flatten().copied().collect()
+        };
+        assert_eq!(join(&["a", "b", "c"]), b"a, b, c");
+        assert_eq!(join(&["a"]), b"a");
+        assert_eq!(join(&[]), b"");
+    }
+}
