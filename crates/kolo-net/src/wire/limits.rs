@@ -5,6 +5,8 @@
 //! decoded lists of small elements, which take tens of bytes for each encoded one; hence the lower limits for messages
 //! that need not be large.
 
+use kolo_core::{Error, Result};
+
 /// The maximum number of bytes that [`into_tensor`](crate::wire::tensor_wire::WireTensor::into_tensor) adds by the fill rule.
 /// TensorFlow's clients send values in full, so this is for small constants of other clients.
 pub const MAX_FILL_BYTES: u64 = 1 << 26;
@@ -19,6 +21,24 @@ pub const MAX_VALUES_BYTES: usize = 1 << 26;
 pub const MAX_SHARED_FILES: usize = 32;
 /// See [`MAX_SHARED_FILES`].
 pub const MAX_SHARED_BYTES: usize = 1 << 30;
+
+/// Room for a message of `n_bytes`. A graph decides how long an answer is, and an allocation that fails would end the
+/// process.
+pub(crate) fn room_for(n_bytes: usize) -> Result<Vec<u8>> {
+    let mut buffer = Vec::new();
+    match buffer.try_reserve_exact(n_bytes) {
+        Ok(()) => Ok(buffer),
+        Err(_) => Err(no_room(n_bytes)),
+    }
+}
+
+pub(crate) fn no_room(n_bytes: usize) -> Error {
+    Error::resource_exhausted(format!("OOM when allocating {n_bytes} bytes for a message: the system refused"))
+}
+
+pub(crate) fn too_long(n_bytes: usize, limit: usize) -> Error {
+    Error::resource_exhausted(format!("a message of {n_bytes} bytes or more; the limit is {limit}"))
+}
 
 /// The maximum number of bytes of each kind of message, in either direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

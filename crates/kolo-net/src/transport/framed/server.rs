@@ -13,7 +13,7 @@ use kolo_core::{Error, Result};
 use kolo_device::cpu::IntraPool;
 use kolo_ops::{Received, RendezvousKey};
 use parking_lot::Mutex;
-use prost::Message as _;
+use prost::Message;
 use tokio::task::{AbortHandle, JoinHandle};
 
 use super::greeting::{Identity, welcome};
@@ -27,7 +27,7 @@ use crate::task::services::{
     Answer, Delivery, Guard, MasterService, Unwound, WorkerService, master_methods, worker_methods,
 };
 use crate::transport::batch::Batch;
-use crate::wire::limits::MessageLimits;
+use crate::wire::limits::{MessageLimits, no_room, room_for, too_long};
 use crate::wire::proto::*;
 use crate::wire::tensor_wire::WireTensor;
 
@@ -67,6 +67,7 @@ pub(crate) async fn serve_connection(
         running: Arc::default(),
         known_keys: HashMap::new(),
         steps: HashSet::new(),
+        limit: limits.tensors,
     };
     let _guard = ServeGuard { outbox: outbox.clone(), writing: tokio::spawn(outbox.clone().drain()) };
     // Callers put nothing into shared memory.
@@ -118,6 +119,8 @@ struct Connection {
     known_keys: HashMap<Bytes, Arc<[RendezvousKey]>>,
     /// Steps that were started over this connection. If it is lost, no `EndStep` will come for them.
     steps: HashSet<u64>,
+    /// The maximum number of bytes of a response.
+    limit: usize,
 }
 
 /// A pending call.
@@ -168,18 +171,18 @@ impl Connection {
     /// Starts a call.
     fn start(&mut self, header: Header, head: Bytes) {
         let Header { method, call, .. } = header;
-        let (services, shared) = (self.services.clone(), self.shared.clone());
+        let (services, shared, limit) = (self.services.clone(), self.shared.clone(), self.limit);
         let run_graph = (method == WorkerMethod::RunGraph.number()).then(|| RunGraphRequest::decode(head.clone()));
         let running: Answer<WireMessage> = match run_graph {
             Some(Ok(request)) => {
                 self.steps.insert(request.step_id as u64);
                 let answer = services.worker.run_graph(request);
-                Box::pin(async move { answer.await.map(|response| message(Kind::Response, method, call, &response)) })
+                Box::pin(async move { answer.await.map(|response| response_message(method, call, &response, limit)) })
             }
             _ => Box::pin(async move {
                 match method < FIRST_OF_MASTER {
-                    true => worker_call(&*services.worker, method, call, head, shared.as_deref()).await,
-                    false => master_call(&*services.master, method, call, head, shared.as_deref()).await,
+                    true => worker_call(&*services.worker, method, call, head, (shared.as_deref(), limit)).await,
+                    false => master_call(&*services.master, method, call, head, (shared.as_deref(), limit)).await,
                 }
             }),
         };
@@ -215,13 +218,13 @@ impl Connection {
             return Ok(());
         }
         let (outbox, running, shared) = (self.outbox.clone(), self.running.clone(), self.shared.clone());
-        let n_left = AtomicUsize::new(keys.len());
+        let (n_left, limit) = (AtomicUsize::new(keys.len()), self.limit);
         let each = move |index: usize, received: Result<Received>| {
             let call = first.wrapping_add(index as u64);
             let method = WorkerMethod::RecvTensor.number();
             let answer = received.and_then(crate::task::worker::recv_response);
             let message = match answer {
-                Ok(response) => tensor_message(method, call, response, shared.as_deref()),
+                Ok(response) => tensor_message(method, call, response, shared.as_deref(), limit),
                 Err(error) => message(Kind::Failure, method, call, &Failure::of(&error)),
             };
             let n_bytes = message.n_bytes();
@@ -261,11 +264,11 @@ impl Connection {
 }
 
 macro_rules! dispatch {
-    (@message RecvTensor $method:ident $call:ident $response:ident $shared:ident) => {
-        tensor_message($method, $call, $response, $shared)
+    (@message RecvTensor $method:ident $call:ident $response:ident $shared:ident $limit:ident) => {
+        tensor_message($method, $call, $response, $shared, $limit)
     };
-    (@message $name:ident $method:ident $call:ident $response:ident $shared:ident) => {
-        message(Kind::Response, $method, $call, &$response)
+    (@message $name:ident $method:ident $call:ident $response:ident $shared:ident $limit:ident) => {
+        response_message($method, $call, &$response, $limit)
     };
     ($function:ident $methods:ident $first:literal $trait:ident $service:literal; $(
         $(#[$doc:meta])* $method:ident $name:ident $request:ident $response:ident $size:ident $attempts:ident;
@@ -289,14 +292,14 @@ macro_rules! dispatch {
             method: u8,
             call: u64,
             head: Bytes,
-            shared: Option<&OutgoingFiles>,
+            (shared, limit): (Option<&OutgoingFiles>, usize),
         ) -> Result<WireMessage> {
             let _ = shared;
             $(if method == $methods::$name.number() {
                 let request = $request::decode(head)
                     .map_err(|error| Error::invalid_argument(format!("{}: {error}", stringify!($name))))?;
                 let response = service.$method(request).await?;
-                return Ok(dispatch!(@message $name method call response shared));
+                return Ok(dispatch!(@message $name method call response shared limit));
             })*
             Err(Error::unimplemented(format!("this task has no method {method}")))
         }
@@ -306,18 +309,36 @@ macro_rules! dispatch {
 worker_methods!(dispatch worker_call WorkerMethod 0);
 master_methods!(dispatch master_call MasterMethod 128);
 
+/// The response, or a failure if it is longer than `limit` or there is no memory for it: a graph decides how long it is.
+fn response_message(method: u8, call: u64, response: &impl Message, limit: usize) -> WireMessage {
+    let n_head = response.encoded_len();
+    if n_head <= limit
+        && let Ok(mut head) = room_for(HEADER + n_head)
+    {
+        Header { kind: Kind::Response, method, is_shared: false, n_head, call, n_body: 0 }.write(&mut head);
+        response.encode_raw(&mut head);
+        return WireMessage { head, body: None };
+    }
+    let error = if n_head > limit { too_long(n_head, limit) } else { no_room(n_head) };
+    message(Kind::Failure, method, call, &Failure::of(&error))
+}
+
 /// The response with a tensor. Its elements are the message's body if the host's memory holds them in wire format.
 pub(super) fn tensor_message(
     method: u8,
     call: u64,
     response: RecvTensorResponse,
     shared: Option<&OutgoingFiles>,
+    limit: usize,
 ) -> WireMessage {
     let tensor = response.tensor.as_ref().and_then(WireTensor::as_tensor);
     let body =
         tensor.filter(|tensor| tensor.dtype().size().is_some() && tensor.host_bytes().is_ok_and(|b| !b.is_empty()));
-    let Some(tensor) = body.cloned() else { return message(Kind::Response, method, call, &response) };
+    let Some(tensor) = body.cloned() else { return response_message(method, call, &response, limit) };
     let n_body = tensor.n_bytes();
+    if n_body > limit {
+        return message(Kind::Failure, method, call, &Failure::of(&too_long(n_body, limit)));
+    }
     let put = match shared.filter(|_| n_body >= MIN_SHARED_BYTES) {
         Some(shared) => tensor.host_bytes().ok().and_then(|bytes| shared.put(bytes)),
         None => None,

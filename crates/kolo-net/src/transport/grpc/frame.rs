@@ -16,6 +16,7 @@ use prost::Message;
 
 use super::options::ReceiveMemory;
 use super::place::{HEAD_BYTES, MIN_PLACED_BYTES, Placing};
+use crate::wire::limits::{room_for, too_long};
 use crate::wire::proto::RecvTensorResponse;
 
 const HEADER_BYTES: usize = 5;
@@ -70,7 +71,7 @@ impl Body for Outgoing {
 pub(crate) fn write<M: Message + 'static>(message: &M, limit: usize) -> Result<VecDeque<Bytes>> {
     let n_bytes = message.encoded_len();
     let length = u32::try_from(n_bytes).ok().filter(|_| n_bytes <= limit).ok_or_else(|| too_long(n_bytes, limit))?;
-    let header = |buf: &mut BytesMut| {
+    let header = |buf: &mut dyn BufMut| {
         buf.put_u8(0);
         buf.put_u32(length);
     };
@@ -79,14 +80,14 @@ pub(crate) fn write<M: Message + 'static>(message: &M, limit: usize) -> Result<V
     {
         return Ok(VecDeque::from([head, elements]));
     }
-    let mut buf = BytesMut::with_capacity(HEADER_BYTES + n_bytes);
+    let mut buf = room_for(HEADER_BYTES + n_bytes)?;
     header(&mut buf);
     message.encode_raw(&mut buf);
-    Ok(VecDeque::from([buf.freeze()]))
+    Ok(VecDeque::from([Bytes::from(buf)]))
 }
 
 /// The message split into everything before the elements and the elements, if these come last and are large.
-fn lend(response: &RecvTensorResponse, header: impl Fn(&mut BytesMut)) -> Option<(Bytes, Bytes)> {
+fn lend(response: &RecvTensorResponse, header: impl Fn(&mut dyn BufMut)) -> Option<(Bytes, Bytes)> {
     let tensor = response.tensor.as_ref()?.as_tensor()?;
     if tensor.n_bytes() < MIN_LENT_BYTES {
         return None;
@@ -237,10 +238,6 @@ fn decompress(chunks: Chunks, limit: usize, encoding: Option<&HeaderValue>) -> R
     let mut chunks = Chunks::default();
     chunks.push(message.into());
     Ok(chunks)
-}
-
-fn too_long(n_bytes: usize, limit: usize) -> Error {
-    Error::resource_exhausted(format!("a message of {n_bytes} bytes or more; the limit is {limit}"))
 }
 
 /// A message in the chunks in which it arrived.
