@@ -55,6 +55,11 @@ impl CancelToken {
         self.cancelled.load(Ordering::Acquire)
     }
 
+    /// True once cancelled, for loops that outlive no borrow of the token.
+    pub fn flag(&self) -> &AtomicBool {
+        &self.cancelled
+    }
+
     /// Why it was cancelled.
     pub fn reason(&self) -> Option<Error> {
         self.state.lock().reason.clone()

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result, Tensor};
-use kolo_graph::{Graph, OpBuilder};
+use kolo_graph::{Graph, OpBuilder, Output, WhileOptions};
 use kolo_ops::array::slice::slice;
 use kolo_ops::math::matmul::matmul;
 use kolo_ops::{CancelToken, Received, Rendezvous, RendezvousKey};
@@ -123,7 +123,7 @@ fn matrix() -> Tensor {
 }
 
 /// Towers on two devices, joined on the first: runners join and leave, values cross, the caller waits for both.
-fn towers(graph: &Graph) -> kolo_graph::Output<'_> {
+fn towers(graph: &Graph) -> Output<'_> {
     let x = graph.placeholder::<f32>("x", [Some(32), Some(32)]);
     let towers: Vec<_> = (0..4).map(|i| graph.device(&format!("/cpu:{}", i % 2), || matmul(matmul(x, x), x))).collect();
     towers.iter().skip(1).fold(towers[0], |sum, tower| sum + *tower)
@@ -244,7 +244,7 @@ fn end<'g>(graph: &'g Graph, device: &str, op: &str, name: &str) -> OpBuilder<'g
     node.attr("recv_device", device).attr("send_device_incarnation", 1i64)
 }
 
-fn compile(host: &Host, describe: fn(&Graph, &str)) -> TaskGraph {
+fn compile(host: &Host, describe: for<'g> fn(&'g Graph, &str)) -> TaskGraph {
     let graph = kolo_ops::graph();
     let device = host.list_devices()[0].name.to_string();
     graph.device(device.as_str(), || describe(&graph, &device));
@@ -268,6 +268,19 @@ fn long(graph: &Graph, device: &str) {
     end(graph, device, "_Send", "end").input(slice(long, &[1], &[1])).build();
 }
 
+/// A loop of nodes that are run with the lock held, longer than a slice, and values that arrive meanwhile.
+fn turns<'g>(graph: &'g Graph, device: &str) {
+    let start = end(graph, device, "_Recv", "start").attr("tensor_type", DType::F32).out();
+    end(graph, device, "_Send", "ping").input(start).build();
+    let first = graph.constant(0i32);
+    let cond = |g: &'g Graph, v: &[Output<'g>]| g.op("Less").input(v[0]).input(g.constant(20i32)).out();
+    let body = |_: &'g Graph, v: &[Output<'g>]| vec![v[0] + 1i32];
+    let last = graph.while_loop(&[first], cond, body, WhileOptions::default()).expect("a loop")[0];
+    end(graph, device, "_Send", "turns").input(last).build();
+    let pong = end(graph, device, "_Recv", "pong").attr("tensor_type", DType::F32).out();
+    end(graph, device, "_Send", "end").input(graph.op("Neg").input(pong).out()).build();
+}
+
 /// Whatever arrives while a runner leaves or hands over finds somebody to run it.
 #[test]
 fn what_arrives_while_a_runner_hands_over_is_run() {
@@ -278,6 +291,44 @@ fn what_arrives_while_a_runner_hands_over_is_run() {
 #[test]
 fn what_a_runner_leaves_to_others_is_run() {
     check(100, || run_detached(long));
+}
+
+/// Two steps that give way to each other both end, on a pool of one thread.
+#[test]
+fn steps_that_give_way_to_each_other_end() {
+    check(100, || {
+        let host = Host::new(config(1, 1)).expect("a CPU");
+        let graph = compile(&host, turns);
+        let (ended, end) = mpsc::channel();
+        for id in 1..3 {
+            let ended = ended.clone();
+            let on_end = Box::new(move |error| ended.send(error).expect("the test listens"));
+            graph.start(id, Arc::new(Echo::default()), StepKind::Whole, on_end);
+        }
+        drop(ended);
+        assert_eq!((end.recv().expect("it ends"), end.recv().expect("it ends")), (None, None));
+        assert!(end.recv().is_err(), "each ends once");
+    });
+}
+
+/// A loop that one thread stops and another reports on ends once; neither of them waits for its runner.
+#[test]
+fn a_loop_that_is_stopped_and_reported_on_ends_once() {
+    check(100, || {
+        let host = Host::new(config(1, 2)).expect("a CPU");
+        let graph = compile(&host, turns);
+        let (ended, end) = mpsc::channel();
+        let on_end = Box::new(move |error| ended.send(error).expect("the test listens"));
+        let step = graph.start(1, Arc::new(Echo::default()), StepKind::Whole, on_end);
+        let reported = step.clone();
+        let stopping = thread::spawn(move || step.fail(Error::aborted("enough")));
+        let reporting = thread::spawn(move || (reported.waits().len(), reported.n_runners(), reported.n_unattended()));
+        let error: Option<Error> = end.recv().expect("it ends");
+        assert!(error.is_none_or(|error| error.message().contains("enough")));
+        stopping.join().expect("it ends");
+        reporting.join().expect("it ends");
+        assert!(end.recv().is_err(), "it ends once");
+    });
 }
 
 fn run_detached(describe: fn(&Graph, &str)) {

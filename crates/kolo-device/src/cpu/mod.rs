@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! pool    IntraPool: splits one kernel's work over a few threads
+//! stop    stops those loops in the middle
 //! gemm    matrix products: packing, blocking, micro-kernels per instruction set
 //! conv    convolutions, as products that never store their patch matrix
 //! vmath   exp, log, tanh, sigmoid and reductions over slices
@@ -26,6 +27,7 @@ pub(crate) mod machine_memory;
 pub(crate) mod pages;
 pub mod pool;
 mod scratch;
+mod stop;
 pub mod stream;
 pub mod topology;
 mod transpose;
@@ -34,4 +36,5 @@ pub mod vmath;
 pub use isa::{Isa, vectorize, vectorize_256, vectorize_on};
 pub use pages::prefer_huge_pages;
 pub use pool::IntraPool;
+pub use stop::{Stopped, stoppable};
 pub use transpose::transpose_words;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::gemm::nth_block;
 use super::scratch::Scratch;
+use super::stop::with_flag;
 use super::stream::{fence, is_streamed, stream};
 use super::topology::bind_to_cores;
 use workers::{MAX_LANES, Workers};
@@ -82,7 +83,7 @@ impl IntraPool {
     /// # Panics
     /// When a task panics, tasks not yet started are skipped and the first panic is resumed in the caller.
     pub fn parallel_for(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        self.workers.run(n_tasks, 1, task);
+        with_flag(task, |task| self.workers.run(n_tasks, 1, task));
     }
 
     /// [`IntraPool::parallel_for`], but each thread begins with a contiguous range of tasks, the same for every call
@@ -92,7 +93,7 @@ impl IntraPool {
     /// # Panics
     /// As [`IntraPool::parallel_for`].
     pub fn parallel_for_near(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        self.workers.run(n_tasks, MAX_LANES, task);
+        with_flag(task, |task| self.workers.run(n_tasks, MAX_LANES, task));
     }
 
     /// Splits `data` into chunks of `chunk_len` (the last may be shorter) and runs `f` on each.

@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::Device;
@@ -96,11 +98,33 @@ pub(crate) struct FramePlan {
     pub name: String,
 }
 
+/// Whether a node's kernel was short when it last ran. Its inputs do not tell: a few numbers say how much a `Fill` writes.
+/// A thread that others wait for, such as a network thread, runs only kernels that were short.
+#[derive(Debug, Default)]
+pub(crate) struct Pace(AtomicBool);
+
+impl Pace {
+    /// What a network thread may spend on one node.
+    const SHORT: Duration = Duration::from_millis(1);
+
+    /// False if it has not run yet.
+    pub fn is_short(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub fn record(&self, took: Duration) {
+        self.0.store(took < Pace::SHORT, Ordering::Relaxed);
+    }
+}
+
 /// One node, laid out.
 pub(crate) struct NodePlan {
     pub node: Arc<Node>,
     pub kernel: PlanKernel,
     pub cost: Cost,
+    pub pace: Pace,
+    /// It writes to nothing but its outputs, so it may be stopped in the middle.
+    pub is_stoppable: bool,
     pub flow: Flow,
     /// For `Enter`: the frame it leads into.
     pub enters: u32,
@@ -149,6 +173,10 @@ pub(crate) struct OutputPlan {
     /// The node's declared dtype; a copy, so that a run need not access the node.
     pub dtype: DType,
 }
+
+/// The maximum number of iterations of a loop in flight, whatever the graph allows: each takes memory, which a loop that
+/// runs ahead of a slow value would take without end.
+const MOST_ITERATIONS: usize = 1024;
 
 /// The maximum number of elements of a tiny node's output.
 const TINY: usize = 16;
@@ -295,7 +323,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
     let outside = FramePlan { parallel_iterations: 1, ..FramePlan::default() };
     let mut frame_plans = vec![outside];
     frame_plans.extend(loops.iter().map(|(_, frame)| FramePlan {
-        parallel_iterations: usize::try_from(frame.parallel_iterations).unwrap_or(1).max(1),
+        parallel_iterations: usize::try_from(frame.parallel_iterations).unwrap_or(1).clamp(1, MOST_ITERATIONS),
         n_enters: frame.enters.len() as u32,
         name: frame.name.to_string(),
         ..FramePlan::default()
@@ -367,6 +395,8 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             node: node.clone(),
             kernel,
             cost,
+            pace: Pace::default(),
+            is_stoppable: is_pure && cost != Cost::Inline,
             is_tiny,
             is_late: (node.def.effects == Effects::Writes && (own_memory || node.op() == fused::DESCENT.def.name))
                 || segment.is_some_and(|segment| own_memory && segment.is_late),

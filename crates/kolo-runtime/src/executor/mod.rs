@@ -9,15 +9,21 @@
 //! ([`kolo_ops::Cost`]), so a chain of small nodes never leaves the caller's thread. Kernels that wait release their
 //! thread and complete through a callback.
 //!
+//! Tiny nodes and control flow are run with the lock held. A runner therefore lets others take it after some tens of
+//! them, and gives way to other steps that wait for a thread of the pool after a millisecond. Network threads run small
+//! nodes too, stop steps and report on them: they never wait for a runner. What they cannot do at once they leave to the
+//! pool, or leave out of the report.
+//!
 //! | field | who may access it |
 //! | --- | --- |
 //! | `PartPlan` | everyone; it is immutable |
 //! | `PartState` | the holder of the part's lock |
 //! | a ready node's inputs | the runner that took the node |
+//! | `Step::stopped` | set by the first failure; runners read it before each node |
 //! | `Step::error` | set by the first failure; read when the step is over |
 //!
 //! Lock order: a runner holds at most one lock, a part's state, and takes no other while it does. Shutdown: the first
-//! error sets the cancel token and aborts the rendezvous; runners drop the ready nodes; waiting kernels call back
+//! error sets the flag and the cancel token and aborts the rendezvous; runners drop the ready nodes; waiting kernels call back
 //! with the reason; the step ends when nothing runs and nothing waits.
 
 pub(crate) mod frame_id;

@@ -137,13 +137,14 @@ impl PartState {
         }
     }
 
-    /// Bytes of a node's inputs; 0 if it does no work.
+    /// Bytes of a node's inputs; 0 if it does no work, and more than any limit if it is not known to be short.
     fn weight(&self, plan: &PartPlan, token: Token) -> usize {
         let node = &plan.nodes[token.node as usize];
         let frame = self.frames[token.frame as usize].as_ref();
         let iteration = frame.and_then(|frame| frame.iterations.get((token.iteration - frame.first) as usize));
         match (node.cost, iteration) {
             (Cost::Inline, _) | (_, None) => 0,
+            _ if !node.is_tiny && !node.pace.is_short() => usize::MAX,
             (Cost::Elements | Cost::Heavy, Some(iteration)) => n_bytes(plan, node, iteration, 0),
         }
     }

@@ -6,8 +6,11 @@ use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Result};
 use kolo_device::Recorder;
+use kolo_device::cpu::{Stopped, stoppable};
 use kolo_graph::{Flow, Work};
-use kolo_ops::{CancelToken, Cost, Done, FrameIteration, KernelCtx, Outcome, Rendezvous, ResourceStore, StepServices, Value};
+use kolo_ops::{
+    CancelToken, Cost, Done, FrameIteration, KernelCtx, Outcome, Rendezvous, ResourceStore, StepServices, Value,
+};
 
 use super::{Step, StepPart};
 use crate::capture::slot::is_constant_call;
@@ -321,7 +324,16 @@ impl Step {
                 self.services.transfers.flush();
             }
             outputs.resize_with(node.outputs.len(), Value::default);
-            let result = self.compute(plan, call, &mut inputs, &mut outputs, &services);
+            let is_timed = node.cost != Cost::Inline && (share == Share::Small || !node.pace.is_short());
+            let start = is_timed.then(Instant::now);
+            let mut compute = || self.compute(plan, call, &mut inputs, &mut outputs, &services);
+            let result = match node.is_stoppable {
+                true => stoppable(self.services.cancel.flag(), compute),
+                false => compute(),
+            };
+            if let Some(start) = start {
+                node.pace.record(start.elapsed());
+            }
             // Inputs are dropped before the outputs are propagated, so that consumers may reuse their memory.
             inputs.clear();
             if let Err(error) = result {
@@ -525,7 +537,10 @@ fn call_kernel(node: &NodePlan, ctx: &mut KernelCtx<'_>) -> Result<()> {
             Err(Error::internal("not a synchronous kernel"))
         }
     });
-    std::panic::catch_unwind(call).unwrap_or_else(|panic| Err(panicked("the kernel", &*panic)))
+    std::panic::catch_unwind(call).unwrap_or_else(|panic| match panic.is::<Stopped>() {
+        true => Err(Error::cancelled("the step was stopped").into_derived()),
+        false => Err(panicked("the kernel", &*panic)),
+    })
 }
 
 /// Runs a kernel whose outputs are the same in every replay: once, now, and keeps its outputs.
