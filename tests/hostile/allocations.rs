@@ -1,0 +1,116 @@
+//! Graphs that ask for more memory than there is, of a server whose address space is limited. An allocation that fails
+//! ends a process, so each must be refused before.
+
+use std::time::{Duration, Instant};
+
+use kolo::{Code, Error, Graph, Output, Tensor};
+
+use crate::support::{PATIENCE, one_at_a_time};
+use crate::victim::{Victim, endless};
+
+/// What the server may have: enough to serve.
+const MEGABYTES: u64 = 1500;
+
+/// The error of a graph that asks for too much; the server lives on.
+#[track_caller]
+fn refused(victim: &Victim, what: &str, attack: impl for<'g> Fn(&'g Graph) -> Output<'g>) -> Error {
+    let g = kolo::graph();
+    let fetch = attack(&g);
+    let error = victim.connect(&g).fetch(fetch).expect_err(what);
+    println!("{what}: {error}");
+    victim.still_works();
+    error
+}
+
+#[track_caller]
+fn exhausted(victim: &Victim, what: &str, attack: impl for<'g> Fn(&'g Graph) -> Output<'g>) {
+    let error = refused(victim, what, attack);
+    assert_eq!(error.code(), Code::ResourceExhausted, "{what}: {error}");
+    assert!(error.message().contains("OOM") || error.message().contains("too long"), "{what}: {error}");
+}
+
+/// A tensor array of so many elements.
+fn array(g: &Graph, size: i32) -> (Output<'_>, Output<'_>) {
+    let size = g.constant(size);
+    let array = g.op("TensorArrayV3").input(size).attr("dtype", kolo::DType::F32).attr("dynamic_size", true).build();
+    (array.output(0), array.output(1))
+}
+
+#[test]
+fn tensor_arrays_text_and_lists_are_asked_for_before_they_are_taken() {
+    let _turn = one_at_a_time();
+    let victim = Victim::limited(MEGABYTES, &[]);
+    exhausted(&victim, "a tensor array of 2^31 - 1 elements", |g| array(g, i32::MAX).1);
+    exhausted(&victim, "a tensor array that is written far behind its end", |g| {
+        let (handle, flow) = array(g, 0);
+        let index = g.constant((1 << 28) - 1);
+        g.op("TensorArrayWriteV3").inputs([handle, index, g.constant(1.0f32), flow]).out()
+    });
+    exhausted(&victim, "strings that double", |g| {
+        endless(g.constant("ab"), |text| g.op("StringJoin").inputs([text, text]).out())
+    });
+    exhausted(&victim, "strings that are added", |g| {
+        endless(g.constant("ab"), |text| g.op("Add").inputs([text, text]).out())
+    });
+    exhausted(&victim, "a list of strings that doubles and is joined", |g| {
+        let many = g.op("Fill").input(g.constant([1000])).input(g.constant("x".repeat(100_000).as_str())).out();
+        let joined = |list| g.op("ReduceJoin").inputs([list, g.constant([0i32])]).out();
+        joined(g.op("Fill").input(g.constant([1000])).input(joined(many)).out())
+    });
+    exhausted(&victim, "a replacement that is longer than what it replaces", |g| {
+        let (text, rewrite) = (g.constant("a".repeat(100_000).as_str()), g.constant("b".repeat(100_000).as_str()));
+        g.op("RegexReplace").inputs([text, g.constant("a"), rewrite]).out()
+    });
+    exhausted(&victim, "a list of empty strings", |g| {
+        g.op("Fill").input(g.constant([1 << 30])).input(g.constant("")).out()
+    });
+    exhausted(&victim, "a tensor", |g| {
+        let large = g.op("Fill").input(g.constant([1 << 30])).input(g.constant(1.0f32)).out();
+        g.op("Max").input(large).input(g.constant(0i32)).out()
+    });
+}
+
+#[test]
+fn an_answer_is_asked_for_before_it_is_taken() {
+    let _turn = one_at_a_time();
+    let victim = Victim::limited(MEGABYTES, &["--max-tensor-message", "64M"]);
+    let error = refused(&victim, "an answer beyond the limit of messages", |g| {
+        g.op("Fill").input(g.constant([1 << 25])).input(g.constant(1.0f32)).out()
+    });
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
+    assert!(error.message().contains("the limit is"), "{error}");
+    let error = refused(&victim, "text beyond the limit of messages", |g| {
+        let text = g.constant("x".repeat(1 << 20).as_str());
+        g.op("Fill").input(g.constant([128])).input(text).out()
+    });
+    assert!(error.message().contains("the limit is"), "{error}");
+
+    // Within the limit of messages, but there is no room for the answer beside the tensor.
+    let victim = Victim::limited(MEGABYTES, &[]);
+    let error = refused(&victim, "an answer without room", |g| {
+        g.op("Fill").input(g.constant([200 << 20])).input(g.constant(1.0f32)).out()
+    });
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
+}
+
+/// One large step does not hold the memory for ever.
+#[test]
+fn memory_goes_back_to_the_system() {
+    let _turn = one_at_a_time();
+    let victim = Victim::new(&[]);
+    victim.still_works();
+    let before = victim.process.resident_kb();
+    let g = kolo::graph();
+    let large = g.op("Fill").input(g.constant([1 << 28])).input(g.constant(1.0f32)).out();
+    let most = g.op("Max").input(large).input(g.constant(0i32)).out();
+    assert_eq!(victim.connect(&g).fetch(most).unwrap(), Tensor::scalar(1.0f32));
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let more = victim.process.resident_kb().saturating_sub(before) >> 10;
+        if more < 200 {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{more} MB are still there");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
