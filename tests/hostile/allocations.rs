@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use kolo::{Code, Error, Graph, Output, Tensor};
+use kolo::{Code, DType, Error, Graph, Output, RunOptions, Tensor, WhileOptions};
 
 use crate::support::{PATIENCE, one_at_a_time};
 use crate::victim::{Victim, endless};
@@ -32,7 +32,7 @@ fn exhausted(victim: &Victim, what: &str, attack: impl for<'g> Fn(&'g Graph) -> 
 /// A tensor array of so many elements.
 fn array(g: &Graph, size: i32) -> (Output<'_>, Output<'_>) {
     let size = g.constant(size);
-    let array = g.op("TensorArrayV3").input(size).attr("dtype", kolo::DType::F32).attr("dynamic_size", true).build();
+    let array = g.op("TensorArrayV3").input(size).attr("dtype", DType::F32).attr("dynamic_size", true).build();
     (array.output(0), array.output(1))
 }
 
@@ -91,6 +91,32 @@ fn an_answer_is_asked_for_before_it_is_taken() {
         g.op("Fill").input(g.constant([200 << 20])).input(g.constant(1.0f32)).out()
     });
     assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
+}
+
+/// A counter that runs ahead of a value that never comes.
+#[test]
+fn iterations_in_flight_are_limited() {
+    let _turn = one_at_a_time();
+    let victim = Victim::limited(MEGABYTES, &[]);
+    let g = kolo::graph();
+    let queue = g.op("FIFOQueueV2").attr("component_types", vec![DType::F32]).out();
+    let options = WhileOptions { parallel_iterations: i32::MAX.into(), ..WhileOptions::default() };
+    let never = g
+        .while_loop(
+            &[g.constant(0i32), g.constant(0.0f32)],
+            |g, _| g.constant(true),
+            |g, v| {
+                let late = g.op("QueueDequeueV2").input(queue).attr("component_types", vec![DType::F32]).out();
+                vec![v[0] + 1i32, v[1] + late]
+            },
+            options,
+        )
+        .unwrap()[0];
+    let session = victim.connect(&g);
+    let options = RunOptions { timeout: Some(Duration::from_secs(3)), ..RunOptions::default() };
+    let error = session.run_with(&options, &[never], &[], &[]).unwrap_err();
+    assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+    victim.still_works();
 }
 
 /// One large step does not hold the memory for ever.

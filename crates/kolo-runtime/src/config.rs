@@ -85,7 +85,7 @@ pub struct DevicePlan {
     /// The cores its threads are bound to; empty means all, or, on a machine with several NUMA nodes, a share of one
     /// node if no device has a core set. The thread that calls `run` is not bound.
     pub cores: Vec<usize>,
-    /// The limit on its tensors' bytes.
+    /// The limit on its tensors' bytes; without one, the memory that the process can have.
     pub memory_limit: Option<u64>,
 }
 

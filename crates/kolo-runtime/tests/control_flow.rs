@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests may fail as tests do.
 
-use kolo_core::{DType, PartialShape, Tensor};
+use std::time::Duration;
+
+use kolo_core::{Code, DType, Error, PartialShape, Tensor};
 use kolo_graph::wire::graph::{ExportOptions, ImportOptions, export, import, read_graph};
 use kolo_graph::{Graph, Initializer, Output, WhileOptions, gradients};
+use kolo_ops::CancelToken;
 use kolo_ops::flow::tensor_array::TensorArray;
-use kolo_runtime::{Session, SessionConfig};
+use kolo_runtime::{RunOptions, Session, SessionConfig};
 
 fn less<'g>(a: Output<'g>, b: Output<'g>) -> Output<'g> {
     a.graph().op("Less").input(a).input(b).out()
@@ -635,4 +638,28 @@ fn a_loop_and_its_gradient_may_span_devices() {
         session.run(&[y, grad], &[(x, Tensor::scalar(0.6f64))], &[]).unwrap()
     };
     assert_eq!(run(2), run(1));
+}
+
+/// The caller's own thread runs the loop: it looks at the deadline itself, and needs no other to be cancelled.
+#[test]
+fn a_loop_that_does_not_end_ends_by_its_deadline_and_by_cancellation() {
+    let g = kolo_ops::graph();
+    fn endless(g: &Graph) -> Output<'_> {
+        g.while_loop(&[g.constant(0i32)], |g, _| g.constant(true), |_, v| vec![v[0] + 1i32], named("endless")).unwrap()
+            [0]
+    }
+    let count = endless(&g).name();
+    let session = Session::new(&g).unwrap();
+    let options = RunOptions { timeout: Some(Duration::from_millis(50)), ..RunOptions::default() };
+    let error = session.run_named_with(&options, &[&count], &[], &[]).unwrap_err();
+    assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+
+    let cancel = CancelToken::new();
+    let options = RunOptions { cancel: Some(cancel.clone()), ..RunOptions::default() };
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| session.run_named_with(&options, &[&count], &[], &[]).map(|_| ()));
+        std::thread::sleep(Duration::from_millis(20));
+        cancel.cancel(Error::cancelled("enough"));
+        assert_eq!(run.join().unwrap().unwrap_err().message(), "enough");
+    });
 }
