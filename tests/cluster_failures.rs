@@ -510,6 +510,62 @@ fn outlive_kills(flags: &[&str]) {
     }
 }
 
+/// Limits the size of the files that a process writes, which then looks like a full disk to it.
+#[cfg(target_os = "linux")]
+fn limit_files(process: &Process, limit: &str) {
+    let pid = process.pid().to_string();
+    let limited = std::process::Command::new("prlimit").args(["--pid", &pid, &format!("--fsize={limit}")]).status();
+    assert!(limited.unwrap().success());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn steps_wait_for_room_on_the_disk_of_a_journal_and_are_acknowledged_then() {
+    let _turn = one_at_a_time();
+    let folder = Folder::new("full-journal");
+    let spec = Spec::new(&[("ps", 1)]);
+    let journal = folder.path("journal");
+    let args = ["serve", "--with-parent", "--cluster", &spec.text, "--job", "ps", "--task", "0"];
+    // A write beyond the limit is an error for it, not a signal.
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kolo")]);
+    command.args(args).args(["--durability", "logged", "--journal", &journal]);
+    let ps = Process::spawn("ps:0", command);
+    ps.wait_for("serving grpc://");
+    let g = kolo::graph();
+    let v = g.variable("v", Tensor::scalar(0i64));
+    let more = v.assign_add(g.constant(1i64)).name();
+    let init = g.global_variables_initializer();
+    let session = Session::connect(&spec.target("ps", 0), &g).unwrap();
+    session.run_op(init).unwrap();
+    session.run_named(&[], &[], &[&more]).unwrap();
+    limit_files(&ps, "1:unlimited");
+    // A step may be given up, and others still run that write nothing.
+    let short = RunOptions { timeout: Some(Duration::from_millis(500)), ..RunOptions::default() };
+    let error = session.run_named_with(&short, &[], &[], &[&more]).err().unwrap();
+    assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+    assert_eq!(session.fetch(v.read()).unwrap().scalar_value::<i64>().unwrap(), 2);
+    ps.wait_for("Steps wait, and are not acknowledged, until there is room");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| session.run_named(&[], &[], &[&more]));
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (_, text) = kolo(&["doctor", "--cluster", &spec.text, "--overdue", "0.1"]);
+            if text.contains("waits for room on the disk of its journal") {
+                break;
+            }
+            assert!(Instant::now() < deadline && !waiting.is_finished(), "{text}");
+        }
+        limit_files(&ps, "unlimited:unlimited");
+        waiting.join().unwrap().unwrap();
+    });
+    ps.wait_for("has room again");
+    drop(ps);
+    let _ps = spec.serve("ps", 0, &["--durability", "logged", "--journal", &journal]);
+    let session = Session::connect(&spec.target("ps", 0), &g).unwrap();
+    assert_eq!(session.fetch(v.read()).unwrap().scalar_value::<i64>().unwrap(), 3);
+}
+
 #[test]
 fn a_task_that_keeps_variables_may_be_restarted() {
     let _turn = one_at_a_time();

@@ -11,6 +11,7 @@ use crate::client::connect::client_runtime;
 use crate::cluster::ClusterSpec;
 use crate::task::peers::TaskName;
 use crate::task::services::WorkerService as _;
+use crate::task::worker::report::FULL_JOURNAL;
 use crate::transport::grpc;
 use crate::transport::tls::Security;
 use crate::wire::proto::{KoloReportRequest, KoloReportResponse, MasteredStep, StepReport, WaitReport};
@@ -298,6 +299,9 @@ fn describe(step: &StepReport, report: Option<&TaskReport>) -> String {
     });
     let own = step.wait.iter().find(|wait| wait.from_task.is_empty());
     let doing = match own {
+        Some(WaitReport { node, op, lasts_ms, .. }) if op == FULL_JOURNAL => {
+            format!("waits for room on the disk of its journal '{node}' for {:.1} s", *lasts_ms as f64 / 1e3)
+        }
         Some(WaitReport { node, op, lasts_ms, .. }) => {
             format!("in op {node} ({op}) for {:.1} s", *lasts_ms as f64 / 1e3)
         }

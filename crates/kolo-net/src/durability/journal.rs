@@ -1,36 +1,37 @@
 //! A write-ahead log of a task's variables, so that a task that was killed restarts with all acknowledged updates.
 //!
 //! Before a task responds that it has run its part of a step, the variables that the part may have written are appended
-//! to a file, in one record. A task that starts replays its file up to the first incomplete record, which was never
-//! acknowledged. `docs/design/durability.md` explains why this is enough.
-//!
-//! ```text
-//!   KOLOJRN1                                  the file's first bytes
-//!   length u64 | crc32c u32 | Record          any number of times; the first is a snapshot of all variables
-//! ```
+//! to a file, in one record. A task that starts replays its file. A record that a crash has cut off was never acknowledged.
+//! Damage is reported; what lies before it is restored, and the file is set aside (`journal-7.damaged`), never deleted.
+//! While the disk is full, steps wait. `records.rs` has the format, `docs/design/durability.md` explains why this is enough.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use kolo_core::{Code, DType, Dim, Error, PartialShape, Result};
-use kolo_graph::{NodeId, Nodes, is_variable};
-use kolo_ops::{ResourceStore, VariableCell};
+use kolo_core::{Code, Error, Result};
+use kolo_ops::ResourceStore;
 use kolo_runtime::Host;
 use parking_lot::Mutex;
-use prost::Message as _;
 
+use super::records::{self, Chain, Ending, MAGIC};
+use super::variables::{Key, changes, entry, restore};
 use crate::task::peers::TaskName;
 use crate::wire::proto::VariableEntry;
-use crate::wire::tensor_wire::WireTensor;
-
-const MAGIC: &[u8; 8] = b"KOLOJRN1";
 
 /// A file is compacted when it exceeds both this multiple of its first record and this many bytes.
 const GROWTH: u64 = 4;
 const MIN_COMPACTED_BYTES: u64 = 64 << 20;
+
+/// How long a step waits before it tries again to write to a full disk: at first, and at most.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How often a full disk is reported.
+const REPORT_PERIOD: Duration = Duration::from_secs(10);
 
 /// What survives the end of a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,21 +53,14 @@ pub enum Durability {
     },
 }
 
-/// A variable: container and name.
-pub(crate) type Key = (String, String);
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Record {
-    #[prost(message, repeated, tag = "1")]
-    entry: Vec<VariableEntry>,
-}
-
 /// The journal of one task.
 pub(crate) struct Journal {
     dir: PathBuf,
     sync: bool,
     stores: Vec<Arc<ResourceStore>>,
     state: Mutex<JournalState>,
+    /// Since when steps wait for room on the disk, and when that was last reported.
+    full: Mutex<Option<(Instant, Instant)>>,
     /// Locked as long as the journal is in use.
     _lock: File,
 }
@@ -76,10 +70,11 @@ struct JournalState {
     known: BTreeSet<(usize, Key)>,
     file: File,
     number: u64,
+    chain: Chain,
     /// Where the last complete record ends.
     end: u64,
-    /// Where the first record ends.
-    first_end: u64,
+    /// The file is compacted when it is longer than this.
+    compact_at: u64,
     /// A write failed and could not be truncated: a new file must be written.
     is_broken: bool,
 }
@@ -97,11 +92,13 @@ impl Journal {
         })?;
         let stores = host.resources();
         let numbers = numbers(dir).map_err(|error| cannot("cannot be listed", error))?;
-        // The newest file that begins with a complete record: a newer one was never finished.
-        let mut found = None;
+        // The newest file whose snapshot can be read.
+        let (mut found, mut n_steps) = (None, 0);
         for &number in numbers.iter().rev() {
-            if let Some(entries) = read(&path(dir, number)).map_err(|error| error.context("a journal"))? {
-                found = Some(entries);
+            let contents = records::read(&path(dir, number))?;
+            report(dir, number, &contents).map_err(|error| cannot("is damaged and cannot be set aside", error))?;
+            if contents.values.is_some() {
+                (found, n_steps) = (contents.values, contents.number);
                 break;
             }
         }
@@ -117,233 +114,191 @@ impl Journal {
             known.insert((device, key));
         }
         if !known.is_empty() {
-            tracing::warn!("restored {} variables from '{}'", known.len(), dir.display());
+            tracing::warn!("restored {} variables from '{}', as of its step {n_steps}", known.len(), dir.display());
         }
         let number = numbers.last().map_or(1, |last| last + 1);
-        let (file, end) =
-            write_all(dir, number, &stores, &known).map_err(|error| cannot("cannot be written", error))?;
+        let (file, end, chain) =
+            write_all(dir, number, n_steps, &stores, &known).map_err(|error| cannot("cannot be written", error))?;
         remove_older(dir, number);
-        let state = JournalState { known, file, number, end, first_end: end, is_broken: false };
-        Ok(Journal { dir: dir.to_owned(), sync, stores, state: Mutex::new(state), _lock: lock })
+        let state = JournalState { known, file, number, chain, end, compact_at: compact_at(end), is_broken: false };
+        Ok(Journal { dir: dir.to_owned(), sync, stores, state: Mutex::new(state), full: Mutex::default(), _lock: lock })
     }
 
-    /// Appends the current values of these variables. When this returns, they are durable.
-    pub fn commit(&self, keys: &BTreeSet<Key>) -> Result<()> {
+    /// Appends the current values of these variables. When this returns, they are durable. As long as the disk is full it
+    /// waits, and logs that it does; dropping the call ends the wait.
+    pub async fn commit(self: &Arc<Self>, keys: &Arc<BTreeSet<Key>>) -> Result<()> {
         if keys.is_empty() {
             return Ok(());
         }
-        let mut state = self.state.lock();
-        let entries = changes(&self.stores, keys, &mut state.known)?;
-        self.append(&mut state, entries)
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let (journal, keys) = (self.clone(), keys.clone());
+            let logged = tokio::task::spawn_blocking(move || journal.try_commit(&keys)).await;
+            let full = match logged.map_err(|error| Error::internal(format!("the journal failed: {error}")))? {
+                Ok(()) => {
+                    self.report_room();
+                    return Ok(());
+                }
+                Err(NotLogged::Failed(error)) => return Err(error),
+                Err(NotLogged::NoRoom(error)) => error,
+            };
+            self.report_full(&full);
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
     }
 
     /// Appends the removal of all variables that the stores no longer have.
-    pub fn commit_removals(&self) -> Result<()> {
+    pub async fn commit_removals(self: &Arc<Self>) -> Result<()> {
         let keys: BTreeSet<Key> = self.state.lock().known.iter().map(|(_, key)| key.clone()).collect();
-        self.commit(&keys)
+        self.commit(&Arc::new(keys)).await
     }
 
-    fn append(&self, state: &mut JournalState, entries: Vec<VariableEntry>) -> Result<()> {
+    /// Since when steps wait for room on the disk, with the directory.
+    pub fn full_since(&self) -> Option<(Duration, &Path)> {
+        self.full.lock().map(|(since, _)| (since.elapsed(), self.dir.as_path()))
+    }
+
+    fn report_full(&self, error: &std::io::Error) {
+        let now = Instant::now();
+        let mut full = self.full.lock();
+        let (since, reported) = full.get_or_insert((now, now));
+        if *since != now && reported.elapsed() < REPORT_PERIOD {
+            return;
+        }
+        *reported = now;
+        tracing::error!(
+            "the journal '{}' cannot be written: {error}. Steps wait, and are not acknowledged, until there is room ({} s \
+             so far)",
+            self.dir.display(),
+            since.elapsed().as_secs()
+        );
+    }
+
+    fn report_room(&self) {
+        if let Some((since, _)) = self.full.lock().take() {
+            let waited = since.elapsed().as_secs_f32();
+            tracing::warn!("the journal '{}' has room again, after {waited:.1} s; steps go on", self.dir.display());
+        }
+    }
+
+    fn try_commit(&self, keys: &BTreeSet<Key>) -> std::result::Result<(), NotLogged> {
+        let mut state = self.state.lock();
+        let entries = changes(&self.stores, keys, &mut state.known).map_err(NotLogged::Failed)?;
         if entries.is_empty() {
             return Ok(());
         }
-        let failed = |error: std::io::Error| {
-            Error::new(
-                Code::ResourceExhausted,
-                format!("the step could not be logged in '{}', so it is not acknowledged: {error}", self.dir.display()),
-            )
-        };
-        let grown = state.end > MIN_COMPACTED_BYTES.max(state.first_end.saturating_mul(GROWTH));
-        if grown || state.is_broken {
+        let removed = entries.iter().filter(|entry| entry.value.is_none());
+        let removed: Vec<_> = removed.map(|e| (e.device as usize, (e.container.clone(), e.name.clone()))).collect();
+        self.append(&mut state, entries).map_err(|error| {
+            // The file has them still.
+            state.known.extend(removed);
+            match error.kind() {
+                ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => NotLogged::NoRoom(error),
+                _ => NotLogged::Failed(Error::new(
+                    Code::ResourceExhausted,
+                    format!(
+                        "the step could not be logged in '{}', so it is not acknowledged: {error}",
+                        self.dir.display()
+                    ),
+                )),
+            }
+        })
+    }
+
+    fn append(&self, state: &mut JournalState, entries: Vec<VariableEntry>) -> std::io::Result<()> {
+        if state.end > state.compact_at || state.is_broken {
             let number = state.number + 1;
-            let (file, end) = write_all(&self.dir, number, &self.stores, &state.known).map_err(failed)?;
-            (state.file, state.end, state.first_end, state.number) = (file, end, end, number);
-            state.is_broken = false;
-            remove_older(&self.dir, number);
-            return Ok(());
+            match write_all(&self.dir, number, state.chain.number + 1, &self.stores, &state.known) {
+                Ok((file, end, chain)) => {
+                    (state.file, state.end, state.chain, state.number) = (file, end, chain, number);
+                    (state.compact_at, state.is_broken) = (compact_at(end), false);
+                    remove_older(&self.dir, number);
+                    return Ok(());
+                }
+                Err(error) if state.is_broken => return Err(error),
+                // There may be room for a record where there is none for a snapshot.
+                Err(error) => {
+                    tracing::warn!("the journal '{}' is not compacted: {error}", self.dir.display());
+                    state.compact_at = state.end.saturating_add(MIN_COMPACTED_BYTES);
+                }
+            }
         }
-        let bytes = framed(entries);
+        let (bytes, chain) = state.chain.record(state.chain.number + 1, entries);
         let written =
             state.file.write_all(&bytes).and_then(|()| if self.sync { state.file.sync_data() } else { Ok(()) });
-        match written {
+        match &written {
             Ok(()) => {
                 state.end += bytes.len() as u64;
-                Ok(())
+                state.chain = chain;
             }
-            Err(error) => {
+            Err(_) => {
                 // A partial record would hide all records after it.
                 let end = state.end;
                 let truncated = state.file.set_len(end).and_then(|()| state.file.seek(SeekFrom::Start(end)));
                 state.is_broken = truncated.is_err();
-                Err(failed(error))
             }
         }
+        written
     }
 }
 
-/// The variables that nodes may write: all variables that are passed to an op, unless the op is known not to write any.
-pub(crate) fn written(nodes: &Nodes) -> BTreeSet<Key> {
-    let variable = |id: NodeId| -> Option<Key> {
-        let node = nodes.node(id);
-        if !is_variable(node) {
-            return None;
+/// Why a step was not logged.
+enum NotLogged {
+    /// The disk is full: the step waits.
+    NoRoom(std::io::Error),
+    Failed(Error),
+}
+
+/// A file of this length is compacted when it is so long.
+fn compact_at(end: u64) -> u64 {
+    MIN_COMPACTED_BYTES.max(end.saturating_mul(GROWTH))
+}
+
+/// Reports how a file ends. A damaged one gets a second name first, under which it stays.
+fn report(dir: &Path, number: u64, contents: &records::JournalContents) -> std::io::Result<()> {
+    let file = path(dir, number);
+    match &contents.ending {
+        Ending::Complete => {}
+        Ending::Torn { offset } => {
+            let file = file.display();
+            tracing::info!("'{file}' ends in a step that was being written, at byte {offset}; it was not acknowledged");
         }
-        let name = node.attrs.str("shared_name").ok().filter(|name| !name.is_empty()).unwrap_or(&node.name);
-        Some((node.attrs.str("container").unwrap_or_default().to_owned(), name.to_owned()))
-    };
-    let mut keys = BTreeSet::new();
-    for (_, node) in nodes.iter().filter(|(_, node)| !node.def.effects.leaves_variables()) {
-        for (i, input) in node.inputs.iter().enumerate() {
-            if input.feed().is_some() {
-                continue;
-            }
-            // The output of a reference variable is copied, unless the input takes it by reference.
-            let by_handle = nodes.output(*input).dtype == DType::Resource || node.ref_inputs.get(i) == Some(&true);
-            if by_handle {
-                keys.extend(variable(input.node));
-            }
+        Ending::Damaged(damage) => {
+            let aside = set_aside(&file)?;
+            let kept = match &contents.values {
+                Some(values) => format!("{} variables are restored as of step {}", values.len(), contents.number),
+                None => "none of its variables can be restored".to_owned(),
+            };
+            let (file, aside) = (file.display(), aside.display());
+            tracing::error!("the journal '{file}' is {damage}; {kept}. The file is kept as '{aside}'");
         }
     }
-    keys
+    Ok(())
 }
 
-/// The current values of these variables on each device, for a record; updates `known`, the set of variables with a
-/// value. The caller keeps `known` locked until the record is written, so that records are in the order of their
-/// values.
-pub(crate) fn changes(
-    stores: &[Arc<ResourceStore>],
-    keys: &BTreeSet<Key>,
-    known: &mut BTreeSet<(usize, Key)>,
-) -> Result<Vec<VariableEntry>> {
-    let mut entries = Vec::new();
-    for (device, store) in stores.iter().enumerate() {
-        for key in keys {
-            // One variable has one key, however a graph spells its container.
-            let place = (device, (store.container(&key.0).to_owned(), key.1.clone()));
-            match entry(store, &place)? {
-                Some(entry) => {
-                    known.insert(place);
-                    entries.push(entry);
-                }
-                None if known.remove(&place) => entries.push(gone(&place)),
-                None => {}
-            }
+/// Gives a file a second name that no other file has. The first one goes when a new journal is on the disk.
+fn set_aside(file: &Path) -> std::io::Result<PathBuf> {
+    for n in 1u32.. {
+        let mut aside = file.as_os_str().to_owned();
+        aside.push(if n == 1 { ".damaged".to_owned() } else { format!(".damaged-{n}") });
+        match fs::hard_link(file, &aside) {
+            Ok(()) => return Ok(aside.into()),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
         }
     }
-    Ok(entries)
-}
-
-/// A variable's current value; `None` if it has none.
-pub(crate) fn entry(store: &ResourceStore, place: &(usize, Key)) -> Result<Option<VariableEntry>> {
-    let (device, (container, name)) = place;
-    // A resource of another type with that name is not logged.
-    let Ok(Some(cell)) = store.lookup::<VariableCell>(container, name) else { return Ok(None) };
-    let Some(value) = cell.read() else { return Ok(None) };
-    let dims = cell.shape().dims().map(|dims| {
-        dims.iter().map(|dim| dim.and_then(|dim| i64::try_from(dim).ok()).unwrap_or(-1)).collect::<Vec<_>>()
-    });
-    let has_rank = dims.is_some();
-    let value = Some(WireTensor::new(value)?);
-    let dims = dims.unwrap_or_default();
-    Ok(Some(VariableEntry {
-        value,
-        dims,
-        has_rank,
-        device: *device as u32,
-        container: container.clone(),
-        name: name.clone(),
-    }))
-}
-
-/// The removal of a variable.
-fn gone((device, (container, name)): &(usize, Key)) -> VariableEntry {
-    VariableEntry {
-        device: *device as u32,
-        container: container.clone(),
-        name: name.clone(),
-        ..VariableEntry::default()
-    }
-}
-
-/// Restores a variable.
-pub(crate) fn restore(store: &ResourceStore, (container, name): &Key, entry: VariableEntry) -> Result<()> {
-    let Some(value) = entry.value else { return Ok(()) };
-    let value = value.into_tensor().map_err(|error| error.context(format_args!("the stored value of {name}")))?;
-    let shape = match entry.has_rank {
-        true => {
-            let dims: Vec<Dim> = entry.dims.iter().map(|&dim| usize::try_from(dim).ok()).collect();
-            PartialShape::new(&dims)
-        }
-        false => PartialShape::unknown(),
-    };
-    let dtype = value.dtype();
-    let cell =
-        store.lookup_or_create(container, name, || Ok(VariableCell::new(name.as_str(), dtype, shape.clone())))?;
-    cell.assign(value)
-}
-
-/// The last values in a file; `None` if its first record is incomplete.
-fn read(path: &Path) -> Result<Option<BTreeMap<(usize, Key), VariableEntry>>> {
-    let broken = |error: std::io::Error| {
-        Error::new(Code::DataLoss, format!("the journal '{}' cannot be read: {error}", path.display()))
-    };
-    let mut file = File::open(path).map_err(broken)?;
-    let n_bytes = file.metadata().map_err(broken)?.len();
-    let mut magic = [0; MAGIC.len()];
-    if n_bytes < MAGIC.len() as u64 || file.read_exact(&mut magic).is_err() || magic != *MAGIC {
-        return Ok(None);
-    }
-    let mut at = MAGIC.len() as u64;
-    let mut values: Option<BTreeMap<(usize, Key), VariableEntry>> = None;
-    loop {
-        let mut head = [0; 12];
-        if n_bytes - at < head.len() as u64 {
-            break;
-        }
-        file.read_exact(&mut head).map_err(broken)?;
-        at += head.len() as u64;
-        let length = u64::from_le_bytes([head[0], head[1], head[2], head[3], head[4], head[5], head[6], head[7]]);
-        let crc = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
-        // Never more than there is in the file.
-        let Some(length) = usize::try_from(length).ok().filter(|&length| length as u64 <= n_bytes - at) else { break };
-        let mut bytes = vec![0; length];
-        file.read_exact(&mut bytes).map_err(broken)?;
-        at += length as u64;
-        if crc32c::crc32c(&bytes) != crc {
-            break;
-        }
-        let Ok(record) = Record::decode(bytes::Bytes::from(bytes)) else { break };
-        let values = values.get_or_insert_default();
-        for entry in record.entry {
-            let key = (entry.device as usize, (entry.container.clone(), entry.name.clone()));
-            match entry.value {
-                Some(_) => drop(values.insert(key, entry)),
-                None => drop(values.remove(&key)),
-            }
-        }
-    }
-    Ok(values)
-}
-
-fn framed(entry: Vec<VariableEntry>) -> Vec<u8> {
-    let record = Record { entry };
-    let length = record.encoded_len();
-    let mut bytes = Vec::with_capacity(12 + length);
-    bytes.extend((length as u64).to_le_bytes());
-    bytes.extend([0; 4]);
-    record.encode_raw(&mut bytes);
-    let crc = crc32c::crc32c(&bytes[12..]);
-    bytes[8..12].copy_from_slice(&crc.to_le_bytes());
-    bytes
+    Err(ErrorKind::AlreadyExists.into())
 }
 
 /// Writes a new file with the current values of all variables, and renames it when it is complete.
 fn write_all(
     dir: &Path,
     number: u64,
+    n_steps: u64,
     stores: &[Arc<ResourceStore>],
     known: &BTreeSet<(usize, Key)>,
-) -> std::io::Result<(File, u64)> {
+) -> std::io::Result<(File, u64, Chain)> {
     let mut entries = Vec::with_capacity(known.len());
     for place in known {
         let value = stores.get(place.0).map(|store| entry(store, place)).transpose().map_err(std::io::Error::other)?;
@@ -351,13 +306,16 @@ fn write_all(
     }
     let unfinished = dir.join("unfinished");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&unfinished)?;
-    let bytes = framed(entries);
-    file.write_all(MAGIC)?;
-    file.write_all(&bytes)?;
-    file.sync_data()?;
+    let (bytes, chain) = Chain::begin().record(n_steps, entries);
+    let written = file.write_all(MAGIC).and_then(|()| file.write_all(&bytes)).and_then(|()| file.sync_data());
+    if let Err(error) = written {
+        // Others may need the room; a failure here is not worse than the first.
+        let _ = file.set_len(0);
+        return Err(error);
+    }
     fs::rename(&unfinished, path(dir, number))?;
     File::open(dir)?.sync_all()?;
-    Ok((file, (MAGIC.len() + bytes.len()) as u64))
+    Ok((file, (MAGIC.len() + bytes.len()) as u64, chain))
 }
 
 fn path(dir: &Path, number: u64) -> PathBuf {
@@ -387,7 +345,8 @@ fn remove_older(dir: &Path, number: u64) {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use kolo_core::Tensor;
+    use kolo_core::{DType, PartialShape, Tensor};
+    use kolo_ops::VariableCell;
     use kolo_runtime::SessionConfig;
 
     struct Folder(PathBuf);
@@ -419,6 +378,14 @@ mod tests {
         names.iter().map(|name| (String::new(), (*name).to_owned())).collect()
     }
 
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    fn commit(journal: &Arc<Journal>, keys: &BTreeSet<Key>) -> Result<()> {
+        block_on(journal.commit(&Arc::new(keys.clone())))
+    }
+
     fn value(host: &Host, name: &str) -> Option<Vec<f32>> {
         let cell = host.resources()[0].lookup::<VariableCell>("", name).unwrap()?;
         cell.read().map(|tensor| tensor.data::<f32>().unwrap().to_vec())
@@ -428,19 +395,19 @@ mod tests {
     fn values_come_back_and_what_is_gone_does_not() {
         let folder = Folder::new("values");
         let first = host();
-        let journal = Journal::open(&folder.0, false, &first).unwrap();
+        let journal = Arc::new(Journal::open(&folder.0, false, &first).unwrap());
         assert!(Journal::open(&folder.0, false, &first).err().unwrap().message().contains("in use"));
         for name in ["a", "b", "c"] {
             cell(&first, name).assign(Tensor::from([1.0f32, 2.0])).unwrap();
         }
-        journal.commit(&keys(&["a", "b", "no such variable"])).unwrap();
+        commit(&journal, &keys(&["a", "b", "no such variable"])).unwrap();
         cell(&first, "a").assign(Tensor::from([3.0f32, 4.0])).unwrap();
-        journal.commit(&keys(&["a"])).unwrap();
+        commit(&journal, &keys(&["a"])).unwrap();
         first.resources()[0].remove("", "b");
-        journal.commit_removals().unwrap();
+        block_on(journal.commit_removals()).unwrap();
         drop(journal);
         let second = host();
-        let journal = Journal::open(&folder.0, true, &second).unwrap();
+        let journal = Arc::new(Journal::open(&folder.0, true, &second).unwrap());
         assert_eq!(value(&second, "a"), Some(vec![3.0, 4.0]));
         assert_eq!((value(&second, "b"), value(&second, "c")), (None, None));
         assert_eq!(cell(&second, "a").shape(), &PartialShape::new(&[Some(2)]));
@@ -456,12 +423,12 @@ mod tests {
     fn a_file_that_was_cut_anywhere_gives_the_last_whole_record() {
         let folder = Folder::new("cut");
         let first = host();
-        let journal = Journal::open(&folder.0, false, &first).unwrap();
+        let journal = Arc::new(Journal::open(&folder.0, false, &first).unwrap());
         let a = cell(&first, "a");
         let mut ends = vec![(journal.state.lock().end, None)];
         for i in 0..3 {
             a.assign(Tensor::from([i as f32, 0.0])).unwrap();
-            journal.commit(&keys(&["a"])).unwrap();
+            commit(&journal, &keys(&["a"])).unwrap();
             ends.push((journal.state.lock().end, Some(vec![i as f32, 0.0])));
         }
         let file = path(&folder.0, 1);
@@ -479,19 +446,117 @@ mod tests {
     }
 
     #[test]
-    fn what_graphs_write_is_found_and_what_they_read_is_not() {
-        let g = kolo_ops::graph();
-        let handle = |name: &str| {
-            let shape = PartialShape::new(&[Some(2)]);
-            g.op("VarHandleOp").name(name).attr("dtype", DType::F32).attr("shape", shape).out()
+    fn a_flipped_bit_keeps_what_lies_before_it_and_the_file() {
+        let folder = Folder::new("flipped");
+        let first = host();
+        let journal = Arc::new(Journal::open(&folder.0, false, &first).unwrap());
+        let a = cell(&first, "a");
+        let mut ends = vec![(journal.state.lock().end, None)];
+        for i in 0..4 {
+            a.assign(Tensor::from([i as f32, 0.0])).unwrap();
+            commit(&journal, &keys(&["a"])).unwrap();
+            ends.push((journal.state.lock().end, Some(vec![i as f32, 0.0])));
+        }
+        drop(journal);
+        let whole = fs::read(path(&folder.0, 1)).unwrap();
+        for n in 0..whole.len() {
+            let other = Folder::new("flipped-copy");
+            fs::create_dir_all(&other.0).unwrap();
+            let mut damaged = whole.clone();
+            damaged[n] ^= 1 << (n % 8);
+            fs::write(path(&other.0, 1), &damaged).unwrap();
+            let wanted = ends.iter().rev().find(|(end, _)| *end <= n as u64).and_then(|(_, value)| value.clone());
+            let again = host();
+            Journal::open(&other.0, false, &again).unwrap();
+            assert_eq!(value(&again, "a"), wanted, "byte {n}");
+            let kept = fs::read(other.0.join("journal-1.damaged"));
+            assert_eq!(kept.ok().as_ref(), Some(&damaged), "the damaged file is gone, byte {n}");
+        }
+    }
+
+    #[test]
+    fn damage_is_told_from_a_torn_tail_and_says_what_is_lost() {
+        let folder = Folder::new("named");
+        let first = host();
+        let journal = Arc::new(Journal::open(&folder.0, false, &first).unwrap());
+        let a = cell(&first, "a");
+        let mut ends = Vec::new();
+        for i in 0..4 {
+            a.assign(Tensor::from([i as f32, 0.0])).unwrap();
+            commit(&journal, &keys(&["a"])).unwrap();
+            ends.push(journal.state.lock().end as usize);
+        }
+        drop(journal);
+        let file = path(&folder.0, 1);
+        let whole = fs::read(&file).unwrap();
+        let ending = |bytes: &[u8]| {
+            fs::write(&file, bytes).unwrap();
+            match records::read(&file).unwrap().ending {
+                Ending::Complete => "complete".to_owned(),
+                Ending::Torn { offset } => format!("torn at {offset}"),
+                Ending::Damaged(damage) => damage.to_string(),
+            }
         };
-        let (read, written_to) = (handle("read"), handle("written"));
-        let value = g.op("ReadVariableOp").input(read).attr("dtype", DType::F32).out();
-        let _ = g.op("VarIsInitializedOp").input(read).out();
-        let _ = g.op("AssignAddVariableOp").input(written_to).input(value).build();
-        let _ = g.new_variable("old", 1.0f32).kind(kolo_graph::VariableKind::Reference).build();
-        let names: Vec<String> = written(&g.snapshot()).into_iter().map(|(_, name)| name).collect();
-        // The last has an initializer.
-        assert_eq!(names, ["old", "written"]);
+        let flip = |at: usize| {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            bytes
+        };
+        assert_eq!(ending(&whole), "complete");
+        assert_eq!(ending(&whole[..ends[2] + 1]), format!("torn at {}", ends[2]));
+        assert_eq!(ending(&whole[..ends[3] - 1]), format!("torn at {}", ends[2]));
+        // A file whose length reached the disk, and whose bytes did not.
+        let zeros = [&whole[..ends[2]], &vec![0; 100][..]].concat();
+        assert_eq!(ending(&zeros), format!("torn at {}", ends[2]));
+        // In the bytes of the second step, and in the length of its head.
+        for at in [ends[1] - 1, ends[0] + 12] {
+            let text = ending(&flip(at));
+            assert!(text.contains(&format!("at byte {}", ends[0])), "{text}");
+            assert!(text.contains("3 acknowledged steps are lost, 2 to 4"), "{text}");
+        }
+        // A step that is missing between two others.
+        let text = ending(&[&whole[..ends[0]], &whole[ends[1]..]].concat());
+        assert!(text.contains(&format!("at byte {}", ends[0])) && text.contains("2 to 4"), "{text}");
+        // In the snapshot, after which nothing can be used.
+        let text = ending(&flip(MAGIC.len() + 5));
+        assert!(text.contains("at byte 8") && text.contains("1 to 4"), "{text}");
+        // A journal of an earlier version is neither read nor lost.
+        fs::write(&file, b"KOLOJRN1").unwrap();
+        let error = Journal::open(&folder.0, false, &host()).err().unwrap();
+        assert!(error.message().contains("earlier version") && file.exists(), "{error}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_full_disk_makes_a_step_wait_until_there_is_room() {
+        let folder = Folder::new("full");
+        let first = host();
+        let journal = Arc::new(Journal::open(&folder.0, false, &first).unwrap());
+        let a = cell(&first, "a");
+        a.assign(Tensor::from([1.0f32, 0.0])).unwrap();
+        commit(&journal, &keys(&["a"])).unwrap();
+        // Neither the file nor a new one can be written.
+        let full = folder.0.join("unfinished");
+        std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+        journal.state.lock().file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        a.assign(Tensor::from([2.0f32, 0.0])).unwrap();
+        let keys = Arc::new(keys(&["a"]));
+        block_on(async {
+            // A wait that is given up ends.
+            let given_up = tokio::time::timeout(Duration::from_millis(300), journal.commit(&keys)).await;
+            assert!(given_up.is_err(), "acknowledged, or failed: {given_up:?}");
+            assert!(journal.full_since().is_some());
+            let free = async {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                fs::remove_file(&full).unwrap();
+            };
+            let (logged, ()) = tokio::join!(journal.commit(&keys), free);
+            logged.unwrap();
+        });
+        assert!(journal.full_since().is_none());
+        drop(journal);
+        let second = host();
+        Journal::open(&folder.0, false, &second).unwrap();
+        assert_eq!(value(&second, "a"), Some(vec![2.0, 0.0]));
     }
 }

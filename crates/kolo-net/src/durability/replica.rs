@@ -16,7 +16,7 @@ use kolo_ops::ResourceStore;
 use kolo_runtime::Host;
 use parking_lot::Mutex;
 
-use crate::durability::journal::{Key, changes, entry, restore};
+use crate::durability::variables::{Key, changes, entry, restore};
 use crate::task::peers::{Peers, TaskName};
 use crate::wire::proto::{
     KoloClaimRequest, KoloClaimResponse, KoloReplicateRequest, KoloReplicateResponse, VariableEntry,

@@ -4,7 +4,7 @@
 //! has produced for other tasks are kept in its [`Transfers`] until the master reports that the step is over. No thread
 //! blocks.
 
-mod report;
+pub(crate) mod report;
 mod session;
 mod stats;
 mod step;
@@ -14,7 +14,7 @@ mod transfers_tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use kolo_core::{DeviceSpec, Error, Result};
 use kolo_device::DeviceAttributes;
@@ -32,7 +32,7 @@ use crate::wire::proto;
 use crate::wire::tensor_wire::WireTensor;
 
 use session::{Registered, Session};
-use step::Steps;
+use step::{Step, Steps};
 use transfers::StepTransfers;
 
 /// The number of request ids that a worker remembers, as in TensorFlow.
@@ -107,6 +107,16 @@ impl Worker {
         set.ok().and_then(|keeper| keeper.clone()).unwrap_or(Keeper::Nobody)
     }
 
+    /// How long steps have waited for room on the disk of the journal, and its directory, if they do.
+    fn full_journal(&self) -> Option<(Duration, String)> {
+        match &*self.keeper.borrow() {
+            Some(Keeper::Journal(journal)) => {
+                journal.full_since().map(|(lasts, dir)| (lasts, dir.display().to_string()))
+            }
+            Some(Keeper::Nobody | Keeper::Replica(_)) | None => None,
+        }
+    }
+
     /// The task's devices.
     pub fn devices(&self) -> Vec<DeviceAttributes> {
         self.host.list_devices()
@@ -124,17 +134,19 @@ impl Worker {
         })
     }
 
-    /// Makes the variables that a part has written durable, before the caller gets the response that the part ran.
-    async fn log(&self, part: &Arc<Registered>) -> Result<()> {
+    /// Makes the variables that a part has written durable, before the caller gets the response that the part ran. It may
+    /// wait, until the master ends the step.
+    async fn log(&self, part: &Registered, step: &Step) -> Result<()> {
         if part.written.is_empty() {
             return Ok(());
         }
         match self.keeper().await {
             Keeper::Nobody => Ok(()),
             Keeper::Journal(journal) => {
-                let part = part.clone();
-                let logged = self.peers.runtime.spawn_blocking(move || journal.commit(&part.written)).await;
-                logged.map_err(|error| Error::internal(format!("the journal failed: {error}")))?
+                tokio::select! {
+                    logged = journal.commit(&part.written) => logged,
+                    error = step.stopped() => Err(error),
+                }
             }
             Keeper::Replica(replica) => replica.commit(&part.written).await,
         }
@@ -173,7 +185,7 @@ impl Worker {
             if request.is_last_partial_run {
                 step.end().await?;
             }
-            self.log(&registered).await?;
+            self.log(&registered, &step).await?;
             stop.disarm();
             return Ok(response(recv));
         }
@@ -190,7 +202,7 @@ impl Worker {
         let ended = step.end().await;
         stop.disarm();
         ended?;
-        self.log(&registered).await?;
+        self.log(&registered, &step).await?;
         let mut recv = Vec::with_capacity(keys.len());
         for key in keys {
             let value = step.transfers.take(&key);
@@ -388,7 +400,7 @@ impl WorkerService for LocalWorker {
             worker.host.reset(&containers);
             match keeper {
                 Keeper::Nobody => {}
-                Keeper::Journal(journal) => journal.commit_removals()?,
+                Keeper::Journal(journal) => journal.commit_removals().await?,
                 Keeper::Replica(replica) => replica.commit_removals().await?,
             }
             Ok(proto::CleanupAllResponse {})

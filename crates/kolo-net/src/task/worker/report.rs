@@ -10,6 +10,9 @@ use super::step::Step;
 use crate::task::peers::TaskName;
 use crate::wire::proto;
 
+/// Stands for an op in a [`proto::WaitReport`]: the step waits for room on the disk of the journal.
+pub(crate) const FULL_JOURNAL: &str = "a full journal";
+
 /// The maximum number of waits listed for one step.
 const MAX_WAITS: usize = 100;
 
@@ -19,8 +22,9 @@ pub(super) fn report(worker: &Worker, step_id: u64) -> proto::KoloReportResponse
     steps.retain(|step| step_id == 0 || step.id == step_id);
     steps.sort_by_key(|step| step.since());
     let own = worker.peers.own.to_string();
+    let full = worker.full_journal();
     proto::KoloReportResponse {
-        step: steps.iter().map(|step| step_report(step, &own)).collect(),
+        step: steps.iter().map(|step| step_report(step, &own, full.as_ref())).collect(),
         task: own,
         n_ended,
         last_ended_ms: last_ended.map_or(-1, |ago| millis(ago) as i64),
@@ -31,7 +35,7 @@ pub(super) fn report(worker: &Worker, step_id: u64) -> proto::KoloReportResponse
     }
 }
 
-fn step_report(step: &Step, own: &str) -> proto::StepReport {
+fn step_report(step: &Step, own: &str, full: Option<&(Duration, String)>) -> proto::StepReport {
     let mut wait: Vec<proto::WaitReport> = Vec::new();
     for waiting in step.waits() {
         let mut report = proto::WaitReport {
@@ -59,6 +63,15 @@ fn step_report(step: &Step, own: &str) -> proto::StepReport {
                 ..proto::WaitReport::default()
             });
         }
+    }
+    // Its nodes have run, and it cannot be acknowledged.
+    if let Some((lasts, dir)) = full.filter(|_| step.is_begun() && wait.is_empty() && step.n_runners() == 0) {
+        wait.push(proto::WaitReport {
+            node: dir.clone(),
+            op: FULL_JOURNAL.to_owned(),
+            lasts_ms: millis(*lasts),
+            ..proto::WaitReport::default()
+        });
     }
     wait.sort_by_key(|wait| std::cmp::Reverse(wait.lasts_ms));
     wait.truncate(MAX_WAITS);

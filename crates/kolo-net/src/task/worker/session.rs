@@ -13,7 +13,7 @@ use kolo_runtime::{FrameIds, Host, TaskGraph, TaskSession};
 use parking_lot::Mutex;
 use prost::Message as _;
 
-use crate::durability::journal::{Key, written};
+use crate::durability::variables::{Key, written};
 use crate::task::peers::TaskName;
 use crate::task::random::random_u64;
 use crate::task::services::Group;
@@ -27,7 +27,7 @@ const LAST_WITH_PATHS: i32 = 134;
 pub(super) struct Registered {
     pub graph: TaskGraph,
     /// The variables that it may write.
-    pub written: BTreeSet<Key>,
+    pub written: Arc<BTreeSet<Key>>,
     /// What it receives from other tasks unconditionally.
     pub groups: Vec<Group>,
 }
@@ -56,7 +56,7 @@ impl Session {
         import(&graph, &def, ImportOptions::default())?;
         let nodes = graph.snapshot();
         let registered = Registered {
-            written: written(&nodes),
+            written: Arc::new(written(&nodes)),
             groups: groups(&nodes, own_prefix)?,
             graph: self.task.compile(&nodes, frame_ids)?,
         };

@@ -47,6 +47,8 @@ pub(crate) struct Step {
     running: Mutex<Option<TaskStep>>,
     /// The step's result, once it has ended: its error, if it failed.
     end: watch::Sender<Option<Option<Error>>>,
+    /// Why the step was cancelled, if it was.
+    stop: watch::Sender<Option<Error>>,
 }
 
 impl Steps {
@@ -74,6 +76,7 @@ impl Steps {
                 begun: AtomicBool::new(false),
                 running: Mutex::new(None),
                 end: watch::Sender::new(None),
+                stop: watch::Sender::new(None),
             })
         };
         Ok(state.steps.entry(id).or_insert_with(make).clone())
@@ -187,8 +190,16 @@ impl Step {
         received
     }
 
+    /// Waits until the step is cancelled, and returns why.
+    pub async fn stopped(&self) -> Error {
+        let mut stop = self.stop.subscribe();
+        let reason = stop.wait_for(Option::is_some).await;
+        reason.ok().and_then(|reason| reason.clone()).unwrap_or_else(|| Error::cancelled("the task is ending"))
+    }
+
     /// Cancels the step: kernels that wait return, and pending requests for its tensors fail.
     pub fn stop(&self, reason: Error) {
+        self.stop.send_replace(Some(reason.clone()));
         let running = self.running.lock().clone();
         let has_ended = self.end.borrow().is_some();
         if let Some(running) = running.filter(|_| !has_ended) {
