@@ -241,6 +241,98 @@ fn damaged_checkpoints_are_skipped_and_named() {
 }
 
 #[test]
+fn without_a_usable_list_the_newest_whole_checkpoint_is_taken() {
+    let dir = Dir::new();
+    let g = kolo::graph();
+    let names = model(&g);
+    let saver = Saver::new(&g).unwrap();
+    let session = started(&g);
+    let mut at = Vec::new();
+    for step in 8..=10 {
+        saver.save(&session, dir.join("m"), Some(step)).unwrap();
+        at.push(values(&session, &names));
+        session.run_named(&[], &[], &["add"]).unwrap();
+    }
+    let restored = || {
+        let other = Session::new(&g).unwrap();
+        let restored = Saver::new(&g).unwrap().restore_latest(&other, &dir.0).unwrap().map(|restored| restored.prefix);
+        (restored, values(&other, &names))
+    };
+    let list = dir.join("checkpoint");
+    fs::remove_file(&list).unwrap();
+    assert_eq!(restored(), (Some(dir.text("m-10")), at[2].clone()));
+    for damaged in [&b"model_checkpoint_path: 3"[..], &[0xff, 0xfe], b""] {
+        fs::write(&list, damaged).unwrap();
+        assert_eq!(restored(), (Some(dir.text("m-10")), at[2].clone()), "{damaged:?}");
+    }
+    // The newest one is verified.
+    let data = dir.join("m-10.data-00000-of-00001");
+    let mut bytes = fs::read(&data).unwrap();
+    bytes[3] ^= 1;
+    fs::write(&data, bytes).unwrap();
+    assert_eq!(restored(), (Some(dir.text("m-9")), at[1].clone()));
+    // A list of which nothing is left, beside one that is whole.
+    fs::write(&list, "model_checkpoint_path: \"m-10\"").unwrap();
+    assert_eq!(restored(), (Some(dir.text("m-9")), at[1].clone()));
+    // Retention goes on with what was found.
+    let again = Saver::new(&g).unwrap();
+    again.restore_latest(&session, &dir.0).unwrap().unwrap();
+    assert_eq!(again.last_checkpoints(), [dir.text("m-8"), dir.text("m-9")]);
+    // If nothing is whole, nothing begins anew.
+    fs::remove_file(&list).unwrap();
+    for step in 8..=10 {
+        fs::write(dir.join(&format!("m-{step}.index")), b"nonsense").unwrap();
+    }
+    let error = again.restore_latest(&session, &dir.0).unwrap_err();
+    assert_eq!(error.code(), Code::DataLoss, "{error}");
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_named_with_what_differs() {
+    let dir = Dir::new();
+    let g = kolo::graph();
+    g.variable("same", [1.0f32, 2.0]);
+    g.variable("kernel", [1.0f32, 2.0, 3.0]);
+    g.variable("old/bias", 1.0f32);
+    g.global_variables_initializer();
+    Saver::new(&g).unwrap().save(&started(&g), dir.join("m"), Some(7)).unwrap();
+
+    let g = kolo::graph();
+    g.variable("same", [1.0f32, 2.0]);
+    g.variable("kernel", [1.0f32, 2.0]);
+    g.variable("new/bias", 1.0f32);
+    g.global_variables_initializer();
+    let saver = Saver::new(&g).unwrap();
+    let session = started(&g);
+    for error in [
+        saver.restore_latest(&session, &dir.0).unwrap_err(),
+        saver.restore(&session, dir.join("m-7")).unwrap_err(),
+        saver.check_fits(&dir.0).unwrap_err(),
+    ] {
+        assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+        let wanted = [
+            dir.text("m-7"),
+            "another model".into(),
+            "'new/bias' is not in it".into(),
+            "'kernel' is [3], not [2]".into(),
+        ];
+        for part in wanted {
+            assert!(error.message().contains(&part), "{part} is missing in {error}");
+        }
+        assert!(!error.message().contains("'same'"), "{error}");
+    }
+    // A model that grew by a variable is another one, and one that saves fewer is not: it restores what it has.
+    let g = kolo::graph();
+    g.variable("same", [1.0f32, 2.0]);
+    g.global_variables_initializer();
+    let saver = Saver::new(&g).unwrap();
+    saver.check_fits(&dir.0).unwrap();
+    saver.restore_latest(&started(&g), &dir.0).unwrap().unwrap();
+    // Nothing there is nobody's.
+    saver.check_fits(dir.join("nowhere")).unwrap();
+}
+
+#[test]
 fn a_variable_of_another_shape_is_not_restored() {
     let dir = Dir::new();
     for (kind, text) in

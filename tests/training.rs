@@ -304,3 +304,64 @@ fn a_supervisor_saves_at_the_end_and_restores_at_the_start() {
     let error = supervisor.managed_session(|_, _| Err(kolo::Error::data_loss("bad record"))).unwrap_err();
     assert!(error.message().contains("bad record"), "{error}");
 }
+
+#[test]
+fn a_checkpoint_folder_that_cannot_be_written_is_found_before_the_first_step() {
+    let folder = Folder::new("unwritable");
+    let file = folder.0.join("file");
+    std::fs::write(&file, b"").unwrap();
+    for dir in [file.join("sub"), file.clone(), PathBuf::from("/proc/foo")] {
+        let g = kolo::graph();
+        let checkpoints = Checkpoints { dir: dir.clone(), every: Every::Steps(1_000_000), keep: 5 };
+        let error = Trainer::new(&g, model(&g)).checkpoints(checkpoints).build().err().unwrap();
+        assert!(error.message().contains(&dir.display().to_string()), "{error}");
+        let g = kolo::graph();
+        parabola(&g);
+        let hooks: Vec<Box<dyn train::SessionHook<'_>>> = vec![Box::new(CheckpointSaver::new(&dir, Every::Steps(10)))];
+        let error = train::MonitoredSession::new(train::ChiefSessionCreator::new(&g), hooks).err().unwrap();
+        assert!(error.message().contains(&dir.display().to_string()), "{error}");
+    }
+}
+
+#[test]
+fn a_folder_with_checkpoints_of_another_model_is_refused_before_the_first_step() {
+    let folder = Folder::new("another-model");
+    let checkpoints = || Checkpoints { dir: folder.0.clone(), every: Every::Steps(1_000_000), keep: 5 };
+    let g = kolo::graph();
+    let mut trainer = Trainer::new(&g, model(&g)).checkpoints(checkpoints()).build().unwrap();
+    trainer.save().unwrap();
+    for resumes in [false, true] {
+        let g = kolo::graph();
+        let [x, y] = inputs(&g);
+        let loss = ops::mean_all(ops::square(nn::dense(x, 1, "out") - y));
+        let step = train::global_step_or_create(&g).unwrap();
+        let other = Model::new(&[x, y], loss, Sgd::new(0.1).minimize(loss, Some(step)).unwrap());
+        let error = Trainer::new(&g, other).checkpoints(checkpoints()).resume(resumes).build().err().unwrap();
+        assert!(error.message().contains("another model") && error.message().contains("'out/kernel'"), "{error}");
+    }
+    // The same model may.
+    let g = kolo::graph();
+    Trainer::new(&g, model(&g)).checkpoints(checkpoints()).build().unwrap();
+}
+
+#[test]
+fn a_monitored_session_that_is_dropped_saves_and_closes() {
+    let folder = Folder::new("dropped");
+    let latest = || latest_checkpoint(&folder.0).unwrap().unwrap();
+    let train = |n: usize| {
+        let g = kolo::graph();
+        let update = parabola(&g);
+        let mut session = MonitoredTrainingSession::new(&g).checkpoint_dir(&folder.0).build().unwrap();
+        for _ in 0..n {
+            session.run(&[], &[], &[update]).unwrap();
+        }
+        assert!(n != 3, "a failure of the program");
+    };
+    train(60);
+    assert!(latest().ends_with("model.ckpt-60"), "{}", latest());
+    train(7);
+    assert!(latest().ends_with("model.ckpt-67"), "{}", latest());
+    // What a panic leaves behind may be half done.
+    let panicked = std::panic::catch_unwind(|| train(3));
+    assert!(panicked.is_err() && latest().ends_with("model.ckpt-67"), "{}", latest());
+}

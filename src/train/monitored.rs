@@ -312,6 +312,10 @@ impl<'g> MonitoredSession<'g> {
     /// Ends training: hooks end, threads stop, the session closes. Returns the first error among them, or the one that
     /// stopped training.
     pub fn close(&mut self) -> Result<()> {
+        self.close_within(GRACE)
+    }
+
+    fn close_within(&mut self, grace: Duration) -> Result<()> {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
@@ -326,7 +330,7 @@ impl<'g> MonitoredSession<'g> {
             let step = read_global_step(&open.session, self.graph).ok().flatten();
             self.last_step = step.or(self.last_step);
         }
-        let shut = self.shut(GRACE);
+        let shut = self.shut(grace);
         first.and(shut)
     }
 
@@ -340,9 +344,16 @@ impl<'g> MonitoredSession<'g> {
 }
 
 impl Drop for MonitoredSession<'_> {
+    /// Closes the session, so that a program that forgot to does not lose what it trained. Not after a panic: then the
+    /// hooks do not end, as after an error, because a step may be half done.
     fn drop(&mut self) {
-        if let Err(error) = self.shut(Duration::from_secs(5)) {
-            tracing::debug!(target: "kolo::train", "a session was dropped, not closed: {error}");
+        let grace = Duration::from_secs(5);
+        let closed = match std::thread::panicking() {
+            true => self.shut(grace),
+            false => self.close_within(grace),
+        };
+        if let Err(error) = closed {
+            tracing::error!(target: "kolo::train", "a session that was dropped could not be closed: {error}");
         }
     }
 }

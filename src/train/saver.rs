@@ -19,9 +19,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use kolo_core::{Code, Error, Result, Tensor};
+use kolo_core::{Code, Error, PartialShape, Result, Tensor};
 use kolo_graph::Graph;
 use kolo_graph::wire::proto::SaverDef;
+use kolo_ops::io::bundle::Bundle;
 use kolo_ops::io::files::{remove_unfinished, write_whole};
 use kolo_runtime::Session;
 use parking_lot::{Condvar, Mutex};
@@ -29,7 +30,9 @@ use parking_lot::{Condvar, Mutex};
 use super::meta_graph::MetaGraph;
 use build::{BackgroundOps, add_background};
 use retention::Retention;
-use state::{as_text, check_whole, directory_of, remove_checkpoint, write_state, written_at};
+use state::{as_text, candidates, check_whole, directory_of, remove_checkpoint, write_state, written_at};
+
+pub(crate) use state::check_writable;
 
 pub use background::BackgroundSave;
 pub use build::SaverBuilder;
@@ -72,6 +75,8 @@ struct Shared {
     /// A save is under way.
     busy: Mutex<bool>,
     free: Condvar,
+    /// The tensors of a checkpoint, by name; empty if that is not known.
+    tensors: Vec<(String, PartialShape)>,
 }
 
 /// How the `checkpoint` file names checkpoints.
@@ -121,6 +126,7 @@ impl Saver {
         def: SaverDef,
         background: Option<BackgroundOps>,
         slices: Vec<(String, SaveSlice)>,
+        tensors: Vec<(String, PartialShape)>,
         paths: Paths,
         meta_files: MetaFiles,
     ) -> Saver {
@@ -135,6 +141,7 @@ impl Saver {
             retention: Mutex::new(retention),
             busy: Mutex::new(false),
             free: Condvar::new(),
+            tensors,
         };
         Saver { shared: Arc::new(shared) }
     }
@@ -150,7 +157,15 @@ impl Saver {
             Err(error) if error.code() == Code::Unimplemented => None,
             Err(error) => return Err(error.context(meta.as_ref().display())),
         };
-        Ok(Some(Saver::from_def(graph, def, background, imported.slices, Paths::AsGiven, MetaFiles::Written)))
+        Ok(Some(Saver::from_def(
+            graph,
+            def,
+            background,
+            imported.slices,
+            Vec::new(),
+            Paths::AsGiven,
+            MetaFiles::Written,
+        )))
     }
 
     /// The names of its ops and its limits.
@@ -184,24 +199,39 @@ impl Saver {
         let def = &self.shared.def;
         let prefix = as_text(prefix.as_ref())?;
         let feed = [(def.filename_tensor_name.as_str(), Tensor::string(prefix.to_owned()))];
-        session
-            .run_named(&[], &feed, &[&def.restore_op_name])
-            .map(drop)
-            .map_err(|error| error.context(format_args!("restoring {prefix}")))
+        session.run_named(&[], &feed, &[&def.restore_op_name]).map(drop).map_err(|error| {
+            // What the graph says of it first is one op of many. Tasks elsewhere may have files that are not here.
+            let of_another_model = match Bundle::open(prefix) {
+                Ok(bundle) if error.code() != Code::DataLoss => self.shared.fit(&bundle).err(),
+                _ => None,
+            };
+            match of_another_model {
+                Some(other) => other.and(format_args!("; {}", error.message())),
+                None => error.context(format_args!("restoring {prefix}")),
+            }
+        })
     }
 
-    /// Restores the newest whole checkpoint that the directory's `checkpoint` file lists, and takes the list over, so that
-    /// retention goes on where it was. Damaged ones are skipped, and told of in the log and in the result. `None` if the
-    /// directory has none; an error if all are damaged, or if a whole one does not fit the graph.
+    /// An error that lists what differs if the newest checkpoint of a directory is of another model: if variables of this
+    /// saver are missing in it or have another shape. Call it before a training saves into a directory that it did not
+    /// restore from.
+    pub fn check_fits(&self, dir: impl AsRef<Path>) -> Result<()> {
+        let dir = dir.as_ref();
+        // A damaged one says nothing of its model.
+        let newest = candidates(dir)?.into_iter().flatten().find_map(|prefix| Bundle::open(&prefix).ok());
+        match newest.map(|bundle| self.shared.fit(&bundle)) {
+            Some(Err(error)) => Err(error.and(format_args!("; choose another directory than {}", dir.display()))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Restores the newest whole checkpoint that the directory's `checkpoint` file lists, or, if the file is missing or
+    /// damaged or lists none that is whole, the newest whole one in the directory. Takes the list over, so that retention
+    /// goes on where it was. Damaged ones are skipped, and told of in the log and in the result. `None` if the directory has
+    /// none; an error if all are damaged, or if a whole one is of another model.
     pub fn restore_latest(&self, session: &Session, dir: impl AsRef<Path>) -> Result<Option<Restored>> {
         let dir = dir.as_ref();
-        let Some(state) = checkpoint_state(dir)? else { return Ok(None) };
-        let mut candidates = vec![state.model_checkpoint_path];
-        for prefix in state.all_model_checkpoint_paths.into_iter().rev() {
-            if !candidates.contains(&prefix) {
-                candidates.push(prefix);
-            }
-        }
+        let Some(candidates) = candidates(dir)? else { return Ok(None) };
         let mut skipped = Vec::new();
         for (i, prefix) in candidates.iter().enumerate() {
             let error = match self.restore(session, prefix) {
@@ -220,9 +250,9 @@ impl Saver {
         }
         match skipped.into_iter().next() {
             Some((_, error)) => Err(error.and(format_args!(
-                "; none of the {} checkpoints that {} lists is whole",
+                "; none of the {} checkpoints of {} is whole",
                 candidates.len(),
-                dir.join(state::STATE_FILE).display()
+                dir.display()
             ))),
             None => Ok(None),
         }
@@ -262,6 +292,29 @@ impl Saver {
 }
 
 impl Shared {
+    /// An error that lists the tensors that a checkpoint does not have, or has in another shape.
+    fn fit(&self, bundle: &Bundle) -> Result<()> {
+        const SHOWN: usize = 5;
+        let difference = |(name, shape): &(String, PartialShape)| match bundle.find(name) {
+            Ok(stored) if shape.admits(&stored.shape) => None,
+            Ok(stored) => Some(format!("'{name}' is {}, not {shape}", stored.shape)),
+            Err(_) => Some(format!("'{name}' is not in it")),
+        };
+        let different: Vec<String> = self.tensors.iter().filter_map(difference).collect();
+        if different.is_empty() {
+            return Ok(());
+        }
+        let more = match different.len() {
+            n if n > SHOWN => format!(", and {} more", n - SHOWN),
+            _ => String::new(),
+        };
+        Err(Error::failed_precondition(format!(
+            "the checkpoint {} is of another model: {}{more}",
+            bundle.prefix(),
+            different[..different.len().min(SHOWN)].join(", ")
+        )))
+    }
+
     /// Waits until no other save of this saver is under way.
     fn turn(self: &Arc<Self>) -> Turn {
         let mut busy = self.busy.lock();

@@ -11,6 +11,7 @@ use kolo_runtime::{Callable, Session, SessionConfig};
 use smallvec::SmallVec;
 
 use super::callback::{Callback, EpochReport, Flow, StepReport};
+use super::saver::check_writable;
 use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
 use crate::data::{Dataset, Position};
 
@@ -209,6 +210,10 @@ impl<'g> TrainerBuilder<'g> {
         let set_position = (new_position, position.assign(new_position));
         let keep = checkpoints.as_ref().map_or(5, |checkpoints| checkpoints.keep);
         let saver = super::SaverBuilder::new(graph).max_to_keep(keep).build()?;
+        if let Some(checkpoints) = &checkpoints {
+            check_writable(&checkpoints.dir)?;
+            saver.check_fits(&checkpoints.dir)?;
+        }
         let init = graph.global_variables_initializer();
         let local_init = graph.local_variables_initializer();
         let session = source.open(graph)?;

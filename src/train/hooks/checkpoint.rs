@@ -8,6 +8,7 @@ use kolo_core::{Error, Result};
 use kolo_graph::Graph;
 use kolo_runtime::Session;
 
+use crate::train::saver::check_writable;
 use crate::train::{
     BackgroundSave, CreatedContext, Every, RunContext, RunValues, Saver, SessionHook, Start, Timer, read_global_step,
 };
@@ -110,9 +111,7 @@ impl<'g> SessionHook<'g> for CheckpointSaver<'g> {
 
     fn begin(&mut self, graph: &'g Graph) -> Result<()> {
         self.graph = Some(graph);
-        std::fs::create_dir_all(&self.dir).map_err(|e| {
-            Error::failed_precondition(format!("cannot make checkpoint directory {}: {e}", self.dir.display()))
-        })
+        check_writable(&self.dir)
     }
 
     fn after_create_session(&mut self, created: &CreatedContext<'_, 'g>) -> Result<()> {
@@ -121,6 +120,10 @@ impl<'g> SessionHook<'g> for CheckpointSaver<'g> {
         }
         // A save of the lost session is over with it.
         self.collect(true);
+        // A session that restored has looked at them already.
+        if let (Some(saver), Start::Initialized) = (&self.saver, created.start) {
+            saver.check_fits(&self.dir)?;
+        }
         let step = created.step.unwrap_or(0);
         self.timer.acted(step);
         if matches!(created.start, Start::Restored { .. }) {

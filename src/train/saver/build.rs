@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use kolo_core::{DeviceSpec, Error, Result, Tensor};
+use kolo_core::{DeviceSpec, Error, PartialShape, Result, Tensor};
 use kolo_graph::wire::proto::SaverDef;
 use kolo_graph::{Graph, NodeId, Operation, Output, Variable, VariableKind};
 use kolo_ops::array::placeholder::placeholder_with_default;
@@ -136,11 +136,21 @@ impl<'g> SaverBuilder<'g> {
         let def =
             graph.no_device(|| graph.no_control_dependencies(|| graph.name_scope(&self.name, || self.add_ops(&saved))));
         graph.check()?;
+        let tensors = saved.iter().map(|saved| {
+            let shape = match &saved.slice {
+                Some(slice) => PartialShape::new(&slice.full_shape.iter().copied().map(Some).collect::<Vec<_>>()),
+                None => saved.variable.shape(),
+            };
+            (saved.name.clone(), shape)
+        });
+        let mut tensors: Vec<(String, PartialShape)> = tensors.collect();
+        // The parts of one tensor are neighbours.
+        tensors.dedup_by(|a, b| a.0 == b.0);
         let slices = saved.into_iter().filter_map(|saved| Some((saved.variable.name(), saved.slice?))).collect();
         let background = self.background_ops.then(|| add_background(graph, &def)).transpose()?;
         let paths = if self.relative_paths { Paths::Relative } else { Paths::AsGiven };
         let meta = if self.write_meta_graph { MetaFiles::Written } else { MetaFiles::None };
-        Ok(Saver::from_def(graph, def, background, slices, paths, meta))
+        Ok(Saver::from_def(graph, def, background, slices, tensors, paths, meta))
     }
 
     fn add_ops(&self, saved: &[Saved<'g>]) -> SaverDef {

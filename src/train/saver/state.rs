@@ -8,7 +8,7 @@ use std::time::UNIX_EPOCH;
 use kolo_core::{Error, Result};
 use kolo_graph::wire::{proto, text};
 use kolo_ops::io::bundle::{Bundle, index_path};
-use kolo_ops::io::files::{file_error, write_whole};
+use kolo_ops::io::files::{NewFile, file_error, make_directory, write_whole};
 
 /// What the file is called.
 pub(super) const STATE_FILE: &str = "checkpoint";
@@ -54,6 +54,77 @@ pub fn checkpoint_state(dir: impl AsRef<Path>) -> Result<Option<CheckpointState>
         model_checkpoint_path: join(state.model_checkpoint_path)?,
         all_model_checkpoint_paths: state.all_model_checkpoint_paths.into_iter().map(join).collect::<Result<_>>()?,
     }))
+}
+
+/// The checkpoints of a directory in the order in which to try them: those that the `checkpoint` file lists, newest first,
+/// then the others that lie there, by step and time. If the file is missing or damaged while there are checkpoints, the log
+/// says so. `None` if there is neither.
+pub(super) fn candidates(dir: &Path) -> Result<Option<Vec<String>>> {
+    let (listed, trouble) = match checkpoint_state(dir) {
+        Ok(Some(state)) if !state.model_checkpoint_path.is_empty() => {
+            let mut listed = vec![state.model_checkpoint_path];
+            for prefix in state.all_model_checkpoint_paths.into_iter().rev() {
+                if !listed.contains(&prefix) {
+                    listed.push(prefix);
+                }
+            }
+            (listed, None)
+        }
+        Ok(Some(_)) => (Vec::new(), Some("is empty".to_owned())),
+        Ok(None) => (Vec::new(), Some("is missing".to_owned())),
+        Err(error) => (Vec::new(), Some(format!("cannot be used ({error})"))),
+    };
+    let present = present(dir)?;
+    if let (Some(trouble), Some(newest)) = (trouble, present.first()) {
+        tracing::warn!(
+            target: "kolo::checkpoint",
+            "{} {trouble}; taking the newest whole checkpoint in the directory, of which there are {}, from {newest} on",
+            dir.join(STATE_FILE).display(),
+            present.len()
+        );
+    }
+    let unlisted: Vec<String> = present.into_iter().filter(|prefix| !listed.iter().any(|l| same(l, prefix))).collect();
+    let all: Vec<String> = listed.into_iter().chain(unlisted).collect();
+    Ok(Some(all).filter(|all| !all.is_empty()))
+}
+
+/// Whether two prefixes name the same checkpoint, however they are written.
+fn same(a: &str, b: &str) -> bool {
+    let canonical = |prefix: &str| fs::canonicalize(index_path(prefix)).ok();
+    a == b || canonical(a).is_some_and(|a| Some(a) == canonical(b))
+}
+
+/// The checkpoints whose index lies in the directory, newest first: by the step in their names, then by time.
+fn present(dir: &Path) -> Result<Vec<String>> {
+    let listing = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    let entries = match fs::read_dir(listing) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(file_error("cannot list", listing, &error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(base) = name.to_str().and_then(|name| name.strip_suffix(".index")) else { continue };
+        let step = base.rsplit_once('-').and_then(|(_, step)| step.parse::<i64>().ok()).unwrap_or(-1);
+        let prefix = as_text(&dir.join(base))?.to_owned();
+        found.push((step, written_at(&prefix), prefix));
+    }
+    found.sort_by(|a, b| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)));
+    Ok(found.into_iter().map(|(_, _, prefix)| prefix).collect())
+}
+
+/// An error that says why, unless checkpoints can be written to the directory, which is made.
+pub(crate) fn check_writable(dir: &Path) -> Result<()> {
+    let cannot = |error: Error| {
+        let text = format!("checkpoints cannot be written to {}: {}", dir.display(), error.message());
+        Error::failed_precondition(text)
+    };
+    make_directory(dir).map_err(cannot)?;
+    // Dropped without a name, so that it is removed again.
+    let mut probe = NewFile::create(&dir.join(STATE_FILE)).map_err(cannot)?;
+    let written = std::io::Write::write_all(probe.file(), b"probe");
+    written.map_err(|error| cannot(file_error("cannot write", probe.target(), &error)))
 }
 
 /// Writes the directory's `checkpoint` file, as TensorFlow does: paths as they were given, or relative to the directory if
