@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A round ends when all workers have arrived, or when `timeout` has passed since the first one and at least a `share` of
-//! them has. Those who come later find their round gone: their gradients are dropped, or take part in the next round with
+//! them has. A worker that was missing in three rounds in a row that ended so, and did not come late either, is not waited for
+//! until it comes back. Those who come later find their round gone: their gradients are dropped, or take part in the next round with
 //! less weight or in full. The chief learns which gradients belong to the round, so that it takes the same ones for every
 //! variable ([`super::gradient_store`]).
 //!
@@ -27,6 +28,10 @@ use super::barrier_ops::check_worker;
 use crate::queue::source::Described;
 use crate::queue::wait::{Waiter, Waits, watch};
 use crate::{CancelToken, Done, Registration, Resource};
+
+/// A worker that was waited for in vain in so many rounds in a row is taken for dead: waiting for it would cost every step
+/// its timeout.
+const MISSED: u32 = 3;
 
 /// How many late gradients the log remembers.
 const LOG: usize = 1024;
@@ -79,9 +84,18 @@ struct Worker {
     has_arrived: bool,
     /// It said that it does not come any more.
     has_left: bool,
+    /// Rounds in a row in which it was waited for in vain.
+    n_missed: u32,
     last: Option<(i64, Instant)>,
     /// Gradients in time, dropped, scaled, queued.
     counts: [i64; 4],
+}
+
+impl Worker {
+    /// Whether the round waits for it, until the timeout.
+    fn is_awaited(&self) -> bool {
+        !self.has_arrived && !self.has_left && self.n_missed < MISSED
+    }
 }
 
 struct Chief {
@@ -134,6 +148,7 @@ impl Barrier {
             let now = Instant::now();
             state.workers[worker].last = Some((step, now));
             state.workers[worker].has_left = false;
+            state.workers[worker].n_missed = 0;
             if step > state.step && !state.is_taken {
                 // The barrier was lost with its server; those who trained on know better.
                 state.begin(step, &mut told);
@@ -295,10 +310,12 @@ impl BarrierState {
     fn serve(&mut self, spec: &BarrierSpec, now: Instant, told: &mut Told) {
         let n_arrived = self.workers.iter().filter(|worker| worker.has_arrived).count();
         let n = self.workers.iter().filter(|worker| worker.has_arrived || !worker.has_left).count();
+        let n_awaited = self.workers.iter().filter(|worker| worker.is_awaited()).count();
         let (Some(chief), Some(first), false) = (&self.chief, self.first, self.is_taken) else { return };
         let is_late = first.checked_add(chief.timeout).is_none_or(|at| at <= now);
         let n_least = ((f64::from(chief.share) * n as f64).ceil() as usize).max(1);
-        if n_arrived < n && !(is_late && n_arrived >= n_least) {
+        let is_full = n_arrived == n || (n_awaited == 0 && n_arrived >= n_least);
+        if !is_full && !(is_late && n_arrived >= n_least) {
             if !is_late {
                 told.alarm = Some(Some(first + chief.timeout));
             }
@@ -306,6 +323,9 @@ impl BarrierState {
         }
         let Some(chief) = self.chief.take() else { return };
         self.is_taken = true;
+        if is_late {
+            self.workers.iter_mut().filter(|worker| worker.is_awaited()).for_each(|worker| worker.n_missed += 1);
+        }
         let step = self.step;
         let mut members = Vec::new();
         let mut weights = Vec::new();
@@ -580,6 +600,39 @@ mod tests {
         let back = [play.arrive(1, 1), play.arrive(0, 1)];
         assert!(is_silent(&chief) && back.iter().all(is_silent));
         assert!(play.barrier.leave(3).is_err());
+    }
+
+    #[test]
+    fn one_who_stays_away_is_not_waited_for_until_it_is_back() {
+        let play = Play::new(3, Late::Drop);
+        play.barrier.release(0);
+        let round = |step: i64, timeout_ms: i64, workers: &[i64]| {
+            let chief = play.wait(0.5, timeout_ms);
+            let waiting: Vec<Heard> = workers.iter().map(|&worker| play.arrive(worker, step)).collect();
+            let n_members = members(&chief).1.len();
+            play.barrier.release(step + 1);
+            assert!(waiting.iter().all(|heard| next_step(heard) == step + 1));
+            n_members
+        };
+        for step in 0..4 {
+            // The timeout ends the first rounds; from then on nobody waits for worker 1.
+            assert_eq!(round(step, if step < 3 { 1 } else { 3_600_000 }, &[0, 2]), 2);
+        }
+        // It is back, late at first, and takes part in the next round.
+        assert_eq!(next_step(&play.arrive(1, 0)), 4);
+        let chief = play.wait(0.5, 3_600_000);
+        let waiting = [play.arrive(0, 4), play.arrive(2, 4)];
+        assert!(is_silent(&chief) && waiting.iter().all(is_silent));
+        play.arrive(1, 4);
+        assert_eq!(members(&chief).1.len(), 3);
+        play.barrier.release(5);
+        // The least share is of all workers, also of those that stay away.
+        for step in 5..8 {
+            assert_eq!(round(step, 1, &[0, 2]), 2);
+        }
+        let chief = play.wait(1.0, 0);
+        let waiting = [play.arrive(0, 8), play.arrive(2, 8)];
+        assert!(is_silent(&chief) && waiting.iter().all(is_silent));
     }
 
     #[test]
