@@ -4,12 +4,12 @@
 //! Before a task responds that it has run its part of a step, the variables that the part may have written are sent to
 //! the replica and acknowledged by it. A task that starts claims its variables: it gets the copy and an epoch, and from
 //! then on records of earlier epochs are refused. So of two processes that both believe they are the task, only the
-//! later one can acknowledge a step. `docs/design/durability.md` states the guarantees.
+//! later one can acknowledge a step. Epochs are counted, and carry a random number of the process that counts: no clock
+//! decides. `docs/design/durability.md` states the guarantees.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use kolo_core::{Code, Error, Result};
 use kolo_ops::ResourceStore;
@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 use crate::durability::variables::{Key, changes, entry, restore};
 use crate::task::peers::{Peers, TaskName};
+use crate::task::random::random_u64;
 use crate::wire::proto::{
     KoloClaimRequest, KoloClaimResponse, KoloReplicateRequest, KoloReplicateResponse, VariableEntry,
 };
@@ -43,7 +44,7 @@ pub(crate) fn default_replica(own: &TaskName, peers: &Peers) -> Result<TaskName>
 pub(crate) struct Replicator {
     peers: Arc<Peers>,
     to: TaskName,
-    epoch: u64,
+    epoch: Epoch,
     stores: Vec<Arc<ResourceStore>>,
     state: Mutex<ReplicationState>,
 }
@@ -79,7 +80,8 @@ impl Replicator {
             tracing::warn!("restored {} variables from {to}", known.len());
         }
         let state = Mutex::new(ReplicationState { known, sequence: 0 });
-        Ok(Replicator { peers, to, epoch: claimed.epoch, stores, state })
+        let epoch = Epoch { counter: claimed.epoch, granted_by: claimed.granted_by };
+        Ok(Replicator { peers, to, epoch, stores, state })
     }
 
     /// Sends the current values of these variables to the replica. When this returns, the replica has them.
@@ -133,21 +135,37 @@ impl Replicator {
     fn next(&self, state: &mut ReplicationState, entry: Vec<VariableEntry>, is_whole: bool) -> KoloReplicateRequest {
         state.sequence += 1;
         let (task, sequence) = (self.peers.own.to_string(), state.sequence);
-        KoloReplicateRequest { task, epoch: self.epoch, sequence, is_whole, entry }
+        let Epoch { counter: epoch, granted_by } = self.epoch;
+        KoloReplicateRequest { task, epoch, granted_by, sequence, is_whole, entry }
     }
 }
 
+/// Who may send records of a task's variables: the last claim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Epoch {
+    /// Larger than the counters of all claims that the replica had heard of.
+    counter: u64,
+    /// A random number of the process that granted it.
+    granted_by: u64,
+}
+
 /// The copies that a task stores for others.
-#[derive(Default)]
 pub(crate) struct Replicas {
     copies: Mutex<HashMap<String, VariablesCopy>>,
-    last_epoch: AtomicU64,
+    /// Distinguishes the claims that this process granted from those of its former lives.
+    own: u64,
+}
+
+impl Default for Replicas {
+    fn default() -> Replicas {
+        Replicas { copies: Mutex::default(), own: random_u64() }
+    }
 }
 
 /// The variables of one other task.
 #[derive(Default)]
 struct VariablesCopy {
-    epoch: u64,
+    epoch: Epoch,
     /// The entries with the sequence number of their record. Removed variables have an entry without a value.
     variables: BTreeMap<(u32, Key), (u64, VariableEntry)>,
 }
@@ -155,25 +173,32 @@ struct VariablesCopy {
 impl Replicas {
     /// Returns a task's copy under a new epoch; records of earlier epochs are refused from now on.
     pub fn claim(&self, task: &str) -> KoloClaimResponse {
-        // Larger than the epochs that a previous process of this task gave out.
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_micros() as u64);
-        let epoch = self.last_epoch.load(Ordering::Relaxed).saturating_add(1).max(now);
-        self.last_epoch.store(epoch, Ordering::Relaxed);
         let mut copies = self.copies.lock();
         let copy = copies.entry(task.to_owned()).or_default();
+        let epoch = Epoch { counter: copy.epoch.counter.saturating_add(1), granted_by: self.own };
         copy.epoch = epoch;
         // The new owner's sequence numbers start over.
         copy.variables.retain(|_, (_, entry)| entry.value.is_some());
         copy.variables.values_mut().for_each(|(sequence, _)| *sequence = 0);
-        KoloClaimResponse { epoch, entry: copy.variables.values().map(|(_, entry)| entry.clone()).collect() }
+        let entry = copy.variables.values().map(|(_, entry)| entry.clone()).collect();
+        KoloClaimResponse { epoch: epoch.counter, granted_by: epoch.granted_by, entry }
+    }
+
+    /// Whether a record's epoch is later than the copy's. What this process granted is later than all that its former lives
+    /// did. Among those the counter decides, which grows with every claim that a life has heard of; two that cannot be told
+    /// apart keep the one that came first.
+    fn is_later(&self, epoch: Epoch, than: Epoch) -> bool {
+        let rank = |epoch: Epoch| (epoch.granted_by == self.own, epoch.counter);
+        rank(epoch) > rank(than)
     }
 
     /// Stores a record of the owner.
     pub fn keep(&self, record: KoloReplicateRequest) -> Result<KoloReplicateResponse> {
-        let KoloReplicateRequest { task, epoch, sequence, is_whole, entry } = record;
+        let KoloReplicateRequest { task, epoch, granted_by, sequence, is_whole, entry } = record;
+        let epoch = Epoch { counter: epoch, granted_by };
         let mut copies = self.copies.lock();
         let copy = match copies.get_mut(&task) {
-            Some(copy) if copy.epoch > epoch => {
+            Some(copy) if copy.epoch != epoch && !self.is_later(epoch, copy.epoch) => {
                 return Err(Error::aborted(format!(
                     "another process has become {task} since; records of this one are refused"
                 )));
@@ -208,8 +233,13 @@ mod tests {
         VariableEntry { name: name.to_owned(), value, ..VariableEntry::default() }
     }
 
-    fn record(epoch: u64, sequence: u64, entry: Vec<VariableEntry>) -> KoloReplicateRequest {
-        KoloReplicateRequest { task: "ps".to_owned(), epoch, sequence, is_whole: false, entry }
+    fn epoch(claimed: &KoloClaimResponse) -> Epoch {
+        Epoch { counter: claimed.epoch, granted_by: claimed.granted_by }
+    }
+
+    fn record(epoch: Epoch, sequence: u64, entry: Vec<VariableEntry>) -> KoloReplicateRequest {
+        let Epoch { counter: epoch, granted_by } = epoch;
+        KoloReplicateRequest { task: "ps".to_owned(), epoch, granted_by, sequence, is_whole: false, entry }
     }
 
     fn values(claimed: KoloClaimResponse) -> Vec<(String, f32)> {
@@ -223,16 +253,16 @@ mod tests {
         let first = replicas.claim("ps");
         assert!(first.entry.is_empty());
         let a = |value| variable("a", Some(value));
-        replicas.keep(record(first.epoch, 2, vec![a(2.0), variable("b", Some(7.0))])).unwrap();
-        replicas.keep(record(first.epoch, 1, vec![a(1.0), variable("c", Some(8.0))])).unwrap();
-        replicas.keep(record(first.epoch, 4, vec![variable("b", None)])).unwrap();
-        replicas.keep(record(first.epoch, 3, vec![variable("b", Some(9.0))])).unwrap();
+        replicas.keep(record(epoch(&first), 2, vec![a(2.0), variable("b", Some(7.0))])).unwrap();
+        replicas.keep(record(epoch(&first), 1, vec![a(1.0), variable("c", Some(8.0))])).unwrap();
+        replicas.keep(record(epoch(&first), 4, vec![variable("b", None)])).unwrap();
+        replicas.keep(record(epoch(&first), 3, vec![variable("b", Some(9.0))])).unwrap();
         let second = replicas.claim("ps");
         assert!(second.epoch > first.epoch);
-        let epoch = second.epoch;
+        let newest = epoch(&second);
         assert_eq!(values(second), [("a".to_owned(), 2.0), ("c".to_owned(), 8.0)]);
         // The new owner's first record is newer than all of the old one's.
-        replicas.keep(record(epoch, 1, vec![a(5.0)])).unwrap();
+        replicas.keep(record(newest, 1, vec![a(5.0)])).unwrap();
         assert_eq!(values(replicas.claim("ps"))[0].1, 5.0);
         assert!(replicas.claim("another").entry.is_empty());
     }
@@ -240,8 +270,8 @@ mod tests {
     #[test]
     fn a_former_owner_is_refused_and_one_who_is_not_known_must_send_everything() {
         let replicas = Replicas::default();
-        let old = replicas.claim("ps").epoch;
-        let new = replicas.claim("ps").epoch;
+        let old = epoch(&replicas.claim("ps"));
+        let new = epoch(&replicas.claim("ps"));
         let error = replicas.keep(record(old, 1, vec![variable("a", Some(1.0))])).unwrap_err();
         assert_eq!(error.code(), Code::Aborted);
         let whole = KoloReplicateRequest { is_whole: true, ..record(old, 9, Vec::new()) };
@@ -254,5 +284,32 @@ mod tests {
         // A record that was sent before it and arrives after it is ignored.
         replicas.keep(record(new, 4, vec![variable("a", Some(0.0))])).unwrap();
         assert_eq!(values(replicas.claim("ps")), [("a".to_owned(), 1.0)]);
+    }
+
+    #[test]
+    fn an_owner_of_before_a_restart_of_the_replica_is_refused_whatever_the_clock_said_then() {
+        // Any number of claims, as if the replica's clock had been ahead.
+        let former = Replicas::default();
+        let old = epoch(&former.claim("ps"));
+        let ahead = Epoch { counter: old.counter + 3_600_000_000, ..old };
+        let restarted = Replicas::default();
+        let new = epoch(&restarted.claim("ps"));
+        let whole = |epoch| KoloReplicateRequest { is_whole: true, ..record(epoch, 9, vec![variable("a", Some(1.0))]) };
+        for former in [old, ahead] {
+            assert_eq!(restarted.keep(whole(former)).unwrap_err().code(), Code::Aborted);
+        }
+        restarted.keep(record(new, 1, vec![variable("a", Some(2.0))])).unwrap();
+        // If nobody has claimed since the restart, the last owner of before goes on, and an earlier one does not.
+        let newer = epoch(&former.claim("ps"));
+        let restarted = Replicas::default();
+        restarted.keep(whole(newer)).unwrap();
+        restarted.keep(record(newer, 10, vec![variable("a", Some(3.0))])).unwrap();
+        assert_eq!(restarted.keep(whole(old)).unwrap_err().code(), Code::Aborted);
+        // The next claim is later than both.
+        let last = restarted.claim("ps");
+        assert!(last.epoch > newer.counter);
+        for former in [old, newer] {
+            assert_eq!(restarted.keep(whole(former)).unwrap_err().code(), Code::Aborted);
+        }
     }
 }

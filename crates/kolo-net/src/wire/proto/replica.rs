@@ -17,6 +17,9 @@ pub struct KoloClaimResponse {
     /// The variables as they were when the last step was acknowledged.
     #[prost(message, repeated, tag = "2")]
     pub entry: Vec<VariableEntry>,
+    /// The process that counted the epoch. Must be sent with every record.
+    #[prost(fixed64, tag = "3")]
+    pub granted_by: u64,
 }
 
 /// A record: the variables that a step has written.
@@ -37,6 +40,9 @@ pub struct KoloReplicateRequest {
     /// The new values.
     #[prost(message, repeated, tag = "5")]
     pub entry: Vec<VariableEntry>,
+    /// The process that counted the epoch.
+    #[prost(fixed64, tag = "6")]
+    pub granted_by: u64,
 }
 
 /// The record is stored.
