@@ -15,6 +15,7 @@ mod ops;
 mod run;
 mod security;
 mod serve;
+mod signals;
 mod task;
 mod trace;
 mod train;
@@ -64,10 +65,15 @@ enum Command {
 
 /// Runs the command line; the exit code is 1 for an error, 2 for wrong usage.
 pub fn main() -> ExitCode {
+    signals::install();
     let filter = tracing_subscriber::EnvFilter::try_from_env("KOLO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,kolo::placement=info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if !matches!(command, Command::Train(_) | Command::Serve(_)) {
+        signals::end_at_once();
+    }
+    let result = match command {
         Command::Train(args) => train::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(&args),

@@ -12,6 +12,7 @@ use clap::ValueEnum;
 
 use super::print;
 use super::security::SecurityFlags;
+use super::signals;
 use super::task::TaskFlags;
 
 /// Flags of `kolo serve`.
@@ -132,12 +133,11 @@ pub fn run(args: &Args) -> Result<()> {
     config.defaults.log_device_placement = args.log_device_placement;
     let server = Arc::new(Server::new(&cluster, &job, task, config)?);
     let stopped = Arc::downgrade(&server);
-    let stop = move || {
+    signals::on_stop(move || {
         if let Some(server) = stopped.upgrade() {
             server.stop();
         }
-    };
-    ctrlc::set_handler(stop).map_err(|error| Error::internal(format!("signals cannot be handled: {error}")))?;
+    });
     if args.with_parent {
         end_with_parent(&server)?;
     }

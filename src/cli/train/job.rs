@@ -15,7 +15,7 @@ use serde_json::json;
 use super::curve::Curve;
 use super::options::Common;
 use super::progress::{Progress, View};
-use crate::cli::print;
+use crate::cli::{print, signals};
 
 /// What a recipe trains, and on what.
 pub struct Job<'g> {
@@ -127,14 +127,11 @@ fn announce(trainer: &Trainer<'_>, view: View) -> Result<()> {
 pub fn stop_on_ctrl_c() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
-    let handler = move || {
+    signals::on_stop(move || {
         if flag.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-    };
-    if let Err(error) = ctrlc::set_handler(handler) {
-        tracing::warn!(target: "kolo::train", "Ctrl-C will not save: {error}");
-    }
+    });
     stop
 }
 
