@@ -254,8 +254,9 @@ fn without_a_usable_list_the_newest_whole_checkpoint_is_taken() {
         session.run_named(&[], &[], &["add"]).unwrap();
     }
     let restored = || {
+        let saver = Saver::new(&g).unwrap();
         let other = Session::new(&g).unwrap();
-        let restored = Saver::new(&g).unwrap().restore_latest(&other, &dir.0).unwrap().map(|restored| restored.prefix);
+        let restored = saver.restore_latest(&other, &dir.0).unwrap().map(|restored| restored.prefix);
         (restored, values(&other, &names))
     };
     let list = dir.join("checkpoint");
@@ -276,6 +277,7 @@ fn without_a_usable_list_the_newest_whole_checkpoint_is_taken() {
     assert_eq!(restored(), (Some(dir.text("m-9")), at[1].clone()));
     // Retention goes on with what was found.
     let again = Saver::new(&g).unwrap();
+    let session = Session::new(&g).unwrap();
     again.restore_latest(&session, &dir.0).unwrap().unwrap();
     assert_eq!(again.last_checkpoints(), [dir.text("m-8"), dir.text("m-9")]);
     // If nothing is whole, nothing begins anew.
