@@ -664,6 +664,51 @@ fn a_program_trains_through_a_server_that_runs_already() {
     assert!(!is_well && text.contains("give the address of one of those"), "{text}");
 }
 
+/// Passes connections on to `to`, with a pause before each piece of up to 16 KiB, by its number and its length.
+fn slow_link(to: &str, pause: fn(usize, usize) -> Duration) -> String {
+    use std::io::Write as _;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, to) = (listener.local_addr().unwrap().to_string(), to.to_owned());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (Ok(near), Ok(far)) = (stream, TcpStream::connect(&to)) else { return };
+            let ways = [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near)];
+            for (mut from, mut to) in ways {
+                std::thread::spawn(move || {
+                    let mut piece = [0; 16 << 10];
+                    for number in 1.. {
+                        let Ok(n @ 1..) = from.read(&mut piece) else { break };
+                        std::thread::sleep(pause(number, n));
+                        if to.write_all(&piece[..n]).is_err() {
+                            break;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn a_peer_behind_a_slow_or_lossy_link_is_named_with_what_was_measured() {
+    let _turn = one_at_a_time();
+    let spec = Spec::new(&[("ps", 1), ("worker", 1)]);
+    let (_ps, _worker) = (spec.serve("ps", 0, &[]), spec.serve("worker", 0, &[]));
+    let (is_well, text) = kolo(&["doctor", "--cluster", &spec.text]);
+    assert!(is_well && text.contains("Nothing is stuck"), "{text}");
+    // 10 Mbit/s; and every seventh piece is sent again after 250 ms.
+    let slow = |_: usize, n: usize| Duration::from_secs_f64(n as f64 * 8.0 / 10e6);
+    let lossy = |number: usize, _: usize| Duration::from_millis(if number.is_multiple_of(7) { 250 } else { 0 });
+    for (pause, wanted) in [(slow as fn(usize, usize) -> Duration, "Mbit/s"), (lossy, "packets are lost")] {
+        let address = slow_link(spec.address("worker", 0), pause);
+        let (is_well, text) = kolo(&["doctor", "--cluster", &spec.with("worker", 0, &address).text]);
+        let named = text.lines().find(|line| line.contains("worker:0 is behind a slow link")).unwrap_or_default();
+        assert!(!is_well && named.contains(wanted), "{text}");
+        assert!(!text.contains("ps:0 is behind"), "{text}");
+    }
+}
+
 /// One of three workers is stopped for half a minute: the others go on, and when it wakes it does no harm.
 #[test]
 fn hybrid_training_goes_on_without_a_worker_that_is_stopped() {

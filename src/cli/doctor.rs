@@ -95,7 +95,8 @@ fn show(cluster: &ClusterSpec, examination: &Examination) -> Result<()> {
         let address = cluster.address(&task.task.job, task.task.task)?;
         print(format_args!("{:width$}  {address}  {}", task.short_name(), state(task)))?;
     }
-    for text in examination.differences.iter().chain(examination.findings.iter().map(|finding| &finding.text)) {
+    let findings = examination.findings.iter().map(|finding| &finding.text);
+    for text in examination.differences.iter().chain(&examination.slow).chain(findings) {
         print(text)?;
     }
     if examination.n_problems() == 0 && examination.findings.is_empty() {
@@ -131,6 +132,8 @@ fn as_json(cluster: &ClusterSpec, examination: &Examination) -> Value {
                 "task": task.short_name(), "address": address, "alive": true, "up_s": report.up_ms as f64 / 1e3,
                 "steps_done": report.n_ended, "steps_under_way": report.step.len(), "sessions": report.n_sessions,
                 "last_progress_s": u64::try_from(report.last_ended_ms).ok().map(|ms| ms as f64 / 1e3),
+                "round_trip_ms": task.link.map(|link| link.round_trip.as_secs_f64() * 1e3),
+                "mbit_per_s": task.link.map(|link| link.bits_per_second / 1e6),
             }),
             Err(error) => json!({
                 "task": task.short_name(), "address": address, "alive": false, "why": error.message(),
@@ -151,6 +154,7 @@ fn as_json(cluster: &ClusterSpec, examination: &Examination) -> Value {
         "tasks": examination.tasks.iter().map(task).collect::<Vec<_>>(),
         "findings": findings,
         "differences": examination.differences,
+        "slow": examination.slow,
         "healthy": examination.n_problems() == 0,
     })
 }

@@ -1,5 +1,9 @@
 //! Diagnoses a stuck cluster: collects a report from every task, follows the chain of waiting tasks, and describes the
-//! root cause in one sentence.
+//! root cause in one sentence. A step that waits at a queue, an accumulator or a barrier waits for another step to deliver
+//! there: the chain goes on with a task that does not respond, or else with a step that has something of its own to do. Links
+//! are measured from here (`links.rs`), so that a slow peer has a name.
+
+mod links;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,12 +20,16 @@ use crate::transport::grpc;
 use crate::transport::tls::Security;
 use crate::wire::proto::{KoloReportRequest, KoloReportResponse, MasteredStep, StepReport, WaitReport};
 
+pub use links::Link;
+
 /// The report of one task.
 pub struct TaskReport {
     /// The task.
     pub task: TaskName,
     /// Its report, or why there is none.
     pub report: Result<KoloReportResponse>,
+    /// The link to it, if that was measured.
+    pub link: Option<Link>,
 }
 
 impl TaskReport {
@@ -69,14 +77,16 @@ pub struct Examination {
     pub findings: Vec<Finding>,
     /// Tasks that were started with another cluster, and where it differs.
     pub differences: Vec<String>,
+    /// Tasks behind a slow link, and what was measured.
+    pub slow: Vec<String>,
 }
 
 impl Examination {
-    /// The number of tasks that do not respond or have another cluster, and of steps that are stuck.
+    /// The number of tasks that do not respond, have another cluster or are behind a slow link, and of steps that are stuck.
     pub fn n_problems(&self) -> usize {
         let silent = self.tasks.iter().filter(|task| task.report.is_err()).count();
         let stuck = self.findings.iter().filter(|finding| !finding.is_idle).count();
-        silent + stuck + self.differences.len()
+        silent + stuck + self.differences.len() + self.slow.len()
     }
 }
 
@@ -96,7 +106,7 @@ pub fn examine(cluster: &ClusterSpec, options: &Options) -> Result<Examination> 
         let peer = grpc::GrpcPeer::new(task.to_string(), address, links.clone(), runtime.clone());
         let deadline = options.deadline;
         let ask = async move {
-            let report = match peer.report(KoloReportRequest { step_id: 0 }).await {
+            let report = match peer.report(KoloReportRequest { step_id: 0, probe: Vec::new() }).await {
                 Err(error) if error.code() == Code::DeadlineExceeded => Err(match peer.trouble() {
                     Some((_, why)) => Error::unavailable(format!("cannot be reached: {why}")),
                     None => silent(deadline),
@@ -110,7 +120,11 @@ pub fn examine(cluster: &ClusterSpec, options: &Options) -> Result<Examination> 
                 })),
                 other => other,
             };
-            (place, TaskReport { task, report })
+            let link = match &report {
+                Ok(_) => Some(links::measure(&peer).await),
+                Err(_) => None,
+            };
+            (place, TaskReport { task, report, link })
         };
         asking.spawn_on(ask, &runtime);
     }
@@ -124,12 +138,25 @@ pub fn examine(cluster: &ClusterSpec, options: &Options) -> Result<Examination> 
     tasks.sort_by_key(|(place, _)| *place);
     let tasks: Vec<TaskReport> = tasks.into_iter().map(|(_, task)| task).collect();
     let differences = tasks.iter().filter_map(|task| difference(cluster, task)).collect();
-    Ok(Examination { findings: diagnose(&tasks, options.overdue), tasks, differences })
+    let slow = slow(&tasks);
+    Ok(Examination { findings: diagnose(&tasks, options.overdue), tasks, differences, slow })
 }
 
 /// The error of a task that accepts connections and does not respond.
 pub(crate) fn silent(deadline: Duration) -> Error {
     Error::deadline_exceeded(format!("does not answer (stopped or overloaded): nothing came in {deadline:?}"))
+}
+
+/// The tasks behind a slow link.
+fn slow(tasks: &[TaskReport]) -> Vec<String> {
+    let trouble = |task: &TaskReport| Some((task.short_name(), task.link?.trouble()?));
+    let slow: Vec<(String, String)> = tasks.iter().filter_map(trouble).collect();
+    let n_measured = tasks.iter().filter(|task| task.link.is_some()).count();
+    let note = match slow.len() == n_measured && n_measured > 1 {
+        true => " (as all tasks are: it may be the link of this machine)",
+        false => "",
+    };
+    slow.into_iter().map(|(task, why)| format!("{task} is behind a slow link: {why}{note}")).collect()
 }
 
 /// Where a task's cluster spec differs from ours.
@@ -156,7 +183,7 @@ struct StepKnowledge<'a> {
 /// The steps that have waited for at least `overdue`, the oldest first.
 pub fn diagnose(reports: &[TaskReport], overdue: Duration) -> Vec<Finding> {
     let mut steps: BTreeMap<i64, StepKnowledge<'_>> = BTreeMap::new();
-    for TaskReport { task, report } in reports {
+    for TaskReport { task, report, .. } in reports {
         let Ok(report) = report else { continue };
         for step in &report.step {
             steps.entry(step.step_id).or_default().parts.insert(task.to_string(), step);
@@ -165,20 +192,86 @@ pub fn diagnose(reports: &[TaskReport], overdue: Duration) -> Vec<Finding> {
             steps.entry(step.step_id).or_default().master = Some((task.to_string(), step));
         }
     }
-    let mut findings: Vec<Finding> = steps
+    let mut findings: Vec<(Finding, Option<MeetingPoint>)> = steps
         .iter()
         .filter_map(|(&step_id, known)| {
             let ages = known.parts.values().map(|step| step.age_ms);
             let age = ages.chain(known.master.iter().map(|(_, step)| step.age_ms)).max().map(Duration::from_millis)?;
-            (age >= overdue).then(|| explain(step_id, age, known, reports))
+            Some(explain(step_id, age, known, reports))
+        })
+        .collect();
+    findings.retain(|(finding, _)| finding.age >= overdue);
+    // What others wait for at a meeting point is what has something else to wait for, or to do, and for as long.
+    let busy: Vec<Finding> =
+        findings.iter().filter(|(_, meeting)| meeting.is_none()).map(|(finding, _)| finding.clone()).collect();
+    let mut findings: Vec<Finding> = findings
+        .into_iter()
+        .map(|(finding, meeting)| match meeting {
+            Some(meeting) => follow(finding, &meeting, &busy, reports),
+            None => finding,
         })
         .collect();
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.age));
     findings
 }
 
-/// Follows the waits of one step to the task that waits for no other.
-fn explain(step_id: i64, age: Duration, known: &StepKnowledge<'_>, reports: &[TaskReport]) -> Finding {
+/// Where a step waits for other steps: a node at a queue, an accumulator or a barrier.
+struct MeetingPoint {
+    node: String,
+    op: String,
+    lasts: Duration,
+}
+
+impl MeetingPoint {
+    /// `None` if the node waits for something else.
+    fn of(wait: &WaitReport) -> Option<MeetingPoint> {
+        let is_meeting = ["Queue", "Accumulator", "Barrier", "Stage"].iter().any(|word| wait.op.contains(word));
+        let lasts = Duration::from_millis(wait.lasts_ms);
+        is_meeting.then(|| MeetingPoint { node: wait.node.clone(), op: wait.op.clone(), lasts })
+    }
+}
+
+/// Goes on from a step that waits at a meeting point: to the tasks that do not respond, or else to the oldest step that has
+/// not come to one.
+fn follow(finding: Finding, meeting: &MeetingPoint, busy: &[Finding], reports: &[TaskReport]) -> Finding {
+    let silent: Vec<(String, String)> = reports.iter().filter_map(silence).collect();
+    let step_id = finding.step_id;
+    let busy = busy.iter().filter(|other| other.step_id != step_id).max_by_key(|other| other.age);
+    let (root, culprit) = match (silent.first(), busy) {
+        (Some((first, _)), _) => {
+            let all: Vec<String> = silent.iter().map(|(task, why)| format!("{} ({why})", short(task))).collect();
+            (first.clone(), all.join(" and "))
+        }
+        (None, Some(other)) => (other.root.clone(), format!("{}, where {}", short(&other.root), other.text)),
+        (None, None) => return finding,
+    };
+    let MeetingPoint { node, op, lasts } = meeting;
+    let at = short(&finding.root);
+    let mut waiting = finding.waiting;
+    if finding.root != root && !waiting.contains(&finding.root) {
+        waiting.push(finding.root);
+    }
+    waiting.retain(|task| *task != root);
+    let lasts = lasts.as_secs_f64();
+    let text = format!(
+        "step {step_id} waits in {node} ({op}) on {at} for {lasts:.1} s, to which this has not delivered: {culprit}"
+    );
+    Finding { root, waiting, is_idle: false, text, ..finding }
+}
+
+/// A task that does not respond, and how; not one that only cannot report.
+fn silence(report: &TaskReport) -> Option<(String, String)> {
+    let error = report.report.as_ref().err()?;
+    (error.code() != Code::Unimplemented).then(|| (report.task.to_string(), first_line(error)))
+}
+
+/// Follows the waits of one step to the task that waits for no other, and to the meeting point where that waits.
+fn explain(
+    step_id: i64,
+    age: Duration,
+    known: &StepKnowledge<'_>,
+    reports: &[TaskReport],
+) -> (Finding, Option<MeetingPoint>) {
     let is_silent = |task: &str| reports.iter().any(|report| report.report.is_err() && report.task.to_string() == task);
     let edges = edges(known, reports, &is_silent);
     let root = root(&edges, known, &is_silent);
@@ -201,8 +294,9 @@ fn explain(step_id: i64, age: Duration, known: &StepKnowledge<'_>, reports: &[Ta
     }
     let own = part.and_then(|step| step.wait.iter().find(|wait| wait.from_task.is_empty()));
     let is_idle = needed.is_none() && own.is_some_and(|wait| wait.op.contains("Queue"));
+    let meeting = own.and_then(MeetingPoint::of).filter(|_| !is_silent(&root));
     let tensor = needed.map(|(tensor, ..)| tensor).unwrap_or_default();
-    Finding { step_id, age, root, waiting, tensor, is_idle, text }
+    (Finding { step_id, age, root, waiting, tensor, is_idle, text }, meeting)
 }
 
 /// Which task waits for which. A task that does not respond can be waited for, but its own waits are ignored: it is the
@@ -338,7 +432,7 @@ mod tests {
     fn report(task: u32, wait: Vec<WaitReport>) -> TaskReport {
         let step = StepReport { step_id: 4711, age_ms: 3200, has_begun: true, wait, ..StepReport::default() };
         let report = KoloReportResponse { step: vec![step], last_ended_ms: 3100, ..KoloReportResponse::default() };
-        TaskReport { task: TaskName::new("worker", task), report: Ok(report) }
+        TaskReport { task: TaskName::new("worker", task), report: Ok(report), link: None }
     }
 
     fn recv(from: u32) -> WaitReport {
@@ -358,7 +452,7 @@ mod tests {
     }
 
     fn unheard(task: u32) -> TaskReport {
-        TaskReport { task: TaskName::new("worker", task), report: Err(silent(Duration::from_secs(1))) }
+        TaskReport { task: TaskName::new("worker", task), report: Err(silent(Duration::from_secs(1))), link: None }
     }
 
     #[test]
@@ -416,10 +510,43 @@ mod tests {
         let task = TaskName::new("worker", 1).to_string();
         let mastered = MasteredStep { step_id: 9, age_ms: 5000, task: vec![task.clone()] };
         let mastered = KoloReportResponse { mastered: vec![mastered], ..KoloReportResponse::default() };
-        let master = TaskReport { task: TaskName::new("worker", 0), report: Ok(mastered) };
+        let master = TaskReport { task: TaskName::new("worker", 0), report: Ok(mastered), link: None };
         let findings = diagnose(&[master, unheard(1)], Duration::from_secs(1));
         assert_eq!((findings.len(), findings[0].root.as_str()), (1, task.as_str()));
         assert!(findings[0].text.starts_with("step 9: 1 of 2 tasks wait for worker:1 (does not answer"));
+    }
+
+    #[test]
+    fn a_wait_at_a_meeting_point_is_followed_to_who_has_not_delivered() {
+        let take = || WaitReport {
+            node: "sync/take".into(),
+            op: "AccumulatorTakeGradient".into(),
+            lasts_ms: 3100,
+            ..Default::default()
+        };
+        let name = |task| TaskName::new("worker", task).to_string();
+        // Worker 0 is the parameter server, whose accumulator worker 1 waits for; worker 2 is stopped.
+        let findings = diagnose(&[report(0, vec![take()]), report(1, vec![recv(0)]), unheard(2)], Duration::ZERO);
+        assert_eq!(findings.len(), 1);
+        assert_eq!((findings[0].root.clone(), findings[0].is_idle), (name(2), false));
+        assert_eq!(findings[0].waiting, [name(1), name(0)]);
+        let text = &findings[0].text;
+        for part in ["sync/take (AccumulatorTakeGradient) on worker:0", "worker:2 (does not answer (stopped"] {
+            assert!(text.contains(part), "{part} is missing in {text}");
+        }
+        // Nobody is silent: it is a step that still computes, on worker 2, and not one that waits at a queue, too.
+        let mut computing = report(2, vec![]);
+        let mut waiting = report(3, vec![dequeue()]);
+        for (report, step_id) in [(&mut computing, 4712), (&mut waiting, 4713)] {
+            let step = &mut report.report.as_mut().unwrap().step[0];
+            (step.step_id, step.n_running) = (step_id, u32::from(step_id == 4712));
+        }
+        let findings = diagnose(&[report(0, vec![take()]), computing, waiting], Duration::ZERO);
+        for step_id in [4711, 4713] {
+            let finding = findings.iter().find(|finding| finding.step_id == step_id).unwrap();
+            assert_eq!(finding.root, name(2), "{}", finding.text);
+            assert!(finding.text.contains("1 kernel(s) running"), "{}", finding.text);
+        }
     }
 
     #[test]

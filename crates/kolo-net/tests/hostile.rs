@@ -198,7 +198,7 @@ fn requests() -> &'static Vec<(u8, Vec<u8>)> {
             (3, register.encode_to_vec()),
             (5, run.encode_to_vec()),
             (8, recv.encode_to_vec()),
-            (16, KoloReportRequest { step_id: 0 }.encode_to_vec()),
+            (16, KoloReportRequest::default().encode_to_vec()),
             (128, create_request(graph_def()).encode_to_vec()),
             (131, run_step().encode_to_vec()),
             (6, CleanupGraphRequest { step_id: 7 }.encode_to_vec()),

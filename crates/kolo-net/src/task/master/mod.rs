@@ -199,7 +199,7 @@ impl Master {
             let worker = self.peers.task(&task)?;
             if !worker.has_greeted() {
                 // No step has this id: only the cluster spec in the response is used.
-                let call = worker.report(proto::KoloReportRequest { step_id: -1 });
+                let call = worker.report(proto::KoloReportRequest { step_id: -1, ..Default::default() });
                 asking.spawn(async move { (tokio::time::timeout(patience, call).await, task) });
             }
         }

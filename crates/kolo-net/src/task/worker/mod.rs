@@ -424,7 +424,7 @@ impl WorkerService for LocalWorker {
     }
 
     fn report(&self, request: proto::KoloReportRequest) -> Answer<proto::KoloReportResponse> {
-        now(Ok(report::report(&self.0, request.step_id as u64)))
+        now(Ok(report::report(&self.0, request)))
     }
 
     fn logging(&self, _: proto::LoggingRequest) -> Answer<proto::LoggingResponse> {

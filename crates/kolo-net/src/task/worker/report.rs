@@ -16,7 +16,8 @@ pub(crate) const FULL_JOURNAL: &str = "a full journal";
 /// The maximum number of waits listed for one step.
 const MAX_WAITS: usize = 100;
 
-pub(super) fn report(worker: &Worker, step_id: u64) -> proto::KoloReportResponse {
+pub(super) fn report(worker: &Worker, request: proto::KoloReportRequest) -> proto::KoloReportResponse {
+    let step_id = request.step_id as u64;
     let (n_ended, last_ended) = worker.steps.progress();
     let mut steps = worker.steps.all();
     steps.retain(|step| step_id == 0 || step.id == step_id);
@@ -32,6 +33,7 @@ pub(super) fn report(worker: &Worker, step_id: u64) -> proto::KoloReportResponse
         up_ms: millis(worker.started.elapsed()),
         mastered: worker.peers.mastered.report(step_id),
         cluster: Some(worker.peers.cluster.to_def()),
+        probe: request.probe,
     }
 }
 

@@ -6,6 +6,9 @@ pub struct KoloReportRequest {
     /// Only this step; 0 is all of them.
     #[prost(int64, tag = "1")]
     pub step_id: i64,
+    /// Bytes to send back, which measures the link.
+    #[prost(bytes = "vec", tag = "2")]
+    pub probe: Vec<u8>,
 }
 
 /// What this task is doing.
@@ -35,6 +38,9 @@ pub struct KoloReportResponse {
     /// Its cluster spec.
     #[prost(message, optional, tag = "8")]
     pub cluster: Option<super::ClusterDef>,
+    /// The bytes of the request.
+    #[prost(bytes = "vec", tag = "9")]
+    pub probe: Vec<u8>,
 }
 
 /// A step as its master knows it.
