@@ -315,7 +315,7 @@ impl BarrierState {
         let is_late = first.checked_add(chief.timeout).is_none_or(|at| at <= now);
         let n_least = ((f64::from(chief.share) * n as f64).ceil() as usize).max(1);
         let is_full = n_arrived == n || (n_awaited == 0 && n_arrived >= n_least);
-        if !is_full && !(is_late && n_arrived >= n_least) {
+        if !(is_full || is_late && n_arrived >= n_least) {
             if !is_late {
                 told.alarm = Some(Some(first + chief.timeout));
             }
