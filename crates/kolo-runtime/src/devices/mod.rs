@@ -46,6 +46,9 @@ impl Devices {
     pub fn of_task(config: &SessionConfig, like: &DeviceName) -> Result<Devices> {
         /// The maximum number of CPU devices; more are a mistake.
         const MOST: usize = 1024;
+        if !kolo_device::IS_OPTIMISED {
+            warn_of_slow_build();
+        }
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
         let kinds: Vec<&str> = std::iter::once("CPU").chain(ACCELERATORS.iter().map(|found| found.kind)).collect();
         if let Some(kind) = config.device_count.keys().find(|kind| !kinds.contains(&kind.as_str())) {
@@ -190,3 +193,20 @@ fn incarnation() -> u64 {
 pub(crate) fn stop_text() -> &'static str {
     "Step was cancelled by an explicit call to `Session::Close()`."
 }
+
+/// Says once that this build is slow, and what to do. On standard error, since few programs listen to the log, and nobody
+/// would guess.
+fn warn_of_slow_build() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| eprintln!("{SLOW_BUILD}"));
+}
+
+/// What to do about a build without optimisation.
+const SLOW_BUILD: &str =
+    "kolo: warning: Kolo was compiled without optimisation: it is about a hundred times slower than it \
+could be.
+Build with --release, or add these lines to the Cargo.toml of your workspace:
+
+    [profile.dev.package.\"*\"]
+    opt-level = 2
+";
