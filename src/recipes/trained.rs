@@ -1,7 +1,7 @@
 //! From a description of a model to something a [`Trainer`](crate::train::Trainer) can train, on one device or on many.
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Graph, Output};
+use kolo_graph::{Graph, Operation, Output};
 
 use crate::nn;
 use crate::optim::Optimizer;
@@ -39,8 +39,7 @@ pub fn train_model<'g>(
         let device = placement.device.as_deref().unwrap_or("");
         return graph.device(device, || {
             let parts = build(inputs)?;
-            let updates = nn::update_ops(graph);
-            let train_op = graph.control_dependencies(&updates, || optimizer.minimize(parts.loss, Some(step)))?;
+            let train_op = with_updates(graph, optimizer.minimize(parts.loss, Some(step))?);
             let model = Model::new(inputs, parts.loss, train_op);
             Ok(parts.metrics.into_iter().fold(model, |model, (name, value)| model.metric(name, value)))
         });
@@ -50,9 +49,7 @@ pub fn train_model<'g>(
         let parts = build(share)?;
         Ok(Tower { loss: parts.loss, metrics: parts.metrics.into_iter().map(|(_, value)| value).collect() })
     })?;
-    let updates = nn::update_ops(graph);
-    let train_op =
-        graph.control_dependencies(&updates, || optimizer.apply_gradients(&trained.gradients, Some(step)))?;
+    let train_op = with_updates(graph, optimizer.apply_gradients(&trained.gradients, Some(step))?);
     let whole = graph.share_variables("evaluation", || build(inputs))?;
     let mut model = Model::new(inputs, trained.loss, train_op);
     if whole.metrics.len() != trained.metrics.len() {
@@ -63,4 +60,14 @@ pub fn train_model<'g>(
         model = model.metric(name, *value);
     }
     Ok(model.evaluate_with(whole.loss, &values))
+}
+
+/// One step: the update of the weights, and what layers update beside it, such as the statistics of batch normalisation. The
+/// update does not wait for those: what the chief of a cluster applies has no batch of its own to compute them from.
+fn with_updates<'g>(graph: &'g Graph, train: Operation<'g>) -> Operation<'g> {
+    let updates = nn::update_ops(graph);
+    match updates.is_empty() {
+        true => train,
+        false => graph.group("step", &[&[train], updates.as_slice()].concat()),
+    }
 }

@@ -39,3 +39,4 @@ pub use session_manager::{CheckpointSource, Created, SessionManager, Start};
 pub use source::SessionSource;
 pub use supervisor::{Supervisor, SupervisorBuilder};
 pub use trainer::{Checkpoints, Evaluation, FitReport, Model, Trainer, TrainerBuilder};
+pub(crate) use trainer::{not_finite, number};

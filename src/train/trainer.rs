@@ -79,6 +79,11 @@ impl<'g> Model<'g> {
         &self.train_feeds
     }
 
+    /// What else is watched, by name.
+    pub(crate) fn metrics(&self) -> &[(String, Output<'g>)] {
+        &self.metrics
+    }
+
     /// The mean loss and metrics over `data` with the variables of `session`.
     pub fn evaluate(&self, session: &Arc<Session>, data: &Dataset) -> Result<Evaluation> {
         let evaluate = session.make_callable(&self.inputs, &self.evaluated(), &[])?;
@@ -350,9 +355,7 @@ impl<'g> Trainer<'g> {
             let now = Instant::now();
             let loss = values[0];
             if !loss.is_finite() {
-                return Err(Error::invalid_argument(format!(
-                    "the loss is {loss} at step {step}; try a smaller learning rate, or clip the gradients"
-                )));
+                return Err(not_finite(loss, step));
             }
             let n_samples = batch.len();
             report = FitReport {
@@ -487,8 +490,15 @@ fn not_saved(step: i64, error: &Error) {
     );
 }
 
+/// A loss that no further step will mend.
+pub(crate) fn not_finite(loss: f64, step: i64) -> Error {
+    Error::invalid_argument(format!(
+        "the loss is {loss} at step {step}; try a smaller learning rate, or clip the gradients"
+    ))
+}
+
 /// A scalar of any number type.
-fn number(value: &Tensor) -> Result<f64> {
+pub(crate) fn number(value: &Tensor) -> Result<f64> {
     if let Ok(x) = value.scalar_value::<f32>() {
         return Ok(f64::from(x));
     }

@@ -34,10 +34,11 @@ pub struct Common {
     /// Seed the initial weights and the order of the data
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Write summaries for TensorBoard, and the loss curve as loss.svg, to this folder [default: none]
+    /// Write summaries for TensorBoard, and the loss curve as loss.svg, to this folder; in a cluster, the chief does
+    /// [default: none]
     #[arg(long, value_name = "DIR")]
     pub logdir: Option<PathBuf>,
-    /// Save checkpoints to this folder [default: none]
+    /// Save checkpoints to this folder; in a cluster, the chief does [default: none]
     #[arg(long, value_name = "DIR")]
     pub checkpoint_dir: Option<PathBuf>,
     /// Save after this many steps, or seconds such as 30s
@@ -46,7 +47,7 @@ pub struct Common {
     /// Keep this many checkpoints; 0 keeps all
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub keep: usize,
-    /// Resume from the newest checkpoint in --checkpoint-dir, if there is one
+    /// Resume from the newest checkpoint in --checkpoint-dir, if there is one; a cluster always does
     #[arg(long, requires = "checkpoint_dir")]
     pub resume: bool,
     /// Compute on this device, such as /cpu:0 or gpu:0 [default: chosen by the placer]
@@ -154,6 +155,24 @@ impl Kind {
 }
 
 impl Common {
+    /// An error if a value makes no sense, whatever the recipe: before anything is read or started.
+    pub fn check(&self) -> Result<()> {
+        if self.batch_size == Some(0) {
+            return Err(Error::invalid_argument("--batch-size must be at least 1"));
+        }
+        if self.epochs == Some(0) {
+            return Err(Error::invalid_argument("--epochs 0 trains nothing; give at least 1"));
+        }
+        if let Some(steps) = self.max_steps.filter(|steps| *steps < 1) {
+            return Err(Error::invalid_argument(format!("--max-steps {steps} trains nothing; give at least 1")));
+        }
+        if let Some(device) = &self.device {
+            DeviceSpec::parse(device).map_err(|error| error.context("--device"))?;
+        }
+        self.cluster.mode()?;
+        self.session_config().map(drop)
+    }
+
     /// The optimizer of the flags, or else of the recipe. Without `--lr` its rate warms up over the first `warm_up`
     /// steps and decays to zero over `n_steps`, unless the optimizer keeps its rate.
     pub fn make_optimizer(

@@ -37,6 +37,8 @@ pub struct Progress {
     view: View,
     every: u64,
     epochs: u64,
+    /// The last step, if it is known.
+    total: Option<u64>,
     /// What a sample is called: `samples`, `tokens`.
     unit: &'static str,
     /// How many units one sample is.
@@ -67,12 +69,13 @@ impl Window {
 }
 
 impl Progress {
-    /// Lines come every `every` steps.
-    pub fn new(view: View, every: u64, epochs: u64) -> Progress {
+    /// Lines come every `every` steps. The bar is full at step `total`.
+    pub fn new(view: View, every: u64, epochs: u64, total: Option<u64>) -> Progress {
         Progress {
             view,
             every: every.max(1),
             epochs,
+            total,
             unit: "samples",
             units_per_sample: 1,
             bar: None,
@@ -89,9 +92,9 @@ impl Progress {
     }
 
     fn bar(&mut self, report: &StepReport<'_, '_>) -> &ProgressBar {
-        let total = report.batches_per_epoch.map_or(0, |n| n as u64 * self.epochs);
+        let total = self.total;
         self.bar.get_or_insert_with(|| {
-            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+            let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(10));
             let style = "{prefix} [{bar:30}] {pos}/{len} {msg} ETA {eta}";
             if let Ok(style) = ProgressStyle::with_template(style) {
                 bar.set_style(style.progress_chars("━━ "));

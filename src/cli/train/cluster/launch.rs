@@ -11,6 +11,7 @@ use crate::{Error, Result};
 use super::ClusterFlags;
 use super::view::ClusterView;
 use crate::cli::train::job::stop_on_ctrl_c;
+use crate::cli::train::options::Common;
 
 /// How long a process has to end after it was asked to.
 const GRACE: Duration = Duration::from_secs(10);
@@ -47,7 +48,8 @@ impl Drop for Process {
 }
 
 /// Starts `--ps` parameter servers and `--workers` workers with the flags of this process, and waits for them.
-pub fn launch(flags: &ClusterFlags, json: bool) -> Result<()> {
+pub fn launch(common: &Common) -> Result<()> {
+    let flags = &common.cluster;
     let (n_ps, n_workers) = (flags.ps.unwrap_or(1), flags.workers.unwrap_or(1));
     if n_ps == 0 || n_workers == 0 || n_ps + n_workers > 512 {
         return Err(Error::invalid_argument("--ps and --workers must be at least 1, and 512 together at most"));
@@ -69,7 +71,7 @@ pub fn launch(flags: &ClusterFlags, json: bool) -> Result<()> {
     }
     drop(sender);
     let labels: Vec<String> = processes.iter().map(|process| process.label.clone()).collect();
-    let mut view = ClusterView::new(json, labels, n_workers);
+    let mut view = ClusterView::new(common.json, labels, n_workers, common.checkpoint_dir.is_some());
     let mut failed = None;
     loop {
         match said.recv_timeout(Duration::from_millis(50)) {

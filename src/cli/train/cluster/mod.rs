@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::cluster::{ReplicaDeviceSetter, Replicas, UpdateMode};
 use crate::optim::Optimizer;
-use crate::{ClusterSpec, Connect as _, Error, Result, Session, SessionConfig, TaskName};
+use crate::{ClusterSpec, Connect as _, DeviceSpec, Error, Result, Session, SessionConfig, TaskName};
 
 use crate::cli::security::SecurityFlags;
 
@@ -138,11 +138,12 @@ impl Role {
     }
 
     /// Puts variables into the host memory of parameter servers, since every worker's values come and go through it, and all
-    /// else here.
-    pub fn setter(&self) -> ReplicaDeviceSetter {
-        ReplicaDeviceSetter::new(self.n_ps)
-            .ps_device("/job:ps/device:CPU:0")
-            .worker_device(&format!("/job:worker/task:{}", self.task))
+    /// else here: on `device` of this task, if there is one.
+    pub fn setter(&self, device: Option<&str>) -> Result<ReplicaDeviceSetter> {
+        let mut own = device.map(DeviceSpec::parse).transpose()?.unwrap_or_default();
+        (own.job, own.task) = (Some("worker".into()), Some(self.task));
+        let setter = ReplicaDeviceSetter::new(self.n_ps).ps_device("/job:ps/device:CPU:0");
+        Ok(setter.worker_device(&own.to_string()))
     }
 
     /// The optimizer that the workers share.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::launch::Said;
 use crate::cli::print;
+use crate::cli::train::ending::stopped;
 
 pub struct ClusterView {
     json: bool,
@@ -18,12 +19,15 @@ pub struct ClusterView {
     /// Steps per second of each worker, as it last said.
     rates: Vec<f64>,
     began: Instant,
+    /// What the chief said at its end.
     chief: Option<Value>,
     n_steps: u64,
+    /// Whether there are checkpoints.
+    saves: bool,
 }
 
 impl ClusterView {
-    pub fn new(json: bool, labels: Vec<String>, n_workers: usize) -> ClusterView {
+    pub fn new(json: bool, labels: Vec<String>, n_workers: usize, saves: bool) -> ClusterView {
         let n_ps = labels.len() - n_workers;
         let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
         let bar = (!json && is_terminal).then(|| {
@@ -34,7 +38,7 @@ impl ClusterView {
             bar
         });
         let rates = vec![0.0; n_workers];
-        ClusterView { json, labels, n_ps, bar, rates, began: Instant::now(), chief: None, n_steps: 0 }
+        ClusterView { json, labels, n_ps, bar, rates, began: Instant::now(), chief: None, n_steps: 0, saves }
     }
 
     pub fn show(&mut self, said: Said) -> Result<()> {
@@ -91,7 +95,7 @@ impl ClusterView {
                     None => {}
                 }
             }
-            Some("end") if event.get("test_accuracy").is_some() => self.chief = Some(event),
+            Some("end") if event.get("task").and_then(Value::as_u64) == Some(0) => self.chief = Some(event),
             _ => {}
         }
         Ok(())
@@ -112,6 +116,8 @@ impl ClusterView {
         }
         if let Some(accuracy) = number("test_accuracy") {
             print(format_args!("Test-Accuracy: {:.2}%", accuracy * 100.0))?;
+        } else if let Some(loss) = number("test_loss") {
+            print(format_args!("Test-Cost: {loss:.4}"))?;
         }
         print(format_args!("Total Time: {took:.2}s"))?;
         if let Some(cost) = number("final_cost") {
@@ -119,6 +125,12 @@ impl ClusterView {
         }
         if let (Some(step), Some(time)) = (number("step"), number("train_time_s")) {
             print(format_args!("Steps: {step} in {time:.2}s, {:.0} steps/s", step / time.max(1e-9)))?;
+        }
+        if end.get("stopped").and_then(Value::as_bool) == Some(true) {
+            print(stopped(number("step").unwrap_or(0.0) as i64, self.saves))?;
+        }
+        if let Some(text) = end.get("text").and_then(Value::as_str) {
+            print(text)?;
         }
         Ok(())
     }

@@ -1,0 +1,125 @@
+//! Runs a recipe, whichever it is: alone, on several devices, or as a worker of a cluster.
+
+use crate::data::Dataset;
+use crate::optim::Optimizer;
+use crate::recipes::{Placement, train_model};
+use crate::{Error, Result};
+
+use super::cluster::{self, Role};
+use super::job::{self, Job};
+use super::options::Common;
+use super::recipe::{Defaults, Recipe};
+
+/// Trains.
+pub fn run(common: &Common, recipe: &dyn Recipe) -> Result<()> {
+    let sizes = Sizes::new(common, recipe.defaults())?;
+    let role = common.cluster.role()?;
+    let data = recipe.data(sizes.batch, common.seed)?;
+    let train = data.train.shuffle(common.seed).batch(sizes.batch, true);
+    let per_epoch = batches_per_epoch(&train, role.as_ref(), sizes.batch)?;
+    let steps = Steps::new(common, &recipe.defaults(), role.as_ref(), per_epoch.saturating_mul(sizes.epochs));
+    let (kind, rate) = recipe.defaults().optimizer;
+    let optimizer = common.make_optimizer(kind, rate, steps.of_schedule, steps.warm_up)?;
+    let graph = crate::graph();
+    graph.set_seed(common.seed as i64);
+    let inputs = recipe.inputs(&graph);
+    let (epochs, unit, test) = (sizes.epochs, recipe.unit(), data.test);
+    let build = |optimizer: &dyn Optimizer, placement: &Placement| {
+        let model = train_model(&graph, placement, optimizer, &inputs, |inputs| recipe.build(inputs))?;
+        Ok::<_, Error>((model, recipe.closing(&graph, &inputs, common.seed)?))
+    };
+    match role {
+        None => {
+            let placement = Placement { device: common.device.clone(), towers: sizes.towers };
+            let (model, closing) = build(&*optimizer, &placement)?;
+            let train = train.repeat(epochs).prefetch(2);
+            job::run(&graph, common, Job { model, train, test, epochs, unit, last_step: steps.last, closing })
+        }
+        Some(role) => {
+            let updates = role.optimizer(optimizer);
+            let setter = role.setter(common.device.as_deref())?;
+            let (model, closing) = setter.apply(&graph, || build(&updates, &Placement::default()))??;
+            // Its share of the data as often as it takes: the global step says when to stop.
+            let train = train.shard(role.task as usize, role.n_workers).repeat_forever().prefetch(6);
+            let job = Job { model, train, test, epochs, unit, last_step: steps.last, closing };
+            cluster::run(&graph, common, job, &role, &updates)
+        }
+    }
+}
+
+/// What the flags and the recipe say, checked.
+struct Sizes {
+    batch: usize,
+    epochs: u64,
+    towers: Vec<String>,
+}
+
+impl Sizes {
+    fn new(common: &Common, defaults: Defaults) -> Result<Sizes> {
+        let batch = common.batch_size.unwrap_or(defaults.batch);
+        let epochs = common.epochs.unwrap_or(defaults.epochs);
+        let towers = common.towers()?;
+        if !towers.is_empty() && !batch.is_multiple_of(towers.len()) {
+            return Err(Error::invalid_argument(format!(
+                "--batch-size {batch} cannot be shared equally by {} devices; try {}",
+                towers.len(),
+                batch.next_multiple_of(towers.len())
+            )));
+        }
+        Ok(Sizes { batch, epochs, towers })
+    }
+}
+
+/// How many batches all data makes. An error if this process has none to train on.
+fn batches_per_epoch(train: &Dataset, role: Option<&Role>, batch: usize) -> Result<u64> {
+    let n_samples = train.len().unwrap_or(0);
+    let share = match role {
+        Some(role) => train.clone().shard(role.task as usize, role.n_workers),
+        None => train.clone(),
+    };
+    let n_workers = role.map_or(1, |role| role.n_workers);
+    if share.batches_per_epoch() == Some(0) {
+        let most = n_samples / n_workers.max(1);
+        let of = if n_workers > 1 { format!(" for {n_workers} workers") } else { String::new() };
+        let remedy = match most {
+            0 => "give more data".to_owned(),
+            most => format!("give --batch-size {most} or less"),
+        };
+        return Err(Error::invalid_argument(format!(
+            "there is not one whole batch to train on: --batch-size is {batch}, and there are {n_samples} samples{of}; \
+             {remedy}"
+        )));
+    }
+    Ok(train.batches_per_epoch().unwrap_or(0) as u64)
+}
+
+/// Where training ends, in global steps.
+struct Steps {
+    /// Over how many the learning rate decays.
+    of_schedule: u64,
+    /// Over how many it warms up.
+    warm_up: u64,
+    /// The last one, if the data does not end before.
+    last: Option<i64>,
+}
+
+impl Steps {
+    /// `by_data` is how many steps of one process go through the data as often as they should.
+    fn new(common: &Common, defaults: &Defaults, role: Option<&Role>, by_data: u64) -> Steps {
+        // Workers that update together go through the data in fewer steps.
+        let global = |steps: u64| role.map_or(steps, |role| role.global_steps(steps));
+        let flag = common.max_steps.map(i64::unsigned_abs);
+        let limit = flag.or_else(|| defaults.steps.map(global));
+        let of_schedule = match defaults.steps {
+            Some(steps) => limit.unwrap_or(steps),
+            None => global(by_data),
+        };
+        // The data of a worker does not end.
+        let last = match (limit, role) {
+            (limit, Some(_)) => Some(limit.unwrap_or(u64::MAX).min(global(by_data))),
+            (limit, None) => limit,
+        };
+        let warm_up = defaults.steps.map_or(0, |_| of_schedule / 10);
+        Steps { of_schedule, warm_up, last: last.map(|last| i64::try_from(last).unwrap_or(i64::MAX)) }
+    }
+}
