@@ -77,6 +77,9 @@ fn ctrl_c_saves_and_resume_goes_on() {
     let mut rest = String::new();
     lines.read_to_string(&mut rest).unwrap();
     assert!(child.wait().unwrap().success(), "{rest}");
+    let mut errors = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    assert!(errors.contains("stopping after this step; Ctrl-C again to stop now"), "{errors}");
     let stopped =
         rest.lines().find_map(|line| line.strip_prefix("Stopped at step ")).unwrap_or_else(|| panic!("{rest}"));
     let step: i64 = stopped.split(',').next().unwrap().parse().unwrap();

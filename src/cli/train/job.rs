@@ -100,7 +100,8 @@ fn announce(trainer: &Trainer<'_>, view: View) -> Result<()> {
     }
 }
 
-/// A flag that Ctrl-C or SIGTERM sets. A second Ctrl-C ends the process at once.
+/// A flag that Ctrl-C or SIGTERM sets, which is said at once: the step in progress may take long. A second Ctrl-C ends the
+/// process.
 pub fn stop_on_ctrl_c() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
@@ -108,6 +109,7 @@ pub fn stop_on_ctrl_c() -> Arc<AtomicBool> {
         if flag.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
+        eprintln!("kolo: stopping after this step; Ctrl-C again to stop now");
     });
     stop
 }
