@@ -95,7 +95,7 @@ fn ctrl_c_saves_and_resume_goes_on() {
 
 #[test]
 fn wrong_flags_are_named_with_a_remedy() {
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 8] = [
         (&["train", "linear", "--resume"], "--checkpoint-dir"),
         (&["train", "linear", "--lr", "-1"], "--lr"),
         (&["train", "linear", "--batch-size", "0"], "--batch-size must be at least 1"),
@@ -103,6 +103,10 @@ fn wrong_flags_are_named_with_a_remedy() {
         (&["train", "linear", "--checkpoint-every", "soon"], "nor seconds, such as 30s"),
         (&["train", "mnist", "--data", "no/such/folder"], "no/such/folder"),
         (&["train", "lm", "--width", "10", "--heads", "3"], "multiple of --heads"),
+        (
+            &["train", "linear", "--target", "grpc://127.0.0.1:1", "--target-deadline", "0.2"],
+            "nobody answered at --target grpc://127.0.0.1:1 in 0.2 s",
+        ),
     ];
     for (arguments, expected) in cases {
         let output = kolo(arguments).output().unwrap();

@@ -5,7 +5,9 @@ mod view;
 mod worker;
 
 use std::collections::BTreeSet;
+use std::net::{TcpStream, ToSocketAddrs as _};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::cluster::{ReplicaDeviceSetter, Replicas, UpdateMode};
 use crate::optim::Optimizer;
@@ -44,6 +46,9 @@ pub struct ClusterFlags {
     /// Train through a running server, `kolo serve` or TensorFlow's, as its worker
     #[arg(long, value_name = "grpc://HOST:PORT", conflicts_with_all = ["cluster", "task", "ps", "workers"], help_heading = "Cluster")]
     pub target: Option<String>,
+    /// Wait this many seconds for the server of --target to come up
+    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", help_heading = "Cluster")]
+    pub target_deadline: f64,
     /// Send tensors over TCP even between tasks on one machine [default: shared memory]
     #[arg(long, conflicts_with = "target", help_heading = "Cluster")]
     pub no_shared_memory: bool,
@@ -100,6 +105,7 @@ impl ClusterFlags {
     /// The task of a server in its cluster, as the server reports it.
     fn role_of(&self, target: &str) -> Result<Role> {
         let security = self.security.read()?;
+        wait_for_server(target, self.target_deadline)?;
         let session = Session::connect_secured(target, &crate::graph(), SessionConfig::default(), &security)
             .map_err(|error| error.context("--target"))?;
         // A server names its own devices first.
@@ -158,4 +164,39 @@ impl Role {
             _ => n_steps.div_ceil(self.n_workers as u64),
         }
     }
+}
+
+/// Waits until somebody listens at `target`, for so many seconds: a session waits as long as it takes.
+fn wait_for_server(target: &str, seconds: f64) -> Result<()> {
+    let address = target
+        .strip_prefix("grpc://")
+        .ok_or_else(|| Error::invalid_argument(format!("--target '{target}' is not like grpc://HOST:PORT")))?;
+    let patience = Duration::try_from_secs_f64(seconds)
+        .map_err(|_| Error::invalid_argument(format!("--target-deadline {seconds} is not a number of seconds")))?;
+    let deadline = Instant::now() + patience.min(Duration::from_secs(1 << 30));
+    let mut pause = Duration::from_millis(10);
+    loop {
+        let Err(why) = reach(address, deadline) else { return Ok(()) };
+        if Instant::now() + pause >= deadline {
+            return Err(Error::deadline_exceeded(format!(
+                "nobody answered at --target {target} in {seconds} s: {why}; start `kolo serve` there, or check the \
+                 address (--target-deadline waits longer)"
+            )));
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(250));
+    }
+}
+
+/// Connects to any of a host's addresses, and hangs up.
+fn reach(address: &str, deadline: Instant) -> std::io::Result<()> {
+    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+    for address in address.to_socket_addrs()? {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(_) => return Ok(()),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
