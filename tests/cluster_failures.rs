@@ -5,6 +5,7 @@ mod support;
 
 use std::io::Read as _;
 use std::net::{TcpListener, TcpStream};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -415,6 +416,33 @@ fn a_cluster_that_one_command_started_ends_with_it() {
     let saved = last_saved(&folder);
     assert!(saved >= last, "step {saved} was saved, {last} was reported");
     assert!(!launcher.text().contains("lost the session"), "{}", launcher.text());
+}
+
+#[test]
+fn a_worker_of_a_launched_cluster_that_is_killed_is_started_again() {
+    let _turn = one_at_a_time();
+    let folder = Folder::new("launcher-restart");
+    write_pictures(&folder.0.join("data"));
+    let data = folder.path("data");
+    let size = ["--batch-size", "20", "--epochs", "1000000", "--data", &data];
+    let cluster = ["--ps", "1", "--workers", "2", "--json", "--log-every", "1"];
+    let mut launcher = Process::start("launcher", &[&["train", "mnist"], &cluster[..], &size[..]].concat());
+    let of_worker_1 =
+        |line: &support::Line| line.text.contains("\"event\":\"step\"") && line.text.contains("\"task\":1}");
+    launcher.wait_until("a step of worker 1", 0, of_worker_1);
+    let children =
+        Command::new("ps").args(["--ppid", &launcher.pid().to_string(), "-o", "pid=,args="]).output().unwrap();
+    let children = String::from_utf8_lossy(&children.stdout).into_owned();
+    let worker = children.lines().find(|line| line.contains("--task 1")).unwrap_or_else(|| panic!("{children}"));
+    let killed = Command::new("kill").args(["-KILL", worker.split_whitespace().next().unwrap()]).status();
+    assert!(killed.unwrap().success());
+    let n = launcher.lines().len();
+    launcher.wait_for("[worker 1] died (signal: 9 (SIGKILL)); the others go on. Starting it again");
+    let n_said = launcher.lines().len().max(n);
+    launcher.wait_until("a step of worker 1, again", n_said, of_worker_1);
+    assert!(!launcher.text().contains("lost the session"), "{}", launcher.text());
+    launcher.signal("TERM");
+    assert!(launcher.wait().success(), "{}", launcher.text());
 }
 
 /// The step of the newest checkpoint.

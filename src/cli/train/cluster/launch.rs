@@ -16,6 +16,17 @@ use crate::cli::train::options::Common;
 /// How long a process has to end after it was asked to.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// The exit codes of a worker that could not go on, and said why.
+const OWN_ERROR: i32 = 1;
+const WRONG_USAGE: i32 = 2;
+
+/// A worker that dies is started again after a pause, which doubles from death to death, and so often at most. One that
+/// worked for a while begins to count anew.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+const MAX_RESTARTS: u32 = 5;
+const WELL_AFTER: Duration = Duration::from_secs(60);
+
 /// An event of a child process.
 pub enum Said {
     /// A line of its standard output.
@@ -58,22 +69,23 @@ pub fn launch(common: &Common) -> Result<()> {
     let cluster = format!("ps={};worker={}", free_addresses(n_ps)?, free_addresses(n_workers)?);
     let program = std::env::current_exe().map_err(|error| Error::internal(format!("who am I? {error}")))?;
     let (sender, said) = mpsc::channel();
-    let mut processes = Vec::with_capacity(n_ps + n_workers);
+    let mut servers = Vec::with_capacity(n_ps);
     for task in 0..n_ps {
         let mut command = Command::new(&program);
         command.args(server_flags(flags, &cluster, task));
-        processes.push(start(command, format!("ps {task}"), processes.len(), &sender)?);
+        servers.push(start(command, format!("ps {task}"), task, &sender)?);
     }
-    for task in 0..n_workers {
+    let start_worker = |task: usize| {
         let mut command = Command::new(&program);
         command.args(own_flags()).args(["--json", "--with-parent", "--cluster", &cluster, "--task", &task.to_string()]);
-        processes.push(start(command, format!("worker {task}"), processes.len(), &sender)?);
-    }
-    drop(sender);
-    let labels: Vec<String> = processes.iter().map(|process| process.label.clone()).collect();
-    let mut view = ClusterView::new(common.json, labels, n_workers, common.checkpoint_dir.is_some());
+        start(command, format!("worker {task}"), n_ps + task, &sender)
+    };
+    let mut workers = (0..n_workers).map(|task| start_worker(task).map(Worker::new)).collect::<Result<Vec<_>>>()?;
+    let labels =
+        servers.iter().chain(workers.iter().map(|worker| &worker.process)).map(|process| process.label.clone());
+    let mut view = ClusterView::new(common.json, labels.collect(), n_workers, common.checkpoint_dir.is_some());
     let mut failed = None;
-    loop {
+    while failed.is_none() && !workers.iter().all(|worker| worker.is_done) {
         match said.recv_timeout(Duration::from_millis(50)) {
             Ok(said) => view.show(said)?,
             Err(RecvTimeoutError::Timeout) => {}
@@ -82,29 +94,27 @@ pub fn launch(common: &Common) -> Result<()> {
         if stop.load(std::sync::atomic::Ordering::Relaxed) {
             break;
         }
-        let (servers, workers) = processes.split_at_mut(n_ps);
-        for process in servers.iter_mut() {
+        for process in &mut servers {
             if let Some(status) = ended(process)? {
                 failed = failed.or_else(|| Some(format!("{} ended early: {status}", process.label)));
             }
         }
-        let statuses = workers.iter_mut().map(|process| Ok((process.label.clone(), ended(process)?)));
-        let statuses = statuses.collect::<Result<Vec<_>>>()?;
-        for (label, status) in &statuses {
-            if let Some(status) = status.filter(|status| !status.success()) {
-                failed = failed.or_else(|| Some(format!("{label} failed: {status}")));
+        let is_chief_done = workers.first().is_some_and(|chief| chief.is_done);
+        for (task, worker) in workers.iter_mut().enumerate() {
+            match worker.look(is_chief_done)? {
+                Next::Nothing => {}
+                Next::Say(text) => view.note(n_ps + task, &text)?,
+                Next::Start => worker.process = start_worker(task)?,
+                Next::GiveUp(why) => failed = failed.or(Some(why)),
             }
         }
-        if failed.is_some() || statuses.iter().all(|(_, status)| status.is_some()) {
-            break;
-        }
     }
+    drop(sender);
     // The workers end first, all at once, since the chief saves what is on the parameter servers; their last words are
     // still shown.
-    let mut workers = processes.split_off(n_ps);
-    workers.iter_mut().for_each(|worker| drop(worker.child.stdin.take()));
+    workers.iter_mut().for_each(|worker| drop(worker.process.child.stdin.take()));
     drop(workers);
-    drop(processes);
+    drop(servers);
     while let Ok(said) = said.recv_timeout(Duration::from_secs(1)) {
         view.show(said)?;
     }
@@ -112,6 +122,72 @@ pub fn launch(common: &Common) -> Result<()> {
     match failed {
         Some(why) => Err(Error::aborted(why)),
         None => Ok(()),
+    }
+}
+
+/// A worker, which is started again if it dies. One that ends with an error of its own would only repeat it.
+struct Worker {
+    process: Process,
+    started: Instant,
+    /// How often it has died since it last worked for a while.
+    n_deaths: u32,
+    /// When it is started again.
+    restart: Option<Instant>,
+    is_done: bool,
+}
+
+/// What to do about a worker.
+enum Next {
+    Nothing,
+    Say(String),
+    Start,
+    GiveUp(String),
+}
+
+impl Worker {
+    fn new(process: Process) -> Worker {
+        Worker { process, started: Instant::now(), n_deaths: 0, restart: None, is_done: false }
+    }
+
+    /// Looks after it.
+    fn look(&mut self, is_chief_done: bool) -> Result<Next> {
+        if self.is_done {
+            return Ok(Next::Nothing);
+        }
+        if let Some(at) = self.restart {
+            if Instant::now() < at {
+                return Ok(Next::Nothing);
+            }
+            (self.restart, self.started) = (None, Instant::now());
+            return Ok(Next::Start);
+        }
+        let Some(status) = ended(&mut self.process)? else { return Ok(Next::Nothing) };
+        match status.code() {
+            Some(0) => self.is_done = true,
+            Some(OWN_ERROR | WRONG_USAGE) => {
+                return Ok(Next::GiveUp(format!("{} failed: {status}", self.process.label)));
+            }
+            _ => return Ok(self.died(status, is_chief_done)),
+        }
+        Ok(Next::Nothing)
+    }
+
+    fn died(&mut self, status: ExitStatus, is_chief_done: bool) -> Next {
+        if is_chief_done {
+            self.is_done = true;
+            return Next::Say(format!("died ({status}) after the training had ended"));
+        }
+        self.n_deaths = if self.started.elapsed() > WELL_AFTER { 1 } else { self.n_deaths + 1 };
+        if self.n_deaths > MAX_RESTARTS {
+            let label = &self.process.label;
+            return Next::GiveUp(format!("{label} died {} times in a row, at last: {status}", self.n_deaths));
+        }
+        let pause = (FIRST_PAUSE * (1 << (self.n_deaths - 1))).min(LONGEST_PAUSE);
+        self.restart = Some(Instant::now() + pause);
+        let n = self.n_deaths;
+        Next::Say(format!(
+            "died ({status}); the others go on. Starting it again in {pause:.1?} ({n} of {MAX_RESTARTS})"
+        ))
     }
 }
 
@@ -194,5 +270,23 @@ mod tests {
         let flags = ClusterFlags::default();
         assert!(!has(&flags));
         assert!(has(&ClusterFlags { no_shared_memory: true, ..flags }));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_worker_that_keeps_dying_is_given_up() {
+        let child = Command::new("true").stdin(Stdio::piped()).spawn().expect("`true` can be run");
+        let mut worker = Worker::new(Process { label: "worker 1".to_owned(), child });
+        let killed: ExitStatus = std::os::unix::process::ExitStatusExt::from_raw(9);
+        let mut pauses = Vec::new();
+        for _ in 0..MAX_RESTARTS {
+            let now = Instant::now();
+            assert!(matches!(worker.died(killed, false), Next::Say(_)));
+            pauses.extend(worker.restart.take().map(|at| at - now));
+        }
+        assert!(pauses.len() == MAX_RESTARTS as usize && pauses.is_sorted(), "{pauses:?}");
+        assert!(matches!(worker.died(killed, false), Next::GiveUp(_)));
+        // One that dies when there is nothing left to do is no failure.
+        assert!(matches!(worker.died(killed, true), Next::Say(_)) && worker.is_done);
     }
 }

@@ -51,6 +51,11 @@ impl ClusterView {
         }
     }
 
+    /// Something to know about a process.
+    pub fn note(&self, process: usize, text: &str) -> Result<()> {
+        self.line(process, text)
+    }
+
     /// A line that a process wrote, with its name before it.
     fn line(&self, process: usize, line: &str) -> Result<()> {
         let text = format!("[{}] {line}", self.labels[process]);
