@@ -95,10 +95,7 @@ impl Progress {
         let total = self.total;
         self.bar.get_or_insert_with(|| {
             let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(10));
-            let style = "{prefix} [{bar:30}] {pos}/{len} {msg} ETA {eta}";
-            if let Ok(style) = ProgressStyle::with_template(style) {
-                bar.set_style(style.progress_chars("━━ "));
-            }
+            bar.set_style(bar_style());
             bar.set_position(report.step.unsigned_abs());
             bar.reset_eta();
             bar
@@ -113,9 +110,10 @@ impl Progress {
             View::Bar => {
                 let accuracy =
                     accuracy.map_or(String::new(), |accuracy| format!(", accuracy {:.1}%", accuracy * 100.0));
-                let message = format!("loss {:.4}{accuracy}, {} {unit}/s", report.loss, thousands(rate));
+                let epoch = report.epoch + 1;
+                let message =
+                    format!("epoch {epoch}/{epochs}, loss {:.4}{accuracy}, {} {unit}/s", report.loss, thousands(rate));
                 let bar = self.bar(report);
-                bar.set_prefix(format!("epoch {}/{epochs}", report.epoch + 1));
                 bar.set_message(message);
                 bar.set_position(report.step.unsigned_abs());
             }
@@ -175,6 +173,12 @@ impl Callback for Progress {
         self.clear();
         Ok(())
     }
+}
+
+/// A bar for steps. What is said beside it is cut off where the terminal ends, so that the line does not wrap.
+pub fn bar_style() -> ProgressStyle {
+    let style = ProgressStyle::with_template("{pos}/{len} [{bar:20}] ETA {eta} {wide_msg}");
+    style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━━ ")
 }
 
 /// A count in a few characters: `512`, `48.1k`, `1.2M`.

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 
 use super::launch::Said;
 use crate::cli::print;
+use crate::cli::train::curve::Curve;
 use crate::cli::train::ending::stopped;
+use crate::cli::train::progress::bar_style;
 
 pub struct ClusterView {
     json: bool,
@@ -22,6 +24,8 @@ pub struct ClusterView {
     /// What the chief said at its end.
     chief: Option<Value>,
     n_steps: u64,
+    /// The chief's losses.
+    curve: Curve,
     /// Whether there are checkpoints.
     saves: bool,
 }
@@ -32,13 +36,15 @@ impl ClusterView {
         let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
         let bar = (!json && is_terminal).then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
-            if let Ok(style) = ProgressStyle::with_template("[{bar:30}] {pos}/{len} {msg} ETA {eta}") {
-                bar.set_style(style.progress_chars("━━ "));
+            if let Ok(style) = ProgressStyle::with_template("{wide_msg}") {
+                bar.set_style(style);
             }
+            bar.set_message(format!("starting {n_ps} parameter servers and {n_workers} workers"));
             bar
         });
         let rates = vec![0.0; n_workers];
-        ClusterView { json, labels, n_ps, bar, rates, began: Instant::now(), chief: None, n_steps: 0, saves }
+        let curve = Curve { label: "loss", points: Vec::new() };
+        ClusterView { json, labels, n_ps, bar, rates, began: Instant::now(), chief: None, n_steps: 0, curve, saves }
     }
 
     pub fn show(&mut self, said: Said) -> Result<()> {
@@ -78,10 +84,12 @@ impl ClusterView {
                     *rate = number("per_second");
                 }
                 self.n_steps = self.n_steps.max(number("step") as u64);
+                if worker == 0 {
+                    self.curve.points.push((number("step"), number("loss")));
+                }
                 let total: f64 = self.rates.iter().sum();
                 match &self.bar {
                     Some(bar) => {
-                        bar.set_length(number("of") as u64);
                         bar.set_position(self.n_steps);
                         bar.set_message(format!(
                             "loss {:.4}, {total:.0} steps/s of {} workers",
@@ -100,6 +108,16 @@ impl ClusterView {
                     None => {}
                 }
             }
+            Some("begin") => {
+                // The number of steps is known now, so there can be a bar.
+                if let Some(bar) = self.bar.as_ref().filter(|bar| bar.length().is_none()) {
+                    bar.set_style(bar_style());
+                    bar.set_length(number("of") as u64);
+                    bar.set_position(number("step") as u64);
+                    bar.set_message(format!("{} workers", self.rates.len()));
+                    bar.reset_eta();
+                }
+            }
             Some("end") if event.get("task").and_then(Value::as_u64) == Some(0) => self.chief = Some(event),
             _ => {}
         }
@@ -110,6 +128,9 @@ impl ClusterView {
     pub fn end(&mut self) -> Result<()> {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
+            if !self.curve.points.is_empty() {
+                print(self.curve.to_text(60, 8))?;
+            }
         }
         let Some(end) = &self.chief else { return Ok(()) };
         let number = |name: &str| end.get(name).and_then(Value::as_f64);
