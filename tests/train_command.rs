@@ -95,7 +95,7 @@ fn ctrl_c_saves_and_resume_goes_on() {
 
 #[test]
 fn wrong_flags_are_named_with_a_remedy() {
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["train", "linear", "--resume"], "--checkpoint-dir"),
         (&["train", "linear", "--lr", "-1"], "--lr"),
         (&["train", "linear", "--batch-size", "0"], "--batch-size must be at least 1"),
@@ -103,6 +103,14 @@ fn wrong_flags_are_named_with_a_remedy() {
         (&["train", "linear", "--checkpoint-every", "soon"], "nor seconds, such as 30s"),
         (&["train", "mnist", "--data", "no/such/folder"], "no/such/folder"),
         (&["train", "lm", "--width", "10", "--heads", "3"], "multiple of --heads"),
+        (&["train", "lm", "--prompt", ""], "--prompt is empty"),
+        (&["train", "linear", "--epochs", "0"], "--epochs 0 trains nothing; give at least 1"),
+        (&["train", "linear", "--max-steps", "0"], "--max-steps 0 trains nothing"),
+        (&["train", "linear", "--batch-size", "1001"], "give --batch-size 1000 or less"),
+        (&["train", "linear", "--ps", "1", "--workers", "2", "--batch-size", "501"], "give --batch-size 500 or less"),
+        (&["train", "linear", "--sync"], "--sync says how the workers of a cluster"),
+        (&["train", "linear", "--devices", "cpu=2", "--ps", "1", "--workers", "2"], "give more --workers"),
+        (&["train", "linear", "--device", "tpu:0"], "--device"),
         (
             &["train", "linear", "--target", "grpc://127.0.0.1:1", "--target-deadline", "0.2"],
             "nobody answered at --target grpc://127.0.0.1:1 in 0.2 s",
@@ -114,6 +122,30 @@ fn wrong_flags_are_named_with_a_remedy() {
         assert!(!output.status.success() && err.contains(expected), "{arguments:?}: {err}");
         assert!(!err.contains("panicked"), "{err}");
     }
+}
+
+#[test]
+fn a_log_filter_that_cannot_be_parsed_is_an_error() {
+    let output = kolo(&["train", "linear", "--epochs", "1"]).env("KOLO_LOG", "kolo=loud").output().unwrap();
+    let (out, err) = text(&output);
+    assert!(!output.status.success() && err.contains("KOLO_LOG='kolo=loud' cannot be parsed"), "{out}{err}");
+}
+
+#[test]
+fn the_chief_of_a_cluster_writes_the_log_folder() {
+    let dir = folder("cluster-log");
+    let flags = ["train", "linear", "--ps", "1", "--workers", "2", "--epochs", "1", "--log-every", "5", "--logdir"];
+    let output = kolo(&flags).arg(&dir).output().unwrap();
+    let (out, err) = text(&output);
+    assert!(output.status.success(), "{out}{err}");
+    let svg = std::fs::read_to_string(dir.join("loss.svg")).unwrap();
+    assert!(svg.matches("<polyline").count() == 2 && svg.contains("points=\"4"), "{svg}");
+    let files = std::fs::read_dir(&dir).unwrap().map(|file| file.unwrap().path());
+    let events: Vec<PathBuf> = files.filter(|path| path.to_string_lossy().contains("tfevents")).collect();
+    assert_eq!(events.len(), 1, "only the chief writes: {events:?}");
+    let bytes = std::fs::read(&events[0]).unwrap();
+    assert!(bytes.windows(10).any(|part| part == b"train/loss"), "{} bytes without a loss", bytes.len());
+    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]

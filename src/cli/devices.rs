@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use crate::cuda::{self, Discovery, PhysicalGpu};
-use crate::{DeviceAttributes, Result, Session, SessionConfig};
+use crate::{DeviceAttributes, Error, Result, Session, SessionConfig};
 use serde_json::json;
 
 use super::machine::{self, Memory, Process};
@@ -34,7 +34,8 @@ pub fn run(args: &Args) -> Result<()> {
     let config = SessionConfig { device_count: [("GPU".to_owned(), 0)].into(), ..SessionConfig::default() };
     let devices = Session::with_config(&graph, config)?.list_devices();
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let interval = Duration::try_from_secs_f64(args.interval).unwrap_or(Duration::from_secs(1));
+    let interval = Duration::try_from_secs_f64(args.interval)
+        .map_err(|_| Error::invalid_argument(format!("--interval {} is not a number of seconds", args.interval)))?;
     let mut before = machine::ticks();
     // The first look needs a short while to see what the cores do.
     std::thread::sleep(Duration::from_millis(100));

@@ -12,6 +12,7 @@ mod explain;
 mod graph_file;
 mod machine;
 mod ops;
+mod refusal;
 mod run;
 mod security;
 mod serve;
@@ -20,9 +21,13 @@ mod task;
 mod trace;
 mod train;
 
+use std::ffi::OsStr;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use self::refusal::Given;
 
 /// Kolo: dataflow graphs over many devices.
 #[derive(Parser)]
@@ -66,14 +71,48 @@ enum Command {
 /// Runs the command line; the exit code is 1 for an error, 2 for wrong usage.
 pub fn main() -> ExitCode {
     signals::install();
-    let filter = tracing_subscriber::EnvFilter::try_from_env("KOLO_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,kolo::placement=info"));
+    let command = Cli::command();
+    let matches = command.clone().get_matches();
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
+    match log().and_then(|()| Given::new(&command, &matches).check()).and_then(|()| run(cli.command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kolo: {:?}: {error}", error.code());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Begins to log, as `KOLO_LOG` says.
+fn log() -> crate::Result<()> {
+    let filter = log_filter(std::env::var_os("KOLO_LOG").as_deref())?;
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
-    let command = Cli::parse().command;
+    Ok(())
+}
+
+/// The filter that a text describes.
+fn log_filter(text: Option<&OsStr>) -> crate::Result<EnvFilter> {
+    let wrong = |text: &str, why: String| {
+        crate::Error::invalid_argument(format!(
+            "KOLO_LOG='{text}' cannot be parsed: {why}; write a level, such as info, or levels by target, such as \
+             warn,kolo::placement=info"
+        ))
+    };
+    match text.map(|text| text.to_str().ok_or(text)) {
+        None | Some(Ok("")) => Ok(EnvFilter::new("warn,kolo::placement=info")),
+        Some(Ok(text)) => EnvFilter::builder().parse(text).map_err(|error| wrong(text, error.to_string())),
+        Some(Err(text)) => Err(wrong(&text.to_string_lossy(), "it is not UTF-8".to_owned())),
+    }
+}
+
+fn run(command: Command) -> crate::Result<()> {
     if !matches!(command, Command::Train(_) | Command::Serve(_)) {
         signals::end_at_once();
     }
-    let result = match command {
+    match command {
         Command::Train(args) => train::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(&args),
@@ -87,13 +126,6 @@ pub fn main() -> ExitCode {
         Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Completions(args) => completions::run(&args),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("kolo: {:?}: {error}", error.code());
-            ExitCode::FAILURE
-        }
     }
 }
 
@@ -104,5 +136,24 @@ fn print(text: impl std::fmt::Display) -> crate::Result<()> {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
         Err(error) => Err(crate::Error::unavailable(format!("cannot write to standard output: {error}"))),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_filter_that_cannot_be_parsed_is_an_error() {
+        let filter = |text: &str| log_filter(Some(OsStr::new(text)));
+        for text in ["kolo=loud", "=", "info=what=ever"] {
+            let error = filter(text).unwrap_err().to_string();
+            assert!(error.contains("KOLO_LOG=") && error.contains(text) && error.contains("such as info"), "{error}");
+        }
+        for text in ["", "info", "warn,kolo::placement=debug"] {
+            filter(text).unwrap();
+        }
+        log_filter(None).unwrap();
     }
 }

@@ -1,0 +1,258 @@
+//! Flags that would have no effect are refused, with the reason, before a command starts: an option works, or it is an
+//! error.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::{Error, Result};
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+
+/// What stands on the command line.
+pub struct Given {
+    /// The command, such as `train mnist`.
+    command: String,
+    /// Flags by their long name, and positional arguments by their id, whether given or defaults.
+    arguments: BTreeMap<String, Argument>,
+}
+
+struct Argument {
+    heading: Option<String>,
+    value: Option<String>,
+    is_given: bool,
+}
+
+impl Given {
+    /// What the command line says. `command` is the root.
+    pub fn new(command: &clap::Command, matches: &ArgMatches) -> Given {
+        let (mut command, mut matches, mut path) = (command, matches, Vec::new());
+        while let Some((name, below)) = matches.subcommand()
+            && let Some(next) = command.find_subcommand(name)
+        {
+            path.push(name);
+            (command, matches) = (next, below);
+        }
+        let argument = |arg: &clap::Arg| {
+            let id = arg.get_id().as_str();
+            let raw = matches.try_get_raw(id).ok().flatten().and_then(|mut values| values.next());
+            let source = matches.try_contains_id(id).ok().and_then(|_| matches.value_source(id));
+            Argument {
+                heading: arg.get_help_heading().map(str::to_owned),
+                value: raw.map(|value| value.to_string_lossy().into_owned()),
+                is_given: source == Some(ValueSource::CommandLine),
+            }
+        };
+        let arguments = command
+            .get_arguments()
+            .map(|arg| (arg.get_long().unwrap_or(arg.get_id().as_str()).to_owned(), argument(arg)));
+        Given { command: path.join(" "), arguments: arguments.collect() }
+    }
+
+    fn has(&self, flag: &str) -> bool {
+        self.arguments.get(flag).is_some_and(|argument| argument.is_given)
+    }
+
+    /// The first value, given or default.
+    fn value(&self, argument: &str) -> &str {
+        self.arguments.get(argument).and_then(|argument| argument.value.as_deref()).unwrap_or("")
+    }
+
+    fn is_cluster(&self) -> bool {
+        ["ps", "workers", "cluster", "target"].iter().any(|flag| self.has(flag))
+    }
+
+    /// Whether all devices that the flags name are CPUs.
+    fn is_cpu_only(&self) -> bool {
+        let named = format!("{} {}", self.value("device"), self.value("devices")).to_ascii_lowercase();
+        named.contains("cpu") && !named.contains("gpu")
+    }
+
+    /// An error if a flag would have no effect.
+    pub fn check(&self) -> Result<()> {
+        for rule in RULES.iter().filter(|rule| format!("{} ", self.command).starts_with(&format!("{} ", rule.command)))
+        {
+            let mut flags =
+                self.arguments.iter().filter(|(name, argument)| argument.is_given && rule.is_about(name, argument));
+            if let Some((flag, _)) = flags.next()
+                && (rule.has_no_effect)(self)
+            {
+                return Err(Error::invalid_argument(format!("--{flag} {}", rule.why)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// When flags of a command have no effect, and why.
+struct Rule {
+    /// The command, or the beginning of it.
+    command: &'static str,
+    /// Long names, or a heading of the help in brackets.
+    flags: &'static [&'static str],
+    has_no_effect: fn(&Given) -> bool,
+    why: &'static str,
+}
+
+impl Rule {
+    fn is_about(&self, flag: &str, argument: &Argument) -> bool {
+        let heading = argument.heading.as_deref().map(|heading| format!("[{heading}]"));
+        self.flags.iter().any(|about| *about == flag || Some(*about) == heading.as_deref())
+    }
+}
+
+const GPU_FLAGS: &[&str] = &["gpu-memory-fraction", "virtual-gpus", "no-capture", "no-fusion", "full-precision"];
+
+/// All of them. The first that applies is reported.
+const RULES: &[Rule] = &[
+    Rule {
+        command: "train",
+        flags: &["ps", "workers"],
+        has_no_effect: |given| given.has("cluster"),
+        why: "starts a cluster on this machine, and --cluster joins one that runs; give one or the other",
+    },
+    Rule {
+        command: "train",
+        flags: &["sync", "async", "hybrid"],
+        has_no_effect: |given| !given.is_cluster(),
+        why: "says how the workers of a cluster update the weights, and there is no cluster; add --ps 1 --workers 2, \
+              --cluster or --target",
+    },
+    Rule {
+        command: "train",
+        flags: &["no-shared-memory", "[Security]"],
+        has_no_effect: |given| !given.is_cluster(),
+        why: "is about connections between processes, and there is no cluster; add --ps 1 --workers 2, --cluster or \
+              --target",
+    },
+    Rule {
+        command: "train",
+        flags: &["insecure"],
+        has_no_effect: |given| given.has("target"),
+        why: "is for processes that listen; with --target, the server does",
+    },
+    Rule {
+        command: "train",
+        flags: &["devices"],
+        has_no_effect: Given::is_cluster,
+        why: "splits batches over the devices of one process, and a cluster over its workers; give more --workers, or \
+              --device for each",
+    },
+    Rule {
+        command: "train",
+        flags: &["deny-implicit-copies"],
+        has_no_effect: Given::is_cluster,
+        why: "is checked in a single process only; variables of a cluster are on parameter servers, and always copied",
+    },
+    Rule {
+        command: "train",
+        flags: GPU_FLAGS,
+        has_no_effect: |given| given.has("target"),
+        why: "is about GPUs of this process; with --target, they are the server's",
+    },
+    Rule {
+        command: "train",
+        flags: GPU_FLAGS,
+        has_no_effect: Given::is_cpu_only,
+        why: "is about GPUs, and the devices are CPUs",
+    },
+    Rule {
+        command: "train",
+        flags: &["target-deadline"],
+        has_no_effect: |given| !given.has("target"),
+        why: "is how long to wait for --target, which is not given",
+    },
+    Rule {
+        command: "train",
+        flags: &["checkpoint-every", "keep"],
+        has_no_effect: |given| !given.has("checkpoint-dir"),
+        why: "is about checkpoints, and nothing is saved without --checkpoint-dir",
+    },
+    Rule {
+        command: "train lm",
+        flags: &["vocabulary", "precision"],
+        has_no_effect: |given| given.value("model") != "gpt2-124m",
+        why: "is for --model gpt2-124m; the small model computes in float, and its vocabulary is that of the text",
+    },
+    Rule {
+        command: "train lm",
+        flags: &["prompt", "sample", "temperature"],
+        has_no_effect: |given| given.value("model") == "gpt2-124m",
+        why: "is for --model small; GPT-2 writes no sample here",
+    },
+    Rule {
+        command: "train lm",
+        flags: &["prompt", "temperature"],
+        has_no_effect: |given| given.value("sample") == "0",
+        why: "is about the sample, and --sample 0 writes none",
+    },
+    Rule {
+        command: "serve",
+        flags: &["journal"],
+        has_no_effect: |given| !["logged", "synced"].contains(&given.value("durability")),
+        why: "is the folder of a log that is kept with --durability logged or synced only",
+    },
+    Rule {
+        command: "serve",
+        flags: &["replica"],
+        has_no_effect: |given| given.value("durability") != "replicated",
+        why: "is the task to replicate to with --durability replicated",
+    },
+    Rule {
+        command: "doctor",
+        flags: &["insecure"],
+        has_no_effect: |_| true,
+        why: "is for processes that listen, and this one does not",
+    },
+    Rule {
+        command: "devices",
+        flags: &["interval"],
+        has_no_effect: |given| !given.has("watch"),
+        why: "is the time between listings of --watch, which is not given",
+    },
+    Rule {
+        command: "run",
+        flags: &["signature", "tag"],
+        has_no_effect: |given| !given.value("model").is_empty() && !Path::new(given.value("model")).is_dir(),
+        why: "is for a SavedModel, which is a folder; this is a file",
+    },
+    Rule {
+        command: "run",
+        flags: &["json"],
+        has_no_effect: |given| given.has("out"),
+        why: "prints values, and --out writes them to files",
+    },
+    Rule {
+        command: "explain",
+        flags: &["costs"],
+        has_no_effect: |given| given.value("policy") != "cost" && !given.has("soft"),
+        why: "is used with --policy cost, or with --soft for the cost of fallbacks",
+    },
+    Rule {
+        command: "trace",
+        flags: &["costs"],
+        has_no_effect: |given| given.value("policy") != "cost" && !given.has("soft") && !given.has("write-costs"),
+        why: "is used with --policy cost, with --soft for the cost of fallbacks, or with --write-costs",
+    },
+    Rule {
+        command: "config check",
+        flags: &["task"],
+        has_no_effect: |given| !given.has("job") && std::env::var_os("TF_CONFIG").is_none(),
+        why: "is a number in a job; add --job",
+    },
+    Rule {
+        command: "bench",
+        flags: &["case"],
+        has_no_effect: |given| !["ops", "gpu"].contains(&given.value("name")),
+        why: "chooses among the cases of `bench ops` and `bench gpu`",
+    },
+    Rule {
+        command: "bench",
+        flags: &["plain"],
+        has_no_effect: |given| given.value("name") != "tls",
+        why: "is for `bench tls`",
+    },
+];
+
+#[cfg(test)]
+#[path = "refusal_tests.rs"]
+mod tests;

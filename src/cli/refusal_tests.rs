@@ -1,0 +1,248 @@
+//! No flag is ignored: each one of every command is in a table, with a command line in which it is refused because it would
+//! have no effect, or the tests that show what it does. A new flag without a line there fails.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use clap::{CommandFactory as _, FromArgMatches as _};
+
+use super::Given;
+use crate::cli::Cli;
+
+/// How we know that a flag is not ignored.
+enum Proof {
+    /// It is refused on this command line, after the command itself.
+    Refused(&'static [&'static str]),
+    /// These tests use it.
+    Shown(&'static str),
+}
+
+use Proof::{Refused, Shown};
+
+const TRAIN: &str = "tests/train_command.rs";
+const RECIPES: &str = "tests/recipes.rs";
+const FAILURES: &str = "tests/cluster_failures.rs";
+const DOORS: &str = "tests/cluster_doors.rs";
+const CLI: &str = "tests/cli.rs";
+const RUN: &str = "tests/run_command.rs";
+const FLAGS: &str = "tests/flags.rs";
+
+/// A flag of a command, or of all commands that begin so.
+#[rustfmt::skip]
+const TABLE: &[(&str, &str, Proof)] = &[
+    ("train", "optimizer", Shown(FAILURES)),
+    ("train", "lr", Shown(TRAIN)),
+    ("train", "batch-size", Shown(TRAIN)),
+    ("train", "epochs", Shown(TRAIN)),
+    ("train", "max-steps", Shown(TRAIN)),
+    ("train", "seed", Shown("tests/kill_and_resume.rs")),
+    ("train", "logdir", Shown(TRAIN)),
+    ("train", "checkpoint-dir", Shown(TRAIN)),
+    ("train", "checkpoint-every", Refused(&["--checkpoint-every", "10"])),
+    ("train", "keep", Refused(&["--keep", "3"])),
+    ("train", "resume", Shown(TRAIN)),
+    ("train", "device", Shown(RECIPES)),
+    ("train", "devices", Refused(&["--devices", "cpu=2", "--ps", "1"])),
+    ("train", "gpu-memory-fraction", Refused(&["--gpu-memory-fraction", "0.5", "--device", "cpu:0"])),
+    ("train", "virtual-gpus", Refused(&["--virtual-gpus", "2=1GiB", "--devices", "cpu=2"])),
+    ("train", "no-capture", Refused(&["--no-capture", "--target", "grpc://a:1"])),
+    ("train", "no-fusion", Refused(&["--no-fusion", "--device", "/cpu:0"])),
+    ("train", "full-precision", Refused(&["--full-precision", "--device", "cpu:0"])),
+    ("train", "deny-implicit-copies", Refused(&["--deny-implicit-copies", "--workers", "2"])),
+    ("train", "log-every", Shown(TRAIN)),
+    ("train", "json", Shown(TRAIN)),
+    ("train", "ps", Refused(&["--ps", "1", "--cluster", "ps=a:1;worker=b:1", "--task", "0"])),
+    ("train", "workers", Refused(&["--workers", "1", "--cluster", "ps=a:1;worker=b:1", "--task", "0"])),
+    ("train", "sync", Refused(&["--sync"])),
+    ("train", "async", Refused(&["--async", "bound=3"])),
+    ("train", "hybrid", Refused(&["--hybrid"])),
+    ("train", "cluster", Shown(FAILURES)),
+    ("train", "task", Shown(FAILURES)),
+    ("train", "target", Shown(FAILURES)),
+    ("train", "target-deadline", Refused(&["--target-deadline", "3"])),
+    ("train", "no-shared-memory", Refused(&["--no-shared-memory"])),
+    ("train", "with-parent", Shown(FAILURES)),
+    ("train", "tls-ca", Refused(&["--tls-ca", "ca.pem"])),
+    ("train", "tls-cert", Refused(&["--tls-cert", "a.pem"])),
+    ("train", "tls-key", Refused(&["--tls-key", "a-key.pem"])),
+    ("train", "token", Refused(&["--token", "of sixteen letters"])),
+    ("train", "token-file", Refused(&["--token-file", "token"])),
+    ("train", "insecure", Refused(&["--insecure", "--target", "grpc://a:1"])),
+    ("train mnist", "model", Shown(FLAGS)),
+    ("train mnist", "data", Shown(RECIPES)),
+    ("train cifar", "data", Shown(RECIPES)),
+    ("train lm", "model", Shown(RECIPES)),
+    ("train lm", "data", Shown(RECIPES)),
+    ("train lm", "context", Shown(RECIPES)),
+    ("train lm", "width", Shown(RECIPES)),
+    ("train lm", "layers", Shown(RECIPES)),
+    ("train lm", "heads", Shown(RECIPES)),
+    ("train lm", "vocabulary", Refused(&["--vocabulary", "31"])),
+    ("train lm", "precision", Refused(&["--precision", "f32"])),
+    ("train lm", "prompt", Refused(&["--prompt", "a", "--sample", "0"])),
+    ("train lm", "sample", Refused(&["--sample", "3", "--model", "gpt2-124m"])),
+    ("train lm", "temperature", Refused(&["--temperature", "1", "--model", "gpt2-124m"])),
+    ("train resnet50", "data", Shown(FLAGS)),
+    ("train resnet50", "side", Shown(RECIPES)),
+    ("train resnet50", "classes", Shown(RECIPES)),
+    ("train resnet50", "width", Shown(RECIPES)),
+    ("train resnet50", "precision", Shown(RECIPES)),
+    ("run", "feed", Shown(RUN)),
+    ("run", "fetch", Shown(RUN)),
+    ("run", "out", Shown(RUN)),
+    ("run", "first", Shown(RUN)),
+    ("run", "signature", Refused(&["Cargo.toml", "--signature", "a"])),
+    ("run", "tag", Refused(&["Cargo.toml", "--tag", "a"])),
+    ("run", "json", Refused(&["Cargo.toml", "--json", "--fetch", "a", "--out", "a.npy"])),
+    ("serve", "cluster", Shown(FAILURES)),
+    ("serve", "job", Shown("tests/support/mod.rs")),
+    ("serve", "task", Shown("tests/support/mod.rs")),
+    ("serve", "tls-ca", Shown(DOORS)),
+    ("serve", "tls-cert", Shown(DOORS)),
+    ("serve", "tls-key", Shown(DOORS)),
+    ("serve", "token", Shown(DOORS)),
+    ("serve", "token-file", Shown(DOORS)),
+    ("serve", "insecure", Shown(DOORS)),
+    ("serve", "allow-dir", Shown(DOORS)),
+    ("serve", "durability", Shown(FAILURES)),
+    ("serve", "journal", Refused(&["--journal", "log"])),
+    ("serve", "replica", Refused(&["--replica", "ps:1", "--durability", "logged", "--journal", "log"])),
+    ("serve", "max-sessions", Shown(DOORS)),
+    ("serve", "max-tensor-message", Shown(FLAGS)),
+    ("serve", "max-graph-message", Shown(FLAGS)),
+    ("serve", "device-count", Shown(FLAGS)),
+    ("serve", "inter-op-threads", Shown("conformance/cluster/tf_server.py")),
+    ("serve", "intra-op-threads", Shown("conformance/cluster/tf_server.py")),
+    ("serve", "ready-deadline", Shown(FAILURES)),
+    ("serve", "report-after", Shown(FAILURES)),
+    ("serve", "log-device-placement", Shown(FLAGS)),
+    ("serve", "with-parent", Shown("tests/support/mod.rs")),
+    ("serve", "no-shared-memory", Shown("src/cli/train/cluster/launch.rs")),
+    ("serve", "grpc-only", Shown(FAILURES)),
+    ("doctor", "cluster", Shown(FAILURES)),
+    ("doctor", "tls-ca", Shown(DOORS)),
+    ("doctor", "tls-cert", Shown(DOORS)),
+    ("doctor", "tls-key", Shown(DOORS)),
+    ("doctor", "token", Shown(DOORS)),
+    ("doctor", "token-file", Shown(DOORS)),
+    ("doctor", "insecure", Refused(&["--insecure"])),
+    ("doctor", "overdue", Shown(FAILURES)),
+    ("doctor", "deadline", Shown(FAILURES)),
+    ("doctor", "json", Shown(FLAGS)),
+    ("doctor", "watch", Shown(FLAGS)),
+    ("cert", "hosts", Shown(DOORS)),
+    ("cert", "days", Shown(FLAGS)),
+    ("config check", "cluster", Shown(FLAGS)),
+    ("config check", "job", Shown(FLAGS)),
+    ("config check", "task", Refused(&["--task", "0", "--cluster", "ps=a:1"])),
+    ("config check", "json", Shown(FLAGS)),
+    ("explain", "fetch", Shown(CLI)),
+    ("explain", "devices", Shown(CLI)),
+    ("explain", "soft", Shown(CLI)),
+    ("explain", "pins", Shown(CLI)),
+    ("explain", "policy", Shown(CLI)),
+    ("explain", "costs", Refused(&["g.pb", "--fetch", "a", "--costs", "c"])),
+    ("explain", "passes", Shown(FLAGS)),
+    ("explain", "after", Shown(FLAGS)),
+    ("explain", "json", Shown(FLAGS)),
+    ("trace", "fetch", Shown(CLI)),
+    ("trace", "devices", Shown(CLI)),
+    ("trace", "soft", Shown(CLI)),
+    ("trace", "pins", Shown(CLI)),
+    ("trace", "policy", Shown(CLI)),
+    ("trace", "costs", Refused(&["g.pb", "--fetch", "a", "--costs", "c"])),
+    ("trace", "feed", Shown(CLI)),
+    ("trace", "first", Shown("conformance/functions/check.py")),
+    ("trace", "out", Shown(CLI)),
+    ("trace", "write-costs", Shown(CLI)),
+    ("devices", "json", Shown(FLAGS)),
+    ("devices", "watch", Shown(FLAGS)),
+    ("devices", "interval", Refused(&["--interval", "2"])),
+    ("ops", "coverage", Shown("conformance/ops/run")),
+    ("checkpoint show", "tensor", Shown("tests/saver.rs")),
+    ("checkpoint show", "json", Shown("tests/saver.rs")),
+    ("bench", "json", Shown("bench/run")),
+    ("bench", "case", Refused(&["mlp", "--case", "a"])),
+    ("bench", "plain", Refused(&["mlp", "--plain"])),
+    // What the benchmark gives to the processes it starts.
+    ("bench", "cluster", Shown("src/cli/bench/cluster/training.rs")),
+    ("bench", "worker", Shown("src/cli/bench/cluster/training.rs")),
+];
+
+/// Whether a command is the one of a line, or below it.
+fn is_below(command: &str, line: &str) -> bool {
+    command == line || command.strip_prefix(line).is_some_and(|rest| rest.starts_with(' '))
+}
+
+/// Every flag, as the command it belongs to and its long name.
+fn all_flags(command: &clap::Command, path: &str, found: &mut BTreeSet<(String, String)>) {
+    let flags = command.get_arguments().filter_map(|arg| arg.get_long());
+    found.extend(
+        flags.filter(|flag| !["help", "version"].contains(flag)).map(|flag| (path.to_owned(), flag.to_owned())),
+    );
+    for below in command.get_subcommands() {
+        all_flags(below, format!("{path} {}", below.get_name()).trim(), found);
+    }
+}
+
+#[test]
+fn every_flag_is_refused_or_shown_to_work() {
+    let mut flags = BTreeSet::new();
+    all_flags(&Cli::command(), "", &mut flags);
+    assert!(flags.len() > 100, "the commands are walked: {flags:?}");
+    for (command, flag) in &flags {
+        let has_line = TABLE.iter().any(|(of, name, _)| name == flag && is_below(command, of));
+        assert!(has_line, "`kolo {command} --{flag}` is new: say in this table how it is known not to be ignored");
+    }
+    for (of, flag, proof) in TABLE {
+        let command = flags.iter().find(|(command, name)| name == flag && is_below(command, of));
+        let (command, _) = command.unwrap_or_else(|| panic!("`kolo {of}` has no --{flag}"));
+        match proof {
+            Refused(arguments) => {
+                let error = refusal(command, arguments);
+                assert!(error.contains(&format!("--{flag} ")), "`kolo {command} {arguments:?}`: {error}");
+            }
+            Shown(file) => {
+                let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+                let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{file}: {error}"));
+                assert!(text.contains(&format!("--{flag}")), "{file} does not use --{flag}");
+            }
+        }
+    }
+}
+
+/// What is said to a command line.
+fn refusal(command: &str, arguments: &[&str]) -> String {
+    let mut line = vec!["kolo"];
+    line.extend(command.split_whitespace());
+    // Some commands need more than the flag.
+    line.extend(if command == "train cifar" { &["--data", "cifar"][..] } else { &[] });
+    line.extend(arguments);
+    let root = Cli::command();
+    let matches = root.clone().try_get_matches_from(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"));
+    assert!(Cli::from_arg_matches(&matches).is_ok(), "{line:?}");
+    match Given::new(&root, &matches).check() {
+        Ok(()) => format!("{line:?} is not refused"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn what_has_an_effect_is_taken() {
+    for line in [
+        "train mnist --sync --ps 1 --workers 2 --no-shared-memory --insecure --checkpoint-dir a --keep 3",
+        "train linear --cluster ps=a:1;worker=b:1 --task 0 --hybrid --no-capture",
+        "train lm --sample 3 --prompt a",
+        "train lm --model gpt2-124m --vocabulary 31",
+        "serve --durability logged --journal a",
+        "devices --watch --interval 3",
+        "trace g.pb --fetch a --costs a --write-costs a",
+    ] {
+        let root = Cli::command();
+        let words = std::iter::once("kolo").chain(line.split(' '));
+        let matches = root.clone().try_get_matches_from(words).unwrap_or_else(|error| panic!("{line}: {error}"));
+        if let Err(error) = Given::new(&root, &matches).check() {
+            panic!("{line}: {error}");
+        }
+    }
+}
