@@ -39,7 +39,7 @@ impl ClusterView {
             if let Ok(style) = ProgressStyle::with_template("{wide_msg}") {
                 bar.set_style(style);
             }
-            bar.set_message(format!("starting {n_ps} parameter servers and {n_workers} workers"));
+            bar.set_message(format!("starting {} processes", n_ps + n_workers));
             bar
         });
         let rates = vec![0.0; n_workers];
