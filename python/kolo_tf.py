@@ -6,8 +6,12 @@
 `tf.train.Server(...)` then starts a `kolo serve` process with the same cluster, job and task, and `tf.Session()` without a
 target runs on a local one. Sessions with a target go where they say. The processes end with this one, however it ends.
 
+The servers serve this user alone, though TensorFlow's clients cannot send a token: on loopback they ask the kernel whose a
+connection is (`kolo serve --same-user`), and graphs may reach whatever files this user may. For tasks that other machines can
+reach, KOLO_SERVE_FLAGS says who may call them and which directories are open to graphs.
+
 KOLO_BIN names the binary; without it `kolo` is looked for on PATH, then in this repository's target folder. KOLO_SERVE_FLAGS
-has more flags for `kolo serve`, such as those for TLS. Works with TensorFlow 1.15 and 2.
+has more flags for `kolo serve`, such as those for TLS, --allow-dir DIR, or --insecure-loopback in place of --same-user. Works with TensorFlow 1.15 and 2.
 """
 
 import atexit
@@ -114,12 +118,27 @@ def _flags(config):
     return flags
 
 
+def _access(address, more):
+    """Flags that say who may call a server and which files graphs may touch, as far as `more` leaves it open."""
+    host = address.rpartition(":")[0].strip("[]")
+    is_loopback = host == "localhost" or host == "::1" or host.startswith("127.")
+    flags = []
+    if not any(flag in more for flag in ("--same-user", "--insecure-loopback")):
+        # Elsewhere the system does not say whose a connection is.
+        flags += ["--same-user"] if sys.platform.startswith("linux") else ["--insecure-loopback"] if is_loopback else []
+    if is_loopback and not any(flag.split("=")[0] == "--allow-dir" for flag in more):
+        # Whoever may call it is this user, who may touch these files anyway.
+        flags += ["--allow-dir", os.sep]
+    return flags
+
+
 class _Process(object):
     """A `kolo serve` process that is ready."""
 
-    def __init__(self, cluster, job, task, config):
+    def __init__(self, cluster, job, task, address, config):
+        more = shlex.split(os.environ.get("KOLO_SERVE_FLAGS", ""))
         command = [binary(), "serve", "--cluster", cluster, "--job", job, "--task", str(task)] + _flags(config)
-        command += shlex.split(os.environ.get("KOLO_SERVE_FLAGS", ""))
+        command += _access(address, more) + more
         self.owner, self.target = os.getpid(), None
         self.ready = threading.Event()
         self.process = _KEEPER.start(command)
@@ -197,8 +216,13 @@ def _server_init(self, server_or_cluster_def, job_name=None, task_index=None, pr
 def _server_start(self):
     if self._kolo is None:
         d = self._server_def
-        self._kolo = _Process(_cluster_text(d.cluster), d.job_name, d.task_index, d.default_session_config)
+        self._kolo = _Process(_cluster_text(d.cluster), d.job_name, d.task_index, _address(d), d.default_session_config)
         _DEFAULTS[self._kolo.target] = d.default_session_config
+
+
+def _address(server_def):
+    """The address of a server's own task."""
+    return next(dict(job.tasks)[server_def.task_index] for job in server_def.cluster.job if job.name == server_def.job_name)
 
 
 def _server_join(self):
@@ -211,8 +235,7 @@ def _server_join(self):
 
 def _server_target(self):
     if self._kolo is None:
-        d = self._server_def
-        address = next(dict(job.tasks)[d.task_index] for job in d.cluster.job if job.name == d.job_name)
+        address = _address(self._server_def)
         if not address.endswith(":0"):
             return "grpc://" + address
         self.start()
@@ -232,7 +255,7 @@ def _local_target(config):
     with _LOCAL_LOCK:
         known = _LOCAL.get(key)
         if known is None or known.process.poll() is not None:
-            _LOCAL[key] = _Process("localhost=127.0.0.1:0", "localhost", 0, config)
+            _LOCAL[key] = _Process("localhost=127.0.0.1:0", "localhost", 0, "127.0.0.1:0", config)
         return _LOCAL[key].target
 
 

@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -22,7 +23,11 @@ fn an_address_that_others_can_reach_needs_a_lock() {
     for part in ["FailedPrecondition", "--tls-ca", "--token", "--insecure", "kolo cert init"] {
         assert!(text.contains(part), "{part} is missing in:\n{text}");
     }
-    let (is_well, text) = kolo(&["serve", "--cluster", "ps=0.0.0.0:0", "--job", "ps", "--token", "short"]);
+    let folder = Folder::new("short-token");
+    std::fs::write(folder.0.join("token"), "short").unwrap();
+    std::fs::set_permissions(folder.0.join("token"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    let args = ["serve", "--cluster", "ps=0.0.0.0:0", "--job", "ps", "--token-file", &folder.path("token")];
+    let (is_well, text) = kolo(&args);
     assert!(!is_well && text.contains("at least 16"), "{text}");
     let (is_well, text) = kolo(&["serve", "--cluster", "ps=127.0.0.1:0", "--job", "ps", "--tls-ca", "x"]);
     assert!(!is_well && text.contains("--tls-cert and --tls-key is not given"), "{text}");

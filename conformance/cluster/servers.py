@@ -143,7 +143,8 @@ class Cluster:
                     if kind is None:
                         continue
                     if kind == "kolo":
-                        command = [kolo, "serve"]
+                        # TensorFlow's clients and tasks send no token. The cases' folders are beside the log's.
+                        command = [kolo, "serve", "--insecure-loopback", "--allow-dir", str(ROOT), "--allow-dir", os.path.dirname(folder)]
                     else:
                         command = [python, str(HERE / "tf_server.py")] + (["--plain"] if plain else [])
                     command += ["--cluster", self.spec, "--job", job, "--task", str(task)]

@@ -1,7 +1,7 @@
 """A TensorFlow server process with the flags and the ready line of `kolo serve`.
 
 usage: tf_server.py --cluster 'ps=HOST:PORT;worker=HOST:PORT,HOST:PORT' --job JOB --task N [--device-count CPU=N]
-       [--inter-op-threads N] [--intra-op-threads N] [--plain]
+       [--inter-op-threads N] [--intra-op-threads N] [--same-user] [--allow-dir DIR] [--plain]
 """
 
 import argparse
@@ -23,6 +23,8 @@ def main():
     parser.add_argument("--device-count", default="CPU=1")
     parser.add_argument("--inter-op-threads", type=int, default=0)
     parser.add_argument("--intra-op-threads", type=int, default=0)
+    parser.add_argument("--same-user", action="store_true", help="as everybody may")
+    parser.add_argument("--allow-dir", action="append", help="as everywhere")
     parser.add_argument("--plain", action="store_true", help="no graph rewriting: Kolo tasks get what was described")
     o = parser.parse_args()
     # TensorFlow's server has no orderly end.

@@ -79,8 +79,8 @@ pub fn run(args: &Args) -> Result<()> {
             print(format_args!("This process is {job}:{task}. It listens on {address} and nowhere else."))?;
             if !is_loopback(address) {
                 print(
-                    "Other machines can reach that address, so it needs --tls-ca, --tls-cert and --tls-key, or --token, or \
-                     --insecure.",
+                    "Other machines can reach that address, so it needs --tls-ca, --tls-cert and --tls-key, or --token-file, \
+                     or --insecure.",
                 )?;
             }
         }

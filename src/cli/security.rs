@@ -1,14 +1,13 @@
 //! Flags for authentication, of servers and of their clients.
 
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::tls::{Security, TlsFiles, Token};
 use crate::{Error, Result};
 
-/// How peers are authenticated, and what this process presents to them. Each flag can be given as an environment
-/// variable, so that one line in a profile serves all commands.
-#[derive(Clone, Default, clap::Args)]
+/// What this process presents to servers. Each flag can be given as an environment variable, so that one line in a profile
+/// serves all commands.
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct SecurityFlags {
     /// Trust this authority's certificate, from `kolo cert init` [default: $KOLO_TLS_CA]
     #[arg(long, value_name = "FILE", help_heading = "Security")]
@@ -16,26 +15,35 @@ pub struct SecurityFlags {
     /// Present this certificate of this machine [default: $KOLO_TLS_CERT]
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     tls_cert: Option<PathBuf>,
-    /// Use this key of --tls-cert [default: $KOLO_TLS_KEY]
+    /// Use this key of --tls-cert; a file that others may read is refused [default: $KOLO_TLS_KEY]
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     tls_key: Option<PathBuf>,
-    /// Require and present this secret, shared by all tasks and clients, of 16 characters or more [default:
-    /// $KOLO_TOKEN]. Other users of this machine can read flags, so prefer the variable or --token-file
-    #[arg(long, value_name = "SECRET", help_heading = "Security", conflicts_with = "token_file")]
-    token: Option<String>,
-    /// Read the token from this file
+    /// Read the token from this file: a secret of 16 characters or more, shared by all tasks and clients; a file that
+    /// others may read is refused [default: $KOLO_TOKEN; on loopback, the token of this user]
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     token_file: Option<PathBuf>,
+    /// Refused: other users of this machine can read flags. Use --token-file, or the variable KOLO_TOKEN
+    #[arg(long, hide = true, value_parser = refuse_token)]
+    token: Option<String>,
+}
+
+/// Whom a server accepts, besides what it presents to others.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ServerSecurityFlags {
+    #[command(flatten)]
+    peers: SecurityFlags,
     /// Accept other machines without certificates or a token: anyone who reaches the port can run anything
     #[arg(long, help_heading = "Security")]
     insecure: bool,
-}
-
-/// A token is not for logs.
-impl fmt::Debug for SecurityFlags {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SecurityFlags").field("insecure", &self.insecure).finish_non_exhaustive()
-    }
+    /// Accept connections from this machine without a token: every user and every program on it, a browser's page
+    /// included, can then run graphs as you and reach the files below --allow-dir. For TensorFlow's clients, which cannot
+    /// send a token, where --same-user does not work
+    #[arg(long, help_heading = "Security")]
+    insecure_loopback: bool,
+    /// Accept gRPC connections from this machine without a token if the kernel says that they are your own; for
+    /// TensorFlow's clients (Linux)
+    #[arg(long, help_heading = "Security", conflicts_with = "insecure_loopback")]
+    same_user: bool,
 }
 
 impl SecurityFlags {
@@ -62,17 +70,18 @@ impl SecurityFlags {
             // A wrong file is better noticed now than by the first caller.
             tls.client()?;
         }
-        let token = match (&self.token, &self.token_file) {
-            (Some(text), _) => Some(text.clone()),
-            (None, Some(file)) => Some(read_token(file)?),
-            (None, None) => std::env::var("KOLO_TOKEN").ok().filter(|text| !text.is_empty()),
+        let token = match &self.token_file {
+            Some(file) => Some(Token::read(file)?),
+            None => match std::env::var("KOLO_TOKEN") {
+                Ok(text) if !text.is_empty() => Some(Token::new(&text).map_err(|error| error.context("KOLO_TOKEN"))?),
+                _ => None,
+            },
         };
-        let token = token.map(|text| Token::new(text.trim())).transpose()?;
-        Ok(Security { tls, token, insecure: self.insecure })
+        Ok(Security { tls, token, ..Security::default() })
     }
 
     /// The flags for a child process with the same settings.
-    pub fn args(&self) -> Vec<String> {
+    fn args(&self) -> Vec<String> {
         let mut args = Vec::new();
         let paths = [
             ("--tls-ca", &self.tls_ca),
@@ -85,13 +94,32 @@ impl SecurityFlags {
                 args.extend([flag.to_owned(), path.display().to_string()]);
             }
         }
-        if let Some(token) = &self.token {
-            args.extend(["--token".to_owned(), token.clone()]);
-        }
-        if self.insecure {
-            args.push("--insecure".to_owned());
-        }
         args
+    }
+}
+
+impl ServerSecurityFlags {
+    /// The settings from flags and environment, with the files read.
+    pub fn read(&self) -> Result<Security> {
+        let Security { tls, token, .. } = self.peers.read()?;
+        Ok(Security {
+            tls,
+            token,
+            insecure: self.insecure,
+            insecure_loopback: self.insecure_loopback,
+            same_user: self.same_user,
+        })
+    }
+
+    /// The flags for a child process with the same settings.
+    pub fn args(&self) -> Vec<String> {
+        let own = [
+            ("--insecure", self.insecure),
+            ("--insecure-loopback", self.insecure_loopback),
+            ("--same-user", self.same_user),
+        ];
+        let own = own.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag.to_owned());
+        self.peers.args().into_iter().chain(own).collect()
     }
 }
 
@@ -99,8 +127,8 @@ fn path(variable: &str, flag: &Option<PathBuf>) -> Option<PathBuf> {
     flag.clone().or_else(|| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from))
 }
 
-fn read_token(file: &Path) -> Result<String> {
-    std::fs::read_to_string(file).map_err(|error| {
-        Error::failed_precondition(format!("the token file '{}' cannot be read: {error}", file.display()))
-    })
+fn refuse_token(_: &str) -> std::result::Result<String, String> {
+    Err("other users of this machine can read flags; put the token into a file of mode 600 and give --token-file FILE, or \
+         set KOLO_TOKEN"
+        .to_owned())
 }

@@ -1,6 +1,5 @@
 //! `kolo serve`: one task of a cluster.
 
-use std::net::ToSocketAddrs as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use crate::{
 use clap::ValueEnum;
 
 use super::print;
-use super::security::SecurityFlags;
+use super::security::ServerSecurityFlags;
 use super::signals;
 use super::task::TaskFlags;
 
@@ -25,15 +24,16 @@ use super::task::TaskFlags;
 Clients connect to grpc://HOST:PORT of any task: TensorFlow's tf.Session(\"grpc://127.0.0.1:2223\"), Kolo's
 Session::connect, kolo train --target. The server ends on Ctrl-C or SIGTERM.
 
-A task that other machines can reach needs certificates (kolo cert init), a token, or the word --insecure; and graphs may
-touch files there only below --allow-dir. docs/clusters.md leads through a cluster of three machines.")]
+Graphs may touch files only below --allow-dir. A task on loopback serves the user who started it: Kolo's clients and tasks of
+that user find the token by themselves, and TensorFlow's clients need --same-user or --insecure-loopback. A task that other
+machines can reach needs certificates (kolo cert init), a token, or the word --insecure. docs/clusters.md leads through a
+cluster of three machines.")]
 pub struct Args {
     #[command(flatten)]
     task: TaskFlags,
     #[command(flatten)]
-    security: SecurityFlags,
-    /// Let graphs read and write files only below this directory; may be given more than once [default: anywhere if
-    /// only this machine can reach the task, nowhere if others can]
+    security: ServerSecurityFlags,
+    /// Let graphs read and write files below this directory; may be given more than once [default: nowhere]
     #[arg(long, value_name = "DIR", help_heading = "Security")]
     allow_dir: Vec<PathBuf>,
     /// Keep this much if the process is killed and restarted
@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> Result<()> {
             graphs: args.max_graph_message,
             ..MessageLimits::default()
         },
-        files: file_access(&args.allow_dir, &cluster, &job, task)?,
+        files: file_access(&args.allow_dir)?,
         durability: match (args.durability, &args.journal) {
             (Lasts::Logged | Lasts::Synced, Some(dir)) => {
                 Durability::Logged { dir: dir.join(format!("{job}-{task}")), sync: args.durability == Lasts::Synced }
@@ -141,7 +141,11 @@ pub fn run(args: &Args) -> Result<()> {
     if args.with_parent {
         end_with_parent(&server)?;
     }
-    print(format_args!("serving {} as /job:{job}/task:{task}", server.target()))?;
+    let to = match server.token_file() {
+        Some(file) => format!(", to clients with the token in {}", file.display()),
+        None => String::new(),
+    };
+    print(format_args!("serving {} as /job:{job}/task:{task}{to}", server.target()))?;
     server.join()
 }
 
@@ -168,19 +172,9 @@ fn end_with_parent(server: &Arc<Server>) -> Result<()> {
     started.map(drop).map_err(|error| Error::resource_exhausted(format!("no thread: {error}")))
 }
 
-/// The files that graphs may touch on a task: those below `allowed`. If that is empty, all files if only this machine
-/// can reach the task, and none if others can.
-pub fn file_access(allowed: &[PathBuf], cluster: &ClusterSpec, job: &str, task: u32) -> Result<FileAccess> {
-    match allowed.is_empty() && is_local(cluster.address(job, task)?) {
-        true => Ok(FileAccess::everything()),
-        false => FileAccess::under(allowed).map_err(|error| error.context("--allow-dir")),
-    }
-}
-
-/// True if only this machine can reach the address.
-fn is_local(address: &str) -> bool {
-    let Ok(mut addresses) = address.to_socket_addrs() else { return false };
-    addresses.all(|address| address.ip().is_loopback())
+/// The files that graphs may touch on a task: those below `allowed`.
+pub fn file_access(allowed: &[PathBuf]) -> Result<FileAccess> {
+    FileAccess::under(allowed).map_err(|error| error.context("--allow-dir"))
 }
 
 /// `512M`, or a number of bytes.
@@ -228,13 +222,11 @@ mod tests {
     }
 
     #[test]
-    fn files_are_closed_where_other_machines_can_ask() {
-        let cluster = ClusterSpec::parse("ps=127.0.0.1:1,192.0.2.1:1").unwrap();
+    fn files_are_closed_unless_they_are_allowed() {
         let path = std::env::temp_dir();
-        assert!(file_access(&[], &cluster, "ps", 0).unwrap().check(&path).is_ok());
-        assert!(file_access(&[], &cluster, "ps", 1).unwrap().check(&path).is_err());
-        assert!(file_access(std::slice::from_ref(&path), &cluster, "ps", 1).unwrap().check(&path).is_ok());
-        let error = file_access(&["/nonexistent".into()], &cluster, "ps", 0).unwrap_err();
+        assert!(file_access(&[]).unwrap().check(&path).is_err());
+        assert!(file_access(std::slice::from_ref(&path)).unwrap().check(&path).is_ok());
+        let error = file_access(&["/nonexistent".into()]).unwrap_err();
         assert!(error.message().contains("--allow-dir") && error.message().contains("/nonexistent"), "{error}");
     }
 }

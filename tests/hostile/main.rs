@@ -1,10 +1,9 @@
-//! Attacks on a server that runs, by clients that may run graphs. Each must end with an error for the attacker and leave
-//! the server to everybody else.
+//! Attacks on running servers: what strangers, other users of the machine and hostile graphs must not be able to do.
 #![allow(clippy::unwrap_used)] // Helpers of tests may fail as tests do.
 
+mod allocations;
+mod local_users;
+mod loops;
 #[path = "../support/mod.rs"]
 mod support;
-
-mod allocations;
-mod loops;
 mod victim;

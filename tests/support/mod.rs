@@ -75,6 +75,9 @@ impl Spec {
     pub fn start(&self, job: &str, task: usize, flags: &[&str]) -> Process {
         let task_text = task.to_string();
         let mut args = vec!["serve", "--with-parent", "--cluster", &self.text, "--job", job, "--task", &task_text];
+        if !flags.contains(&"--allow-dir") {
+            args.extend(["--allow-dir", env!("CARGO_TARGET_TMPDIR")]);
+        }
         args.extend(flags);
         Process::start(&format!("{job}:{task}"), &args)
     }

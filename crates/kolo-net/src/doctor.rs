@@ -95,7 +95,7 @@ pub fn examine(cluster: &ClusterSpec, options: &Options) -> Result<Examination> 
     let runtime = client_runtime()?;
     let links = grpc::LinkOptions {
         tls: options.security.client_tls()?,
-        token: options.security.token.clone(),
+        credentials: options.security.credentials(),
         deadline: Some(options.deadline),
         wait_for_peer: Duration::ZERO,
         ..grpc::LinkOptions::default()

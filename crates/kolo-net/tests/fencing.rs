@@ -10,9 +10,16 @@ use kolo_graph::wire::graph::{ExportOptions, export};
 use kolo_net::grpc::{GrpcPeer, LinkOptions};
 use kolo_net::proto::*;
 use kolo_net::services::WorkerService as _;
+use kolo_net::tls::Security;
 use kolo_net::{ClusterSpec, Connect as _, Server, ServerConfig};
 use kolo_runtime::Session;
 use tokio::runtime::Runtime;
+
+/// Accepts clients without a token.
+fn open() -> ServerConfig {
+    let security = Security { insecure_loopback: true, ..Security::default() };
+    ServerConfig { security, ..ServerConfig::default() }
+}
 
 /// Listens where another server has just ended.
 fn listen(address: &str) -> TcpListener {
@@ -31,7 +38,7 @@ fn what_was_meant_for_a_former_life_is_refused() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let spec = ClusterSpec::parse(&format!("ps={address}")).unwrap();
-    let first = Server::on(listener, &spec, "ps", 0, ServerConfig::default()).unwrap();
+    let first = Server::on(listener, &spec, "ps", 0, open()).unwrap();
     let runtime = Runtime::new().unwrap();
     let options = LinkOptions { deadline: Some(Duration::from_secs(20)), ..LinkOptions::default() };
     let peer = GrpcPeer::new("/job:ps/replica:0/task:0", &address, options, runtime.handle().clone());
@@ -78,7 +85,7 @@ fn what_was_meant_for_a_former_life_is_refused() {
     assert_eq!(run("", &of_none, 12), Ok(()));
     drop(first);
 
-    let _second = Server::on(listen(&address), &spec, "ps", 0, ServerConfig::default()).unwrap();
+    let _second = Server::on(listen(&address), &spec, "ps", 0, open()).unwrap();
     assert_ne!(incarnation(), before);
     // Masters that do not announce their sessions share one, where a handle of somebody else must not be met by chance.
     register("").unwrap();
@@ -95,8 +102,8 @@ fn a_session_on_a_task_that_was_restarted_ends_and_the_next_one_finds_no_values(
     let addresses: Vec<String> = listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
     let spec = ClusterSpec::parse(&format!("ps={};worker={}", addresses[0], addresses[1])).unwrap();
     let mut listeners = listeners.into_iter();
-    let ps = Server::on(listeners.next().unwrap(), &spec, "ps", 0, ServerConfig::default()).unwrap();
-    let worker = Server::on(listeners.next().unwrap(), &spec, "worker", 0, ServerConfig::default()).unwrap();
+    let ps = Server::on(listeners.next().unwrap(), &spec, "ps", 0, open()).unwrap();
+    let worker = Server::on(listeners.next().unwrap(), &spec, "worker", 0, open()).unwrap();
     let g = kolo_ops::graph();
     let v = g.device("/job:ps/task:0", || g.variable("v", 3.0f32));
     let y = g.device("/job:worker/task:0", || v.read() + 1.0);
@@ -105,7 +112,7 @@ fn a_session_on_a_task_that_was_restarted_ends_and_the_next_one_finds_no_values(
     session.run_op(init).unwrap();
     assert_eq!(session.fetch(y).unwrap().scalar_value::<f32>().unwrap(), 4.0);
     drop(ps);
-    let _ps = Server::on(listen(&addresses[0]), &spec, "ps", 0, ServerConfig::default()).unwrap();
+    let _ps = Server::on(listen(&addresses[0]), &spec, "ps", 0, open()).unwrap();
     for _ in 0..3 {
         let error = session.fetch(y).unwrap_err();
         assert!([Code::Aborted, Code::Unavailable].contains(&error.code()), "{error:?}");

@@ -26,6 +26,7 @@ use kolo_graph::wire::graph::{ImportOptions, import};
 use kolo_net::grpc::{GrpcMaster, GrpcPeer, LinkOptions};
 use kolo_net::services::{MasterService as _, WorkerService as _};
 use kolo_net::tensor_wire::WireTensor;
+use kolo_net::tls::Security;
 use kolo_net::{ClusterSpec, Server, ServerConfig, TfConfig, proto};
 use prost::Message as _;
 
@@ -222,7 +223,9 @@ impl Cluster {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let cluster = ClusterSpec::from_lists([("worker", vec![address.clone()])]).unwrap();
-        let server = Server::on(listener, &cluster, "worker", 0, ServerConfig::default()).unwrap();
+        let security = Security { insecure_loopback: true, ..Security::default() };
+        let open = ServerConfig { security, ..ServerConfig::default() };
+        let server = Server::on(listener, &cluster, "worker", 0, open).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let options = LinkOptions { deadline: Some(Duration::from_secs(20)), ..LinkOptions::default() };
         let handle = runtime.handle().clone();

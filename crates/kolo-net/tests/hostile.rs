@@ -19,6 +19,7 @@ use kolo_net::grpc::{GrpcMaster, LinkOptions};
 use kolo_net::proto::*;
 use kolo_net::services::MasterService as _;
 use kolo_net::tensor_wire::WireTensor;
+use kolo_net::tls::Security;
 use kolo_net::{ClusterSpec, Connect as _, Server, ServerConfig};
 use kolo_ops::io::FileAccess;
 use kolo_runtime::{Session, SessionConfig};
@@ -65,7 +66,9 @@ fn victim() -> &'static Victim {
         let cluster = ClusterSpec::parse(&format!("ps={}", listener.local_addr().unwrap())).unwrap();
         let nowhere: [&str; 0] = [];
         let files = FileAccess::under(nowhere).unwrap();
-        let config = ServerConfig { files, ready_deadline: Duration::from_secs(5), ..ServerConfig::default() };
+        let security = Security { insecure_loopback: true, ..Security::default() };
+        let config =
+            ServerConfig { files, security, ready_deadline: Duration::from_secs(5), ..ServerConfig::default() };
         let server = Server::on(listener, &cluster, "ps", 0, config).unwrap();
         Victim { server, cluster, runtime: Runtime::new().unwrap() }
     })

@@ -173,6 +173,17 @@ impl Common {
         self.session_config().map(drop)
     }
 
+    /// The folders that a cluster's tasks write to, made if they are missing: all that its graphs may touch.
+    pub fn dirs(&self) -> Result<Vec<PathBuf>> {
+        let dirs: Vec<PathBuf> = self.checkpoint_dir.iter().chain(&self.logdir).cloned().collect();
+        for dir in &dirs {
+            std::fs::create_dir_all(dir).map_err(|error| {
+                Error::failed_precondition(format!("the folder '{}' cannot be made: {error}", dir.display()))
+            })?;
+        }
+        Ok(dirs)
+    }
+
     /// The optimizer of the flags, or else of the recipe. Without `--lr` its rate warms up over the first `warm_up`
     /// steps and decays to zero over `n_steps`, unless the optimizer keeps its rate.
     pub fn make_optimizer(

@@ -15,7 +15,7 @@ use crate::task::peers::TaskName;
 use crate::task::services::MasterService;
 use crate::transport::framed::{ConnectOptions, Identity, KoloMaster};
 use crate::transport::grpc;
-use crate::transport::tls::{Security, Token};
+use crate::transport::tls::Security;
 
 /// Opens sessions on servers. In scope, it gives [`Session`] the function `connect`.
 ///
@@ -41,7 +41,8 @@ pub trait Connect: Sized {
         Self::connect_secured(target, graph, config, &Security::default())
     }
 
-    /// The same on a server that requires a token or a certificate.
+    /// The same on a server that requires a token or a certificate. Without either, the session presents the token of
+    /// this user to a server on loopback.
     fn connect_secured(target: &str, graph: &Graph, config: SessionConfig, security: &Security) -> Result<Self>;
 }
 
@@ -63,14 +64,14 @@ impl Connect for Session {
                 let runtime = client_runtime()?;
                 let options = grpc::LinkOptions {
                     tls: security.client_tls()?,
-                    token: security.token.clone(),
+                    credentials: security.credentials(),
                     ..grpc::LinkOptions::default()
                 };
-                let token = security.token.as_ref().map(Token::text);
                 let own = TaskName::new("", 0);
                 let connect_options = ConnectOptions {
-                    identity: Identity { own, cluster: None, token, shares_memory: false },
+                    identity: Identity { own, cluster: None, token: None, shares_memory: false },
                     tls: options.tls.clone(),
+                    credentials: options.credentials.clone(),
                     limits: options.limits,
                     allocate: Arc::new(Tensor::zeros),
                 };

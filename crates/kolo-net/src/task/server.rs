@@ -1,6 +1,7 @@
 //! A task of a cluster: its devices, served to clients and to other tasks on one port.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ use crate::task::peers::{Peers, TaskName};
 use crate::task::worker::{Keeper, LocalWorker, Worker};
 use crate::transport::framed::{self, Allocate, ConnectOptions, HELLO, Identity, KoloPeer, Stream, serve_connection};
 use crate::transport::grpc;
-use crate::transport::tls::{Security, Token};
+use crate::transport::tls::Security;
 use crate::wire::limits::MessageLimits;
 use crate::wire::proto;
 
@@ -52,13 +53,14 @@ pub struct ServerConfig {
     pub max_sessions: usize,
     /// The size limits of messages.
     pub limits: MessageLimits,
-    /// The files that ops may touch.
+    /// The files that ops may touch; none by default.
     pub files: FileAccess,
     /// What survives the end of the task.
     pub durability: Durability,
     /// Network threads; 0 is one for each core of the task's share, and at most two.
     pub n_io_threads: usize,
-    /// How peers are authenticated.
+    /// How callers are authenticated. By default a server on loopback requires the token of its own user, which Kolo's
+    /// clients of that user find by themselves, and one that other machines can reach does not start.
     pub security: Security,
     /// Send large tensors to tasks on the same machine through shared memory.
     pub shared_memory: bool,
@@ -75,7 +77,7 @@ impl Default for ServerConfig {
             report_after: Some(Duration::from_secs(10)),
             max_sessions: 10_000,
             limits: MessageLimits::default(),
-            files: FileAccess::default(),
+            files: FileAccess::nothing(),
             durability: Durability::default(),
             n_io_threads: 0,
             security: Security::default(),
@@ -89,6 +91,7 @@ impl Default for ServerConfig {
 pub struct Server {
     own: TaskName,
     address: SocketAddr,
+    token_file: Option<PathBuf>,
     worker: Arc<Worker>,
     master: Arc<Master>,
     /// Becomes true when the server should stop.
@@ -141,13 +144,14 @@ impl Server {
         let listener = registered().map_err(|error| Error::internal(format!("{own} cannot listen: {error}")))?;
         let address = listener.local_addr().map_err(|error| Error::internal(error.to_string()))?;
         config.security.check_bind(address)?;
+        let required = config.security.required_token(address)?;
 
         let host = Host::of_task(job, task, session_config(&config.session, n_cores, share))?;
         host.limit_file_access(&config.files);
         let identity = Identity {
             own: own.clone(),
             cluster: Some(cluster.clone()),
-            token: config.security.token.as_ref().map(Token::text),
+            token: required.token.clone(),
             shares_memory: config.shared_memory,
         };
         let allocate = allocate(&host);
@@ -156,7 +160,7 @@ impl Server {
             let links = grpc::LinkOptions {
                 limits: config.limits,
                 tls: config.security.client_tls()?,
-                token: config.security.token.clone(),
+                credentials: config.security.credentials(),
                 wait_for_peer: config.ready_deadline,
                 memory: Some(grpc::ReceiveMemory::of(host.first_device())),
                 ..grpc::LinkOptions::default()
@@ -164,6 +168,7 @@ impl Server {
             let options = ConnectOptions {
                 identity: identity.clone(),
                 tls: links.tls.clone(),
+                credentials: links.credentials.clone(),
                 limits: config.limits,
                 allocate: allocate.clone(),
             };
@@ -206,7 +211,8 @@ impl Server {
         let options = grpc::ServerOptions {
             limits: config.limits,
             tls: config.security.server_tls()?,
-            token: config.security.token.clone(),
+            token: required.token,
+            same_user: config.security.same_user,
             ..grpc::ServerOptions::default()
         };
         let (stop, stopped) = watch::channel(false);
@@ -223,7 +229,7 @@ impl Server {
             services.serve(listener, options, stopped).await;
             ended_sender.send_replace(true);
         });
-        Ok(Server { own, address, worker, master, stop, ended, runtime: Some(runtime) })
+        Ok(Server { own, address, token_file: required.file, worker, master, stop, ended, runtime: Some(runtime) })
     }
 
     /// The target for sessions of clients.
@@ -239,6 +245,11 @@ impl Server {
     /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The file with the secret of this user, if callers must present a token that is derived from it.
+    pub fn token_file(&self) -> Option<&Path> {
+        self.token_file.as_deref()
     }
 
     /// Its devices.

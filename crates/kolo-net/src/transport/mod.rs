@@ -4,3 +4,4 @@ pub(crate) mod batch;
 pub(crate) mod framed;
 pub mod grpc;
 pub mod tls;
+pub(crate) mod user_token;

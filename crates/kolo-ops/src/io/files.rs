@@ -28,6 +28,11 @@ impl FileAccess {
         FileAccess::default()
     }
 
+    /// No file at all.
+    pub fn nothing() -> FileAccess {
+        FileAccess { directories: Some(Arc::default()) }
+    }
+
     /// Only files under these directories, which must exist. None at all if the list is empty.
     pub fn under<P: AsRef<Path>>(directories: impl IntoIterator<Item = P>) -> Result<FileAccess> {
         let real = |directory: P| {
@@ -49,7 +54,10 @@ impl FileAccess {
         let list = if list.is_empty() { "no directory".to_owned() } else { list };
         Err(Error::new(
             Code::PermissionDenied,
-            format!("{} is outside of what ops may touch here: {list}", path.display()),
+            format!(
+                "{} is outside of what ops may touch here: {list}; --allow-dir of `kolo serve` opens a directory",
+                path.display()
+            ),
         ))
     }
 }

@@ -49,7 +49,7 @@ impl Servers {
         let mut flags = Vec::new();
         for (flag, bytes) in [("--tls-ca", &ca), ("--tls-cert", &cert), ("--tls-key", &key)] {
             let path = folder.join(&flag[2..]);
-            std::fs::write(&path, bytes).map_err(wrong)?;
+            write_private(&path, bytes).map_err(wrong)?;
             flags.extend([flag.to_owned(), path.to_string_lossy().into_owned()]);
         }
         servers.security = Security { tls: Some(TlsFiles { ca, cert, key }), ..Security::default() };
@@ -114,6 +114,13 @@ impl Drop for Servers {
             let _ = std::fs::remove_dir_all(folder);
         }
     }
+}
+
+/// Keys that others may read are refused.
+fn write_private(path: &std::path::Path, bytes: &[u8]) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(bytes)
 }
 
 /// Bytes per second through a plain socket of this machine, into memory that is used again: the median of the best.

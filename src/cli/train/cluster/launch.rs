@@ -2,10 +2,12 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use crate::tls::{self, Token};
 use crate::{Error, Result};
 
 use super::ClusterFlags;
@@ -59,8 +61,12 @@ impl Drop for Process {
 }
 
 /// Starts `--ps` parameter servers and `--workers` workers with the flags of this process, and waits for them.
+///
+/// They share a random token, so that no other user of this machine can run graphs in them, and allow each other the folders
+/// of the flags.
 pub fn launch(common: &Common) -> Result<()> {
     let flags = &common.cluster;
+    let dirs = common.dirs()?;
     let (n_ps, n_workers) = (flags.ps.unwrap_or(1), flags.workers.unwrap_or(1));
     if n_ps == 0 || n_workers == 0 || n_ps + n_workers > 512 {
         return Err(Error::invalid_argument("--ps and --workers must be at least 1, and 512 together at most"));
@@ -68,16 +74,28 @@ pub fn launch(common: &Common) -> Result<()> {
     let stop = stop_on_ctrl_c();
     let cluster = format!("ps={};worker={}", free_addresses(n_ps)?, free_addresses(n_workers)?);
     let program = std::env::current_exe().map_err(|error| Error::internal(format!("who am I? {error}")))?;
+    let security = flags.security.read()?;
+    let is_given = security.tls.is_some() || security.token.is_some();
+    let is_open = security.insecure || security.insecure_loopback;
+    let token = (!is_given && !is_open).then(tls::random_token).transpose()?;
+    // Other users can read a process's arguments, and not its environment.
+    let with_token = |command: &mut Command| {
+        if let Some(token) = &token {
+            command.env("KOLO_TOKEN", Token::secret(token));
+        }
+    };
     let (sender, said) = mpsc::channel();
     let mut servers = Vec::with_capacity(n_ps);
     for task in 0..n_ps {
         let mut command = Command::new(&program);
-        command.args(server_flags(flags, &cluster, task));
+        command.args(server_flags(flags, &dirs, &cluster, task));
+        with_token(&mut command);
         servers.push(start(command, format!("ps {task}"), task, &sender)?);
     }
     let start_worker = |task: usize| {
         let mut command = Command::new(&program);
         command.args(own_flags()).args(["--json", "--with-parent", "--cluster", &cluster, "--task", &task.to_string()]);
+        with_token(&mut command);
         start(command, format!("worker {task}"), n_ps + task, &sender)
     };
     let mut workers = (0..n_workers).map(|task| start_worker(task).map(Worker::new)).collect::<Result<Vec<_>>>()?;
@@ -204,14 +222,15 @@ fn free_addresses(n: usize) -> Result<String> {
 }
 
 /// The flags of a parameter server.
-fn server_flags(flags: &ClusterFlags, cluster: &str, task: usize) -> Vec<String> {
+fn server_flags(flags: &ClusterFlags, dirs: &[PathBuf], cluster: &str, task: usize) -> Vec<String> {
     let task = task.to_string();
     // It keeps variables in host memory, so a GPU would only cost it memory and, shared with a worker of another process,
     // time slices of milliseconds.
     let fixed =
         ["serve", "--with-parent", "--device-count", "GPU=0", "--cluster", cluster, "--job", "ps", "--task", &task];
     let shared = flags.no_shared_memory.then_some("--no-shared-memory");
-    fixed.into_iter().chain(shared).map(str::to_owned).chain(flags.security.args()).collect()
+    let dirs = dirs.iter().flat_map(|dir| ["--allow-dir".to_owned(), dir.display().to_string()]);
+    fixed.into_iter().chain(shared).map(str::to_owned).chain(dirs).chain(flags.security.args()).collect()
 }
 
 /// The flags of this process that its workers share.
@@ -266,7 +285,8 @@ mod tests {
 
     #[test]
     fn parameter_servers_share_memory_only_if_they_may() {
-        let has = |flags: &ClusterFlags| server_flags(flags, "ps=a:1", 0).contains(&"--no-shared-memory".to_owned());
+        let has =
+            |flags: &ClusterFlags| server_flags(flags, &[], "ps=a:1", 0).contains(&"--no-shared-memory".to_owned());
         let flags = ClusterFlags::default();
         assert!(!has(&flags));
         assert!(has(&ClusterFlags { no_shared_memory: true, ..flags }));

@@ -13,7 +13,7 @@ use crate::cluster::{ReplicaDeviceSetter, Replicas, UpdateMode};
 use crate::optim::Optimizer;
 use crate::{ClusterSpec, Connect as _, DeviceSpec, Error, Result, Session, SessionConfig, TaskName};
 
-use crate::cli::security::SecurityFlags;
+use crate::cli::security::ServerSecurityFlags;
 
 pub use launch::launch;
 pub use worker::run;
@@ -56,7 +56,7 @@ pub struct ClusterFlags {
     #[arg(long, hide = true)]
     pub with_parent: bool,
     #[command(flatten)]
-    pub security: SecurityFlags,
+    pub security: ServerSecurityFlags,
 }
 
 /// Where a worker's own task runs.

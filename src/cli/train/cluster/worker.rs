@@ -8,7 +8,7 @@ use crate::cluster::Replicas;
 use crate::tls::Security;
 use crate::train::hooks::{CheckpointSaver, StopAtStep};
 use crate::train::{MonitoredTrainingSession, SaverBuilder, Scaffold, StepReport, global_step, not_finite, number};
-use crate::{ClusterSpec, Code, Connect as _, Error, Graph, Result, Server, ServerConfig, Session, SessionConfig};
+use crate::{Code, Connect as _, Error, Graph, Result, Server, ServerConfig, Session, SessionConfig};
 use serde_json::json;
 
 use super::{Role, TaskLocation};
@@ -32,7 +32,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
     // Ends with this function.
     let server = match &role.location {
         TaskLocation::Here(cluster) => {
-            let config = server_config(common, cluster, role.task, &security, own_config.clone())?;
+            let config = server_config(common, &security, own_config.clone())?;
             Some(Server::new(cluster, "worker", role.task, config)?)
         }
         TaskLocation::At(_) => None,
@@ -193,20 +193,8 @@ impl Progress<'_> {
 }
 
 /// The configuration of this task's server: devices, authentication and file access.
-fn server_config(
-    common: &Common,
-    cluster: &ClusterSpec,
-    task: u32,
-    security: &Security,
-    session: SessionConfig,
-) -> Result<ServerConfig> {
-    if let Some(dir) = &common.checkpoint_dir {
-        std::fs::create_dir_all(dir).map_err(|error| {
-            Error::failed_precondition(format!("the folder '{}' cannot be made: {error}", dir.display()))
-        })?;
-    }
-    let dirs: Vec<_> = common.checkpoint_dir.iter().cloned().collect();
-    let files = file_access(&dirs, cluster, "worker", task)?;
+fn server_config(common: &Common, security: &Security, session: SessionConfig) -> Result<ServerConfig> {
+    let files = file_access(&common.dirs()?)?;
     let shared_memory = !common.cluster.no_shared_memory;
     Ok(ServerConfig { session, files, security: security.clone(), shared_memory, ..ServerConfig::default() })
 }

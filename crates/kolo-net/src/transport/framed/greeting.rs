@@ -10,6 +10,7 @@ use super::shared::{Probe, sees};
 use super::stream::Stream;
 use crate::cluster::ClusterSpec;
 use crate::task::peers::TaskName;
+use crate::transport::tls::{REMEDY, Token};
 use crate::wire::proto::ClusterDef;
 
 /// The first bytes of a connection. HTTP/2, and so gRPC, begins with other bytes.
@@ -54,7 +55,8 @@ pub(crate) struct Identity {
     pub own: TaskName,
     /// `None` for a client, which belongs to no cluster.
     pub cluster: Option<ClusterSpec>,
-    pub token: Option<String>,
+    /// The token that callers must present.
+    pub token: Option<Token>,
     /// Whether large tensors may go through shared memory to tasks on the same machine.
     pub shares_memory: bool,
 }
@@ -65,7 +67,6 @@ impl Identity {
             job: self.own.job.to_string(),
             task: self.own.task,
             cluster: self.cluster.as_ref().map(ClusterSpec::to_def),
-            token: self.token.clone().unwrap_or_default(),
             ..Greeting::default()
         }
     }
@@ -140,9 +141,9 @@ pub(super) enum PeerProtocol {
 }
 
 /// The caller's side. With TLS a server that rejects our certificate reports it only now.
-pub(super) async fn introduce(stream: &Stream, identity: &Identity) -> Result<PeerProtocol> {
+pub(super) async fn introduce(stream: &Stream, identity: &Identity, token: Option<&Token>) -> Result<PeerProtocol> {
     let probe = identity.shares_memory.then(Probe::new).flatten();
-    let mut greeting = identity.greeting();
+    let mut greeting = Greeting { token: token.map(Token::text).unwrap_or_default(), ..identity.greeting() };
     if let Some(probe) = &probe {
         (greeting.shared_path, greeting.shared_nonce) = (probe.path(), probe.nonce);
     }
@@ -181,9 +182,12 @@ pub(super) async fn welcome(stream: &Stream, identity: &Identity) -> Result<(Tas
         .map_err(|_| Error::deadline_exceeded(format!("no greeting in {DEADLINE:?}")))??;
     let GreetingBytes::Greeting(theirs) = received else { return Err(Error::data_loss("not a greeting")) };
     let checked = match &identity.token {
-        Some(token) if !same(token, &theirs.token) => Err(Error::new(
+        Some(token) if !token.is(&theirs.token) => Err(Error::new(
             kolo_core::Code::Unauthenticated,
-            format!("{} wants a token, and this is not it", identity.own),
+            match theirs.token.is_empty() {
+                true => format!("{} wants a token, and none was sent; {REMEDY}", identity.own),
+                false => format!("{} wants a token, and this is not it; {REMEDY}", identity.own),
+            },
         )),
         _ => identity.check(&theirs),
     };
@@ -192,13 +196,8 @@ pub(super) async fn welcome(stream: &Stream, identity: &Identity) -> Result<(Tas
     let is_shared = identity.shares_memory && checked.is_ok() && sees(&theirs.shared_path, theirs.shared_nonce);
     let answer = match refusal {
         Some(refusal) => Greeting { refusal: Some(refusal), ..Greeting::default() },
-        None => Greeting { token: String::new(), is_shared, ..identity.greeting() },
+        None => Greeting { is_shared, ..identity.greeting() },
     };
     send(stream, &answer).await.map_err(|error| Error::unavailable(format!("the greeting failed: {error}")))?;
     checked.map(|peer| (peer, is_shared))
-}
-
-/// Compares in constant time, for texts of the same length.
-fn same(a: &str, b: &str) -> bool {
-    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }

@@ -17,7 +17,7 @@ use super::stream::Stream;
 use crate::task::peers::TaskName;
 use crate::task::services::{Answer, Each, Group, Guard, MasterService, WorkerService, master_methods, worker_methods};
 use crate::transport::grpc;
-use crate::transport::tls::ClientTls;
+use crate::transport::tls::{ClientTls, Credentials};
 use crate::wire::limits::MessageLimits;
 use crate::wire::proto::*;
 use crate::wire::tensor_wire::WireTensor;
@@ -64,6 +64,7 @@ pub(crate) struct ConnectOptions {
     pub identity: Identity,
     /// TLS; `None` is plain text.
     pub tls: Option<ClientTls>,
+    pub credentials: Credentials,
     pub limits: MessageLimits,
     pub allocate: Allocate,
 }
@@ -143,6 +144,8 @@ impl Inner {
             .map_err(|_| Error::unavailable(format!("no answer to the connection in {CONNECT_DEADLINE:?}")))?
             .map_err(|error| Error::unavailable(grpc::explain(&error)))?;
         grpc::set_up(&tcp).map_err(|error| Error::unavailable(error.to_string()))?;
+        let server = tcp.peer_addr().map_err(|error| Error::unavailable(grpc::explain(&error)))?;
+        let token = self.options.credentials.token_for(server)?;
         let stream = match &self.options.tls {
             None => Stream::Plain(tcp),
             Some(tls) => match tls.connect(tcp, &self.address).await? {
@@ -150,7 +153,7 @@ impl Inner {
                 None => return Ok((None, PeerProtocol::Other)),
             },
         };
-        let protocol = introduce(&stream, &self.options.identity).await?;
+        let protocol = introduce(&stream, &self.options.identity, token.as_ref()).await?;
         Ok((Some(stream), protocol))
     }
 

@@ -20,7 +20,7 @@ use crate::task::peers::TaskName;
 use crate::task::services::{Answer, MasterService, WorkerService};
 use crate::transport::grpc::{self, GrpcMaster, GrpcPeer, LinkOptions, OtherProtocol, ServerOptions};
 use crate::transport::tls::cert::Authority;
-use crate::transport::tls::{ServerTls, TlsFiles};
+use crate::transport::tls::{Credentials, ServerTls, TlsFiles};
 use crate::wire::limits::MessageLimits;
 use crate::wire::proto::*;
 use crate::wire::tensor_wire::WireTensor;
@@ -129,6 +129,7 @@ impl Served {
 
 fn connect_options(files: Option<&TlsFiles>, shares_memory: bool) -> ConnectOptions {
     ConnectOptions {
+        credentials: Credentials::Nothing,
         identity: identity("worker", shares_memory),
         tls: files.map(|files| files.client().unwrap()),
         limits: MessageLimits::default(),
@@ -302,7 +303,7 @@ async fn what_makes_no_sense_inside_of_tls_ends_its_connection_alone() {
         let stream = Stream::Tls(Box::new(tls));
         if round % 3 == 1 {
             // After a valid greeting.
-            soon(super::greeting::introduce(&stream, &identity("worker", false))).await.unwrap();
+            soon(super::greeting::introduce(&stream, &identity("worker", false), None)).await.unwrap();
         }
         if round % 3 != 0 {
             // It may be refused before all of it is sent.

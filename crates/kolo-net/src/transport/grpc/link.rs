@@ -28,6 +28,7 @@ use super::frame::{self, Intake, Outgoing, ReadError, Received};
 use super::options::{CONNECTION_WINDOW, FRAME_BYTES, LinkOptions, ReceiveMemory, STREAM_WINDOW, set_up};
 use super::status;
 use crate::task::services::{Attempts, Size};
+use crate::transport::tls::Token;
 
 /// The backoff between attempts to connect. It starts short, so that a task that has just started is found quickly.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -54,6 +55,8 @@ pub(super) struct Link {
 #[derive(Default)]
 struct LinkState {
     sender: Option<SendRequest<Outgoing>>,
+    /// The token for the server.
+    token: Option<Token>,
     /// Counts connections, so that an error of an old one does not close its successor.
     generation: u64,
     /// Since when the task cannot be reached.
@@ -67,6 +70,7 @@ struct LinkState {
 /// A sender, and the generation of its connection.
 struct Sender {
     requests: SendRequest<Outgoing>,
+    token: Option<Token>,
     generation: u64,
 }
 
@@ -199,10 +203,11 @@ impl Link {
         };
         let mut state = self.state.lock();
         match connected {
-            Ok(requests) => {
+            Ok((requests, token)) => {
                 let generation = state.generation + 1;
-                *state = LinkState { sender: Some(requests.clone()), generation, ..LinkState::default() };
-                Ok(Sender { requests, generation })
+                let sender = Some(requests.clone());
+                *state = LinkState { sender, token: token.clone(), generation, ..LinkState::default() };
+                Ok(Sender { requests, token, generation })
             }
             Err(why) => {
                 state.down(&why);
@@ -211,15 +216,17 @@ impl Link {
         }
     }
 
-    async fn connect(&self) -> std::result::Result<SendRequest<Outgoing>, String> {
+    async fn connect(&self) -> std::result::Result<(SendRequest<Outgoing>, Option<Token>), String> {
         let stream = TcpStream::connect(&self.address).await.map_err(|error| explain(&error))?;
         set_up(&stream).map_err(|error| explain(&error))?;
-        let Some(tls) = &self.options.tls else { return self.http(stream).await };
+        let server = stream.peer_addr().map_err(|error| explain(&error))?;
+        let token = self.options.credentials.token_for(server).map_err(|error| error.message().to_owned())?;
+        let Some(tls) = &self.options.tls else { return Ok((self.http(stream).await?, token)) };
         let name = tls.server_name(&self.address).map_err(|error| error.message().to_owned())?;
         let stream = tls.connector().connect(name, stream).await.map_err(|error| {
             format!("the TLS handshake failed: {error} (is it a server with TLS, and a certificate of the same CA?)")
         })?;
-        self.http(stream).await
+        Ok((self.http(stream).await?, token))
     }
 
     async fn http(
@@ -258,7 +265,7 @@ impl Link {
         intake: ChooseIntake,
         deadline: Option<Instant>,
     ) -> std::result::Result<Received, Failure> {
-        let request = self.request(method, body, deadline).map_err(Failure::Refused)?;
+        let request = self.request(method, body, sender.token.as_ref(), deadline).map_err(Failure::Refused)?;
         let failed = |error| self.failed(&error, sender.generation);
         sender.requests.ready().await.map_err(failed)?;
         let response = sender.requests.send_request(request).await.map_err(failed)?;
@@ -271,7 +278,13 @@ impl Link {
         })
     }
 
-    fn request(&self, method: &Method, body: Outgoing, deadline: Option<Instant>) -> Result<Request<Outgoing>> {
+    fn request(
+        &self,
+        method: &Method,
+        body: Outgoing,
+        token: Option<&Token>,
+        deadline: Option<Instant>,
+    ) -> Result<Request<Outgoing>> {
         let scheme = if self.options.tls.is_some() { "https" } else { "http" };
         let uri = Uri::builder().scheme(scheme).authority(self.address.as_str()).path_and_query(method.path).build();
         let uri = uri.map_err(|error| Error::invalid_argument(format!("the address '{}': {error}", self.address)))?;
@@ -286,7 +299,7 @@ impl Link {
         if let Some(deadline) = deadline {
             headers.insert(HeaderName::from_static("grpc-timeout"), timeout_header(deadline));
         }
-        if let Some(token) = &self.options.token {
+        if let Some(token) = token {
             headers.insert(AUTHORIZATION, token.header());
         }
         Ok(request)
@@ -391,7 +404,7 @@ impl Link {
 impl LinkState {
     fn sender(&self) -> Option<Sender> {
         let requests = self.sender.clone().filter(|sender| !sender.is_closed())?;
-        Some(Sender { requests, generation: self.generation })
+        Some(Sender { requests, token: self.token.clone(), generation: self.generation })
     }
 
     fn down(&mut self, why: &str) {

@@ -8,7 +8,7 @@ use kolo_core::{DType, Shape, Tensor};
 use kolo_device::Device;
 use tokio::net::TcpStream;
 
-use crate::transport::tls::{ClientTls, ServerTls, Token};
+use crate::transport::tls::{ClientTls, Credentials, ServerTls, Token};
 use crate::wire::limits::MessageLimits;
 
 /// HTTP/2 flow-control windows. A 10 Gbit/s link with a round trip of 10 ms has 12 MB in flight; with a smaller window
@@ -43,6 +43,8 @@ pub struct ServerOptions {
     pub tls: Option<ServerTls>,
     /// The token that callers must present; `None` accepts all.
     pub token: Option<Token>,
+    /// Whether connections of the server's own user need no token; see [`crate::tls::Security::same_user`].
+    pub same_user: bool,
     /// The interval and the timeout of pings. A client that does not answer is disconnected, and its calls are
     /// cancelled.
     pub ping: Option<(Duration, Duration)>,
@@ -56,6 +58,7 @@ impl Default for ServerOptions {
             limits: MessageLimits::default(),
             tls: None,
             token: None,
+            same_user: false,
             ping: Some((Duration::from_secs(20), Duration::from_secs(20))),
             grace: Duration::from_secs(2),
         }
@@ -69,8 +72,8 @@ pub struct LinkOptions {
     pub limits: MessageLimits,
     /// TLS; `None` is plain text.
     pub tls: Option<ClientTls>,
-    /// The token to present to the server.
-    pub token: Option<Token>,
+    /// What is presented to the server.
+    pub credentials: Credentials,
     /// The deadline of a call that does not have its own; `None` waits for ever.
     pub deadline: Option<Duration>,
     /// How long a first call (GetStatus, CreateSession, ..) waits for a task that cannot be reached, if its deadline is
@@ -90,7 +93,7 @@ impl Default for LinkOptions {
         LinkOptions {
             limits: MessageLimits::default(),
             tls: None,
-            token: None,
+            credentials: Credentials::Nothing,
             deadline: None,
             wait_for_peer: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(5),

@@ -26,6 +26,7 @@ use super::options::{CONNECTION_WINDOW, FRAME_BYTES, STREAM_WINDOW, ServerOption
 use super::status;
 use crate::task::services::{Answer, MasterService, Size, Unwound, WorkerService, master_methods, worker_methods};
 use crate::transport::framed::Stream;
+use crate::transport::user_token::is_of_own_user;
 use crate::wire::proto::*;
 
 /// The timeout of a TLS handshake.
@@ -135,7 +136,10 @@ async fn connection(stream: TcpStream, state: Arc<ServerState>) {
             Some(other) if begins_with(&stream, other.hello).await => {
                 serve_other(other, Stream::Plain(stream), &state).await;
             }
-            _ => http(stream, state).await,
+            _ => {
+                let is_trusted = is_same_user(&stream, &state.options).await;
+                http(stream, state, is_trusted).await;
+            }
         };
     };
     if let Some(other) = &state.other
@@ -147,7 +151,7 @@ async fn connection(stream: TcpStream, state: Arc<ServerState>) {
         };
     }
     match tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream)).await {
-        Ok(Ok(stream)) => http(stream, state).await,
+        Ok(Ok(stream)) => http(stream, state, false).await,
         Ok(Err(error)) => tracing::warn!("refused a connection from {from:?}: {error}"),
         Err(_) => tracing::warn!("refused a connection from {from:?}: no TLS handshake in {HANDSHAKE:?}"),
     }
@@ -180,7 +184,18 @@ async fn begins_with(stream: &TcpStream, hello: &[u8]) -> bool {
     tokio::time::timeout(HANDSHAKE, peeked).await.unwrap_or(false)
 }
 
-async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, state: Arc<ServerState>) {
+/// Whether a connection needs no token because it is the server's own user's.
+async fn is_same_user(stream: &TcpStream, options: &ServerOptions) -> bool {
+    let (Ok(own), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else { return false };
+    if options.token.is_none() || !options.same_user {
+        return false;
+    }
+    // The kernel's table may be long.
+    tokio::task::spawn_blocking(move || is_of_own_user(own, peer)).await.unwrap_or(false)
+}
+
+/// Serves gRPC. Calls on a connection that is trusted need no token.
+async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, state: Arc<ServerState>, is_trusted: bool) {
     let mut phases = state.phases.clone();
     let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
     builder
@@ -193,7 +208,7 @@ async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, stat
     if let Some((every, within)) = state.options.ping {
         builder.keep_alive_interval(every).keep_alive_timeout(within);
     }
-    let service = hyper::service::service_fn(move |request| respond(state.clone(), request));
+    let service = hyper::service::service_fn(move |request| respond(state.clone(), request, is_trusted));
     let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     loop {
         let phase = tokio::select! {
@@ -223,11 +238,13 @@ async fn next_phase(phases: &mut watch::Receiver<Phase>) -> Phase {
 async fn respond(
     state: Arc<ServerState>,
     request: Request<Incoming>,
+    is_trusted: bool,
 ) -> std::result::Result<Response<Outgoing>, Infallible> {
     if let Some(refusal) = refuse(&request) {
         return Ok(refusal);
     }
-    let outcome = match state.options.token.as_ref().map_or(Ok(()), |token| token.check(request.headers())) {
+    let token = state.options.token.as_ref().filter(|_| !is_trusted);
+    let outcome = match token.map_or(Ok(()), |token| token.check(request.headers())) {
         Ok(()) => answer(&state, request).await,
         Err(error) => Err(error),
     };

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::task::services::{Answer, MasterService, WorkerService};
 use crate::transport::tls::cert::Authority;
-use crate::transport::tls::{TlsFiles, Token};
+use crate::transport::tls::{Credentials, TlsFiles, Token};
 use crate::wire::limits::MessageLimits;
 use crate::wire::proto::*;
 use crate::wire::tensor_wire::WireTensor;
@@ -436,13 +436,14 @@ async fn tls_lets_in_who_has_a_certificate_of_the_same_authority() {
 
 #[tokio::test]
 async fn a_token_lets_in_who_has_it() {
-    let token = Some(Token::new("a-secret-of-some-length").unwrap());
-    let server = Served::new(ServerOptions { token: token.clone(), ..ServerOptions::default() }).await;
-    server.peer(LinkOptions { token, ..quick() }).get_status(GetStatusRequest {}).await.unwrap();
+    let token = Token::new("a-secret-of-some-length").unwrap();
+    let server = Served::new(ServerOptions { token: Some(token.clone()), ..ServerOptions::default() }).await;
+    let with = |token| server.peer(LinkOptions { credentials: Credentials::Token(token), ..quick() });
+    with(token).get_status(GetStatusRequest {}).await.unwrap();
     let error = server.peer(quick()).get_status(GetStatusRequest {}).await.unwrap_err();
     assert_eq!(error.code(), Code::Unauthenticated);
-    let other = Some(Token::new("another-secret-of-some-length").unwrap());
-    let error = server.peer(LinkOptions { token: other, ..quick() }).get_status(GetStatusRequest {}).await;
+    let other = Token::new("another-secret-of-some-length").unwrap();
+    let error = with(other).get_status(GetStatusRequest {}).await;
     assert_eq!(error.unwrap_err().code(), Code::Unauthenticated);
     server.end().await;
 }

@@ -2,7 +2,8 @@
 //!
 //! With TLS every task has a certificate that is signed by one certificate authority of the cluster ([`cert`] issues
 //! them), and presents it both as client and as server. A token is a shared secret; without TLS it is sent in plain
-//! text, so it is for networks that are trusted but shared.
+//! text, so it is for networks that are trusted but shared. On loopback a server that was given neither requires the token
+//! of its own user, which the clients of that user find by themselves (`transport/user_token.rs`).
 
 pub mod cert;
 mod handshake;
@@ -11,7 +12,7 @@ mod stream;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue};
@@ -25,6 +26,9 @@ use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{CipherSuite, ClientConfig, RootCertStore, ServerConfig, crypto};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use super::user_token::{UserToken, read_private};
+
+pub use super::user_token::random_token;
 pub(crate) use handshake::failed;
 pub(crate) use stream::TlsStream;
 
@@ -39,21 +43,89 @@ pub struct Security {
     pub tls: Option<TlsFiles>,
     /// A token that clients present.
     pub token: Option<Token>,
-    /// Whether a server may listen on the network with neither.
+    /// Whether a server may accept everybody who reaches it, with neither.
     pub insecure: bool,
+    /// The same, for a server on loopback, where everybody is any user of this machine. A client with this presents no
+    /// token of its user.
+    pub insecure_loopback: bool,
+    /// Whether a server accepts gRPC connections from this machine without a token if they are its own user's, as far as
+    /// the kernel knows; for TensorFlow's clients, which cannot send a token. Linux only.
+    pub same_user: bool,
+}
+
+/// What a client presents to servers.
+#[derive(Clone, Debug, Default)]
+pub enum Credentials {
+    /// No token.
+    #[default]
+    Nothing,
+    /// A token, to every server.
+    Token(Token),
+    /// The token of this user, if there is one, to servers on loopback.
+    User,
+}
+
+impl Credentials {
+    /// The token for a server at this address.
+    pub(crate) fn token_for(&self, server: SocketAddr) -> Result<Option<Token>> {
+        match self {
+            Credentials::Nothing => Ok(None),
+            Credentials::Token(token) => Ok(Some(token.clone())),
+            Credentials::User if !server.ip().to_canonical().is_loopback() => Ok(None),
+            Credentials::User => UserToken::find()?.map(|user| user.token(server.port())).transpose(),
+        }
+    }
+}
+
+/// The token that a server requires, and the file that it is derived from, if it is the user's.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RequiredToken {
+    pub token: Option<Token>,
+    pub file: Option<PathBuf>,
 }
 
 impl Security {
     /// An error if a server that listens on this address would accept unauthenticated peers.
     pub fn check_bind(&self, address: SocketAddr) -> Result<()> {
-        if address.ip().is_loopback() || self.tls.is_some() || self.token.is_some() || self.insecure {
+        let is_loopback = address.ip().is_loopback();
+        if self.insecure_loopback && !is_loopback {
+            return Err(Error::invalid_argument(format!(
+                "--insecure-loopback is for addresses such as 127.0.0.1, and {address} can be reached from other machines"
+            )));
+        }
+        if self.same_user && !cfg!(target_os = "linux") {
+            return Err(Error::unimplemented(
+                "--same-user asks Linux whose a connection is; on this system say --insecure-loopback",
+            ));
+        }
+        if is_loopback || self.tls.is_some() || self.token.is_some() || self.insecure {
             return Ok(());
         }
         Err(Error::failed_precondition(format!(
             "{address} can be reached from other machines, and whoever reaches it can run any graph here. Give certificates \
-             (--tls-ca, --tls-cert, --tls-key; `kolo cert init` makes them), or a token (--token), or listen on 127.0.0.1, or \
+             (--tls-ca, --tls-cert, --tls-key; `kolo cert init` makes them), or a token (--token-file), or listen on 127.0.0.1, or \
              say --insecure if everybody on that network may"
         )))
+    }
+
+    /// The token that callers of a server at this address must present: the given one, or that of this user on loopback
+    /// if there are no certificates either.
+    pub(crate) fn required_token(&self, address: SocketAddr) -> Result<RequiredToken> {
+        let is_open = self.tls.is_some() || self.insecure || self.insecure_loopback;
+        if self.token.is_some() || is_open || !address.ip().is_loopback() {
+            return Ok(RequiredToken { token: self.token.clone(), file: None });
+        }
+        let user = UserToken::find_or_create()?;
+        Ok(RequiredToken { token: Some(user.token(address.port())?), file: Some(user.path().to_owned()) })
+    }
+
+    /// What a client with these settings presents.
+    pub fn credentials(&self) -> Credentials {
+        match &self.token {
+            Some(token) => Credentials::Token(token.clone()),
+            None if self.tls.is_some() || self.insecure_loopback => Credentials::Nothing,
+            None => Credentials::User,
+        }
     }
 
     /// The server's side of TLS, if it is configured.
@@ -86,7 +158,7 @@ impl fmt::Debug for TlsFiles {
 }
 
 impl TlsFiles {
-    /// Reads the three files.
+    /// Reads the three files. A key that others may read is refused.
     pub fn read(ca: &Path, cert: &Path, key: &Path) -> Result<TlsFiles> {
         let read = |what: &str, path: &Path| {
             std::fs::read(path).map_err(|error| {
@@ -101,7 +173,7 @@ impl TlsFiles {
         Ok(TlsFiles {
             ca: read("the CA certificate", ca)?,
             cert: read("the certificate", cert)?,
-            key: read("the key", key)?,
+            key: read_private("the key", key)?,
         })
     }
 
@@ -242,9 +314,22 @@ impl fmt::Debug for Token {
 
 const SCHEME: &str = "Bearer ";
 
+/// What to do about a token that is missing or wrong.
+pub(crate) const REMEDY: &str = "give it in KOLO_TOKEN or --token-file; on loopback, a server without a token of its own is \
+     open to Kolo's clients of the same user, and to TensorFlow's if it was started with --same-user or --insecure-loopback";
+
+impl Token {
+    /// Reads a token from a file that only this user can read.
+    pub fn read(path: &Path) -> Result<Token> {
+        let bytes = read_private("the token file", path)?;
+        Token::new(&String::from_utf8_lossy(&bytes)).map_err(|error| error.context(path.display()))
+    }
+}
+
 impl Token {
     /// The token with this text: at least 16 visible ASCII characters.
     pub fn new(text: &str) -> Result<Token> {
+        let text = text.trim();
         if text.len() < 16 || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(Error::invalid_argument(
                 "a token must be at least 16 visible ASCII characters long; `openssl rand -hex 32` makes a good one",
@@ -256,10 +341,20 @@ impl Token {
         Ok(Token(header))
     }
 
+    /// The secret itself, for the environment of a child process. It is not for flags or logs.
+    pub fn secret(&self) -> String {
+        self.text()
+    }
+
     /// The token's text, for protocols without headers.
     pub(crate) fn text(&self) -> String {
         let bytes = self.0.as_bytes();
         String::from_utf8_lossy(bytes.strip_prefix(SCHEME.as_bytes()).unwrap_or(bytes)).into_owned()
+    }
+
+    /// Whether a text is this token; compares in constant time.
+    pub(crate) fn is(&self, text: &str) -> bool {
+        same(text.as_bytes(), self.text().as_bytes())
     }
 
     /// The value of the `authorization` header.
@@ -271,11 +366,14 @@ impl Token {
     /// partial match.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<()> {
         let Some(shown) = headers.get(http::header::AUTHORIZATION) else {
-            return Err(Error::new(Code::Unauthenticated, "this server wants a token, and none was sent"));
+            return Err(Error::new(
+                Code::Unauthenticated,
+                format!("this server wants a token, and none was sent; {REMEDY}"),
+            ));
         };
         match same(shown.as_bytes(), self.0.as_bytes()) {
             true => Ok(()),
-            false => Err(Error::new(Code::Unauthenticated, "the token is not this server's")),
+            false => Err(Error::new(Code::Unauthenticated, format!("the token is not this server's; {REMEDY}"))),
         }
     }
 }
@@ -305,6 +403,8 @@ mod tests {
             assert_eq!(error.code(), Code::FailedPrecondition);
             assert!(error.message().contains(address) && error.message().contains("--insecure"), "{error}");
             assert!(check(&Security { insecure: true, ..open.clone() }, address).is_ok());
+            let error = check(&Security { insecure_loopback: true, ..open.clone() }, address).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument, "{error}");
             let token = Some(Token::new("0123456789abcdef").unwrap());
             assert!(check(&Security { token, ..open.clone() }, address).is_ok());
         }
