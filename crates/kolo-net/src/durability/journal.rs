@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -305,7 +306,8 @@ fn write_all(
         entries.extend(value.flatten());
     }
     let unfinished = dir.join("unfinished");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&unfinished)?;
+    // Only this user may read variables.
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
     let (bytes, chain) = Chain::begin().record(n_steps, entries);
     let written = file.write_all(MAGIC).and_then(|()| file.write_all(&bytes)).and_then(|()| file.sync_data());
     if let Err(error) = written {

@@ -106,7 +106,7 @@ impl Kernel for Print {
             }
             text.push('\n');
             // Nobody is there to read it: not a reason to fail a step.
-            let _ = std::io::stderr().write_all(text.as_bytes());
+            let _ = std::io::stderr().write_all(visible(text.as_bytes()).as_bytes());
         }
         ctx.forward(0, 0)
     }
@@ -119,7 +119,7 @@ fn print_v2(ctx: &mut KernelCtx<'_>) -> Result<()> {
             ctx.input(0)?.shape()
         )));
     };
-    let text = [text, ctx.attrs().str("end")?.as_bytes()].concat();
+    let text = visible(&[text, ctx.attrs().str("end")?.as_bytes()].concat()).into_bytes();
     // As for `Print`, a stream that is closed is no reason to fail.
     let _ = match ctx.attrs().str("output_stream")? {
         "stdout" => std::io::stdout().write_all(&text),
@@ -131,6 +131,24 @@ fn print_v2(ctx: &mut KernelCtx<'_>) -> Result<()> {
         }
     };
     Ok(())
+}
+
+/// Text for a terminal. Control characters, which could move its cursor, change its title or type for its user, and bytes
+/// that are no text are shown as escapes; line ends and tabs stay.
+fn visible(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                '\n' | '\t' => text.push(character),
+                control if control.is_control() => text.extend(control.escape_default()),
+                other => text.push(other),
+            }
+        }
+        // Writing to a string does not fail.
+        chunk.invalid().iter().for_each(|byte| drop(write!(text, "\\x{byte:02x}")));
+    }
+    text
 }
 
 fn format_template(ctx: &KernelCtx<'_>) -> Result<String> {
@@ -328,6 +346,14 @@ mod tests {
     use crate::testing::{check_op, tensor, wavy};
 
     // The expected texts were compared with TensorFlow 2.21.
+
+    #[test]
+    fn escape_sequences_are_shown_and_not_sent() {
+        assert_eq!(visible("héllo\tworld\n".as_bytes()), "héllo\tworld\n");
+        assert_eq!(visible(b"\x1b]0;title\x07\r\x7f"), "\\u{1b}]0;title\\u{7}\\r\\u{7f}");
+        assert_eq!(visible("\u{9b}31m".as_bytes()), "\\u{9b}31m");
+        assert_eq!(visible(b"ok\xff\xfe"), "ok\\xff\\xfe");
+    }
 
     #[test]
     fn a_summary_is_flat() {

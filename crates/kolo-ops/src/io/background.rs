@@ -14,6 +14,7 @@ use kolo_core::{Error, Result};
 use kolo_graph::{Effects, Gradient, OpDef, Operation, Output};
 use parking_lot::Mutex;
 
+use super::FileAccess;
 use super::arguments::{save_arguments, save_shapes, text};
 use super::bundle::{self, Item, index_path};
 use super::threads::join_all;
@@ -54,8 +55,9 @@ pub(crate) static BACKGROUND_SAVE_V2: Op = Op {
     kernels: &[cpu_any(|ctx| {
         let (prefix, items) = save_arguments(ctx)?;
         let resources = ctx.step.resources();
-        resources.file_access().check(&index_path(&prefix))?;
-        Saves::of(resources)?.begin(prefix, items)
+        let access = resources.file_access();
+        access.check(&index_path(&prefix))?;
+        Saves::of(resources)?.begin(prefix, items, access)
     })],
     gpu: Gpu::FILES,
     cost: Cost::Inline,
@@ -113,7 +115,7 @@ impl Saves {
         resources.lookup_or_create("", "kolo_background_saves", || Ok(Arc::new(Saves { state: Mutex::default() })))
     }
 
-    fn begin(self: &Arc<Self>, prefix: String, items: Vec<Item>) -> Result<()> {
+    fn begin(self: &Arc<Self>, prefix: String, items: Vec<Item>, access: FileAccess) -> Result<()> {
         let mut state = self.state.lock();
         if matches!(state.by_prefix.get(&prefix), Some(Save::Running { .. })) {
             return Err(Error::failed_precondition(format!("{prefix} is still being written; wait for that first")));
@@ -127,7 +129,7 @@ impl Saves {
         let saves = Arc::downgrade(self);
         let path = prefix.clone();
         let work = move || {
-            let saved = catch_unwind(AssertUnwindSafe(|| bundle::save(&path, &items, None)));
+            let saved = catch_unwind(AssertUnwindSafe(|| bundle::save_within(&path, &items, None, &access)));
             let saved = saved.unwrap_or_else(|_| Err(Error::internal(format!("the save to {path} panicked"))));
             // The variables' old values go before anybody hears of it.
             drop(items);
@@ -272,7 +274,7 @@ mod tests {
         for step in 0..5 {
             let prefix = dir.text(&format!("m-{step}"));
             let item = Item { name: "v".into(), slice: None, tensor: cell.value().unwrap() };
-            saves.begin(prefix.clone(), vec![item]).unwrap();
+            saves.begin(prefix.clone(), vec![item], FileAccess::everything()).unwrap();
             cell.update(|value| value.data_mut::<f32>().map(|values| values.iter_mut().for_each(|x| *x += 1.0)))
                 .unwrap();
             let (sender, receiver) = mpsc::channel();
@@ -295,12 +297,20 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         saves.wait("p", &cancel, Done::new(move |outcome| sender.send(outcome).unwrap()));
         assert!(receiver.try_recv().is_err());
-        assert!(saves.begin("p".into(), Vec::new()).unwrap_err().message().contains("still being written"));
+        assert!(
+            saves
+                .begin("p".into(), Vec::new(), FileAccess::everything())
+                .unwrap_err()
+                .message()
+                .contains("still being written")
+        );
         cancel.cancel(Error::cancelled("enough"));
         assert_eq!(receiver.try_recv().unwrap().unwrap_err().code(), Code::Cancelled);
         // Dropping the device's list waits for what is being written.
         let tensor = Tensor::from(vec![1.0f32; 1_000_000]);
-        saves.begin(dir.text("m"), vec![Item { name: "a".into(), slice: None, tensor }]).unwrap();
+        saves
+            .begin(dir.text("m"), vec![Item { name: "a".into(), slice: None, tensor }], FileAccess::everything())
+            .unwrap();
         drop(saves);
         assert!(Bundle::open(&dir.text("m")).is_ok());
     }

@@ -1,87 +1,20 @@
-//! The one place where ops touch the file system: who may touch what, errors that name the file, and files that appear
-//! whole or not at all.
+//! The one place where ops touch the file system, besides `access.rs`, which says who may touch what: errors that name the
+//! file, and files that appear whole or not at all.
 
-use std::fs::{self, File, OpenOptions};
+use std::ffi::OsStr;
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kolo_core::{Code, Error, Result};
 
+use super::access::{Directory, FileAccess};
+
 /// What comes between a file's name and a number while it is being written. TensorFlow's own word, so that tools which
 /// skip its unfinished files skip ours.
 const UNFINISHED: &str = ".tempstate";
-
-/// Which files ops may touch. All of them by default, as for a program's own session; a server that runs others' graphs
-/// names directories.
-#[derive(Clone, Debug, Default)]
-pub struct FileAccess {
-    /// `None` means everything.
-    directories: Option<Arc<[PathBuf]>>,
-}
-
-impl FileAccess {
-    /// Everything that the process itself may touch.
-    pub fn everything() -> FileAccess {
-        FileAccess::default()
-    }
-
-    /// No file at all.
-    pub fn nothing() -> FileAccess {
-        FileAccess { directories: Some(Arc::default()) }
-    }
-
-    /// Only files under these directories, which must exist. None at all if the list is empty.
-    pub fn under<P: AsRef<Path>>(directories: impl IntoIterator<Item = P>) -> Result<FileAccess> {
-        let real = |directory: P| {
-            let directory = directory.as_ref();
-            fs::canonicalize(directory).map_err(|error| file_error("cannot use the directory", directory, &error))
-        };
-        let directories = directories.into_iter().map(real).collect::<Result<Vec<_>>>()?;
-        Ok(FileAccess { directories: Some(directories.into()) })
-    }
-
-    /// An error unless `path` may be touched. Links are followed as far as the path exists.
-    pub fn check(&self, path: &Path) -> Result<()> {
-        let Some(directories) = &self.directories else { return Ok(()) };
-        let allowed = resolve(path).is_some_and(|real| directories.iter().any(|directory| real.starts_with(directory)));
-        if allowed {
-            return Ok(());
-        }
-        let list = directories.iter().map(|directory| directory.display().to_string()).collect::<Vec<_>>().join(", ");
-        let list = if list.is_empty() { "no directory".to_owned() } else { list };
-        Err(Error::new(
-            Code::PermissionDenied,
-            format!(
-                "{} is outside of what ops may touch here: {list}; --allow-dir of `kolo serve` opens a directory",
-                path.display()
-            ),
-        ))
-    }
-}
-
-/// The path with links followed as far as it exists; `None` if what does not exist climbs up with `..`.
-fn resolve(path: &Path) -> Option<PathBuf> {
-    let absolute = std::path::absolute(path).ok()?;
-    let mut existing = absolute.as_path();
-    let mut rest = Vec::new();
-    loop {
-        if let Ok(real) = fs::canonicalize(existing) {
-            return Some(rest.into_iter().rev().fold(real, |path, part| path.join(part)));
-        }
-        // A link that leads nowhere yet would be followed when the file is made.
-        if fs::symlink_metadata(existing).is_ok() {
-            return None;
-        }
-        match existing.components().next_back()? {
-            Component::Normal(part) => rest.push(part),
-            _ => return None,
-        }
-        existing = existing.parent()?;
-    }
-}
 
 /// `what PATH: reason`, with the code that fits the reason.
 pub fn file_error(what: &str, path: &Path, error: &io::Error) -> Error {
@@ -97,39 +30,43 @@ pub fn file_error(what: &str, path: &Path, error: &io::Error) -> Error {
     Error::new(code, format!("{what} {}: {error}", path.display()))
 }
 
-/// Makes a directory and those above it, if they are missing.
-pub fn make_directory(directory: &Path) -> Result<()> {
-    fs::create_dir_all(directory).map_err(|error| match error.kind() {
-        // A file has its name, which is not what "already exists" would say of a directory.
-        io::ErrorKind::AlreadyExists => Error::failed_precondition(format!(
-            "cannot make the directory {}: there is a file of that name",
-            directory.display()
-        )),
-        _ => file_error("cannot make the directory", directory, &error),
-    })
-}
-
 /// A file under a temporary name. It gets its own name by [`NewFile::publish`]; dropped before that, it is removed.
 pub struct NewFile {
     file: File,
+    directory: Directory,
     temporary: PathBuf,
     target: PathBuf,
     published: bool,
 }
 
+/// The mode of files that only their owner may read, such as checkpoints.
+pub(super) const PRIVATE: u32 = 0o600;
+
 impl NewFile {
-    /// Begins a file that will be called `target`. The directory is made if it is missing.
+    /// Begins a file that will be called `target`, and that only this user may read. The directory is made if it is
+    /// missing.
     pub fn create(target: &Path) -> Result<NewFile> {
-        if let Some(directory) = target.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-            make_directory(directory)?;
-        }
+        NewFile::create_within(&FileAccess::everything(), target, PRIVATE)
+    }
+
+    /// As [`NewFile::create`], for one who may not touch all files, and with another mode.
+    pub(super) fn create_within(access: &FileAccess, target: &Path, mode: u32) -> Result<NewFile> {
+        let directory = access.make_directory_of(target).map_err(|error| {
+            let path = target.parent().unwrap_or(target);
+            match error.kind() {
+                // A file has its name, which is not what "already exists" would say of a directory.
+                io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => Error::failed_precondition(format!(
+                    "cannot make the directory {}: there is a file of that name",
+                    path.display()
+                )),
+                _ => file_error("cannot make the directory", path, &error),
+            }
+        })?;
         let temporary = temporary_name(target);
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)
+        let file = directory
+            .create_new(name_of(&temporary), mode)
             .map_err(|error| file_error("cannot make the file", &temporary, &error))?;
-        Ok(NewFile { file, temporary, target: target.to_owned(), published: false })
+        Ok(NewFile { file, directory, temporary, target: target.to_owned(), published: false })
     }
 
     /// The name it will have.
@@ -149,7 +86,8 @@ impl NewFile {
 
     /// Gives it its name, in place of what had it before. Call [`NewFile::sync`] first.
     pub fn publish(mut self) -> Result<()> {
-        fs::rename(&self.temporary, &self.target)
+        self.directory
+            .rename(name_of(&self.temporary), &self.directory, name_of(&self.target))
             .map_err(|error| file_error("cannot rename to", &self.target, &error))?;
         self.published = true;
         Ok(())
@@ -160,9 +98,14 @@ impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.published {
             // Nothing can be done about a file that cannot be removed; its name says what it is.
-            let _ = fs::remove_file(&self.temporary);
+            let _ = self.directory.remove(name_of(&self.temporary));
         }
     }
+}
+
+/// The last part of a path; of one that has none, such as `/`, a name that no file has.
+pub(super) fn name_of(path: &Path) -> &OsStr {
+    path.file_name().unwrap_or_default()
 }
 
 fn temporary_name(target: &Path) -> PathBuf {
@@ -187,9 +130,14 @@ pub fn sync_directory_of(file: &Path) {
     }
 }
 
-/// Writes a small file so that readers see the old or the new contents, never a part.
+/// Writes a small file so that readers see the old or the new contents, never a part. Only this user may read it.
 pub fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
-    let mut file = NewFile::create(path)?;
+    write_whole_within(&FileAccess::everything(), path, contents, PRIVATE)
+}
+
+/// As [`write_whole`], for one who may not touch all files, and with another mode.
+pub(super) fn write_whole_within(access: &FileAccess, path: &Path, contents: &[u8], mode: u32) -> Result<()> {
+    let mut file = NewFile::create_within(access, path, mode)?;
     file.file().write_all(contents).map_err(|error| {
         file_error("cannot write", path, &error).and(format_args!(" ({} bytes were to be written)", contents.len()))
     })?;
@@ -286,30 +234,5 @@ mod tests {
         }
         remove_unfinished(&dir.join(""));
         assert_eq!(dir.names(), ["b.tempstate34", "c.tempstatex", "d"]);
-    }
-
-    #[test]
-    fn access_is_limited_to_directories() {
-        let dir = TestDir::new("access");
-        fs::create_dir(dir.join("in")).unwrap();
-        fs::create_dir(dir.join("out")).unwrap();
-        let access = FileAccess::under([dir.join("in")]).unwrap();
-        for inside in ["in/x", "in/new/y", "in/../in/z", "out/../in/z"] {
-            access.check(&dir.join(inside)).unwrap();
-        }
-        for outside in ["out/x", "in/../out/x", "in/new/../../out/x", "inner", ""] {
-            let error = access.check(&dir.join(outside)).unwrap_err();
-            assert_eq!(error.code(), Code::PermissionDenied, "{outside}");
-        }
-        #[cfg(unix)]
-        {
-            std::os::unix::fs::symlink(dir.join("out"), dir.join("in/link")).unwrap();
-            std::os::unix::fs::symlink(dir.join("out/later"), dir.join("in/dangling")).unwrap();
-            assert!(access.check(&dir.join("in/link/x")).is_err());
-            assert!(access.check(&dir.join("in/dangling")).is_err());
-        }
-        FileAccess::everything().check(&dir.join("out/x")).unwrap();
-        let none: [&Path; 0] = [];
-        assert!(FileAccess::under(none).unwrap().check(&dir.join("in/x")).is_err());
     }
 }

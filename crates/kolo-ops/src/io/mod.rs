@@ -3,6 +3,7 @@
 //! Every file is reached through [`files`], which asks the device's [`FileAccess`] first. Ops that read or write do so on
 //! threads of their own, so that a slow disk holds up no other node.
 
+mod access;
 mod arguments;
 pub mod background;
 pub mod bundle;
@@ -20,7 +21,7 @@ pub mod sharded_filename;
 pub(crate) mod threads;
 pub mod whole_file;
 
-pub use files::FileAccess;
+pub use access::FileAccess;
 
 use crate::Op;
 

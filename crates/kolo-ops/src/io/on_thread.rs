@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kolo_core::{Error, Result, Tensor};
 
-use super::files::FileAccess;
+use super::FileAccess;
 use super::threads::IoThreads;
 use crate::kernel::KernelInit;
 use crate::{AsyncKernel, Done, KernelCtx};
@@ -35,6 +35,11 @@ impl Request {
         let path = path_of(name)?;
         self.access.check(&path)?;
         Ok(path)
+    }
+
+    /// Which files may be touched.
+    pub fn access(&self) -> &FileAccess {
+        &self.access
     }
 
     /// True if a path may be touched.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Output};
 
+use super::FileAccess;
 use super::arguments::{text, texts};
 use super::bundle::{Bundle, parse_shape_and_slice};
-use super::files::FileAccess;
 use super::threads::IoThreads;
 use crate::op::{Gpu, KernelMaker, Op, cpu_made};
 use crate::{AsyncKernel, CancelToken, Cost, Done, KernelCtx, KernelInit};

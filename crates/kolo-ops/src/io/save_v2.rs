@@ -46,17 +46,18 @@ impl AsyncKernel for Save {
     fn start(&self, ctx: &mut KernelCtx<'_>, done: Done) {
         let prepare = |ctx: &mut KernelCtx<'_>| -> Result<_> {
             let (prefix, items) = save_arguments(ctx)?;
-            ctx.step.resources().file_access().check(&index_path(&prefix))?;
-            Ok((prefix, items))
+            let access = ctx.step.resources().file_access();
+            access.check(&index_path(&prefix))?;
+            Ok((prefix, items, access))
         };
-        let (prefix, items) = match prepare(ctx) {
+        let (prefix, items, access) = match prepare(ctx) {
             Ok(arguments) => arguments,
             Err(error) => return done.finish(Err(error)),
         };
         let cancel = ctx.step.cancel().clone();
         // A job that never runs drops its `Done`, which says so.
         let _ = self.0.run(move || {
-            let saved = bundle::save(&prefix, &items, Some(&cancel));
+            let saved = bundle::save_within(&prefix, &items, Some(&cancel), &access);
             drop(items);
             done.finish(saved.map(|()| Outcome::default()));
         });

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use kolo_core::{Error, PartialShape, Result, Tensor};
 use kolo_graph::{Effects, Gradient, OpDef, Operation, Output, shape_fns};
 
-use super::files::{file_error, write_whole};
+use super::FileAccess;
+use super::files::{file_error, write_whole_within};
 use super::on_thread::{Request, make, path_of};
 use crate::Cost;
 use crate::op::{Gpu, KernelMaker, Op, cpu_made};
@@ -85,9 +86,15 @@ pub(crate) static MATCHING_FILES: Op = Op {
 };
 
 /// All of a file; an error if it is none. A device or a pipe might never end.
-pub(super) fn contents(path: &Path) -> Result<Vec<u8>> {
+pub(super) fn contents(path: &Path, access: &FileAccess) -> Result<Vec<u8>> {
     let fails = |error: std::io::Error| file_error("cannot read", path, &error);
-    let about = fs::metadata(path).map_err(fails)?;
+    // A pipe would be waited for until somebody writes.
+    if !fs::metadata(path).map_err(fails)?.is_file() {
+        return Err(Error::failed_precondition(format!("cannot read {}: it is not a file", path.display())));
+    }
+    let mut file = access.open(path).map_err(fails)?;
+    // Of what was opened: the name may be another's by now.
+    let about = file.metadata().map_err(fails)?;
     if !about.is_file() {
         return Err(Error::failed_precondition(format!("cannot read {}: it is not a file", path.display())));
     }
@@ -96,18 +103,18 @@ pub(super) fn contents(path: &Path) -> Result<Vec<u8>> {
     contents
         .try_reserve_exact(n)
         .map_err(|_| Error::resource_exhausted(format!("OOM when reading the {n} bytes of {}", path.display())))?;
-    fs::File::open(path).and_then(|mut file| file.read_to_end(&mut contents)).map_err(fails)?;
+    file.read_to_end(&mut contents).map_err(fails)?;
     Ok(contents)
 }
 
 fn read(request: &Request) -> Result<Vec<Tensor>> {
     let path = request.path(request.text(0, "Input filename")?)?;
-    Ok(vec![Tensor::string(contents(&path)?)])
+    Ok(vec![Tensor::string(contents(&path, request.access())?)])
 }
 
 fn write(request: &Request) -> Result<Vec<Tensor>> {
     let path = request.path(request.text(0, "Input filename")?)?;
-    write_whole(&path, request.text(1, "Contents")?)?;
+    write_whole_within(request.access(), &path, request.text(1, "Contents")?, 0o666)?;
     Ok(Vec::new())
 }
 
@@ -149,9 +156,8 @@ fn expand(pattern: &str, request: &Request) -> Result<Vec<PathBuf>> {
                 continue;
             }
             // What is not a directory, or cannot be read, holds nothing that matches.
-            let Ok(entries) = fs::read_dir(directory) else { continue };
-            for entry in entries.flatten() {
-                let name = entry.file_name();
+            let Ok(names) = request.access().list(directory) else { continue };
+            for name in names {
                 if name.to_str().is_some_and(|name| matches(part.as_bytes(), name.as_bytes())) {
                     next.push(path.join(name));
                 }
@@ -221,7 +227,7 @@ mod tests {
     use kolo_core::Code;
 
     use super::*;
-    use crate::io::files::TestDir;
+    use crate::io::files::{TestDir, write_whole};
     use crate::testing::{Evaluation, check_op};
 
     #[test]

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use kolo_core::{Code, Error, Result};
@@ -12,7 +11,9 @@ use super::reader::Bundle;
 use super::table::write_table;
 use super::writer::Entries;
 use super::{data_path, header, index_path};
-use crate::io::files::{FileAccess, file_error, make_directory, sync_directory_of, write_whole};
+use crate::io::FileAccess;
+use crate::io::access::Directory;
+use crate::io::files::{PRIVATE, file_error, name_of, sync_directory_of, write_whole_within};
 
 /// What [`merge`] does besides.
 #[derive(Clone, Debug, Default)]
@@ -52,10 +53,11 @@ pub fn merge(sources: &[String], destination: &str, options: &MergeOptions) -> R
     }
     for (shard, from) in files.iter().enumerate() {
         let to = data_path(destination, shard, files.len());
-        if let Some(directory) = to.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-            make_directory(directory)?;
-        }
-        fs::rename(from, &to)
+        let rename = || {
+            let directory = options.access.make_directory_of(&to)?;
+            options.access.directory_of(from)?.rename(name_of(from), &directory, name_of(&to))
+        };
+        rename()
             .map_err(|error| file_error("cannot rename", from, &error).and(format_args!(" (to {})", to.display())))?;
     }
     let index = index_path(destination);
@@ -63,15 +65,16 @@ pub fn merge(sources: &[String], destination: &str, options: &MergeOptions) -> R
     let head = header(files.len());
     let encoded: Vec<(&[u8], Vec<u8>)> = merged.iter().map(|(key, entry)| (&**key, entry.encode_to_vec())).collect();
     let table = std::iter::once((&b""[..], &*head)).chain(encoded.iter().map(|(key, value)| (*key, &**value)));
-    write_whole(&index, &write_table(table))?;
+    write_whole_within(&options.access, &index, &write_table(table), PRIVATE)?;
     for source in found {
         let old = index_path(source);
         // The new checkpoint is whole by now; what cannot be tidied up does no harm.
         if old != index {
-            let _ = fs::remove_file(&old);
+            let _ = options.access.directory_of(&old).and_then(|directory| directory.remove(name_of(&old)));
         }
         if let (true, Some(directory)) = (options.delete_old_dirs, Path::new(source).parent()) {
-            let _ = fs::remove_dir(directory);
+            let remove = |parent: Directory| parent.remove_directory(name_of(directory));
+            let _ = options.access.directory_of(directory).and_then(remove);
         }
     }
     Ok(())

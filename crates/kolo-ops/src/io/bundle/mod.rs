@@ -24,7 +24,7 @@ pub use checksum::Checksum;
 pub use merge::{MergeOptions, merge};
 pub use reader::{Bundle, StoredTensor};
 pub use slice::{TensorSlice, parse_shape_and_slice};
-pub use writer::{Item, save};
+pub use writer::{Item, save, save_within};
 
 /// `PREFIX.index`.
 pub fn index_path(prefix: &str) -> PathBuf {

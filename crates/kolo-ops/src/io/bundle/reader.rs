@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,7 +17,8 @@ use super::table::{read_table, take_varint};
 use super::writer::{Entries, add_length};
 use super::{VERSION, data_path, index_path};
 use crate::CancelToken;
-use crate::io::files::{FileAccess, file_error};
+use crate::io::FileAccess;
+use crate::io::files::file_error;
 
 /// What is read and summed at once.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -68,6 +69,12 @@ struct Piece {
     entry: BundleEntryProto,
 }
 
+fn read_all(access: &FileAccess, path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    access.open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 impl Bundle {
     /// Opens the checkpoint `prefix` and reads its index.
     pub fn open(prefix: &str) -> Result<Bundle> {
@@ -78,7 +85,7 @@ impl Bundle {
     pub fn open_within(prefix: &str, access: &FileAccess) -> Result<Bundle> {
         let path = index_path(prefix);
         access.check(&path)?;
-        let bytes = std::fs::read(&path).map_err(|error| match error.kind() {
+        let bytes = read_all(access, &path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => Error::not_found(format!(
                 "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for {prefix}"
             )),
@@ -359,7 +366,7 @@ impl Bundle {
             let path = data_path(&self.prefix, shard, self.n_shards);
             self.access.check(&path)?;
             let open = || {
-                let file = File::open(&path)?;
+                let file = self.access.open(&path)?;
                 let n_bytes = file.metadata()?.len();
                 Ok(OpenFile { path: path.clone(), file, n_bytes })
             };

@@ -14,7 +14,8 @@ use super::slice::TensorSlice;
 use super::table::{push_varint, write_table};
 use super::{data_path, header, index_path};
 use crate::CancelToken;
-use crate::io::files::{NewFile, file_error, sync_directory_of};
+use crate::io::FileAccess;
+use crate::io::files::{NewFile, PRIVATE, file_error, sync_directory_of};
 
 /// What is summed and written at once: small enough to be still in the cache when it is written.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -35,7 +36,12 @@ pub struct Item {
 /// Writes `items` as the checkpoint `prefix`, in their order. Either both files are there in the end, or nothing has
 /// changed: a bundle that was there before is replaced only when the new one is on the disk.
 pub fn save(prefix: &str, items: &[Item], cancel: Option<&CancelToken>) -> Result<()> {
-    let mut data = NewFile::create(&data_path(prefix, 0, 1))?;
+    save_within(prefix, items, cancel, &FileAccess::everything())
+}
+
+/// As [`save`], for one who may not touch all files.
+pub fn save_within(prefix: &str, items: &[Item], cancel: Option<&CancelToken>, access: &FileAccess) -> Result<()> {
+    let mut data = NewFile::create_within(access, &data_path(prefix, 0, 1), PRIVATE)?;
     let path = data.target().to_owned();
     let mut writer = DataWriter::new(data.file(), &path, total_bytes(items)?, cancel);
     let entries = write_items(&mut writer, items)?;
@@ -44,7 +50,7 @@ pub fn save(prefix: &str, items: &[Item], cancel: Option<&CancelToken>) -> Resul
     let encoded: Vec<(&[u8], Vec<u8>)> = entries.iter().map(|(key, entry)| (&**key, entry.encode_to_vec())).collect();
     let table = std::iter::once((&b""[..], &*header)).chain(encoded.iter().map(|(key, value)| (*key, &**value)));
     let table = write_table(table);
-    let mut index = NewFile::create(&index_path(prefix))?;
+    let mut index = NewFile::create_within(access, &index_path(prefix), PRIVATE)?;
     let path = index.target().to_owned();
     let mut writer = DataWriter::new(index.file(), &path, table.len() as u64, cancel);
     writer.write(&table)?;

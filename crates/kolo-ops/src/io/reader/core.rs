@@ -17,7 +17,7 @@ use kolo_core::{Error, Result, Tensor};
 use parking_lot::Mutex;
 
 use super::work::{Format, Record, Work};
-use crate::io::files::FileAccess;
+use crate::io::FileAccess;
 use crate::io::on_thread::path_of;
 use crate::io::threads::IoThreads;
 use crate::queue::source::Described;
@@ -155,7 +155,7 @@ impl Reader {
         if self.format != Format::Identity {
             access.check(&path)?;
         }
-        let work = Work::open(&self.format, name, path)?;
+        let work = Work::open(&self.format, name, path, access)?;
         self.progress.lock().work = Some(work);
         Ok(())
     }

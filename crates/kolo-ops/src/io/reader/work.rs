@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use kolo_core::{Code, Error, Result};
 
+use crate::io::FileAccess;
 use crate::io::bundle::checksum::Checksum;
 use crate::io::files::file_error;
 use crate::io::whole_file::contents;
@@ -81,6 +82,7 @@ pub type Record = (Bytes, Bytes);
 pub struct Work {
     name: Bytes,
     path: PathBuf,
+    access: FileAccess,
     source: Source,
 }
 
@@ -103,8 +105,8 @@ const MOST_BYTES: u64 = 1 << 30;
 
 impl Work {
     /// Opens the file called `name`.
-    pub fn open(format: &Format, name: Bytes, path: PathBuf) -> Result<Work> {
-        let open = || File::open(&path).map_err(|error| file_error("cannot read", &path, &error));
+    pub fn open(format: &Format, name: Bytes, path: PathBuf, access: &FileAccess) -> Result<Work> {
+        let open = || access.open(&path).map_err(|error| file_error("cannot read", &path, &error));
         let source = match format {
             Format::TfRecord(compression) => Source::Records { reader: compression.open(open()?), at: 0 },
             Format::Lines(skipped) => {
@@ -142,7 +144,7 @@ impl Work {
             }
             Format::Identity => Source::Identity { taken: false },
         };
-        Ok(Work { name, path, source })
+        Ok(Work { name, path, access: access.clone(), source })
     }
 
     fn key(&self, at: u64) -> Bytes {
@@ -171,7 +173,7 @@ impl Work {
                 if std::mem::replace(taken, true) {
                     return Ok(None);
                 }
-                Ok(Some((self.name.clone(), contents(&self.path)?.into())))
+                Ok(Some((self.name.clone(), contents(&self.path, &self.access)?.into())))
             }
             Source::Fixed { reader, next } => {
                 let Format::Fixed(sizes) = format else { return Ok(None) };
