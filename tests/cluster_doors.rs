@@ -96,6 +96,7 @@ fn with_a_token_only_those_who_know_it_get_in() {
     let token = "a-secret-of-this-test";
     let folder = Folder::new("token");
     std::fs::write(folder.0.join("token"), format!("{token}\n")).unwrap();
+    std::fs::set_permissions(folder.0.join("token"), std::fs::Permissions::from_mode(0o600)).unwrap();
     let _ps = spec.serve("ps", 0, &["--token-file", &folder.path("token")]);
     let args = ["serve", "--with-parent", "--cluster", &spec.text, "--job", "worker"];
     let worker = Process::start_with("worker", &args, &[("KOLO_TOKEN", token)]);

@@ -49,6 +49,12 @@ pub struct Args {
     /// Refuse more concurrent sessions than this
     #[arg(long, default_value_t = 10_000, value_name = "N", help_heading = "Limits")]
     max_sessions: usize,
+    /// Keep a session this many seconds for a client that has no connection any more; 0 means for ever
+    #[arg(long, default_value_t = 600.0, value_name = "SECONDS", help_heading = "Limits")]
+    session_lease: f64,
+    /// Drop a connection that does not say within this many seconds which protocol it speaks
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS", help_heading = "Limits")]
+    first_bytes: f64,
     /// Refuse larger messages with tensors, such as 512M
     #[arg(long, default_value = "2G", value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     max_tensor_message: usize,
@@ -100,6 +106,7 @@ enum Lasts {
 pub fn run(args: &Args) -> Result<()> {
     let (cluster, job, task) = args.task.read()?;
     let report_after = seconds("--report-after", args.report_after)?;
+    let session_lease = seconds("--session-lease", args.session_lease)?;
     let mut config = ServerConfig {
         session: SessionConfig {
             device_count: device_count(&args.device_count)?,
@@ -110,6 +117,8 @@ pub fn run(args: &Args) -> Result<()> {
         ready_deadline: seconds("--ready-deadline", args.ready_deadline)?,
         report_after: (!report_after.is_zero()).then_some(report_after),
         max_sessions: args.max_sessions,
+        session_lease: (!session_lease.is_zero()).then_some(session_lease),
+        first_bytes: seconds("--first-bytes", args.first_bytes)?,
         limits: MessageLimits {
             tensors: args.max_tensor_message,
             graphs: args.max_graph_message,

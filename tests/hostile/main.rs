@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)] // Helpers of tests may fail as tests do.
 
 mod allocations;
+mod claims;
+mod connections;
 mod local_users;
 mod loops;
 #[path = "../support/mod.rs"]

@@ -45,6 +45,7 @@ pub(crate) struct Replicator {
     peers: Arc<Peers>,
     to: TaskName,
     epoch: Epoch,
+    nonce: Vec<u8>,
     stores: Vec<Arc<ResourceStore>>,
     state: Mutex<ReplicationState>,
 }
@@ -58,11 +59,12 @@ struct ReplicationState {
 
 impl Replicator {
     /// Claims the variables of this task, and restores the host's variables from the copy. Waits for the replica.
-    pub async fn claim(peers: Arc<Peers>, to: TaskName, host: &Host) -> Result<Replicator> {
+    /// `nonce` is what this process confirms when the replica asks.
+    pub async fn claim(peers: Arc<Peers>, to: TaskName, host: &Host, nonce: &[u8]) -> Result<Replicator> {
         if to == peers.own {
             return Err(Error::invalid_argument(format!("{to} cannot keep the copy of its own variables")));
         }
-        let request = KoloClaimRequest { task: peers.own.to_string() };
+        let request = KoloClaimRequest { task: peers.own.to_string(), nonce: nonce.to_vec() };
         let claimed = peers.task(&to)?.claim(request).await?;
         let stores = host.resources();
         let mut known = BTreeSet::new();
@@ -81,7 +83,7 @@ impl Replicator {
         }
         let state = Mutex::new(ReplicationState { known, sequence: 0 });
         let epoch = Epoch { counter: claimed.epoch, granted_by: claimed.granted_by };
-        Ok(Replicator { peers, to, epoch, stores, state })
+        Ok(Replicator { peers, to, epoch, nonce: nonce.to_vec(), stores, state })
     }
 
     /// Sends the current values of these variables to the replica. When this returns, the replica has them.
@@ -135,8 +137,8 @@ impl Replicator {
     fn next(&self, state: &mut ReplicationState, entry: Vec<VariableEntry>, is_whole: bool) -> KoloReplicateRequest {
         state.sequence += 1;
         let (task, sequence) = (self.peers.own.to_string(), state.sequence);
-        let Epoch { counter: epoch, granted_by } = self.epoch;
-        KoloReplicateRequest { task, epoch, granted_by, sequence, is_whole, entry }
+        let (Epoch { counter: epoch, granted_by }, nonce) = (self.epoch, self.nonce.clone());
+        KoloReplicateRequest { task, epoch, granted_by, sequence, is_whole, entry, nonce }
     }
 }
 
@@ -194,7 +196,7 @@ impl Replicas {
 
     /// Stores a record of the owner.
     pub fn keep(&self, record: KoloReplicateRequest) -> Result<KoloReplicateResponse> {
-        let KoloReplicateRequest { task, epoch, granted_by, sequence, is_whole, entry } = record;
+        let KoloReplicateRequest { task, epoch, granted_by, sequence, is_whole, entry, nonce: _ } = record;
         let epoch = Epoch { counter: epoch, granted_by };
         let mut copies = self.copies.lock();
         let copy = match copies.get_mut(&task) {
@@ -239,7 +241,8 @@ mod tests {
 
     fn record(epoch: Epoch, sequence: u64, entry: Vec<VariableEntry>) -> KoloReplicateRequest {
         let Epoch { counter: epoch, granted_by } = epoch;
-        KoloReplicateRequest { task: "ps".to_owned(), epoch, granted_by, sequence, is_whole: false, entry }
+        let (task, nonce) = ("ps".to_owned(), Vec::new());
+        KoloReplicateRequest { task, epoch, granted_by, sequence, is_whole: false, entry, nonce }
     }
 
     fn values(claimed: KoloClaimResponse) -> Vec<(String, f32)> {

@@ -2,14 +2,13 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use kolo_core::{Code, Error, Result};
 use kolo_device::DeviceAttributes;
 use kolo_ops::io::FileAccess;
 use kolo_runtime::{Host, SessionConfig};
-use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -22,6 +21,7 @@ use crate::task::master::{LocalMaster, Master};
 use crate::task::overdue;
 use crate::task::peers::{Peers, TaskName};
 use crate::task::worker::{Keeper, LocalWorker, Worker};
+use crate::transport::complaints::Complaints;
 use crate::transport::framed::{self, Allocate, ConnectOptions, HELLO, Identity, KoloPeer, Stream, serve_connection};
 use crate::transport::grpc;
 use crate::transport::tls::Security;
@@ -30,9 +30,6 @@ use crate::wire::proto;
 
 /// The backlog of connections to accept. With the usual 128, a burst of clients loses some to a retry after a second.
 const BACKLOG: i32 = 4096;
-
-/// How often at most failed connections are logged as warnings.
-const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
 
 /// The pause before a task retries to claim its variables.
 const CLAIM_PAUSE: Duration = Duration::from_secs(1);
@@ -51,6 +48,10 @@ pub struct ServerConfig {
     pub report_after: Option<Duration>,
     /// The maximum number of concurrent sessions.
     pub max_sessions: usize,
+    /// How long a session is kept for a client that has no connection any more; `None` for ever.
+    pub session_lease: Option<Duration>,
+    /// How long a connection may take to say which protocol it speaks.
+    pub first_bytes: Duration,
     /// The size limits of messages.
     pub limits: MessageLimits,
     /// The files that ops may touch; none by default.
@@ -76,6 +77,8 @@ impl Default for ServerConfig {
             ready_deadline: Duration::from_secs(60),
             report_after: Some(Duration::from_secs(10)),
             max_sessions: 10_000,
+            session_lease: Some(Duration::from_secs(600)),
+            first_bytes: Duration::from_secs(10),
             limits: MessageLimits::default(),
             files: FileAccess::nothing(),
             durability: Durability::default(),
@@ -182,7 +185,7 @@ impl Server {
             })
         };
         let peers = Peers::new(own.clone(), cluster.clone(), runtime.handle().clone(), connect);
-        let worker = Worker::new(host, peers.clone());
+        let worker = Worker::new(host, peers.clone())?;
         match &config.durability {
             Durability::Checkpoints => worker.set_keeper(Keeper::Nobody),
             Durability::Logged { dir, sync } => {
@@ -202,6 +205,9 @@ impl Server {
             runtime.spawn(overdue::watch(peers.clone(), report_after));
         }
         let master = Master::new(peers, config.defaults.clone(), config.ready_deadline, config.max_sessions);
+        if let Some(lease) = config.session_lease {
+            runtime.spawn(end_abandoned_sessions(Arc::downgrade(&master), lease));
+        }
 
         let n_left = if config.shared_memory { framed::sweep() } else { 0 };
         if n_left > 0 {
@@ -213,6 +219,7 @@ impl Server {
             tls: config.security.server_tls()?,
             token: required.token,
             same_user: config.security.same_user,
+            first_bytes: config.first_bytes,
             ..grpc::ServerOptions::default()
         };
         let (stop, stopped) = watch::channel(false);
@@ -223,7 +230,7 @@ impl Server {
             identity,
             limits: config.limits,
             allocate,
-            complained: Mutex::default(),
+            complaints: Complaints::default(),
         };
         runtime.spawn(async move {
             services.serve(listener, options, stopped).await;
@@ -313,11 +320,21 @@ fn session_config(config: &SessionConfig, n_cores: usize, share: usize) -> Sessi
 /// Fetches a task's variables from its replica, and retries until that task is up.
 async fn claim(peers: Arc<Peers>, to: TaskName, worker: Arc<Worker>) {
     loop {
-        match Replicator::claim(peers.clone(), to.clone(), worker.host()).await {
+        match Replicator::claim(peers.clone(), to.clone(), worker.host(), worker.nonce()).await {
             Ok(replicator) => return worker.set_keeper(Keeper::Replica(Arc::new(replicator))),
             Err(error) => tracing::warn!("{} cannot fetch its variables from {to}, and retries: {error}", peers.own),
         }
         tokio::time::sleep(CLAIM_PAUSE).await;
+    }
+}
+
+/// Ends the sessions of clients that have vanished, for as long as there is a master.
+async fn end_abandoned_sessions(master: Weak<Master>, lease: Duration) {
+    let pause = (lease / 4).clamp(Duration::from_millis(50), Duration::from_secs(60));
+    loop {
+        tokio::time::sleep(pause).await;
+        let Some(master) = master.upgrade() else { return };
+        master.end_abandoned(lease).await;
     }
 }
 
@@ -333,8 +350,7 @@ struct Services {
     identity: Identity,
     limits: MessageLimits,
     allocate: Allocate,
-    /// When a failed connection was last logged as a warning.
-    complained: Mutex<Option<Instant>>,
+    complaints: Complaints,
 }
 
 impl Services {
@@ -367,19 +383,8 @@ impl Services {
         match served {
             Ok(()) => {}
             Err(error) if error.code() == Code::Unavailable => tracing::debug!("a connection ended: {error}"),
-            Err(error) if self.may_complain() => tracing::warn!("a connection ended: {error}"),
-            Err(error) => tracing::debug!("another connection ended: {error}"),
+            Err(error) => self.complaints.warn("a connection ended", error),
         }
-    }
-
-    /// Rate-limits warnings, so that unauthenticated peers cannot fill the log.
-    fn may_complain(&self) -> bool {
-        let mut last = self.complained.lock();
-        let is_due = last.is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY);
-        if is_due {
-            *last = Some(Instant::now());
-        }
-        is_due
     }
 }
 

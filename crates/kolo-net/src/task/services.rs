@@ -140,6 +140,8 @@ macro_rules! worker_methods {
             claim KoloClaim KoloClaimRequest KoloClaimResponse Tensors Probe;
             /// Stores new values of the calling task's variables. Kolo's own.
             replicate KoloReplicate KoloReplicateRequest KoloReplicateResponse Tensors Once;
+            /// Asks whether a claim is the task's own. Kolo's own.
+            confirm KoloConfirm KoloConfirmRequest KoloConfirmResponse Other Repeat;
         }
     };
 }
@@ -161,7 +163,7 @@ macro_rules! master_methods {
             close_session CloseSession CloseSessionRequest CloseSessionResponse Other Once;
             /// Asks for the devices of a session or of the server.
             list_devices ListDevices ListDevicesRequest ListDevicesResponse Other Open;
-            /// Ends all sessions and clears containers.
+            /// Clears containers and ends the sessions that use them.
             reset Reset ResetRequest ResetResponse Other Open;
             /// Makes a callable: a step with fixed feeds and fetches.
             make_callable MakeCallable MakeCallableRequest MakeCallableResponse Other Once;

@@ -2,7 +2,6 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -62,11 +61,9 @@ impl Drop for Process {
 
 /// Starts `--ps` parameter servers and `--workers` workers with the flags of this process, and waits for them.
 ///
-/// They share a random token, so that no other user of this machine can run graphs in them, and allow each other the folders
-/// of the flags.
+/// They share a random token, so that no other user of this machine can run graphs in them.
 pub fn launch(common: &Common) -> Result<()> {
     let flags = &common.cluster;
-    let dirs = common.dirs()?;
     let (n_ps, n_workers) = (flags.ps.unwrap_or(1), flags.workers.unwrap_or(1));
     if n_ps == 0 || n_workers == 0 || n_ps + n_workers > 512 {
         return Err(Error::invalid_argument("--ps and --workers must be at least 1, and 512 together at most"));
@@ -88,7 +85,7 @@ pub fn launch(common: &Common) -> Result<()> {
     let mut servers = Vec::with_capacity(n_ps);
     for task in 0..n_ps {
         let mut command = Command::new(&program);
-        command.args(server_flags(flags, &dirs, &cluster, task));
+        command.args(server_flags(flags, &cluster, task));
         with_token(&mut command);
         servers.push(start(command, format!("ps {task}"), task, &sender)?);
     }
@@ -222,15 +219,14 @@ fn free_addresses(n: usize) -> Result<String> {
 }
 
 /// The flags of a parameter server.
-fn server_flags(flags: &ClusterFlags, dirs: &[PathBuf], cluster: &str, task: usize) -> Vec<String> {
+fn server_flags(flags: &ClusterFlags, cluster: &str, task: usize) -> Vec<String> {
     let task = task.to_string();
     // It keeps variables in host memory, so a GPU would only cost it memory and, shared with a worker of another process,
     // time slices of milliseconds.
     let fixed =
         ["serve", "--with-parent", "--device-count", "GPU=0", "--cluster", cluster, "--job", "ps", "--task", &task];
     let shared = flags.no_shared_memory.then_some("--no-shared-memory");
-    let dirs = dirs.iter().flat_map(|dir| ["--allow-dir".to_owned(), dir.display().to_string()]);
-    fixed.into_iter().chain(shared).map(str::to_owned).chain(dirs).chain(flags.security.args()).collect()
+    fixed.into_iter().chain(shared).map(str::to_owned).chain(flags.security.args()).collect()
 }
 
 /// The flags of this process that its workers share.
@@ -285,8 +281,7 @@ mod tests {
 
     #[test]
     fn parameter_servers_share_memory_only_if_they_may() {
-        let has =
-            |flags: &ClusterFlags| server_flags(flags, &[], "ps=a:1", 0).contains(&"--no-shared-memory".to_owned());
+        let has = |flags: &ClusterFlags| server_flags(flags, "ps=a:1", 0).contains(&"--no-shared-memory".to_owned());
         let flags = ClusterFlags::default();
         assert!(!has(&flags));
         assert!(has(&ClusterFlags { no_shared_memory: true, ..flags }));

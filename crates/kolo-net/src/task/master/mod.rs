@@ -69,7 +69,9 @@ impl Master {
 
     fn session(&self, handle: &str) -> Result<Arc<Session>> {
         let found = self.sessions.lock().get(handle).cloned();
-        found.ok_or_else(|| Error::aborted(format!("Session {handle} is not found.")))
+        let session = found.ok_or_else(|| Error::aborted(format!("Session {handle} is not found.")))?;
+        session.touch();
+        Ok(session)
     }
 
     async fn create(self: Arc<Self>, request: proto::CreateSessionRequest) -> Result<proto::CreateSessionResponse> {
@@ -106,6 +108,7 @@ impl Master {
         };
         match announced {
             Ok(graph_version) => {
+                session.touch();
                 self.sessions.lock().insert(handle.clone(), session);
                 Ok(proto::CreateSessionResponse { session_handle: handle, graph_version })
             }
@@ -261,10 +264,20 @@ impl Master {
         Ok(proto::ListDevicesResponse { local_device, remote_device })
     }
 
-    async fn reset_all(self: Arc<Self>, request: proto::ResetRequest) -> Result<proto::ResetResponse> {
+    /// Empties containers, and ends the sessions that use them. Those of others go on.
+    async fn reset_containers(self: Arc<Self>, request: proto::ResetRequest) -> Result<proto::ResetResponse> {
         let filters = filters(&request.device_filters)?;
-        let sessions = std::mem::take(&mut *self.sessions.lock());
-        for session in sessions.into_values() {
+        let jobs: Vec<&str> = self.peers.cluster.jobs().collect();
+        // The container without a name has the name of the task's job.
+        let has_default =
+            request.container.is_empty() || request.container.iter().any(|name| jobs.contains(&name.as_str()));
+        let is_reset = |container: &str| match container {
+            "" => has_default,
+            name => request.container.iter().any(|reset| reset == name),
+        };
+        let all: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
+        for session in all.into_iter().filter(|session| session.uses_container(&is_reset)) {
+            self.sessions.lock().remove(&session.handle);
             session.close().await;
         }
         let mut resetting = JoinSet::new();
@@ -278,6 +291,22 @@ impl Master {
             answer.map_err(|error| Error::internal(format!("CleanupAll failed: {error}")))??;
         }
         Ok(proto::ResetResponse {})
+    }
+
+    /// Ends the sessions that no open connection has used, and that nobody has used for this long.
+    pub(crate) async fn end_abandoned(&self, lease: Duration) {
+        let abandoned: Vec<Arc<Session>> = {
+            let mut sessions = self.sessions.lock();
+            let all = sessions.values().filter(|session| session.is_abandoned(lease)).cloned().collect::<Vec<_>>();
+            all.iter().for_each(|session| drop(sessions.remove(&session.handle)));
+            all
+        };
+        if !abandoned.is_empty() {
+            tracing::info!("ended {} sessions of clients that have been gone for {lease:?}", abandoned.len());
+        }
+        for session in abandoned {
+            session.close().await;
+        }
     }
 
     /// Closes all sessions, when the task shuts down.
@@ -428,7 +457,7 @@ impl MasterService for LocalMaster {
     }
 
     fn reset(&self, request: proto::ResetRequest) -> Answer<proto::ResetResponse> {
-        Box::pin(self.0.clone().reset_all(request))
+        Box::pin(self.0.clone().reset_containers(request))
     }
 
     fn make_callable(&self, request: proto::MakeCallableRequest) -> Answer<proto::MakeCallableResponse> {

@@ -1,12 +1,13 @@
 //! One client's session: its graph, the signatures it has run, and the tasks that take part.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Result};
 use kolo_graph::wire::proto::GraphDef;
+use kolo_graph::{Node, holds_state};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{OnceCell, watch};
 use tokio::task::JoinSet;
@@ -15,6 +16,7 @@ use super::graph::{Devices, PlacedNodes};
 use super::partial::PartialStep;
 use super::plan::{RegisteredPart, StepPlan, Wanted, cut, part_def};
 use crate::task::peers::{Peers, TaskName};
+use crate::transport::connection::{self, ConnectionId};
 use crate::wire::proto;
 use crate::wire::proto::ConfigProto;
 
@@ -39,6 +41,16 @@ pub(super) struct Session {
     pub next_handle: AtomicU64,
     /// True once the session is closed: its runs are cancelled then.
     closed: watch::Sender<bool>,
+    usage: Mutex<SessionUsage>,
+}
+
+/// Who uses a session, and since when nobody does.
+struct SessionUsage {
+    last: Instant,
+    /// The connections that have used it. A client may have several, and opens another when it has lost one.
+    connections: Vec<Weak<ConnectionId>>,
+    /// Whether a client in this process has used it; that closes it when it is done.
+    is_local: bool,
 }
 
 impl Session {
@@ -66,6 +78,7 @@ impl Session {
             fresh: AtomicU64::new(0),
             next_handle: AtomicU64::new(0),
             closed: watch::Sender::new(false),
+            usage: Mutex::new(SessionUsage { last: Instant::now(), connections: Vec::new(), is_local: false }),
         }
     }
 
@@ -146,6 +159,35 @@ impl Session {
     async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let done = self.peers.runtime.spawn_blocking(work).await;
         done.map_err(|error| Error::internal(format!("the master failed: {error}")))?
+    }
+
+    /// Notes that the current call uses the session.
+    pub fn touch(&self) {
+        let mut usage = self.usage.lock();
+        usage.last = Instant::now();
+        let Some(connection) = connection::current() else {
+            usage.is_local = true;
+            return;
+        };
+        let is_known = usage.connections.iter().any(|known| known.as_ptr() == Arc::as_ptr(&connection));
+        if !is_known {
+            usage.connections.retain(|known| known.strong_count() > 0);
+            usage.connections.push(Arc::downgrade(&connection));
+        }
+    }
+
+    /// Whether its client has vanished: no connection that has used it is open, and none has for this long.
+    pub fn is_abandoned(&self, lease: Duration) -> bool {
+        let usage = self.usage.lock();
+        let is_connected = usage.connections.iter().any(|known| known.strong_count() > 0);
+        !usage.is_local && !is_connected && usage.last.elapsed() >= lease
+    }
+
+    /// Whether the graph keeps state in one of the containers. A session with state of its own shares none.
+    pub fn uses_container(&self, is_it: impl Fn(&str) -> bool) -> bool {
+        let graph = self.graph.read().clone();
+        let uses = |node: &Node| holds_state(node) && is_it(node.attrs.str("container").unwrap_or_default());
+        !self.config.isolate_session_state && graph.nodes.iter().any(|(_, node)| uses(node))
     }
 
     pub fn check_open(&self) -> Result<()> {

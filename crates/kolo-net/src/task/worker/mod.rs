@@ -25,9 +25,10 @@ use tokio::sync::watch;
 
 use crate::durability::journal::Journal;
 use crate::durability::replica::{Replicas, Replicator};
-use crate::task::peers::{PeerFetch, Peers};
+use crate::task::peers::{PeerFetch, Peers, TaskName};
 use crate::task::request_ids::RequestIds;
 use crate::task::services::{Answer, Delivery, Guard, WorkerService};
+use crate::transport::tls::random_token;
 use crate::wire::proto;
 use crate::wire::tensor_wire::WireTensor;
 
@@ -37,6 +38,9 @@ use transfers::StepTransfers;
 
 /// The number of request ids that a worker remembers, as in TensorFlow.
 const N_REQUESTS: usize = 100_000;
+
+/// How long a task has to confirm that it has claimed its variables.
+const CONFIRM_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The primitives of `transfers.rs`. `tests/interleavings.rs` compiles that file with shuttle's in their place.
 mod sync {
@@ -59,6 +63,10 @@ pub struct Worker {
     keeper: watch::Sender<Option<Keeper>>,
     /// Replicas of other tasks' variables.
     replicas: Replicas,
+    /// Proves to other tasks that a claim comes from the process at this task's address.
+    nonce: Vec<u8>,
+    /// The nonces that tasks have confirmed, the last of each.
+    confirmed: Mutex<HashMap<TaskName, Vec<u8>>>,
 }
 
 /// What makes variables durable, so that they outlive this process.
@@ -71,7 +79,7 @@ pub(crate) enum Keeper {
 }
 
 impl Worker {
-    pub(crate) fn new(host: Host, peers: Arc<Peers>) -> Arc<Worker> {
+    pub(crate) fn new(host: Host, peers: Arc<Peers>) -> Result<Arc<Worker>> {
         let incarnations =
             host.list_devices().iter().map(|device| (device.name.to_string(), device.incarnation)).collect();
         let prefix: Arc<str> = format!("{}/", peers.own).into();
@@ -84,11 +92,18 @@ impl Worker {
             started: Instant::now(),
             keeper: watch::Sender::new(None),
             replicas: Replicas::default(),
+            nonce: random_token()?.secret().into_bytes(),
+            confirmed: Mutex::default(),
             host,
             peers: peers.clone(),
         });
         peers.set_own(&worker);
-        worker
+        Ok(worker)
+    }
+
+    /// See [`Worker::check_owner`].
+    pub(crate) fn nonce(&self) -> &[u8] {
+        &self.nonce
     }
 
     /// Marks the task as ready: its variables are restored, and `keeper` makes updates durable from now on.
@@ -251,12 +266,31 @@ impl Worker {
         Ok(step.transfers.wait_for_group(keys, delivery))
     }
 
-    /// Replicas are stored only for other tasks of the cluster.
-    fn check_task(&self, task: &str) -> Result<()> {
-        match self.peers.tasks().iter().any(|known| known.to_string() == task && *known != self.peers.own) {
-            true => Ok(()),
-            false => Err(Error::invalid_argument(format!("{} keeps no variables for '{task}'", self.peers.own))),
+    /// Replicas are stored only for other tasks of the cluster. Clients have the same token and the same certificates, so
+    /// the process at the task's address is asked whether the caller's nonce is its own.
+    async fn check_owner(&self, task: &str, nonce: &[u8]) -> Result<()> {
+        let own = &self.peers.own;
+        let known = self.peers.tasks().into_iter().find(|known| known.to_string() == task && known != own);
+        let Some(task) = known else {
+            return Err(Error::invalid_argument(format!("{own} keeps no variables for '{task}'")));
+        };
+        if self.confirmed.lock().get(&task).is_some_and(|confirmed| confirmed == nonce) {
+            return Ok(());
         }
+        let request = proto::KoloConfirmRequest { nonce: nonce.to_vec() };
+        let answer = tokio::time::timeout(CONFIRM_DEADLINE, self.peers.task(&task)?.confirm(request)).await;
+        let why = match answer {
+            Ok(Ok(answer)) if answer.is_own => {
+                self.confirmed.lock().insert(task, nonce.to_vec());
+                return Ok(());
+            }
+            Ok(Ok(_)) => "it has not".to_owned(),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer in {CONFIRM_DEADLINE:?}"),
+        };
+        Err(Error::aborted(format!(
+            "only {task} may have its variables, and the process at its address was asked whether it has claimed them: {why}"
+        )))
     }
 
     /// See [`WorkerService::prepare`].
@@ -408,11 +442,24 @@ impl WorkerService for LocalWorker {
     }
 
     fn claim(&self, request: proto::KoloClaimRequest) -> Answer<proto::KoloClaimResponse> {
-        now(self.0.check_task(&request.task).map(|()| self.0.replicas.claim(&request.task)))
+        let worker = self.0.clone();
+        Box::pin(async move {
+            worker.check_owner(&request.task, &request.nonce).await?;
+            Ok(worker.replicas.claim(&request.task))
+        })
     }
 
     fn replicate(&self, request: proto::KoloReplicateRequest) -> Answer<proto::KoloReplicateResponse> {
-        now(self.0.check_task(&request.task).and_then(|()| self.0.replicas.keep(request)))
+        let worker = self.0.clone();
+        Box::pin(async move {
+            worker.check_owner(&request.task, &request.nonce).await?;
+            worker.replicas.keep(request)
+        })
+    }
+
+    fn confirm(&self, request: proto::KoloConfirmRequest) -> Answer<proto::KoloConfirmResponse> {
+        // Of random numbers: how long a comparison takes helps nobody to guess the rest.
+        now(Ok(proto::KoloConfirmResponse { is_own: request.nonce == self.0.nonce }))
     }
 
     fn recv_tensor(&self, request: proto::RecvTensorRequest) -> Answer<proto::RecvTensorResponse> {

@@ -27,6 +27,7 @@ use crate::task::services::{
     Answer, Delivery, Guard, MasterService, Unwound, WorkerService, master_methods, worker_methods,
 };
 use crate::transport::batch::Batch;
+use crate::transport::connection::{self, ConnectionId};
 use crate::wire::limits::{MessageLimits, no_room, room_for, too_long};
 use crate::wire::proto::*;
 use crate::wire::tensor_wire::WireTensor;
@@ -61,6 +62,7 @@ pub(crate) async fn serve_connection(
     let stream = Arc::new(stream);
     let outbox = Arc::new(Outbox::new(stream.clone()));
     let mut connection = Connection {
+        id: ConnectionId::new(),
         services,
         outbox: outbox.clone(),
         shared: is_shared.then(|| Arc::new(OutgoingFiles::new(pool))),
@@ -111,6 +113,7 @@ impl Drop for ServeGuard {
 
 /// The state of a connection.
 struct Connection {
+    id: Arc<ConnectionId>,
     services: Services,
     outbox: Arc<Outbox>,
     shared: Option<Arc<OutgoingFiles>>,
@@ -186,9 +189,9 @@ impl Connection {
                 }
             }),
         };
-        let mut answer = Box::pin(async move {
+        let mut answer = Box::pin(connection::on(self.id.clone(), async move {
             Unwound(running).await.unwrap_or_else(|error| message(Kind::Failure, method, call, &Failure::of(&error)))
-        });
+        }));
         // Most calls complete without waiting. A pending one is polled again by its task, so no waker is needed here.
         if let Poll::Ready(answer) = answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             // If the connection is lost, so is the caller.

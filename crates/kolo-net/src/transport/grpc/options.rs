@@ -48,6 +48,8 @@ pub struct ServerOptions {
     /// The interval and the timeout of pings. A client that does not answer is disconnected, and its calls are
     /// cancelled.
     pub ping: Option<(Duration, Duration)>,
+    /// How long a connection may take until it has sent the bytes that tell its protocol.
+    pub first_bytes: Duration,
     /// How long calls may continue after the server was asked to stop. Then they fail with `UNAVAILABLE`.
     pub grace: Duration,
 }
@@ -60,6 +62,7 @@ impl Default for ServerOptions {
             token: None,
             same_user: false,
             ping: Some((Duration::from_secs(20), Duration::from_secs(20))),
+            first_bytes: Duration::from_secs(10),
             grace: Duration::from_secs(2),
         }
     }

@@ -25,12 +25,20 @@ use super::frame::{self, Intake, Outgoing, ReadError, Received};
 use super::options::{CONNECTION_WINDOW, FRAME_BYTES, STREAM_WINDOW, ServerOptions, set_up};
 use super::status;
 use crate::task::services::{Answer, MasterService, Size, Unwound, WorkerService, master_methods, worker_methods};
+use crate::transport::complaints::Complaints;
+use crate::transport::connection::{self, ConnectionId};
 use crate::transport::framed::Stream;
 use crate::transport::user_token::is_of_own_user;
 use crate::wire::proto::*;
 
-/// The timeout of a TLS handshake.
+/// The timeout of a TLS handshake, and of the first bytes of a connection.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// The longest pause between two looks at a connection that has sent a part of its first bytes.
+const LONGEST_PEEK_PAUSE: Duration = Duration::from_secs(1);
+
+/// How HTTP/2 begins, and so gRPC.
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The pause after a connection could not be accepted, for lack of file descriptors for instance.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -78,7 +86,7 @@ pub(crate) async fn serve_with(
 ) {
     let grace = options.grace;
     let (phase, phases) = watch::channel(Phase::Serving);
-    let state = Arc::new(ServerState { worker, master, options, other, phases });
+    let state = Arc::new(ServerState { worker, master, options, other, phases, complaints: Complaints::default() });
     let mut connections = JoinSet::new();
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
@@ -89,7 +97,7 @@ pub(crate) async fn serve_with(
                     connections.spawn(connection(stream, state.clone()));
                 }
                 Err(error) => {
-                    tracing::warn!("a connection could not be accepted: {error}");
+                    state.complaints.warn("a connection could not be accepted", error);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
@@ -124,22 +132,27 @@ struct ServerState {
     options: ServerOptions,
     other: Option<OtherProtocol>,
     phases: watch::Receiver<Phase>,
+    complaints: Complaints,
 }
 
 async fn connection(stream: TcpStream, state: Arc<ServerState>) {
     let from = stream.peer_addr();
+    let refused = |why: &dyn std::fmt::Display| {
+        let from = from.as_ref().map_or_else(|_| "somebody who left".to_owned(), ToString::to_string);
+        state.complaints.warn("refused a connection", format_args!("{why} (from {from})"));
+    };
     if let Err(error) = set_up(&stream) {
         tracing::debug!("a connection from {from:?} is not as it should be: {error}");
     }
     let Some(tls) = state.options.tls.clone() else {
-        return match &state.other {
-            Some(other) if begins_with(&stream, other.hello).await => {
-                serve_other(other, Stream::Plain(stream), &state).await;
-            }
-            _ => {
+        let hello = state.other.as_ref().map(|other| other.hello);
+        return match (first_bytes(&stream, hello, state.options.first_bytes).await, &state.other) {
+            (Some(FirstBytes::Other), Some(other)) => serve_other(other, Stream::Plain(stream), &state).await,
+            (Some(_), _) => {
                 let is_trusted = is_same_user(&stream, &state.options).await;
-                http(stream, state, is_trusted).await;
+                http(stream, state.clone(), is_trusted).await;
             }
+            (None, _) => tracing::debug!("a connection from {from:?} did not begin in time, or left"),
         };
     };
     if let Some(other) = &state.other
@@ -147,13 +160,13 @@ async fn connection(stream: TcpStream, state: Arc<ServerState>) {
     {
         return match tls.accept(stream).await {
             Ok(stream) => serve_other(other, Stream::Tls(Box::new(stream)), &state).await,
-            Err(error) => tracing::warn!("refused a connection from {from:?}: {error}"),
+            Err(error) => refused(&error),
         };
     }
     match tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream)).await {
-        Ok(Ok(stream)) => http(stream, state, false).await,
-        Ok(Err(error)) => tracing::warn!("refused a connection from {from:?}: {error}"),
-        Err(_) => tracing::warn!("refused a connection from {from:?}: no TLS handshake in {HANDSHAKE:?}"),
+        Ok(Ok(stream)) => http(stream, state.clone(), false).await,
+        Ok(Err(error)) => refused(&error),
+        Err(_) => refused(&format_args!("no TLS handshake in {HANDSHAKE:?}")),
     }
 }
 
@@ -166,22 +179,36 @@ async fn serve_other(other: &OtherProtocol, stream: Stream, state: &ServerState)
     }
 }
 
-/// Whether a connection begins with these bytes. Peeks, so they can still be read.
-async fn begins_with(stream: &TcpStream, hello: &[u8]) -> bool {
-    let mut first = vec![0; hello.len()];
+/// What a connection begins with.
+enum FirstBytes {
+    /// The preface of HTTP/2, or something else that HTTP refuses.
+    Http,
+    /// The greeting of the other protocol.
+    Other,
+}
+
+/// Waits until a connection has sent all bytes that tell its protocol. Peeks, so they can still be read. `None` if they do
+/// not come within the deadline.
+async fn first_bytes(stream: &TcpStream, hello: Option<&[u8]>, deadline: Duration) -> Option<FirstBytes> {
+    let mut first = [0; HTTP2_PREFACE.len()];
     let peeked = async {
+        let mut pause = Duration::from_millis(1);
         loop {
-            match stream.peek(&mut first).await {
-                Ok(n) if n > 0 && n < hello.len() && first[..n] == hello[..n] => {
-                    // A greeting is sent in one write, so this is rare and short.
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                Ok(n) => return n == hello.len() && first == hello,
-                Err(_) => return false,
+            let n = stream.peek(&mut first).await.ok().filter(|n| *n > 0)?;
+            let begins = |whole: &[u8]| first[..n.min(whole.len())] == whole[..n.min(whole.len())];
+            match hello {
+                Some(hello) if begins(hello) && n >= hello.len() => return Some(FirstBytes::Other),
+                Some(hello) if begins(hello) => {}
+                _ if begins(HTTP2_PREFACE) && n < HTTP2_PREFACE.len() => {}
+                _ => return Some(FirstBytes::Http),
             }
+            // There is no event for more bytes. A greeting is sent in one write, so the rest comes at once or, from who does
+            // not mean it, never.
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PEEK_PAUSE);
         }
     };
-    tokio::time::timeout(HANDSHAKE, peeked).await.unwrap_or(false)
+    tokio::time::timeout(deadline, peeked).await.ok().flatten()
 }
 
 /// Whether a connection needs no token because it is the server's own user's.
@@ -208,7 +235,10 @@ async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, stat
     if let Some((every, within)) = state.options.ping {
         builder.keep_alive_interval(every).keep_alive_timeout(within);
     }
-    let service = hyper::service::service_fn(move |request| respond(state.clone(), request, is_trusted));
+    let id = ConnectionId::new();
+    let service = hyper::service::service_fn(move |request| {
+        connection::on(id.clone(), respond(state.clone(), request, is_trusted))
+    });
     let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     loop {
         let phase = tokio::select! {

@@ -6,6 +6,25 @@ pub struct KoloClaimRequest {
     /// The calling task: `/job:ps/replica:0/task:0`.
     #[prost(string, tag = "1")]
     pub task: String,
+    /// A secret of the calling process. The process at the task's address is asked whether it is its own.
+    #[prost(bytes = "vec", tag = "2")]
+    pub nonce: Vec<u8>,
+}
+
+/// Asks a task whether a claim is its own.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct KoloConfirmRequest {
+    /// The nonce of the claim.
+    #[prost(bytes = "vec", tag = "1")]
+    pub nonce: Vec<u8>,
+}
+
+/// Whether it is.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct KoloConfirmResponse {
+    /// True if this process has made the claim.
+    #[prost(bool, tag = "1")]
+    pub is_own: bool,
 }
 
 /// The stored variables, and the epoch of the new owner.
@@ -43,6 +62,9 @@ pub struct KoloReplicateRequest {
     /// The process that counted the epoch.
     #[prost(fixed64, tag = "6")]
     pub granted_by: u64,
+    /// The nonce of the owner's claim.
+    #[prost(bytes = "vec", tag = "7")]
+    pub nonce: Vec<u8>,
 }
 
 /// The record is stored.
