@@ -270,7 +270,7 @@ mod tests {
             let all: Vec<_> = (0..4).map(|_| scope.spawn(|| UserToken::find_or_create_in(&places).unwrap())).collect();
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });
-        let text = |token: &UserToken, port| token.token(port).unwrap().text();
+        let text = |token: &UserToken, port| token.token(port).unwrap().secret();
         for token in &made {
             assert_eq!(token.path(), places[1].join(FILE));
             assert_eq!(text(token, 1), text(&made[0], 1));

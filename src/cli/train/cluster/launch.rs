@@ -6,7 +6,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use crate::tls::{self, Token};
+use crate::tls;
 use crate::{Error, Result};
 
 use super::ClusterFlags;
@@ -78,7 +78,7 @@ pub fn launch(common: &Common) -> Result<()> {
     // Other users can read a process's arguments, and not its environment.
     let with_token = |command: &mut Command| {
         if let Some(token) = &token {
-            command.env("KOLO_TOKEN", Token::secret(token));
+            command.env("KOLO_TOKEN", token.secret());
         }
     };
     let (sender, said) = mpsc::channel();

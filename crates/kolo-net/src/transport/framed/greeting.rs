@@ -143,7 +143,7 @@ pub(super) enum PeerProtocol {
 /// The caller's side. With TLS a server that rejects our certificate reports it only now.
 pub(super) async fn introduce(stream: &Stream, identity: &Identity, token: Option<&Token>) -> Result<PeerProtocol> {
     let probe = identity.shares_memory.then(Probe::new).flatten();
-    let mut greeting = Greeting { token: token.map(Token::text).unwrap_or_default(), ..identity.greeting() };
+    let mut greeting = Greeting { token: token.map(Token::secret).unwrap_or_default(), ..identity.greeting() };
     if let Some(probe) = &probe {
         (greeting.shared_path, greeting.shared_nonce) = (probe.path(), probe.nonce);
     }

@@ -343,18 +343,13 @@ impl Token {
 
     /// The secret itself, for the environment of a child process. It is not for flags or logs.
     pub fn secret(&self) -> String {
-        self.text()
-    }
-
-    /// The token's text, for protocols without headers.
-    pub(crate) fn text(&self) -> String {
         let bytes = self.0.as_bytes();
         String::from_utf8_lossy(bytes.strip_prefix(SCHEME.as_bytes()).unwrap_or(bytes)).into_owned()
     }
 
     /// Whether a text is this token; compares in constant time.
     pub(crate) fn is(&self, text: &str) -> bool {
-        same(text.as_bytes(), self.text().as_bytes())
+        same(text.as_bytes(), self.secret().as_bytes())
     }
 
     /// The value of the `authorization` header.
