@@ -145,8 +145,7 @@ fn visible(bytes: &[u8]) -> String {
                 other => text.push(other),
             }
         }
-        // Writing to a string does not fail.
-        chunk.invalid().iter().for_each(|byte| drop(write!(text, "\\x{byte:02x}")));
+        text.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
     }
     text
 }
