@@ -109,6 +109,8 @@ fn add(merged: &mut Entries, files: &mut Vec<PathBuf>, bundle: Bundle) -> Result
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use kolo_core::{DType, Tensor};
 
     use super::*;
