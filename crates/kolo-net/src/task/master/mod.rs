@@ -276,7 +276,7 @@ impl Master {
             name => request.container.iter().any(|reset| reset == name),
         };
         let all: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
-        for session in all.into_iter().filter(|session| session.uses_container(&is_reset)) {
+        for session in all.into_iter().filter(|session| session.uses_container(is_reset)) {
             self.sessions.lock().remove(&session.handle);
             session.close().await;
         }
