@@ -42,7 +42,7 @@ fn calls_of_a_stranger(address: &str) -> Vec<(&'static str, Error)> {
         errors.extend(created.err().map(|error| ("CreateSession", error)));
         let reset = master.reset(ResetRequest::default()).await;
         errors.extend(reset.err().map(|error| ("Reset", error)));
-        let reported = worker.report(KoloReportRequest { step_id: 0 }).await;
+        let reported = worker.report(KoloReportRequest::default()).await;
         errors.extend(reported.err().map(|error| ("KoloReport", error)));
     });
     errors

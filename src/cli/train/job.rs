@@ -66,12 +66,14 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>) -> Result<()> {
     progress.clear();
     let trained_s = began.elapsed().as_secs_f64();
     let was_stopped = stop.load(Ordering::Relaxed);
-    let goes_on = |closing: &Box<dyn Closing + 'g>| closing.text(trainer.session());
     let ending = Ending {
         step: trainer.step()?,
         trained_s,
         tested: job.test.as_ref().filter(|_| !was_stopped).map(|test| trainer.evaluate(test)).transpose()?,
-        text: job.closing.as_ref().filter(|_| !was_stopped).map(goes_on).transpose()?,
+        text: match &job.closing {
+            Some(closing) if !was_stopped => Some(closing.text(trainer.session())?),
+            _ => None,
+        },
         took_s: began.elapsed().as_secs_f64(),
         cost: report.as_ref().filter(|report| report.n_steps > 0).map(|report| report.last_loss),
         was_stopped,

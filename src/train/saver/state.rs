@@ -8,7 +8,7 @@ use std::time::UNIX_EPOCH;
 use kolo_core::{Error, Result};
 use kolo_graph::wire::{proto, text};
 use kolo_ops::io::bundle::{Bundle, index_path};
-use kolo_ops::io::files::{NewFile, file_error, make_directory, write_whole};
+use kolo_ops::io::files::{NewFile, file_error, write_whole};
 
 /// What the file is called.
 pub(super) const STATE_FILE: &str = "checkpoint";
@@ -120,8 +120,7 @@ pub(crate) fn check_writable(dir: &Path) -> Result<()> {
         let text = format!("checkpoints cannot be written to {}: {}", dir.display(), error.message());
         Error::failed_precondition(text)
     };
-    make_directory(dir).map_err(cannot)?;
-    // Dropped without a name, so that it is removed again.
+    // This makes the directory. Dropped without a name, so that it is removed again.
     let mut probe = NewFile::create(&dir.join(STATE_FILE)).map_err(cannot)?;
     let written = std::io::Write::write_all(probe.file(), b"probe");
     written.map_err(|error| cannot(file_error("cannot write", probe.target(), &error)))
