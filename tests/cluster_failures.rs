@@ -5,6 +5,7 @@ mod support;
 
 use std::io::Read as _;
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -61,7 +62,10 @@ fn a_task_of_another_cluster_and_a_wrong_token_are_named() {
     let error = connect(&by_grpc.target("worker", 0)).err().unwrap();
     assert!(error.code() == Code::FailedPrecondition && error.message().contains("different clusters"), "{error}");
 
-    let _ps = spec.serve("ps", 0, &["--token", "a-token-of-the-ps"]);
+    let folder = Folder::new("token-of-the-ps");
+    std::fs::write(folder.0.join("token"), "a-token-of-the-ps").unwrap();
+    std::fs::set_permissions(folder.0.join("token"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    let _ps = spec.serve("ps", 0, &["--token-file", &folder.path("token")]);
     let error = connect(&spec.target("worker", 0)).err().unwrap();
     assert_eq!(error.code(), Code::Unauthenticated, "{error}");
     assert!(error.message().contains("/job:ps/replica:0/task:0 wants a token"), "{error}");
@@ -722,7 +726,9 @@ fn slow_link(to: &str, pause: fn(usize, usize) -> Duration) -> String {
 fn a_peer_behind_a_slow_or_lossy_link_is_named_with_what_was_measured() {
     let _turn = one_at_a_time();
     let spec = Spec::new(&[("ps", 1), ("worker", 1)]);
-    let (_ps, _worker) = (spec.serve("ps", 0, &[]), spec.serve("worker", 0, &[]));
+    // The link has a port of its own, and the token of a user is another one for each port.
+    let serve = |job: &str| spec.serve(job, 0, &["--insecure-loopback"]);
+    let (_ps, _worker) = (serve("ps"), serve("worker"));
     let (is_well, text) = kolo(&["doctor", "--cluster", &spec.text]);
     assert!(is_well && text.contains("Nothing is stuck"), "{text}");
     // 10 Mbit/s; and every seventh piece is sent again after 250 ms.

@@ -126,7 +126,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         command: "train",
-        flags: &["insecure"],
+        flags: &["insecure", "insecure-loopback", "same-user"],
         has_no_effect: |given| given.has("target"),
         why: "is for processes that listen; with --target, the server does",
     },
@@ -196,12 +196,6 @@ const RULES: &[Rule] = &[
         flags: &["replica"],
         has_no_effect: |given| given.value("durability") != "replicated",
         why: "is the task to replicate to with --durability replicated",
-    },
-    Rule {
-        command: "doctor",
-        flags: &["insecure"],
-        has_no_effect: |_| true,
-        why: "is for processes that listen, and this one does not",
     },
     Rule {
         command: "devices",

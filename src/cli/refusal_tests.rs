@@ -26,6 +26,8 @@ const DOORS: &str = "tests/cluster_doors.rs";
 const CLI: &str = "tests/cli.rs";
 const RUN: &str = "tests/run_command.rs";
 const FLAGS: &str = "tests/flags.rs";
+const USERS: &str = "tests/hostile/local_users.rs";
+const CONNECTIONS: &str = "tests/hostile/connections.rs";
 
 /// A flag of a command, or of all commands that begin so.
 #[rustfmt::skip]
@@ -65,9 +67,11 @@ const TABLE: &[(&str, &str, Proof)] = &[
     ("train", "tls-ca", Refused(&["--tls-ca", "ca.pem"])),
     ("train", "tls-cert", Refused(&["--tls-cert", "a.pem"])),
     ("train", "tls-key", Refused(&["--tls-key", "a-key.pem"])),
-    ("train", "token", Refused(&["--token", "of sixteen letters"])),
+    ("train", "token", Shown(USERS)),
     ("train", "token-file", Refused(&["--token-file", "token"])),
     ("train", "insecure", Refused(&["--insecure", "--target", "grpc://a:1"])),
+    ("train", "insecure-loopback", Refused(&["--insecure-loopback", "--target", "grpc://a:1"])),
+    ("train", "same-user", Refused(&["--same-user", "--target", "grpc://a:1"])),
     ("train mnist", "model", Shown(FLAGS)),
     ("train mnist", "data", Shown(RECIPES)),
     ("train cifar", "data", Shown(RECIPES)),
@@ -100,9 +104,13 @@ const TABLE: &[(&str, &str, Proof)] = &[
     ("serve", "tls-ca", Shown(DOORS)),
     ("serve", "tls-cert", Shown(DOORS)),
     ("serve", "tls-key", Shown(DOORS)),
-    ("serve", "token", Shown(DOORS)),
+    ("serve", "token", Shown(USERS)),
     ("serve", "token-file", Shown(DOORS)),
     ("serve", "insecure", Shown(DOORS)),
+    ("serve", "insecure-loopback", Shown(USERS)),
+    ("serve", "same-user", Shown(USERS)),
+    ("serve", "first-bytes", Shown(CONNECTIONS)),
+    ("serve", "session-lease", Shown(CONNECTIONS)),
     ("serve", "allow-dir", Shown(DOORS)),
     ("serve", "durability", Shown(FAILURES)),
     ("serve", "journal", Refused(&["--journal", "log"])),
@@ -123,9 +131,8 @@ const TABLE: &[(&str, &str, Proof)] = &[
     ("doctor", "tls-ca", Shown(DOORS)),
     ("doctor", "tls-cert", Shown(DOORS)),
     ("doctor", "tls-key", Shown(DOORS)),
-    ("doctor", "token", Shown(DOORS)),
+    ("doctor", "token", Shown(USERS)),
     ("doctor", "token-file", Shown(DOORS)),
-    ("doctor", "insecure", Refused(&["--insecure"])),
     ("doctor", "overdue", Shown(FAILURES)),
     ("doctor", "deadline", Shown(FAILURES)),
     ("doctor", "json", Shown(FLAGS)),

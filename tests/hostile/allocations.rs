@@ -100,7 +100,12 @@ fn iterations_in_flight_are_limited() {
     let victim = Victim::limited(MEGABYTES, &[]);
     let g = kolo::graph();
     let queue = g.op("FIFOQueueV2").attr("component_types", vec![DType::F32]).out();
-    let options = WhileOptions { parallel_iterations: i32::MAX.into(), ..WhileOptions::default() };
+    let options = WhileOptions {
+        parallel_iterations: i32::MAX.into(),
+        // Nothing is known of what the queue gives.
+        shape_invariants: vec![None, Some(kolo::PartialShape::unknown())],
+        ..WhileOptions::default()
+    };
     let never = g
         .while_loop(
             &[g.constant(0i32), g.constant(0.0f32)],
