@@ -228,7 +228,12 @@ def _address(server_def):
 def _server_join(self):
     if self._kolo is None:
         raise _errors.FailedPreconditionError(None, None, "Server not started; call start() before join().")
-    code = self._kolo.process.wait()
+    code = None
+    while code is None:  # A wait without a timeout misses a Ctrl-C that comes just before the call blocks.
+        try:
+            code = self._kolo.process.wait(1)
+        except subprocess.TimeoutExpired:
+            pass
     if code:
         raise _errors.InternalError(None, None, "kolo serve ended with status %d." % code)
 
