@@ -176,12 +176,31 @@ impl Step {
     fn go_on(self: &Arc<Self>, index: usize, produced: Option<Produced>) {
         let part = &self.parts[index];
         let mut state = part.state.lock();
-        if let Some(Produced { token, mut outputs }) = produced
-            && !self.is_stopped()
-        {
-            state.propagate(&part.plan, token, &mut outputs);
+        if let Some(Produced { token, mut outputs }) = produced {
+            state = self.pass_on(part, state, token, &mut outputs);
         }
         self.run_part(index, state, Share::Pool);
+    }
+
+    /// Propagates outputs outside of a runner's loop, unless the step was stopped. As for runners, a panic of the executor fails
+    /// the step: this thread may belong to another one, and somebody waits for this one.
+    fn pass_on<'a>(
+        &self,
+        part: &'a StepPart,
+        mut state: MutexGuard<'a, PartState>,
+        token: Token,
+        outputs: &mut [Value],
+    ) -> MutexGuard<'a, PartState> {
+        if self.is_stopped() {
+            return state;
+        }
+        let pass_on = std::panic::AssertUnwindSafe(|| state.propagate(&part.plan, token, outputs));
+        if let Err(panic) = std::panic::catch_unwind(pass_on) {
+            drop(state);
+            self.fail(panicked("the executor", &*panic));
+            state = part.state.lock();
+        }
+        state
     }
 
     /// Runs a part's nodes; the runner is already registered. A panic of the executor itself is a bug: the step fails
@@ -466,19 +485,8 @@ impl Step {
     fn complete<'a>(self: &'a Arc<Self>, index: usize, state: MutexGuard<'a, PartState>, completed: Completed) {
         let part = &self.parts[index];
         let Completed { token, ticket, mut outputs } = completed;
-        let mut state = state;
-        if !self.is_stopped() {
-            let pass_on = std::panic::AssertUnwindSafe(|| {
-                let is_dead = outputs.iter().any(Value::is_empty) || (token.is_dead && outputs.is_empty());
-                state.propagate(&part.plan, Token { is_dead, ..token }, &mut outputs);
-            });
-            // As for runners: this thread may belong to another step, which a bug here must not affect.
-            if let Err(panic) = std::panic::catch_unwind(pass_on) {
-                drop(state);
-                self.fail(panicked("the executor", &*panic));
-                state = part.state.lock();
-            }
-        }
+        let is_dead = outputs.iter().any(Value::is_empty) || (token.is_dead && outputs.is_empty());
+        let mut state = self.pass_on(part, state, Token { is_dead, ..token }, &mut outputs);
         state.end_wait(ticket);
         self.attend(index, state);
     }
