@@ -10,6 +10,7 @@ mod device;
 mod mapping;
 mod null;
 mod recorder;
+pub mod shared_group;
 mod shared_map;
 mod socket;
 

@@ -29,6 +29,11 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.n_bytes) }
     }
 
+    /// Where it begins. What is written there must not be borrowed by others meanwhile.
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
     /// The bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`; `&mut self` is exclusive.

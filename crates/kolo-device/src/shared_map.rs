@@ -87,6 +87,11 @@ impl SharedMap {
         self.mapping.bytes()
     }
 
+    /// Where it begins, for those who share it by a protocol of their own instead of in turns.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.mapping.start()
+    }
+
     /// The bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.mapping.bytes_mut()

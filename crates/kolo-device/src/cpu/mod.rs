@@ -26,6 +26,7 @@ mod isa;
 pub(crate) mod machine_memory;
 pub(crate) mod pages;
 pub mod pool;
+pub mod reduce;
 mod scratch;
 mod stop;
 pub mod stream;

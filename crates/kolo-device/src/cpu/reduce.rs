@@ -1,0 +1,293 @@
+//! Sums (and the like) over vectors of several ranks, element by element.
+//!
+//! The order is fixed: vectors are combined in a balanced tree over their ranks, `((0 + 1) + (2 + 3)) + …`. It depends on the
+//! number of ranks alone, so a sum has the same bits however the work is cut, and in whatever order vectors arrive; and a power
+//! of two of ranks continues the tree that each of them may have summed its own parts in. Halves are summed as floats and
+//! rounded once.
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+use kolo_core::{DType, Error, Result};
+
+/// How elements of several ranks become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// Their sum; integers wrap around.
+    Sum,
+    /// Their sum, divided by the number of ranks.
+    Mean,
+    /// The smallest; NaN if one is.
+    Min,
+    /// The largest; NaN if one is.
+    Max,
+    /// Their product; integers wrap around.
+    Prod,
+}
+
+impl ReduceOp {
+    /// All of them.
+    pub const ALL: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Prod];
+
+    /// `sum`, `mean`, …
+    pub fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Mean => "mean",
+            ReduceOp::Min => "min",
+            ReduceOp::Max => "max",
+            ReduceOp::Prod => "prod",
+        }
+    }
+
+    /// The op of this name.
+    pub fn parse(name: &str) -> Result<ReduceOp> {
+        ReduceOp::ALL.into_iter().find(|op| op.name() == name).ok_or_else(|| {
+            let names = ReduceOp::ALL.map(ReduceOp::name).join(", ");
+            Error::invalid_argument(format!("there is no reduction '{name}', but {names}"))
+        })
+    }
+}
+
+/// Combines the vectors of all ranks into `out`. All have the same length; an error if not, or if `dtype` has no arithmetic.
+pub fn reduce(dtype: DType, op: ReduceOp, sources: &[&[u8]], out: &mut [u8]) -> Result<()> {
+    if sources.is_empty() || sources.iter().any(|source| source.len() != out.len()) {
+        return Err(Error::internal("vectors of different lengths are not reduced"));
+    }
+    match dtype {
+        DType::F32 => reduce_as::<f32>(op, sources, out),
+        DType::F64 => reduce_as::<f64>(op, sources, out),
+        DType::F16 => reduce_as::<f16>(op, sources, out),
+        DType::BF16 => reduce_as::<bf16>(op, sources, out),
+        DType::I8 => reduce_as::<i8>(op, sources, out),
+        DType::I16 => reduce_as::<i16>(op, sources, out),
+        DType::I32 => reduce_as::<i32>(op, sources, out),
+        DType::I64 => reduce_as::<i64>(op, sources, out),
+        DType::U8 => reduce_as::<u8>(op, sources, out),
+        DType::U16 => reduce_as::<u16>(op, sources, out),
+        DType::U32 => reduce_as::<u32>(op, sources, out),
+        DType::U64 => reduce_as::<u64>(op, sources, out),
+        other => Err(Error::invalid_argument(format!("{other} cannot be reduced: it has no arithmetic"))),
+    }
+}
+
+/// Elements that are combined as `Wide`.
+trait Reduced: Pod {
+    type Wide: Copy + Default;
+    fn widen(self) -> Self::Wide;
+    fn narrow(wide: Self::Wide) -> Self;
+    fn combine(op: ReduceOp, a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn divide(sum: Self::Wide, n: usize) -> Self::Wide;
+}
+
+macro_rules! float {
+    ($ty:ty, $wide:ty, $widen:expr, $narrow:expr) => {
+        impl Reduced for $ty {
+            type Wide = $wide;
+
+            #[inline(always)]
+            fn widen(self) -> $wide {
+                $widen(self)
+            }
+
+            #[inline(always)]
+            fn narrow(wide: $wide) -> $ty {
+                $narrow(wide)
+            }
+
+            #[inline(always)]
+            fn combine(op: ReduceOp, a: $wide, b: $wide) -> $wide {
+                match op {
+                    ReduceOp::Sum | ReduceOp::Mean => a + b,
+                    ReduceOp::Prod => a * b,
+                    // A NaN on either side is kept.
+                    ReduceOp::Min => {
+                        if a < b || a.is_nan() {
+                            a
+                        } else {
+                            b
+                        }
+                    }
+                    ReduceOp::Max => {
+                        if a > b || a.is_nan() {
+                            a
+                        } else {
+                            b
+                        }
+                    }
+                }
+            }
+
+            #[inline(always)]
+            fn divide(sum: $wide, n: usize) -> $wide {
+                sum / n as $wide
+            }
+        }
+    };
+}
+
+float!(f32, f32, |x| x, |x| x);
+float!(f64, f64, |x| x, |x| x);
+float!(f16, f32, f16::to_f32, f16::from_f32);
+float!(bf16, f32, bf16::to_f32, bf16::from_f32);
+
+macro_rules! integers {
+    ($($ty:ty)*) => {
+        $(impl Reduced for $ty {
+            type Wide = $ty;
+
+            #[inline(always)]
+            fn widen(self) -> $ty {
+                self
+            }
+
+            #[inline(always)]
+            fn narrow(wide: $ty) -> $ty {
+                wide
+            }
+
+            #[inline(always)]
+            fn combine(op: ReduceOp, a: $ty, b: $ty) -> $ty {
+                match op {
+                    ReduceOp::Sum | ReduceOp::Mean => a.wrapping_add(b),
+                    ReduceOp::Prod => a.wrapping_mul(b),
+                    ReduceOp::Min => a.min(b),
+                    ReduceOp::Max => a.max(b),
+                }
+            }
+
+            #[inline(always)]
+            fn divide(sum: $ty, n: usize) -> $ty {
+                // Towards zero, as TensorFlow's integer mean. A number of ranks that the type cannot hold divides to zero.
+                <$ty>::try_from(n).map_or(0, |n| sum / n)
+            }
+        })*
+    };
+}
+
+integers!(i8 i16 i32 i64 u8 u16 u32 u64);
+
+/// Elements that are combined at a time: what a level of the tree keeps stays in the nearest cache.
+const BLOCK: usize = 512;
+
+fn reduce_as<T: Reduced>(op: ReduceOp, sources: &[&[u8]], out: &mut [u8]) -> Result<()> {
+    let unaligned = |_| Error::internal("vectors to reduce are not aligned to their elements");
+    let out = bytemuck::try_cast_slice_mut::<u8, T>(out).map_err(unaligned)?;
+    let sources = sources
+        .iter()
+        .map(|source| bytemuck::try_cast_slice::<u8, T>(source).map_err(unaligned))
+        .collect::<Result<Vec<&[T]>>>()?;
+    // Each op is a loop of its own, which the compiler can vectorise.
+    match op {
+        ReduceOp::Sum => blocks(&sources, out, |a, b| T::combine(ReduceOp::Sum, a, b), |sum| sum),
+        ReduceOp::Mean => {
+            let n = sources.len();
+            blocks(&sources, out, |a, b| T::combine(ReduceOp::Sum, a, b), |sum| T::divide(sum, n));
+        }
+        ReduceOp::Min => blocks(&sources, out, |a, b| T::combine(ReduceOp::Min, a, b), |least| least),
+        ReduceOp::Max => blocks(&sources, out, |a, b| T::combine(ReduceOp::Max, a, b), |most| most),
+        ReduceOp::Prod => blocks(&sources, out, |a, b| T::combine(ReduceOp::Prod, a, b), |product| product),
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn blocks<T: Reduced>(
+    sources: &[&[T]],
+    out: &mut [T],
+    combine: impl Fn(T::Wide, T::Wide) -> T::Wide + Copy,
+    finish: impl Fn(T::Wide) -> T::Wide,
+) {
+    let mut wide = [T::Wide::default(); BLOCK];
+    for (i, out) in out.chunks_mut(BLOCK).enumerate() {
+        let wide = &mut wide[..out.len()];
+        tree(sources, i * BLOCK, wide, combine);
+        for (out, wide) in out.iter_mut().zip(wide) {
+            *out = T::narrow(finish(*wide));
+        }
+    }
+}
+
+/// Combines one block, from element `at` on, of all sources.
+fn tree<T: Reduced>(
+    sources: &[&[T]],
+    at: usize,
+    out: &mut [T::Wide],
+    combine: impl Fn(T::Wide, T::Wide) -> T::Wide + Copy,
+) {
+    let n = out.len();
+    match sources {
+        [] => {}
+        [one] => out.iter_mut().zip(&one[at..at + n]).for_each(|(out, x)| *out = x.widen()),
+        [one, other] => {
+            let pairs = one[at..at + n].iter().zip(&other[at..at + n]);
+            out.iter_mut().zip(pairs).for_each(|(out, (a, b))| *out = combine(a.widen(), b.widen()));
+        }
+        many => {
+            let (left, right) = many.split_at(many.len().next_power_of_two() / 2);
+            tree(left, at, out, combine);
+            let mut rest = [T::Wide::default(); BLOCK];
+            let rest = &mut rest[..n];
+            tree(right, at, rest, combine);
+            out.iter_mut().zip(rest).for_each(|(out, x)| *out = combine(*out, *x));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reduced<T: Pod>(dtype: DType, op: ReduceOp, sources: &[Vec<T>]) -> Vec<T> {
+        let bytes: Vec<&[u8]> = sources.iter().map(|source| bytemuck::cast_slice(source)).collect();
+        let mut out = sources[0].clone();
+        reduce(dtype, op, &bytes, bytemuck::cast_slice_mut(&mut out)).unwrap();
+        out
+    }
+
+    #[test]
+    fn vectors_are_combined_element_by_element() {
+        let sources = [vec![1.0f32, -2.0, 8.0], vec![3.0, 4.0, 0.5], vec![5.0, 0.0, 0.5]];
+        assert_eq!(reduced(DType::F32, ReduceOp::Sum, &sources), [9.0, 2.0, 9.0]);
+        assert_eq!(reduced(DType::F32, ReduceOp::Mean, &sources), [3.0, 2.0 / 3.0, 3.0]);
+        assert_eq!(reduced(DType::F32, ReduceOp::Min, &sources), [1.0, -2.0, 0.5]);
+        assert_eq!(reduced(DType::F32, ReduceOp::Max, &sources), [5.0, 4.0, 8.0]);
+        assert_eq!(reduced(DType::F32, ReduceOp::Prod, &sources), [15.0, 0.0, 2.0]);
+        let bytes = [vec![200u8, 1], vec![100, 2]];
+        assert_eq!(reduced(DType::U8, ReduceOp::Sum, &bytes), [44, 3]);
+        assert_eq!(reduced(DType::I64, ReduceOp::Mean, &[vec![-7i64], vec![0]]), [-3]);
+        let halves = [vec![f16::from_f32(2048.0)], vec![f16::from_f32(1.0)], vec![f16::from_f32(1.0)]];
+        assert_eq!(reduced(DType::F16, ReduceOp::Sum, &halves), [f16::from_f32(2050.0)], "rounded once");
+    }
+
+    #[test]
+    fn the_order_is_a_tree_over_the_ranks() {
+        let x: Vec<Vec<f32>> = (0..7).map(|i| vec![(i as f32 + 0.1).exp(); 3 * BLOCK + 7]).collect();
+        let at = |i: usize| x[i][0];
+        let sum = ((at(0) + at(1)) + (at(2) + at(3))) + ((at(4) + at(5)) + at(6));
+        assert_eq!(reduced(DType::F32, ReduceOp::Sum, &x), vec![sum; 3 * BLOCK + 7]);
+        // Two ranks that have each summed two parts get what four get.
+        let two = [vec![at(0) + at(1)], vec![at(2) + at(3)]];
+        let four: Vec<Vec<f32>> = (0..4).map(|i| vec![at(i)]).collect();
+        assert_eq!(reduced(DType::F32, ReduceOp::Sum, &two), reduced(DType::F32, ReduceOp::Sum, &four));
+    }
+
+    #[test]
+    fn not_a_number_is_not_lost() {
+        for sources in [[vec![f32::NAN], vec![1.0]], [vec![1.0], vec![f32::NAN]]] {
+            for op in ReduceOp::ALL {
+                assert!(reduced(DType::F32, op, &sources)[0].is_nan(), "{op:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_reduced_is_refused() {
+        let mut out = [0u8; 8];
+        let error = reduce(DType::Bool, ReduceOp::Sum, &[&[0; 8]], &mut out).unwrap_err();
+        assert!(error.message().contains("bool cannot be reduced"), "{error}");
+        assert!(reduce(DType::F32, ReduceOp::Sum, &[&[0; 4]], &mut out).is_err());
+        assert!(reduce(DType::F32, ReduceOp::Sum, &[], &mut out).is_err());
+        assert_eq!(ReduceOp::parse("max").unwrap(), ReduceOp::Max);
+        assert!(ReduceOp::parse("median").unwrap_err().message().contains("sum, mean, min, max, prod"));
+    }
+}
