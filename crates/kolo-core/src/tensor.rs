@@ -315,6 +315,13 @@ impl Tensor {
         {
             return Ok(value);
         }
+        self.only_element()
+    }
+
+    /// [`Tensor::scalar_value`] of anything but a scalar. Apart from it, so that the fast path is inlined into kernels.
+    #[cold]
+    #[inline(never)]
+    fn only_element<T: Element>(&self) -> Result<T> {
         match self.data::<T>()? {
             [value] => Ok(*value),
             _ => Err(Error::invalid_argument(format!("expected a single value, found shape {}", self.shape))),

@@ -150,8 +150,7 @@ impl<'a> KernelCtx<'a> {
     pub fn input(&self, i: usize) -> Result<&Tensor> {
         match &self.inputs[i] {
             Value::Tensor(tensor) => Ok(tensor),
-            Value::Reference(_) => Err(Error::internal(format!("input {i} is a reference"))),
-            Value::Empty => Err(Error::internal(format!("input {i} was taken already"))),
+            other => Err(no_tensor(i, other)),
         }
     }
 
@@ -176,8 +175,7 @@ impl<'a> KernelCtx<'a> {
     pub fn take_input(&mut self, i: usize) -> Result<Tensor> {
         match std::mem::take(&mut self.inputs[i]) {
             Value::Tensor(tensor) => Ok(tensor),
-            Value::Reference(_) => Err(Error::internal(format!("input {i} is a reference"))),
-            Value::Empty => Err(Error::internal(format!("input {i} was taken already"))),
+            other => Err(no_tensor(i, &other)),
         }
     }
 
@@ -237,6 +235,16 @@ impl<'a> KernelCtx<'a> {
             Value::Empty => return Err(Error::internal(format!("input {i} was taken already"))),
         }
         Ok(())
+    }
+}
+
+/// Why an input is not a tensor. Apart from its callers, so that they are short enough to be inlined into kernels.
+#[cold]
+#[inline(never)]
+fn no_tensor(i: usize, input: &Value) -> Error {
+    match input {
+        Value::Reference(_) => Error::internal(format!("input {i} is a reference")),
+        Value::Tensor(_) | Value::Empty => Error::internal(format!("input {i} was taken already")),
     }
 }
 
