@@ -51,7 +51,9 @@ impl Limits {
         }
     }
 
-    /// Waits for a device. `what` names the wait in the error if the run is stopped first.
+    /// Waits for a device. `what` names the wait in the error if the run is stopped first. A call of the driver may block
+    /// this thread until the device is done, for instance while another thread frees memory. So a run that was cancelled
+    /// meanwhile ends with that, as a step does that runs node by node, though nothing is left to wait for.
     pub fn wait(&self, event: &dyn Event, what: &str) -> Result<()> {
         let start = Instant::now();
         while !event.is_done() {
@@ -61,7 +63,8 @@ impl Limits {
                 false => std::thread::sleep(NAP),
             }
         }
-        event.wait()
+        event.wait()?;
+        self.check_cancelled()
     }
 
     /// Waits for a lock.
@@ -77,15 +80,20 @@ impl Limits {
 
     /// The error of a run that was cancelled or has passed its deadline.
     fn check(&self, what: &str) -> Result<()> {
-        if self.cancel.is_cancelled() {
-            return Err(self.cancel.reason().unwrap_or_else(|| Error::cancelled("the step was stopped")));
-        }
+        self.check_cancelled()?;
         match self.deadline {
             Some(deadline) if Instant::now() >= deadline => Err(Error::deadline_exceeded(format!(
                 "the step timed out after {:.1?}; it waits for {what}",
                 self.start.elapsed()
             ))),
             _ => Ok(()),
+        }
+    }
+
+    fn check_cancelled(&self) -> Result<()> {
+        match self.cancel.is_cancelled() {
+            true => Err(self.cancel.reason().unwrap_or_else(|| Error::cancelled("the step was stopped"))),
+            false => Ok(()),
         }
     }
 }
@@ -127,6 +135,8 @@ mod tests {
         });
         flag.0.store(true, Ordering::Release);
         assert!(late.wait(&flag, "the GPU").is_ok());
+        // Cancelled before anybody looked at the event, which is done.
+        assert_eq!(limits.wait(&flag, "the GPU").unwrap_err().message(), "enough");
     }
 
     #[test]
