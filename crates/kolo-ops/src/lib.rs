@@ -19,6 +19,7 @@ mod testing;
 mod widened;
 
 pub mod array;
+pub mod collective;
 pub mod comm;
 pub mod flow;
 pub mod fused;

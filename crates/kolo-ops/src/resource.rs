@@ -14,6 +14,7 @@ use kolo_core::{DType, Error, PartialShape, ResourceHandle, Result, Tensor, Tens
 use kolo_device::Device;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
+use crate::collective::Groups;
 use crate::io::FileAccess;
 
 /// Anything kept in a [`ResourceStore`].
@@ -33,6 +34,8 @@ pub struct ResourceStore {
     generation: AtomicU64,
     /// Which files ops of this device may touch; unset means all. Not an object: a reset must not lift a limit.
     file_access: OnceLock<FileAccess>,
+    /// The groups of ranks that ops of this device may name. Not objects either.
+    groups: Groups,
 }
 
 /// Objects by name.
@@ -41,12 +44,22 @@ type Container = HashMap<String, Arc<dyn Resource>>;
 impl ResourceStore {
     /// An empty store. The default container's name is the job's.
     pub fn new(device: impl Into<Arc<str>>, default_container: impl Into<Arc<str>>) -> Arc<ResourceStore> {
+        ResourceStore::with_groups(device, default_container, Groups::new())
+    }
+
+    /// As [`ResourceStore::new`], with groups of ranks.
+    pub fn with_groups(
+        device: impl Into<Arc<str>>,
+        default_container: impl Into<Arc<str>>,
+        groups: Groups,
+    ) -> Arc<ResourceStore> {
         Arc::new(ResourceStore {
             device: device.into(),
             default_container: default_container.into(),
             containers: Mutex::default(),
             generation: AtomicU64::new(0),
             file_access: OnceLock::new(),
+            groups,
         })
     }
 
@@ -58,6 +71,11 @@ impl ResourceStore {
     /// The files that ops of this device may touch.
     pub fn file_access(&self) -> FileAccess {
         self.file_access.get().cloned().unwrap_or_default()
+    }
+
+    /// The groups of ranks that ops of this device may name.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
     }
 
     /// A number that changes whenever an object is forgotten. Whoever keeps an object between calls compares it first: if

@@ -7,6 +7,7 @@ use std::time::Duration;
 use kolo_device::Device;
 use kolo_graph::{CostModel, Pass, PlacementRules, Policy};
 use kolo_ops::CancelToken;
+use kolo_ops::collective::Groups;
 
 /// The options of a session. Field names are TensorFlow's where it has them.
 #[derive(Clone, Default)]
@@ -50,6 +51,8 @@ pub struct SessionConfig {
     pub isolate_session_state: bool,
     /// Passes of the user's own, which run before Kolo's of the same stage; see [`Pass`]. Only for local sessions.
     pub passes: Vec<Pass>,
+    /// The groups of ranks that collectives name. Only for local sessions.
+    pub groups: Groups,
     /// The timeout of runs without their own.
     pub operation_timeout: Option<Duration>,
 }

@@ -5,6 +5,7 @@
 //! executor with another [`kolo_ops::Rendezvous`], and a [`Session`] reaches it through a [`RemoteSession`].
 
 mod capture;
+pub mod collective;
 mod compile;
 mod config;
 mod devices;

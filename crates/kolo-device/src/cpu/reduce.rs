@@ -66,8 +66,22 @@ pub fn reduce(dtype: DType, op: ReduceOp, sources: &[&[u8]], out: &mut [u8]) -> 
         DType::U16 => reduce_as::<u16>(op, sources, out),
         DType::U32 => reduce_as::<u32>(op, sources, out),
         DType::U64 => reduce_as::<u64>(op, sources, out),
-        other => Err(Error::invalid_argument(format!("{other} cannot be reduced: it has no arithmetic"))),
+        other => Err(no_arithmetic(other)),
     }
+}
+
+/// An error if [`reduce`] has no arithmetic for `dtype`.
+pub fn check_reducible(dtype: DType) -> Result<()> {
+    match dtype {
+        DType::F32 | DType::F64 | DType::F16 | DType::BF16 => Ok(()),
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => Ok(()),
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => Ok(()),
+        other => Err(no_arithmetic(other)),
+    }
+}
+
+fn no_arithmetic(dtype: DType) -> Error {
+    Error::invalid_argument(format!("{dtype} cannot be reduced: it has no arithmetic"))
 }
 
 /// Elements that are combined as `Wide`.

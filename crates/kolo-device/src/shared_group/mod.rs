@@ -12,7 +12,7 @@
 //! before that, so nobody reads the buffers that the new round is about to overwrite. In most collectives every rank has seen
 //! that already, and `begin` touches no shared memory.
 //!
-//! How far a rank is, is a [`Flag`] on cache lines of its own: `2·round + 1` once the input is published, `2·round + 2` once the
+//! How far a rank is, is a `Flag` on cache lines of its own: `2·round + 1` once the input is published, `2·round + 2` once the
 //! output is. A rank that waits spins for some microseconds, then gives up its core to others in turns (there may be more ranks
 //! than cores), and then sleeps. It wakes up now and then to look whether it should stop, and whether the other process is
 //! still there.
@@ -23,7 +23,7 @@ mod member;
 use std::fs::File;
 use std::io;
 use std::mem::size_of;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Result};
@@ -78,7 +78,14 @@ struct Header {
     /// 1 + the rank that ended the group, or 0.
     ended_by: AtomicU32,
     buffer_bytes: AtomicU64,
+    /// Bytes of `reason`, or 0 while there is none.
+    reason_bytes: AtomicU32,
+    /// Why the group was ended, in words.
+    reason: [AtomicU8; MAX_REASON],
 }
+
+/// A longer reason is cut off.
+const MAX_REASON: usize = 1000;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"kologrp1");
 
@@ -102,13 +109,13 @@ pub struct SharedGroup {
 pub struct WaitLimits<'a> {
     /// Not after this.
     pub deadline: Option<Instant>,
-    /// An error as soon as the wait is pointless. It is asked now and then while a rank sleeps.
-    pub stop: &'a (dyn Fn() -> Result<()> + Sync),
+    /// An error as soon as the wait for this rank is pointless. It is asked now and then while a rank sleeps.
+    pub stop: &'a dyn Fn(usize) -> Result<()>,
 }
 
 impl WaitLimits<'_> {
     /// Waits for ever: for tests, and where the caller watches over the group.
-    pub const NONE: WaitLimits<'static> = WaitLimits { deadline: None, stop: &|| Ok(()) };
+    pub const NONE: WaitLimits<'static> = WaitLimits { deadline: None, stop: &|_| Ok(()) };
 }
 
 impl SharedGroup {
@@ -126,6 +133,17 @@ impl SharedGroup {
     /// Where it is written which processes the ranks are.
     fn members_start(n_ranks: usize) -> usize {
         size_of::<Header>() + n_ranks * size_of::<Flag>()
+    }
+
+    /// A file in memory without a name, for a group of threads.
+    pub fn anonymous_file() -> io::Result<File> {
+        // SAFETY: the name ends in a zero, and the call touches no other memory of ours.
+        let fd = unsafe { libc::memfd_create(c"kolo-group".as_ptr(), libc::MFD_CLOEXEC) };
+        match fd {
+            // SAFETY: the descriptor is new, and nobody else has it.
+            0.. => Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) }),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Lays a group out in `file`, which all ranks will [`join`](SharedGroup::join). `buffer_bytes` is rounded up to whole pages.
@@ -199,21 +217,30 @@ impl SharedGroup {
         self.buffer_bytes
     }
 
-    /// Ends the group for all ranks: every wait, also of other processes, returns an error, now and from now on.
-    pub fn end(&self) {
-        let ended_by = &header(&self.map).ended_by;
-        // The first one is the cause.
-        let _ = ended_by.compare_exchange(0, self.rank as u32 + 1, Ordering::SeqCst, Ordering::SeqCst);
+    /// Ends the group for all ranks: every wait, also of other processes, returns an error that says who ended it and why, now
+    /// and from now on. The first one who does is the cause.
+    pub fn end(&self, reason: &str) {
+        let header = header(&self.map);
+        if header.ended_by.compare_exchange(0, self.rank as u32 + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            let bytes = &reason.as_bytes()[..reason.len().min(MAX_REASON)];
+            header.reason.iter().zip(bytes).for_each(|(at, byte)| at.store(*byte, Ordering::Relaxed));
+            header.reason_bytes.store(bytes.len() as u32, Ordering::SeqCst);
+        }
         (0..self.n_ranks).for_each(|rank| self.flag(rank).wake());
     }
 
-    /// The rank that has ended the group, if one has.
-    pub fn ended_by(&self) -> Option<usize> {
-        (header(&self.map).ended_by.load(Ordering::SeqCst) as usize).checked_sub(1)
+    /// The rank that has ended the group, and why.
+    pub fn ended(&self) -> Option<(usize, String)> {
+        let header = header(&self.map);
+        let by = (header.ended_by.load(Ordering::SeqCst) as usize).checked_sub(1)?;
+        let n_bytes = (header.reason_bytes.load(Ordering::SeqCst) as usize).min(MAX_REASON);
+        let bytes: Vec<u8> = header.reason[..n_bytes].iter().map(|byte| byte.load(Ordering::Relaxed)).collect();
+        Some((by, String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// Begins a round.
+    /// Begins a round. An error if the group has ended.
     pub fn begin(&mut self, limits: &WaitLimits<'_>) -> Result<Round<'_>> {
+        self.check_ended()?;
         if self.round > 0 {
             let before = published_input(self.round - 1);
             for rank in 0..self.n_ranks {
@@ -223,6 +250,13 @@ impl SharedGroup {
         let round = self.round;
         self.round += 1;
         Ok(Round { group: self, round })
+    }
+
+    fn check_ended(&self) -> Result<()> {
+        match self.ended() {
+            Some((by, why)) => Err(Error::aborted(format!("rank {by} has ended the group: {why}"))),
+            None => Ok(()),
+        }
     }
 
     /// Ends this value, but not this rank's membership.
@@ -276,9 +310,7 @@ impl SharedGroup {
             } else if waited < YIELD {
                 std::thread::yield_now();
             } else {
-                if let Some(by) = self.ended_by() {
-                    return Err(Error::aborted(format!("rank {by} has ended the group")));
-                }
+                self.check_ended()?;
                 if let Some(how) = self.watches[rank].gone(self.member(rank)) {
                     // What it published before it went is looked at once more.
                     return match flag.sequence() {
@@ -286,7 +318,7 @@ impl SharedGroup {
                         _ => Err(Error::aborted(format!("rank {rank} {how}"))),
                     };
                 }
-                (limits.stop)()?;
+                (limits.stop)(rank)?;
                 let now = Instant::now();
                 if limits.deadline.is_some_and(|deadline| now >= deadline) {
                     return Err(Error::deadline_exceeded(format!(
@@ -451,12 +483,7 @@ mod tests {
     use super::*;
 
     fn file() -> File {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("kolo-group-{}-{n}", std::process::id()));
-        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        file
+        SharedGroup::anonymous_file().unwrap()
     }
 
     /// Runs `rank` on a thread of its own for each rank.
@@ -531,7 +558,7 @@ mod tests {
     fn an_ended_group_wakes_who_waits_and_says_who_ended_it() {
         let errors = run(3, |mut group| {
             if group.rank() == 2 {
-                group.end();
+                group.end("a test");
                 std::thread::sleep(Duration::from_millis(100));
                 return None;
             }
@@ -539,7 +566,7 @@ mod tests {
             inputs.wait_all(&WaitLimits::NONE).err()
         });
         for error in errors.into_iter().flatten() {
-            assert!(error.to_string().contains("rank 2 has ended the group"), "{error}");
+            assert!(error.to_string().contains("rank 2 has ended the group: a test"), "{error}");
         }
     }
 

@@ -5,6 +5,7 @@ use crate::Op;
 mod alarm;
 mod barrier;
 mod barrier_ops;
+mod collective_ops;
 mod gradient_store;
 mod staleness;
 pub mod transfer;
@@ -18,6 +19,11 @@ pub static OPS: &[&Op] = &[
     &barrier_ops::KOLO_BARRIER_RELEASE,
     &barrier_ops::KOLO_BARRIER_STATE,
     &barrier_ops::KOLO_BARRIER_WAIT,
+    &collective_ops::KOLO_ALL_GATHER,
+    &collective_ops::KOLO_ALL_REDUCE,
+    &collective_ops::KOLO_ALL_TO_ALL,
+    &collective_ops::KOLO_BROADCAST,
+    &collective_ops::KOLO_REDUCE_SCATTER,
     &gradient_store::KOLO_GRADIENT_PUSH,
     &gradient_store::KOLO_GRADIENT_PUSH_ROWS,
     &gradient_store::KOLO_GRADIENT_STORE,

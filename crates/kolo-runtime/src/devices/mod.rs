@@ -12,6 +12,7 @@ use kolo_device::cpu::topology::{Topology, allowed_cores, print_cores};
 use kolo_device::{CpuConfig, CpuDevice, Device, DeviceAttributes, cuda};
 use kolo_graph::DeviceInfo;
 use kolo_ops::ResourceStore;
+use kolo_ops::collective::Groups;
 
 use crate::compile::part::DeviceUnit;
 use crate::config::SessionConfig;
@@ -105,6 +106,7 @@ impl Devices {
                 CpuDevice::new(DeviceName { kind: "CPU".into(), id: id as u32, ..like.clone() }, &cpu),
                 n_inter,
                 &plan.cores,
+                &config.groups,
             ));
         }
         let host = units[0].device.clone();
@@ -116,7 +118,7 @@ impl Devices {
             }
             for device in (accelerator.open)(config, like, &host)? {
                 // Kernels are only enqueued, which one thread does best.
-                units.push(unit(device, 1, &[]));
+                units.push(unit(device, 1, &[], &config.groups));
             }
         }
         for device in &config.extra_devices {
@@ -124,7 +126,8 @@ impl Devices {
             if units.iter().any(|unit: &Arc<DeviceUnit>| unit.device.attributes().name == *name) {
                 return Err(Error::invalid_argument(format!("there are two devices called {name}")));
             }
-            units.push(unit(device.clone(), or_share(config.inter_op_parallelism_threads, 0), &[]));
+            let n_inter = or_share(config.inter_op_parallelism_threads, 0);
+            units.push(unit(device.clone(), n_inter, &[], &config.groups));
         }
         Ok(Devices { units })
     }
@@ -132,7 +135,8 @@ impl Devices {
     /// The same devices and threads, with empty resource stores.
     pub fn with_own_state(&self) -> Devices {
         let units = self.units.iter().map(|unit| {
-            let resources = ResourceStore::new(unit.name.clone(), &*unit.device.attributes().name.job);
+            let (name, job) = (unit.name.clone(), &*unit.device.attributes().name.job);
+            let resources = ResourceStore::with_groups(name, job, unit.resources.groups().clone());
             resources.limit_file_access(unit.resources.file_access());
             let (device, pool) = (unit.device.clone(), unit.pool.clone());
             Arc::new(DeviceUnit { device, name: unit.name.clone(), pool, resources })
@@ -173,12 +177,12 @@ fn gpus(config: &SessionConfig, like: &DeviceName, host: &Arc<dyn Device>) -> Re
     })
 }
 
-fn unit(device: Arc<dyn Device>, n_inter: usize, cores: &[usize]) -> Arc<DeviceUnit> {
+fn unit(device: Arc<dyn Device>, n_inter: usize, cores: &[usize], groups: &Groups) -> Arc<DeviceUnit> {
     let name = &device.attributes().name;
     let text: Arc<str> = name.to_string().into();
     Arc::new(DeviceUnit {
         pool: Arc::new(InterPool::with_cores(format!("kolo-{}{}", name.kind.to_lowercase(), name.id), n_inter, cores)),
-        resources: ResourceStore::new(text.clone(), &*name.job),
+        resources: ResourceStore::with_groups(text.clone(), &*name.job, groups.clone()),
         name: text,
         device,
     })

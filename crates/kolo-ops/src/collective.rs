@@ -1,0 +1,151 @@
+//! What a kernel may ask of a group of ranks: processes, or replicas in one process, that compute something together. The runtime
+//! implements it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use kolo_core::{Error, Result, Tensor};
+use kolo_device::cpu::reduce::ReduceOp;
+use parking_lot::Mutex;
+
+use crate::cancel::CancelToken;
+
+/// What the ranks of a group do together. Every rank gives tensors of the same dtypes and shapes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CollectiveKind {
+    /// Every rank gets the tensors of all, combined element by element.
+    AllReduce(ReduceOp),
+    /// One rank gets them; the others get their own back.
+    Reduce(ReduceOp, Root),
+    /// Each rank gets its share of them: the tensors are cut along their first axis.
+    ReduceScatter(ReduceOp),
+    /// Every rank gets the tensors of all, one after the other along the first axis.
+    AllGather,
+    /// One rank gets them; the others get their own back.
+    Gather(Root),
+    /// Every rank gets the tensors of one.
+    Broadcast(Root),
+    /// Each rank gets its share of one rank's tensors, cut along their first axis. What others give says only how large they are.
+    Scatter(Root),
+    /// Each rank gets its share of the tensors of all, one after the other along the first axis.
+    AllToAll,
+    /// Nothing, but nobody goes on before everybody came.
+    Barrier,
+}
+
+/// A rank that has a part of its own in a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Root(pub usize);
+
+impl CollectiveKind {
+    /// `all-reduce`, …
+    pub fn name(self) -> &'static str {
+        match self {
+            CollectiveKind::AllReduce(_) => "all-reduce",
+            CollectiveKind::Reduce(..) => "reduce",
+            CollectiveKind::ReduceScatter(_) => "reduce-scatter",
+            CollectiveKind::AllGather => "all-gather",
+            CollectiveKind::Gather(_) => "gather",
+            CollectiveKind::Broadcast(_) => "broadcast",
+            CollectiveKind::Scatter(_) => "scatter",
+            CollectiveKind::AllToAll => "all-to-all",
+            CollectiveKind::Barrier => "barrier",
+        }
+    }
+
+    /// How elements are combined, if they are.
+    pub fn reduction(self) -> Option<ReduceOp> {
+        match self {
+            CollectiveKind::AllReduce(op) | CollectiveKind::Reduce(op, _) | CollectiveKind::ReduceScatter(op) => {
+                Some(op)
+            }
+            _ => None,
+        }
+    }
+
+    /// The rank with a part of its own.
+    pub fn root(self) -> Option<usize> {
+        match self {
+            CollectiveKind::Reduce(_, Root(root))
+            | CollectiveKind::Gather(Root(root))
+            | CollectiveKind::Broadcast(Root(root))
+            | CollectiveKind::Scatter(Root(root)) => Some(root),
+            _ => None,
+        }
+    }
+}
+
+/// `all-reduce (mean)`, `broadcast from rank 0`.
+impl fmt::Display for CollectiveKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        if let Some(op) = self.reduction() {
+            write!(f, " ({})", op.name())?;
+        }
+        match (self, self.root()) {
+            (CollectiveKind::Broadcast(_) | CollectiveKind::Scatter(_), Some(root)) => write!(f, " from rank {root}"),
+            (_, Some(root)) => write!(f, " to rank {root}"),
+            (_, None) => Ok(()),
+        }
+    }
+}
+
+/// One rank's part of a collective.
+pub struct CollectiveCall {
+    /// What is done.
+    pub kind: CollectiveKind,
+    /// What it is called, such as the node's name. All ranks call it the same.
+    pub name: Arc<str>,
+    /// This rank's tensors, in host memory. They are written to in place if nobody else holds them.
+    pub tensors: Vec<Tensor>,
+    /// Stops it. A collective that is stopped on one rank ends the group.
+    pub cancel: Option<Arc<CancelToken>>,
+}
+
+/// Takes what a collective gives this rank.
+pub type CollectiveDone = Box<dyn FnOnce(Result<Vec<Tensor>>) + Send>;
+
+/// The ranks that compute something together. All of them start the same collectives in the same order.
+pub trait CollectiveGroup: Send + Sync {
+    /// This process's rank.
+    fn rank(&self) -> usize;
+    /// The number of ranks.
+    fn n_ranks(&self) -> usize;
+    /// Begins a collective, behind those that were begun before. `done` is called once, from any thread.
+    fn start(&self, call: CollectiveCall, done: CollectiveDone);
+}
+
+/// The groups that the nodes of a session can name. Clones share them.
+#[derive(Clone, Default)]
+pub struct Groups(Arc<Mutex<BTreeMap<String, Arc<dyn CollectiveGroup>>>>);
+
+impl Groups {
+    /// No groups.
+    pub fn new() -> Groups {
+        Groups::default()
+    }
+
+    /// Adds a group under a name, which replaces one of that name.
+    pub fn insert(&self, name: &str, group: Arc<dyn CollectiveGroup>) {
+        self.0.lock().insert(name.to_owned(), group);
+    }
+
+    /// The group of this name.
+    pub fn find(&self, name: &str) -> Result<Arc<dyn CollectiveGroup>> {
+        let groups = self.0.lock();
+        groups.get(name).cloned().ok_or_else(|| {
+            let known: Vec<&str> = groups.keys().map(String::as_str).collect();
+            let known = if known.is_empty() { "there are none".to_owned() } else { known.join(", ") };
+            Error::failed_precondition(format!(
+                "this session has no group of ranks '{name}' ({known}); give it one with SessionConfig::groups"
+            ))
+        })
+    }
+}
+
+impl fmt::Debug for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.lock().keys()).finish()
+    }
+}

@@ -1,0 +1,97 @@
+//! Several tensors as one vector of bytes, so that a bucket of gradients is one collective.
+
+use kolo_core::{DType, Result, Tensor};
+
+/// Tensors of host memory, one after the other, that are written in place.
+pub(super) struct Vector {
+    tensors: Vec<Tensor>,
+    /// Where each one ends.
+    ends: Vec<usize>,
+}
+
+impl Vector {
+    /// Copies what others hold as well.
+    pub fn new(tensors: Vec<Tensor>) -> Result<Vector> {
+        let own = |mut tensor: Tensor| -> Result<Tensor> {
+            if tensor.is_unique() {
+                return Ok(tensor);
+            }
+            let mut copy = Tensor::zeros(tensor.dtype(), tensor.shape().clone())?;
+            copy.host_bytes_mut()?.copy_from_slice(tensor.host_bytes()?);
+            Ok(copy)
+        };
+        let tensors = tensors.into_iter().map(own).collect::<Result<Vec<Tensor>>>()?;
+        let ends = tensors.iter().scan(0, |end, tensor| {
+            *end += tensor.n_bytes();
+            Some(*end)
+        });
+        let ends = ends.collect();
+        Ok(Vector { tensors, ends })
+    }
+
+    pub fn n_bytes(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// The dtype of all tensors, if there are any.
+    pub fn dtype(&self) -> Option<DType> {
+        self.tensors.first().map(Tensor::dtype)
+    }
+
+    pub fn into_tensors(self) -> Vec<Tensor> {
+        self.tensors
+    }
+
+    /// Copies bytes from `at` on.
+    pub fn read(&self, at: usize, to: &mut [u8]) -> Result<()> {
+        let (mut i, mut at, mut to) = (self.tensor_at(at), at, to);
+        while !to.is_empty() {
+            let start = if i == 0 { 0 } else { self.ends[i - 1] };
+            let n = (self.ends[i] - at).min(to.len());
+            let (now, later) = to.split_at_mut(n);
+            now.copy_from_slice(&self.tensors[i].host_bytes()?[at - start..at - start + n]);
+            (i, at, to) = (i + 1, at + n, later);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes to `at` and what follows.
+    pub fn write(&mut self, at: usize, from: &[u8]) -> Result<()> {
+        let (mut i, mut at, mut from) = (self.tensor_at(at), at, from);
+        while !from.is_empty() {
+            let start = if i == 0 { 0 } else { self.ends[i - 1] };
+            let n = (self.ends[i] - at).min(from.len());
+            let (now, later) = from.split_at(n);
+            self.tensors[i].host_bytes_mut()?[at - start..at - start + n].copy_from_slice(now);
+            (i, at, from) = (i + 1, at + n, later);
+        }
+        Ok(())
+    }
+
+    /// The tensor that byte `at` is in.
+    fn tensor_at(&self, at: usize) -> usize {
+        self.ends.partition_point(|end| *end <= at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_are_read_and_written_as_one() {
+        let tensors = [vec![1u8, 2, 3], vec![], vec![4], vec![5, 6]].map(Tensor::from);
+        let shared = tensors.clone();
+        let mut vector = Vector::new(tensors.to_vec()).unwrap();
+        assert_eq!(vector.n_bytes(), 6);
+        for (at, n) in [(0, 6), (2, 3), (3, 1), (5, 1), (6, 0), (0, 0)] {
+            let mut found = vec![0; n];
+            vector.read(at, &mut found).unwrap();
+            assert_eq!(found, [1, 2, 3, 4, 5, 6][at..at + n]);
+        }
+        vector.write(2, &[7, 8, 9]).unwrap();
+        let written = vector.into_tensors();
+        assert_eq!(written, [vec![1u8, 2, 7], vec![], vec![8], vec![9, 6]].map(Tensor::from));
+        assert_eq!(shared[0], Tensor::from(vec![1u8, 2, 3]), "what others hold stays as it was");
+    }
+}
