@@ -44,5 +44,5 @@ pub use plan::{
 };
 pub use rewrite::{
     BranchNode, Frame, FrameId, Frames, LossNodes, Outlined, Pass, PassContext, PassRecord, Rewriter, Stage,
-    TrainingNodes, VariableNodes, frames, pipeline, rewrite_part, skipped_nodes, topological_order,
+    TrainingNodes, VariableNodes, frames, order_collectives, pipeline, rewrite_part, skipped_nodes, topological_order,
 };

@@ -9,7 +9,7 @@ use kolo_core::{DType, DeviceName, DeviceSpec, Error, Result};
 use kolo_graph::{
     DeviceInfo, Endpoint, Ends, FallbackCost, Granularity, ImplicitCopies, KernelSupport, LoopControl, Node, NodeId,
     Nodes, Origin, Pass, PassRecord, PlaceOptions, Placed, Placement, Plan, PlanRequest, Request, Rule, Stage,
-    colocation_leaders, holds_state, pipeline, plan, price_fallbacks, state_stays,
+    colocation_leaders, holds_state, order_collectives, pipeline, plan, price_fallbacks, state_stays,
 };
 use kolo_ops::{KernelMaker, find_kernel, find_op, host_arguments, kernels_of, registry};
 
@@ -366,6 +366,7 @@ fn session_passes(config: &SessionConfig) -> Vec<Pass> {
         "pins by pattern are the session's, so they hold for every run; done when the session begins",
     )];
     passes.extend(config.passes.iter().cloned());
+    passes.push(order_collectives());
     if !config.gpu.no_fusion {
         passes.extend(fusion::passes());
     }

@@ -39,6 +39,8 @@ pub struct OpDef {
     pub split: SplitRule,
     /// Which end of a cut edge it is, if it is one.
     pub transfer: Option<TransferEnd>,
+    /// The attribute that names the group of ranks in which it meets its like in other processes, if it is a collective.
+    pub group: Option<&'static str>,
     /// The handles that it takes may be of any device, since it never looks at what is behind them.
     pub handles_from_anywhere: bool,
     /// May receive a reference to a variable without a value.
@@ -67,6 +69,7 @@ impl OpDef {
         half: HalfSafety::Unstated,
         split: SplitRule::Unstated,
         transfer: None,
+        group: None,
         handles_from_anywhere: false,
         allows_uninitialized_input: false,
         flow: Flow::Plain,

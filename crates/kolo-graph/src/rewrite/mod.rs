@@ -15,6 +15,7 @@
 
 mod branches;
 mod check;
+mod collectives;
 pub(crate) mod frames;
 pub(crate) mod order;
 mod outline;
@@ -34,6 +35,7 @@ use crate::plan::prune::{Feeds, Pruned, is_back_edge};
 use crate::{Attrs, Endpoint, Node, NodeId, Nodes, OpRegistry, Origin, Partition, Training, Transfer};
 
 pub use branches::{BranchNode, skipped_nodes};
+pub use collectives::order_collectives;
 pub use frames::{Frame, FrameId, Frames, frames};
 pub use order::topological_order;
 pub use outline::{Outlined, rewrite_part};
@@ -182,6 +184,11 @@ impl<'a> Rewriter<'a> {
     /// Whether the caller of the run wants this output.
     pub fn is_fetched(&self, at: Endpoint) -> bool {
         self.fetches.iter().any(|(_, fetch)| *fetch == at)
+    }
+
+    /// Whether the caller of the run gives this output.
+    pub fn is_fed(&self, at: Endpoint) -> bool {
+        at.feed().is_some() || self.feeds.contains(&at)
     }
 
     /// The only node that reads this output, if nothing else needs the output or awaits its node. Gives up at the second
@@ -523,7 +530,7 @@ impl<'a> Rewriter<'a> {
 
     /// These nodes (sorted), each after its inputs; a cycle if there is one outside of loops.
     fn order(&self, ids: &[NodeId]) -> Result<Vec<NodeId>, Vec<NodeId>> {
-        let is_fed = |at: &Endpoint| at.feed().is_some() || self.feeds.contains(at);
+        let is_fed = |at: &Endpoint| self.is_fed(*at);
         let position = |id: NodeId| ids.binary_search(&id).ok();
         let inputs: Vec<Vec<usize>> = ids
             .iter()

@@ -1,7 +1,7 @@
 //! `KoloAllReduce` and the other collectives: what the ranks of a group compute together, as nodes. See [`crate::collective`].
 //!
-//! Every rank runs the same collectives of a group in the same order. A graph leaves the order of its nodes open, so whoever adds
-//! several collectives of one group orders them by control dependencies; a difference between ranks is an error on all of them.
+//! Every rank runs the same collectives of a group in the same order: the pass `order-collectives` sees to that, except within
+//! loops and branches, where the program orders them by control dependencies. A difference between ranks is an error on all.
 
 use kolo_core::{PartialShape, Result, Tensor};
 use kolo_device::cpu::reduce::ReduceOp;
@@ -56,7 +56,16 @@ pub(crate) static KOLO_BROADCAST: Op = collective(
 
 const fn collective(name: &'static str, signature: &'static str, shape: ShapeFn, kernels: &'static [KernelDef]) -> Op {
     let gradient = Gradient::Refused("ranks exchange gradients; nothing is differentiated through the exchange");
-    let def = OpDef { name, signature, shape, gradient, stateful: true, effects: Effects::Outside, ..OpDef::BASE };
+    let def = OpDef {
+        name,
+        signature,
+        shape,
+        gradient,
+        stateful: true,
+        effects: Effects::Outside,
+        group: Some("group"),
+        ..OpDef::BASE
+    };
     Op { def, kernels, gpu: Gpu::Missing, cost: Cost::Inline }
 }
 
