@@ -1,10 +1,12 @@
 //! Data parallelism within one graph: the same model on several devices, each with its share of the batch.
 
-use kolo_core::{DeviceSpec, Error, Result};
-use kolo_graph::{Grad, Graph, IndexedSlices, Output, Variable, gradients, is_variable};
-use kolo_ops::array::{concat::concat, split::split};
-use kolo_ops::math::add_n::add_n;
+use std::collections::HashMap;
 
+use kolo_core::{DeviceSpec, Error, Result};
+use kolo_graph::{Grad, Graph, IndexedSlices, Operation, Output, Variable, gradients, is_variable};
+use kolo_ops::array::{concat::concat, split::split};
+
+use crate::nn::update_ops;
 use crate::optim::GradAndVar;
 
 /// What one tower computes.
@@ -27,6 +29,10 @@ pub struct Towers<'g> {
 
 /// Builds the model once per device, each on its equal share of `inputs` (cut along the first dimension, which the number of
 /// devices must divide), and averages losses and gradients. Variables are made once, on `variables_on`, and shared.
+///
+/// A device may be named several times: it computes its shares one after the other, with the memory of one. Sums are made in a
+/// fixed tree over the shares, so a batch that is cut into the same shares gives the same bits on one device, on several, and
+/// on several ranks ([`DataParallel`](super::DataParallel)), as long as each has a power of two of them.
 ///
 /// ```
 /// use kolo::optim::{Optimizer, Sgd};
@@ -59,30 +65,43 @@ pub fn towers<'g>(
     let home = DeviceSpec::parse(variables_on)?;
     let shares: Vec<Vec<Output<'g>>> =
         graph.device(variables_on, || inputs.iter().map(|input| split(*input, n, 0)).collect());
-    let mut all = Vec::new();
-    for (i, device) in devices.iter().enumerate() {
-        let device = DeviceSpec::parse(device)?;
+    let (mut all, mut per_tower, mut variables) = (Vec::new(), Vec::new(), Vec::new());
+    // After it, a device has made the gradients of its last share.
+    let mut done: HashMap<&str, Operation<'g>> = HashMap::new();
+    for (i, &name) in devices.iter().enumerate() {
+        let device = DeviceSpec::parse(name)?;
         let home = home.clone();
         let share: Vec<Output<'g>> = shares.iter().map(|parts| parts[i]).collect();
         let choose = move |node: &kolo_graph::Node| if is_variable(node) { home.clone() } else { device.clone() };
-        let tower = graph.share_variables(&format!("tower_{i}"), || graph.device_fn(choose, || build(&share)))?;
+        let before: Vec<Operation<'g>> = done.get(name).copied().into_iter().collect();
+        let n_updates = update_ops(graph).len();
+        let tower = graph.control_dependencies(&before, || {
+            graph.share_variables(&format!("tower_{i}"), || graph.device_fn(choose, || build(&share)))
+        })?;
+        variables = graph.trainable_variables();
+        let handles: Vec<Output<'g>> = variables.iter().map(|variable| variable.handle()).collect();
+        let gradients = graph.device(name, || gradients(&[tower.loss], &handles))?;
+        if devices[i + 1..].contains(&name) {
+            let made = gradients.iter().flatten().map(|gradient| match gradient {
+                Grad::Dense(gradient) => gradient.operation(),
+                Grad::Slices(slices) => slices.values.operation(),
+            });
+            // What layers keep moves on from one share to the next.
+            let made: Vec<Operation<'g>> = made.chain(update_ops(graph).split_off(n_updates)).collect();
+            done.insert(name, graph.device(name, || graph.group(&format!("tower_{i}_done"), &made)));
+        }
         all.push(tower);
-    }
-    let variables = graph.trainable_variables();
-    let handles: Vec<Output<'g>> = variables.iter().map(|variable| variable.handle()).collect();
-    let mut per_tower = Vec::new();
-    for (tower, device) in all.iter().zip(devices) {
-        per_tower.push(graph.device(device, || gradients(&[tower.loss], &handles))?);
+        per_tower.push(gradients);
     }
     graph.device(variables_on, || {
         let gradients = average_gradients(&variables, &per_tower)?;
-        let mean = |pick: &dyn Fn(&Tower<'g>) -> Output<'g>| -> Result<Output<'g>> {
+        let mean = |pick: &dyn Fn(&Tower<'g>) -> Output<'g>| -> Output<'g> {
             let values: Vec<Output<'g>> = all.iter().map(pick).collect();
-            Ok(add_n(&values)? / n as f32)
+            sum(&values) / n as f32
         };
-        let loss = mean(&|tower| tower.loss)?;
+        let loss = mean(&|tower| tower.loss);
         let n_metrics = all.iter().map(|tower| tower.metrics.len()).min().unwrap_or(0);
-        let metrics = (0..n_metrics).map(|i| mean(&|tower| tower.metrics[i])).collect::<Result<_>>()?;
+        let metrics = (0..n_metrics).map(|i| mean(&|tower| tower.metrics[i])).collect();
         graph.check()?;
         Ok(Towers { loss, metrics, gradients })
     })
@@ -94,21 +113,22 @@ pub fn average_gradients<'g>(
     variables: &[Variable<'g>],
     towers: &[Vec<Option<Grad<'g>>>],
 ) -> Result<Vec<GradAndVar<'g>>> {
-    let share = 1.0 / towers.len().max(1) as f32;
+    let n = towers.len();
     variables
         .iter()
         .enumerate()
         .map(|(i, variable)| {
             let grads: Vec<Grad<'g>> = towers.iter().filter_map(|tower| tower.get(i).copied().flatten()).collect();
-            Ok(GradAndVar { grad: average(&grads, share)?, variable: *variable })
+            Ok(GradAndVar { grad: average(&grads, n)?, variable: *variable })
         })
         .collect()
 }
 
-fn average<'g>(grads: &[Grad<'g>], share: f32) -> Result<Option<Grad<'g>>> {
+fn average<'g>(grads: &[Grad<'g>], n: usize) -> Result<Option<Grad<'g>>> {
     if grads.is_empty() {
         return Ok(None);
     }
+    let n = n.max(1) as f32;
     let sparse: Option<Vec<IndexedSlices<'g>>> = grads
         .iter()
         .map(|grad| match grad {
@@ -120,9 +140,22 @@ fn average<'g>(grads: &[Grad<'g>], share: f32) -> Result<Option<Grad<'g>>> {
         let values: Vec<Output<'g>> = slices.iter().map(|slices| slices.values).collect();
         let indices: Vec<Output<'g>> = slices.iter().map(|slices| slices.indices).collect();
         let dense_shape = slices[0].dense_shape;
-        let joined = IndexedSlices { values: concat(&values, 0) * share, indices: concat(&indices, 0), dense_shape };
+        let joined = IndexedSlices { values: concat(&values, 0) / n, indices: concat(&indices, 0), dense_shape };
         return Ok(Some(Grad::Slices(joined)));
     }
     let dense: Vec<Output<'g>> = grads.iter().map(|grad| grad.dense()).collect::<Result<_>>()?;
-    Ok(Some(Grad::Dense(add_n(&dense)? * share)))
+    Ok(Some(Grad::Dense(sum(&dense) / n)))
+}
+
+/// The sum in the tree in which ranks sum, `((0 + 1) + (2 + 3)) + …`, so that it does not matter who sums which part of it.
+/// There is at least one value.
+fn sum<'g>(values: &[Output<'g>]) -> Output<'g> {
+    match values {
+        [one] => *one,
+        [a, b] => *a + *b,
+        many => {
+            let (left, right) = many.split_at(many.len().next_power_of_two() / 2);
+            sum(left) + sum(right)
+        }
+    }
 }

@@ -13,7 +13,8 @@ use crate::train::{Model, global_step_or_create};
 pub struct Placement {
     /// The one device, or wherever the placer puts it.
     pub device: Option<String>,
-    /// Several devices, each with a copy of the model and a share of every batch; empty for one.
+    /// The device of each share of a batch, each with a copy of the model; empty if batches are not cut. A device may have several
+    /// shares.
     pub towers: Vec<String>,
 }
 
@@ -25,8 +26,8 @@ pub struct Parts<'g> {
     pub metrics: Vec<(&'static str, Output<'g>)>,
 }
 
-/// Adds the model, its gradients and its updates. With towers, variables live on the first CPU, and evaluation uses a copy of
-/// its own, so that it takes batches of any size.
+/// Adds the model, its gradients and its updates. With towers on several devices, variables live on the first CPU, and evaluation
+/// uses a copy of its own, so that it takes batches of any size.
 pub fn train_model<'g>(
     graph: &'g Graph,
     placement: &Placement,
@@ -45,12 +46,15 @@ pub fn train_model<'g>(
         });
     }
     let devices: Vec<&str> = placement.towers.iter().map(String::as_str).collect();
-    let trained = towers(graph, &devices, "/cpu:0", inputs, |share| {
+    let is_one_device = devices.iter().all(|device| device == &devices[0]);
+    let variables_on = if is_one_device { devices[0] } else { "/cpu:0" };
+    let trained = towers(graph, &devices, variables_on, inputs, |share| {
         let parts = build(share)?;
         Ok(Tower { loss: parts.loss, metrics: parts.metrics.into_iter().map(|(_, value)| value).collect() })
     })?;
     let train_op = with_updates(graph, optimizer.apply_gradients(&trained.gradients, Some(step))?);
-    let whole = graph.share_variables("evaluation", || build(inputs))?;
+    let evaluate_on = if is_one_device { devices[0] } else { "" };
+    let whole = graph.device(evaluate_on, || graph.share_variables("evaluation", || build(inputs)))?;
     let mut model = Model::new(inputs, trained.loss, train_op);
     if whole.metrics.len() != trained.metrics.len() {
         return Err(Error::internal("copies of one model differ in their metrics"));

@@ -1,0 +1,429 @@
+//! Data parallelism over ranks: each trains a copy of the model on its rows of every batch, and all apply the mean of their
+//! gradients. The program is that for one device; two passes over its graph do the rest.
+//!
+//! Gradients are exchanged in buckets, in the order in which backward makes them, so that the exchange of the last layers' runs
+//! beside the computation of the first layers'. A bucket is one collective over several tensors, which are not copied together.
+//!
+//! ```text
+//! backward ─► gradient ─► KoloAllReduce (mean, a bucket) ─► clip, accumulate, update
+//! ```
+
+use std::collections::{HashMap, HashSet};
+
+use half::{bf16, f16};
+use kolo_core::{DType, DeviceSpec, Error, Result, Tensor};
+use kolo_graph::{
+    AttrValue, Attrs, Effects, Endpoint, GradParts, NodeId, Pass, Region, Rewriter, Stage, Training, TrainingNodes,
+};
+use kolo_runtime::SessionConfig;
+
+use super::world::{WORLD, World};
+
+/// Makes the training steps of a session those of one rank among many.
+///
+/// What a step applies is the mean over all ranks, so `n` ranks with equal shares of a batch do what one process does with all of
+/// it. Sums are made in a fixed tree over the ranks: the same ranks give the same bits every time, and 1, 2, 4 or 8 ranks give the
+/// same bits as each other if the batch is cut into the same parts ([`towers`](super::towers) on one device).
+///
+/// What a step writes to other variables from the data of its own batch, such as the moving averages of batch normalisation, is
+/// averaged, too, so that all ranks keep the same values. Random ops draw the same numbers on every rank that gives its graph
+/// the same seed; for different dropout on each, seed the graph with the rank: initial values come from rank 0 in any case.
+///
+/// ```
+/// use kolo::optim::{Optimizer, Sgd};
+/// use kolo::parallel::{DataParallel, World};
+/// use kolo::{Session, SessionConfig, Tensor, ops};
+///
+/// let rank = |world: World| -> kolo::Result<Tensor> {
+///     let g = kolo::graph();
+///     let x = g.placeholder::<f32>("x", [None]);
+///     let w = g.variable("w", 1.0f32);
+///     let train = Sgd::new(1.0).minimize(ops::mean_all(w.read() * x), None)?;
+///     let init = g.global_variables_initializer();
+///
+///     let config = DataParallel::new(&world).configure(SessionConfig::default());
+///     let session = Session::with_config(&g, config)?;
+///     session.run_op(init)?;
+///     let share = Tensor::from([world.rank() as f32]);
+///     session.run(&[], &[(x, share)], &[train])?;
+///     session.fetch(w.read())
+/// };
+/// std::thread::scope(|scope| {
+///     for world in World::threads(2)? {
+///         scope.spawn(move || assert_eq!(rank(world).unwrap(), Tensor::scalar(0.5f32)));
+///     }
+///     Ok::<(), kolo::Error>(())
+/// })?;
+/// # Ok::<(), kolo::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct DataParallel {
+    world: World,
+    buckets: BucketSizes,
+}
+
+/// How many bytes of gradients are exchanged at a time.
+#[derive(Clone, Copy, Debug)]
+struct BucketSizes {
+    first: usize,
+    others: usize,
+}
+
+impl DataParallel {
+    /// For the ranks of `world`.
+    pub fn new(world: &World) -> DataParallel {
+        DataParallel { world: world.clone(), buckets: BucketSizes { first: 256 << 10, others: 4 << 20 } }
+    }
+
+    /// The most bytes of a bucket, unless it holds a single gradient: 4 MiB if not said. Larger ones need fewer meetings, smaller ones
+    /// leave less for the end.
+    #[must_use]
+    pub fn bucket_bytes(mut self, n_bytes: usize) -> DataParallel {
+        self.buckets.others = n_bytes;
+        self
+    }
+
+    /// The same for the first bucket: 256 KiB if not said, so that the exchange begins early.
+    #[must_use]
+    pub fn first_bucket_bytes(mut self, n_bytes: usize) -> DataParallel {
+        self.buckets.first = n_bytes;
+        self
+    }
+
+    /// The ranks.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// A configuration for this rank's sessions: with the passes, the group of all ranks, and this rank's share of the host's cores
+    /// unless the threads are set.
+    pub fn configure(&self, config: SessionConfig) -> SessionConfig {
+        let mut config = self.world.configure(config);
+        config.passes.extend(self.passes());
+        config
+    }
+
+    /// The passes alone. The session also needs the group ([`World::configure`]).
+    pub fn passes(&self) -> Vec<Pass> {
+        let (sizes, n_ranks) = (self.buckets, self.world.size());
+        let gradients = Pass::new(
+            "average-gradients",
+            Stage::Graph,
+            "ranks that train together apply the mean of their gradients, exchanged in buckets while backward goes on",
+            move |graph, _| for_each_step(graph, |graph, _, step| average_gradients(graph, step, sizes, n_ranks)),
+        );
+        let state = Pass::new(
+            "average-state",
+            Stage::Graph,
+            "what a step writes from the data of one rank alone, such as moving averages, becomes the mean over all ranks",
+            move |graph, _| for_each_step(graph, |graph, training, step| average_state(graph, training, step, sizes)),
+        );
+        vec![gradients, state]
+    }
+}
+
+/// Calls `rewrite` for each training step of which the run has the updates.
+fn for_each_step(
+    graph: &mut Rewriter<'_>,
+    rewrite: impl Fn(&mut Rewriter<'_>, &Training, &TrainingNodes) -> Result<()>,
+) -> Result<()> {
+    for training in graph.trainings().iter() {
+        match training.resolve(graph)? {
+            Some(step) if step.variables.iter().any(|variable| variable.update.is_some()) => {
+                rewrite(graph, training, &step)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A tensor that ranks exchange, and the inputs that read what comes out of it.
+struct Exchanged {
+    value: Endpoint,
+    readers: Vec<(NodeId, usize)>,
+}
+
+fn average_gradients(graph: &mut Rewriter<'_>, step: &TrainingNodes, sizes: BucketSizes, n_ranks: usize) -> Result<()> {
+    let (mut dense, mut values, mut indices) = (Vec::new(), Vec::new(), Vec::new());
+    // Two variables may have one gradient, or rows of the same numbers.
+    let mut seen = HashSet::new();
+    let mut add = |to: &mut Vec<Exchanged>, places: Vec<Exchanged>| {
+        to.extend(places.into_iter().filter(|place| seen.insert(place.value)));
+    };
+    // All places are found before any is changed.
+    for variable in step.variables.iter().filter(|variable| variable.update.is_some()) {
+        // Rows may be summed into a whole gradient before it is applied.
+        let is_rows = match &variable.gradients[..] {
+            [] => variable.reads.indices().is_some(),
+            gradients => gradients.iter().any(|(_, parts)| parts.indices().is_some()),
+        };
+        let parts = |pick: &dyn Fn(&GradParts<Endpoint>) -> Option<Endpoint>| {
+            variable.gradients.iter().filter_map(|(_, parts)| pick(parts)).collect::<Vec<Endpoint>>()
+        };
+        let applied = variable.applied.as_ref();
+        let of_values = parts(&|parts| Some(*parts.values()));
+        let at = (applied.map(|applied| *applied.values()), variable.reads.values().as_slice());
+        add(if is_rows { &mut values } else { &mut dense }, places(graph, step, &of_values, at, is_rows));
+        if is_rows {
+            let of_indices = parts(&|parts| parts.indices().copied());
+            let reads = variable.reads.indices().map_or(&[][..], Vec::as_slice);
+            let at = (applied.and_then(|applied| applied.indices().copied()), reads);
+            add(&mut indices, places(graph, step, &of_indices, at, is_rows));
+        }
+    }
+    exchange(graph, GRADIENTS, dense, sizes)?;
+    for exchanged in values {
+        let all = gather(graph, "rows", exchanged.value)?;
+        let mean = divide(graph, all, n_ranks)?;
+        graph.redirect_inputs(&exchanged.readers, mean)?;
+    }
+    for exchanged in indices {
+        let all = gather(graph, "indices", exchanged.value)?;
+        graph.redirect_inputs(&exchanged.readers, all)?;
+    }
+    Ok(())
+}
+
+/// Where the gradient of a variable is exchanged: where it leaves backward, so before it is clipped or accumulated. Of several
+/// gradients (the model is on several devices, or the batch is cut into parts) where they have become one.
+fn places(
+    graph: &Rewriter<'_>,
+    step: &TrainingNodes,
+    gradients: &[Endpoint],
+    (applied, reads): (Option<Endpoint>, &[(NodeId, usize)]),
+    is_rows: bool,
+) -> Vec<Exchanged> {
+    // A gradient, or which rows it is of, may be a value of the forward pass, which goes on as it is.
+    let is_outside = |&(id, _): &(NodeId, usize)| !matches!(step.region(id), Some(Region::Backward | Region::Forward));
+    let leaving = |&value: &Endpoint| {
+        let readers = graph.readers(value).into_iter().filter(is_outside).collect();
+        Exchanged { value, readers }
+    };
+    match (gradients, applied) {
+        ([], Some(value)) => vec![Exchanged { value, readers: reads.to_vec() }],
+        ([_, _, ..], Some(applied)) => match meeting_point(graph, gradients, applied, is_rows) {
+            Some(value) => vec![Exchanged { value, readers: graph.readers(value) }],
+            None => gradients.iter().map(leaving).collect(),
+        },
+        _ => gradients.iter().map(leaving).collect(),
+    }
+}
+
+/// The first value on the way to `applied` that depends on all `gradients` and is as large as they are; if they are rows, there may
+/// be more of them.
+fn meeting_point(graph: &Rewriter<'_>, gradients: &[Endpoint], applied: Endpoint, is_rows: bool) -> Option<Endpoint> {
+    let ends: HashSet<NodeId> = gradients.iter().map(|gradient| gradient.node).collect();
+    let (mut between, mut open) = (HashSet::new(), vec![applied.node]);
+    while let Some(id) = open.pop() {
+        if !ends.contains(&id) && between.insert(id) {
+            open.extend(graph.node(id)?.inputs.iter().filter(|at| at.feed().is_none()).map(|at| at.node));
+        }
+    }
+    let mut n_behind: HashMap<NodeId, usize> = HashMap::new();
+    for &gradient in gradients {
+        let (mut seen, mut open) = (HashSet::new(), vec![gradient]);
+        while let Some(at) = open.pop() {
+            for (reader, _) in graph.readers(at) {
+                if between.contains(&reader) && seen.insert(reader) {
+                    *n_behind.entry(reader).or_default() += 1;
+                    let n_outputs = graph.node(reader)?.outputs.len() as u32;
+                    open.extend((0..n_outputs).map(|index| Endpoint { node: reader, index }));
+                }
+            }
+        }
+    }
+    let is_behind_all = |id: &NodeId| n_behind.get(id) == Some(&gradients.len());
+    let like = &graph.node(gradients[0].node)?.outputs[gradients[0].index as usize];
+    let mut found = n_behind.keys().filter(|id| is_behind_all(id)).filter_map(|&id| {
+        let node = graph.node(id)?;
+        let is_first = !node.inputs.iter().any(|at| is_behind_all(&at.node));
+        let [output] = &node.outputs[..] else { return None };
+        let is_as_large = if is_rows { output.shape.rank() == like.shape.rank() } else { output.shape == like.shape };
+        let is_alike = output.dtype == like.dtype && is_as_large;
+        (is_first && is_alike).then_some(Endpoint { node: id, index: 0 })
+    });
+    let first = found.next()?;
+    found.next().is_none().then_some(first)
+}
+
+/// What is exchanged: nodes are named after it.
+const GRADIENTS: &str = "gradients";
+const STATE: &str = "state";
+
+/// Puts all-reduces behind these values, in buckets, in their order.
+fn exchange(graph: &mut Rewriter<'_>, what: &str, values: Vec<Exchanged>, sizes: BucketSizes) -> Result<()> {
+    let mut buckets: Vec<Bucket> = Vec::new();
+    for exchanged in values.into_iter().filter(|exchanged| !exchanged.readers.is_empty()) {
+        let output = graph.node(exchanged.value.node).and_then(|node| node.outputs.get(exchanged.value.index as usize));
+        let output = output.ok_or_else(|| Error::internal("a gradient is not in the graph"))?;
+        let size = output.dtype.size().unwrap_or(0);
+        let n_bytes = output.shape.n_elements().unwrap_or(0).saturating_mul(size);
+        let dtype = output.dtype;
+        let open = buckets.iter_mut().enumerate().rev().find(|(_, bucket)| bucket.dtype == dtype);
+        // A part of a batch may be computed after the update of the part before.
+        let is_later = |bucket: &Bucket| what == STATE && bucket.leads_to(graph, exchanged.value);
+        let fits = |i: usize, bucket: &Bucket| bucket.n_bytes.saturating_add(n_bytes) <= sizes.of(i == 0);
+        match open.filter(|(i, bucket)| fits(*i, bucket) && !is_later(bucket)) {
+            Some((_, bucket)) => bucket.add(exchanged, n_bytes),
+            None => buckets.push(Bucket { dtype, n_bytes, values: vec![exchanged] }),
+        }
+    }
+    for (i, bucket) in buckets.into_iter().enumerate() {
+        let inputs: Vec<Endpoint> = bucket.values.iter().map(|exchanged| exchanged.value).collect();
+        let (name, attrs) = (format!("data_parallel/{what}_{i}"), attrs([("reduction", "mean")]));
+        let node = add_collective(graph, "KoloAllReduce", &name, &inputs, attrs)?;
+        for (index, exchanged) in bucket.values.iter().enumerate() {
+            graph.redirect_inputs(&exchanged.readers, Endpoint { node, index: index as u32 })?;
+        }
+    }
+    Ok(())
+}
+
+/// What is exchanged at a time.
+struct Bucket {
+    dtype: DType,
+    n_bytes: usize,
+    values: Vec<Exchanged>,
+}
+
+impl Bucket {
+    /// Whether a value depends on what reads the values of this bucket.
+    fn leads_to(&self, graph: &Rewriter<'_>, value: Endpoint) -> bool {
+        let readers = self.values.iter().flat_map(|exchanged| &exchanged.readers);
+        graph.reaches(&readers.map(|(id, _)| *id).collect::<Vec<NodeId>>(), value.node)
+    }
+
+    fn add(&mut self, exchanged: Exchanged, n_bytes: usize) {
+        self.n_bytes += n_bytes;
+        self.values.push(exchanged);
+    }
+}
+
+impl BucketSizes {
+    fn of(self, is_first: bool) -> usize {
+        if is_first { self.first } else { self.others }
+    }
+}
+
+/// A collective among all ranks, on the host.
+fn add_collective(
+    graph: &mut Rewriter<'_>,
+    op: &str,
+    name: &str,
+    inputs: &[Endpoint],
+    mut attrs: Attrs,
+) -> Result<NodeId> {
+    attrs.set("group", WORLD);
+    let node = graph.add(op, name, inputs, attrs)?;
+    let host = DeviceSpec::parse("/device:CPU:0")?;
+    graph.edit(node, |node| node.device = host);
+    Ok(node)
+}
+
+fn attrs<const N: usize>(named: [(&'static str, impl Into<AttrValue>); N]) -> Attrs {
+    let mut attrs = Attrs::default();
+    named.into_iter().for_each(|(name, value)| attrs.set(name, value));
+    attrs
+}
+
+/// The rows of all ranks, one rank after the other.
+fn gather(graph: &mut Rewriter<'_>, what: &str, at: Endpoint) -> Result<Endpoint> {
+    let name = format!("data_parallel/{what}");
+    let node = add_collective(graph, "KoloAllGather", &name, &[at], Attrs::default())?;
+    Ok(Endpoint { node, index: 0 })
+}
+
+fn divide(graph: &mut Rewriter<'_>, sum: Endpoint, n: usize) -> Result<Endpoint> {
+    let dtype = graph.node(sum.node).map_or(DType::F32, |node| node.outputs[0].dtype);
+    let attrs = attrs([("dtype", AttrValue::Type(dtype)), ("value", AttrValue::Tensor(number(n, dtype)?))]);
+    let n = graph.add("Const", "data_parallel/n_ranks", &[], attrs)?;
+    let inputs = [sum, Endpoint { node: n, index: 0 }];
+    let node = graph.add("RealDiv", "data_parallel/mean", &inputs, Attrs::default())?;
+    Ok(Endpoint { node, index: 0 })
+}
+
+/// A number in a type of floats.
+fn number(n: usize, dtype: DType) -> Result<Tensor> {
+    let n = n as f32;
+    match dtype {
+        DType::F32 => Ok(Tensor::scalar(n)),
+        DType::F64 => Ok(Tensor::scalar(f64::from(n))),
+        DType::F16 => Ok(Tensor::scalar(f16::from_f32(n))),
+        DType::BF16 => Ok(Tensor::scalar(bf16::from_f32(n))),
+        other => Err(Error::invalid_argument(format!("rows of {other} have no mean"))),
+    }
+}
+
+/// Averages what the step writes to variables beside those that it trains.
+fn average_state(
+    graph: &mut Rewriter<'_>,
+    training: &Training,
+    step: &TrainingNodes,
+    sizes: BucketSizes,
+) -> Result<()> {
+    let mut trained: HashSet<&str> = training.scalars.iter().map(|slot| &*slot.variable).collect();
+    for variable in &training.variables {
+        trained.insert(&variable.name);
+        trained.extend(variable.slots.iter().map(|slot| &*slot.variable));
+    }
+    let mut is_data = HashMap::new();
+    let mut written = Vec::new();
+    for (id, node) in graph.iter() {
+        let (Effects::Writes, None, [variable, value]) = (node.def.effects, node.def.update, &node.inputs[..]) else {
+            continue;
+        };
+        let is_float = graph.node(value.node).is_some_and(|node| node.outputs[value.index as usize].dtype.is_float());
+        let owner = owner(graph, *variable);
+        let is_other = owner.as_ref().is_some_and(|owner| !trained.contains(owner.as_str()));
+        if is_float && is_other && step.region(id) != Some(Region::Backward) {
+            written.push(Exchanged { value: *value, readers: vec![(id, 1)] });
+        }
+    }
+    written.retain(|exchanged| depends_on_data(graph, exchanged.value, &mut is_data));
+    exchange(graph, STATE, written, sizes)
+}
+
+/// The name of the variable that a reference or a handle leads to.
+fn owner(graph: &Rewriter<'_>, mut at: Endpoint) -> Option<String> {
+    loop {
+        let node = graph.node(at.node)?;
+        match node.def.effects {
+            Effects::Owns(_) => return Some(node.name.to_string()),
+            _ => at = *node.inputs.first()?,
+        }
+    }
+}
+
+/// Whether a value depends on what the step is fed, reads or draws, and not on variables alone.
+fn depends_on_data(graph: &Rewriter<'_>, value: Endpoint, known: &mut HashMap<NodeId, bool>) -> bool {
+    // Each node is looked at twice: to open what it needs, and to conclude from that. A loop's way back counts as no.
+    let mut open = vec![(value, false)];
+    while let Some((at, is_done)) = open.pop() {
+        if graph.is_fed(at) {
+            known.insert(at.node, true);
+            continue;
+        }
+        let Some(node) = graph.node(at.node) else { continue };
+        match (is_done, node.def.effects) {
+            (true, _) => {
+                let found = node.inputs.iter().any(|input| known.get(&input.node) == Some(&true));
+                known.insert(at.node, found);
+            }
+            (false, _) if known.contains_key(&at.node) => {}
+            (false, Effects::Reads | Effects::Owns(_)) => drop(known.insert(at.node, false)),
+            (false, Effects::Random | Effects::Uses | Effects::Outside) => drop(known.insert(at.node, true)),
+            (false, _) => {
+                known.insert(at.node, false);
+                open.push((at, true));
+                open.extend(node.inputs.iter().map(|input| (*input, false)));
+            }
+        }
+    }
+    known.get(&value.node) == Some(&true)
+}
+
+#[cfg(test)]
+#[path = "data_parallel_tests.rs"]
+#[allow(clippy::unwrap_used)]
+mod tests;

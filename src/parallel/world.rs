@@ -1,0 +1,362 @@
+//! The processes that train together: which of them this is, and what they compute together outside of graphs.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+
+use kolo_core::{DType, Error, Result, Tensor};
+use kolo_device::shared_group::SharedGroup;
+use kolo_graph::{Graph, Operation, Output, Variable};
+use kolo_runtime::collective::{
+    CollectiveCall, CollectiveGroup as _, CollectiveKind, Communicator, CommunicatorOptions, Group, ReduceOp, Root,
+};
+use kolo_runtime::{Session, SessionConfig};
+
+/// The ranks of a training: processes, or threads of one process, each with a copy of the model. A clone is the same rank.
+///
+/// All ranks make the same calls in the same order. A call returns when its result is there; one that fails on any rank (it was
+/// another one than the others', a process has died, the deadline has passed) ends the world with an error on every rank that
+/// names the cause.
+///
+/// ```
+/// use kolo::Tensor;
+/// use kolo::parallel::{ReduceOp, World};
+///
+/// let worlds = World::threads(2)?;
+/// std::thread::scope(|scope| {
+///     for world in worlds {
+///         scope.spawn(move || {
+///             let mine = Tensor::from([world.rank() as f32, 1.0]);
+///             let sum = world.all_reduce(vec![mine], ReduceOp::Sum).unwrap();
+///             assert_eq!(sum, [Tensor::from([1.0f32, 2.0])]);
+///         });
+///     }
+/// });
+/// # Ok::<(), kolo::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct World {
+    place: RankPlace,
+    group: Arc<Group>,
+}
+
+/// Which rank a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankPlace {
+    /// Its number among all, from 0.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+    /// Its number among those of its host, from 0: which of the host's GPUs is its own, say.
+    pub local_rank: usize,
+    /// How many its host has.
+    pub local_size: usize,
+}
+
+impl RankPlace {
+    /// Rank `rank` of `size`, all on one host.
+    pub fn on_one_host(rank: usize, size: usize) -> RankPlace {
+        RankPlace { rank, size, local_rank: rank, local_size: size }
+    }
+
+    fn check(self) -> Result<()> {
+        let RankPlace { rank, size, local_rank, local_size } = self;
+        if rank >= size {
+            return Err(Error::invalid_argument(format!("there is no rank {rank}: there are {size}, from 0 on")));
+        }
+        if local_rank >= local_size || local_size > size {
+            return Err(Error::invalid_argument(format!(
+                "local rank {local_rank} of {local_size} is not a rank of one host; the rank among all ({rank} of {size}) is \
+                 another number"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The group of all ranks, by its name in graphs.
+pub(crate) const WORLD: &str = "world";
+
+impl World {
+    /// A world of one.
+    pub fn alone() -> Result<World> {
+        World::threads(1)?.pop().ok_or_else(|| Error::internal("one rank was asked for"))
+    }
+
+    /// A world of `n` ranks in this process, one for each of its threads.
+    pub fn threads(n: usize) -> Result<Vec<World>> {
+        let all = Communicator::in_process(n, &CommunicatorOptions::default())?;
+        let world = |(rank, end)| World::new(RankPlace::on_one_host(rank, n), end);
+        all.into_iter().enumerate().map(world).collect()
+    }
+
+    /// A file in memory, without a name, in which a world of `n` processes of this host meets: they join it by
+    /// `/proc/PID/fd/N`, or as a descriptor that they inherit, while this one keeps it open.
+    pub fn create(n: usize) -> Result<File> {
+        let file = SharedGroup::anonymous_file()
+            .map_err(|error| Error::resource_exhausted(format!("no file in memory for {n} ranks: {error}")))?;
+        Communicator::create(&file, n, &CommunicatorOptions::default())?;
+        Ok(file)
+    }
+
+    /// Joins the world in a file that [`World::create`] has made.
+    pub fn join(file: &File, place: RankPlace) -> Result<World> {
+        place.check()?;
+        let end = Communicator::join(file, place.rank, &CommunicatorOptions::default())?;
+        World::new(place, end)
+    }
+
+    fn new(place: RankPlace, end: Communicator) -> Result<World> {
+        place.check()?;
+        if (end.rank(), end.n_ranks()) != (place.rank, place.size) {
+            return Err(Error::invalid_argument(format!(
+                "this is said to be rank {} of {}, and its group says rank {} of {}",
+                place.rank,
+                place.size,
+                end.rank(),
+                end.n_ranks()
+            )));
+        }
+        Ok(World { place, group: Group::new(end)? })
+    }
+
+    /// The world that a launcher has started this process in, or a world of one: reads `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and
+    /// `LOCAL_WORLD_SIZE`, as `torchrun` sets them, and `KOLO_WORLD`, the file in which its ranks meet. An error if some of
+    /// them are missing or make no sense: a process that trained alone by mistake would not be noticed.
+    pub fn from_env() -> Result<World> {
+        World::from_variables(&|name| std::env::var(name).ok())
+    }
+
+    fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Result<World> {
+        let number = |name: &str| -> Result<Option<usize>> {
+            let Some(text) = variable(name) else { return Ok(None) };
+            let parsed = text.parse::<usize>();
+            parsed.map(Some).map_err(|_| Error::invalid_argument(format!("{name}='{text}' is not a number of ranks")))
+        };
+        let (rank, size) = match (number("RANK")?, number("WORLD_SIZE")?) {
+            (None, None) => return World::alone(),
+            (Some(rank), Some(size)) => (rank, size),
+            _ => {
+                return Err(Error::invalid_argument(
+                    "one of RANK and WORLD_SIZE is set, and the other is not; a launcher such as `kolo train --ranks` sets both",
+                ));
+            }
+        };
+        let local_size = number("LOCAL_WORLD_SIZE")?.unwrap_or(size);
+        let local_rank = number("LOCAL_RANK")?.unwrap_or(rank);
+        let place = RankPlace { rank, size, local_rank, local_size };
+        place.check()?;
+        let Some(path) = variable("KOLO_WORLD") else {
+            if size == 1 {
+                return World::alone();
+            }
+            return Err(Error::invalid_argument(format!(
+                "this is rank {rank} of {size}, but KOLO_WORLD does not say where they meet; start all of them with one \
+                 `kolo train --ranks {size}`"
+            )));
+        };
+        let file = File::options().read(true).write(true).open(Path::new(&path)).map_err(|error| {
+            Error::failed_precondition(format!("the file of KOLO_WORLD, {path}, cannot be opened: {error}"))
+        })?;
+        World::join(&file, place)
+    }
+
+    /// This rank, from 0. Rank 0 reports and saves.
+    pub fn rank(&self) -> usize {
+        self.place.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.place.size
+    }
+
+    /// This rank among those of its host.
+    pub fn local_rank(&self) -> usize {
+        self.place.local_rank
+    }
+
+    /// The number of ranks of this host.
+    pub fn local_size(&self) -> usize {
+        self.place.local_size
+    }
+
+    /// Combines tensors of all ranks, element by element.
+    pub fn all_reduce(&self, tensors: Vec<Tensor>, op: ReduceOp) -> Result<Vec<Tensor>> {
+        self.call(CollectiveKind::AllReduce(op), tensors)
+    }
+
+    /// The rows of all ranks, in the order of ranks. All give as many.
+    pub fn all_gather(&self, tensor: Tensor) -> Result<Tensor> {
+        let mut all = self.call(CollectiveKind::AllGather, vec![tensor])?;
+        all.pop().ok_or_else(|| Error::internal("gathering gave nothing"))
+    }
+
+    /// The tensors of rank `root`. The others give tensors of the same dtypes and shapes.
+    pub fn broadcast(&self, tensors: Vec<Tensor>, root: usize) -> Result<Vec<Tensor>> {
+        self.call(CollectiveKind::Broadcast(Root(root)), tensors)
+    }
+
+    /// Returns when every rank has called it.
+    pub fn barrier(&self) -> Result<()> {
+        self.call(CollectiveKind::Barrier, Vec::new()).map(drop)
+    }
+
+    fn call(&self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        let (sender, result) = mpsc::sync_channel(1);
+        let call = CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None };
+        // A receiver is there as long as this function.
+        self.group.start(call, Box::new(move |done| drop(sender.send(done))));
+        result.recv().unwrap_or_else(|_| Err(Error::internal(format!("{kind} ended without a result"))))
+    }
+
+    /// Gives a session of this rank the group of all ranks, which its nodes know as `world`, and a share of the host's cores unless
+    /// its threads are set.
+    pub fn configure(&self, mut config: SessionConfig) -> SessionConfig {
+        config.groups.insert(WORLD, self.group.clone());
+        if config.intra_op_parallelism_threads == 0 && config.inter_op_parallelism_threads == 0 {
+            let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+            config.intra_op_parallelism_threads = (n_cores / self.local_size()).max(1);
+            config.inter_op_parallelism_threads = 1;
+        }
+        config
+    }
+
+    /// Adds an operation that gives all variables of `graph`, those of the optimizer included, the values that they have in rank
+    /// `root`. Strings stay what they are, and so do local variables.
+    pub fn broadcast_variables<'g>(&self, graph: &'g Graph, root: usize) -> Result<Operation<'g>> {
+        let variables = graph.global_variables();
+        graph.name_scope("broadcast_variables", || {
+            let mut assigned = Vec::new();
+            for bucket in by_dtype_and_size(&variables) {
+                let values: Vec<Output<'g>> = bucket.iter().map(|variable| variable.read()).collect();
+                let op = graph.op("KoloBroadcast").inputs(values).attr("group", WORLD).attr("root", root as i64);
+                let copies = graph.device("/device:CPU:0", || op.build().outputs());
+                assigned.extend(bucket.iter().zip(copies).map(|(variable, copy)| variable.assign(copy)));
+            }
+            let all = graph.group("all", &assigned);
+            graph.check()?;
+            Ok(all)
+        })
+    }
+
+    /// An error on every rank, which names the first variable that differs and the ranks that differ from rank 0, unless all ranks
+    /// have the same values in all variables of `graph`, to the bit.
+    pub fn check_variables(&self, graph: &Graph, session: &Session) -> Result<()> {
+        let variables = graph.global_variables();
+        let mut hashes = Vec::with_capacity(variables.len());
+        for bucket in by_dtype_and_size(&variables) {
+            let values: Vec<Output<'_>> = bucket.iter().map(|variable| variable.read()).collect();
+            for (variable, value) in bucket.iter().zip(session.run(&values, &[], &[])?) {
+                hashes.push((variable.name(), crc32c::crc32c(value.host_bytes()?)));
+            }
+        }
+        let mine: Vec<i64> = hashes.iter().map(|(_, hash)| i64::from(*hash)).collect();
+        let all = self.all_gather(Tensor::from(mine))?;
+        let (all, n) = (all.data::<i64>()?, hashes.len());
+        for (i, (name, _)) in hashes.iter().enumerate() {
+            let differs = |rank: &usize| all[rank * n + i] != all[i];
+            let others: Vec<String> = (1..self.size()).filter(differs).map(|rank| rank.to_string()).collect();
+            if !others.is_empty() {
+                return Err(Error::data_loss(format!(
+                    "variable '{name}' has another value in rank {} than in rank 0; something updates it from data of one rank \
+                     alone",
+                    others.join(", ")
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Variables of numbers and truth values, in lists of one dtype and not too many bytes, in the same order on all ranks.
+fn by_dtype_and_size<'g>(variables: &[Variable<'g>]) -> Vec<Vec<Variable<'g>>> {
+    const MOST_BYTES: usize = 32 << 20;
+    let mut buckets: Vec<(DType, usize, Vec<Variable<'g>>)> = Vec::new();
+    for &variable in variables {
+        let Some(size) = variable.dtype().size() else { continue };
+        let n_bytes = variable.shape().n_elements().unwrap_or(1).saturating_mul(size);
+        let fits = |(dtype, n, _): &&mut (DType, usize, Vec<Variable<'g>>)| {
+            *dtype == variable.dtype() && n.saturating_add(n_bytes) <= MOST_BYTES
+        };
+        match buckets.iter_mut().rev().find(fits) {
+            Some((_, n, bucket)) => {
+                *n += n_bytes;
+                bucket.push(variable);
+            }
+            None => buckets.push((variable.dtype(), n_bytes, vec![variable])),
+        }
+    }
+    buckets.into_iter().map(|(_, _, bucket)| bucket).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// What each rank returns, each on a thread of its own.
+    fn run<R: Send>(n: usize, rank: impl Fn(World) -> R + Sync) -> Vec<R> {
+        let worlds = World::threads(n).unwrap();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(|| rank(world))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    fn from(variables: &[(&str, &str)]) -> Result<World> {
+        let find =
+            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+        World::from_variables(&find)
+    }
+
+    #[test]
+    fn a_process_without_a_launcher_is_alone() {
+        let world = from(&[]).unwrap();
+        assert_eq!((world.rank(), world.size(), world.local_rank(), world.local_size()), (0, 1, 0, 1));
+        world.barrier().unwrap();
+        assert_eq!(world.all_gather(Tensor::from([3i32])).unwrap(), Tensor::from([3i32]));
+        assert_eq!(from(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap().size(), 1);
+    }
+
+    #[test]
+    fn an_environment_that_makes_no_sense_is_refused() {
+        let says = |variables: &[(&str, &str)], text: &str| {
+            let error = from(variables).err().unwrap().to_string();
+            assert!(error.contains(text), "{error}");
+        };
+        says(&[("RANK", "1")], "one of RANK and WORLD_SIZE is set");
+        says(&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK='x' is not a number");
+        says(&[("RANK", "2"), ("WORLD_SIZE", "2")], "there is no rank 2");
+        says(&[("RANK", "1"), ("WORLD_SIZE", "2")], "KOLO_WORLD does not say where they meet");
+        says(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("KOLO_WORLD", "/proc/nothing")], "cannot be opened");
+        // The rank among all in the place of the one on this host.
+        let host = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "5"), ("LOCAL_WORLD_SIZE", "4")];
+        says(&host, "local rank 5 of 4 is not a rank of one host; the rank among all (5 of 8) is another number");
+    }
+
+    #[test]
+    fn variables_become_those_of_the_root_and_are_compared_by_name() {
+        let errors = run(3, |world| {
+            let rank = world.rank();
+            let g = crate::graph();
+            let w = g.variable("w", [rank as f32, 1.0]);
+            let n = g.new_variable("n", [rank as i64]).not_trainable().build();
+            let _is_set = g.new_variable("is_set", [rank == 1]).not_trainable().build();
+            let broadcast = world.broadcast_variables(&g, 1).unwrap();
+            let init = g.global_variables_initializer();
+            let shift = w.assign_add(g.constant([0.0f32, if rank == 2 { 0.5 } else { 0.0 }]));
+            let session = Session::with_config(&g, world.configure(SessionConfig::default())).unwrap();
+            session.run_op(init).unwrap();
+            session.run_op(broadcast).unwrap();
+            assert_eq!(session.fetch(w.read()).unwrap(), Tensor::from([1.0f32, 1.0]));
+            assert_eq!(session.fetch(n.read()).unwrap(), Tensor::from([1i64]));
+            world.check_variables(&g, &session).unwrap();
+            session.run_op(shift).unwrap();
+            world.check_variables(&g, &session).unwrap_err().to_string()
+        });
+        for error in errors {
+            assert!(error.contains("variable 'w' has another value in rank 2 than in rank 0"), "{error}");
+        }
+    }
+}
