@@ -1,5 +1,6 @@
 //! The consumer's end of a pipeline: batches one after the other, and the place where it is.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use kolo_core::{Error, Result, Tensor};
@@ -48,6 +49,19 @@ pub struct Span {
     pub start: u64,
     /// The first that is not part of it.
     pub end: u64,
+}
+
+/// Keeps of these spans, one after the other, what lies in `rows`.
+pub(crate) fn cut_spans(spans: &mut Vec<Span>, rows: Range<usize>) {
+    let (mut before, rows) = (0, rows.start as u64..rows.end as u64);
+    spans.retain_mut(|span| {
+        let n = span.end - span.start;
+        let at = |row: u64| span.start + row.clamp(before, before + n) - before;
+        let cut = at(rows.start)..at(rows.end);
+        before += n;
+        (span.start, span.end) = (cut.start, cut.end);
+        !cut.is_empty()
+    });
 }
 
 /// The order of an epoch.

@@ -8,7 +8,7 @@ use kolo_core::{DType, Error, Result, Shape, Tensor};
 use super::batches::{Batches, Source};
 use super::column::{Convert, Layout, Recipe};
 use super::memory::MemorySource;
-use super::order::Shard;
+use super::order::{Shard, Slice};
 use super::prefetch::Prefetch;
 use super::stream::{OpenStream, StreamSource};
 
@@ -37,6 +37,8 @@ pub struct Dataset {
     pub(crate) seed: Option<u64>,
     pub(crate) buffer: usize,
     pub(crate) shard: Shard,
+    /// Which rows of each batch are handed out.
+    pub(crate) slice: Slice,
     /// None for ever.
     pub(crate) epochs: Option<u64>,
     pub(crate) batch: usize,
@@ -130,6 +132,7 @@ impl Dataset {
             seed: None,
             buffer: DEFAULT_BUFFER,
             shard: Shard::WHOLE,
+            slice: Slice::WHOLE,
             epochs: Some(1),
             batch: 1,
             drop_remainder: false,
@@ -186,6 +189,33 @@ impl Dataset {
             Err(error) => self.fail(error),
         }
         self
+    }
+
+    /// Only the rows of rank `rank` of every batch, for ranks that train together: all of them go through the same batches in the
+    /// same order, whatever their number, and a position in the data means the same to all. Rows are shared as equally as
+    /// they can be; a batch may have none for a rank if it is smaller than there are ranks. All ranks must use the same seed.
+    ///
+    /// ```
+    /// use kolo::Tensor;
+    /// use kolo::data::Dataset;
+    ///
+    /// let data = Dataset::new([Tensor::from([0, 1, 2, 3, 4, 5, 6, 7])]).batch(4, true);
+    /// let second = data.split_batches(1, 2).batches()?.collect::<kolo::Result<Vec<_>>>()?;
+    /// assert_eq!(second[0].tensors, [Tensor::from([2, 3])]);
+    /// assert_eq!(second[1].tensors, [Tensor::from([6, 7])]);
+    /// # Ok::<(), kolo::Error>(())
+    /// ```
+    pub fn split_batches(mut self, rank: usize, n_ranks: usize) -> Dataset {
+        match Slice::new(rank, n_ranks) {
+            Ok(slice) => self.slice = slice,
+            Err(error) => self.fail(error),
+        }
+        self
+    }
+
+    /// How many samples a batch has, over all ranks, and whether all batches have as many.
+    pub(crate) fn batch_size(&self) -> (usize, bool) {
+        (self.batch, self.drop_remainder || (self.across_epochs && self.epochs.is_none()))
     }
 
     /// Batches of `n` samples. The last batch of an epoch may be smaller, unless `drop_remainder` leaves it out.
@@ -337,6 +367,7 @@ mod tests {
         says(Dataset::new([Tensor::scalar(1)]), "found shapes []");
         says(numbers().batch(0, false).shard(3, 2), "a batch of 0 samples");
         says(numbers().shard(3, 2), "no worker 3 among 2");
+        says(numbers().split_batches(2, 2), "no rank 2 among 2");
         says(numbers().scale(1, 1.0), "there is no column 1; there are 1, from 0");
         says(numbers().reshape(0, &[2]), "rows of shape [] cannot be reshaped to [2]");
         says(numbers().normalize(0, 0.0, 0.0), "deviation 0");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kolo_core::{Error, Result, Tensor};
 
-use super::batches::{Batch, Source, Span, SpanOrder, no_such_place};
+use super::batches::{Batch, Source, Span, SpanOrder, cut_spans, no_such_place};
 use super::column::{Rows, Spare};
 use super::dataset::{Dataset, Origin};
 use super::order::{Position, permutation};
@@ -122,6 +122,11 @@ impl Source for MemorySource {
         if self.plan.across_epochs && self.plan.drop_remainder && self.picked.len() < wanted {
             return Ok(None);
         }
+        let is_many_spans = spans.len() > 1;
+        let own = self.plan.slice.of(self.picked.len());
+        cut_spans(&mut spans, own.clone());
+        self.picked.truncate(own.end);
+        self.picked.drain(..own.start);
         let left = share - self.position.sample;
         let is_last = left == 0 || (self.plan.drop_remainder && !self.plan.across_epochs && left < wanted as u64);
         let tensors = self.assemble()?;
@@ -129,7 +134,7 @@ impl Source for MemorySource {
             tensors,
             epoch,
             index: sample / wanted as u64,
-            is_last_of_epoch: is_last || spans.len() > 1,
+            is_last_of_epoch: is_last || is_many_spans,
             spans,
             after: self.position,
         }))
@@ -272,6 +277,28 @@ mod tests {
                 prop_assert_eq!(&found.spans, &expected.spans);
                 prop_assert_eq!((found.epoch, found.index, found.is_last_of_epoch), (expected.epoch, expected.index, expected.is_last_of_epoch));
             }
+        }
+
+        #[test]
+        fn the_rows_of_all_ranks_are_the_batch(
+            n in 1u32..60, batch in 1usize..20, n_ranks in 1usize..5, (drop, across, seed) in any::<(bool, bool, u64)>(),
+        ) {
+            let mut data = numbers(n).batch(batch, drop).shuffle(seed).repeat(3);
+            if across { data = data.across_epochs(); }
+            let whole = read(&data);
+            let ranks: Vec<_> = (0..n_ranks).map(|rank| read(&data.clone().split_batches(rank, n_ranks))).collect();
+            for (i, whole) in whole.iter().enumerate() {
+                let parts: Vec<&Batch> = ranks.iter().map(|of| &of[i]).collect();
+                prop_assert_eq!(parts.iter().flat_map(|part| values(part)).collect::<Vec<_>>(), values(whole));
+                prop_assert_eq!(parts.iter().map(|part| part.len()).sum::<usize>(), whole.len());
+                let sizes: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+                prop_assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1);
+                for part in parts {
+                    prop_assert_eq!(part.len(), part.tensors[0].shape().dims()[0]);
+                    prop_assert_eq!((part.after, part.is_last_of_epoch), (whole.after, whole.is_last_of_epoch));
+                }
+            }
+            prop_assert!(ranks.iter().all(|of| of.len() == whole.len()));
         }
 
         #[test]

@@ -1,6 +1,7 @@
 //! In which order samples come: permutations by seed and epoch, and the share of each worker.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use kolo_core::{Error, Result};
@@ -89,6 +90,32 @@ impl Shard {
     }
 }
 
+/// One rank's rows of every batch, which are next to each other. The rows of all ranks are the batch, each once, and those of
+/// rank `r` of `n` are those of ranks `2r` and `2r + 1` of `2n`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slice {
+    rank: usize,
+    n_ranks: usize,
+}
+
+impl Slice {
+    /// All rows.
+    pub const WHOLE: Slice = Slice { rank: 0, n_ranks: 1 };
+
+    pub fn new(rank: usize, n_ranks: usize) -> Result<Slice> {
+        match rank < n_ranks {
+            true => Ok(Slice { rank, n_ranks }),
+            false => Err(Error::invalid_argument(format!("there is no rank {rank} among {n_ranks}"))),
+        }
+    }
+
+    /// Its rows of a batch of `n`.
+    pub fn of(self, n: usize) -> Range<usize> {
+        let start = |rank: usize| (n as u128 * rank as u128 / self.n_ranks as u128) as usize;
+        start(self.rank)..start(self.rank + 1)
+    }
+}
+
 /// The samples `0..n` in the order of this epoch.
 pub(crate) fn permutation(seed: u64, epoch: u64, n: u32) -> Vec<u32> {
     let mut random = Random::new(seed, epoch);
@@ -169,6 +196,18 @@ mod tests {
         for wrong in ["", "epoch 2", "epoch 2, sample x, seed 1", "epoch 2, sample 3, seed 1, x"] {
             assert!(wrong.parse::<Position>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn ranks_have_neighbouring_rows_of_a_batch() {
+        let rows = |n: usize, n_ranks: usize| -> Vec<Range<usize>> {
+            (0..n_ranks).map(|rank| Slice::new(rank, n_ranks).unwrap().of(n)).collect()
+        };
+        assert_eq!(rows(8, 4), [0..2, 2..4, 4..6, 6..8]);
+        assert_eq!(rows(5, 2), [0..2, 2..5]);
+        assert_eq!(rows(1, 3), [0..0, 0..0, 0..1]);
+        assert_eq!(Slice::WHOLE.of(3), 0..3);
+        assert!(Slice::new(2, 2).is_err());
     }
 
     #[test]

@@ -4,11 +4,12 @@
 //! buffer, so what comes after a restored position is what would have come anyway. That takes as long as reading does.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result, Shape, Tensor};
 
-use super::batches::{Batch, Source, Span, SpanOrder, no_such_place};
+use super::batches::{Batch, Source, Span, SpanOrder, cut_spans, no_such_place};
 use super::column::{Recipe, Rows, Spare};
 use super::dataset::{Dataset, Origin};
 use super::order::{Position, Random};
@@ -108,7 +109,8 @@ impl StreamSource {
         self.epoch = None;
     }
 
-    fn assemble(&mut self, rows: &[Vec<Tensor>]) -> Result<Vec<Tensor>> {
+    /// The columns of a batch: those of its rows that are this rank's.
+    fn assemble(&mut self, rows: &[Vec<Tensor>], own: Range<usize>) -> Result<Vec<Tensor>> {
         let n_columns = rows.first().map_or(0, Vec::len);
         if self.plan.recipes.len() > n_columns {
             let last = self.plan.recipes.len() - 1;
@@ -119,10 +121,10 @@ impl StreamSource {
         self.spares.resize_with(n_columns, Spare::default);
         let mut tensors = Vec::with_capacity(n_columns);
         for (i, spare) in self.spares.iter_mut().enumerate() {
-            let column = stack(rows, i).map_err(|error| error.context(format_args!("column {i}")))?;
+            let column = stack(rows, i, own.clone()).map_err(|error| error.context(format_args!("column {i}")))?;
             let plain = Recipe::default();
             let recipe = self.plan.recipes.get(i).unwrap_or(&plain);
-            let made = recipe.make(&column, Rows::Span(0, rows.len()), spare);
+            let made = recipe.make(&column, Rows::Span(0, own.len()), spare);
             tensors.push(made.map_err(|error| error.context(format_args!("column {i}")))?);
         }
         self.plan.maps.iter().try_fold(tensors, |tensors, map| map(tensors))
@@ -160,7 +162,9 @@ impl Source for StreamSource {
             return Ok(None);
         }
         let is_last = spans.len() > 1 || self.is_at_end()?;
-        let tensors = self.assemble(&rows)?;
+        let own = self.plan.slice.of(rows.len());
+        cut_spans(&mut spans, own.clone());
+        let tensors = self.assemble(&rows, own)?;
         Ok(Some(Batch {
             tensors,
             epoch: first.epoch,
@@ -221,10 +225,10 @@ impl Epoch {
     }
 }
 
-/// One column of some samples as a tensor with a row for each.
-pub(crate) fn stack(rows: &[Vec<Tensor>], column: usize) -> Result<Tensor> {
-    let cells: Vec<&Tensor> = rows.iter().filter_map(|row| row.get(column)).collect();
-    let Some(first) = cells.first().filter(|_| cells.len() == rows.len()) else {
+/// One column of some samples as a tensor with a row for each in `own`; all of them must fit together.
+pub(crate) fn stack(rows: &[Vec<Tensor>], column: usize, own: Range<usize>) -> Result<Tensor> {
+    let mut cells: Vec<&Tensor> = rows.iter().filter_map(|row| row.get(column)).collect();
+    let Some(&first) = cells.first().filter(|_| cells.len() == rows.len()) else {
         return Err(Error::invalid_argument("samples differ in the number of their columns"));
     };
     let (dtype, shape) = (first.dtype(), first.shape());
@@ -235,7 +239,9 @@ pub(crate) fn stack(rows: &[Vec<Tensor>], column: usize) -> Result<Tensor> {
             other.shape()
         )));
     }
-    let stacked = Shape::new(&[&[cells.len()], shape.dims()].concat())?;
+    let n_bytes = first.n_bytes();
+    let stacked = Shape::new(&[&[own.len()], shape.dims()].concat())?;
+    cells = cells.drain(own).collect();
     if dtype == DType::Str {
         let mut strings = Vec::with_capacity(stacked.n_elements());
         for cell in cells {
@@ -244,7 +250,6 @@ pub(crate) fn stack(rows: &[Vec<Tensor>], column: usize) -> Result<Tensor> {
         return Tensor::from_strings(stacked, strings);
     }
     let mut tensor = Tensor::zeros(dtype, stacked)?;
-    let n_bytes = first.n_bytes();
     let bytes = tensor.host_bytes_mut()?;
     for (i, cell) in cells.iter().enumerate() {
         bytes[i * n_bytes..][..n_bytes].copy_from_slice(cell.host_bytes()?);
@@ -327,7 +332,7 @@ mod tests {
         ) {
             let both = [numbers(n), Dataset::new([Tensor::from((0..n).collect::<Vec<u32>>())])];
             let both = both.map(|data| {
-                let data = data.batch(batch, drop).shard(worker, 2).repeat(3);
+                let data = data.batch(batch, drop).shard(worker, 2).split_batches(worker, 2).repeat(3);
                 if across { data.across_epochs() } else { data }
             });
             let show = |batch: &Batch| (values(batch), batch.epoch, batch.index, batch.is_last_of_epoch, batch.spans.clone());

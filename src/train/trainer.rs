@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kolo_core::{Error, Result, Shape, Tensor};
+use kolo_core::{DType, Error, Result, Shape, Tensor};
 use kolo_graph::{Graph, Operation, Output, Variable};
 use kolo_runtime::{Callable, Session, SessionConfig};
 use smallvec::SmallVec;
@@ -14,6 +14,8 @@ use super::callback::{Callback, EpochReport, Flow, StepReport};
 use super::saver::check_writable;
 use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
 use crate::data::{Dataset, Position};
+use crate::ops;
+use crate::parallel::{ReduceOp, WORLD, World};
 
 /// What a [`Trainer`] trains: where the columns of a batch go, what to make small and how, and what else to watch.
 #[derive(Clone)]
@@ -86,21 +88,32 @@ impl<'g> Model<'g> {
 
     /// The mean loss and metrics over `data` with the variables of `session`.
     pub fn evaluate(&self, session: &Arc<Session>, data: &Dataset) -> Result<Evaluation> {
+        self.evaluation_of(self.sums(session, data)?)
+    }
+
+    /// The loss, the metrics and the number 1, each summed over the samples of `data`.
+    fn sums(&self, session: &Arc<Session>, data: &Dataset) -> Result<Vec<f64>> {
         let evaluate = session.make_callable(&self.inputs, &self.evaluated(), &[])?;
-        let mut sums = vec![0.0f64; 1 + self.metrics.len()];
-        let mut n_samples = 0;
+        let mut sums = vec![0.0f64; 2 + self.metrics.len()];
         for batch in data.batches()? {
             let batch = batch?;
             let values = self.call(&evaluate, &batch.tensors, &[])?;
-            sums.iter_mut().zip(&values).for_each(|(sum, value)| *sum += value * batch.len() as f64);
-            n_samples += batch.len();
+            sums.iter_mut()
+                .zip(values.iter().chain([&1.0]))
+                .for_each(|(sum, value)| *sum += value * batch.len() as f64);
         }
-        if n_samples == 0 {
+        Ok(sums)
+    }
+
+    fn evaluation_of(&self, sums: Vec<f64>) -> Result<Evaluation> {
+        let n_samples = sums.last().copied().unwrap_or(0.0);
+        if n_samples == 0.0 {
             return Err(Error::invalid_argument("there is nothing to evaluate on: the data has no samples"));
         }
-        let mean = |sum: &f64| sum / n_samples as f64;
+        let mean = |sum: &f64| sum / n_samples;
         let names = self.metrics.iter().map(|(name, _)| name.clone());
-        Ok(Evaluation { loss: mean(&sums[0]), metrics: names.zip(sums[1..].iter().map(mean)).collect(), n_samples })
+        let metrics = names.zip(sums[1..].iter().map(mean)).collect();
+        Ok(Evaluation { loss: mean(&sums[0]), metrics, n_samples: n_samples as usize })
     }
 
     /// Loss and metrics as evaluation takes them.
@@ -157,6 +170,17 @@ pub struct Trainer<'g> {
     saved: Option<i64>,
     stop: Arc<AtomicBool>,
     restored: Option<Restored>,
+    /// Whether the place in the data is one to go on from.
+    is_resumed: bool,
+    ranks: Option<Ranks<'g>>,
+}
+
+/// What a trainer that is one of several ranks needs besides.
+struct Ranks<'g> {
+    world: World,
+    /// Fed with 1 by a rank that wants to stop, and 0 otherwise. What ranks report of a step tells all of them whether one does.
+    stop: Output<'g>,
+    check_every: u64,
 }
 
 /// Where and how often to save.
@@ -178,6 +202,8 @@ pub struct TrainerBuilder<'g> {
     checkpoints: Option<Checkpoints>,
     resume: bool,
     stop: Arc<AtomicBool>,
+    world: Option<World>,
+    check_every: u64,
 }
 
 impl<'g> TrainerBuilder<'g> {
@@ -206,9 +232,29 @@ impl<'g> TrainerBuilder<'g> {
         self
     }
 
+    /// Trains as one of the ranks of `world`, all of which build the same trainer; its source is a configuration that
+    /// [`DataParallel::configure`](crate::parallel::DataParallel::configure) has made. Initial values are those of rank 0, which alone restores and saves
+    /// checkpoints. [`Trainer::fit`] takes the whole data on every rank, and trains on this rank's rows of each batch; what it
+    /// reports is the mean over all ranks. Callbacks run on every rank and must come to the same decisions. Every so many steps,
+    /// and at the end, all variables are compared between ranks (see [`TrainerBuilder::check_every`]).
+    pub fn world(mut self, world: &World) -> Self {
+        self.world = Some(world.clone());
+        self
+    }
+
+    /// How often ranks compare their variables, in steps: 1000 if not said, 0 for only at the end.
+    pub fn check_every(mut self, n_steps: u64) -> Self {
+        self.check_every = n_steps;
+        self
+    }
+
     /// Adds what is missing to the graph, opens the session and initialises or restores the variables.
     pub fn build(self) -> Result<Trainer<'g>> {
-        let TrainerBuilder { graph, model, source, checkpoints, resume, stop } = self;
+        let TrainerBuilder { graph, model, source, checkpoints, resume, stop, world, check_every } = self;
+        // One rank saves for all.
+        let is_first = world.as_ref().is_none_or(|world| world.rank() == 0);
+        let has_checkpoints = checkpoints.is_some();
+        let checkpoints = checkpoints.filter(|_| is_first);
         global_step_or_create(graph)?;
         let position = graph.new_variable("input_position", [0i64, 0, 0]).not_trainable().build();
         let new_position = graph.placeholder::<i64>("input_position/new", [Some(3)]);
@@ -221,30 +267,49 @@ impl<'g> TrainerBuilder<'g> {
         }
         let init = graph.global_variables_initializer();
         let local_init = graph.local_variables_initializer();
+        let mut watched = vec![model.loss];
+        watched.extend(model.metrics.iter().map(|(_, output)| *output));
+        let mut ranks = None;
+        if let Some(world) = world {
+            let stop = graph.placeholder::<f32>("stop_requested", [0; 0]);
+            watched.push(stop);
+            watched = mean_of_ranks(graph, &watched)?;
+            let broadcast = world.broadcast_variables(graph, 0)?;
+            ranks = Some((Ranks { world, stop, check_every }, broadcast));
+        }
         let session = source.open(graph)?;
         session.run_op(init)?;
         session.run_op(local_init)?;
-        let restored = match (&checkpoints, resume) {
-            (Some(checkpoints), true) => saver.restore_latest(&session, &checkpoints.dir)?,
-            (None, true) => {
-                return Err(Error::invalid_argument("there is nothing to resume from without a checkpoint directory"));
-            }
+        if resume && !has_checkpoints {
+            return Err(Error::invalid_argument("there is nothing to resume from without a checkpoint directory"));
+        }
+        let restored = match &checkpoints {
+            Some(checkpoints) if resume => saver.restore_latest(&session, &checkpoints.dir)?,
             _ => None,
+        };
+        let mut is_resumed = restored.is_some();
+        let ranks = match ranks {
+            Some((ranks, broadcast)) => {
+                session.run_op(broadcast)?;
+                let flag = ranks.world.broadcast(vec![Tensor::scalar(i32::from(is_resumed))], 0)?;
+                is_resumed = flag[0].scalar_value::<i32>()? != 0;
+                Some(ranks)
+            }
+            None => None,
         };
         let saved = match &restored {
             Some(_) => read_global_step(&session, graph)?,
             None => None,
         };
-        let mut watched = vec![model.loss];
-        watched.extend(model.metrics.iter().map(|(_, output)| *output));
-        let fed: Vec<Output<'g>> =
-            model.inputs.iter().copied().chain(model.train_feeds.iter().map(|(output, _)| *output)).collect();
+        let train_feeds = model.train_feeds.iter().map(|(output, _)| *output);
+        let fed = model.inputs.iter().copied().chain(train_feeds).chain(ranks.as_ref().map(|ranks| ranks.stop));
+        let fed: Vec<Output<'g>> = fed.collect();
         let train = session.make_callable(&fed, &watched, &[model.train_op])?;
         let evaluated = model.evaluated();
-        if evaluated.len() != watched.len() {
+        if evaluated.len() != 1 + model.metrics.len() {
             return Err(Error::invalid_argument(format!(
                 "the model has {} metrics, but is evaluated with {}",
-                watched.len() - 1,
+                model.metrics.len(),
                 evaluated.len().saturating_sub(1)
             )));
         }
@@ -261,8 +326,21 @@ impl<'g> TrainerBuilder<'g> {
             saved,
             stop,
             restored,
+            is_resumed,
+            ranks,
         })
     }
+}
+
+/// The means of scalars over all ranks, as floats.
+fn mean_of_ranks<'g>(graph: &'g Graph, scalars: &[Output<'g>]) -> Result<Vec<Output<'g>>> {
+    let floats: Vec<Output<'g>> = scalars.iter().map(|scalar| ops::cast(*scalar, DType::F32)).collect();
+    let means = graph.device("/device:CPU:0", || {
+        let op = graph.op("KoloAllReduce").name("mean_of_ranks").inputs(floats);
+        op.attr("group", WORLD).attr("reduction", "mean").build().outputs()
+    });
+    graph.check()?;
+    Ok(means)
 }
 
 /// How a call of [`Trainer::fit`] ended.
@@ -304,6 +382,8 @@ impl<'g> Trainer<'g> {
             checkpoints: None,
             resume: false,
             stop: Arc::default(),
+            world: None,
+            check_every: 1000,
         }
     }
 
@@ -332,9 +412,13 @@ impl<'g> Trainer<'g> {
 
     /// Trains on `data` until it ends, or something asks to stop. If the trainer was resumed, the data goes on where it was.
     pub fn fit(&mut self, data: &Dataset, callbacks: &mut [&mut dyn Callback]) -> Result<FitReport> {
-        let mut batches = data.batches()?;
+        let n_ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.world.size());
+        let mut batches = match &self.ranks {
+            Some(ranks) => equal_shares(data, &ranks.world)?.batches()?,
+            None => data.batches()?,
+        };
         let resumed = self.position()?;
-        if self.restored.is_some() && resumed != Position::default() {
+        if self.is_resumed && resumed != Position::default() {
             batches.restore(resumed)?;
         }
         let per_epoch = data.batches_per_epoch();
@@ -347,17 +431,36 @@ impl<'g> Trainer<'g> {
         }
         callbacks.iter_mut().try_for_each(|callback| callback.on_begin(step))?;
         let (began, mut last) = (Instant::now(), Instant::now());
-        while !self.stop.load(Ordering::Relaxed) {
+        let mut feeds = self.model.train_feeds.clone();
+        // Ranks stop after the same step: each says with a step whether it was asked to, and learns from it whether one was.
+        let is_asked_alone = |trainer: &Self| trainer.ranks.is_none() && trainer.stop.load(Ordering::Relaxed);
+        let (mut is_agreed, mut n_since_check) = (false, 0);
+        while !is_agreed && !is_asked_alone(self) {
             let Some(batch) = batches.next() else { break };
             let batch = batch?;
-            let values = self.model.call(&self.train, &batch.tensors, &self.model.train_feeds)?;
+            if let Some(ranks) = &self.ranks {
+                feeds.truncate(self.model.train_feeds.len());
+                let wants_to_stop = self.stop.load(Ordering::Relaxed);
+                feeds.push((ranks.stop, Tensor::scalar(f32::from(u8::from(wants_to_stop)))));
+            }
+            let mut values = self.model.call(&self.train, &batch.tensors, &feeds)?;
+            if self.ranks.is_some() {
+                is_agreed = values.pop().is_some_and(|wants_to_stop| wants_to_stop > 0.0);
+            }
             step += 1;
             let now = Instant::now();
             let loss = values[0];
             if !loss.is_finite() {
                 return Err(not_finite(loss, step));
             }
-            let n_samples = batch.len();
+            let n_samples = batch.len() * n_ranks;
+            if let Some(ranks) = &self.ranks {
+                n_since_check += 1;
+                if n_since_check == ranks.check_every {
+                    n_since_check = 0;
+                    ranks.world.check_variables(self.graph, &self.session)?;
+                }
+            }
             report = FitReport {
                 step,
                 n_steps: report.n_steps + 1,
@@ -401,7 +504,10 @@ impl<'g> Trainer<'g> {
                 break;
             }
         }
-        report.stopped |= self.stop.load(Ordering::Relaxed);
+        report.stopped |= is_agreed || is_asked_alone(self);
+        if let Some(ranks) = &self.ranks {
+            ranks.world.check_variables(self.graph, &self.session)?;
+        }
         self.save_position(batches.save())?;
         self.finish_save(step)?;
         for callback in callbacks.iter_mut() {
@@ -410,9 +516,12 @@ impl<'g> Trainer<'g> {
         Ok(report)
     }
 
-    /// The mean loss and metrics over `data`, without training.
+    /// The mean loss and metrics over `data`, without training. Ranks share the data, each sample once, so all of them call it.
     pub fn evaluate(&self, data: &Dataset) -> Result<Evaluation> {
-        self.model.evaluate(&self.session, data)
+        let Some(Ranks { world, .. }) = &self.ranks else { return self.model.evaluate(&self.session, data) };
+        let sums = self.model.sums(&self.session, &data.clone().shard(world.rank(), world.size()))?;
+        let sums = world.all_reduce(vec![Tensor::from(sums)], ReduceOp::Sum)?;
+        self.model.evaluation_of(sums[0].data::<f64>()?.to_vec())
     }
 
     /// `output` for every sample of `data`, batch by batch joined along the first dimension. Only the inputs that the output
@@ -481,6 +590,20 @@ impl<'g> Trainer<'g> {
         }
         Ok(())
     }
+}
+
+/// This rank's rows of each batch. The mean of the ranks' means is that of the batch only if all have as many.
+fn equal_shares(data: &Dataset, world: &World) -> Result<Dataset> {
+    let (n, is_always_full) = data.batch_size();
+    if !n.is_multiple_of(world.size()) || !is_always_full {
+        return Err(Error::invalid_argument(format!(
+            "batches of {n} cannot be shared equally by {} ranks{}; batch the data by {}, without a remainder",
+            world.size(),
+            if is_always_full { "" } else { " (the last one may be smaller)" },
+            n.next_multiple_of(world.size())
+        )));
+    }
+    Ok(data.clone().split_batches(world.rank(), world.size()))
 }
 
 fn not_saved(step: i64, error: &Error) {
