@@ -70,12 +70,37 @@ fn runs_in_every_way(small: &Small) {
     let on_two = one_end(&train(small, &["--devices", "cpu=2"]));
     assert_eq!(on_two["step"], small.n_steps, "{on_two}");
 
+    by_all_reduce(small, &alone);
     let cluster = ["--ps", "1", "--workers", "2"];
     for mode in [&["--async"][..], &["--sync"], &["--hybrid", "timeout=60s,min=1"]] {
         let ends = train(small, &[&cluster[..], mode].concat());
         assert_shared(&ends, small, &alone, mode[0] == "--async");
     }
     through_servers(small, &alone);
+}
+
+/// Ranks that exchange gradients do as many steps as one process, with the same result.
+fn by_all_reduce(small: &Small, alone: &Value) {
+    let ranks = one_end(&train(small, &["--ranks", "2"]));
+    let what = format!("{:?}: {ranks} for {alone}", small.flags);
+    assert_eq!((&ranks["ranks"], &ranks["step"]), (&Value::from(2), &alone["step"]), "{what}");
+    for result in ["test_loss", "text"] {
+        assert_eq!(ranks[result].is_null(), alone[result].is_null(), "{what}");
+    }
+    // Batch normalisation takes each rank's share of a batch for itself. Halves round each share, and Adam's first steps follow
+    // the sign of gradients next to zero.
+    let is_named = |name: &str| small.flags.iter().any(|flag| flag == name);
+    let (is_alike, tolerance) = match small.flags[0].as_str() {
+        "resnet50" => (false, 0.0),
+        _ if is_named("gpt2-124m") || is_named("cifar") => (true, 1e-2),
+        _ => (true, 1e-5),
+    };
+    let cost = |end: &Value| end["final_cost"].as_f64().unwrap();
+    assert!(!is_alike || (cost(&ranks) / cost(alone) - 1.0).abs() < tolerance, "{what}");
+    // With the same parts of each batch, the weights are the same to the bit.
+    let parts = ["1", "2"].map(|n| one_end(&train(small, &["--ranks", n, "--micro-batches", "2"])));
+    assert_eq!(parts[0]["final_cost"], parts[1]["final_cost"], "{what}");
+    assert!(!is_alike || parts[0]["weights"] == parts[1]["weights"], "{parts:?}");
 }
 
 /// Two programs, each through the server of its worker.

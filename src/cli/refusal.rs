@@ -112,6 +112,25 @@ const RULES: &[Rule] = &[
     },
     Rule {
         command: "train",
+        flags: &["ranks"],
+        has_no_effect: Given::is_cluster,
+        why: "starts processes that exchange gradients among themselves, and a cluster has parameter servers; give one or the \
+              other",
+    },
+    Rule {
+        command: "train",
+        flags: &["micro-batches"],
+        has_no_effect: Given::is_cluster,
+        why: "cuts the batches of one process or of --ranks; workers of a cluster compute each batch whole",
+    },
+    Rule {
+        command: "train",
+        flags: &["check-weights-every"],
+        has_no_effect: |given| !given.has("ranks") && std::env::var_os("KOLO_WORLD").is_none(),
+        why: "compares the weights of --ranks, which is not given",
+    },
+    Rule {
+        command: "train",
         flags: &["sync", "async", "hybrid"],
         has_no_effect: |given| !given.is_cluster(),
         why: "says how the workers of a cluster update the weights, and there is no cluster; add --ps 1 --workers 2, \

@@ -31,6 +31,8 @@ pub struct Ending {
     pub text: Option<String>,
     /// Which worker of a cluster this is.
     pub worker: Option<WorkerEnding>,
+    /// How many ranks trained, if it was with ranks.
+    pub n_ranks: Option<usize>,
 }
 
 /// What a worker adds.
@@ -56,6 +58,9 @@ impl Ending {
         if let Some(worker) = &self.worker {
             end["task"] = json!(worker.task);
             end["own_steps"] = json!(worker.own_steps);
+        }
+        if let Some(n) = self.n_ranks {
+            end["ranks"] = json!(n);
         }
         print(end)
     }

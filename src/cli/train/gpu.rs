@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::cuda::discover;
+use crate::parallel::World;
 use crate::{Error, GpuOptions, Result};
 use clap::Args;
 
@@ -49,6 +51,17 @@ impl GpuFlags {
             options.virtual_devices = BTreeMap::from([(0, virtual_gpus(text)?)]);
         }
         Ok(options)
+    }
+}
+
+impl GpuFlags {
+    /// Gives each rank of a host a GPU of its own, in turn if there are fewer.
+    pub fn choose_for(&self, world: &World, options: &mut GpuOptions) {
+        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        let n_gpus = discover(visible.as_deref()).usable().len();
+        if n_gpus > 1 && world.local_size() > 1 {
+            options.visible_device_list = (world.local_rank() % n_gpus).to_string();
+        }
     }
 }
 

@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crate::data::Dataset;
+use crate::parallel::{DataParallel, World};
 use crate::train::{Callback, Checkpoints, Flow, Model, StepReport, Trainer};
 use crate::{Graph, Result};
 use serde_json::json;
 
+use super::child;
 use super::curve::Curve;
 use super::ending::{Ending, LogFolder, weights_checksum};
 use super::options::Common;
@@ -34,12 +36,23 @@ pub struct Job<'g> {
     pub closing: Option<Box<dyn Closing + 'g>>,
 }
 
-/// Trains.
-pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>) -> Result<()> {
+/// Trains, alone or as one of the ranks of a world. Only rank 0 shows anything.
+pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, world: Option<World>) -> Result<()> {
     let began = Instant::now();
     let stop = stop_on_ctrl_c();
-    let mut builder =
-        Trainer::new(graph, job.model).source(common.session_config()?).stop_flag(stop.clone()).resume(common.resume);
+    if common.cluster.with_parent {
+        child::end_with_parent(stop.clone());
+    }
+    let mut config = common.session_config()?;
+    let is_first = world.as_ref().is_none_or(|world| world.rank() == 0);
+    if let Some(world) = &world {
+        common.gpu.choose_for(world, &mut config.gpu);
+        config = DataParallel::new(world).configure(config);
+    }
+    let mut builder = Trainer::new(graph, job.model).source(config).stop_flag(stop.clone()).resume(common.resume);
+    if let Some(world) = &world {
+        builder = builder.world(world).check_every(common.ranks.check_weights_every.unwrap_or(1000));
+    }
     if let Some(dir) = &common.checkpoint_dir {
         builder =
             builder.checkpoints(Checkpoints { dir: dir.clone(), every: common.checkpoint_every, keep: common.keep });
@@ -52,10 +65,12 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>) -> Result<()> {
     let total = by_data.into_iter().chain(job.last_step.map(i64::unsigned_abs)).min();
     let mut progress = Progress::new(view, common.log_every, job.epochs, total).unit(job.unit.0, job.unit.1);
     let mut limit = job.last_step.map(LastStep);
-    let mut log = common.logdir.as_deref().map(|dir| LogFolder::new(dir, graph, common.log_every)).transpose()?;
+    let logdir = common.logdir.as_deref().filter(|_| is_first);
+    let mut log = logdir.map(|dir| LogFolder::new(dir, graph, common.log_every)).transpose()?;
     let is_complete = limit.as_ref().is_some_and(|limit| trainer.step().is_ok_and(|step| step >= limit.0));
     let report = {
-        let mut callbacks: Vec<&mut dyn Callback> = vec![&mut progress];
+        let mut callbacks: Vec<&mut dyn Callback> = Vec::new();
+        callbacks.extend(is_first.then_some(&mut progress as &mut dyn Callback));
         callbacks.extend(limit.as_mut().map(|limit| limit as &mut dyn Callback));
         callbacks.extend(log.as_mut().map(|log| log as &mut dyn Callback));
         match is_complete {
@@ -65,20 +80,28 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>) -> Result<()> {
     };
     progress.clear();
     let trained_s = began.elapsed().as_secs_f64();
-    let was_stopped = stop.load(Ordering::Relaxed);
+    // Ranks agree on it.
+    let was_stopped = match &report {
+        Some(report) if world.is_some() => report.stopped && limit.as_ref().is_none_or(|limit| report.step < limit.0),
+        _ => stop.load(Ordering::Relaxed),
+    };
     let ending = Ending {
         step: trainer.step()?,
         trained_s,
         tested: job.test.as_ref().filter(|_| !was_stopped).map(|test| trainer.evaluate(test)).transpose()?,
         text: match &job.closing {
-            Some(closing) if !was_stopped => Some(closing.text(trainer.session())?),
+            Some(closing) if !was_stopped && is_first => Some(closing.text(trainer.session())?),
             _ => None,
         },
         took_s: began.elapsed().as_secs_f64(),
         cost: report.as_ref().filter(|report| report.n_steps > 0).map(|report| report.last_loss),
         was_stopped,
         worker: None,
+        n_ranks: world.as_ref().map(World::size),
     };
+    if !is_first {
+        return Ok(());
+    }
     let curve = Curve { label: "loss", points: std::mem::take(&mut progress.losses) };
     if let Some(log) = &log {
         log.finish(&ending, &curve)?;

@@ -1,5 +1,6 @@
 //! `kolo train`: recipes that train a model, from one command.
 
+mod child;
 mod cluster;
 mod curve;
 mod ending;
@@ -7,6 +8,7 @@ mod gpu;
 mod job;
 mod options;
 mod progress;
+mod ranks;
 mod recipe;
 mod recipes;
 mod run;
@@ -32,6 +34,7 @@ enum Recipe {
   kolo train mnist                                  an MLP, seconds
   kolo train mnist --model lenet --epochs 5         a convolutional network
   kolo train mnist --devices cpu=2                  two towers that share every batch
+  kolo train mnist --ranks 2                        two processes that exchange gradients among themselves
   kolo train mnist --ps 1 --workers 2               a cluster of three processes on this machine
   kolo train mnist --checkpoint-dir ckpt --resume   saves; goes on where it was
   kolo train mnist --logdir log                     summaries for TensorBoard, loss.svg")]
@@ -199,5 +202,8 @@ pub fn run(args: &Args) -> Result<()> {
         Recipe::Resnet50(args) => Box::new(recipes::Resnet::new(args)?),
         Recipe::Linear(_) => Box::new(recipes::Line),
     };
-    run::run(common, &*recipe)
+    match common.ranks.ranks {
+        Some(n) => run::launch(common, &*recipe, n),
+        None => run::run(common, &*recipe),
+    }
 }

@@ -11,6 +11,7 @@ use clap::ValueEnum;
 
 use super::cluster::ClusterFlags;
 use super::gpu::GpuFlags;
+use super::ranks::RankFlags;
 use crate::cli::graph_file::parse_devices;
 
 /// Flags that all recipes share.
@@ -68,8 +69,13 @@ pub struct Common {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
+    pub ranks: RankFlags,
+    #[command(flatten)]
     pub cluster: ClusterFlags,
 }
+
+/// The most processes of `--ranks`.
+const MAX_RANKS: usize = 256;
 
 /// `100` or `30s`.
 fn parse_every(text: &str) -> std::result::Result<Every, String> {
@@ -169,6 +175,12 @@ impl Common {
         if let Some(device) = &self.device {
             DeviceSpec::parse(device).map_err(|error| error.context("--device"))?;
         }
+        if let Some(n) = self.ranks.ranks.filter(|n| *n == 0 || *n > MAX_RANKS) {
+            return Err(Error::invalid_argument(format!("--ranks {n}: give 1 to {MAX_RANKS}")));
+        }
+        if self.ranks.micro_batches == Some(0) {
+            return Err(Error::invalid_argument("--micro-batches must be at least 1"));
+        }
         self.cluster.mode()?;
         self.session_config().map(drop)
     }
@@ -233,13 +245,30 @@ impl Common {
         Ok(config)
     }
 
-    /// One device per tower; empty if the model is not to be copied.
-    pub fn towers(&self) -> Result<Vec<String>> {
-        let Some(devices) = &self.devices else { return Ok(Vec::new()) };
-        let mut names = Vec::new();
-        for (kind, n) in parse_devices(devices)?.counts {
-            names.extend((0..n).map(|i| format!("/device:{kind}:{i}")));
+    /// The device of each part of a batch, for one of `n_ranks`; empty if its batches are not cut.
+    pub fn towers(&self, n_ranks: usize) -> Result<Vec<String>> {
+        let mut devices = Vec::new();
+        if let Some(list) = &self.devices {
+            for (kind, n) in parse_devices(list)?.counts {
+                devices.extend((0..n).map(|i| format!("/device:{kind}:{i}")));
+            }
         }
-        Ok(if names.len() > 1 { names } else { Vec::new() })
+        if devices.len() < 2 {
+            devices = vec![self.device.clone().unwrap_or_default()];
+        }
+        let n_devices = devices.len() * n_ranks;
+        let n_parts = self.ranks.micro_batches.unwrap_or(n_devices);
+        if !n_parts.is_multiple_of(n_devices) {
+            return Err(Error::invalid_argument(format!(
+                "--micro-batches {n_parts} cannot be shared equally by {n_ranks} ranks of {} devices; try {}",
+                devices.len(),
+                n_parts.next_multiple_of(n_devices)
+            )));
+        }
+        // Neighbouring parts are on one device, so that sums do not depend on how many devices there are.
+        let towers = devices.iter().flat_map(|device| std::iter::repeat_n(device.clone(), n_parts / n_devices));
+        let towers: Vec<String> = towers.collect();
+        // A single part goes the same way if parts were asked for: the graph decides about the initial weights, too.
+        Ok(if towers.len() > 1 || self.ranks.micro_batches.is_some() { towers } else { Vec::new() })
     }
 }

@@ -2,17 +2,26 @@
 
 use crate::data::Dataset;
 use crate::optim::Optimizer;
+use crate::parallel::World;
 use crate::recipes::{Placement, train_model};
 use crate::{Error, Result};
 
 use super::cluster::{self, Role};
 use super::job::{self, Job};
 use super::options::Common;
+use super::ranks;
 use super::recipe::{Defaults, Recipe};
+
+/// Starts `n` ranks, unless the flags make no sense for so many.
+pub fn launch(common: &Common, recipe: &dyn Recipe, n: usize) -> Result<()> {
+    Sizes::new(common, recipe.defaults(), n)?;
+    ranks::launch(n)
+}
 
 /// Trains.
 pub fn run(common: &Common, recipe: &dyn Recipe) -> Result<()> {
-    let sizes = Sizes::new(common, recipe.defaults())?;
+    let world = common.ranks.world()?;
+    let sizes = Sizes::new(common, recipe.defaults(), world.as_ref().map_or(1, World::size))?;
     let role = common.cluster.role()?;
     let data = recipe.data(sizes.batch, common.seed)?;
     let train = data.train.shuffle(common.seed).batch(sizes.batch, true);
@@ -33,7 +42,7 @@ pub fn run(common: &Common, recipe: &dyn Recipe) -> Result<()> {
             let placement = Placement { device: common.device.clone(), towers: sizes.towers };
             let (model, closing) = build(&*optimizer, &placement)?;
             let train = train.repeat(epochs).prefetch(2);
-            job::run(&graph, common, Job { model, train, test, epochs, unit, last_step: steps.last, closing })
+            job::run(&graph, common, Job { model, train, test, epochs, unit, last_step: steps.last, closing }, world)
         }
         Some(role) => {
             let updates = role.optimizer(optimizer);
@@ -55,15 +64,22 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new(common: &Common, defaults: Defaults) -> Result<Sizes> {
+    /// For one of so many ranks.
+    fn new(common: &Common, defaults: Defaults, n_ranks: usize) -> Result<Sizes> {
         let batch = common.batch_size.unwrap_or(defaults.batch);
         let epochs = common.epochs.unwrap_or(defaults.epochs);
-        let towers = common.towers()?;
-        if !towers.is_empty() && !batch.is_multiple_of(towers.len()) {
+        let towers = common.towers(n_ranks)?;
+        let n_parts = towers.len().max(1) * n_ranks;
+        if !batch.is_multiple_of(n_parts) {
+            let by = match (common.ranks.micro_batches, n_ranks) {
+                (Some(_), _) => format!("cut into {n_parts} equal parts"),
+                (None, 1) => format!("shared equally by {n_parts} devices"),
+                (None, n) if n == n_parts => format!("shared equally by {n} ranks"),
+                (None, n) => format!("shared equally by {n} ranks of {} devices", n_parts / n),
+            };
             return Err(Error::invalid_argument(format!(
-                "--batch-size {batch} cannot be shared equally by {} devices; try {}",
-                towers.len(),
-                batch.next_multiple_of(towers.len())
+                "--batch-size {batch} cannot be {by}; try {}",
+                batch.next_multiple_of(n_parts)
             )));
         }
         Ok(Sizes { batch, epochs, towers })

@@ -1,9 +1,8 @@
 //! Starts the processes of a cluster on this machine, reports their progress, and ends them.
 
-use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use crate::tls;
@@ -11,11 +10,9 @@ use crate::{Error, Result};
 
 use super::ClusterFlags;
 use super::view::ClusterView;
+use crate::cli::train::child::{Process, own_flags, start};
 use crate::cli::train::job::stop_on_ctrl_c;
 use crate::cli::train::options::Common;
-
-/// How long a process has to end after it was asked to.
-const GRACE: Duration = Duration::from_secs(10);
 
 /// The exit codes of a worker that could not go on, and said why.
 const OWN_ERROR: i32 = 1;
@@ -27,37 +24,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 const MAX_RESTARTS: u32 = 5;
 const WELL_AFTER: Duration = Duration::from_secs(60);
-
-/// An event of a child process.
-pub enum Said {
-    /// A line of its standard output.
-    Out(usize, String),
-    /// A line of its standard error.
-    Err(usize, String),
-}
-
-/// A process, ended when this is dropped.
-struct Process {
-    label: String,
-    child: Child,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Closing its standard input asks it to end; what does not is killed.
-        drop(self.child.stdin.take());
-        let asked = Instant::now();
-        while asked.elapsed() < GRACE {
-            match self.child.try_wait() {
-                Ok(Some(_)) => return,
-                Ok(None) => std::thread::sleep(Duration::from_millis(10)),
-                Err(_) => break,
-            }
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// Starts `--ps` parameter servers and `--workers` workers with the flags of this process, and waits for them.
 ///
@@ -91,7 +57,14 @@ pub fn launch(common: &Common) -> Result<()> {
     }
     let start_worker = |task: usize| {
         let mut command = Command::new(&program);
-        command.args(own_flags()).args(["--json", "--with-parent", "--cluster", &cluster, "--task", &task.to_string()]);
+        command.args(own_flags(&["--ps", "--workers"], &["--json"])).args([
+            "--json",
+            "--with-parent",
+            "--cluster",
+            &cluster,
+            "--task",
+            &task.to_string(),
+        ]);
         with_token(&mut command);
         start(command, format!("worker {task}"), n_ps + task, &sender)
     };
@@ -110,7 +83,7 @@ pub fn launch(common: &Common) -> Result<()> {
             break;
         }
         for process in &mut servers {
-            if let Some(status) = ended(process)? {
+            if let Some(status) = process.ended()? {
                 failed = failed.or_else(|| Some(format!("{} ended early: {status}", process.label)));
             }
         }
@@ -127,7 +100,7 @@ pub fn launch(common: &Common) -> Result<()> {
     drop(sender);
     // The workers end first, all at once, since the chief saves what is on the parameter servers; their last words are
     // still shown.
-    workers.iter_mut().for_each(|worker| drop(worker.process.child.stdin.take()));
+    workers.iter_mut().for_each(|worker| worker.process.ask_to_end());
     drop(workers);
     drop(servers);
     while let Ok(said) = said.recv_timeout(Duration::from_secs(1)) {
@@ -176,7 +149,7 @@ impl Worker {
             (self.restart, self.started) = (None, Instant::now());
             return Ok(Next::Start);
         }
-        let Some(status) = ended(&mut self.process)? else { return Ok(Next::Nothing) };
+        let Some(status) = self.process.ended()? else { return Ok(Next::Nothing) };
         match status.code() {
             Some(0) => self.is_done = true,
             Some(OWN_ERROR | WRONG_USAGE) => {
@@ -206,10 +179,6 @@ impl Worker {
     }
 }
 
-fn ended(process: &mut Process) -> Result<Option<ExitStatus>> {
-    process.child.try_wait().map_err(|error| Error::internal(format!("{}: {error}", process.label)))
-}
-
 /// Addresses that were free a moment ago.
 fn free_addresses(n: usize) -> Result<String> {
     let bound = (0..n).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<std::io::Result<Vec<_>>>();
@@ -229,54 +198,10 @@ fn server_flags(flags: &ClusterFlags, cluster: &str, task: usize) -> Vec<String>
     fixed.into_iter().chain(shared).map(str::to_owned).chain(flags.security.args()).collect()
 }
 
-/// The flags of this process that its workers share.
-fn own_flags() -> Vec<String> {
-    let mut flags = Vec::new();
-    let mut args = std::env::args().skip(1);
-    while let Some(arg) = args.next() {
-        match arg.as_str() {
-            "--ps" | "--workers" => drop(args.next()),
-            "--json" => {}
-            other if other.starts_with("--ps=") || other.starts_with("--workers=") => {}
-            _ => flags.push(arg),
-        }
-    }
-    flags
-}
-
-fn start(mut command: Command, label: String, index: usize, said: &Sender<Said>) -> Result<Process> {
-    // A terminal's Ctrl-C is for this process, which ends the others in order.
-    #[cfg(unix)]
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = spawned.map_err(|error| Error::unavailable(format!("{label} could not be started: {error}")))?;
-    let (out, err) = (child.stdout.take(), child.stderr.take());
-    let process = Process { label, child };
-    read_lines(out, said.clone(), move |line| Said::Out(index, line))?;
-    read_lines(err, said.clone(), move |line| Said::Err(index, line))?;
-    Ok(process)
-}
-
-/// Passes lines on until the process closes its end.
-fn read_lines(
-    from: Option<impl Read + Send + 'static>,
-    said: Sender<Said>,
-    make: impl Fn(String) -> Said + Send + 'static,
-) -> Result<()> {
-    let Some(from) = from else { return Ok(()) };
-    let read = move || {
-        for line in BufReader::new(from).lines().map_while(std::io::Result::ok) {
-            if said.send(make(line)).is_err() {
-                return;
-            }
-        }
-    };
-    let started = std::thread::Builder::new().name("kolo-output".to_owned()).spawn(read);
-    started.map(drop).map_err(|error| Error::resource_exhausted(format!("no thread: {error}")))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::process::Stdio;
+
     use super::*;
 
     #[test]
@@ -291,7 +216,7 @@ mod tests {
     #[test]
     fn a_worker_that_keeps_dying_is_given_up() {
         let child = Command::new("true").stdin(Stdio::piped()).spawn().expect("`true` can be run");
-        let mut worker = Worker::new(Process { label: "worker 1".to_owned(), child });
+        let mut worker = Worker::new(Process::new("worker 1".to_owned(), child));
         let killed: ExitStatus = std::os::unix::process::ExitStatusExt::from_raw(9);
         let mut pauses = Vec::new();
         for _ in 0..MAX_RESTARTS {

@@ -7,8 +7,8 @@ use crate::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::launch::Said;
 use crate::cli::print;
+use crate::cli::train::child::Said;
 use crate::cli::train::curve::Curve;
 use crate::cli::train::ending::stopped;
 use crate::cli::train::progress::bar_style;

@@ -14,6 +14,7 @@ use serde_json::json;
 use super::{Role, TaskLocation};
 use crate::cli::print;
 use crate::cli::serve::file_access;
+use crate::cli::train::child;
 use crate::cli::train::curve::Curve;
 use crate::cli::train::ending::{Ending, LogFolder, WorkerEnding, weights_checksum};
 use crate::cli::train::job::{Job, stop_on_ctrl_c};
@@ -25,7 +26,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
     let began = Instant::now();
     let stop = stop_on_ctrl_c();
     if common.cluster.with_parent {
-        end_with_parent(stop.clone());
+        child::end_with_parent(stop.clone());
     }
     let security = common.cluster.security.read()?;
     let own_config = common.session_config()?;
@@ -139,6 +140,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
         cost: worker.last_loss,
         was_stopped,
         worker: Some(WorkerEnding { task: role.task, own_steps: worker.n_own }),
+        n_ranks: None,
     };
     if let Some(log) = &log {
         log.finish(&ending, &curve)?;
@@ -197,17 +199,4 @@ fn server_config(common: &Common, security: &Security, session: SessionConfig) -
     let files = file_access(&common.dirs()?)?;
     let shared_memory = !common.cluster.no_shared_memory;
     Ok(ServerConfig { session, files, security: security.clone(), shared_memory, ..ServerConfig::default() })
-}
-
-/// Sets the flag when standard input ends.
-fn end_with_parent(stop: Arc<std::sync::atomic::AtomicBool>) {
-    let watch = move || {
-        let mut sink = std::io::sink();
-        // Nothing is ever written there; it ends with the process that holds the other end.
-        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut sink);
-        stop.store(true, Ordering::Relaxed);
-    };
-    if let Err(error) = std::thread::Builder::new().name("kolo-parent".to_owned()).spawn(watch) {
-        tracing::warn!("the end of the starting process will not be noticed: {error}");
-    }
 }

@@ -1,0 +1,217 @@
+//! Ranks that train together by all-reduce, as processes that `kolo train --ranks` starts, and as threads with a `Trainer` each.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kolo::data::Dataset;
+use kolo::optim::{Optimizer, Sgd};
+use kolo::parallel::{DataParallel, World};
+use kolo::train::{Callback, FitReport, Flow, Model, StepReport, Trainer, global_step_or_create};
+use kolo::{Result, SessionConfig, Tensor, ops};
+use serde_json::Value;
+use support::{Folder, Process, kolo, one_at_a_time};
+
+const SMALL: [&str; 9] =
+    ["train", "linear", "--json", "--batch-size", "40", "--log-every", "1", "--micro-batches", "4"];
+
+fn train(flags: &[&str]) -> Value {
+    let args = [&SMALL[..], flags].concat();
+    let (is_well, text) = kolo(&args);
+    assert!(is_well, "{args:?}: {text}");
+    last(&text)
+}
+
+fn last(text: &str) -> Value {
+    let events = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut ends: Vec<Value> = events.filter(|event| event["event"] == "end").collect();
+    assert_eq!(ends.len(), 1, "{text}");
+    ends.remove(0)
+}
+
+/// The processes that a launcher has started and that are still there.
+fn children(launcher: &Process) -> Vec<u32> {
+    let path = format!("/proc/{0}/task/{0}/children", launcher.pid());
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+fn is_there(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// The weights after 60 steps are the same to the bit on one process, two, four, more than there are cores, and when training is
+/// interrupted and goes on with another number.
+#[test]
+fn the_number_of_ranks_may_change_and_the_weights_do_not() {
+    let _turn = one_at_a_time();
+    let folder = Folder::new("ranks-resize");
+    // A checkpoint holds the place in the data, too.
+    let dirs = ["whole", "1", "2", "4", "ckpt"].map(|name| folder.path(name));
+    let whole = train(&["--max-steps", "60", "--checkpoint-dir", &dirs[0]]);
+    for (n, dir) in ["1", "2", "4"].iter().zip(&dirs[1..]) {
+        let ranks = train(&["--max-steps", "60", "--ranks", n, "--checkpoint-dir", dir]);
+        assert_eq!((&ranks["weights"], &ranks["step"]), (&whole["weights"], &whole["step"]), "{n} ranks: {ranks}");
+    }
+    let saved = ["--checkpoint-dir", dirs[4].as_str(), "--resume"];
+    for (n, until) in [("2", "13"), ("4", "31"), ("1", "40"), ("2", "60")] {
+        let end = train(&[&saved[..], &["--ranks", n, "--max-steps", until]].concat());
+        assert_eq!(end["step"].to_string(), until, "{end}");
+        if until == "60" {
+            assert_eq!(end["weights"], whole["weights"], "{end}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named_at_once_and_training_goes_on_from_its_checkpoint() {
+    let _turn = one_at_a_time();
+    let folder = Folder::new("ranks-killed");
+    let dir = folder.path("ckpt");
+    let flags = ["--ranks", "4", "--checkpoint-dir", &dir, "--checkpoint-every", "10", "--epochs", "100000"];
+    let args = [&SMALL[..], &flags].concat();
+    let mut launcher = Process::start("launcher", &args);
+    launcher.wait_for_step(0, |step| step > 40);
+    let ranks = children(&launcher);
+    assert_eq!(ranks.len(), 4);
+    let victim = ranks[2].to_string();
+    assert!(std::process::Command::new("kill").args(["-9", &victim]).status().unwrap().success());
+    let killed = Instant::now();
+    let line = launcher.wait_for("rank 2 has");
+    assert!(line.at - killed < Duration::from_millis(1500), "{:?} later: {line:?}", line.at - killed);
+    assert!(!launcher.wait().success());
+    let text = launcher.text();
+    assert!(text.contains("rank 2 of 4 failed: signal: 9 (SIGKILL)"), "{text}");
+    assert!(ranks.iter().all(|pid| !is_there(*pid)), "{ranks:?}");
+    // What was saved before is whole: the same steps lead to the same weights.
+    let step: i64 =
+        support::step_of(text.lines().rev().find(|line| support::step_of(line).is_some()).unwrap()).unwrap();
+    let until = (step + 20).to_string();
+    let flags = ["--epochs", "100000", "--max-steps", &until, "--checkpoint-dir"];
+    let resumed = train(&[&flags[..], &[&dir, "--ranks", "2", "--resume"]].concat());
+    let undisturbed = train(&[&flags[..], &[&folder.path("undisturbed")]].concat());
+    assert_eq!(resumed["weights"], undisturbed["weights"], "{resumed}");
+}
+
+#[test]
+fn all_ranks_stop_after_the_same_step() {
+    let _turn = one_at_a_time();
+    let folder = Folder::new("ranks-stop");
+    let dir = folder.path("ckpt");
+    let flags = ["--ranks", "3", "--batch-size", "48", "--epochs", "100000", "--checkpoint-dir", &dir];
+    let args = [&["train", "linear", "--json", "--log-every", "1"], &flags[..]].concat();
+    let mut launcher = Process::start("launcher", &args);
+    launcher.wait_for_step(0, |step| step > 5);
+    let ranks = children(&launcher);
+    launcher.signal("INT");
+    assert!(launcher.wait().success(), "{}", launcher.text());
+    launcher.wait_for("\"event\":\"end\"");
+    let end = last(&launcher.text());
+    assert_eq!(end["stopped"], true, "{end}");
+    assert!(ranks.iter().all(|pid| !is_there(*pid)), "{ranks:?}");
+    let saved = std::fs::read_to_string(folder.path("ckpt/checkpoint")).unwrap();
+    assert!(saved.contains(&format!("model.ckpt-{}\"", end["step"])), "{saved} for {end}");
+}
+
+#[test]
+fn what_ranks_cannot_share_is_refused_before_any_is_started() {
+    let says = |flags: &[&str], text: &str| {
+        let (is_well, said) = kolo(&[&["train", "linear"], flags].concat());
+        assert!(!is_well && said.contains(text), "{flags:?}: {said}");
+        assert!(!said.contains("rank 1"), "{said}");
+    };
+    says(&["--ranks", "3", "--batch-size", "100"], "--batch-size 100 cannot be shared equally by 3 ranks; try 102");
+    says(
+        &["--ranks", "4", "--micro-batches", "6"],
+        "--micro-batches 6 cannot be shared equally by 4 ranks of 1 devices; try 8",
+    );
+    says(&["--ranks", "0"], "--ranks 0: give 1 to 256");
+    says(&["--ranks", "2", "--resume", "--workers", "2", "--checkpoint-dir", "x"], "--ranks starts processes");
+    let world = [("KOLO_WORLD", "/proc/nothing"), ("RANK", "0"), ("WORLD_SIZE", "2")];
+    let mut process = Process::start_with("rank", &["train", "linear"], &world);
+    assert!(!process.wait().success());
+    process.wait_for("the file of KOLO_WORLD, /proc/nothing, cannot be opened");
+}
+
+/// What each rank returns, each on a thread of its own.
+fn run<R: Send>(n: usize, rank: impl Fn(World) -> R + Sync) -> Vec<R> {
+    let worlds = World::threads(n).unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(|| rank(world))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// `y = 3x`, and a trainer that learns it as one of the ranks.
+fn fit(world: &World, stop: Arc<AtomicBool>, callback: &mut dyn Callback) -> Result<(FitReport, f64, usize)> {
+    let g = kolo::graph();
+    let x = g.placeholder::<f32>("x", [None, Some(1)]);
+    let y = g.placeholder::<f32>("y", [None, Some(1)]);
+    // Every rank begins elsewhere; rank 0 decides.
+    let w = g.variable("w", [[world.rank() as f32]]);
+    let loss = ops::mean_all(ops::square(ops::matmul(x, w.read()) - y));
+    let train_op = Sgd::new(0.05).minimize(loss, Some(global_step_or_create(&g)?))?;
+    let config = DataParallel::new(world).configure(SessionConfig::default());
+    let model = Model::new(&[x, y], loss, train_op);
+    let mut trainer = Trainer::new(&g, model).source(config).world(world).check_every(3).stop_flag(stop).build()?;
+    let column = |factor: f32| Tensor::vector((1..=7).map(|i| factor * i as f32 / 4.0).collect::<Vec<f32>>());
+    let data = Dataset::new([column(1.0).reshaped([7, 1].into())?, column(3.0).reshaped([7, 1].into())?]);
+    let report = trainer.fit(&data.clone().batch(6, true).shuffle(1).repeat(20), &mut [callback])?;
+    // Seven samples among the ranks: each counts once.
+    let evaluation = trainer.evaluate(&data.batch(2, false))?;
+    Ok((report, evaluation.loss, evaluation.n_samples))
+}
+
+struct Nothing;
+
+impl Callback for Nothing {}
+
+#[test]
+fn a_trainer_on_ranks_reports_what_one_on_the_whole_data_does() {
+    let alone = run(1, |world| fit(&world, Arc::default(), &mut Nothing).unwrap()).remove(0);
+    assert!(alone.1 < 0.1, "it learns: {alone:?}");
+    for n in [2, 3] {
+        let ranks = run(n, |world| fit(&world, Arc::default(), &mut Nothing).unwrap());
+        for (report, loss, n_samples) in &ranks {
+            assert_eq!((report.step, report.n_samples, *n_samples), (20, 120, 7));
+            assert!((report.last_loss - alone.0.last_loss).abs() < 1e-6, "{report:?} for {alone:?}");
+            assert!((loss - alone.1).abs() < 1e-6, "{loss} for {alone:?}");
+        }
+    }
+    let (report, _, _) = &run(2, |world| {
+        let g = kolo::graph();
+        let x = g.placeholder::<f32>("x", [None]);
+        let loss = ops::mean_all(x * g.variable("w", 1.0f32).read());
+        let train_op = Sgd::new(0.05).minimize(loss, Some(global_step_or_create(&g).unwrap())).unwrap();
+        let config = DataParallel::new(&world).configure(SessionConfig::default());
+        let trainer = Trainer::new(&g, Model::new(&[x], loss, train_op)).source(config).world(&world).build();
+        let data = Dataset::new([Tensor::from([1.0f32; 5])]).batch(5, true);
+        (trainer.unwrap().fit(&data, &mut []).unwrap_err().to_string(), (), ())
+    })[0];
+    assert!(report.contains("batches of 5 cannot be shared equally by 2 ranks; batch the data by 6"), "{report}");
+}
+
+/// One rank is asked to stop: all of them stop after the same step.
+#[test]
+fn ranks_agree_on_when_to_stop() {
+    struct StopAt(i64, Arc<AtomicBool>);
+    impl Callback for StopAt {
+        fn on_step(&mut self, report: &StepReport<'_, '_>) -> Result<Flow> {
+            if report.step == self.0 {
+                self.1.store(true, Ordering::Relaxed);
+            }
+            Ok(Flow::Continue)
+        }
+    }
+    let reports = run(3, |world| {
+        let stop: Arc<AtomicBool> = Arc::default();
+        let at = if world.rank() == 1 { 5 } else { i64::MAX };
+        fit(&world, stop.clone(), &mut StopAt(at, stop)).unwrap().0
+    });
+    for report in reports {
+        assert_eq!((report.step, report.stopped), (6, true), "{report:?}");
+    }
+}
