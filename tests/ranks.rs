@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kolo::data::Dataset;
 use kolo::optim::{Optimizer, Sgd};
-use kolo::parallel::{DataParallel, World};
+use kolo::parallel::{DataParallel, SlowCause, World};
 use kolo::train::{Callback, FitReport, Flow, Model, StepReport, Trainer, global_step_or_create};
 use kolo::{Result, SessionConfig, Tensor, ops};
 use serde_json::Value;
@@ -192,6 +192,29 @@ fn a_trainer_on_ranks_reports_what_one_on_the_whole_data_does() {
         (trainer.unwrap().fit(&data, &mut []).unwrap_err().to_string(), (), ())
     })[0];
     assert!(report.contains("batches of 5 cannot be shared equally by 2 ranks; batch the data by 6"), "{report}");
+}
+
+/// A rank whose input is slow is named, by all, with the cause.
+#[test]
+fn a_slow_rank_is_named_with_its_cause() {
+    let reports = run(3, |world| {
+        let g = kolo::graph();
+        let x = g.placeholder::<f32>("x", [None]);
+        let loss = ops::mean_all(x * g.variable("w", 1.0f32).read());
+        let train_op = Sgd::new(0.05).minimize(loss, Some(global_step_or_create(&g).unwrap())).unwrap();
+        let config = DataParallel::new(&world).configure(SessionConfig::default());
+        let trainer = Trainer::new(&g, Model::new(&[x], loss, train_op)).source(config).world(&world).build();
+        let is_slow = world.rank() == 1;
+        let data = Dataset::new([Tensor::from([1.0f32; 6])]).batch(6, true).repeat(30).map(move |columns| {
+            std::thread::sleep(Duration::from_millis(if is_slow { 15 } else { 0 }));
+            Ok(columns)
+        });
+        trainer.unwrap().fit(&data, &mut []).unwrap()
+    });
+    for report in reports {
+        let [slow] = report.slow_ranks[..] else { panic!("{report:?}") };
+        assert_eq!((slow.rank, slow.cause), (1, SlowCause::Input), "{report:?}");
+    }
 }
 
 /// One rank is asked to stop: all of them stop after the same step.

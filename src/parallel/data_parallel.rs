@@ -60,6 +60,8 @@ use super::world::{WORLD, World};
 pub struct DataParallel {
     world: World,
     buckets: BucketSizes,
+    /// What gradients are exchanged as, if not as they are.
+    wire: Option<DType>,
 }
 
 /// How many bytes of gradients are exchanged at a time.
@@ -72,7 +74,7 @@ struct BucketSizes {
 impl DataParallel {
     /// For the ranks of `world`.
     pub fn new(world: &World) -> DataParallel {
-        DataParallel { world: world.clone(), buckets: BucketSizes { first: 256 << 10, others: 4 << 20 } }
+        DataParallel { world: world.clone(), buckets: BucketSizes { first: 256 << 10, others: 4 << 20 }, wire: None }
     }
 
     /// The most bytes of a bucket, unless it holds a single gradient: 4 MiB if not said. Larger ones need fewer meetings, smaller ones
@@ -87,6 +89,14 @@ impl DataParallel {
     #[must_use]
     pub fn first_bucket_bytes(mut self, n_bytes: usize) -> DataParallel {
         self.buckets.first = n_bytes;
+        self
+    }
+
+    /// Exchanges gradients as `bfloat16` or `half`, which halves the bytes of `float`. They are summed in `float`, and rounded once
+    /// before and once after. Worth it where the link between ranks is slow; gradients of rows stay what they are.
+    #[must_use]
+    pub fn exchange_as(mut self, dtype: DType) -> DataParallel {
+        self.wire = Some(dtype);
         self
     }
 
@@ -105,12 +115,14 @@ impl DataParallel {
 
     /// The passes alone. The session also needs the group ([`World::configure`]).
     pub fn passes(&self) -> Vec<Pass> {
-        let (sizes, n_ranks) = (self.buckets, self.world.size());
+        let (sizes, wire, n_ranks) = (self.buckets, self.wire, self.world.size());
         let gradients = Pass::new(
             "average-gradients",
             Stage::Graph,
             "ranks that train together apply the mean of their gradients, exchanged in buckets while backward goes on",
-            move |graph, _| for_each_step(graph, |graph, _, step| average_gradients(graph, step, sizes, n_ranks)),
+            move |graph, _| {
+                for_each_step(graph, |graph, _, step| average_gradients(graph, step, (sizes, wire), n_ranks))
+            },
         );
         let state = Pass::new(
             "average-state",
@@ -144,7 +156,12 @@ struct Exchanged {
     readers: Vec<(NodeId, usize)>,
 }
 
-fn average_gradients(graph: &mut Rewriter<'_>, step: &TrainingNodes, sizes: BucketSizes, n_ranks: usize) -> Result<()> {
+fn average_gradients(
+    graph: &mut Rewriter<'_>,
+    step: &TrainingNodes,
+    (sizes, wire): (BucketSizes, Option<DType>),
+    n_ranks: usize,
+) -> Result<()> {
     let (mut dense, mut values, mut indices) = (Vec::new(), Vec::new(), Vec::new());
     // Two variables may have one gradient, or rows of the same numbers.
     let mut seen = HashSet::new();
@@ -172,6 +189,10 @@ fn average_gradients(graph: &mut Rewriter<'_>, step: &TrainingNodes, sizes: Buck
             add(&mut indices, places(graph, step, &of_indices, at, is_rows));
         }
     }
+    let dense = match wire {
+        Some(wire) => dense.into_iter().map(|exchanged| narrowed(graph, exchanged, wire)).collect::<Result<_>>()?,
+        None => dense,
+    };
     exchange(graph, GRADIENTS, dense, sizes)?;
     for exchanged in values {
         let all = gather(graph, "rows", exchanged.value)?;
@@ -183,6 +204,26 @@ fn average_gradients(graph: &mut Rewriter<'_>, step: &TrainingNodes, sizes: Buck
         graph.redirect_inputs(&exchanged.readers, all)?;
     }
     Ok(())
+}
+
+/// A gradient that is cast to a narrower type, and what comes out of the exchange back.
+fn narrowed(graph: &mut Rewriter<'_>, exchanged: Exchanged, wire: DType) -> Result<Exchanged> {
+    if !matches!(wire, DType::F16 | DType::BF16) {
+        return Err(Error::invalid_argument(format!("gradients are exchanged as bfloat16 or half, not as {wire}")));
+    }
+    let Exchanged { value, readers } = exchanged;
+    let own = graph.node(value.node).map(|node| node.outputs[value.index as usize].dtype);
+    if !matches!(own, Some(DType::F32 | DType::F64)) || readers.is_empty() {
+        return Ok(Exchanged { value, readers });
+    }
+    let cast = |graph: &mut Rewriter<'_>, name: &str, at: Endpoint, to: DType| {
+        let node = graph.add("Cast", name, &[at], attrs([("DstT", to)]))?;
+        Ok::<Endpoint, Error>(Endpoint { node, index: 0 })
+    };
+    let narrow = cast(graph, "data_parallel/narrow", value, wire)?;
+    let wide = cast(graph, "data_parallel/wide", narrow, own.unwrap_or(DType::F32))?;
+    graph.redirect_inputs(&readers, wide)?;
+    Ok(Exchanged { value: narrow, readers: vec![(wide.node, 0)] })
 }
 
 /// Where the gradient of a variable is exchanged: where it leaves backward, so before it is clipped or accumulated. Of several

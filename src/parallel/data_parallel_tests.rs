@@ -133,6 +133,31 @@ fn ranks_do_what_one_process_does_with_the_whole_batch() {
     }
 }
 
+#[test]
+fn gradients_may_be_exchanged_as_halves() {
+    let wanted = alone(6, |g| minimize_with(g, &Sgd::new(0.1), None));
+    for wire in [DType::BF16, DType::F16] {
+        let found = run(2, |world| {
+            let g = crate::graph();
+            let training = minimize_with(&g, &Sgd::new(0.1), None);
+            let config = DataParallel::new(&world).exchange_as(wire).configure(SessionConfig::default());
+            train_for(&g, &training, config, (world.rank(), 2), 6).unwrap()
+        });
+        assert_eq!(found[0], found[1]);
+        let pairs =
+            |name: &str| found[0][name].iter().zip(&wanted[name]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let far = wanted.keys().map(|name| pairs(name)).fold(0.0, f32::max);
+        assert!(far > 0.0 && far < 3e-3, "{wire}: {far}");
+    }
+    let refused = run(2, |world| {
+        let g = crate::graph();
+        let training = minimize_with(&g, &Sgd::new(0.1), None);
+        let config = DataParallel::new(&world).exchange_as(DType::I32).configure(SessionConfig::default());
+        train_for(&g, &training, config, (world.rank(), 2), 1).unwrap_err().to_string()
+    });
+    assert!(refused[0].contains("exchanged as bfloat16 or half, not as int32"), "{refused:?}");
+}
+
 /// A step over a batch that is cut into parts, which are shared by some devices.
 fn in_parts(g: &Graph, n_parts: usize, devices: usize) -> Training<'_> {
     fn build<'g>(inputs: &[Output<'g>]) -> Result<Tower<'g>> {

@@ -1,11 +1,14 @@
 //! One model on many devices: in one process ([`towers`]), or in many ([`World`], [`DataParallel`]).
 
 mod data_parallel;
+mod slow_rank;
 mod towers;
 mod world;
 
 pub use data_parallel::DataParallel;
 pub use kolo_runtime::collective::ReduceOp;
+pub(crate) use slow_rank::SlowRankWatch;
+pub use slow_rank::{RankTimes, SlowCause, SlowRank};
 pub use towers::{Tower, Towers, average_gradients, towers};
 pub(crate) use world::WORLD;
 pub use world::{RankPlace, World};

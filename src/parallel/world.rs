@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::shared_group::SharedGroup;
@@ -200,6 +201,11 @@ impl World {
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<()> {
         self.call(CollectiveKind::Barrier, Vec::new()).map(drop)
+    }
+
+    /// When this rank began the first collective since this was last asked.
+    pub(crate) fn take_first_begun(&self) -> Option<Instant> {
+        self.group.take_first_begun()
     }
 
     fn call(&self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {

@@ -10,6 +10,7 @@ mod meta_graph;
 mod monitored;
 mod monitored_training;
 mod queue_runner;
+mod ranks;
 mod ready;
 mod safetensors;
 mod saver;

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kolo_core::{DType, Error, Result, Shape, Tensor};
+use kolo_core::{Error, Result, Shape, Tensor};
 use kolo_graph::{Graph, Operation, Output, Variable};
 use kolo_runtime::{Callable, Session, SessionConfig};
 use smallvec::SmallVec;
 
 use super::callback::{Callback, EpochReport, Flow, StepReport};
+use super::ranks::{Ranks, equal_shares, mean_of_ranks};
 use super::saver::check_writable;
 use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
 use crate::data::{Dataset, Position};
-use crate::ops;
-use crate::parallel::{ReduceOp, WORLD, World};
+use crate::parallel::{ReduceOp, SlowRank, World};
 
 /// What a [`Trainer`] trains: where the columns of a batch go, what to make small and how, and what else to watch.
 #[derive(Clone)]
@@ -97,7 +97,8 @@ impl<'g> Model<'g> {
         let mut sums = vec![0.0f64; 2 + self.metrics.len()];
         for batch in data.batches()? {
             let batch = batch?;
-            let values = self.call(&evaluate, &batch.tensors, &[])?;
+            let values = self.run(&evaluate, &batch.tensors, &[])?;
+            let values = values.iter().map(number).collect::<Result<Vec<f64>>>()?;
             sums.iter_mut()
                 .zip(values.iter().chain([&1.0]))
                 .for_each(|(sum, value)| *sum += value * batch.len() as f64);
@@ -122,7 +123,7 @@ impl<'g> Model<'g> {
         self.evaluation.clone().unwrap_or_else(watched)
     }
 
-    fn call(&self, callable: &Callable, tensors: &[Tensor], also: &[(Output<'g>, Tensor)]) -> Result<Vec<f64>> {
+    fn run(&self, callable: &Callable, tensors: &[Tensor], also: &[(Output<'g>, Tensor)]) -> Result<Vec<Tensor>> {
         let wanted = self.inputs.len();
         if tensors.len() != wanted {
             return Err(Error::invalid_argument(format!(
@@ -131,7 +132,7 @@ impl<'g> Model<'g> {
             )));
         }
         let feeds: SmallVec<[&Tensor; 4]> = tensors.iter().chain(also.iter().map(|(_, value)| value)).collect();
-        callable.call(&feeds)?.iter().map(number).collect()
+        callable.call(&feeds)
     }
 }
 
@@ -173,14 +174,6 @@ pub struct Trainer<'g> {
     /// Whether the place in the data is one to go on from.
     is_resumed: bool,
     ranks: Option<Ranks<'g>>,
-}
-
-/// What a trainer that is one of several ranks needs besides.
-struct Ranks<'g> {
-    world: World,
-    /// Fed with 1 by a rank that wants to stop, and 0 otherwise. What ranks report of a step tells all of them whether one does.
-    stop: Output<'g>,
-    check_every: u64,
 }
 
 /// Where and how often to save.
@@ -271,11 +264,11 @@ impl<'g> TrainerBuilder<'g> {
         watched.extend(model.metrics.iter().map(|(_, output)| *output));
         let mut ranks = None;
         if let Some(world) = world {
-            let stop = graph.placeholder::<f32>("stop_requested", [0; 0]);
-            watched.push(stop);
-            watched = mean_of_ranks(graph, &watched)?;
             let broadcast = world.broadcast_variables(graph, 0)?;
-            ranks = Some((Ranks { world, stop, check_every }, broadcast));
+            let own = Ranks::new(graph, world, check_every);
+            watched.push(own.says);
+            watched = mean_of_ranks(graph, &watched)?;
+            ranks = Some((own, broadcast));
         }
         let session = source.open(graph)?;
         session.run_op(init)?;
@@ -302,7 +295,7 @@ impl<'g> TrainerBuilder<'g> {
             None => None,
         };
         let train_feeds = model.train_feeds.iter().map(|(output, _)| *output);
-        let fed = model.inputs.iter().copied().chain(train_feeds).chain(ranks.as_ref().map(|ranks| ranks.stop));
+        let fed = model.inputs.iter().copied().chain(train_feeds).chain(ranks.as_ref().map(|ranks| ranks.says));
         let fed: Vec<Output<'g>> = fed.collect();
         let train = session.make_callable(&fed, &watched, &[model.train_op])?;
         let evaluated = model.evaluated();
@@ -332,17 +325,6 @@ impl<'g> TrainerBuilder<'g> {
     }
 }
 
-/// The means of scalars over all ranks, as floats.
-fn mean_of_ranks<'g>(graph: &'g Graph, scalars: &[Output<'g>]) -> Result<Vec<Output<'g>>> {
-    let floats: Vec<Output<'g>> = scalars.iter().map(|scalar| ops::cast(*scalar, DType::F32)).collect();
-    let means = graph.device("/device:CPU:0", || {
-        let op = graph.op("KoloAllReduce").name("mean_of_ranks").inputs(floats);
-        op.attr("group", WORLD).attr("reduction", "mean").build().outputs()
-    });
-    graph.check()?;
-    Ok(means)
-}
-
 /// How a call of [`Trainer::fit`] ended.
 #[derive(Clone, Debug)]
 pub struct FitReport {
@@ -358,6 +340,8 @@ pub struct FitReport {
     pub took: Duration,
     /// True if a callback or the stop flag ended it before the data did.
     pub stopped: bool,
+    /// Ranks for which all others had to wait, when that began.
+    pub slow_ranks: Vec<SlowRank>,
 }
 
 /// What [`Trainer::evaluate`] found.
@@ -412,7 +396,7 @@ impl<'g> Trainer<'g> {
 
     /// Trains on `data` until it ends, or something asks to stop. If the trainer was resumed, the data goes on where it was.
     pub fn fit(&mut self, data: &Dataset, callbacks: &mut [&mut dyn Callback]) -> Result<FitReport> {
-        let n_ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.world.size());
+        let n_ranks = self.ranks.as_ref().map(|ranks| ranks.world.size());
         let mut batches = match &self.ranks {
             Some(ranks) => equal_shares(data, &ranks.world)?.batches()?,
             None => data.batches()?,
@@ -423,8 +407,15 @@ impl<'g> Trainer<'g> {
         }
         let per_epoch = data.batches_per_epoch();
         let mut step = self.step()?;
-        let mut report =
-            FitReport { step, n_steps: 0, n_samples: 0, last_loss: f64::NAN, took: Duration::ZERO, stopped: false };
+        let mut report = FitReport {
+            step,
+            n_steps: 0,
+            n_samples: 0,
+            last_loss: f64::NAN,
+            took: Duration::ZERO,
+            stopped: false,
+            slow_ranks: Vec::new(),
+        };
         let mut timer = self.checkpoints.as_ref().map(|checkpoints| Timer::new(checkpoints.every));
         if let Some(timer) = &mut timer {
             timer.acted(step);
@@ -434,33 +425,30 @@ impl<'g> Trainer<'g> {
         let mut feeds = self.model.train_feeds.clone();
         // Ranks stop after the same step: each says with a step whether it was asked to, and learns from it whether one was.
         let is_asked_alone = |trainer: &Self| trainer.ranks.is_none() && trainer.stop.load(Ordering::Relaxed);
-        let (mut is_agreed, mut n_since_check) = (false, 0);
+        let (mut is_agreed, mut slow_ranks) = (false, Vec::new());
         while !is_agreed && !is_asked_alone(self) {
+            let began_step = Instant::now();
             let Some(batch) = batches.next() else { break };
-            let batch = batch?;
-            if let Some(ranks) = &self.ranks {
+            let (batch, input) = (batch?, began_step.elapsed());
+            if let Some(ranks) = &mut self.ranks {
                 feeds.truncate(self.model.train_feeds.len());
-                let wants_to_stop = self.stop.load(Ordering::Relaxed);
-                feeds.push((ranks.stop, Tensor::scalar(f32::from(u8::from(wants_to_stop)))));
+                feeds.push((ranks.says, ranks.say(self.stop.load(Ordering::Relaxed))));
             }
-            let mut values = self.model.call(&self.train, &batch.tensors, &feeds)?;
-            if self.ranks.is_some() {
-                is_agreed = values.pop().is_some_and(|wants_to_stop| wants_to_stop > 0.0);
+            let mut values = self.model.run(&self.train, &batch.tensors, &feeds)?;
+            if let (Some(ranks), Some(mean)) = (&mut self.ranks, values.pop_if(|_| n_ranks.is_some())) {
+                let heard = ranks.hear(&mean, began_step, input)?;
+                is_agreed = heard.stops;
+                slow_ranks.extend(heard.slow);
+                ranks.check(self.graph, &self.session, false)?;
             }
+            let values = values.iter().map(number).collect::<Result<Vec<f64>>>()?;
             step += 1;
             let now = Instant::now();
             let loss = values[0];
             if !loss.is_finite() {
                 return Err(not_finite(loss, step));
             }
-            let n_samples = batch.len() * n_ranks;
-            if let Some(ranks) = &self.ranks {
-                n_since_check += 1;
-                if n_since_check == ranks.check_every {
-                    n_since_check = 0;
-                    ranks.world.check_variables(self.graph, &self.session)?;
-                }
-            }
+            let n_samples = batch.len() * n_ranks.unwrap_or(1);
             report = FitReport {
                 step,
                 n_steps: report.n_steps + 1,
@@ -468,6 +456,7 @@ impl<'g> Trainer<'g> {
                 last_loss: loss,
                 took: began.elapsed(),
                 stopped: false,
+                slow_ranks: Vec::new(),
             };
             let seen = StepReport {
                 step,
@@ -505,8 +494,9 @@ impl<'g> Trainer<'g> {
             }
         }
         report.stopped |= is_agreed || is_asked_alone(self);
-        if let Some(ranks) = &self.ranks {
-            ranks.world.check_variables(self.graph, &self.session)?;
+        report.slow_ranks = slow_ranks;
+        if let Some(ranks) = &mut self.ranks {
+            ranks.check(self.graph, &self.session, true)?;
         }
         self.save_position(batches.save())?;
         self.finish_save(step)?;
@@ -590,20 +580,6 @@ impl<'g> Trainer<'g> {
         }
         Ok(())
     }
-}
-
-/// This rank's rows of each batch. The mean of the ranks' means is that of the batch only if all have as many.
-fn equal_shares(data: &Dataset, world: &World) -> Result<Dataset> {
-    let (n, is_always_full) = data.batch_size();
-    if !n.is_multiple_of(world.size()) || !is_always_full {
-        return Err(Error::invalid_argument(format!(
-            "batches of {n} cannot be shared equally by {} ranks{}; batch the data by {}, without a remainder",
-            world.size(),
-            if is_always_full { "" } else { " (the last one may be smaller)" },
-            n.next_multiple_of(world.size())
-        )));
-    }
-    Ok(data.clone().split_batches(world.rank(), world.size()))
 }
 
 fn not_saved(step: i64, error: &Error) {

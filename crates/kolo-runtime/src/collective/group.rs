@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use kolo_core::{Error, Result};
 use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup};
@@ -17,6 +18,8 @@ pub struct Group {
     n_ranks: usize,
     queue: Option<Mutex<Sender<Queued>>>,
     stop: Arc<AtomicBool>,
+    /// When the first call was begun since this was taken.
+    first_begun: Mutex<Option<Instant>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -31,7 +34,19 @@ impl Group {
             .name(format!("kolo-rank-{rank}"))
             .spawn(move || serve(communicator, &queue))
             .map_err(|error| Error::resource_exhausted(format!("no thread for collectives: {error}")))?;
-        Ok(Arc::new(Group { rank, n_ranks, queue: Some(Mutex::new(sender)), stop, thread: Some(thread) }))
+        Ok(Arc::new(Group {
+            rank,
+            n_ranks,
+            queue: Some(Mutex::new(sender)),
+            stop,
+            first_begun: Mutex::new(None),
+            thread: Some(thread),
+        }))
+    }
+
+    /// When the first call was begun since this was last asked: how far a rank comes by itself before it needs the others.
+    pub fn take_first_begun(&self) -> Option<Instant> {
+        self.first_begun.lock().take()
     }
 }
 
@@ -51,6 +66,7 @@ impl CollectiveGroup for Group {
     }
 
     fn start(&self, call: CollectiveCall, done: CollectiveDone) {
+        self.first_begun.lock().get_or_insert_with(Instant::now);
         let refused = match &self.queue {
             Some(queue) => queue.lock().send((call, done)).err().map(|refused| refused.0.1),
             None => Some(done),

@@ -1,0 +1,110 @@
+//! What a trainer needs that is one rank of a world.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use kolo_core::{DType, Error, Result, Tensor};
+use kolo_graph::{Graph, Output};
+use kolo_runtime::Session;
+
+use crate::data::Dataset;
+use crate::ops;
+use crate::parallel::{RankTimes, SlowRank, SlowRankWatch, WORLD, World};
+
+/// One of several ranks that train together.
+pub(super) struct Ranks<'g> {
+    pub world: World,
+    /// What this rank says with each step: whether it wants to stop, as 1, and its times of the step before, each in a place of
+    /// its own between zeros, so that the mean over all ranks holds what everybody said.
+    pub says: Output<'g>,
+    check_every: u64,
+    n_since_check: u64,
+    times: RankTimes,
+    slow: SlowRankWatch,
+    /// When a rank was last named as slow.
+    named: HashMap<usize, Instant>,
+}
+
+/// A rank that is slow now and then is not named more often than this.
+const NAMED_AGAIN: Duration = Duration::from_secs(60);
+
+/// What all ranks have said with a step.
+pub(super) struct Heard {
+    /// A rank wants to stop, so all do.
+    pub stops: bool,
+    /// A rank that has become slow.
+    pub slow: Option<SlowRank>,
+}
+
+impl<'g> Ranks<'g> {
+    pub fn new(graph: &'g Graph, world: World, check_every: u64) -> Ranks<'g> {
+        let says = graph.placeholder::<f32>("rank_says", [Some(1 + 2 * world.size())]);
+        let (times, slow) = (RankTimes::default(), SlowRankWatch::default());
+        Ranks { world, says, check_every, n_since_check: 0, times, slow, named: HashMap::new() }
+    }
+
+    /// What this rank says with the next step, which it is about to begin.
+    pub fn say(&mut self, wants_to_stop: bool) -> Tensor {
+        // What ranks did together between two steps is no step.
+        self.world.take_first_begun();
+        let (rank, size) = (self.world.rank(), self.world.size());
+        let mut says = vec![0.0f32; 1 + 2 * size];
+        says[0] = f32::from(u8::from(wants_to_stop));
+        let own = [self.times.busy, self.times.input].map(|seconds| seconds as f32);
+        says[1 + 2 * rank..][..2].copy_from_slice(&own);
+        Tensor::vector(says)
+    }
+
+    /// Takes the mean of what all said with a step. This rank has begun it then, and its input took so long.
+    pub fn hear(&mut self, mean: &Tensor, began: Instant, input: Duration) -> Result<Heard> {
+        let n = self.world.size() as f32;
+        let all = mean.data::<f32>()?;
+        let seconds = |x: f32| f64::from(x * n);
+        let times = all[1..].chunks_exact(2);
+        let times = times.map(|of| RankTimes { busy: seconds(of[0]), input: seconds(of[1]) });
+        let is_known = |slow: &SlowRank| self.named.get(&slow.rank).is_some_and(|at| at.elapsed() < NAMED_AGAIN);
+        let slow = self.slow.observe(times.collect()).filter(|slow| !is_known(slow));
+        self.named.extend(slow.map(|slow| (slow.rank, Instant::now())));
+        if let Some(slow) = slow.filter(|_| self.world.rank() == 0) {
+            tracing::warn!(target: "kolo::train", "{slow}");
+        }
+        let met = self.world.take_first_begun().unwrap_or(began);
+        self.times = RankTimes { busy: (met - began).as_secs_f64(), input: input.as_secs_f64() };
+        Ok(Heard { stops: all[0] > 0.0, slow })
+    }
+
+    /// Compares the variables of all ranks now and then, and if this is the end.
+    pub fn check(&mut self, graph: &Graph, session: &Session, is_end: bool) -> Result<()> {
+        self.n_since_check += 1;
+        if is_end || self.n_since_check == self.check_every {
+            self.n_since_check = 0;
+            self.world.check_variables(graph, session)?;
+        }
+        Ok(())
+    }
+}
+
+/// The means over all ranks, as floats.
+pub(super) fn mean_of_ranks<'g>(graph: &'g Graph, values: &[Output<'g>]) -> Result<Vec<Output<'g>>> {
+    let floats: Vec<Output<'g>> = values.iter().map(|value| ops::cast(*value, DType::F32)).collect();
+    let means = graph.device("/device:CPU:0", || {
+        let op = graph.op("KoloAllReduce").name("mean_of_ranks").inputs(floats);
+        op.attr("group", WORLD).attr("reduction", "mean").build().outputs()
+    });
+    graph.check()?;
+    Ok(means)
+}
+
+/// This rank's rows of each batch. The mean of the ranks' means is that of the batch only if all have as many.
+pub(super) fn equal_shares(data: &Dataset, world: &World) -> Result<Dataset> {
+    let (n, is_always_full) = data.batch_size();
+    if !n.is_multiple_of(world.size()) || !is_always_full {
+        return Err(Error::invalid_argument(format!(
+            "batches of {n} cannot be shared equally by {} ranks{}; batch the data by {}, without a remainder",
+            world.size(),
+            if is_always_full { "" } else { " (the last one may be smaller)" },
+            n.next_multiple_of(world.size())
+        )));
+    }
+    Ok(data.clone().split_batches(world.rank(), world.size()))
+}
