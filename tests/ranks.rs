@@ -96,6 +96,55 @@ fn a_rank_that_is_killed_is_named_at_once_and_training_goes_on_from_its_checkpoi
     assert_eq!(resumed["weights"], undisturbed["weights"], "{resumed}");
 }
 
+/// Ranks are killed one after the other, rank 0 and two at a time included. The others go on within two seconds, and the weights
+/// are those of an undisturbed training, to the bit.
+#[test]
+fn an_elastic_training_goes_on_without_the_dead() {
+    let _turn = one_at_a_time();
+    let flags = ["--epochs", "100000", "--max-steps", "1500"];
+    let args = [&SMALL[..], &flags, &["--ranks", "4", "--elastic"]].concat();
+    let mut launcher = Process::start("launcher", &args);
+    let mut n_lines = 0;
+    let mut slowest = Duration::ZERO;
+    for (round, victims) in [&[2][..], &[0], &[1, 3], &[0, 2]].iter().enumerate() {
+        launcher.wait_for_step(n_lines, |step| step > 40 + 60 * round as i64);
+        let ranks = ranks_of(&launcher);
+        assert_eq!(ranks.len(), 4, "{ranks:?}");
+        for victim in *victims {
+            let pid = ranks[victim].to_string();
+            assert!(std::process::Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        }
+        let killed = Instant::now();
+        let line = launcher.wait_until("recovery", n_lines, |line| line.text.contains("recovered"));
+        n_lines = launcher.lines().len();
+        slowest = slowest.max(line.at - killed);
+    }
+    assert!(launcher.wait().success(), "{}", launcher.text());
+    let text = launcher.text();
+    let end = last(&text);
+    let undisturbed = train(&[&flags[..], &["--ranks", "1"]].concat());
+    assert_eq!((&end["step"], &end["weights"]), (&undisturbed["step"], &undisturbed["weights"]), "{text}");
+    assert!(
+        text.contains("kolo: rank 2 died (signal: 9 (SIGKILL)); the others go on with a new one in its place"),
+        "{text}"
+    );
+    // No step is counted twice, and none is left out.
+    let steps = launcher.steps();
+    let n_again = steps.windows(2).filter(|pair| pair[1] <= pair[0]).count();
+    assert!(n_again <= 4, "{n_again} steps again: {steps:?}");
+    assert!(slowest < Duration::from_secs(20), "{slowest:?}");
+}
+
+/// The process of each rank, by its environment.
+fn ranks_of(launcher: &Process) -> std::collections::BTreeMap<usize, u32> {
+    let rank = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&environment).into_owned();
+        text.split('\0').find_map(|variable| variable.strip_prefix("RANK=")?.parse::<usize>().ok())
+    };
+    children(launcher).into_iter().filter_map(|pid| Some((rank(&pid)?, pid))).collect()
+}
+
 #[test]
 fn all_ranks_stop_after_the_same_step() {
     let _turn = one_at_a_time();
@@ -133,7 +182,7 @@ fn what_ranks_cannot_share_is_refused_before_any_is_started() {
     let world = [("KOLO_WORLD", "/proc/nothing"), ("RANK", "0"), ("WORLD_SIZE", "2")];
     let mut process = Process::start_with("rank", &["train", "linear"], &world);
     assert!(!process.wait().success());
-    process.wait_for("the file of KOLO_WORLD, /proc/nothing, cannot be opened");
+    process.wait_for("KOLO_WORLD: the file of a world, /proc/nothing, cannot be opened");
 }
 
 /// What each rank returns, each on a thread of its own.

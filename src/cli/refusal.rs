@@ -125,9 +125,9 @@ const RULES: &[Rule] = &[
     },
     Rule {
         command: "train",
-        flags: &["check-weights-every"],
+        flags: &["check-weights-every", "elastic"],
         has_no_effect: |given| !given.has("ranks") && std::env::var_os("KOLO_WORLD").is_none(),
-        why: "compares the weights of --ranks, which is not given",
+        why: "is about the processes of --ranks, which is not given",
     },
     Rule {
         command: "train",

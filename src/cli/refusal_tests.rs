@@ -55,6 +55,7 @@ const TABLE: &[(&str, &str, Proof)] = &[
     ("train", "json", Shown(TRAIN)),
     ("train", "ranks", Refused(&["--ranks", "2", "--ps", "1"])),
     ("train", "micro-batches", Refused(&["--micro-batches", "2", "--workers", "2"])),
+    ("train", "elastic", Refused(&["--elastic"])),
     ("train", "check-weights-every", Refused(&["--check-weights-every", "5"])),
     ("train", "ps", Refused(&["--ps", "1", "--cluster", "ps=a:1;worker=b:1", "--task", "0"])),
     ("train", "workers", Refused(&["--workers", "1", "--cluster", "ps=a:1;worker=b:1", "--task", "0"])),

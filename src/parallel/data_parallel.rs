@@ -62,6 +62,7 @@ pub struct DataParallel {
     buckets: BucketSizes,
     /// What gradients are exchanged as, if not as they are.
     wire: Option<DType>,
+    is_atomic: bool,
 }
 
 /// How many bytes of gradients are exchanged at a time.
@@ -74,7 +75,12 @@ struct BucketSizes {
 impl DataParallel {
     /// For the ranks of `world`.
     pub fn new(world: &World) -> DataParallel {
-        DataParallel { world: world.clone(), buckets: BucketSizes { first: 256 << 10, others: 4 << 20 }, wire: None }
+        DataParallel {
+            world: world.clone(),
+            buckets: BucketSizes { first: 256 << 10, others: 4 << 20 },
+            wire: None,
+            is_atomic: false,
+        }
     }
 
     /// The most bytes of a bucket, unless it holds a single gradient: 4 MiB if not said. Larger ones need fewer meetings, smaller ones
@@ -97,6 +103,15 @@ impl DataParallel {
     #[must_use]
     pub fn exchange_as(mut self, dtype: DType) -> DataParallel {
         self.wire = Some(dtype);
+        self
+    }
+
+    /// Updates variables only when all collectives of the step are done. A step that fails because a rank was lost then has
+    /// changed nothing on this rank, or all of it; without, some variables may be one step ahead of others. For trainings that
+    /// go on after a loss ([`crate::train::TrainerState`]). What gradients are accumulated in between steps is not covered.
+    #[must_use]
+    pub fn atomic_updates(mut self) -> DataParallel {
+        self.is_atomic = true;
         self
     }
 
@@ -130,7 +145,16 @@ impl DataParallel {
             "what a step writes from the data of one rank alone, such as moving averages, becomes the mean over all ranks",
             move |graph, _| for_each_step(graph, |graph, training, step| average_state(graph, training, step, sizes)),
         );
-        vec![gradients, state]
+        let mut passes = vec![gradients, state];
+        if self.is_atomic {
+            passes.push(Pass::new(
+                "atomic-updates",
+                Stage::Graph,
+                "a step that loses a rank updates all variables or none",
+                |graph, _| for_each_step(graph, |graph, _, _| update_at_the_end(graph)),
+            ));
+        }
+        passes
     }
 }
 
@@ -394,6 +418,36 @@ fn number(n: usize, dtype: DType) -> Result<Tensor> {
         DType::BF16 => Ok(Tensor::scalar(bf16::from_f32(n))),
         other => Err(Error::invalid_argument(format!("rows of {other} have no mean"))),
     }
+}
+
+/// Makes whatever writes to variables wait for all collectives.
+fn update_at_the_end(graph: &mut Rewriter<'_>) -> Result<()> {
+    let collectives: Vec<NodeId> =
+        graph.iter().filter(|(_, node)| node.def.group.is_some()).map(|(id, _)| id).collect();
+    if collectives.is_empty() {
+        return Ok(());
+    }
+    // What collectives depend on cannot wait for them.
+    let (mut before, mut open) = (HashSet::new(), collectives.clone());
+    while let Some(id) = open.pop() {
+        if let Some(node) = graph.node(id).filter(|_| before.insert(id)) {
+            open.extend(node.inputs.iter().filter(|at| at.feed().is_none()).map(|at| at.node));
+            open.extend(&node.control_inputs);
+        }
+    }
+    let writes: Vec<NodeId> = graph
+        .iter()
+        .filter(|(id, node)| node.def.effects == Effects::Writes && !before.contains(id))
+        .map(|(id, _)| id)
+        .collect();
+    let met = graph.add("NoOp", "data_parallel/all_met", &[], Attrs::default())?;
+    let host = DeviceSpec::parse("/device:CPU:0")?;
+    graph.edit(met, |node| {
+        node.device = host;
+        node.control_inputs = collectives;
+    });
+    writes.into_iter().for_each(|write| graph.order_after(write, met));
+    Ok(())
 }
 
 /// Averages what the step writes to variables beside those that it trains.

@@ -10,5 +10,5 @@ pub use kolo_runtime::collective::ReduceOp;
 pub(crate) use slow_rank::SlowRankWatch;
 pub use slow_rank::{RankTimes, SlowCause, SlowRank};
 pub use towers::{Tower, Towers, average_gradients, towers};
-pub(crate) use world::WORLD;
 pub use world::{RankPlace, World};
+pub(crate) use world::{WORLD, by_dtype_and_size};

@@ -13,7 +13,7 @@ const SLOW: f64 = 1.3;
 const WINDOW: usize = 10;
 
 /// And the others have to wait this long for it, in seconds: less is noise.
-const NOTICEABLE: f64 = 1e-3;
+const NOTICEABLE: f64 = 5e-3;
 
 /// What a rank does by itself in a step, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -125,12 +125,12 @@ mod tests {
 
     #[test]
     fn a_slow_rank_is_named_once_within_twenty_steps_with_its_cause() {
-        let found = observe(0.005, 0.0, 20);
+        let found = observe(0.006, 0.0, 20);
         assert_eq!(found.iter().map(|slow| (slow.rank, slow.cause)).collect::<Vec<_>>(), [(2, SlowCause::Compute)]);
-        assert!((found[0].factor - 1.5).abs() < 0.05, "{found:?}");
+        assert!((found[0].factor - 1.6).abs() < 0.05, "{found:?}");
         assert_eq!(
             found[0].to_string(),
-            "rank 2 takes 1.5 times as long as the others, which wait for it: it computes longer than the others"
+            "rank 2 takes 1.6 times as long as the others, which wait for it: it computes longer than the others"
         );
         let found = observe(0.0, 0.02, 20);
         assert_eq!(found.iter().map(|slow| (slow.rank, slow.cause)).collect::<Vec<_>>(), [(2, SlowCause::Input)]);

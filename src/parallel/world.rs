@@ -100,6 +100,11 @@ impl World {
         Ok(file)
     }
 
+    /// Ends the world in a file for all its ranks, whether they have joined or not: what they wait for is an error with this reason.
+    pub fn close(file: &File, reason: &str) -> Result<()> {
+        SharedGroup::close(file, reason)
+    }
+
     /// Joins the world in a file that [`World::create`] has made.
     pub fn join(file: &File, place: RankPlace) -> Result<World> {
         place.check()?;
@@ -156,8 +161,13 @@ impl World {
                  `kolo train --ranks {size}`"
             )));
         };
-        let file = File::options().read(true).write(true).open(Path::new(&path)).map_err(|error| {
-            Error::failed_precondition(format!("the file of KOLO_WORLD, {path}, cannot be opened: {error}"))
+        World::join_at(Path::new(&path), place).map_err(|error| error.context("KOLO_WORLD"))
+    }
+
+    /// Joins the world in the file of this name.
+    pub(crate) fn join_at(path: &Path, place: RankPlace) -> Result<World> {
+        let file = File::options().read(true).write(true).open(path).map_err(|error| {
+            Error::failed_precondition(format!("the file of a world, {}, cannot be opened: {error}", path.display()))
         })?;
         World::join(&file, place)
     }
@@ -276,7 +286,7 @@ impl World {
 }
 
 /// Variables of numbers and truth values, in lists of one dtype and not too many bytes, in the same order on all ranks.
-fn by_dtype_and_size<'g>(variables: &[Variable<'g>]) -> Vec<Vec<Variable<'g>>> {
+pub(crate) fn by_dtype_and_size<'g>(variables: &[Variable<'g>]) -> Vec<Vec<Variable<'g>>> {
     const MOST_BYTES: usize = 32 << 20;
     let mut buckets: Vec<(DType, usize, Vec<Variable<'g>>)> = Vec::new();
     for &variable in variables {

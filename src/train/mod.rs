@@ -29,6 +29,7 @@ pub use hook::{CreatedContext, Every, RunArgs, RunContext, RunValues, SessionHoo
 pub use monitored::{HookTime, MonitoredSession, Recovery, SingularMonitoredSession};
 pub use monitored_training::MonitoredTrainingSession;
 pub use queue_runner::{QueueRunner, start_queue_runners};
+pub use ranks::TrainerState;
 pub use ready::report_uninitialized_variables;
 pub use safetensors::{load_safetensors, read_safetensors, save_safetensors, write_safetensors};
 pub use saver::{

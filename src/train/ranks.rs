@@ -4,16 +4,99 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use kolo_core::{DType, Error, Result, Tensor};
-use kolo_graph::{Graph, Output};
+use kolo_graph::{Graph, Operation, Output, Variable};
 use kolo_runtime::Session;
 
-use crate::data::Dataset;
+use crate::data::{Dataset, Position};
 use crate::ops;
-use crate::parallel::{RankTimes, SlowRank, SlowRankWatch, WORLD, World};
+use crate::parallel::{RankTimes, SlowRank, SlowRankWatch, WORLD, World, by_dtype_and_size};
+
+/// What a trainer knows that is needed to go on elsewhere: with other ranks, after one was lost.
+#[derive(Clone)]
+pub struct TrainerState {
+    /// The global step.
+    pub step: i64,
+    /// The next batch.
+    pub position: Position,
+    values: Vec<(String, Tensor)>,
+}
+
+/// Variables that ranks give each other before they train.
+pub(super) struct SharedVariables<'g> {
+    /// With what their new values are fed to, and what assigns these.
+    all: Vec<(Variable<'g>, Output<'g>, Operation<'g>)>,
+}
+
+impl<'g> SharedVariables<'g> {
+    /// Those of `graph`: all that are saved, but for strings.
+    pub fn new(graph: &'g Graph) -> SharedVariables<'g> {
+        let variables = graph.global_variables();
+        let assignable = |variable: Variable<'g>| {
+            let value = graph.op("Placeholder").name("value").attr("dtype", variable.dtype());
+            let value = value.attr("shape", variable.shape()).out();
+            (variable, value, variable.assign(value))
+        };
+        let fixed = variables.into_iter().filter(|variable| variable.dtype().size().is_some());
+        SharedVariables { all: graph.name_scope("shared_variables", || fixed.map(assignable).collect()) }
+    }
+
+    /// Gives all ranks the variables of the one that is farthest: the one with `state`, or else rank 0. Returns the
+    /// place in the data where training goes on, if any rank had a state.
+    pub fn share(&self, world: &World, session: &Session, state: Option<&TrainerState>) -> Result<Option<Position>> {
+        let mine = match state {
+            Some(TrainerState { step, position: Position { epoch, sample, seed }, .. }) => {
+                [*step, *epoch as i64, *sample as i64, *seed as i64]
+            }
+            None => [-1; 4],
+        };
+        let all = world.all_gather(Tensor::from(mine))?;
+        let all = all.data::<i64>()?;
+        let step = |rank: usize| all[4 * rank];
+        let root = (0..world.size()).rev().max_by_key(|rank| step(*rank)).unwrap_or(0);
+        if let Some(state) = state.filter(|_| world.rank() == root) {
+            self.assign(session, &state.values)?;
+        }
+        let variables: Vec<Variable<'g>> = self.all.iter().map(|(variable, ..)| *variable).collect();
+        for bucket in by_dtype_and_size(&variables) {
+            let reads: Vec<Output<'g>> = bucket.iter().map(|variable| variable.read()).collect();
+            let values = world.broadcast(session.run(&reads, &[], &[])?, root)?;
+            if world.rank() != root {
+                let named: Vec<_> = bucket.iter().map(|variable| variable.name()).zip(values).collect();
+                self.assign(session, &named)?;
+            }
+        }
+        let [step, epoch, sample, seed] = [0, 1, 2, 3].map(|i| all[4 * root + i]);
+        let position = Position { epoch: epoch as u64, sample: sample as u64, seed: seed as u64 };
+        Ok((step >= 0).then_some(position))
+    }
+
+    fn assign(&self, session: &Session, values: &[(String, Tensor)]) -> Result<()> {
+        let of = |(name, value): &(String, Tensor)| {
+            let found = self.all.iter().find(|(variable, ..)| variable.name() == *name);
+            let (_, new, assign) = found.ok_or_else(|| {
+                Error::failed_precondition(format!(
+                    "the state of a training has a variable '{name}', and this model has none"
+                ))
+            })?;
+            Ok(((*new, value.clone()), *assign))
+        };
+        let (feeds, assigns): (Vec<_>, Vec<_>) = values.iter().map(of).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        session.run(&[], &feeds, &assigns).map(drop)
+    }
+
+    /// The state of a training that is at this place in its data.
+    pub fn state(&self, session: &Session, step: i64, position: Position) -> Result<TrainerState> {
+        let reads: Vec<Output<'g>> = self.all.iter().map(|(variable, ..)| variable.read()).collect();
+        let values = session.run(&reads, &[], &[])?;
+        let values = self.all.iter().map(|(variable, ..)| variable.name()).zip(values).collect();
+        Ok(TrainerState { step, position, values })
+    }
+}
 
 /// One of several ranks that train together.
 pub(super) struct Ranks<'g> {
     pub world: World,
+    pub variables: SharedVariables<'g>,
     /// What this rank says with each step: whether it wants to stop, as 1, and its times of the step before, each in a place of
     /// its own between zeros, so that the mean over all ranks holds what everybody said.
     pub says: Output<'g>,
@@ -40,7 +123,8 @@ impl<'g> Ranks<'g> {
     pub fn new(graph: &'g Graph, world: World, check_every: u64) -> Ranks<'g> {
         let says = graph.placeholder::<f32>("rank_says", [Some(1 + 2 * world.size())]);
         let (times, slow) = (RankTimes::default(), SlowRankWatch::default());
-        Ranks { world, says, check_every, n_since_check: 0, times, slow, named: HashMap::new() }
+        let variables = SharedVariables::new(graph);
+        Ranks { world, variables, says, check_every, n_since_check: 0, times, slow, named: HashMap::new() }
     }
 
     /// What this rank says with the next step, which it is about to begin.

@@ -11,7 +11,7 @@ use kolo_runtime::{Callable, Session, SessionConfig};
 use smallvec::SmallVec;
 
 use super::callback::{Callback, EpochReport, Flow, StepReport};
-use super::ranks::{Ranks, equal_shares, mean_of_ranks};
+use super::ranks::{Ranks, TrainerState, equal_shares, mean_of_ranks};
 use super::saver::check_writable;
 use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
 use crate::data::{Dataset, Position};
@@ -171,8 +171,10 @@ pub struct Trainer<'g> {
     saved: Option<i64>,
     stop: Arc<AtomicBool>,
     restored: Option<Restored>,
-    /// Whether the place in the data is one to go on from.
+    /// Whether it goes on from a place in the data.
     is_resumed: bool,
+    /// The place in the data after the last step.
+    at: Position,
     ranks: Option<Ranks<'g>>,
 }
 
@@ -197,6 +199,7 @@ pub struct TrainerBuilder<'g> {
     stop: Arc<AtomicBool>,
     world: Option<World>,
     check_every: u64,
+    state: Option<TrainerState>,
 }
 
 impl<'g> TrainerBuilder<'g> {
@@ -235,6 +238,13 @@ impl<'g> TrainerBuilder<'g> {
         self
     }
 
+    /// Goes on from the state of a trainer of this model, with other ranks: all of them take over the state of the rank that is
+    /// farthest, those that have none included.
+    pub fn state(mut self, state: Option<TrainerState>) -> Self {
+        self.state = state;
+        self
+    }
+
     /// How often ranks compare their variables, in steps: 1000 if not said, 0 for only at the end.
     pub fn check_every(mut self, n_steps: u64) -> Self {
         self.check_every = n_steps;
@@ -243,7 +253,7 @@ impl<'g> TrainerBuilder<'g> {
 
     /// Adds what is missing to the graph, opens the session and initialises or restores the variables.
     pub fn build(self) -> Result<Trainer<'g>> {
-        let TrainerBuilder { graph, model, source, checkpoints, resume, stop, world, check_every } = self;
+        let TrainerBuilder { graph, model, source, checkpoints, resume, stop, world, check_every, state } = self;
         // One rank saves for all.
         let is_first = world.as_ref().is_none_or(|world| world.rank() == 0);
         let has_checkpoints = checkpoints.is_some();
@@ -264,11 +274,10 @@ impl<'g> TrainerBuilder<'g> {
         watched.extend(model.metrics.iter().map(|(_, output)| *output));
         let mut ranks = None;
         if let Some(world) = world {
-            let broadcast = world.broadcast_variables(graph, 0)?;
             let own = Ranks::new(graph, world, check_every);
             watched.push(own.says);
             watched = mean_of_ranks(graph, &watched)?;
-            ranks = Some((own, broadcast));
+            ranks = Some(own);
         }
         let session = source.open(graph)?;
         session.run_op(init)?;
@@ -280,16 +289,17 @@ impl<'g> TrainerBuilder<'g> {
             Some(checkpoints) if resume => saver.restore_latest(&session, &checkpoints.dir)?,
             _ => None,
         };
-        let mut is_resumed = restored.is_some();
-        let ranks = match ranks {
-            Some((ranks, broadcast)) => {
-                session.run_op(broadcast)?;
-                let flag = ranks.world.broadcast(vec![Tensor::scalar(i32::from(is_resumed))], 0)?;
-                is_resumed = flag[0].scalar_value::<i32>()? != 0;
-                Some(ranks)
-            }
-            None => None,
-        };
+        let read_position = || read_position(&session, position);
+        let mut resumed = restored.as_ref().map(|_| read_position()).transpose()?;
+        if let Some(ranks) = &ranks {
+            let going_on = ranks.variables.share(&ranks.world, &session, state.as_ref())?;
+            let flag = ranks.world.broadcast(vec![Tensor::scalar(i32::from(resumed.is_some()))], 0)?;
+            resumed = match going_on {
+                Some(position) => Some(position),
+                None if flag[0].scalar_value::<i32>()? != 0 => Some(read_position()?),
+                None => None,
+            };
+        }
         let saved = match &restored {
             Some(_) => read_global_step(&session, graph)?,
             None => None,
@@ -319,7 +329,8 @@ impl<'g> TrainerBuilder<'g> {
             saved,
             stop,
             restored,
-            is_resumed,
+            is_resumed: resumed.is_some(),
+            at: resumed.unwrap_or_default(),
             ranks,
         })
     }
@@ -368,6 +379,7 @@ impl<'g> Trainer<'g> {
             stop: Arc::default(),
             world: None,
             check_every: 1000,
+            state: None,
         }
     }
 
@@ -388,10 +400,17 @@ impl<'g> Trainer<'g> {
 
     /// The place in the data that the variables' values belong to: the next batch to train on.
     pub fn position(&self) -> Result<Position> {
-        match self.session.fetch(self.position.read())?.data::<i64>()? {
-            [epoch, sample, seed] => Ok(Position { epoch: *epoch as u64, sample: *sample as u64, seed: *seed as u64 }),
-            _ => Err(Error::internal("the input position has three parts")),
-        }
+        read_position(&self.session, self.position)
+    }
+
+    /// What is needed to go on in another trainer, with other ranks, if this one cannot: after [`Trainer::fit`] has failed
+    /// because a rank was lost, and updates were atomic
+    /// ([`DataParallel::atomic_updates`](crate::parallel::DataParallel::atomic_updates)).
+    pub fn state(&self) -> Result<TrainerState> {
+        let Some(ranks) = &self.ranks else {
+            return Err(Error::failed_precondition("a trainer that is alone has checkpoints"));
+        };
+        ranks.variables.state(&self.session, self.step()?, self.at)
     }
 
     /// Trains on `data` until it ends, or something asks to stop. If the trainer was resumed, the data goes on where it was.
@@ -401,9 +420,8 @@ impl<'g> Trainer<'g> {
             Some(ranks) => equal_shares(data, &ranks.world)?.batches()?,
             None => data.batches()?,
         };
-        let resumed = self.position()?;
-        if self.is_resumed && resumed != Position::default() {
-            batches.restore(resumed)?;
+        if self.is_resumed && self.at != Position::default() {
+            batches.restore(self.at)?;
         }
         let per_epoch = data.batches_per_epoch();
         let mut step = self.step()?;
@@ -441,6 +459,7 @@ impl<'g> Trainer<'g> {
                 slow_ranks.extend(heard.slow);
                 ranks.check(self.graph, &self.session, false)?;
             }
+            self.at = batches.save();
             let values = values.iter().map(number).collect::<Result<Vec<f64>>>()?;
             step += 1;
             let now = Instant::now();
@@ -587,6 +606,13 @@ fn not_saved(step: i64, error: &Error) {
         target: "kolo::train",
         "could not save a checkpoint at step {step}: {error}; training goes on, earlier checkpoints stay"
     );
+}
+
+fn read_position(session: &Session, position: Variable<'_>) -> Result<Position> {
+    match session.fetch(position.read())?.data::<i64>()? {
+        [epoch, sample, seed] => Ok(Position { epoch: *epoch as u64, sample: *sample as u64, seed: *seed as u64 }),
+        _ => Err(Error::internal("the input position has three parts")),
+    }
 }
 
 /// A loss that no further step will mend.

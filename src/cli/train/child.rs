@@ -1,10 +1,10 @@
 //! Processes that a command starts, whose output it shows, and which end with it.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use crate::{Error, Result};
@@ -31,6 +31,13 @@ impl Process {
     #[cfg(test)]
     pub fn new(label: String, child: Child) -> Process {
         Process { label, child }
+    }
+
+    /// Writes a line to its standard input. One that has ended does not get it.
+    pub fn tell(&mut self, line: &str) {
+        if let Some(stdin) = &mut self.child.stdin {
+            drop(writeln!(stdin, "{line}"));
+        }
     }
 
     /// Closes its standard input, which asks it to end.
@@ -116,15 +123,19 @@ pub fn own_flags(with_value: &[&str], without: &[&str]) -> Vec<String> {
     flags
 }
 
-/// In a process that another one has started: sets the flag when that one ends, or asks for it.
-pub fn end_with_parent(stop: Arc<AtomicBool>) {
+/// In a process that another one has started: sets the flag when that one ends, or asks for it. What it writes comes line by line.
+pub fn end_with_parent(stop: Arc<AtomicBool>) -> Receiver<String> {
+    let (sender, lines) = mpsc::channel();
     let watch = move || {
-        let mut sink = std::io::sink();
-        // Nothing is ever written there; it ends with the process that holds the other end.
-        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut sink);
+        // It ends with the process that holds the other end.
+        for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
+            // Whoever does not want to hear goes on without.
+            drop(sender.send(line));
+        }
         stop.store(true, Ordering::Relaxed);
     };
     if let Err(error) = std::thread::Builder::new().name("kolo-parent".to_owned()).spawn(watch) {
         tracing::warn!("the end of the starting process will not be noticed: {error}");
     }
+    lines
 }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use crate::data::Dataset;
 use crate::parallel::{DataParallel, World};
-use crate::train::{Callback, Checkpoints, Flow, Model, StepReport, Trainer};
+use crate::train::{Callback, Checkpoints, Flow, Model, StepReport, Trainer, TrainerState};
 use crate::{Graph, Result};
 use serde_json::json;
 
@@ -36,22 +37,58 @@ pub struct Job<'g> {
     pub closing: Option<Box<dyn Closing + 'g>>,
 }
 
-/// Trains, alone or as one of the ranks of a world. Only rank 0 shows anything.
-pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, world: Option<World>) -> Result<()> {
-    let began = Instant::now();
-    let stop = stop_on_ctrl_c();
-    if common.cluster.with_parent {
-        child::end_with_parent(stop.clone());
+/// What one of several ranks keeps from one world to the next.
+pub struct Member {
+    /// The ranks.
+    pub world: World,
+    /// Where the launcher says that ranks meet again.
+    pub invitations: Receiver<String>,
+    stop: Arc<AtomicBool>,
+    began: Instant,
+    /// Whether there is a training that it joins, or goes on with.
+    is_under_way: bool,
+    /// Where it was when it lost others.
+    state: Option<TrainerState>,
+    /// The losses so far.
+    losses: Vec<(f64, f64)>,
+}
+
+impl Member {
+    /// A rank that was started alone, or in the place of another one.
+    pub fn new(world: &World, replaces: bool) -> Member {
+        let stop = stop_on_ctrl_c();
+        Member {
+            world: world.clone(),
+            invitations: child::end_with_parent(stop.clone()),
+            stop,
+            began: Instant::now(),
+            is_under_way: replaces,
+            state: None,
+            losses: Vec::new(),
+        }
     }
+}
+
+/// Trains, alone or as one of the ranks of a world. Only rank 0 shows anything.
+pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Option<&mut Member>) -> Result<()> {
+    let began = member.as_ref().map_or_else(Instant::now, |member| member.began);
+    let stop = member.as_ref().map_or_else(stop_on_ctrl_c, |member| member.stop.clone());
+    let world = member.as_ref().map(|member| member.world.clone());
     let mut config = common.session_config()?;
     let is_first = world.as_ref().is_none_or(|world| world.rank() == 0);
+    let is_under_way = member.as_ref().is_some_and(|member| member.is_under_way);
     if let Some(world) = &world {
         common.gpu.choose_for(world, &mut config.gpu);
-        config = DataParallel::new(world).configure(config);
+        let data_parallel = DataParallel::new(world);
+        let data_parallel = if common.ranks.elastic { data_parallel.atomic_updates() } else { data_parallel };
+        config = data_parallel.configure(config);
     }
-    let mut builder = Trainer::new(graph, job.model).source(config).stop_flag(stop.clone()).resume(common.resume);
-    if let Some(world) = &world {
-        builder = builder.world(world).check_every(common.ranks.check_weights_every.unwrap_or(1000));
+    // A rank that joins a training gets its state from the others; if none of them has one yet, all begin with the checkpoint.
+    let resume = common.resume || (is_under_way && common.checkpoint_dir.is_some());
+    let mut builder = Trainer::new(graph, job.model).source(config).stop_flag(stop.clone()).resume(resume);
+    if let Some(member) = &member {
+        let check_every = common.ranks.check_weights_every.unwrap_or(1000);
+        builder = builder.world(&member.world).check_every(check_every).state(member.state.clone());
     }
     if let Some(dir) = &common.checkpoint_dir {
         builder =
@@ -59,11 +96,19 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, world: Option<Wo
     }
     let mut trainer = builder.build()?;
     let view = View::choose(common.json);
-    announce(&trainer, view)?;
+    match is_under_way {
+        false => announce(&trainer, view)?,
+        true if is_first => announce_again(&trainer, view)?,
+        true => {}
+    }
 
     let by_data = job.train.batches_per_epoch().map(|n| n as u64 * job.epochs);
     let total = by_data.into_iter().chain(job.last_step.map(i64::unsigned_abs)).min();
     let mut progress = Progress::new(view, common.log_every, job.epochs, total).unit(job.unit.0, job.unit.1);
+    if let Some(member) = &mut member {
+        member.is_under_way = true;
+        progress.losses = std::mem::take(&mut member.losses);
+    }
     let mut limit = job.last_step.map(LastStep);
     let logdir = common.logdir.as_deref().filter(|_| is_first);
     let mut log = logdir.map(|dir| LogFolder::new(dir, graph, common.log_every)).transpose()?;
@@ -75,10 +120,23 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, world: Option<Wo
         callbacks.extend(log.as_mut().map(|log| log as &mut dyn Callback));
         match is_complete {
             true => None,
-            false => Some(trainer.fit(&job.train, &mut callbacks)?),
+            false => match trainer.fit(&job.train, &mut callbacks) {
+                Ok(report) => Some(report),
+                Err(error) => {
+                    progress.clear();
+                    if let Some(member) = &mut member {
+                        member.state = trainer.state().ok();
+                        member.losses = std::mem::take(&mut progress.losses);
+                    }
+                    return Err(error);
+                }
+            },
         }
     };
     progress.clear();
+    if let Some(member) = &mut member {
+        member.state = trainer.state().ok();
+    }
     let trained_s = began.elapsed().as_secs_f64();
     // Ranks agree on it.
     let was_stopped = match &report {
@@ -122,6 +180,15 @@ fn announce(trainer: &Trainer<'_>, view: View) -> Result<()> {
     match view {
         View::Json => print(json!({ "event": "resumed", "checkpoint": restored.prefix, "step": step })),
         _ => print(format_args!("Resumed from {} at step {step}", restored.prefix)),
+    }
+}
+
+/// Says where training goes on after ranks were lost.
+fn announce_again(trainer: &Trainer<'_>, view: View) -> Result<()> {
+    let step = trainer.step()?;
+    match view {
+        View::Json => print(json!({ "event": "recovered", "step": step })),
+        _ => print(format_args!("All ranks are there again; going on at step {step}")),
     }
 }
 

@@ -2,12 +2,11 @@
 
 use crate::data::Dataset;
 use crate::optim::Optimizer;
-use crate::parallel::World;
 use crate::recipes::{Placement, train_model};
-use crate::{Error, Result};
+use crate::{Code, Error, Result};
 
 use super::cluster::{self, Role};
-use super::job::{self, Job};
+use super::job::{self, Job, Member};
 use super::options::Common;
 use super::ranks;
 use super::recipe::{Defaults, Recipe};
@@ -15,13 +14,31 @@ use super::recipe::{Defaults, Recipe};
 /// Starts `n` ranks, unless the flags make no sense for so many.
 pub fn launch(common: &Common, recipe: &dyn Recipe, n: usize) -> Result<()> {
     Sizes::new(common, recipe.defaults(), n)?;
-    ranks::launch(n)
+    ranks::launch(&common.ranks, n)
 }
 
-/// Trains.
+/// Trains. A rank that loses others goes on with those that are left and a new one, from where it was.
 pub fn run(common: &Common, recipe: &dyn Recipe) -> Result<()> {
-    let world = common.ranks.world()?;
-    let sizes = Sizes::new(common, recipe.defaults(), world.as_ref().map_or(1, World::size))?;
+    let Some(mut world) = common.ranks.world()? else { return run_once(common, recipe, None) };
+    let mut member = Member::new(&world, common.ranks.replaces_a_rank());
+    loop {
+        let Err(error) = run_once(common, recipe, Some(&mut member)) else { return Ok(()) };
+        // Any other error is this rank's own, and would come again.
+        if !common.ranks.elastic || error.code() != Code::Aborted {
+            return Err(error);
+        }
+        drop(world);
+        world = match ranks::next_world(&member.invitations) {
+            Some(world) => world,
+            None => return Err(error),
+        };
+        member.world = world.clone();
+    }
+}
+
+fn run_once(common: &Common, recipe: &dyn Recipe, member: Option<&mut Member>) -> Result<()> {
+    let n_ranks = member.as_ref().map_or(1, |member| member.world.size());
+    let sizes = Sizes::new(common, recipe.defaults(), n_ranks)?;
     let role = common.cluster.role()?;
     let data = recipe.data(sizes.batch, common.seed)?;
     let train = data.train.shuffle(common.seed).batch(sizes.batch, true);
@@ -42,7 +59,7 @@ pub fn run(common: &Common, recipe: &dyn Recipe) -> Result<()> {
             let placement = Placement { device: common.device.clone(), towers: sizes.towers };
             let (model, closing) = build(&*optimizer, &placement)?;
             let train = train.repeat(epochs).prefetch(2);
-            job::run(&graph, common, Job { model, train, test, epochs, unit, last_step: steps.last, closing }, world)
+            job::run(&graph, common, Job { model, train, test, epochs, unit, last_step: steps.last, closing }, member)
         }
         Some(role) => {
             let updates = role.optimizer(optimizer);

@@ -166,6 +166,26 @@ impl SharedGroup {
 
     /// Joins the group in `file` as `rank`. Each rank joins once.
     pub fn join(file: &File, rank: usize) -> Result<SharedGroup> {
+        let mut group = Self::open(file)?;
+        if rank >= group.n_ranks {
+            return Err(Error::invalid_argument(format!("there is no rank {rank} in a group of {}", group.n_ranks)));
+        }
+        // Whoever is rank `rank` already stays it: dropping this end must not make it leave, so it is nobody's until then.
+        match group.member(rank).join() {
+            true => group.rank = rank,
+            false => return Err(Error::already_exists(format!("rank {rank} of the group has joined already"))),
+        }
+        Ok(group)
+    }
+
+    /// Ends the group in `file` for all ranks, those that have not joined yet included; for somebody who is none of them.
+    pub fn close(file: &File, reason: &str) -> Result<()> {
+        Self::open(file)?.end(reason);
+        Ok(())
+    }
+
+    /// The group in `file`, for nobody: the rank after the last.
+    fn open(file: &File) -> Result<SharedGroup> {
         let refused = |why: &str| Error::invalid_argument(format!("the file of a group in shared memory {why}"));
         let n_bytes = file.metadata().map_err(|error| refused(&format!("cannot be read: {error}")))?.len() as usize;
         if n_bytes < ALIGNMENT {
@@ -184,22 +204,10 @@ impl SharedGroup {
         if !is_sound {
             return Err(refused("is damaged"));
         }
-        if rank >= n_ranks {
-            return Err(Error::invalid_argument(format!("there is no rank {rank} in a group of {n_ranks}")));
-        }
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = n_ranks <= n_cores;
         let watches = (0..n_ranks).map(|_| Watch::default()).collect();
-        let group = SharedGroup { map, rank, n_ranks, buffer_bytes, round: 0, seen: vec![0; n_ranks], spins, watches };
-        match group.member(rank).join() {
-            true => Ok(group),
-            false => {
-                // Whoever is rank `rank` stays it: dropping this end must not make it leave.
-                let error = Error::already_exists(format!("rank {rank} of the group has joined already"));
-                group.forget();
-                Err(error)
-            }
-        }
+        Ok(SharedGroup { map, rank: n_ranks, n_ranks, buffer_bytes, round: 0, seen: vec![0; n_ranks], spins, watches })
     }
 
     /// This process's rank.
@@ -229,7 +237,7 @@ impl SharedGroup {
         (0..self.n_ranks).for_each(|rank| self.flag(rank).wake());
     }
 
-    /// The rank that has ended the group, and why.
+    /// The rank that has ended the group, and why; the rank after the last for somebody else.
     pub fn ended(&self) -> Option<(usize, String)> {
         let header = header(&self.map);
         let by = (header.ended_by.load(Ordering::SeqCst) as usize).checked_sub(1)?;
@@ -254,14 +262,12 @@ impl SharedGroup {
 
     fn check_ended(&self) -> Result<()> {
         match self.ended() {
-            Some((by, why)) => Err(Error::aborted(format!("rank {by} has ended the group: {why}"))),
+            Some((by, why)) if by < self.n_ranks => {
+                Err(Error::aborted(format!("rank {by} has ended the group: {why}")))
+            }
+            Some((_, why)) => Err(Error::aborted(format!("the group was closed: {why}"))),
             None => Ok(()),
         }
-    }
-
-    /// Ends this value, but not this rank's membership.
-    fn forget(mut self) {
-        self.n_ranks = 0;
     }
 
     fn member(&self, rank: usize) -> &Member {
@@ -568,6 +574,25 @@ mod tests {
         for error in errors.into_iter().flatten() {
             assert!(error.to_string().contains("rank 2 has ended the group: a test"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_group_is_closed_from_outside_for_those_who_wait_and_those_who_come() {
+        let file = file();
+        SharedGroup::create(&file, 2, 1).unwrap();
+        let mut first = SharedGroup::join(&file, 0).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let mut inputs = first.begin(&WaitLimits::NONE).unwrap().publish();
+                inputs.wait_all(&WaitLimits::NONE).err().unwrap().to_string()
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            SharedGroup::close(&file, "rank 1 never came").unwrap();
+            let error = waits.join().unwrap();
+            assert!(error.contains("the group was closed: rank 1 never came"), "{error}");
+        });
+        let mut second = SharedGroup::join(&file, 1).unwrap();
+        assert!(second.begin(&WaitLimits::NONE).is_err());
     }
 
     #[test]

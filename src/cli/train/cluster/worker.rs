@@ -26,7 +26,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
     let began = Instant::now();
     let stop = stop_on_ctrl_c();
     if common.cluster.with_parent {
-        child::end_with_parent(stop.clone());
+        drop(child::end_with_parent(stop.clone()));
     }
     let security = common.cluster.security.read()?;
     let own_config = common.session_config()?;
