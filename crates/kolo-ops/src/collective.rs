@@ -10,6 +10,7 @@ use kolo_device::cpu::reduce::ReduceOp;
 use parking_lot::Mutex;
 
 use crate::cancel::CancelToken;
+use crate::comm::meeting::Meetings;
 
 /// What the ranks of a group do together. Every rank gives tensors of the same dtypes and shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,9 +117,12 @@ pub trait CollectiveGroup: Send + Sync {
     fn start(&self, call: CollectiveCall, done: CollectiveDone);
 }
 
-/// The groups that the nodes of a session can name. Clones share them.
+/// The groups that the nodes of a session can name, and the meetings of its devices. Clones share them.
 #[derive(Clone, Default)]
-pub struct Groups(Arc<Mutex<BTreeMap<String, Arc<dyn CollectiveGroup>>>>);
+pub struct Groups {
+    named: Arc<Mutex<BTreeMap<String, Arc<dyn CollectiveGroup>>>>,
+    meetings: Arc<Meetings>,
+}
 
 impl Groups {
     /// No groups.
@@ -128,12 +132,17 @@ impl Groups {
 
     /// Adds a group under a name, which replaces one of that name.
     pub fn insert(&self, name: &str, group: Arc<dyn CollectiveGroup>) {
-        self.0.lock().insert(name.to_owned(), group);
+        self.named.lock().insert(name.to_owned(), group);
+    }
+
+    /// Where TensorFlow's collectives meet.
+    pub fn meetings(&self) -> &Arc<Meetings> {
+        &self.meetings
     }
 
     /// The group of this name.
     pub fn find(&self, name: &str) -> Result<Arc<dyn CollectiveGroup>> {
-        let groups = self.0.lock();
+        let groups = self.named.lock();
         groups.get(name).cloned().ok_or_else(|| {
             let known: Vec<&str> = groups.keys().map(String::as_str).collect();
             let known = if known.is_empty() { "there are none".to_owned() } else { known.join(", ") };
@@ -146,6 +155,6 @@ impl Groups {
 
 impl fmt::Debug for Groups {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.lock().keys()).finish()
+        f.debug_set().entries(self.named.lock().keys()).finish()
     }
 }

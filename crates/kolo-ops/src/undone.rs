@@ -20,18 +20,6 @@ const fn owner(name: &'static str, signature: &'static str, shape: ShapeFn, why:
     stateful(name, signature, shape, why).effects(Effects::Owns(OwnedState::Other))
 }
 
-/// As many rows from every member of the group.
-fn gathered(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
-    let mut dims = match ctx.input(0).dims() {
-        Some(dims) => dims.to_vec(),
-        None => return shape_fns::unknown(ctx),
-    };
-    if let Some(rows) = dims.first_mut() {
-        *rows = None;
-    }
-    Ok(vec![PartialShape::new(&dims)])
-}
-
 fn pair(_: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
     Ok(vec![PartialShape::from([2usize])])
 }
@@ -57,8 +45,6 @@ macro_rules! script {
 }
 
 const PYTHON: &str = "the function is in the memory of the Python process that made the graph";
-const COLLECTIVE: &str =
-    "groups of workers are not formed here; Kolo's own strategies sum through accumulators and variables";
 const OLD_FORMAT: &str = "the checkpoint format before V2; TensorFlow reads it and writes V2";
 const JPEG: &str = "there is no JPEG decoder yet; PNG works";
 const BARRIERS: &str = "the ops that put elements into a barrier and take them out are not on the list of ops";
@@ -69,35 +55,6 @@ ops! {
     // Python.
     stateful PY_FUNC = "PyFunc", script!(), shape_fns::unknown, PYTHON;
     op PY_FUNC_STATELESS = "PyFuncStateless", script!(), shape_fns::unknown, PYTHON;
-    // Between machines.
-    stateful COLLECTIVE_REDUCE = "CollectiveReduce",
-        "(input:T) -> (data:T) ; T:type{bfloat16,float,half,double,int32,int64}, group_size:int, group_key:int, \
-         instance_key:int, merge_op:string{Min|Max|Mul|Add}, final_op:string{Id|Div}, subdiv_offsets:list(int), \
-         wait_for:list(int)=[], communication_hint:string=\"auto\", timeout_seconds:float=0.0",
-        shape_fns::same_as_input_0, COLLECTIVE;
-    stateful COLLECTIVE_GATHER = "CollectiveGather",
-        "(input:T) -> (data:T) ; T:type{float,half,double,int32,int64}, group_size:int, group_key:int, instance_key:int, \
-         shape:shape, communication_hint:string=\"auto\", timeout_seconds:float=0.0",
-        shape_fns::from_shape_attr, COLLECTIVE;
-    stateful COLLECTIVE_BCAST_SEND = "CollectiveBcastSend",
-        "(input:T) -> (data:T) ; T:type{bool,float,half,double,int32,int64}, group_size:int, group_key:int, \
-         instance_key:int, shape:shape, communication_hint:string=\"auto\", timeout_seconds:float=0.0",
-        shape_fns::from_shape_attr, COLLECTIVE;
-    stateful COLLECTIVE_BCAST_RECV = "CollectiveBcastRecv",
-        "() -> (data:T) ; T:type{bool,float,half,double,int32,int64}, group_size:int, group_key:int, instance_key:int, \
-         shape:shape, communication_hint:string=\"auto\", timeout_seconds:float=0.0",
-        shape_fns::from_shape_attr, COLLECTIVE;
-    stateful COLLECTIVE_REDUCE_V2 = "CollectiveReduceV2",
-        "(input:T, group_size:int32, group_key:int32, instance_key:int32, ordering_token:Nordering_token*resource) -> \
-         (data:T) ; T:type{bfloat16,float,half,double,int32,int64}, merge_op:string{Min|Max|Mul|Add}, \
-         final_op:string{Id|Div}, communication_hint:string=\"auto\", timeout_seconds:float=0.0, \
-         is_stateless:bool=false, Nordering_token:int>=0=0, max_subdivs_per_device:int=-1",
-        shape_fns::same_as_input_0, COLLECTIVE;
-    stateful COLLECTIVE_GATHER_V2 = "CollectiveGatherV2",
-        "(input:T, group_size:int32, group_key:int32, instance_key:int32, ordering_token:Nordering_token*resource) -> \
-         (data:T) ; T:type{float,half,double,int32,int64}, communication_hint:string=\"auto\", \
-         timeout_seconds:float=0.0, is_stateless:bool=false, Nordering_token:int>=0=0",
-        gathered, COLLECTIVE;
     // The checkpoint format before V2.
     stateful SAVE = "Save",
         "(filename:string, tensor_names:string, data:list(T)) -> () ; T:list(type)>=1", shape_fns::unknown, OLD_FORMAT;
@@ -135,21 +92,16 @@ ops! {
 
 #[cfg(test)]
 mod tests {
-    use kolo_core::DeviceName;
+    use kolo_core::{DType, DeviceName};
 
     #[test]
     fn such_an_op_is_in_the_graph_but_has_no_kernel() {
         let g = crate::graph();
-        let x = g.placeholder::<f32>("x", [None, Some(3)]);
-        let y = g
-            .op("CollectiveGatherV2")
-            .inputs([x, g.constant(2i32), g.constant(1i32), g.constant(1i32)])
-            .attr("Nordering_token", 0i64)
-            .out();
+        let y = g.op("DecodeJpeg").input(g.placeholder_of("x", DType::Str, &[])).attr("channels", 3i64).out();
         g.check().unwrap();
-        assert_eq!(y.shape().to_string(), "[?,3]");
+        assert_eq!(y.shape().to_string(), "[?,?,3]");
         let node = y.operation().node().unwrap();
         let Err(error) = crate::find_kernel(&node, &DeviceName::local("CPU", 0)) else { panic!("it has a kernel") };
-        assert!(error.message().contains("No OpKernel was registered to support Op 'CollectiveGatherV2'"), "{error}");
+        assert!(error.message().contains("No OpKernel was registered to support Op 'DecodeJpeg'"), "{error}");
     }
 }

@@ -6,7 +6,9 @@ mod alarm;
 mod barrier;
 mod barrier_ops;
 mod collective_ops;
+mod device_collectives;
 mod gradient_store;
+pub(crate) mod meeting;
 mod staleness;
 pub mod transfer;
 
@@ -24,6 +26,14 @@ pub static OPS: &[&Op] = &[
     &collective_ops::KOLO_ALL_TO_ALL,
     &collective_ops::KOLO_BROADCAST,
     &collective_ops::KOLO_REDUCE_SCATTER,
+    &device_collectives::COLLECTIVE_BCAST_RECV,
+    &device_collectives::COLLECTIVE_BCAST_RECV_V2,
+    &device_collectives::COLLECTIVE_BCAST_SEND,
+    &device_collectives::COLLECTIVE_BCAST_SEND_V2,
+    &device_collectives::COLLECTIVE_GATHER,
+    &device_collectives::COLLECTIVE_GATHER_V2,
+    &device_collectives::COLLECTIVE_REDUCE,
+    &device_collectives::COLLECTIVE_REDUCE_V2,
     &gradient_store::KOLO_GRADIENT_PUSH,
     &gradient_store::KOLO_GRADIENT_PUSH_ROWS,
     &gradient_store::KOLO_GRADIENT_STORE,
