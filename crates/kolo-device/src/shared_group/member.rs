@@ -22,7 +22,49 @@ const JOINING: u32 = 1;
 const HERE: u32 = 2;
 const LEFT: u32 = 3;
 
+/// What a rank is doing that others wait for, as far as can be seen from outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Condition {
+    /// It has not joined.
+    Absent,
+    /// Its process was stopped by a signal or a debugger.
+    Stopped { pid: u32 },
+    /// It runs, or waits for something else.
+    Busy { pid: u32 },
+    /// Its process cannot be seen from here.
+    Unknown,
+}
+
+impl std::fmt::Display for Condition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Condition::Absent => f.write_str("has not joined yet"),
+            Condition::Stopped { pid } => write!(f, "is stopped (`kill -CONT {pid}` lets it go on)"),
+            Condition::Busy { pid } => write!(f, "is there, as process {pid}, and does something else"),
+            Condition::Unknown => f.write_str("cannot be seen from here"),
+        }
+    }
+}
+
 impl Member {
+    /// What it is doing, if it is not gone.
+    pub fn condition(&self) -> Condition {
+        if self.state.load(SeqCst) != HERE {
+            return Condition::Absent;
+        }
+        let (pid, namespace) = (self.pid.load(SeqCst), self.namespace.load(SeqCst));
+        if namespace == 0 || namespace != own_namespace() {
+            return Condition::Unknown;
+        }
+        // The state is the first letter after the name, which is in brackets and may hold anything.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
+            Some('T' | 't') => Condition::Stopped { pid },
+            Some(_) => Condition::Busy { pid },
+            None => Condition::Unknown,
+        }
+    }
+
     /// This process is the rank from now on; false if there was one already.
     pub fn join(&self) -> bool {
         if self.state.compare_exchange(ABSENT, JOINING, SeqCst, SeqCst).is_err() {
@@ -90,11 +132,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_was_killed_is_noticed_before_it_is_reaped() {
+    fn a_process_that_is_stopped_or_killed_is_noticed() {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let member = Member { state: HERE.into(), pid: child.id().into(), namespace: own_namespace().into() };
         let watch = Watch::default();
         assert_eq!(watch.gone(&member), None);
+        assert_eq!(member.condition(), Condition::Busy { pid: child.id() });
+        let stop = std::process::Command::new("kill").arg("-STOP").arg(child.id().to_string()).status().unwrap();
+        assert!(stop.success());
+        while member.condition() != (Condition::Stopped { pid: child.id() }) {
+            std::thread::yield_now();
+        }
+        assert!(member.condition().to_string().starts_with("is stopped (`kill -CONT"));
         child.kill().unwrap();
         while watch.gone(&member).is_none() {
             std::thread::yield_now();

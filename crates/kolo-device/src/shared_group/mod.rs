@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use kolo_core::{Error, Result};
 
 use self::flag::{Flag, reached};
-use self::member::{Member, Watch};
+use self::member::{Condition, Member, Watch};
 use crate::SharedMap;
 
 /// What [`flag`] is built on.
@@ -66,6 +66,9 @@ const SPIN: Duration = Duration::from_micros(30);
 
 /// How long it lets others run, in turns, before it sleeps.
 const YIELD: Duration = Duration::from_micros(200);
+
+/// After this, a rank that waits looks at the process that it waits for.
+const SUSPICIOUS: Duration = Duration::from_secs(1);
 
 /// How often a sleeping rank looks whether it should stop.
 const SLEEP: Duration = Duration::from_millis(20);
@@ -298,7 +301,7 @@ impl SharedGroup {
     fn wait_for(&self, rank: usize, sequence: u32, limits: &WaitLimits<'_>) -> Result<u32> {
         let flag = self.flag(rank);
         let began = Instant::now();
-        let mut turns = 0u32;
+        let (mut turns, mut has_looked) = (0u32, false);
         loop {
             let found = flag.sequence();
             if reached(found, sequence) {
@@ -325,12 +328,19 @@ impl SharedGroup {
                     };
                 }
                 (limits.stop)(rank)?;
+                if waited >= SUSPICIOUS && !has_looked {
+                    has_looked = true;
+                    if let condition @ Condition::Stopped { .. } = self.member(rank).condition() {
+                        tracing::warn!("rank {} waits for rank {rank}, which {condition}", self.rank);
+                    }
+                }
                 let now = Instant::now();
                 if limits.deadline.is_some_and(|deadline| now >= deadline) {
                     return Err(Error::deadline_exceeded(format!(
-                        "rank {} has waited {:.1} s for rank {rank}",
+                        "rank {} has waited {:.1} s for rank {rank}, which {}",
                         self.rank,
-                        waited.as_secs_f64()
+                        waited.as_secs_f64(),
+                        self.member(rank).condition()
                     )));
                 }
                 let left = limits.deadline.map_or(SLEEP, |deadline| SLEEP.min(deadline - now));
@@ -568,9 +578,13 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(100));
                 return None;
             }
-            let mut inputs = group.begin(&WaitLimits::NONE).unwrap().publish();
-            inputs.wait_all(&WaitLimits::NONE).err()
+            // It may be over before a round has begun.
+            match group.begin(&WaitLimits::NONE) {
+                Ok(begun) => begun.publish().wait_all(&WaitLimits::NONE).err(),
+                Err(error) => Some(error),
+            }
         });
+        assert_eq!(errors.iter().flatten().count(), 2);
         for error in errors.into_iter().flatten() {
             assert!(error.to_string().contains("rank 2 has ended the group: a test"), "{error}");
         }
