@@ -5,6 +5,8 @@
 //! of two of ranks continues the tree that each of them may have summed its own parts in. Halves are summed as floats and
 //! rounded once.
 
+use std::ops::Range;
+
 use bytemuck::Pod;
 use half::{bf16, f16};
 use kolo_core::{DType, Error, Result};
@@ -48,26 +50,56 @@ impl ReduceOp {
     }
 }
 
+/// An expression for the type `$T` of the elements of a dtype.
+macro_rules! for_type {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        for_type!(@ $dtype, $T, $body, F32 f32, F64 f64, F16 f16, BF16 bf16, I8 i8, I16 i16, I32 i32, I64 i64, U8 u8, U16 u16,
+            U32 u32, U64 u64)
+    };
+    (@ $dtype:expr, $T:ident, $body:expr, $($name:ident $ty:ty),*) => {
+        match $dtype {
+            $(DType::$name => {
+                type $T = $ty;
+                $body
+            })*
+            other => Err(no_arithmetic(other)),
+        }
+    };
+}
+
 /// Combines the vectors of all ranks into `out`. All have the same length; an error if not, or if `dtype` has no arithmetic.
 pub fn reduce(dtype: DType, op: ReduceOp, sources: &[&[u8]], out: &mut [u8]) -> Result<()> {
     if sources.is_empty() || sources.iter().any(|source| source.len() != out.len()) {
         return Err(Error::internal("vectors of different lengths are not reduced"));
     }
-    match dtype {
-        DType::F32 => reduce_as::<f32>(op, sources, out),
-        DType::F64 => reduce_as::<f64>(op, sources, out),
-        DType::F16 => reduce_as::<f16>(op, sources, out),
-        DType::BF16 => reduce_as::<bf16>(op, sources, out),
-        DType::I8 => reduce_as::<i8>(op, sources, out),
-        DType::I16 => reduce_as::<i16>(op, sources, out),
-        DType::I32 => reduce_as::<i32>(op, sources, out),
-        DType::I64 => reduce_as::<i64>(op, sources, out),
-        DType::U8 => reduce_as::<u8>(op, sources, out),
-        DType::U16 => reduce_as::<u16>(op, sources, out),
-        DType::U32 => reduce_as::<u32>(op, sources, out),
-        DType::U64 => reduce_as::<u64>(op, sources, out),
-        other => Err(no_arithmetic(other)),
+    for_type!(dtype, T => reduce_as::<T>(op, Sources { before: sources, own: false, after: &[] }, out))
+}
+
+/// As [`reduce`], in place: `own` is the vector of the rank after those of `before` and before those of `after`, and becomes the
+/// result.
+pub fn reduce_in_place(dtype: DType, op: ReduceOp, before: &[&[u8]], own: &mut [u8], after: &[&[u8]]) -> Result<()> {
+    if before.iter().chain(after).any(|source| source.len() != own.len()) {
+        return Err(Error::internal("vectors of different lengths are not reduced"));
     }
+    for_type!(dtype, T => reduce_as::<T>(op, Sources { before, own: true, after }, own))
+}
+
+/// Divides a sum that was made in steps by the number of ranks, as [`ReduceOp::Mean`] does at its end.
+pub fn divide(dtype: DType, sum: &mut [u8], n_ranks: usize) -> Result<()> {
+    for_type!(dtype, T => {
+        let sum = bytemuck::try_cast_slice_mut::<u8, T>(sum).map_err(unaligned)?;
+        sum.iter_mut().for_each(|x| *x = T::narrow(T::divide(x.widen(), n_ranks)));
+        Ok(())
+    })
+}
+
+/// Whether partial results have more bits than the dtype, so that a reduction in steps rounds more often than one at once.
+pub fn is_widened(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+fn unaligned<E>(_: E) -> Error {
+    Error::internal("vectors to reduce are not aligned to their elements")
 }
 
 /// An error if [`reduce`] has no arithmetic for `dtype`.
@@ -183,65 +215,85 @@ integers!(i8 i16 i32 i64 u8 u16 u32 u64);
 /// Elements that are combined at a time: what a level of the tree keeps stays in the nearest cache.
 const BLOCK: usize = 512;
 
-fn reduce_as<T: Reduced>(op: ReduceOp, sources: &[&[u8]], out: &mut [u8]) -> Result<()> {
-    let unaligned = |_| Error::internal("vectors to reduce are not aligned to their elements");
+/// The vectors of all ranks, in their order.
+#[derive(Clone, Copy)]
+struct Sources<'s, T> {
+    before: &'s [&'s [T]],
+    /// There is one more between them: what the destination holds.
+    own: bool,
+    after: &'s [&'s [T]],
+}
+
+fn reduce_as<T: Reduced>(op: ReduceOp, sources: Sources<'_, u8>, out: &mut [u8]) -> Result<()> {
     let out = bytemuck::try_cast_slice_mut::<u8, T>(out).map_err(unaligned)?;
-    let sources = sources
-        .iter()
-        .map(|source| bytemuck::try_cast_slice::<u8, T>(source).map_err(unaligned))
-        .collect::<Result<Vec<&[T]>>>()?;
+    let (before, after) = (cast::<T>(sources.before)?, cast::<T>(sources.after)?);
+    let sources = Sources { before: &before, own: sources.own, after: &after };
     // Each op is a loop of its own, which the compiler can vectorise.
     match op {
-        ReduceOp::Sum => blocks(&sources, out, |a, b| T::combine(ReduceOp::Sum, a, b), |sum| sum),
+        ReduceOp::Sum => blocks(sources, out, |a, b| T::combine(ReduceOp::Sum, a, b), |sum| sum),
         ReduceOp::Mean => {
-            let n = sources.len();
-            blocks(&sources, out, |a, b| T::combine(ReduceOp::Sum, a, b), |sum| T::divide(sum, n));
+            let n = before.len() + usize::from(sources.own) + after.len();
+            blocks(sources, out, |a, b| T::combine(ReduceOp::Sum, a, b), |sum| T::divide(sum, n));
         }
-        ReduceOp::Min => blocks(&sources, out, |a, b| T::combine(ReduceOp::Min, a, b), |least| least),
-        ReduceOp::Max => blocks(&sources, out, |a, b| T::combine(ReduceOp::Max, a, b), |most| most),
-        ReduceOp::Prod => blocks(&sources, out, |a, b| T::combine(ReduceOp::Prod, a, b), |product| product),
+        ReduceOp::Min => blocks(sources, out, |a, b| T::combine(ReduceOp::Min, a, b), |least| least),
+        ReduceOp::Max => blocks(sources, out, |a, b| T::combine(ReduceOp::Max, a, b), |most| most),
+        ReduceOp::Prod => blocks(sources, out, |a, b| T::combine(ReduceOp::Prod, a, b), |product| product),
     }
     Ok(())
 }
 
+fn cast<'s, T: Reduced>(sources: &[&'s [u8]]) -> Result<Vec<&'s [T]>> {
+    sources.iter().map(|source| bytemuck::try_cast_slice::<u8, T>(source).map_err(unaligned)).collect()
+}
+
 #[inline(always)]
 fn blocks<T: Reduced>(
-    sources: &[&[T]],
+    sources: Sources<'_, T>,
     out: &mut [T],
     combine: impl Fn(T::Wide, T::Wide) -> T::Wide + Copy,
     finish: impl Fn(T::Wide) -> T::Wide,
 ) {
+    let Sources { before, own: has_own, after } = sources;
+    let n_sources = before.len() + usize::from(has_own) + after.len();
     let mut wide = [T::Wide::default(); BLOCK];
+    let mut own = [T::zeroed(); BLOCK];
     for (i, out) in out.chunks_mut(BLOCK).enumerate() {
-        let wide = &mut wide[..out.len()];
-        tree(sources, i * BLOCK, wide, combine);
-        for (out, wide) in out.iter_mut().zip(wide) {
+        let (at, n) = (i * BLOCK, out.len());
+        if has_own {
+            own[..n].copy_from_slice(out);
+        }
+        let block = |rank: usize| match rank.checked_sub(before.len()) {
+            None => &before[rank][at..at + n],
+            Some(0) if has_own => &own[..n],
+            Some(behind) => &after[behind - usize::from(has_own)][at..at + n],
+        };
+        tree(0..n_sources, &block, &mut wide[..n], combine);
+        for (out, wide) in out.iter_mut().zip(&wide[..n]) {
             *out = T::narrow(finish(*wide));
         }
     }
 }
 
-/// Combines one block, from element `at` on, of all sources.
-fn tree<T: Reduced>(
-    sources: &[&[T]],
-    at: usize,
+/// Combines one block of some ranks.
+fn tree<'s, T: Reduced>(
+    ranks: Range<usize>,
+    block: &impl Fn(usize) -> &'s [T],
     out: &mut [T::Wide],
     combine: impl Fn(T::Wide, T::Wide) -> T::Wide + Copy,
 ) {
-    let n = out.len();
-    match sources {
-        [] => {}
-        [one] => out.iter_mut().zip(&one[at..at + n]).for_each(|(out, x)| *out = x.widen()),
-        [one, other] => {
-            let pairs = one[at..at + n].iter().zip(&other[at..at + n]);
+    match ranks.len() {
+        0 => {}
+        1 => out.iter_mut().zip(block(ranks.start)).for_each(|(out, x)| *out = x.widen()),
+        2 => {
+            let pairs = block(ranks.start).iter().zip(block(ranks.start + 1));
             out.iter_mut().zip(pairs).for_each(|(out, (a, b))| *out = combine(a.widen(), b.widen()));
         }
         many => {
-            let (left, right) = many.split_at(many.len().next_power_of_two() / 2);
-            tree(left, at, out, combine);
+            let middle = ranks.start + many.next_power_of_two() / 2;
+            tree(ranks.start..middle, block, out, combine);
             let mut rest = [T::Wide::default(); BLOCK];
-            let rest = &mut rest[..n];
-            tree(right, at, rest, combine);
+            let rest = &mut rest[..out.len()];
+            tree(middle..ranks.end, block, rest, combine);
             out.iter_mut().zip(rest).for_each(|(out, x)| *out = combine(*out, *x));
         }
     }
@@ -283,6 +335,36 @@ mod tests {
         let two = [vec![at(0) + at(1)], vec![at(2) + at(3)]];
         let four: Vec<Vec<f32>> = (0..4).map(|i| vec![at(i)]).collect();
         assert_eq!(reduced(DType::F32, ReduceOp::Sum, &two), reduced(DType::F32, ReduceOp::Sum, &four));
+    }
+
+    #[test]
+    fn a_vector_that_becomes_the_result_counts_where_its_rank_is() {
+        let x: Vec<Vec<f32>> =
+            (0..6).map(|i| (0..BLOCK + 9).map(|j| ((i * 77 + j) as f32).sin() * 1e3).collect()).collect();
+        let bytes: Vec<&[u8]> = x.iter().map(|x| bytemuck::cast_slice(x)).collect();
+        for n_ranks in 1..=6 {
+            for own in 0..n_ranks {
+                for op in ReduceOp::ALL {
+                    let mut found = x[own].clone();
+                    let (before, after) = (&bytes[..own], &bytes[own + 1..n_ranks]);
+                    reduce_in_place(DType::F32, op, before, bytemuck::cast_slice_mut(&mut found), after).unwrap();
+                    assert_eq!(found, reduced(DType::F32, op, &x[..n_ranks]), "{op:?}, rank {own} of {n_ranks}");
+                }
+            }
+        }
+        let mut own = [0; 8];
+        assert!(reduce_in_place(DType::F32, ReduceOp::Sum, &[&[0; 4]], &mut own, &[]).is_err());
+    }
+
+    #[test]
+    fn a_sum_that_was_made_in_steps_is_divided_as_a_mean_is() {
+        let x = [vec![1.0f32, 5.0], vec![2.0, -7.0], vec![4.0, 0.5]];
+        let mut sum = reduced(DType::F32, ReduceOp::Sum, &x);
+        divide(DType::F32, bytemuck::cast_slice_mut(&mut sum), 3).unwrap();
+        assert_eq!(sum, reduced(DType::F32, ReduceOp::Mean, &x));
+        let mut sum = [-7i32, 300];
+        divide(DType::I32, bytemuck::cast_slice_mut(&mut sum), 2).unwrap();
+        assert_eq!(sum, [-3, 150]);
     }
 
     #[test]
