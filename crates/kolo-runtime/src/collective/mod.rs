@@ -4,15 +4,27 @@
 //! of its own, one after the other, while the caller goes on; the nodes of a graph reach it by its name
 //! ([`crate::SessionConfig::groups`]), so a group outlives steps and sessions.
 //!
+//! Ranks of one host share memory (`shared.rs`). Others send messages over a [`Transport`], by one of several algorithms
+//! (`algorithm/`), which also runs between threads ([`InProcess`]).
+//!
 //! Before any data of a call is used, every rank compares what all others call: the how manieth call it is, what is done, dtype,
 //! shapes and name. A difference ends the group with an error on every rank that shows both.
 
+mod algorithm;
 mod communicator;
 mod group;
+mod in_process;
+mod pieces;
+mod shared;
 mod signature;
+mod transport;
 mod vector;
 
+pub use algorithm::choice::{Algorithm, Costs};
 pub use communicator::{Communicator, CommunicatorOptions};
 pub use group::Group;
+pub use in_process::{InProcess, SentCounts};
 pub use kolo_device::cpu::reduce::ReduceOp;
+pub use kolo_device::shared_group::WaitLimits;
 pub use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup, CollectiveKind, Groups, Root};
+pub use transport::{Incoming, Outgoing, Transport};

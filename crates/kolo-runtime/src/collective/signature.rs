@@ -7,11 +7,16 @@ use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::cpu::reduce::ReduceOp;
 use kolo_ops::collective::{CollectiveKind, Root};
 
+use super::algorithm::choice::Algorithm;
+
 /// The bytes that a signature takes before the data of a call.
 pub(super) const SIGNATURE_BYTES: usize = 256;
 
 /// Names are cut off there for comparing by eye; the hash is of the whole name.
-const MAX_NAME: usize = SIGNATURE_BYTES - 48;
+const MAX_NAME: usize = SIGNATURE_BYTES - HEAD;
+
+/// What comes before the name.
+const HEAD: usize = 48;
 
 /// A call of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +29,16 @@ pub(super) struct Signature {
     n_tensors: u32,
     /// Of shapes and name.
     hash: u64,
+    /// None in shared memory, where there is one way only.
+    route: Option<Route>,
     name: String,
+}
+
+/// How the messages of a call go, which all ranks have to agree on as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    pub algorithm: Algorithm,
+    pub buffer_bytes: u64,
 }
 
 impl Signature {
@@ -40,14 +54,26 @@ impl Signature {
             n_elements: tensors.iter().map(|tensor| tensor.n_elements() as u64).sum(),
             n_tensors: tensors.len() as u32,
             hash: hasher.finish(),
+            route: None,
             name: name[..end].to_owned(),
         }
+    }
+
+    /// The same call, by messages.
+    pub fn by(self, route: Route) -> Signature {
+        Signature { route: Some(route), ..self }
+    }
+
+    /// How its messages go.
+    pub fn algorithm(&self) -> Option<Algorithm> {
+        self.route.map(|route| route.algorithm)
     }
 
     pub fn write(&self, to: &mut [u8]) {
         let dtype = self.dtype.map_or(0, |dtype| dtype as i32 as u32);
         let op = self.kind.reduction().map_or(0, |op| 1 + op as u8);
         let root = self.kind.root().map_or(u32::MAX, |root| u32::try_from(root).unwrap_or(u32::MAX - 1));
+        let algorithm = self.algorithm().and_then(|own| Algorithm::ALL.iter().position(|algorithm| *algorithm == own));
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
             to[at..at + bytes.len()].copy_from_slice(bytes);
@@ -59,7 +85,8 @@ impl Signature {
         put(&dtype.to_le_bytes());
         put(&self.n_tensors.to_le_bytes());
         put(&root.to_le_bytes());
-        put(&[kind_number(self.kind), op, self.name.len() as u8]);
+        put(&self.route.map_or(0, |route| route.buffer_bytes).to_le_bytes());
+        put(&[kind_number(self.kind), op, algorithm.map_or(0, |at| 1 + at as u8), self.name.len() as u8]);
         put(self.name.as_bytes());
     }
 
@@ -77,24 +104,28 @@ impl Signature {
         let dtype = u32::from_le_bytes(take(4)?.try_into().ok()?);
         let n_tensors = u32::from_le_bytes(take(4)?.try_into().ok()?);
         let root = u32::from_le_bytes(take(4)?.try_into().ok()?);
-        let &[kind, op, n_name] = take(3)? else { return None };
+        let buffer_bytes = u64::from_le_bytes(take(8)?.try_into().ok()?);
+        let &[kind, op, algorithm, n_name] = take(4)? else { return None };
+        let algorithm = algorithm.checked_sub(1).and_then(|at| Algorithm::ALL.get(at as usize)).copied();
+        let route = algorithm.map(|algorithm| Route { algorithm, buffer_bytes });
         let op = op.checked_sub(1).and_then(|op| ReduceOp::ALL.get(op as usize)).copied();
         let kind = kind_of(kind, op, Root(root as usize))?;
         let name = String::from_utf8_lossy(take(n_name as usize)?).into_owned();
         let dtype = DType::ALL.iter().copied().find(|known| *known as i32 as u32 == dtype);
-        Some(Signature { number, kind, dtype, n_elements, n_tensors, hash, name })
+        Some(Signature { number, kind, dtype, n_elements, n_tensors, hash, route, name })
     }
 
     /// An error if rank `other` does something else.
     pub fn check(&self, rank: usize, other: usize, from: &[u8]) -> Result<()> {
         let mut mine = [0; SIGNATURE_BYTES];
         self.write(&mut mine);
-        let n_bytes = 39 + self.name.len();
+        let n_bytes = HEAD + self.name.len();
         if mine[..n_bytes] == from[..n_bytes] {
             return Ok(());
         }
         let found = Signature::read(from).map_or_else(|| "something unreadable".to_owned(), |found| found.to_string());
         let shapes = match Signature::read(from) {
+            Some(found) if found.route != self.route && found.to_string() == self.to_string() => ", with other options",
             Some(found) if found.to_string() == self.to_string() => ", with other shapes or a longer name",
             _ => "",
         };
@@ -114,8 +145,11 @@ impl Signature {
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "call {}, {} '{}'", self.number, self.kind, self.name)?;
-        match self.dtype {
-            Some(dtype) => write!(f, " of {} {dtype} tensors, {} elements", self.n_tensors, self.n_elements),
+        if let Some(dtype) = self.dtype {
+            write!(f, " of {} {dtype} tensors, {} elements", self.n_tensors, self.n_elements)?;
+        }
+        match self.algorithm() {
+            Some(algorithm) => write!(f, ", by {algorithm}"),
             None => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! Several tensors as one vector of bytes, so that a bucket of gradients is one collective.
 
-use kolo_core::{DType, Result, Tensor};
+use kolo_core::{DType, Error, Result, Shape, Tensor};
 
 /// Tensors of host memory, one after the other, that are written in place.
 pub(super) struct Vector {
@@ -38,6 +38,11 @@ impl Vector {
         self.tensors.first().map(Tensor::dtype)
     }
 
+    /// The memory of all tensors.
+    pub fn slices_mut(&mut self) -> Result<Vec<&mut [u8]>> {
+        self.tensors.iter_mut().map(Tensor::host_bytes_mut).collect()
+    }
+
     pub fn into_tensors(self) -> Vec<Tensor> {
         self.tensors
     }
@@ -72,6 +77,13 @@ impl Vector {
     fn tensor_at(&self, at: usize) -> usize {
         self.ends.partition_point(|end| *end <= at)
     }
+}
+
+/// A tensor like this one with another number of rows.
+pub(super) fn with_rows(tensor: &Tensor, rows: impl FnOnce(usize) -> Option<usize>) -> Result<Tensor> {
+    let mut dims = tensor.shape().dims().to_vec();
+    dims[0] = rows(dims[0]).ok_or_else(|| Error::invalid_argument("there are too many rows"))?;
+    Tensor::zeros(tensor.dtype(), Shape::new(&dims)?)
 }
 
 #[cfg(test)]
