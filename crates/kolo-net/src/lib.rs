@@ -19,5 +19,5 @@ pub use durability::journal::Durability;
 pub use task::peers::TaskName;
 pub use task::server::{Server, ServerConfig};
 pub use task::services;
-pub use transport::{grpc, tls};
+pub use transport::{grpc, ranks, tls};
 pub use wire::{limits, proto, tensor_wire};

@@ -27,4 +27,4 @@ pub use in_process::{InProcess, SentCounts};
 pub use kolo_device::cpu::reduce::ReduceOp;
 pub use kolo_device::shared_group::WaitLimits;
 pub use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup, CollectiveKind, Groups, Root};
-pub use transport::{Incoming, Outgoing, Transport};
+pub use transport::{Check, Incoming, Outgoing, Transport};

@@ -72,8 +72,8 @@ mod tests {
         let mut pieces = Pieces::new(vec![&mut a, &mut b, &mut c]);
         assert_eq!(pieces.n_bytes(), 7);
         assert_eq!(pieces.parts([5..7, 1..4, 4..4]), [vec![&[5, 6][..]], vec![&[1, 2], &[3]], vec![]]);
-        assert_eq!(pieces.parts([3..5]), [vec![&[3, 4][..]]]);
+        assert_eq!(pieces.parts([3..5, 0..0]), [vec![&[3, 4][..]], vec![]]);
         assert_eq!(pieces.parts([0..1, 2..3, 6..9]), [vec![&[0][..]], vec![&[2]], vec![&[6]]]);
-        assert_eq!(pieces.parts([0..7])[0].concat(), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(pieces.parts([0..7, 7..7])[0].concat(), [0, 1, 2, 3, 4, 5, 6]);
     }
 }

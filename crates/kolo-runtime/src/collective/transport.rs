@@ -45,6 +45,9 @@ pub struct Outgoing<'a> {
     pub parts: Vec<&'a [u8]>,
 }
 
+/// Looks at what a rank has sent.
+pub type Check<'a> = dyn Fn(usize, &[u8]) -> Result<()> + 'a;
+
 /// A message from another rank, which fills `parts`. They need not have the lengths of the sender's, as long as their sums agree.
 pub struct Incoming<'a> {
     /// The rank.
@@ -52,7 +55,7 @@ pub struct Incoming<'a> {
     /// Where the bytes go.
     pub parts: Vec<&'a mut [u8]>,
     /// Looks at a message of one part as soon as it is there, before messages behind it are complete. An error ends the exchange.
-    pub check: Option<&'a dyn Fn(usize, &[u8]) -> Result<()>>,
+    pub check: Option<&'a Check<'a>>,
 }
 
 impl Outgoing<'_> {

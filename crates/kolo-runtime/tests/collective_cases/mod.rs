@@ -314,14 +314,14 @@ pub fn ranks_that_differ_all_learn_so_and_none_waits(connect: Connect, seeds: st
             let rank = end.rank();
             let mut began = Instant::now();
             let mut go = || {
-                for i in 0..10 {
-                    let (mut kind, mut dims, mut dtype, mut name) = (i + seed, vec![sizes[i] * 12], DType::F32, "a");
+                for (i, size) in sizes.iter().enumerate() {
+                    let (mut kind, mut dims, mut dtype, mut name) = (i + seed, vec![size * 12], DType::F32, "a");
                     let mut n_tensors = 1;
                     if rank == culprit && i == at {
                         match how {
                             0 => kind += 1,
-                            1 => dims = vec![sizes[i] * 12 + 12],
-                            2 => dims = vec![sizes[i] * 6, 2],
+                            1 => dims = vec![size * 12 + 12],
+                            2 => dims = vec![size * 6, 2],
                             3 => dtype = DType::I32,
                             4 => name = "b",
                             5 => (kind, n_tensors) = (kind / 6 * 6, 2),

@@ -35,6 +35,8 @@ pub(crate) use stream::TlsStream;
 /// The ALPN protocols: HTTP/2, for gRPC, and Kolo's own.
 const HTTP2: &[u8] = b"h2";
 const KOLO: &[u8] = b"kolo/1";
+/// And that of connections between the ranks of a group.
+const RANKS: &[u8] = b"kolo-ranks/1";
 
 /// How a server and its clients authenticate each other.
 #[derive(Clone, Debug, Default)]
@@ -265,6 +267,13 @@ impl ServerTls {
     pub(crate) fn acceptor(&self) -> &TlsAcceptor {
         &self.http
     }
+
+    /// For connections between ranks.
+    pub(crate) fn rank_config(&self) -> Arc<ServerConfig> {
+        let mut config = ServerConfig::clone(&self.own);
+        (config.alpn_protocols, config.enable_secret_extraction) = (vec![RANKS.to_vec()], false);
+        Arc::new(config)
+    }
 }
 
 impl fmt::Debug for ServerTls {
@@ -285,6 +294,13 @@ pub struct ClientTls {
 impl ClientTls {
     pub(crate) fn connector(&self) -> &TlsConnector {
         &self.http
+    }
+
+    /// For connections between ranks.
+    pub(crate) fn rank_config(&self) -> Arc<ClientConfig> {
+        let mut config = ClientConfig::clone(&self.own);
+        (config.alpn_protocols, config.enable_secret_extraction) = (vec![RANKS.to_vec()], false);
+        Arc::new(config)
     }
 
     /// The name that the server's certificate must be valid for: the host of its address.

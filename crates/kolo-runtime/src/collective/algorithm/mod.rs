@@ -246,7 +246,7 @@ fn part_bytes(buffer_bytes: usize, n: usize) -> usize {
 }
 
 /// What is only read from now on.
-fn shared<'a>(parts: Vec<&'a mut [u8]>) -> Vec<&'a [u8]> {
+fn shared(parts: Vec<&mut [u8]>) -> Vec<&[u8]> {
     parts.into_iter().map(|part| &*part).collect()
 }
 

@@ -1,0 +1,357 @@
+//! Who is still there. Each pair of ranks has a connection besides those for messages, on which a thread of each says that it is alive,
+//! that it leaves, or that the group has ended, and why.
+//!
+//! | state | who may touch it |
+//! | --- | --- |
+//! | `state` | any thread, briefly; it is never held while another lock is taken |
+//! | a `Control` | whoever ends the group, and the watching thread; briefly, since its socket never blocks |
+//!
+//! A peer whose connection is closed without a goodbye has died, and one that says nothing for `lost_after` is lost: both end the group.
+//! A pause of this process itself, which makes all peers look silent, does not count.
+
+use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kolo_core::{Error, Result};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags};
+
+use super::stream::{Stream, wait_for};
+
+/// A longer reason is cut off.
+const MOST_REASON: usize = 1500;
+
+/// Bytes of a message that says that the group has ended: its kind, who ended it, how long the reason is.
+const END_HEAD: usize = 1 + 4 + 2;
+
+/// The most bytes that a peer does not read before it gets no more.
+const MOST_UNREAD: usize = 4 * MOST_REASON;
+
+/// How long a rank that leaves waits for its last words to be sent.
+const GOODBYE: Duration = Duration::from_millis(200);
+
+const ALIVE: u8 = 0;
+const END: u8 = 1;
+const LEAVE: u8 = 2;
+
+/// What is known of a group.
+pub(super) struct Watch {
+    rank: usize,
+    state: Mutex<WatchState>,
+    /// The group has ended; `state` says why.
+    has_ended: AtomicBool,
+    controls: Vec<Option<Mutex<Control>>>,
+    /// Wakes the watching thread.
+    wake: UnixStream,
+    stops: AtomicBool,
+}
+
+struct WatchState {
+    ended: Option<Error>,
+    peers: Vec<PeerState>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PeerState {
+    Here,
+    Left,
+    Lost,
+}
+
+/// The connection to one peer.
+struct Control {
+    stream: Stream,
+    unsent: Vec<u8>,
+    heard: Vec<u8>,
+}
+
+impl Control {
+    /// Sends this after what was not sent before. The watching thread sends the rest.
+    fn send(&mut self, bytes: &[u8]) {
+        if self.unsent.len() + bytes.len() <= MOST_UNREAD {
+            self.unsent.extend(bytes);
+        }
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        while !self.unsent.is_empty() {
+            match self.stream.write(&[IoSlice::new(&self.unsent)]) {
+                Ok(n) => drop(self.unsent.drain(..n)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // An error is found where the connection is read.
+                Err(_) => return,
+            }
+        }
+        let _ = self.stream.flush();
+    }
+
+    /// What the peer has said since.
+    fn listen(&mut self) -> io::Result<Vec<Said>> {
+        let (mut said, mut bytes) = (Vec::new(), [0; 512]);
+        loop {
+            match self.stream.read(&mut [IoSliceMut::new(&mut bytes)]) {
+                Ok(0) => {
+                    said.push(Said::Nothing);
+                    return Ok(said);
+                }
+                Ok(n) => self.heard.extend(&bytes[..n]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(said),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // What it said before counts.
+                Err(_) => {
+                    said.push(Said::Nothing);
+                    return Ok(said);
+                }
+            }
+            while let Some((n, what)) = parse(&self.heard)? {
+                self.heard.drain(..n);
+                said.push(what);
+            }
+        }
+    }
+}
+
+/// What a peer says.
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    Alive,
+    End(usize, String),
+    Leave,
+    /// Its connection is closed.
+    Nothing,
+}
+
+/// The first message in these bytes, and its length; `None` if it is not complete.
+fn parse(bytes: &[u8]) -> io::Result<Option<(usize, Said)>> {
+    match bytes {
+        [] => Ok(None),
+        [ALIVE, ..] => Ok(Some((1, Said::Alive))),
+        [LEAVE, ..] => Ok(Some((1, Said::Leave))),
+        [END, r0, r1, r2, r3, n0, n1, rest @ ..] => {
+            let n = usize::from(u16::from_le_bytes([*n0, *n1]));
+            match rest.get(..n) {
+                _ if n > MOST_REASON => Err(io::ErrorKind::InvalidData.into()),
+                None => Ok(None),
+                Some(reason) => {
+                    let by = u32::from_le_bytes([*r0, *r1, *r2, *r3]) as usize;
+                    Ok(Some((END_HEAD + n, Said::End(by, String::from_utf8_lossy(reason).into_owned()))))
+                }
+            }
+        }
+        [END, ..] => Ok(None),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+fn end_message(by: usize, reason: &str) -> Vec<u8> {
+    let reason = &reason.as_bytes()[..reason.len().min(MOST_REASON)];
+    let mut bytes = vec![END];
+    bytes.extend((by as u32).to_le_bytes());
+    bytes.extend((reason.len() as u16).to_le_bytes());
+    bytes.extend(reason);
+    bytes
+}
+
+impl Watch {
+    /// Watches over peers, of which this rank has none to itself.
+    pub fn start(
+        rank: usize,
+        streams: Vec<Option<Stream>>,
+        lost_after: Duration,
+    ) -> Result<(Arc<Watch>, JoinHandle<()>)> {
+        let failed = |error: io::Error| Error::resource_exhausted(format!("ranks cannot be watched: {error}"));
+        let mut sockets = Vec::new();
+        for stream in &streams {
+            sockets.push(stream.as_ref().map(Stream::socket).transpose().map_err(failed)?);
+        }
+        let (wake, waker) = UnixStream::pair().map_err(failed)?;
+        wake.set_nonblocking(true).and_then(|()| waker.set_nonblocking(true)).map_err(failed)?;
+        let state = Mutex::new(WatchState { ended: None, peers: vec![PeerState::Here; streams.len()] });
+        let control = |stream| Mutex::new(Control { stream, unsent: Vec::new(), heard: Vec::new() });
+        let watch = Arc::new(Watch {
+            rank,
+            state,
+            has_ended: AtomicBool::new(false),
+            controls: streams.into_iter().map(|stream| stream.map(control)).collect(),
+            wake,
+            stops: AtomicBool::new(false),
+        });
+        let watched = watch.clone();
+        let thread = std::thread::Builder::new()
+            .name("kolo-ranks".to_owned())
+            .spawn(move || watched.run(&sockets, &waker, lost_after))
+            .map_err(failed)?;
+        Ok((watch, thread))
+    }
+
+    /// Why the group has ended, if it has.
+    pub fn ended(&self) -> Option<Error> {
+        match self.has_ended.load(Ordering::Acquire) {
+            true => self.state.lock().ended.clone(),
+            false => None,
+        }
+    }
+
+    /// Ends the group for all ranks, unless it has ended.
+    pub fn end(&self, reason: &str) {
+        let error = Error::aborted(format!("rank {} has ended the group: {reason}", self.rank));
+        self.end_with(error, self.rank, reason);
+    }
+
+    fn end_with(&self, error: Error, by: usize, reason: &str) {
+        {
+            let mut state = self.state.lock();
+            if state.ended.is_some() {
+                return;
+            }
+            state.ended = Some(error);
+        }
+        self.has_ended.store(true, Ordering::Release);
+        // The first one who learns of an end tells all: who it does not reach may be reached by others.
+        let message = end_message(by, reason);
+        self.controls.iter().flatten().for_each(|control| control.lock().send(&message));
+    }
+
+    /// The error for a wait for messages of a peer that has closed its connection: what it said of that, or that it died. What it
+    /// said comes another way, so it may take a moment.
+    pub fn why_gone(&self, peer: usize) -> Error {
+        let deadline = Instant::now() + GOODBYE;
+        loop {
+            if let Some(error) = self.ended() {
+                return error;
+            }
+            match self.state.lock().peers[peer] {
+                PeerState::Left => return Error::aborted(format!("rank {peer} has left the group")),
+                PeerState::Here if Instant::now() < deadline => {}
+                PeerState::Here | PeerState::Lost => {
+                    return Error::aborted(format!("rank {peer} has died: its connection was closed"));
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Says goodbye, and has the watching thread end.
+    pub fn stop(&self) {
+        self.stops.store(true, Ordering::Release);
+        // If the buffer is full, it is awake.
+        let _ = (&self.wake).write(&[0]);
+    }
+
+    fn run(&self, sockets: &[Option<TcpStream>], waker: &UnixStream, lost_after: Duration) {
+        let period = lost_after / 5;
+        let mut heard = vec![Instant::now(); sockets.len()];
+        let (mut said, mut looked) = (Instant::now(), Instant::now());
+        while !self.stops.load(Ordering::Acquire) {
+            let peers = self.state.lock().peers.clone();
+            let here = |peer: &usize| sockets[*peer].is_some() && peers[*peer] == PeerState::Here;
+            let watched: Vec<usize> = (0..sockets.len()).filter(here).collect();
+            let mut polled = vec![PollFd::new(waker, PollFlags::IN)];
+            let sockets = watched.iter().filter_map(|peer| sockets[*peer].as_ref());
+            polled.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
+            let next = (said + period).saturating_duration_since(Instant::now());
+            if let Err(error) = wait_for(&mut polled, next) {
+                self.end(&format!("its peers cannot be watched: {error}"));
+                return;
+            }
+            let now = Instant::now();
+            if now - looked > period * 2 {
+                // This thread did not run: what peers said meanwhile is still to be read.
+                heard.fill(now);
+            }
+            looked = now;
+            let _ = { waker }.read(&mut [0; 16]);
+            for &peer in &watched {
+                let Some(control) = &self.controls[peer] else { continue };
+                let listened = control.lock().listen();
+                match listened {
+                    Ok(words) if words.is_empty() => {}
+                    Ok(words) => {
+                        heard[peer] = now;
+                        words.into_iter().for_each(|word| self.hear(peer, word));
+                    }
+                    Err(_) => self.lose(peer, "said something that no rank says"),
+                }
+                if now - heard[peer] >= lost_after {
+                    let silent = (now - heard[peer]).as_secs_f64();
+                    self.lose(peer, &format!("is lost: nothing was heard of it for {silent:.1} s"));
+                }
+            }
+            if now >= said + period {
+                said = now;
+                for &peer in &watched {
+                    if let Some(control) = &self.controls[peer] {
+                        let mut control = control.lock();
+                        match control.unsent.is_empty() {
+                            true => control.send(&[ALIVE]),
+                            false => control.flush(),
+                        }
+                    }
+                }
+            }
+        }
+        let deadline = Instant::now() + GOODBYE;
+        for control in self.controls.iter().flatten() {
+            let mut control = control.lock();
+            control.send(&[LEAVE]);
+            while !control.unsent.is_empty() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+                control.flush();
+            }
+        }
+    }
+
+    fn hear(&self, peer: usize, word: Said) {
+        match word {
+            Said::Alive => {}
+            Said::Leave => {
+                let mut state = self.state.lock();
+                if state.peers[peer] == PeerState::Here {
+                    state.peers[peer] = PeerState::Left;
+                }
+            }
+            Said::End(by, reason) => {
+                let error = Error::aborted(format!("rank {by} has ended the group: {reason}"));
+                self.end_with(error, by, &reason);
+            }
+            Said::Nothing => {
+                if self.state.lock().peers[peer] == PeerState::Here {
+                    self.lose(peer, "has died: its connection was closed");
+                }
+            }
+        }
+    }
+
+    /// A peer is gone without a goodbye.
+    fn lose(&self, peer: usize, how: &str) {
+        self.state.lock().peers[peer] = PeerState::Lost;
+        let reason = format!("rank {peer} {how}");
+        self.end_with(Error::aborted(reason.clone()), self.rank, &reason);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_as_they_are_written() {
+        let message = end_message(7, "why");
+        assert_eq!(parse(&message).unwrap(), Some((message.len(), Said::End(7, "why".to_owned()))));
+        for n in 0..message.len() {
+            assert_eq!(parse(&message[..n]).unwrap(), None, "{n} bytes");
+        }
+        assert_eq!(parse(&[ALIVE, END]).unwrap(), Some((1, Said::Alive)));
+        assert_eq!(parse(&[LEAVE]).unwrap(), Some((1, Said::Leave)));
+        assert!(parse(&[9]).is_err());
+        assert!(parse(&[END, 0, 0, 0, 0, 255, 255]).is_err(), "longer than any reason");
+        let long = "x".repeat(5000);
+        assert_eq!(end_message(0, &long).len(), END_HEAD + MOST_REASON);
+    }
+}
