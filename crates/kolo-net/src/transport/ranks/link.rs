@@ -329,6 +329,6 @@ mod tests {
         let n_bytes = |i: usize| [3, 1, 5][i];
         assert_eq!(advance((0, 0), 2, n_bytes), (0, 2));
         assert_eq!(advance((0, 2), 2, n_bytes), (2, 0));
-        assert_eq!(advance((0, 2), 6, n_bytes), (3, 0));
+        assert_eq!(advance((0, 2), 7, n_bytes), (3, 0));
     }
 }

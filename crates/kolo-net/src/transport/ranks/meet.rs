@@ -226,7 +226,40 @@ pub(super) fn list_missing(ranks: &[usize]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::RankConfig;
+    use super::super::greeting::{CallerSecurity, answer, call};
     use super::*;
+
+    /// A quarter of the open files that a process usually may have.
+    const MANY: usize = 250;
+
+    #[test]
+    fn many_ranks_meet_and_all_learn_the_same() {
+        let security = Security { insecure_loopback: true, ..Security::default() };
+        let coordinator = Coordinator::start("127.0.0.1:0".parse().unwrap(), MANY, &security).unwrap();
+        let (caller, began) = (CallerSecurity::new(&security).unwrap(), Instant::now());
+        let deadline = began + Duration::from_secs(60);
+        let rank = |rank: usize| {
+            let config = RankConfig::new(rank, MANY, "");
+            let body = Body { port: rank as u16 + 1, ..config.body(Purpose::Meet) };
+            call(coordinator.address(), "127.0.0.1", "the coordinator", &caller, &body, deadline).unwrap()
+        };
+        let streams: Vec<Stream> = std::thread::scope(|scope| {
+            let some = |first: usize| scope.spawn(move || (first..MANY).step_by(10).map(rank).collect::<Vec<_>>());
+            let some: Vec<_> = (0..10).map(some).collect();
+            some.into_iter().flat_map(|some| some.join().unwrap()).collect()
+        });
+        let mut rosters = Vec::new();
+        for mut stream in streams {
+            answer(&mut stream, "the coordinator", deadline).unwrap();
+            rosters.push(Roster::receive(&mut stream, MANY, deadline).unwrap());
+        }
+        assert!(rosters.iter().all(|roster| *roster == rosters[0]));
+        for (rank, address) in rosters[0].addresses.iter().enumerate() {
+            assert_eq!(address.to_string(), format!("127.0.0.1:{}", rank + 1));
+        }
+        println!("{MANY} ranks have met in {:?}", began.elapsed());
+    }
 
     #[test]
     fn missing_ranks_are_listed() {

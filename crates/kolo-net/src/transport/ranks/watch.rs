@@ -21,6 +21,7 @@ use kolo_core::{Error, Result};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 
+use super::CONNECT;
 use super::stream::{Stream, wait_for};
 
 /// A longer reason is cut off.
@@ -246,7 +247,8 @@ impl Watch {
 
     fn run(&self, sockets: &[Option<TcpStream>], waker: &UnixStream, lost_after: Duration) {
         let period = lost_after / 5;
-        let mut heard = vec![Instant::now(); sockets.len()];
+        // Who has not connected to all others yet says nothing: it is not silent before that takes too long.
+        let mut heard = vec![Instant::now() + CONNECT; sockets.len()];
         let (mut said, mut looked) = (Instant::now(), Instant::now());
         while !self.stops.load(Ordering::Acquire) {
             let peers = self.state.lock().peers.clone();
@@ -263,7 +265,7 @@ impl Watch {
             let now = Instant::now();
             if now - looked > period * 2 {
                 // This thread did not run: what peers said meanwhile is still to be read.
-                heard.fill(now);
+                heard.iter_mut().for_each(|heard| *heard = now.max(*heard));
             }
             looked = now;
             let _ = { waker }.read(&mut [0; 16]);
@@ -278,9 +280,9 @@ impl Watch {
                     }
                     Err(_) => self.lose(peer, "said something that no rank says"),
                 }
-                if now - heard[peer] >= lost_after {
-                    let silent = (now - heard[peer]).as_secs_f64();
-                    self.lose(peer, &format!("is lost: nothing was heard of it for {silent:.1} s"));
+                let silent = now.saturating_duration_since(heard[peer]);
+                if silent >= lost_after {
+                    self.lose(peer, &format!("is lost: nothing was heard of it for {:.1} s", silent.as_secs_f64()));
                 }
             }
             if now >= said + period {
@@ -339,6 +341,26 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_peer_is_missed_once_it_was_heard_and_not_while_it_still_connects() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = Stream::new(listener.accept().unwrap().0, None).unwrap();
+        let (watch, watching) = Watch::start(0, vec![None, Some(stream)], Duration::from_millis(50)).unwrap();
+        // As long as six times that is too long for a peer that has said something.
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(watch.ended(), None);
+        (&theirs).write_all(&[ALIVE]).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while watch.ended().is_none() && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        let error = watch.ended().unwrap().to_string();
+        assert!(error.contains("rank 1 is lost: nothing was heard of it for 0."), "{error}");
+        watch.stop();
+        watching.join().unwrap();
+    }
 
     #[test]
     fn messages_are_read_as_they_are_written() {
