@@ -24,7 +24,7 @@ fn with_token() -> Security {
 }
 
 fn with_tls() -> Security {
-    let files = Authority::new(1).unwrap().issue("rank", &["127.0.0.1".to_owned()], 1).unwrap();
+    let files = Authority::new(1).unwrap().issue("rank", &["127.0.0.1".to_owned(), "127.0.0.2".to_owned()], 1).unwrap();
     Security { tls: Some(files), ..Security::default() }
 }
 
@@ -43,11 +43,15 @@ fn config(rank: usize, n_ranks: usize, coordinator: &Coordinator, security: &Sec
     }
 }
 
-/// All ranks of a group, as threads.
+/// All ranks of a group, as threads. Every second one has another address, as if it were on another host: pairs on two hosts have
+/// several streams.
 fn group(n_ranks: usize, options: &CommunicatorOptions, security: &Security) -> Vec<Communicator> {
     let coordinator = coordinator(n_ranks, security);
     std::thread::scope(|scope| {
-        let configs = (0..n_ranks).map(|rank| config(rank, n_ranks, &coordinator, security));
+        let configs = (0..n_ranks).map(|rank| RankConfig {
+            listen: (rank % 2 == 1).then_some([127, 0, 0, 2].into()),
+            ..config(rank, n_ranks, &coordinator, security)
+        });
         let ranks: Vec<_> = configs.map(|config| scope.spawn(move || join(&config, options).unwrap())).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
@@ -174,7 +178,7 @@ fn ranks_that_do_not_belong_together_are_refused_and_told_why() {
                 other => assert!(other.is_err()),
             }
         };
-        assert!(error.contains("rank 1 has 5 streams") && error.contains("rank 0 2"), "{error}");
+        assert!(error.contains("rank 1 has 5 streams") && error.contains("rank 0 4"), "{error}");
         let error = refused(good.clone()).to_string();
         assert!(error.contains("rank 0 has joined already, from 127.0.0.1"), "{error}");
         join(&RankConfig { rank: 1, ..good.clone() }, &options(1)).unwrap();

@@ -60,14 +60,16 @@ pub(super) struct Body {
     /// Of connections between ranks: which group, and which of the pair's streams.
     pub group: [u8; 16],
     pub stream: u32,
-    /// To meet: where the rank listens, how long it waits for others, and what all ranks must agree on.
+    /// To meet: where the rank listens, how long it waits for others, and what all ranks must agree on. An address of zeros is the one
+    /// that it calls from.
+    pub listen: [u8; 16],
     pub port: u16,
     pub timeout_ms: u32,
     pub n_streams: u32,
     pub lost_after_ms: u32,
 }
 
-pub(super) const BODY: usize = 48;
+pub(super) const BODY: usize = 64;
 
 impl Body {
     fn write(&self) -> [u8; BODY] {
@@ -84,6 +86,7 @@ impl Body {
             at.copy_from_slice(&number.to_le_bytes());
         }
         bytes[28..44].copy_from_slice(&self.group);
+        bytes[44..60].copy_from_slice(&self.listen);
         bytes
     }
 
@@ -96,14 +99,16 @@ impl Body {
             _ => return None,
         };
         let number = |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
-        let mut group = [0; 16];
+        let (mut group, mut listen) = ([0; 16], [0; 16]);
         group.copy_from_slice(&bytes[28..44]);
+        listen.copy_from_slice(&bytes[44..60]);
         Some(Body {
             purpose,
             rank: number(4),
             n_ranks: number(8),
             group,
             stream: number(12),
+            listen,
             port: u16::from_le_bytes([bytes[2], bytes[3]]),
             timeout_ms: number(16),
             n_streams: number(20),
@@ -370,6 +375,7 @@ mod tests {
                 n_ranks: 2,
                 group: [3; 16],
                 stream: 4,
+                listen: [9; 16],
                 port: 5,
                 timeout_ms: 6,
                 n_streams: 7,

@@ -35,9 +35,8 @@ const SLEEP: Duration = Duration::from_millis(10);
 pub(super) struct Link {
     pub rank: usize,
     pub n_ranks: usize,
-    pub n_streams: usize,
-    /// Those of rank `r` begin at `r · n_streams`; none of this rank itself.
-    pub streams: Vec<Option<Stream>>,
+    /// Those to each rank; none to this rank itself.
+    pub streams: Vec<Vec<Stream>>,
     pub watch: Arc<Watch>,
     pub watching: Option<JoinHandle<()>>,
     pub spins: bool,
@@ -154,32 +153,42 @@ impl Link {
     /// Which lanes there are, by peer and stream, and what they carry.
     fn lanes<'s, 'r>(&self, sends: &[Outgoing<'s>], receives: &mut [Incoming<'r>]) -> Result<Vec<Lane<'s, 'r>>> {
         let mut lanes: Vec<Lane<'s, 'r>> = Vec::with_capacity(self.n_ranks);
-        let mut lane_at: Vec<Option<usize>> = vec![None; self.streams.len()];
-        let mut lane = |lanes: &mut Vec<Lane<'s, 'r>>, peer: usize, stream: usize| -> Result<usize> {
-            let stream = peer * self.n_streams + stream;
-            if !self.streams.get(stream).is_some_and(Option::is_some) {
+        // The lane of a rank's first stream; the others follow.
+        let mut first_lanes: Vec<Option<usize>> = vec![None; self.n_ranks];
+        let mut lanes_of = |lanes: &mut Vec<Lane<'s, 'r>>, peer: usize| -> Result<(usize, usize)> {
+            let n_streams = self.streams.get(peer).map_or(0, Vec::len);
+            if n_streams == 0 {
                 return Err(Error::internal(format!("rank {} has no connection to rank {peer}", self.rank)));
             }
-            Ok(*lane_at[stream].get_or_insert_with(|| {
-                let (sends, receives) = (Vec::new(), Vec::new());
-                lanes.push(Lane { peer, stream, sends, sent: (0, 0), receives, received: (0, 0), is_flushed: true });
-                lanes.len() - 1
-            }))
+            let first = *first_lanes[peer].get_or_insert_with(|| {
+                lanes.extend((0..n_streams).map(|stream| Lane {
+                    peer,
+                    stream,
+                    sends: Vec::new(),
+                    sent: (0, 0),
+                    receives: Vec::new(),
+                    received: (0, 0),
+                    is_flushed: true,
+                }));
+                lanes.len() - n_streams
+            });
+            Ok((first, n_streams))
         };
         for message in sends {
             let n = message.n_bytes();
             let mut parts = message.parts.iter().copied().filter(|part| !part.is_empty());
             let mut rest: &[u8] = &[];
-            for stream in 0..self.n_streams {
-                let mut left = stripe(n, stream, self.n_streams).len();
+            let (first, n_streams) = lanes_of(&mut lanes, message.to)?;
+            for stream in 0..n_streams {
+                let mut left = stripe(n, stream, n_streams).len();
                 while left > 0 {
                     if rest.is_empty() {
                         rest = parts.next().unwrap_or_default();
                     }
                     let (now, later) = rest.split_at(left.min(rest.len()));
-                    let lane = lane(&mut lanes, message.to, stream)?;
-                    lanes[lane].sends.push(now);
-                    lanes[lane].is_flushed = false;
+                    let lane = &mut lanes[first + stream];
+                    lane.sends.push(now);
+                    lane.is_flushed = false;
                     (rest, left) = (later, left - now.len());
                 }
             }
@@ -191,16 +200,16 @@ impl Link {
             }
             let mut parts = std::mem::take(&mut message.parts).into_iter().filter(|part| !part.is_empty());
             let mut rest: &mut [u8] = &mut [];
-            for stream in 0..self.n_streams {
-                let mut left = stripe(n, stream, self.n_streams).len();
+            let (first, n_streams) = lanes_of(&mut lanes, message.from)?;
+            for stream in 0..n_streams {
+                let mut left = stripe(n, stream, n_streams).len();
                 while left > 0 {
                     if rest.is_empty() {
                         rest = parts.next().unwrap_or_default();
                     }
                     let n_now = left.min(rest.len());
                     let (now, later) = rest.split_at_mut(n_now);
-                    let lane = lane(&mut lanes, message.from, stream)?;
-                    lanes[lane].receives.push(Arriving { to: now, check: message.check });
+                    lanes[first + stream].receives.push(Arriving { to: now, check: message.check });
                     (rest, left) = (later, left - n_now);
                 }
             }
@@ -225,11 +234,11 @@ impl Link {
         let mut polled: Vec<PollFd<'_>> = lanes
             .iter()
             .filter(|lane| !lane.has_sent() || !lane.has_received())
-            .filter_map(|lane| {
+            .map(|lane| {
                 let mut flags = PollFlags::empty();
                 flags.set(PollFlags::IN, !lane.has_received());
                 flags.set(PollFlags::OUT, !lane.has_sent());
-                Some(PollFd::new(self.streams[lane.stream].as_ref()?, flags))
+                PollFd::new(&self.streams[lane.peer][lane.stream], flags)
             })
             .collect();
         let left = limits.deadline.map_or(SLEEP, |deadline| SLEEP.min(deadline - now));
@@ -261,7 +270,7 @@ impl Transport for Link {
         loop {
             let (mut has_gone_on, mut is_done) = (false, true);
             for lane in &mut lanes {
-                let Some(stream) = &mut self.streams[lane.stream] else { continue };
+                let stream = &mut self.streams[lane.peer][lane.stream];
                 let step = |lane: &mut Lane<'_, '_>, stream: &mut Stream| -> io::Result<Result<bool>> {
                     let has_sent = if lane.has_sent() { false } else { lane.send(stream)? };
                     Ok(lane.receive(stream)?.map(|has_received| has_sent || has_received))

@@ -15,7 +15,7 @@ use super::stream::Stream;
 use crate::transport::tls::Security;
 
 /// How often a coordinator looks whether it should stop.
-const LOOK: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Bytes of an address in a roster.
 const ADDRESS: usize = 18;
@@ -72,11 +72,7 @@ impl Roster {
     fn write(&self) -> Vec<u8> {
         let mut bytes = self.group.to_vec();
         for address in &self.addresses {
-            let ip = match address.ip() {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                IpAddr::V6(ip) => ip,
-            };
-            bytes.extend(ip.octets());
+            bytes.extend(octets(address.ip()));
             bytes.extend(address.port().to_le_bytes());
         }
         bytes
@@ -94,6 +90,14 @@ impl Roster {
             SocketAddr::new(Ipv6Addr::from(ip).to_canonical(), u16::from_le_bytes([bytes[16], bytes[17]]))
         };
         Ok(Roster { group, addresses: bytes.chunks_exact(ADDRESS).map(address).collect() })
+    }
+}
+
+/// An address of either kind.
+pub(super) fn octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
     }
 }
 
@@ -126,7 +130,9 @@ fn serve(mut door: Door, n_ranks: usize, stop: &AtomicBool) {
             match admit(&waiting, &body, n_ranks) {
                 Ok(rank) => {
                     let gives_up = Instant::now() + Duration::from_millis(u64::from(body.timeout_ms));
-                    let address = SocketAddr::new(from.ip(), body.port);
+                    let listen = Ipv6Addr::from(body.listen);
+                    let ip = if listen.is_unspecified() { from.ip().to_canonical() } else { listen.to_canonical() };
+                    let address = SocketAddr::new(ip, body.port);
                     waiting[rank] = Some(Waiting { stream, body, address, gives_up });
                 }
                 Err(error) => refuse(&mut stream, &error),

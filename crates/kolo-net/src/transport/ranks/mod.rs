@@ -28,7 +28,7 @@ use kolo_runtime::collective::{Communicator, CommunicatorOptions};
 
 use self::greeting::{Body, CallerSecurity, Door, Purpose, accept, answer, call, refuse};
 use self::link::Link;
-use self::meet::{Roster, list_missing};
+use self::meet::{Roster, list_missing, octets};
 use self::stream::Stream;
 use self::watch::Watch;
 use super::tls::Security;
@@ -66,7 +66,8 @@ pub struct RankConfig {
     pub join_timeout: Duration,
     /// A rank of which nothing was heard for so long is lost, and ends the group. All ranks use the same.
     pub lost_after: Duration,
-    /// Connections for the messages of a pair; large messages are cut and go over all of them. All ranks use the same.
+    /// Connections for the messages of a pair on two hosts; large messages are cut and go over all of them. Ranks of one host have one:
+    /// there, more cost time. All ranks use the same.
     pub n_streams: usize,
 }
 
@@ -91,7 +92,7 @@ impl RankConfig {
             security: Security::default(),
             join_timeout: Duration::from_secs(60),
             lost_after: Duration::from_millis(400),
-            n_streams: 2,
+            n_streams: 4,
         }
     }
 
@@ -125,6 +126,7 @@ impl RankConfig {
             n_ranks: self.n_ranks as u32,
             group: [0; 16],
             stream: 0,
+            listen: [0; 16],
             port: 0,
             timeout_ms: self.join_timeout.as_millis() as u32,
             n_streams: self.n_streams as u32,
@@ -182,7 +184,7 @@ fn connect(config: &RankConfig) -> Result<Link> {
     let (mut messages, mut controls) = (Vec::new(), Vec::new());
     for mut of_peer in streams {
         controls.push(of_peer.pop().flatten());
-        messages.extend(of_peer);
+        messages.push(of_peer.into_iter().flatten().collect());
     }
     let (watch, watching) = Watch::start(config.rank, controls, config.lost_after)?;
     let own_host = roster.addresses[config.rank].ip();
@@ -191,7 +193,6 @@ fn connect(config: &RankConfig) -> Result<Link> {
     Ok(Link {
         rank: config.rank,
         n_ranks: config.n_ranks,
-        n_streams: config.n_streams,
         streams: messages,
         watch,
         watching: Some(watching),
@@ -221,7 +222,8 @@ fn meet(
     let unknown = |error| Error::unavailable(format!("the way to the coordinator at {meeting} is not known: {error}"));
     let listen = config.listen.map_or_else(|| own_address(meeting).map_err(unknown), Ok)?;
     let door = Door::open(SocketAddr::new(listen, 0), &config.security)?;
-    let body = Body { port: door.address()?.port(), ..config.body(Purpose::Meet) };
+    let own = config.listen.filter(|ip| !ip.is_unspecified()).map_or([0; 16], octets);
+    let body = Body { port: door.address()?.port(), listen: own, ..config.body(Purpose::Meet) };
     let mut stream = loop {
         match call(meeting, host_of(&config.coordinator), coordinator, security, &body, deadline) {
             Ok(stream) => break stream,
@@ -263,10 +265,13 @@ fn connect_all(
     roster: &Roster,
 ) -> Result<Vec<Vec<Option<Stream>>>> {
     let deadline = Instant::now() + CONNECT;
-    let n_each = config.n_streams + 1;
     let stop = AtomicBool::new(false);
-    let mut all: Vec<Vec<Option<Stream>>> = Vec::new();
-    all.resize_with(config.n_ranks, || std::iter::repeat_with(|| None).take(n_each).collect());
+    let own_host = roster.addresses[config.rank].ip();
+    let slots = |address: &SocketAddr| {
+        let n_streams = if address.ip() == own_host { 1 } else { config.n_streams };
+        std::iter::repeat_with(|| None).take(n_streams + 1).collect()
+    };
+    let mut all: Vec<Vec<Option<Stream>>> = roster.addresses.iter().map(slots).collect();
     let (lower, higher) = all.split_at_mut(config.rank);
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| wait_for_higher(config, &mut door, roster, &mut higher[1..], deadline, &stop));
@@ -289,8 +294,9 @@ fn call_lower(
 ) -> Result<()> {
     for (peer, streams) in lower.iter_mut().enumerate() {
         let (address, name) = (roster.addresses[peer], format!("rank {peer}"));
+        let last = streams.len() - 1;
         for (i, to) in streams.iter_mut().enumerate() {
-            let purpose = if i == config.n_streams { Purpose::Control } else { Purpose::Data };
+            let purpose = if i == last { Purpose::Control } else { Purpose::Data };
             let body = Body { group: roster.group, stream: i as u32, ..config.body(purpose) };
             let mut stream = call(address, &address.ip().to_string(), &name, security, &body, deadline)?;
             answer(&mut stream, &name, deadline)?;
@@ -326,16 +332,13 @@ fn wait_for_higher(
             )));
         }
         for (mut stream, body, from) in door.wait(&[], Duration::from_millis(20))? {
-            let slot = (body.rank as usize)
-                .checked_sub(first)
-                .and_then(|i| higher.get_mut(i))
-                .filter(|_| body.group == roster.group && body.n_ranks as usize == config.n_ranks)
-                .and_then(|streams| streams.get_mut(body.stream as usize))
-                .filter(|slot| slot.is_none())
-                .filter(|_| {
-                    body.purpose
-                        == if body.stream as usize == config.n_streams { Purpose::Control } else { Purpose::Data }
-                });
+            let is_ours = body.group == roster.group && body.n_ranks as usize == config.n_ranks;
+            let streams = (body.rank as usize).checked_sub(first).and_then(|i| higher.get_mut(i));
+            let slot = streams.filter(|_| is_ours).and_then(|streams| {
+                let is_last = body.stream as usize + 1 == streams.len();
+                let purpose = if is_last { Purpose::Control } else { Purpose::Data };
+                streams.get_mut(body.stream as usize).filter(|slot| slot.is_none() && body.purpose == purpose)
+            });
             let Some(slot) = slot else {
                 let error = Error::failed_precondition(format!(
                     "rank {} expects no such connection: is it of another group, or are there two of rank {}?",

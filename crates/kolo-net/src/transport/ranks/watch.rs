@@ -85,8 +85,9 @@ impl Control {
             match self.stream.write(&[IoSlice::new(&self.unsent)]) {
                 Ok(n) => drop(self.unsent.drain(..n)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // An error is found where the connection is read.
-                Err(_) => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Nobody is there to read it, which is found where the connection is read.
+                Err(_) => return self.unsent.clear(),
             }
         }
         let _ = self.stream.flush();
