@@ -264,6 +264,18 @@ const RULES: &[Rule] = &[
         has_no_effect: |given| given.value("name") != "tls",
         why: "is for `bench tls`",
     },
+    Rule {
+        command: "bench",
+        flags: &["ranks", "transport", "algorithm", "calibrate"],
+        has_no_effect: |given| given.value("name") != "collectives",
+        why: "is for `bench collectives`",
+    },
+    Rule {
+        command: "bench",
+        flags: &["algorithm"],
+        has_no_effect: |given| given.value("transport") == "shared" || given.has("calibrate"),
+        why: "chooses among the ways of messages: not in shared memory, and --calibrate compares them",
+    },
 ];
 
 #[cfg(test)]

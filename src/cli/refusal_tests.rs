@@ -175,7 +175,13 @@ const TABLE: &[(&str, &str, Proof)] = &[
     ("bench", "json", Shown("bench/run")),
     ("bench", "case", Refused(&["mlp", "--case", "a"])),
     ("bench", "plain", Refused(&["mlp", "--plain"])),
+    ("bench", "ranks", Refused(&["mlp", "--ranks", "3"])),
+    ("bench", "transport", Refused(&["mlp", "--transport", "tcp"])),
+    ("bench", "algorithm", Refused(&["collectives", "--transport", "shared", "--algorithm", "ring"])),
+    ("bench", "calibrate", Refused(&["mlp", "--calibrate"])),
     // What the benchmark gives to the processes it starts.
+    ("bench", "rank", Shown("src/cli/bench/collectives.rs")),
+    ("bench", "meet", Shown("src/cli/bench/collectives.rs")),
     ("bench", "cluster", Shown("src/cli/bench/cluster/training.rs")),
     ("bench", "worker", Shown("src/cli/bench/cluster/training.rs")),
 ];

@@ -30,6 +30,11 @@ impl Report {
         Report { json, budget: seconds("KOLO_BENCH_BUDGET", 3.0), warm_up: seconds("KOLO_BENCH_WARMUP", 0.5) }
     }
 
+    /// Whether figures are printed as JSON.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// How long to measure.
     pub fn budget(&self) -> Duration {
         self.budget

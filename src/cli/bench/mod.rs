@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod cluster;
+mod collectives;
 mod dispatch;
 mod gpu;
 mod gpu_layers;
@@ -33,6 +34,8 @@ pub struct Args {
     #[arg(long)]
     plain: bool,
     #[command(flatten)]
+    collectives: collectives::CollectiveFlags,
+    #[command(flatten)]
     worker: cluster::WorkerFlags,
 }
 
@@ -57,6 +60,7 @@ enum Name {
     Tls,
     Gpu,
     Ops,
+    Collectives,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -81,5 +85,6 @@ pub fn run(args: &Args) -> Result<()> {
         Name::PsSync => cluster::train(&report, true, &args.worker),
         Name::PsLarge => cluster::ps_large(&report),
         Name::Tls => cluster::tls(&report, args.plain),
+        Name::Collectives => collectives::run(&report, &args.collectives),
     }
 }
