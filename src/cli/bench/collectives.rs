@@ -125,7 +125,7 @@ fn calibrate(transport: TransportName, n_ranks: usize) -> Result<()> {
     let n_large = 16 << 20;
     let large = time(Algorithm::Direct, n_large)?;
     let step = (two - one).max(0.0);
-    // Of a step to all others, the first message is the hop.
+    // Two algorithms tell how long a step takes, and not how it is divided: a hop is taken to be four messages, as in the defaults.
     let message = step / (4.0 + others);
     let bytes = 2.0 * others / n_ranks as f64 * n_large as f64 * 4.0;
     print(format_args!(
