@@ -89,7 +89,7 @@ fn random_calls_mean_what_they_say() {
 
 #[test]
 fn ranks_that_differ_all_learn_so_and_none_waits() {
-    cases::ranks_that_differ_all_learn_so_and_none_waits(tcp, 0..150);
+    cases::ranks_that_differ_all_learn_so_and_none_waits(tcp, 0..500);
 }
 
 #[test]
