@@ -165,6 +165,27 @@ fn all_ranks_stop_after_the_same_step() {
     assert!(saved.contains(&format!("model.ckpt-{}\"", end["step"])), "{saved} for {end}");
 }
 
+/// As `torchrun` would start them, on this machine: the ranks meet over TCP, and the weights are those of one process.
+#[test]
+fn ranks_of_another_launcher_meet_over_tcp() {
+    let _turn = one_at_a_time();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let args = [&SMALL[..], &["--max-steps", "30"]].concat();
+    let start = |rank: usize, token: &str| {
+        let rank = rank.to_string();
+        let place =
+            [("RANK", rank.as_str()), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+        Process::start_with(&format!("rank {rank}"), &args, &[&place[..], &[("KOLO_TOKEN", token)]].concat())
+    };
+    let mut ranks: Vec<Process> = (0..4).map(|rank| start(rank, "a-token-that-the-ranks-share")).collect();
+    for rank in &mut ranks {
+        assert!(rank.wait().success(), "{}", rank.text());
+    }
+    ranks[0].wait_for("\"event\":\"end\"");
+    let end = last(&ranks[0].text());
+    assert_eq!(end["weights"], train(&["--max-steps", "30"])["weights"], "{end}");
+}
+
 #[test]
 fn what_ranks_cannot_share_is_refused_before_any_is_started() {
     let says = |flags: &[&str], text: &str| {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::train::ranks::{is_rank, meets_over_tcp};
 use crate::{Error, Result};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
@@ -126,7 +127,7 @@ const RULES: &[Rule] = &[
     Rule {
         command: "train",
         flags: &["check-weights-every", "elastic"],
-        has_no_effect: |given| !given.has("ranks") && std::env::var_os("KOLO_WORLD").is_none(),
+        has_no_effect: |given| !given.has("ranks") && !is_rank(),
         why: "is about the processes of --ranks, which is not given",
     },
     Rule {
@@ -138,10 +139,22 @@ const RULES: &[Rule] = &[
     },
     Rule {
         command: "train",
-        flags: &["no-shared-memory", "[Security]"],
+        flags: &["no-shared-memory"],
         has_no_effect: |given| !given.is_cluster(),
+        why: "is about the tasks of a cluster, and there is none; add --ps 1 --workers 2, --cluster or --target",
+    },
+    Rule {
+        command: "train",
+        flags: &["[Security]"],
+        has_no_effect: |given| !given.is_cluster() && !meets_over_tcp(),
         why: "is about connections between processes, and there is no cluster; add --ps 1 --workers 2, --cluster or \
               --target",
+    },
+    Rule {
+        command: "train",
+        flags: &["ps", "workers", "cluster", "target"],
+        has_no_effect: |_| is_rank(),
+        why: "is for a cluster, and this process was started as one of several ranks (RANK, WORLD_SIZE, MASTER_ADDR, KOLO_WORLD)",
     },
     Rule {
         command: "train",

@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_device::shared_group::SharedGroup;
 use kolo_graph::{Graph, Operation, Output, Variable};
+use kolo_net::ranks::{RankConfig, join};
+use kolo_net::tls::{Security, Token};
 use kolo_runtime::collective::{
     CollectiveCall, CollectiveGroup as _, CollectiveKind, Communicator, CommunicatorOptions, Group, ReduceOp, Root,
 };
@@ -75,6 +77,9 @@ impl RankPlace {
     }
 }
 
+/// A rank of another machine of which nothing was heard for so long is lost. One whose process ends is noticed at once.
+const LOST_AFTER: Duration = Duration::from_secs(2);
+
 /// The group of all ranks, by its name in graphs.
 pub(crate) const WORLD: &str = "world";
 
@@ -126,18 +131,34 @@ impl World {
         Ok(World { place, group: Group::new(end)? })
     }
 
-    /// The world that a launcher has started this process in, or a world of one: reads `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and
-    /// `LOCAL_WORLD_SIZE`, as `torchrun` sets them, and `KOLO_WORLD`, the file in which its ranks meet. An error if some of
-    /// them are missing or make no sense: a process that trained alone by mistake would not be noticed.
-    pub fn from_env() -> Result<World> {
-        World::from_variables(&|name| std::env::var(name).ok())
+    /// Meets the ranks of a world over TCP, on one machine or on many, as `config` says.
+    pub fn meet(config: &RankConfig, place: RankPlace) -> Result<World> {
+        World::new(place, join(config, &CommunicatorOptions::default())?)
     }
 
-    fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Result<World> {
+    /// The world that a launcher has started this process in, or a world of one: reads `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and
+    /// `LOCAL_WORLD_SIZE`, as `torchrun` sets them, and where the ranks meet: `KOLO_WORLD` is a file that `kolo train --ranks` has
+    /// made, `MASTER_ADDR` and `MASTER_PORT` are an address at which rank 0 listens. There, ranks prove to each other that they
+    /// know `KOLO_TOKEN`, or on loopback that they are of one user. An error if some of these are missing or make no sense: a
+    /// process that trained alone by mistake would not be noticed.
+    pub fn from_env() -> Result<World> {
+        let token = match std::env::var("KOLO_TOKEN") {
+            Ok(text) if !text.is_empty() => Some(Token::new(&text).map_err(|error| error.context("KOLO_TOKEN"))?),
+            _ => None,
+        };
+        World::from_env_secured(&Security { token, ..Security::default() })
+    }
+
+    /// [`World::from_env`], where ranks that meet over TCP authenticate each other so.
+    pub fn from_env_secured(security: &Security) -> Result<World> {
+        World::from_variables(&|name| std::env::var(name).ok(), security)
+    }
+
+    fn from_variables(variable: &dyn Fn(&str) -> Option<String>, security: &Security) -> Result<World> {
         let number = |name: &str| -> Result<Option<usize>> {
             let Some(text) = variable(name) else { return Ok(None) };
             let parsed = text.parse::<usize>();
-            parsed.map(Some).map_err(|_| Error::invalid_argument(format!("{name}='{text}' is not a number of ranks")))
+            parsed.map(Some).map_err(|_| Error::invalid_argument(format!("{name}='{text}' is not a number")))
         };
         let (rank, size) = match (number("RANK")?, number("WORLD_SIZE")?) {
             (None, None) => return World::alone(),
@@ -152,16 +173,25 @@ impl World {
         let local_rank = number("LOCAL_RANK")?.unwrap_or(rank);
         let place = RankPlace { rank, size, local_rank, local_size };
         place.check()?;
-        let Some(path) = variable("KOLO_WORLD") else {
-            if size == 1 {
-                return World::alone();
+        if let Some(path) = variable("KOLO_WORLD") {
+            return World::join_at(Path::new(&path), place).map_err(|error| error.context("KOLO_WORLD"));
+        }
+        match (variable("MASTER_ADDR"), number("MASTER_PORT")?) {
+            _ if size == 1 => World::alone(),
+            (Some(host), Some(port)) => {
+                let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+                let config = RankConfig {
+                    security: security.clone(),
+                    lost_after: LOST_AFTER,
+                    ..RankConfig::new(rank, size, &address)
+                };
+                World::meet(&config, place)
             }
-            return Err(Error::invalid_argument(format!(
-                "this is rank {rank} of {size}, but KOLO_WORLD does not say where they meet; start all of them with one \
-                 `kolo train --ranks {size}`"
-            )));
-        };
-        World::join_at(Path::new(&path), place).map_err(|error| error.context("KOLO_WORLD"))
+            _ => Err(Error::invalid_argument(format!(
+                "this is rank {rank} of {size}, but neither KOLO_WORLD nor MASTER_ADDR and MASTER_PORT say where they meet; start \
+                 all of them with one `kolo train --ranks {size}`, or set MASTER_ADDR and MASTER_PORT to an address of rank 0"
+            ))),
+        }
     }
 
     /// Joins the world in the file of this name.
@@ -323,7 +353,7 @@ mod tests {
     fn from(variables: &[(&str, &str)]) -> Result<World> {
         let find =
             |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
-        World::from_variables(&find)
+        World::from_variables(&find, &Security::default())
     }
 
     #[test]
@@ -344,7 +374,11 @@ mod tests {
         says(&[("RANK", "1")], "one of RANK and WORLD_SIZE is set");
         says(&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK='x' is not a number");
         says(&[("RANK", "2"), ("WORLD_SIZE", "2")], "there is no rank 2");
-        says(&[("RANK", "1"), ("WORLD_SIZE", "2")], "KOLO_WORLD does not say where they meet");
+        says(
+            &[("RANK", "1"), ("WORLD_SIZE", "2")],
+            "neither KOLO_WORLD nor MASTER_ADDR and MASTER_PORT say where they meet",
+        );
+        says(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "http")], "MASTER_PORT='http' is not a number");
         says(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("KOLO_WORLD", "/proc/nothing")], "cannot be opened");
         // The rank among all in the place of the one on this host.
         let host = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "5"), ("LOCAL_WORLD_SIZE", "4")];

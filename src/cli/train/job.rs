@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{self, Receiver};
 use std::time::Instant;
 
 use crate::data::Dataset;
@@ -54,12 +54,12 @@ pub struct Member {
 }
 
 impl Member {
-    /// A rank that was started alone, or in the place of another one.
-    pub fn new(world: &World, replaces: bool) -> Member {
+    /// A rank that was started at the beginning, or in the place of another one.
+    pub fn new(world: &World, replaces: bool, has_parent: bool) -> Member {
         let stop = stop_on_ctrl_c();
         Member {
             world: world.clone(),
-            invitations: child::end_with_parent(stop.clone()),
+            invitations: if has_parent { child::end_with_parent(stop.clone()) } else { mpsc::channel().1 },
             stop,
             began: Instant::now(),
             is_under_way: replaces,

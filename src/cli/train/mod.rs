@@ -8,7 +8,7 @@ mod gpu;
 mod job;
 mod options;
 mod progress;
-mod ranks;
+pub mod ranks;
 mod recipe;
 mod recipes;
 mod run;

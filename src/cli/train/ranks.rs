@@ -1,4 +1,5 @@
-//! Training by all-reduce: one command starts all ranks of this machine, each a process with a copy of the model.
+//! Training by all-reduce: one command starts all ranks of this machine, each a process with a copy of the model. A process that
+//! another launcher has started as a rank, such as `torchrun` on several machines, meets the others over TCP.
 //!
 //! Ranks meet in a file in memory that the launcher keeps open. With `--elastic` a rank that dies is started again: the launcher
 //! closes the world that it was in, which ends what the others wait for, makes another one, and tells them on their standard
@@ -17,6 +18,7 @@ use crate::{Error, Result};
 
 use super::child::{Process, Said, own_flags, start, start_with_own_output};
 use super::job::stop_on_ctrl_c;
+use crate::cli::security::ServerSecurityFlags;
 
 /// Where the ranks of a launched training find each other.
 const WORLD_VARIABLE: &str = "KOLO_WORLD";
@@ -57,11 +59,11 @@ pub struct RankFlags {
 }
 
 impl RankFlags {
-    /// The world of this process, if a launcher has started it as a rank.
-    pub fn world(&self) -> Result<Option<World>> {
-        match std::env::var_os(WORLD_VARIABLE) {
-            Some(_) => World::from_env().map(Some),
-            None => Ok(None),
+    /// The world of this process, if a launcher has started it as a rank. Ranks that meet over TCP authenticate each other so.
+    pub fn world(&self, security: &ServerSecurityFlags) -> Result<Option<World>> {
+        match is_rank() {
+            true => World::from_env_secured(&security.read()?).map(Some),
+            false => Ok(None),
         }
     }
 
@@ -69,6 +71,17 @@ impl RankFlags {
     pub fn replaces_a_rank(&self) -> bool {
         std::env::var_os(REPLACES_VARIABLE).is_some()
     }
+}
+
+/// Whether this process is one of several ranks: by `--ranks`, or by another launcher, which says where they meet.
+pub fn is_rank() -> bool {
+    std::env::var_os(WORLD_VARIABLE).is_some() || meets_over_tcp()
+}
+
+/// Whether another launcher than `--ranks` has started this process as a rank.
+pub fn meets_over_tcp() -> bool {
+    let is_set = |name: &str| std::env::var_os(name).is_some();
+    !is_set(WORLD_VARIABLE) && ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"].into_iter().all(is_set)
 }
 
 /// Waits to be told where the ranks meet again, and joins them there. `None` if nobody says so in time.

@@ -19,8 +19,8 @@ pub fn launch(common: &Common, recipe: &dyn Recipe, n: usize) -> Result<()> {
 
 /// Trains. A rank that loses others goes on with those that are left and a new one, from where it was.
 pub fn run(common: &Common, recipe: &dyn Recipe) -> Result<()> {
-    let Some(mut world) = common.ranks.world()? else { return run_once(common, recipe, None) };
-    let mut member = Member::new(&world, common.ranks.replaces_a_rank());
+    let Some(mut world) = common.ranks.world(&common.cluster.security)? else { return run_once(common, recipe, None) };
+    let mut member = Member::new(&world, common.ranks.replaces_a_rank(), common.cluster.with_parent);
     loop {
         let Err(error) = run_once(common, recipe, Some(&mut member)) else { return Ok(()) };
         // Any other error is this rank's own, and would come again.
