@@ -6,6 +6,7 @@ use kolo_graph::{Elements, ShapesFit};
 use super::map::{Expression, map_inputs};
 use super::{FLOATS, NUMBERS, PLAIN};
 use crate::kernel::KernelInit;
+use crate::math::elementwise::parameter;
 use crate::op::{KernelDef, KernelMaker, gpu_made};
 use crate::{Kernel, KernelCtx};
 
@@ -40,11 +41,11 @@ impl Map {
         let text = elementwise.text(node.inputs.len()).ok_or_else(not_one)?;
         let out = node.outputs.first().ok_or_else(not_one)?.dtype;
         let params = match elementwise.parameter {
-            Some(attr) => vec![init.attrs().float(attr)?],
+            Some(attr) => vec![parameter(init.attrs(), attr)?],
             None => Vec::new(),
         };
         let is_same_shape = elementwise.shapes == ShapesFit::Same;
-        Ok(Map { expression: Expression { name: node.op(), text }, out, params, is_same_shape })
+        Ok(Map { expression: Expression { name: node.def.name, text }, out, params, is_same_shape })
     }
 }
 

@@ -9,7 +9,7 @@ use std::fmt;
 use kolo_core::{DType, Error, Result, Shape};
 use kolo_graph::{Elementwise, Node, ShapesFit};
 
-use crate::math::elementwise::broadcast_shape;
+use crate::math::elementwise::{broadcast_shape, parameter};
 
 /// Most steps of a program.
 pub const MOST_STEPS: usize = 32;
@@ -52,10 +52,10 @@ pub fn step_of(node: &Node) -> Option<(&'static str, Option<f32>)> {
     let elementwise = node.def.elementwise.filter(|elementwise| elementwise.holds_for(&node.attrs))?;
     expression(node.op(), node.inputs.len())?;
     let parameter = match elementwise.parameter {
-        Some(attr) => Some(node.attrs.float(attr).ok()?),
+        Some(attr) => Some(parameter(&node.attrs, attr).ok()?),
         None => None,
     };
-    Some((node.op(), parameter))
+    Some((node.def.name, parameter))
 }
 
 /// The expression of an op over so many arguments, for [`crate::cuda`], and how their shapes must fit.

@@ -4,9 +4,11 @@
 
 use std::any::Any;
 
+use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, Result, Shape, Tensor};
 use kolo_device::cpu::stream::{can_stream_by, fence, is_streamed, stream_by};
 use kolo_device::cpu::{IntraPool, pool, vectorize, vectorize_256};
+use kolo_graph::Attrs;
 use smallvec::SmallVec;
 
 use crate::kernel::KernelCtx;
@@ -47,6 +49,17 @@ macro_rules! expression_kernels {
     };
 }
 pub(crate) use expression_kernels;
+
+/// The attribute that is the parameter of an expression, rounded to the type `T` of the values as TensorFlow does, whatever
+/// type they are computed in.
+pub(crate) fn parameter(attrs: &Attrs, name: &str) -> Result<f32> {
+    let value = attrs.float(name)?;
+    Ok(match attrs.dtype("T") {
+        Ok(DType::F16) => f16::from_f32(value).to_f32(),
+        Ok(DType::BF16) => bf16::from_f32(value).to_f32(),
+        _ => value,
+    })
+}
 
 /// Sets output 0 to `f` of every element of input 0, writing into the input if it dies here and the types agree.
 /// `ns` is about what one element costs, for splitting the work.

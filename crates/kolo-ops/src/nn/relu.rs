@@ -7,7 +7,7 @@ use kolo_graph::{
 };
 
 use crate::math::binary::first;
-use crate::math::elementwise::{map, zip};
+use crate::math::elementwise::{map, parameter, zip};
 use crate::math::number::Number;
 use crate::nn::same_shapes;
 use crate::op::{Gpu, KernelDef, Op, cpu_kernels};
@@ -185,8 +185,14 @@ fn relu6_grad<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     )
 }
 
+/// Alpha as a number of the values' own type, whatever it is computed in.
+fn alpha<T: Number>(ctx: &KernelCtx<'_>) -> Result<T> {
+    let alpha = parameter(ctx.attrs(), "alpha")?;
+    Ok(T::from_f64(f64::from(alpha)))
+}
+
 fn leaky_relu_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let alpha = T::from_f64(f64::from(ctx.attrs().float("alpha")?));
+    let alpha = alpha::<T>(ctx)?;
     map::<T, T>(
         ctx,
         NS,
@@ -197,7 +203,7 @@ fn leaky_relu_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 fn leaky_relu_grad<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     same_shapes(ctx)?;
-    let alpha = T::from_f64(f64::from(ctx.attrs().float("alpha")?));
+    let alpha = alpha::<T>(ctx)?;
     zip::<T, T>(
         ctx,
         NS,
@@ -214,6 +220,19 @@ mod tests {
 
     const X: [f32; 5] = [-3.0, -0.5, 0.0, 0.5, 7.0];
     const DY: [f32; 5] = [1.0, 2.0, 3.0, 4.0, 5.0];
+
+    /// In halves, alpha is one of them, too.
+    #[test]
+    fn alpha_is_rounded_to_the_type_of_the_values() {
+        use half::{bf16, f16};
+        let x = [-3.0f32, -1.0, -7.0, 2.0];
+        let (small, tiny) = (x.map(f16::from_f32), x.map(bf16::from_f32));
+        check_op("LeakyRelu").input(small).gives([-0.599_609_4f32, -0.199_951_17, -1.399_414, 2.0].map(f16::from_f32));
+        check_op("LeakyRelu").input(tiny).gives([-0.601_562_5f32, -0.200_195_3, -1.398_437_5, 2.0].map(bf16::from_f32));
+        let dy = [1.0f32, 3.0, 7.0, 5.0].map(bf16::from_f32);
+        let dx = [0.200_195_3f32, 0.601_562_5, 1.398_437_5, 5.0].map(bf16::from_f32);
+        check_op("LeakyReluGrad").input(dy).input(tiny).gives(dx);
+    }
 
     #[test]
     fn values() {
