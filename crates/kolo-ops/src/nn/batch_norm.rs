@@ -318,7 +318,10 @@ fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (dy, x) = (ctx.data::<f32>(0)?, ctx.data::<f32>(1)?);
     let inverse: Vec<f32> = variance.iter().map(|v| 1.0 / (v + epsilon).sqrt()).collect();
     let (offset_grad, products) = gradient_sums(ctx.pool(), view, [dy, x], &mean);
-    let scale_grad: Vec<f32> = products.iter().zip(&inverse).map(|(sum, inverse)| sum * inverse).collect();
+    // An empty batch has no variance, and nothing that a gradient could come from.
+    let is_empty = view.per_channel() == 0;
+    let scale_grad = products.iter().zip(&inverse).map(|(sum, inverse)| if is_empty { 0.0 } else { sum * inverse });
+    let scale_grad: Vec<f32> = scale_grad.collect();
     // dx = a · (dy − b − (x − mean) · d): the batch's mean and variance depend on x too, given ones do not.
     let n = view.per_channel().max(1) as f32;
     let a: Vec<f32> = scale.iter().zip(&inverse).map(|(s, i)| s * i).collect();

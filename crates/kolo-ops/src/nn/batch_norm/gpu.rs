@@ -213,6 +213,13 @@ pub(crate) fn backward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         )));
     }
     let view = view(ctx, x.shape())?;
+    if view.per_channel() == 0 {
+        // An empty batch has no variance, and nothing that a gradient could come from.
+        let none = ctx.allocate(x.dtype(), x.shape().clone())?;
+        let vector = Shape::new(&[view.channels])?;
+        let grads = [none, zeros(ctx, DType::F32, vector.clone())?, zeros(ctx, DType::F32, vector)?];
+        return finish_backward(ctx, grads);
+    }
     let (epsilon, training) = (ctx.attrs().float("epsilon")?, ctx.attrs().bool("is_training")?);
     let (scale, mean, variance) = (vector(ctx, view, 2)?, vector(ctx, view, 3)?, vector(ctx, view, 4)?);
     let device = gpu(ctx)?;

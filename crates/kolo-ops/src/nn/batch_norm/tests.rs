@@ -51,6 +51,19 @@ fn trained() -> [Tensor; 5] {
     ]
 }
 
+/// The batch has no mean, and still there is nothing that a gradient could come from.
+#[test]
+fn gradients_of_an_empty_batch_are_zero() {
+    let empty = || tensor::<f32, 4>([0, 4, 4, 3], []);
+    let (nan, zeros) = ([f32::NAN; 3], || Tensor::from([0.0f32; 3]));
+    for training in [true, false] {
+        let test = |op| check_op(op).attr("is_training", training).input(empty()).input(empty()).input(SCALE);
+        let test = |op| test(op).input(nan).input(nan);
+        test("FusedBatchNormGrad").gives_all([empty(), zeros(), zeros(), none(), none()]);
+        test("FusedBatchNormGradV3").input(0.0f32).gives_all([empty(), zeros(), zeros(), none(), none()]);
+    }
+}
+
 #[test]
 fn training_is_tensorflows() {
     let x = wavy([2, 2, 1, 3], 1);
