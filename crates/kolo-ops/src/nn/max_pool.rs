@@ -1,5 +1,6 @@
 //! `MaxPool`: the largest value under a window, for each channel. `MaxPoolGrad`: its gradient, which goes to the first
-//! value that is the largest. `MaxPoolV2` and `MaxPoolGradV2`: the same, with the window's size and strides as inputs.
+//! value that is the largest, and on a CPU to the first of all where none is, since there is NaN (on a GPU, nowhere).
+//! `MaxPoolV2` and `MaxPoolGradV2`: the same, with the window's size and strides as inputs.
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
@@ -267,11 +268,26 @@ fn pool_backward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()
                         });
                     },
                 );
+                if left.iter().any(|left| *left != T::ZERO) {
+                    give_to_the_first(&pool, &left, dx);
+                }
             }
         });
     }
     ctx.set_output(0, out);
     Ok(())
+}
+
+/// Adds what no value of a window has taken, since NaN equals nothing, to the first.
+#[cold]
+fn give_to_the_first<T: Number>(pool: &Pool, left: &[T], dx: &mut [T]) {
+    let c = pool.channels;
+    for (o, left) in left.chunks_exact(c).enumerate() {
+        let [oh, ow] = [o / pool.w.output, o % pool.w.output];
+        let (Some(kh), Some(kw)) = (pool.h.taps(oh).next(), pool.w.taps(ow).next()) else { continue };
+        let i = pool.h.at(oh, kh) * pool.w.input + pool.w.at(ow, kw);
+        dx[i * c..(i + 1) * c].iter_mut().zip(left).for_each(|(dx, left)| *dx = dx.add(*left));
+    }
 }
 
 /// One line of windows of two by two: `x` are the two lines of the image below it, pixels of `c` channels.
@@ -326,7 +342,8 @@ fn load<T: Number, const N: usize>(x: &[T]) -> [T; N] {
     values
 }
 
-/// What each of four inputs gets of the gradient: the first that equals the output takes it all.
+/// What each of four inputs gets of the gradient: the first that equals the output takes it all, and the first of all if none
+/// does, since it is NaN.
 #[inline(always)]
 fn shares<T: Number, const N: usize>(x: [[T; N]; 4], y: [T; N], dy: [T; N]) -> [[T; N]; 4] {
     let mut shares = [[T::ZERO; N]; 4];
@@ -337,6 +354,9 @@ fn shares<T: Number, const N: usize>(x: [[T; N]; 4], y: [T; N], dy: [T; N]) -> [
             share[i] = if hit { left[i] } else { T::ZERO };
             left[i] = if hit { T::ZERO } else { left[i] };
         }
+    }
+    for i in 0..N {
+        shares[0][i] = shares[0][i].add(left[i]);
     }
     shares
 }
@@ -579,6 +599,36 @@ mod tests {
             .input(tensor([1, 1, 1, 1], [5.0f32]))
             .input(tensor([1, 1, 1, 1], [7.0f32]))
             .gives(tensor([1, 2, 2, 1], [0.0f32, 7.0, 0.0, 0.0]));
+    }
+
+    #[test]
+    fn where_nothing_is_the_largest_the_first_gets_the_gradient() {
+        const N: f32 = f32::NAN;
+        let check = |nchw: bool, size: i64, stride: i64, padding: &str, x: Tensor, expected: Tensor| {
+            let test = |op| pool(op, nchw, [size; 2], [stride; 2], padding);
+            let y = test("MaxPool").input(x.clone()).run(false).unwrap().remove(0);
+            let dy: Vec<f32> = vec![1.0; y.n_elements()];
+            let dy = Tensor::from_vec(y.shape().clone(), dy).unwrap();
+            let dx = test("MaxPoolGrad").input(x).input(y).input(dy).run(false).unwrap();
+            assert_eq!(dx, [expected]);
+        };
+        let square = |n: usize, x: &[f32]| Tensor::from_vec([1, n, n, 1], x.to_vec()).unwrap();
+        for nchw in [false, true] {
+            let grid = |n: usize, x: &[f32]| match nchw {
+                true => Tensor::from_vec([1, 1, n, n], x.to_vec()).unwrap(),
+                false => square(n, x),
+            };
+            check(nchw, 2, 2, "VALID", grid(2, &[N; 4]), grid(2, &[1.0, 0.0, 0.0, 0.0]));
+            let all = [1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0];
+            check(nchw, 2, 1, "VALID", grid(3, &[N; 9]), grid(3, &all));
+            let corners = [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0];
+            check(nchw, 2, 2, "SAME", grid(3, &[N; 9]), grid(3, &corners));
+        }
+        // A block of channels and some more.
+        let mut dx = vec![1.0f32; 18];
+        dx.resize(4 * 18, 0.0);
+        let wide = |x: Vec<f32>| Tensor::from_vec([1, 2, 2, 18], x).unwrap();
+        check(false, 2, 2, "VALID", wide(vec![N; 4 * 18]), wide(dx));
     }
 
     #[test]
