@@ -279,6 +279,31 @@ mod tests {
         check(&|g| FifoQueue::shared(g, "q", &vector, Some(2)).size(), "has component shapes [[]] but");
     }
 
+    /// A program that finds a queue which another made does not know its seeds.
+    #[test]
+    fn seeds_of_a_shared_queue_count_only_where_some_are_asked_for() {
+        let int = one(DType::I32, PartialShape::scalar());
+        let ask = |least: usize, seed: Option<i64>| {
+            let g = crate::graph();
+            let shuffle = |min_after_dequeue, seed| QueueKind::Shuffle { min_after_dequeue, seed };
+            let first = QueueHandle::of_kind(&g, shuffle(1, Some(4)), "first", "q", &int, Some(9)).size();
+            let second = QueueHandle::of_kind(&g, shuffle(least, seed), "second", "q", &int, Some(9)).size();
+            g.check().unwrap();
+            let run = Evaluation::new(g.snapshot());
+            run.run(&[first], &[]).unwrap();
+            run.run(&[second], &[])
+        };
+        assert_eq!(ask(1, None).unwrap(), [Tensor::scalar(0i32)]);
+        assert_eq!(ask(1, Some(4)).unwrap(), [Tensor::scalar(0i32)]);
+        let error = ask(1, Some(5)).unwrap_err();
+        assert!(
+            error.message().contains("has random seeds (87654321, 4) but requested random seeds was (87654321, 5)"),
+            "{error}"
+        );
+        let error = ask(2, None).unwrap_err();
+        assert!(error.message().contains("has min_after_dequeue 1 but requested min_after_dequeue was 2"), "{error}");
+    }
+
     #[test]
     fn bad_attributes_and_counts_are_refused() -> Result<()> {
         let fails = |build: &dyn for<'g> Fn(&'g Graph) -> Output<'g>, text: &str| {

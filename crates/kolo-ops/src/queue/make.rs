@@ -116,8 +116,20 @@ impl Described for Queue {
             Error::invalid_argument(format!("Shared queue '{name}' has {what} {has} but requested {what} was {asked}."))
         };
         let mine = self.spec();
-        if mine.order != spec.order {
-            return Err(disagree("order", format!("{:?}", mine.order), format!("{:?}", spec.order)));
+        if let (
+            Order::Shuffle { min_after_dequeue: has, seeds: has_seeds },
+            Order::Shuffle { min_after_dequeue: asked, seeds },
+        ) = (&mine.order, &spec.order)
+        {
+            if has != asked {
+                return Err(disagree("min_after_dequeue", has.to_string(), asked.to_string()));
+            }
+            // Whoever asks for no seeds takes those that the queue has.
+            if *seeds != (0, 0) && has_seeds != seeds {
+                return Err(disagree("random seeds", format!("{has_seeds:?}"), format!("{seeds:?}")));
+            }
+        } else if mine.order != spec.order {
+            return Err(disagree("kind", mine.order.queue_name().to_owned(), spec.order.queue_name().to_owned()));
         }
         if mine.capacity != spec.capacity {
             let text = |capacity: Option<usize>| capacity.map_or("-1".to_owned(), |n| n.to_string());
