@@ -261,7 +261,15 @@ impl QueueContents {
     /// Lets the first in line take what it may; true if anything changed.
     fn serve_dequeue(&mut self, queue: &Queue, served: &mut Vec<Served>) -> bool {
         let stays = if self.closed { 0 } else { self.min_after_dequeue };
+        let is_full = self.elements.len() >= self.capacity;
         let Some(head) = self.dequeues.front_mut() else { return false };
+        // A batch that is taken in pieces would be sorted in pieces. Once closed, a queue that is full gets no more.
+        if queue.spec.order == Order::Priority
+            && self.elements.len() < head.wanted
+            && !(self.closed && (self.enqueues.is_empty() || is_full))
+        {
+            return false;
+        }
         let mut changed = false;
         while head.taken.len() < head.wanted
             && self.elements.len() > stays
@@ -272,7 +280,7 @@ impl QueueContents {
         }
         let is_full = head.taken.len() == head.wanted;
         // Once closed, only those who already wait may still add.
-        let nothing_comes = self.closed && self.enqueues.is_empty();
+        let nothing_comes = self.closed && (self.enqueues.is_empty() || queue.spec.order == Order::Priority);
         if !is_full && !nothing_comes {
             return changed;
         }
@@ -522,6 +530,47 @@ mod tests {
         let mut all = [first, values(&waiting)].concat();
         all.sort_unstable();
         assert_eq!(all, [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_priority_queue_gives_a_batch_at_once_and_sorted() {
+        let q = queue(Order::Priority, None);
+        let (token, other) = (CancelToken::new(), CancelToken::new());
+        let many = take(&q, Amount::Many(3), &token);
+        put(&q, &[5, 1], &token);
+        waits(&many);
+        // Nothing is taken until there is enough for all.
+        assert_eq!(q.len(), 2);
+        put(&q, &[3], &token);
+        assert_eq!(values(&many), [1, 3, 5]);
+        let (some, next) = (take(&q, Amount::UpTo(2), &other), take(&q, Amount::One, &token));
+        put(&q, &[9], &token);
+        waits(&some);
+        waits(&next);
+        other.cancel(Error::cancelled("why"));
+        fails(&some, Code::Cancelled, "Dequeue operation was cancelled");
+        assert_eq!(values(&next), [9]);
+        let (short, rest) = (take(&q, Amount::Many(3), &token), take(&q, Amount::UpTo(3), &token));
+        put(&q, &[8, 7], &token);
+        q.close(false).unwrap();
+        let text = "PriorityQueue 'q' is closed and has insufficient elements (requested 3, current size 2)";
+        fails(&short, Code::OutOfRange, text);
+        assert_eq!(values(&rest), [7, 8]);
+    }
+
+    /// As in TensorFlow, where a batch larger than the queue waits until the queue is closed.
+    #[test]
+    fn a_batch_that_a_priority_queue_has_no_room_for_ends_when_it_is_closed() {
+        let (q, token) = (queue(Order::Priority, Some(2)), CancelToken::new());
+        let adding = put(&q, &[3, 1, 2], &token);
+        let many = take(&q, Amount::Many(3), &token);
+        waits(&many);
+        q.close(false).unwrap();
+        let text = "PriorityQueue 'q' is closed and has insufficient elements (requested 3, current size 2)";
+        fails(&many, Code::OutOfRange, text);
+        assert_eq!(values(&take(&q, Amount::Many(2), &token)), [1, 3]);
+        assert!(adding.try_recv().unwrap().is_ok());
+        assert_eq!(values(&take(&q, Amount::One, &token)), [2]);
     }
 
     #[test]
