@@ -53,7 +53,7 @@ pub(crate) static INITIALIZE_TABLE_FROM_TEXT_FILE_V2: Op = Op {
 /// What of a line is a key or a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Column {
-    /// All of it.
+    /// All of it, as a text; or as a number, if it is the key.
     Line,
     /// Its number, counted from 0.
     Number,
@@ -72,17 +72,23 @@ impl Column {
 
     fn check(self, dtype: DType, what: &str) -> Result<()> {
         let good = match self {
-            Column::Line => dtype == DType::Str,
+            Column::Line => dtype == DType::Str || what == KEY && matches!(dtype, DType::I32 | DType::I64),
             Column::Number => dtype == DType::I64,
             Column::Part(_) => true,
         };
         if good {
             return Ok(());
         }
-        let needs = if self == Column::Line { "the whole line needs string" } else { "the line's number needs int64" };
+        let needs = match (self, what) {
+            (Column::Line, KEY) => "the whole line needs string or an integer",
+            (Column::Line, _) => "the whole line needs string",
+            _ => "the line's number needs int64",
+        };
         Err(Error::invalid_argument(format!("the {what} of the table is {dtype}, but {needs}")))
     }
 }
+
+const KEY: &str = "key";
 
 struct FromFile {
     threads: Arc<IoThreads>,
@@ -145,7 +151,7 @@ impl AsyncKernel for FromFile {
 impl Columns {
     fn fill(&self, table: &Table, name: &str) -> Result<()> {
         let spec = table.spec();
-        self.key.check(spec.key, "key")?;
+        self.key.check(spec.key, KEY)?;
         self.value.check(spec.value, "value")?;
         let text = std::fs::read(name).map_err(|error| file_error("cannot read", Path::new(name), &error))?;
         let text = Bytes::from(text);
@@ -273,6 +279,10 @@ mod tests {
         let back = Case { dtypes: [int, text], columns: [-1, -2], ..vocabulary(None) };
         let found = read(back, Tensor::from([0i64, 2, 5]), Tensor::string("UNK")).unwrap();
         assert_eq!(found[0], words(["emerson", "palmer", "UNK"]));
+        // A line may be a number.
+        let numbers = Case { contents: Some("42\n1\n-1000\n"), dtypes: [int, int], columns: [-2, -1], attr: None };
+        let found = read(numbers, Tensor::from([1i64, -1000, 5]), minus()).unwrap();
+        assert_eq!(found, [Tensor::from([1i64, 2, -1]), Tensor::scalar(3i64)]);
         let parts = Case { contents: Some("1\tone\n2\ttwo\n"), dtypes: [int, text], columns: [0, 1], attr: None };
         assert_eq!(read(parts, Tensor::from([2i64]), Tensor::string("")).unwrap()[0], words(["two"]));
     }
@@ -292,7 +302,9 @@ mod tests {
         fails(case(Some("a\n\nb\n"), [text, int], [-2, -1]), Code::InvalidArgument, "empty line found at position 1");
         fails(case(Some("a\na\n"), [text, int], [-2, -1]), Code::FailedPrecondition, "occurs twice");
         fails(case(Some("a\n"), [text, text], [0, 1]), Code::InvalidArgument, "expected at least 2 got 1");
-        fails(case(Some("a\n"), [int, text], [-2, -1]), Code::InvalidArgument, "the whole line needs string");
+        fails(case(Some("a\n"), [int, int], [-2, -1]), Code::InvalidArgument, "Field a in line 0 is not a valid int64");
+        let whole = "the value of the table is int64, but the whole line needs string";
+        fails(case(Some("1\n"), [text, int], [0, -2]), Code::InvalidArgument, whole);
         fails(
             case(Some("x\ta\n"), [int, text], [0, 1]),
             Code::InvalidArgument,
