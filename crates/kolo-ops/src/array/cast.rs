@@ -1,8 +1,9 @@
 //! `Cast`: every element as the nearest one of another dtype. `_HostCast`: the same, of values in host memory.
 //!
-//! Floats become integers by cutting off the fraction; values out of range become the nearest end, and NaN becomes 0
-//! (C++ leaves both undefined). Integers wrap. Anything but zero is true. Halves are reached through `float`, as in
-//! TensorFlow.
+//! Floats become integers by cutting off the fraction. C++ leaves open what becomes of NaN and of what is out of range; it is
+//! what x86 makes of one element, as in TensorFlow: the least `int32` or `int64`. Narrower integers are the low bits of that
+//! `int32`, and `uint32` those of the `int64`. Integers wrap. Anything but zero is true. Halves are reached through `float`,
+//! as in TensorFlow.
 
 use half::{bf16, f16};
 use kolo_core::{DType, Element, Error, Result, Tensor};
@@ -96,7 +97,7 @@ fn cast_from<S: Source>(ctx: &KernelCtx<'_>, to: DType) -> Result<Tensor> {
 
 /// `input`, of elements `S`, as elements `D`.
 pub(crate) fn convert<S: Source, D: Target>(ctx: &KernelCtx<'_>, input: &Tensor) -> Result<Tensor> {
-    // Loops with instructions of their own. The plain cast to an integer stops at the ends one by one.
+    // Loops with instructions of their own. The plain cast to an integer compares with the ends one by one.
     match (S::DTYPE, D::DTYPE) {
         (DType::F32, DType::I32) => return convert_by(ctx, input, vmath::f32_to_i32),
         (DType::F16, DType::F32) => return convert_by(ctx, input, f16_to_f32),
@@ -272,8 +273,6 @@ conversions!(
     to_u8: u8, to_u16: u16, to_u32: u32, to_u64: u64
 );
 
-sources!(f32, 0.0);
-sources!(f64, 0.0);
 sources!(i8, 0);
 sources!(i16, 0);
 sources!(i32, 0);
@@ -282,6 +281,60 @@ sources!(u8, 0);
 sources!(u16, 0);
 sources!(u32, 0);
 sources!(u64, 0);
+
+macro_rules! float_sources {
+    ($from:ty) => {
+        impl Source for $from {
+            #[inline(always)]
+            fn to_bool(self) -> bool {
+                self != 0.0
+            }
+            #[inline(always)]
+            fn to_f32(self) -> f32 {
+                self as f32
+            }
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+            #[inline(always)]
+            fn to_i8(self) -> i8 {
+                self.in_32_bits() as i8
+            }
+            #[inline(always)]
+            fn to_i16(self) -> i16 {
+                self.in_32_bits() as i16
+            }
+            #[inline(always)]
+            fn to_i32(self) -> i32 {
+                self.in_32_bits()
+            }
+            #[inline(always)]
+            fn to_i64(self) -> i64 {
+                self.in_64_bits()
+            }
+            #[inline(always)]
+            fn to_u8(self) -> u8 {
+                self.in_32_bits() as u8
+            }
+            #[inline(always)]
+            fn to_u16(self) -> u16 {
+                self.in_32_bits() as u16
+            }
+            #[inline(always)]
+            fn to_u32(self) -> u32 {
+                self.in_64_bits() as u32
+            }
+            #[inline(always)]
+            fn to_u64(self) -> u64 {
+                self.in_64_unsigned_bits()
+            }
+        }
+    };
+}
+
+float_sources!(f32);
+float_sources!(f64);
 indirect_sources!(bool, u8, u8::from);
 indirect_sources!(f16, f32, from_half);
 indirect_sources!(bf16, f32, bf16::to_f32);
@@ -307,21 +360,58 @@ impl Target for bf16 {
     }
 }
 
-/// The expression of a float that stops at the ends of a narrow integer; NaN is 0.
-macro_rules! stopped {
-    ($least:literal, $greatest:literal) => {
-        concat!(
-            "x0 != x0 ? (W)0 : x0 < (W)",
-            $least,
-            " ? (W)",
-            $least,
-            " : x0 > (W)",
-            $greatest,
-            " ? (W)",
-            $greatest,
-            " : x0"
-        )
+/// The whole part of a float in 32 bits, or the least number if it has no room there: what x86 gives.
+trait WholePart: Copy {
+    /// In 32 bits.
+    fn in_32_bits(self) -> i32;
+    /// In 64 bits.
+    fn in_64_bits(self) -> i64;
+    /// Its bits in 64 without a sign; of what is out of range the highest alone.
+    fn in_64_unsigned_bits(self) -> u64;
+}
+
+macro_rules! whole_parts {
+    ($($ty:ty),*) => {
+        $(impl WholePart for $ty {
+            // NaN is not smaller; what is too small the cast itself makes the least number.
+            #[inline(always)]
+            fn in_32_bits(self) -> i32 {
+                if self < 2_147_483_648.0 { self as i32 } else { i32::MIN }
+            }
+            #[inline(always)]
+            fn in_64_bits(self) -> i64 {
+                if self < 9_223_372_036_854_775_808.0 { self as i64 } else { i64::MIN }
+            }
+            #[inline(always)]
+            fn in_64_unsigned_bits(self) -> u64 {
+                const HALF: $ty = 9_223_372_036_854_775_808.0;
+                if self < HALF { self as i64 as u64 } else { (self - HALF).in_64_bits() as u64 | 1 << 63 }
+            }
+        })*
     };
+}
+whole_parts!(f32, f64);
+
+/// The GPU's expression of a cast from `from` to `to`: the rule of the CPU, whose conversions of what is out of range differ
+/// from the GPU's own.
+pub(crate) fn gpu_text(from: DType, to: DType) -> Expression {
+    match (from.is_float(), to) {
+        (_, DType::Bool) => Expression { name: "to_bool", text: "x0 != (W)0" },
+        (true, DType::I8 | DType::I16 | DType::I32 | DType::U8 | DType::U16) => {
+            Expression { name: "by_32_bits", text: "x0 < (W)2147483648.0 ? (int)x0 : -2147483647 - 1" }
+        }
+        (true, DType::I64 | DType::U32) => Expression {
+            name: "by_64_bits",
+            text: "x0 < (W)9223372036854775808.0 ? (long long)x0 : -9223372036854775807LL - 1",
+        },
+        (true, DType::U64) => Expression {
+            name: "to_u64",
+            text: "x0 < (W)9223372036854775808.0 ? (unsigned long long)(long long)x0 : \
+                   (x0 < (W)18446744073709551616.0 ? (unsigned long long)(long long)(x0 - (W)9223372036854775808.0) : 0ULL) \
+                   | 0x8000000000000000ULL",
+        },
+        _ => Expression { name: "cast", text: "x0" },
+    }
 }
 
 /// On a GPU, where bits are not truncated.
@@ -344,17 +434,7 @@ fn on_gpu(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if ctx.attrs().bool("Truncate")? || c_type(from) == "void" || c_type(to) == "void" {
         return Err(Error::unimplemented(format!("Cast {from} to {to} is not supported on a GPU")));
     }
-    let is_float = matches!(from, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
-    let expression = match to {
-        DType::Bool => Expression { name: "to_bool", text: "x0 != (W)0" },
-        // The GPU stops floats at the ends of integers of 32 and 64 bits by itself.
-        DType::I8 if is_float => Expression { name: "to_i8", text: stopped!("-128", "127") },
-        DType::U8 if is_float => Expression { name: "to_u8", text: stopped!("0", "255") },
-        DType::I16 if is_float => Expression { name: "to_i16", text: stopped!("-32768", "32767") },
-        DType::U16 if is_float => Expression { name: "to_u16", text: stopped!("0", "65535") },
-        _ => Expression { name: "cast", text: "x0" },
-    };
-    map_inputs(ctx, expression, to, &[])
+    map_inputs(ctx, gpu_text(from, to), to, &[])
 }
 
 #[cfg(test)]
@@ -368,13 +448,106 @@ mod tests {
     }
 
     #[test]
-    fn floats_lose_their_fraction_and_stop_at_the_ends() {
+    fn floats_lose_their_fraction() {
         check([1.9f32, -1.9, 0.0], [1i32, -1, 0]);
         check_op("_HostCast").attr("DstT", DType::I32).input([1.9f32]).gives([1i32]);
-        check([1e10f32, -1e10, f32::NAN, f32::INFINITY], [i32::MAX, i32::MIN, 0, i32::MAX]);
-        check([-1.0f64, 300.0, 255.9], [0u8, 255, 255]);
+        check([-0.9f64, 100.5, 255.9], [0u8, 100, 255]);
         check([2.5f64, f64::MAX], [2.5f32, f32::INFINITY]);
-        check([f16::from_f32(-2.5), f16::from_f32(1000.0)], [-2i8, 127]);
+        check([f16::from_f32(-2.5), f16::from_f32(100.0)], [-2i8, 100]);
+    }
+
+    /// TensorFlow's answers, one element at a time.
+    #[test]
+    fn floats_out_of_range_become_what_x86_makes_of_them() {
+        const X: [f32; 14] = [
+            300.0,
+            -1.0,
+            -129.0,
+            65536.0,
+            -32769.0,
+            40000.0,
+            3e9,
+            -3e9,
+            5e9,
+            1e19,
+            -1e19,
+            f32::NAN,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+        ];
+        const LEAST: i32 = i32::MIN;
+        const FAR: i64 = i64::MIN;
+        const TOP: u64 = 1 << 63;
+        fn all<D: Target>(expected: [D; 14])
+        where
+            Tensor: From<[D; 14]>,
+        {
+            let expected = Tensor::from(expected);
+            // Long enough for vectors, too.
+            for n in [1usize, 14, 70] {
+                let x: Vec<f32> = X.iter().copied().cycle().take(n).collect();
+                let expected: Vec<D> = expected.data::<D>().unwrap().iter().copied().cycle().take(n).collect();
+                let expected = Tensor::from_vec([n], expected).unwrap();
+                let wide: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+                check(x, expected.clone());
+                check(wide, expected);
+            }
+        }
+        all([44u8, 255, 127, 0, 255, 64, 0, 0, 0, 0, 0, 0, 0, 0]);
+        all([44i8, -1, 127, 0, -1, 64, 0, 0, 0, 0, 0, 0, 0, 0]);
+        all([300i16, -1, -129, 0, 32767, -25536, 0, 0, 0, 0, 0, 0, 0, 0]);
+        all([300u16, 65535, 65407, 0, 32767, 40000, 0, 0, 0, 0, 0, 0, 0, 0]);
+        all([300, -1, -129, 65536, -32769, 40000, LEAST, LEAST, LEAST, LEAST, LEAST, LEAST, LEAST, LEAST]);
+        all([
+            300u32,
+            u32::MAX,
+            u32::MAX - 128,
+            65536,
+            u32::MAX - 32768,
+            40000,
+            3_000_000_000,
+            1_294_967_296,
+            705_032_704,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ]);
+        all([
+            300i64,
+            -1,
+            -129,
+            65536,
+            -32769,
+            40000,
+            3_000_000_000,
+            -3_000_000_000,
+            5_000_000_000,
+            FAR,
+            FAR,
+            FAR,
+            FAR,
+            FAR,
+        ]);
+        all([
+            300u64,
+            u64::MAX,
+            u64::MAX - 128,
+            65536,
+            u64::MAX - 32768,
+            40000,
+            3_000_000_000,
+            u64::MAX - 2_999_999_999,
+            5_000_000_000,
+            9_999_999_980_506_447_872,
+            TOP,
+            TOP,
+            TOP,
+            TOP,
+        ]);
+        check([f16::from_f32(300.0), f16::NAN, f16::INFINITY], [44u8, 0, 0]);
+        check([bf16::from_f32(3e9), bf16::NAN], [LEAST, LEAST]);
     }
 
     #[test]

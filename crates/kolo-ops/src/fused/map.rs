@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::fused;
 use crate::Cost;
+use crate::array::cast::gpu_text;
 use crate::cuda::columns::{Mapped, reduce_columns};
 use crate::cuda::map::{RANK, is_aligned, strides};
 use crate::cuda::reduce::SUM;
@@ -237,8 +238,8 @@ fn code(program: &Program, types: &[DType]) -> Result<String> {
     let mut body = String::new();
     for (i, step) in program.steps.iter().enumerate() {
         let expression = match (program.text(i)?, step.out) {
-            // A conversion, and to a truth value.
-            ("x0", DType::Bool) => "x0 != (W)0",
+            // A conversion.
+            ("x0", to) => gpu_text(dtype(step.args.first().unwrap_or(&Arg::Input(0))), to).text,
             (text, _) => text,
         };
         let expression = match step.parameter {
