@@ -34,7 +34,7 @@ pub use nodes::{Endpoint, Location, Node, NodeId, Nodes, OutputInfo};
 pub use op::{
     ArgDef, ArgType, AttrDef, AttrKind, AttrValue, Attrs, Combine, Effects, Elements, Elementwise, Flow, Grad,
     Gradient, GradientFn, HalfSafety, HandleRule, HostRule, IndexedSlices, InferCtx, Literal, OpDef, OpRegistry,
-    OwnedState, ShapeFn, ShapesFit, Signature, SplitRule, TransferEnd, Update, UpdateRule, Work, shape_fns,
+    OwnedState, ShapeFn, ShapesFit, Signature, SplitRule, TransferEnd, UnknownOp, Update, UpdateRule, Work, shape_fns,
 };
 pub use plan::{
     ClientEnds, CostModel, DeviceInfo, Ends, FallbackCost, Granularity, ImplicitCopies, KernelSupport, Link, LogFormat,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use kolo_core::{DType, DeviceSpec, Error, PartialShape, Result};
 
 use crate::op::registry::did_you_mean;
+use crate::op::unknown::UnknownOp;
 use crate::wire::proto::FunctionDefLibrary;
 use crate::{AttrValue, Attrs, OpDef, Origin, Training};
 
@@ -91,12 +92,14 @@ pub struct Node {
     pub source: Option<Origin>,
     /// Where its device was asked for.
     pub device_source: Option<Origin>,
+    /// What the message said, if the op is not in the table: such a node can be fed and written again, but not run.
+    pub unknown: Option<Arc<UnknownOp>>,
 }
 
 impl Node {
     /// The op's name.
-    pub fn op(&self) -> &'static str {
-        self.def.name
+    pub fn op(&self) -> &str {
+        self.unknown.as_ref().map_or(self.def.name, |unknown| &unknown.op)
     }
 
     /// The names of its colocation groups (`loc:@NAME` entries of `_class`).
@@ -208,6 +211,9 @@ impl Nodes {
         let node = self.require(name)?;
         let n_outputs = self.node(node).outputs.len();
         if index as usize >= n_outputs {
+            if let Some(unknown) = &self.node(node).unknown {
+                return Err(unknown.error(self.node(node)));
+            }
             return Err(Error::invalid_argument(format!(
                 "'{name}' has {n_outputs} outputs, there is no '{name}:{index}'"
             )));

@@ -253,6 +253,30 @@ fn a_graph_grows_and_nodes_that_cannot_be_placed_are_named() {
 }
 
 #[test]
+fn an_unknown_op_is_refused_where_it_is_run_and_nowhere_else() {
+    let servers = cluster(&[("ps", 1), ("worker", 1)], &ServerConfig::default());
+    let g = kolo_ops::graph();
+    let x = g.device("/job:ps", || g.constant(2.0f32));
+    let y = g.device("/job:worker", || x * 3.0);
+    let name = x.name();
+    let session = connect(&ServerConfig::default(), &servers[1], &g, SessionConfig::default());
+    let text = format!(
+        "node {{ name: 'odd' op: 'Odd' input: '{name}' device: '/job:ps' }}
+         node {{ name: 'after' op: 'Neg' input: 'odd' attr {{ key: 'T' value {{ type: DT_FLOAT }} }} }}"
+    );
+    let def = kolo_graph::wire::graph::read_graph(text.as_bytes()).unwrap();
+    kolo_graph::wire::graph::import(&g, &def, Default::default()).unwrap();
+    session.extend(&g).unwrap();
+    assert_eq!(session.fetch(y).unwrap(), Tensor::scalar(6.0f32));
+    let error = session.run_named(&["after:0"], &[], &[]).unwrap_err();
+    assert_eq!(error.code(), Code::NotFound, "{error}");
+    assert!(error.to_string().contains("Op type not registered 'Odd'"), "{error}");
+    let fed = session.run_named(&["after"], &[("odd:0", Tensor::scalar(3.0f32))], &[]).unwrap();
+    assert_eq!(fed, [Tensor::scalar(-3.0f32)]);
+    assert_eq!(session.fetch(y).unwrap(), Tensor::scalar(6.0f32));
+}
+
+#[test]
 fn strings_and_large_tensors_travel() {
     all_transports(|config| {
         large_tensors(&ServerConfig { shared_memory: false, ..config.clone() });

@@ -38,13 +38,13 @@ type Arguments = Vec<(String, DType)>;
 fn argument_types(node: &Node) -> Option<(Arguments, Arguments)> {
     static SIGNATURES: OnceLock<parking_lot::RwLock<HashMap<&'static str, &'static Signature>>> = OnceLock::new();
     let signatures = SIGNATURES.get_or_init(Default::default);
-    let known = signatures.read().get(node.op()).copied();
+    let known = signatures.read().get(node.def.name).copied();
     let signature: &'static Signature = match known {
         Some(signature) => signature,
         None => {
             // One for each op of the table, kept for good.
             let parsed: &'static Signature = Box::leak(Box::new(Signature::parse(node.def.signature).ok()?));
-            signatures.write().insert(node.op(), parsed);
+            signatures.write().insert(node.def.name, parsed);
             parsed
         }
     };

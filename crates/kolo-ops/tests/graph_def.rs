@@ -39,25 +39,10 @@ fn imported(def: &GraphDef) -> (Graph, Imported) {
     (graph, done)
 }
 
-fn ops_that_are_missing(def: &GraphDef) -> BTreeSet<&str> {
-    def.node.iter().map(|node| node.op.as_str()).filter(|op| registry().find(op).is_err()).collect()
-}
-
 #[test]
 fn graphs_survive_node_for_node() {
-    let mut n_whole = 0;
     for fixture in GRAPHS {
         let def = read(&format!("{fixture}.pb"));
-        let missing = ops_that_are_missing(&def);
-        if !missing.is_empty() {
-            let error = import(&graph(), &def, ImportOptions::default()).unwrap_err();
-            assert_eq!(error.code(), Code::NotFound, "{fixture}: {error}");
-            for op in missing {
-                assert!(error.to_string().contains(&format!("'{op}'")), "{fixture}: {error}");
-            }
-            continue;
-        }
-        n_whole += 1;
         let (graph, done) = imported(&def);
         let written = export(&graph.nodes(), ExportOptions::default()).unwrap();
         assert_eq!(written.node.len(), def.node.len(), "{fixture}");
@@ -67,13 +52,14 @@ fn graphs_survive_node_for_node() {
         }
         assert_same_after_a_round_trip(&graph);
     }
-    assert!(n_whole >= 6, "only {n_whole} fixtures are read");
 }
 
 /// The same, but for what the importer said it drops, and for defaults that the message left out.
 #[track_caller]
 fn assert_same_node(found: &NodeDef, original: &NodeDef, dropped: &[DroppedAttr]) {
-    let (_, signature) = registry().find(&original.op).unwrap();
+    let Ok((_, signature)) = registry().find(&original.op) else {
+        return assert_eq!(found, original);
+    };
     let mut found = found.clone();
     let mut expected = NodeDef { experimental_debug_info: None, experimental_type: None, ..original.clone() };
     for drop in dropped.iter().filter(|drop| drop.node == original.name) {
@@ -121,7 +107,7 @@ fn what_is_no_graph_of_ours_is_refused_by_name() {
         }
         assert!(graph.nodes().is_empty());
     };
-    refused("floats", Code::NotFound, &["Nothing 'attrs'", "Op type not registered 'Nothing'"]);
+    refused("floats", Code::InvalidArgument, &["Const '", "the dtype is missing"]);
     refused("strings_by_hand", Code::InvalidArgument, &["'ñandú' is not a valid node name"]);
     refused("variants", Code::InvalidArgument, &["PartitionedCall 'call'", "function 'f' takes 1 inputs, found 0"]);
 }

@@ -262,7 +262,7 @@ impl Planner {
             let node = nodes.node(id);
             PlacementRow {
                 node: node.name.to_string(),
-                op: node.op(),
+                op: node.def.name,
                 wish: placed.wish.clone(),
                 device: self.infos[placed.device].name.clone(),
                 pinned_at: node.device_source.clone().filter(|_| !node.device.is_empty()),

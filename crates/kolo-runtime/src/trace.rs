@@ -128,7 +128,7 @@ impl TraceSink {
                 Value::Reference(_) | Value::Empty => 0,
             })
             .sum();
-        self.push(node.name.clone(), node.op(), device, start, n_bytes);
+        self.push(node.name.clone(), node.def.name, device, start, n_bytes);
     }
 
     /// A copy of a feed to a device or of a fetch from one. Other copies are nodes: `_Send` and `_Recv`.

@@ -26,6 +26,39 @@ fn constants_feeds_and_chains() {
     assert_eq!(session.run_named(&["x"], &[("x:0", Tensor::from([5.0f32]))], &[]).unwrap(), [Tensor::from([5.0f32])]);
 }
 
+/// A part that Kolo has no op for stops the runs that need it, and no others.
+#[test]
+fn an_unknown_op_is_refused_where_it_is_run_and_nowhere_else() {
+    let t = "attr { key: 'T' value { type: DT_FLOAT } }";
+    let text = format!(
+        "node {{ name: 'x' op: 'Placeholder' attr {{ key: 'dtype' value {{ type: DT_FLOAT }} }} }}
+         node {{ name: 'odd' op: 'MaxPool9D' input: 'x' attr {{ key: 'ksize' value {{ list {{ i: 1 }} }} }} }}
+         node {{ name: 'lone' op: 'Odd' input: 'x' }}
+         node {{ name: 'after' op: 'Neg' input: 'odd:1' {t} }}
+         node {{ name: 'beside' op: 'Neg' input: 'x' {t} }}
+         node {{ name: 'init' op: 'NoOp' input: '^beside' }}"
+    );
+    let g = kolo_ops::graph();
+    let def = kolo_graph::wire::graph::read_graph(text.as_bytes()).unwrap();
+    kolo_graph::wire::graph::import(&g, &def, Default::default()).unwrap();
+    let session = Session::new(&g).unwrap();
+    let x = || ("x:0", Tensor::scalar(2.0f32));
+    assert_eq!(session.run_named(&["beside"], &[x()], &["init"]).unwrap(), [Tensor::scalar(-2.0f32)]);
+    for (fetches, targets) in [(&["after:0"][..], &[][..]), (&["odd"], &[]), (&["odd:7"], &[]), (&[], &["odd"])] {
+        let error = session.run_named(fetches, &[x()], targets).unwrap_err();
+        assert_eq!(error.code(), Code::NotFound, "{error}");
+        for part in ["Op type not registered 'MaxPool9D'", "'odd'", "feed its outputs"] {
+            assert!(error.to_string().contains(part), "'{error}' does not contain '{part}'");
+        }
+    }
+    let error = session.run_named(&["after", "lone"], &[x()], &[]).unwrap_err().to_string();
+    assert!(error.contains("the nearest ops are MaxPool"), "{error}");
+    assert!(error.contains("nor are 'Odd' registered"), "{error}");
+    // A fed value takes the place of what cannot be computed.
+    let fed = session.run_named(&["after"], &[("odd:1", Tensor::scalar(3.0f32))], &[]).unwrap();
+    assert_eq!(fed, [Tensor::scalar(-3.0f32)]);
+}
+
 #[test]
 fn bad_runs_are_refused_and_leave_the_session_usable() {
     let g = kolo_ops::graph();

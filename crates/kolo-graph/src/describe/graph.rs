@@ -12,15 +12,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kolo_core::{DeviceSpec, Error, PartialShape, Result};
+use kolo_core::{DType, DeviceSpec, Error, PartialShape, Result};
 
 use crate::describe::control_flow::FlowScope;
-use crate::describe::request::{NodeRequest, check_name, complete};
+use crate::describe::request::{NodeRequest, check_name, complete, learn_output, unknown_node};
 use crate::grad::BackwardPass;
 use crate::wire::proto::FunctionDefLibrary;
 use crate::{
     AttrValue, Endpoint, Flow, Location, Node, NodeId, Nodes, OpRegistry, Operation, Output, Region, Training,
-    VariableRecord,
+    UnknownOp, VariableRecord,
 };
 
 /// A graph under construction.
@@ -465,8 +465,14 @@ impl Graph {
         format!("{}{name}", self.state.borrow().name_scope)
     }
 
-    /// Adds a node as an importer does: exact name, no scopes. Inputs may be given later only for merges.
-    pub(crate) fn import(&self, request: NodeRequest) -> Result<NodeId> {
+    /// Notes what an importer knows of an output that a node is about to read, if it is one of an unknown op.
+    pub(crate) fn learn_output(&self, at: Endpoint, expected: Option<(DType, bool)>) {
+        learn_output(&mut self.state.borrow_mut().nodes, at, expected);
+    }
+
+    /// Adds a node as an importer does: exact name, no scopes. Inputs may be given later only for merges. If its op is not in
+    /// the table, `unknown` is what the message says of it.
+    pub(crate) fn import(&self, request: NodeRequest, unknown: Option<Arc<UnknownOp>>) -> Result<NodeId> {
         let mut state = self.state.borrow_mut();
         let name = request.name.clone().unwrap_or_default();
         check_name(&name)?;
@@ -474,7 +480,10 @@ impl Graph {
             return Err(Error::invalid_argument(format!("Duplicate node name in graph: '{name}'")));
         }
         state.name_counts.entry(name.clone()).or_insert(0);
-        let node = complete(self.registry, &state.nodes, request, name)?;
+        let node = match unknown {
+            None => complete(self.registry, &state.nodes, request, name)?,
+            Some(unknown) => unknown_node(request, unknown, name),
+        };
         Ok(state.nodes.push(node))
     }
 

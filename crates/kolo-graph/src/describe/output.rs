@@ -123,9 +123,9 @@ impl<'g> Operation<'g> {
         if self.is_valid() { self.graph.nodes().node(self.id).name.to_string() } else { "<invalid>".to_owned() }
     }
 
-    /// Its op.
+    /// Its op; `<unknown>` if that is not in the table.
     pub fn op(self) -> &'static str {
-        if self.is_valid() { self.graph.nodes().node(self.id).op() } else { "<invalid>" }
+        if self.is_valid() { self.graph.nodes().node(self.id).def.name } else { "<invalid>" }
     }
 
     /// How many outputs it has.

@@ -8,6 +8,8 @@ use kolo_core::{DType, DeviceSpec, Error, PartialShape, Result};
 use crate::op::infer::InferCtx;
 use crate::op::registry::did_you_mean;
 use crate::op::signature::{ArgDef, ArgType, AttrDef, AttrKind};
+use crate::op::unknown::{self, UnknownOp};
+use crate::wire::tensor::dtype_from_number;
 use crate::{AttrValue, Attrs, Endpoint, HandleRule, Node, NodeId, Nodes, OpRegistry, Origin, OutputInfo, Signature};
 
 /// A node that is asked for, before it is checked.
@@ -89,13 +91,90 @@ pub(crate) fn complete(registry: &OpRegistry, nodes: &Nodes, request: NodeReques
         ref_inputs,
         source: request.source,
         device_source,
+        unknown: None,
     })
 }
 
+/// A node of an op that is not in the table. Its inputs are believed; of its outputs is known what an attribute lists.
+pub(crate) fn unknown_node(request: NodeRequest, unknown: Arc<UnknownOp>, name: String) -> Node {
+    let mut outputs: Vec<OutputInfo> = unknown.listed_outputs().iter().map(|number| unknown_output(*number)).collect();
+    if outputs.is_empty() {
+        // Most ops have one, and it can be asked for by name although no node of the graph reads it.
+        outputs.push(unknown_output(DType::Variant as i32));
+    }
+    let device_source = request.device_source.or_else(|| request.source.clone()).filter(|_| !request.device.is_empty());
+    Node {
+        name: name.into(),
+        def: unknown::DEF,
+        ref_inputs: vec![false; request.inputs.len()],
+        inputs: request.inputs,
+        control_inputs: request.control_inputs,
+        attrs: request.attrs,
+        device: request.device,
+        outputs,
+        source: request.source,
+        device_source,
+        unknown: Some(unknown),
+    }
+}
+
+/// An output of an unknown op; a variant stands for a dtype that nobody has named so far.
+fn unknown_output(number: i32) -> OutputInfo {
+    let dtype = dtype_from_number(number).unwrap_or(DType::Variant);
+    OutputInfo { dtype, is_ref: false, shape: PartialShape::unknown(), handle: None }
+}
+
+/// Notes what a consumer says of an output of an unknown op: that it exists, and its dtype if it expects a certain one.
+pub(crate) fn learn_output(nodes: &mut Nodes, at: Endpoint, expected: Option<(DType, bool)>) {
+    if nodes.node(at.node).unknown.is_none() || at.index >= unknown::MOST_OUTPUTS {
+        return;
+    }
+    let node = nodes.node_mut(at.node);
+    while node.outputs.len() <= at.index as usize {
+        node.outputs.push(unknown_output(DType::Variant as i32));
+    }
+    let output = &mut node.outputs[at.index as usize];
+    if let Some((dtype, is_ref)) = expected {
+        if output.dtype == DType::Variant {
+            output.dtype = dtype;
+        }
+        output.is_ref |= is_ref;
+    }
+}
+
+/// For each input of a node the dtype that it must have and whether it is taken as a reference, as far as the signature and
+/// the attributes say so.
+pub(crate) fn expected_inputs(signature: &Signature, attrs: &Attrs) -> Vec<Option<(DType, bool)>> {
+    /// More are not looked at: they take their dtypes from their sources.
+    const MOST: usize = 1 << 16;
+    let mut expected = Vec::new();
+    for arg in &signature.inputs {
+        let of = |ty: &ArgType| match ty {
+            ArgType::Fixed(dtype) => Some((*dtype, arg.is_ref)),
+            ArgType::Attr(name) => attrs.dtype(name).ok().map(|dtype| (dtype, arg.is_ref)),
+            ArgType::Repeated { .. } | ArgType::List(_) => None,
+        };
+        match &arg.ty {
+            ArgType::Fixed(_) | ArgType::Attr(_) => expected.push(of(&arg.ty)),
+            ArgType::Repeated { count, element } => {
+                let n = attrs.int(count).ok().and_then(|n| usize::try_from(n).ok());
+                let Some(n) = n.filter(|n| *n <= MOST) else { break };
+                expected.extend(std::iter::repeat_n(of(element), n));
+            }
+            ArgType::List(list) => {
+                let Ok(dtypes) = attrs.dtypes(list) else { break };
+                expected.extend(dtypes.into_iter().map(|dtype| Some((dtype, arg.is_ref))));
+            }
+        }
+    }
+    expected
+}
+
 /// Checks a node that a rewrite made or changed: it fits its op's signature, and what is noted of its outputs does not
-/// contradict inference. Nothing is known of inputs that a caller feeds, so a node that reads one is believed.
+/// contradict inference. Nothing is known of inputs that a caller feeds, so a node that reads one is believed, and so is one of an
+/// unknown op.
 pub(crate) fn infer_again(registry: &OpRegistry, nodes: &Nodes, node: &Node) -> Result<()> {
-    if node.inputs.iter().any(|at| at.feed().is_some()) {
+    if node.unknown.is_some() || node.inputs.iter().any(|at| at.feed().is_some()) {
         return Ok(());
     }
     let place = |error: Error| {

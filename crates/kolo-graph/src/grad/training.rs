@@ -492,7 +492,7 @@ fn reads(nodes: &Nodes, added: Range<usize>, at: Endpoint) -> Vec<InputName> {
     ids.flat_map(|id| {
         let node = nodes.node(id);
         let inputs = node.inputs.iter().enumerate().filter(|(_, source)| comes_from(**source));
-        inputs.map(|(input, _)| InputName { node: node.name.clone(), op: node.op(), input }).collect::<Vec<_>>()
+        inputs.map(|(input, _)| InputName { node: node.name.clone(), op: node.def.name, input }).collect::<Vec<_>>()
     })
     .collect()
 }

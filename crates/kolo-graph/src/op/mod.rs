@@ -7,6 +7,7 @@ pub(crate) mod infer;
 pub(crate) mod registry;
 pub mod shape_fns;
 pub(crate) mod signature;
+pub(crate) mod unknown;
 
 pub use attr::{AttrValue, Attrs};
 pub use def::{Flow, Grad, Gradient, GradientFn, HandleRule, IndexedSlices, OpDef, ShapeFn};
@@ -17,3 +18,4 @@ pub use facts::{
 pub use infer::InferCtx;
 pub use registry::OpRegistry;
 pub use signature::{ArgDef, ArgType, AttrDef, AttrKind, Signature};
+pub use unknown::UnknownOp;

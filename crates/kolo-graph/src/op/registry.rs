@@ -59,6 +59,27 @@ pub(crate) fn did_you_mean<'a>(name: &str, candidates: impl Iterator<Item = &'a 
         .unwrap_or_default()
 }
 
+/// Up to three candidates that are most like `name`: a slip away, or longer or shorter by a version or a variant
+/// (`MaxPool` for `MaxPool3D`).
+pub(crate) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    /// Shorter names begin too many others.
+    const SHORTEST: usize = 4;
+    let limit = (name.chars().count() / 3).clamp(1, 4);
+    let lower = name.to_lowercase();
+    let is_variant = |candidate: &str| {
+        let candidate = candidate.to_lowercase();
+        candidate.len().min(lower.len()) >= SHORTEST && (candidate.starts_with(&lower) || lower.starts_with(&candidate))
+    };
+    let mut found: Vec<(usize, &str)> = candidates
+        .into_iter()
+        .filter(|candidate| !candidate.starts_with('_'))
+        .map(|candidate| (edit_distance(name, candidate, limit), candidate))
+        .filter(|(distance, candidate)| *distance <= limit || is_variant(candidate))
+        .collect();
+    found.sort_unstable_by_key(|(distance, candidate)| (*distance, candidate.len(), *candidate));
+    found.into_iter().take(3).map(|(_, candidate)| candidate).collect()
+}
+
 /// Levenshtein's distance, ignoring case; gives up above `limit`.
 fn edit_distance(a: &str, b: &str, limit: usize) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.to_lowercase().chars().collect(), b.to_lowercase().chars().collect());
@@ -87,5 +108,14 @@ mod tests {
         let names = ["MatMul", "Mul", "Add"];
         assert_eq!(did_you_mean("Matmull", names.into_iter()), " (did you mean 'MatMul'?)");
         assert_eq!(did_you_mean("Conv2D", names.into_iter()), "");
+    }
+
+    #[test]
+    fn the_nearest_names_are_slips_and_variants() {
+        let names = ["MaxPool", "MaxPoolV2", "MaxPoolGradGrad", "AvgPool", "_Send", "Mul", "Max"];
+        assert_eq!(nearest("MaxPool3D", names), ["MaxPool", "MaxPoolV2"]);
+        assert_eq!(nearest("MaxPoolGrad", names), ["MaxPool", "MaxPoolV2", "MaxPoolGradGrad"]);
+        assert_eq!(nearest("mul", names), ["Mul", "Max"]);
+        assert!(nearest("Qr", names).is_empty());
     }
 }

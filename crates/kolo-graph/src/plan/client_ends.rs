@@ -131,6 +131,7 @@ fn end(
         ref_inputs: Vec::new(),
         source: None,
         device_source: None,
+        unknown: None,
     })
 }
 

@@ -27,6 +27,7 @@ use kolo_core::{Error, Result};
 
 use self::client_ends::add_client_ends;
 use self::partition::deny_implicit_copies;
+use self::prune::refuse_unknown;
 use crate::rewrite::{BuiltIn, Run};
 use crate::{Endpoint, NodeId, Nodes, OpRegistry, Pass, PassContext, PassRecord, Rewriter, Stage};
 
@@ -183,6 +184,7 @@ impl Planning<'_, '_> {
                     targets: std::mem::take(&mut self.pruned.targets),
                 };
                 self.pruned = prune(&self.nodes, &asked)?;
+                refuse_unknown(&self.nodes, &self.pruned.nodes, request.registry)?;
                 has_changed = self.pruned.nodes.len() < n_before;
             }
             BuiltIn::ClientEnds => {

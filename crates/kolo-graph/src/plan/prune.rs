@@ -8,9 +8,10 @@ use std::collections::HashMap;
 
 use kolo_core::{Error, Result};
 
+use crate::op::unknown::with_nearest;
 use crate::rewrite::order::topological_order;
 use crate::wire::functions::{CALL_MARK, is_call};
-use crate::{Endpoint, Flow, Node, NodeId, Nodes, Work};
+use crate::{Endpoint, Flow, Node, NodeId, Nodes, OpRegistry, Work};
 
 /// What a run asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -107,6 +108,29 @@ pub fn prune(nodes: &Nodes, request: &Request) -> Result<Pruned> {
     })
 }
 
+/// `NotFound` if `needed` has a node whose op is not in the table; names the ops that are most like it.
+pub(crate) fn refuse_unknown(nodes: &Nodes, needed: &[NodeId], registry: &OpRegistry) -> Result<()> {
+    let unknown = |id: &NodeId| Some((nodes.node(*id), nodes.node(*id).unknown.as_ref()?));
+    let Some((node, op)) = needed.iter().find_map(unknown) else { return Ok(()) };
+    let mut others: Vec<&str> = needed.iter().filter_map(unknown).map(|(_, other)| other.op.as_str()).collect();
+    others.sort_unstable();
+    others.dedup();
+    others.retain(|other| *other != op.op);
+    let error = with_nearest(op.error(node), &op.op, registry);
+    Err(match others.len() {
+        0 => error,
+        n => error.and(format_args!("; nor are {}", listed(&others[..n.min(8)], n))),
+    })
+}
+
+fn listed(shown: &[&str], n: usize) -> String {
+    let names: Vec<String> = shown.iter().map(|name| format!("'{name}'")).collect();
+    match n - shown.len() {
+        0 => format!("{} registered", names.join(", ")),
+        more => format!("{} and {more} more registered", names.join(", ")),
+    }
+}
+
 /// The outputs that are fed, for fast questions.
 pub(crate) struct Feeds(HashMap<Endpoint, usize>);
 
@@ -165,6 +189,9 @@ fn check_endpoint(nodes: &Nodes, at: Endpoint, role: &str) -> Result<Endpoint> {
     let n_outputs = node.outputs.len();
     if (at.index as usize) < n_outputs {
         return Ok(at);
+    }
+    if let Some(unknown) = &node.unknown {
+        return Err(unknown.error(node));
     }
     let name = nodes.endpoint_name(at);
     Err(Error::invalid_argument(match n_outputs {

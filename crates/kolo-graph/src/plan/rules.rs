@@ -43,7 +43,7 @@ pub struct RuleRow {
     /// The node.
     pub node: String,
     /// Its op.
-    pub op: &'static str,
+    pub op: String,
     /// What the program asks for.
     pub pin: DeviceSpec,
     /// What it asks for under the rules.
@@ -141,7 +141,7 @@ impl PlacementRules {
             });
             RuleRow {
                 node: node.name.to_string(),
-                op: node.op(),
+                op: node.op().to_owned(),
                 pin: node.device.clone(),
                 device: rule.map_or_else(|| node.device.clone(), |rule| rule.device_of(node)),
                 rule: rule.map(|rule| rule.origin.clone()),

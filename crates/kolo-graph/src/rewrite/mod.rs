@@ -585,5 +585,6 @@ pub fn fused_node(
         outputs,
         source,
         device_source: root.device_source.clone(),
+        unknown: None,
     }
 }

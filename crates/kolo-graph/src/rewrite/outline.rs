@@ -143,6 +143,7 @@ impl Rewriter<'_> {
             outputs,
             source: first.and_then(|node| node.source.clone()),
             device_source: None,
+            unknown: None,
         }))
     }
 

@@ -232,7 +232,7 @@ fn make_for(
                 made.split_by.extend(of.part.nodes.iter().map(|(_, node)| node).filter(is_work).map(|node| {
                     SplitNode {
                         node: node.name.to_string(),
-                        op: node.op(),
+                        op: node.def.name,
                         why: format!("it is on {}", plan.unit.name),
                     }
                 }));
@@ -256,7 +256,7 @@ fn split_part(
     for (i, why) in found.apart.iter().enumerate() {
         if let Some(why) = why {
             let node = nodes.node(NodeId(i as u32));
-            made.split_by.push(SplitNode { node: node.name.to_string(), op: node.op(), why: why.clone() });
+            made.split_by.push(SplitNode { node: node.name.to_string(), op: node.def.name, why: why.clone() });
         }
     }
     if found.list.is_empty() {

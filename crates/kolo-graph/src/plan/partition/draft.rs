@@ -117,6 +117,7 @@ impl NodeBuilder<'_> {
             ref_inputs: vec![false; n_inputs],
             source: None,
             device_source: None,
+            unknown: None,
         })
     }
 

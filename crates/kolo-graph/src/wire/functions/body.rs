@@ -8,6 +8,7 @@ use super::library::{AttrMap, count, outputs_of, substitute, with_defaults};
 use super::lower::{Call, Lowering, Site, dedup, merged_device, node_of, output, text};
 use crate::Flow;
 use crate::op::registry::did_you_mean;
+use crate::op::unknown::MOST_OUTPUTS;
 use crate::rewrite::order::topological_order;
 use crate::wire::proto::{AttrValue, FunctionDef, NameAttrList, NodeDef, OpDef, Value};
 
@@ -21,6 +22,8 @@ struct Body {
     index: HashMap<String, usize>,
     /// What each node became.
     made: Vec<Made>,
+    /// The outputs of nodes whose op is not in the table, as far as the body reads them; see [`Body::note_output`].
+    unknown_outputs: HashMap<usize, Vec<(String, usize)>>,
 }
 
 enum Made {
@@ -149,6 +152,7 @@ impl Lowering<'_> {
             nodes: Vec::with_capacity(function.node_def.len()),
             index: HashMap::with_capacity(function.node_def.len()),
             made: Vec::with_capacity(function.node_def.len()),
+            unknown_outputs: HashMap::new(),
         };
         for (i, node) in function.node_def.iter().enumerate() {
             if body.index.insert(node.name.clone(), i).is_some() || body.args.contains_key(&node.name) {
@@ -174,8 +178,15 @@ impl Lowering<'_> {
                 _ if self.options.functions.is_called_by(node) => Made::Pending,
                 _ => Made::Node(self.unique(&format!("{}{}", site.scope, node.name))),
             });
+            let is_unknown =
+                !self.options.functions.is_called_by(node) && self.options.registry.find(&node.op).is_err();
+            if is_unknown && !matches!(&*node.op, "_Arg" | "_Retval") {
+                body.unknown_outputs.insert(i, Vec::new());
+            }
             body.nodes.push(NodeDef { attr, ..node.clone() });
         }
+        let inputs = function.node_def.iter().flat_map(|node| &node.input).chain(function.ret.values());
+        inputs.for_each(|input| body.note_output(input));
         Ok(body)
     }
 
@@ -261,7 +272,10 @@ impl Lowering<'_> {
         if let (Made::Tensors { outputs, .. }, "_Arg") = (&body.made[i], &*body.nodes[i].op) {
             return Ok(outputs.clone());
         }
-        let named = outputs_of(self.options.registry, self.options.functions, &body.nodes[i])?;
+        let named = match body.unknown_outputs.get(&i) {
+            Some(read) => read.clone(),
+            None => outputs_of(self.options.registry, self.options.functions, &body.nodes[i])?,
+        };
         let (mut start, mut n) = (0usize, 0usize);
         let mut found = false;
         for (output, size) in &named {
@@ -294,8 +308,12 @@ impl Lowering<'_> {
         let mut effects = Vec::new();
         for (node, made) in body.nodes.iter().zip(&body.made) {
             if let Made::Node(name) = made {
-                let (def, _) = self.options.registry.find(&node.op)?;
-                if def.stateful && def.effects.is_seen_elsewhere() {
+                // Whoever calls a function with an unknown op is told so: it may be one that changes something.
+                let is_needed = match self.options.registry.find(&node.op) {
+                    Ok((def, _)) => def.stateful && def.effects.is_seen_elsewhere(),
+                    Err(_) => true,
+                };
+                if is_needed {
                     effects.push(name.clone());
                 }
             } else if let Made::Tensors { done, .. } = made
@@ -313,6 +331,21 @@ fn is_stateful_call(node: &NodeDef) -> bool {
 }
 
 impl Body {
+    /// Notes that the body reads `node:output:index`, if the op of the node is not in the table: such outputs are numbered
+    /// in the order in which the body first reads them, since nobody knows their own.
+    fn note_output(&mut self, input: &str) {
+        let mut parts = input.split(':');
+        let node = parts.next().and_then(|name| self.index.get(name));
+        let Some(outputs) = node.and_then(|i| self.unknown_outputs.get_mut(i)) else { return };
+        let name = parts.next().unwrap_or_default();
+        let index = parts.next().and_then(|digits| digits.parse().ok()).unwrap_or(0usize);
+        let size = index.saturating_add(1).min(MOST_OUTPUTS as usize);
+        match outputs.iter_mut().find(|(known, _)| known == name) {
+            Some((_, known)) => *known = size.max(*known),
+            None => outputs.push((name.to_owned(), size)),
+        }
+    }
+
     /// The nodes to wait for in place of `name`.
     fn waits_for(&self, name: &str) -> Result<Vec<String>> {
         if let Some(tensors) = self.args.get(name) {

@@ -84,36 +84,6 @@ impl<'a> Functions<'a> {
     pub(crate) fn is_called_by(&self, node: &NodeDef) -> bool {
         is_call(&node.op) || self.contains(&node.op)
     }
-
-    /// The nodes of `nodes`, and those of all functions that they may call, each function once.
-    pub(crate) fn reachable(&self, nodes: &'a [NodeDef]) -> Vec<&'a NodeDef> {
-        let mut seen: HashSet<&str> = HashSet::new();
-        let mut all: Vec<&NodeDef> = nodes.iter().collect();
-        let mut next = 0;
-        while next < all.len() {
-            let node = all[next];
-            next += 1;
-            for name in called_by(node) {
-                if let Some((signature, function)) = self.by_name.get(name)
-                    && seen.insert(&signature.name)
-                {
-                    all.extend(&function.node_def);
-                }
-            }
-        }
-        all
-    }
-}
-
-/// The names of the functions that a node's op and attributes mention, annotations aside.
-fn called_by(node: &NodeDef) -> impl Iterator<Item = &str> {
-    let attrs = node.attr.iter().filter(|(name, _)| !name.starts_with('_'));
-    let functions = attrs.flat_map(|(_, value)| match &value.value {
-        Some(Value::Func(function)) => std::slice::from_ref(function),
-        Some(Value::List(list)) => list.func.as_slice(),
-        _ => &[],
-    });
-    std::iter::once(node.op.as_str()).chain(functions.map(|function| function.name.as_str()))
 }
 
 /// How many tensors an argument of a function stands for, given the attributes of the call.

@@ -39,6 +39,7 @@ pub fn export(nodes: &Nodes, options: ExportOptions) -> Result<GraphDef> {
     };
     for (_, node) in nodes.iter() {
         let signature = match options.strip_default_attrs {
+            _ if node.unknown.is_some() => None,
             true if !signatures.contains_key(node.op()) => {
                 let signature = Signature::parse(node.def.signature)?;
                 Some(&*signatures.entry(node.op()).or_insert(signature))
@@ -61,6 +62,7 @@ fn export_node(nodes: &Nodes, node: &Node, signature: Option<&Signature>) -> Res
         name: node.name.to_string(),
         op: node.op().to_owned(),
         input: data.chain(control).collect(),
+        attr: node.unknown.as_ref().map(|unknown| unknown.attrs.clone()).unwrap_or_default(),
         ..NodeDef::default()
     };
     for (name, value) in node.attrs.iter() {

@@ -5,21 +5,22 @@
 //! added as if nothing came round, and the edge is put in at the end. Its shape is then a guess, the shape of what enters
 //! the loop. If what comes round does not bear it out, all nodes are taken back and added again with a weaker guess.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use kolo_core::{DeviceSpec, Error, PartialShape, Result};
 
 use super::CONSUMER_VERSION;
 use super::origins::GraphOrigins;
-use crate::describe::request::NodeRequest;
+use crate::describe::request::{NodeRequest, expected_inputs};
 use crate::op::registry::did_you_mean;
 use crate::rewrite::order::topological_order;
 use crate::wire::attr::attr_from_proto;
 use crate::wire::functions::{Flat, Functions, LowerOptions, join, lower};
 use crate::wire::proto::{GraphDebugInfo, GraphDef, NodeDef};
 use crate::wire::tensor::MAX_FILLED_BYTES;
-use crate::{AttrValue, Attrs, Endpoint, Flow, Graph, NodeId, OpRegistry, Origin, Signature};
+use crate::{AttrValue, Attrs, Endpoint, Flow, Graph, NodeId, Origin, Signature, UnknownOp};
 
 /// How to add a message's nodes.
 #[derive(Clone, Debug)]
@@ -87,7 +88,8 @@ pub struct DroppedAttr {
 /// Adds the nodes of `def` to `graph`, all of them or, on an error, none.
 ///
 /// Attributes that are missing take their defaults. Attributes that the op does not have are dropped, and so are
-/// annotations (names that begin with `_`) that Kolo has no value for. Calls of functions are written out as plain nodes,
+/// annotations (names that begin with `_`) that Kolo has no value for. A node whose op is not in the table is kept with all of
+/// its attributes; a run that needs it is refused. Calls of functions are written out as plain nodes,
 /// named after the call, unless the options say otherwise; the library is kept with the graph. A function that calls
 /// itself is an `Unimplemented` error.
 pub fn import(graph: &Graph, def: &GraphDef, options: ImportOptions) -> Result<Imported> {
@@ -98,7 +100,6 @@ pub fn import(graph: &Graph, def: &GraphDef, options: ImportOptions) -> Result<I
     let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
     let flat = match options.calls {
         Calls::Lower => {
-            check_ops(graph.registry(), &functions, &functions.reachable(&def.node))?;
             let options = LowerOptions {
                 registry: graph.registry(),
                 functions: &functions,
@@ -112,10 +113,7 @@ pub fn import(graph: &Graph, def: &GraphDef, options: ImportOptions) -> Result<I
             };
             lower(&def.node, options)?
         }
-        Calls::Keep => {
-            check_ops(graph.registry(), &Functions::new(&Default::default()), &def.node.iter().collect::<Vec<_>>())?;
-            None
-        }
+        Calls::Keep => None,
     };
     let flat = flat.as_ref();
     let message = Message {
@@ -146,25 +144,6 @@ fn check_versions(def: &GraphDef) -> Result<i32> {
     Ok(versions.producer)
 }
 
-/// Finds every op that is not in the table, so that one look at the message tells how far away the graph is.
-fn check_ops(registry: &OpRegistry, functions: &Functions<'_>, nodes: &[&NodeDef]) -> Result<()> {
-    let mut unknown: BTreeMap<&str, Error> = BTreeMap::new();
-    let mut first = None;
-    for node in nodes.iter().filter(|node| !functions.is_called_by(node)) {
-        let Err(error) = registry.find(&node.op) else { continue };
-        first.get_or_insert(node.op.as_str());
-        unknown.entry(&node.op).or_insert_with(|| error.with_node(&node.name, &node.op, &node.device));
-    }
-    let Some(error) = first.and_then(|first| unknown.remove(first)) else { return Ok(()) };
-    match unknown.is_empty() {
-        true => Err(error),
-        false => {
-            let others: Vec<String> = unknown.keys().map(|op| format!("'{op}'")).collect();
-            Err(error.and(format_args!("; nor are {}", others.join(", "))))
-        }
-    }
-}
-
 /// A message without calls, or with calls that are kept.
 struct Message<'a> {
     nodes: &'a [NodeDef],
@@ -193,6 +172,8 @@ struct PlannedNode<'a> {
     device: DeviceSpec,
     source: Option<Origin>,
     device_source: Option<Origin>,
+    /// Set if the op is not in the table.
+    unknown: Option<Arc<UnknownOp>>,
 }
 
 /// Where an input comes from.
@@ -342,6 +323,10 @@ impl<'a> Plan<'a> {
             Source::Message { node, index } => Endpoint { node: ids[node], index },
             Source::Graph(at) => at,
         };
+        let expected = match graph.registry().find(&node.def.op) {
+            Ok((_, signature)) => expected_inputs(signature, &node.attrs),
+            Err(_) => Vec::new(),
+        };
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for source in &node.inputs {
             let source = match self.back_source(node, source) {
@@ -354,10 +339,11 @@ impl<'a> Plan<'a> {
                 None => source,
             };
             let at = endpoint(source);
+            graph.learn_output(at, expected.get(inputs.len()).copied().flatten());
             check_output(graph, at)?;
             inputs.push(at);
         }
-        graph.import(NodeRequest {
+        let request = NodeRequest {
             op: node.def.op.clone(),
             name: Some(node.name.clone()),
             inputs,
@@ -366,7 +352,8 @@ impl<'a> Plan<'a> {
             device: node.device.clone(),
             source: node.source.clone(),
             device_source: node.device_source.clone(),
-        })
+        };
+        graph.import(request, node.unknown.clone())
     }
 }
 
@@ -444,7 +431,7 @@ struct Reader<'a, 'o> {
 
 impl<'a> Reader<'a, '_> {
     fn node(&mut self, node: &'a NodeDef) -> Result<PlannedNode<'a>> {
-        let (op, signature) = self.graph.registry().find(&node.op)?;
+        let known = self.graph.registry().find(&node.op).ok();
         let mut inputs = Vec::new();
         let mut control_inputs = Vec::new();
         for input in &node.input {
@@ -466,13 +453,14 @@ impl<'a> Reader<'a, '_> {
         Ok(PlannedNode {
             def: node,
             name: format!("{}{}", self.prefix, node.name),
-            flow: op.flow,
+            flow: known.map_or(Flow::Plain, |(op, _)| op.flow),
             inputs,
             control_inputs,
-            attrs: self.attrs(node, signature)?,
+            attrs: self.attrs(node, known.map(|(_, signature)| signature))?,
             device: DeviceSpec::parse(&node.device)?,
             source: None,
             device_source: None,
+            unknown: known.is_none().then(|| Arc::new(UnknownOp { op: node.op.clone(), attrs: node.attr.clone() })),
         })
     }
 
@@ -508,11 +496,15 @@ impl<'a> Reader<'a, '_> {
         }
     }
 
-    fn attrs(&mut self, node: &NodeDef, signature: &Signature) -> Result<Attrs> {
+    /// Of an unknown op (one without a signature) the annotations; the rest stays as it came.
+    fn attrs(&mut self, node: &NodeDef, signature: Option<&Signature>) -> Result<Attrs> {
         let mut attrs = Attrs::default();
         for (name, value) in &node.attr {
-            let def = signature.attr(name);
+            let def = signature.and_then(|signature| signature.attr(name));
             let is_annotation = name.starts_with('_');
+            if signature.is_none() && !is_annotation {
+                continue;
+            }
             let value = match (def, is_annotation) {
                 (None, false) => Err(format!("{} has no such attribute", node.op)),
                 _ => match attr_from_proto(value, def, &mut self.budget) {
@@ -524,6 +516,8 @@ impl<'a> Reader<'a, '_> {
             match value {
                 Ok(value) if name == "_class" => attrs.set(name.as_str(), self.classes(value)),
                 Ok(value) => attrs.set(name.as_str(), value),
+                // What is not understood of an unknown op is kept all the same.
+                Err(_) if signature.is_none() => {}
                 Err(reason) => {
                     self.dropped.push(DroppedAttr { node: node.name.clone(), attr: name.clone(), reason });
                 }

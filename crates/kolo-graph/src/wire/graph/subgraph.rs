@@ -7,9 +7,8 @@ use kolo_core::{Error, Result};
 use crate::op::registry::did_you_mean;
 use crate::wire::proto::GraphDef;
 
-/// `def` with only the nodes that these (`node`, or `node:output`) need, in their order; the library stays whole. So a
-/// graph can be imported for its outputs although other parts of it have ops that are not in the table. An error that
-/// suggests a similar name if a node is not there.
+/// `def` with only the nodes that these (`node`, or `node:output`) need, in their order; the library stays whole. An error that suggests
+/// a similar name if a node is not there.
 pub fn subgraph(def: &GraphDef, wanted: &[&str]) -> Result<GraphDef> {
     let index: HashMap<&str, usize> = def.node.iter().enumerate().map(|(i, node)| (node.name.as_str(), i)).collect();
     let mut stack = Vec::new();

@@ -59,7 +59,8 @@ impl PlacedNodes {
         import(&graph, def, ImportOptions::default())?;
         graph.check()?;
         let nodes = graph.snapshot();
-        let all: Vec<NodeId> = nodes.iter().map(|(id, _)| id).collect();
+        // What cannot run has no device, and keeps nothing else from having one.
+        let all: Vec<NodeId> = nodes.iter().filter(|(_, node)| node.unknown.is_none()).map(|(id, _)| id).collect();
         // Nodes with state stay where they are; all others may be placed anew.
         let stays = |(id, device): (&NodeId, &usize)| holds_state(nodes.node(*id)).then_some((*id, *device));
         let earlier: HashMap<NodeId, usize> = self.devices.iter().filter_map(stays).collect();
@@ -74,7 +75,7 @@ impl PlacedNodes {
             Err(error) => return Err(error),
         };
         if config.log_device_placement {
-            for &id in all.iter().skip(self.nodes.len()) {
+            for &id in all.iter().filter(|id| id.index() >= self.nodes.len()) {
                 let Some(&device) = placed.get(&id) else { continue };
                 let (node, name) = (nodes.node(id), &devices.infos[device].name);
                 tracing::info!(target: "kolo::placement", "{}: ({}): {name}", node.name, node.op());
