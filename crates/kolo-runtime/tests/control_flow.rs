@@ -622,6 +622,57 @@ fn gradient_of_a_graph_from_tensorflow() {
     }
 }
 
+/// As TensorFlow 1 writes `tf.while_loop(lambda i: i < 4, body, [0])` whose body runs `tf.assign(v, tf.square(v))` for a
+/// reference variable: the read is outside of the loop, and shares the variable's memory.
+#[test]
+fn a_loop_that_assigns_a_reference_variable_reads_what_it_assigned() {
+    let node = |name: &str, op: &str, inputs: &str, attrs: &str| {
+        let inputs: String = inputs.split_whitespace().map(|input| format!("input: '{input}' ")).collect();
+        format!("node {{ name: '{name}' op: '{op}' {inputs} {attrs} }}\n")
+    };
+    let ty = |name: &str, ty: &str| format!("attr {{ key: '{name}' value {{ type: {ty} }} }} ");
+    let (t, i) = (ty("T", "DT_FLOAT"), ty("T", "DT_INT32"));
+    let number = |n: i32| {
+        let value = format!("tensor {{ dtype: DT_INT32 tensor_shape {{ }} int_val: {n} }}");
+        format!("{} attr {{ key: 'value' value {{ {value} }} }} ", ty("dtype", "DT_INT32"))
+    };
+    let enter = |constant: bool| {
+        format!(
+            "attr {{ key: 'frame_name' value {{ s: 'f' }} }} attr {{ key: 'is_constant' value {{ b: {constant} }} }} "
+        )
+    };
+    let shape = "attr { key: 'shape' value { shape { } } } ";
+    let two = "attr { key: 'value' value { tensor { dtype: DT_FLOAT tensor_shape { } float_val: 2 } } } ";
+    let text = [
+        node("two", "Const", "", &format!("{}{two}", ty("dtype", "DT_FLOAT"))),
+        node("v", "VariableV2", "", &format!("{}{shape}", ty("dtype", "DT_FLOAT"))),
+        node("init", "Assign", "v two", &t),
+        node("v/read", "Identity", "v", &t),
+        node("zero", "Const", "", &number(0)),
+        node("enter", "Enter", "zero", &format!("{i}{}", enter(false))),
+        node("merge", "Merge", "enter next", &format!("{i} attr {{ key: 'N' value {{ i: 2 }} }}")),
+        node("four", "Const", "^merge", &number(4)),
+        node("less", "Less", "merge four", &i),
+        node("cond", "LoopCond", "less", ""),
+        node("switch", "Switch", "merge cond", &i),
+        node("i", "Identity", "switch:1", &i),
+        node("read", "Enter", "v/read", &format!("{t}{}", enter(true))),
+        node("square", "Square", "read ^i", &t),
+        node("place", "RefEnter", "v", &format!("{t}{}", enter(true))),
+        node("assign", "Assign", "place square", &t),
+        node("one", "Const", "^assign", &number(1)),
+        node("add", "Add", "i one", &i),
+        node("next", "NextIteration", "add", &i),
+        node("exit", "Exit", "switch", &i),
+    ];
+    let g = kolo_ops::graph();
+    import(&g, &read_graph(text.concat().as_bytes()).unwrap(), ImportOptions::default()).unwrap();
+    let session = Session::new(&g).unwrap();
+    session.run_named(&[], &[], &["init"]).unwrap();
+    assert_eq!(session.run_named(&["exit"], &[], &[]).unwrap(), [Tensor::scalar(4i32)]);
+    assert_eq!(session.run_named(&["v"], &[], &[]).unwrap(), [Tensor::scalar(65536.0f32)]);
+}
+
 #[test]
 fn a_loop_and_its_gradient_may_span_devices() {
     let g = kolo_ops::graph();

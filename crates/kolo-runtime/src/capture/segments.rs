@@ -309,7 +309,7 @@ fn refusal(
         if free[at.node.index()] {
             continue;
         }
-        if nodes.output(*at).is_ref || matches!(plan.nodes[at.node.index()].kernel, PlanKernel::Lend) {
+        if nodes.output(*at).is_ref || plan.nodes[at.node.index()].lends {
             return Some(format!("it takes a reference from '{}'", maker.name));
         }
         if is_on_host && apart[at.node.index()].is_some() {

@@ -1,7 +1,7 @@
 //! One device's share of a signature, compiled: kernels chosen, edges in flat arrays, constants stored at their
 //! consumers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -141,6 +141,8 @@ pub(crate) struct NodePlan {
     pub dead_needed: (u32, u32),
     /// For `Enter`: a loop invariant.
     pub is_constant: bool,
+    /// Passes a reference on as if it were a value; see [`lenders`].
+    pub lends: bool,
     /// References may arrive at its inputs.
     pub has_references: bool,
     /// So cheap, if its inputs are as small as its outputs, that it runs while the part's lock is held: a pure
@@ -368,7 +370,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         let kernel = match (&in_place[id.index()], segment) {
             (Some(_), _) => PlanKernel::Flow,
             (None, Some(segment)) => PlanKernel::Segment(segment.clone()),
-            (None, None) if lends[id.index()] => PlanKernel::Lend,
+            (None, None) if lends[id.index()] && flow == Flow::Plain => PlanKernel::Lend,
             (None, None) => cache.kernel(node, unit)?,
         };
         let cost = find_op(node.op())?.cost;
@@ -402,6 +404,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
                 || segment.is_some_and(|segment| own_memory && segment.is_late),
             on_host,
             constant_inputs: if is_tiny { constants.iter().map(|&(i, _)| 1 << i).sum() } else { 0 },
+            lends: lends[id.index()],
             has_references,
             flow,
             enters,
@@ -486,16 +489,51 @@ fn is_tiny_output(output: &OutputInfo) -> bool {
     output.shape.n_elements().is_some_and(|n| n <= TINY)
 }
 
-/// The nodes that pass a reference on as if it were a value; see [`PlanKernel::Lend`].
+/// The nodes that pass a reference on as if it were a value: see [`PlanKernel::Lend`], and what takes such a value into a
+/// loop that has a reference to the same variable, too. There an iteration reads what the one before it has assigned.
 fn lenders(part: &Part<'_>) -> Vec<bool> {
     let nodes = part.nodes;
     let mut lends = vec![false; nodes.len()];
+    // The variable behind a reference, as far as it is known.
+    let mut variables: Vec<Option<Endpoint>> = vec![None; nodes.len()];
+    let variable_of = |variables: &[Option<Endpoint>], at: Endpoint| match variables.get(at.node.index()) {
+        Some(Some(variable)) => *variable,
+        _ => at,
+    };
+    let is_fed = |id: NodeId| part.fed.contains_key(&(id, 0));
+    let mut assigned: HashSet<(Endpoint, &str)> = HashSet::new();
     for (id, node) in nodes.iter() {
         if let Some(at) = node.passed_on()
-            && !part.fed.contains_key(&(id, 0))
+            && !is_fed(id)
         {
             lends[id.index()] = nodes.output(at).is_ref || lends[at.node.index()];
+            variables[id.index()] = Some(variable_of(&variables, at));
         }
+        if node.def.flow == Flow::Enter
+            && let [at] = node.inputs[..]
+            && at.feed().is_none()
+            && !is_fed(id)
+        {
+            variables[id.index()] = Some(variable_of(&variables, at));
+            if node.outputs.iter().any(|output| output.is_ref)
+                && let Ok(frame) = node.attrs.str("frame_name")
+            {
+                assigned.insert((variable_of(&variables, at), frame));
+            }
+        }
+    }
+    if assigned.is_empty() {
+        return lends;
+    }
+    for (id, node) in nodes.iter().filter(|(_, node)| node.def.flow == Flow::Enter) {
+        let ([at], Some(variable), Ok(frame)) = (&node.inputs[..], variables[id.index()], node.attrs.str("frame_name"))
+        else {
+            continue;
+        };
+        let is_reference = nodes.output(*at).is_ref || lends[at.node.index()];
+        let is_value = node.outputs.iter().all(|output| !output.is_ref);
+        let is_constant = node.attrs.bool("is_constant").unwrap_or(false);
+        lends[id.index()] = is_reference && is_value && is_constant && assigned.contains(&(variable, frame));
     }
     lends
 }

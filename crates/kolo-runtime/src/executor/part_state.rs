@@ -749,7 +749,7 @@ pub(crate) fn read_references(node: &NodePlan, inputs: &mut [Value]) -> Result<(
         return Ok(());
     }
     // A transfer also passes a reference on; it is read when it is received.
-    let lends = matches!(node.kernel, PlanKernel::Lend) || node.flow == Flow::Transfer;
+    let lends = node.lends || node.flow == Flow::Transfer;
     for (input, &by_reference) in inputs.iter_mut().zip(&node.node.ref_inputs) {
         if let Value::Reference(cell) = input {
             if !by_reference && !lends {
