@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use kolo_core::{Code, DType, Error, PartialShape, Tensor};
+use kolo_core::{Code, DType, Error, PartialShape, Result, Tensor};
 use kolo_graph::wire::graph::{ExportOptions, ImportOptions, export, import, read_graph};
 use kolo_graph::{Graph, Initializer, Output, WhileOptions, gradients};
 use kolo_ops::CancelToken;
@@ -671,6 +671,102 @@ fn a_loop_that_assigns_a_reference_variable_reads_what_it_assigned() {
     session.run_named(&[], &[], &["init"]).unwrap();
     assert_eq!(session.run_named(&["exit"], &[], &[]).unwrap(), [Tensor::scalar(4i32)]);
     assert_eq!(session.run_named(&["v"], &[], &[]).unwrap(), [Tensor::scalar(65536.0f32)]);
+}
+
+/// Runs a graph with functions that TensorFlow 2.21 wrote, with `x` fed.
+fn of_tensorflow(def: &[u8], x: f32, fetches: &[&str]) -> Result<Vec<f32>> {
+    let g = kolo_ops::graph();
+    import(&g, &read_graph(def)?, ImportOptions::default())?;
+    let found = Session::new(&g)?.run_named(fetches, &[("x", Tensor::scalar(x))], &[])?;
+    found.iter().map(Tensor::scalar_value::<f32>).collect()
+}
+
+/// ```text
+/// @Defun(tf.float32)
+/// def checked(x):
+///     with tf.control_dependencies([tf.Assert(x <= 10., [x])]):
+///         return x * 2.
+///
+/// y = checked(x)
+/// branch = tf.cond(x > 0., lambda: checked(x) + 1., lambda: x)
+/// z = tf.while_loop(lambda v: v < 8., checked, [x])
+/// ```
+#[test]
+fn an_assertion_in_a_function_passes_or_fails() {
+    let def = include_bytes!("data/defun_assert.pb");
+    assert_eq!(of_tensorflow(def, 1.0, &["y", "branch/Merge", "z"]).unwrap(), [2.0, 3.0, 8.0]);
+    // The branch that is not taken asserts nothing.
+    assert_eq!(of_tensorflow(def, -2.0, &["branch/Merge", "y"]).unwrap(), [-2.0, -4.0]);
+    for fetch in ["y", "branch/Merge"] {
+        let error = of_tensorflow(def, 11.0, &[fetch]).unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+        assert!(error.to_string().contains("assertion failed: [11]"), "{error}");
+    }
+    assert_eq!(of_tensorflow(def, 9.0, &["z"]).unwrap(), [9.0]);
+}
+
+/// `y = tf.while_loop(lambda v: v < 5., f, [x])`, and the same with a branch in the body, where `f` has a constant.
+#[test]
+fn a_loop_calls_a_function_with_a_constant() {
+    let def = include_bytes!("data/loop_calls_function.pb");
+    assert_eq!(of_tensorflow(def, 0.0, &["y", "z"]).unwrap(), [5.0, 5.0]);
+    assert_eq!(of_tensorflow(def, 7.0, &["y", "z"]).unwrap(), [7.0, 7.0]);
+}
+
+/// ```text
+/// @Defun(tf.float32)
+/// def cube(x): return x * x * x
+///
+/// @Defun(tf.float32, tf.float32)
+/// def two(x, y): return x * y + cube(x), tf.stop_gradient(y) * y * x
+///
+/// y = cube(x)
+/// dx = tf.gradients(y, x)
+/// g0, g1 = tf.gradients(two(x, y), [x, y])
+/// ```
+#[test]
+fn gradients_of_a_function_are_derived() {
+    let def = include_bytes!("data/defun_gradient.pb");
+    assert_eq!(of_tensorflow(def, 3.0, &["y", "dx"]).unwrap(), [27.0, 27.0]);
+    // y is 8 and has the gradient x + y x = 18; x has y + 3 x² + y² = 84 by itself, and 3 x² times 18 by y.
+    assert_eq!(of_tensorflow(def, 2.0, &["g0", "g1"]).unwrap(), [300.0, 18.0]);
+}
+
+/// With control flow v2, as TensorFlow 2.21 wrote it: `v` and `w` are resource variables of 1, `r` is a reference variable.
+///
+/// ```text
+/// def taken():
+///     w.assign(7.)
+///     return v.assign(5.), w.assign(6.)
+///
+/// a, b = tf.cond(p, taken, lambda: (tf.constant(0.), tf.constant(0.)))
+/// n = tf.while_loop(lambda i: i < 3, lambda i: (v.assign_add(10.), i + 1)[1], [0])
+/// read = tf.cond(p, lambda: r + 1., lambda: tf.constant(3.))
+/// ```
+fn branch_effects() -> Session {
+    let g = kolo_ops::graph();
+    let def = read_graph(include_bytes!("data/branch_effects.pb")).unwrap();
+    import(&g, &def, ImportOptions::default()).unwrap();
+    Session::new(&g).unwrap()
+}
+
+#[test]
+fn what_a_branch_computes_for_outputs_that_are_not_fetched_does_not_run() {
+    let session = branch_effects();
+    let check = |fetches: &[&str], p: bool, expected: [f32; 2]| {
+        session.run_named(&[], &[], &["init"]).unwrap();
+        session.run_named(fetches, &[("p", Tensor::scalar(p))], &[]).unwrap();
+        let now = session.run_named(&["v_now", "w_now"], &[], &[]).unwrap();
+        assert_eq!(now, expected.map(Tensor::scalar), "{fetches:?} {p}");
+    };
+    check(&["a"], true, [5.0, 1.0]);
+    check(&["b"], true, [1.0, 6.0]);
+    check(&["a", "b"], true, [5.0, 6.0]);
+    check(&["a", "b"], false, [1.0, 1.0]);
+    // The body of a loop may not need its own assignments either.
+    check(&["n"], true, [1.0, 1.0]);
+    // All of the branch's outputs are those of its own node.
+    check(&["branch"], true, [5.0, 6.0]);
 }
 
 #[test]

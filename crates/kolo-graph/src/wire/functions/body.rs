@@ -24,6 +24,17 @@ struct Body {
     made: Vec<Made>,
     /// The outputs of nodes whose op is not in the table, as far as the body reads them; see [`Body::note_output`].
     unknown_outputs: HashMap<usize, Vec<(String, usize)>>,
+    /// See [`Lowering::after_flow`].
+    after_flow: Vec<bool>,
+}
+
+/// What becomes of nodes that change something, in a body that does not say which of its nodes must run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unstated {
+    /// They run: in a function of TensorFlow 1 that is called.
+    Run,
+    /// They run where an output needs them: in branches and bodies of loops, whose functions say what else must.
+    AsNeeded,
 }
 
 enum Made {
@@ -43,6 +54,7 @@ impl Lowering<'_> {
         called: &NameAttrList,
         inputs: Vec<String>,
         site: &Site,
+        unstated: Unstated,
     ) -> Result<(Vec<String>, Vec<String>)> {
         /// Each level takes some of the stack of the thread that imports.
         const MOST_LEVELS: usize = 64;
@@ -63,7 +75,7 @@ impl Lowering<'_> {
         }
         self.count(0)?;
         self.stack.push(called.name.clone());
-        let written = self.write_body(called, signature, function, inputs, site);
+        let written = self.write_body(called, (signature, function), inputs, site, unstated);
         self.stack.pop();
         // The innermost function is where the mistake is; those around it would only bury it.
         written.map_err(|error| match error.message().contains(" (in function '") {
@@ -75,10 +87,10 @@ impl Lowering<'_> {
     fn write_body(
         &mut self,
         called: &NameAttrList,
-        signature: &OpDef,
-        function: &FunctionDef,
+        (signature, function): (&OpDef, &FunctionDef),
         inputs: Vec<String>,
         site: &Site,
+        unstated: Unstated,
     ) -> Result<(Vec<String>, Vec<String>)> {
         let attrs = with_defaults(&called.attr, signature);
         let mut body = self.read_body(signature, function, &attrs, inputs, site)?;
@@ -112,10 +124,18 @@ impl Lowering<'_> {
         for name in function.control_ret.values() {
             effects.extend(body.waits_for(name)?);
         }
-        if function.control_ret.is_empty() {
+        if function.control_ret.is_empty() && unstated == Unstated::Run {
             effects.extend(self.unstated_effects(&body)?);
         }
         dedup(&mut effects);
+        let may_be_dead = body.nodes.iter().any(|node| self.flow_of(node) == Flow::Switch);
+        if !effects.is_empty() && may_be_dead {
+            // An effect in a branch that was not taken is dead, and the function goes on all the same, unless it is in
+            // such a branch itself.
+            let trigger = self.emit(site, "effects", "ControlTrigger", Vec::new(), &effects, [])?;
+            effects = vec![trigger];
+            effects.extend(site.pivot.clone());
+        }
         if effects.len() > 1 {
             effects = vec![self.emit(site, "end", "NoOp", Vec::new(), &effects, [])?];
         }
@@ -153,6 +173,7 @@ impl Lowering<'_> {
             index: HashMap::with_capacity(function.node_def.len()),
             made: Vec::with_capacity(function.node_def.len()),
             unknown_outputs: HashMap::new(),
+            after_flow: self.after_flow(&function.node_def),
         };
         for (i, node) in function.node_def.iter().enumerate() {
             if body.index.insert(node.name.clone(), i).is_some() || body.args.contains_key(&node.name) {
@@ -192,7 +213,7 @@ impl Lowering<'_> {
 
     /// The numbers of the body's nodes, each after what it takes; edges that close loops aside.
     fn body_order(&self, body: &Body) -> Result<Vec<usize>> {
-        let flow = |node: &NodeDef| self.options.registry.find(&node.op).map_or(Flow::Plain, |(def, _)| def.flow);
+        let flow = |node: &NodeDef| self.flow_of(node);
         let needs = |node: &NodeDef| {
             let is_merge = flow(node) == Flow::Merge;
             let sources = node.input.iter().filter_map(|input| body.index.get(node_of(input.trim_start_matches('^'))));
@@ -202,6 +223,36 @@ impl Lowering<'_> {
             let names: Vec<String> = cycle.iter().take(8).map(|&i| format!("'{}'", body.nodes[i].name)).collect();
             Error::invalid_argument(format!("function '{}' has a cycle: {}", body.function, names.join(" needs ")))
         })
+    }
+
+    /// What a node does to the control flow of a step.
+    pub fn flow_of(&self, node: &NodeDef) -> Flow {
+        self.options.registry.find(&node.op).map_or(Flow::Plain, |(def, _)| def.flow)
+    }
+
+    /// For each of these nodes, whether a loop or branch that is written in plain nodes leads to it.
+    pub fn after_flow(&self, nodes: &[NodeDef]) -> Vec<bool> {
+        let starts = |node: &NodeDef| matches!(self.flow_of(node), Flow::Enter | Flow::Switch);
+        let mut open: Vec<usize> = (0..nodes.len()).filter(|&i| starts(&nodes[i])).collect();
+        let mut found = vec![false; nodes.len()];
+        if open.is_empty() {
+            return found;
+        }
+        let index: HashMap<&str, usize> = nodes.iter().enumerate().map(|(i, node)| (node.name.as_str(), i)).collect();
+        let mut readers: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
+        for (i, node) in nodes.iter().enumerate() {
+            for input in &node.input {
+                if let Some(&source) = index.get(node_of(input.trim_start_matches('^'))) {
+                    readers[source].push(i);
+                }
+            }
+        }
+        while let Some(i) = open.pop() {
+            if !std::mem::replace(&mut found[i], true) {
+                open.extend(&readers[i]);
+            }
+        }
+        found
     }
 
     fn write_node(&mut self, body: &mut Body, i: usize, site: &Site) -> Result<()> {
@@ -221,7 +272,8 @@ impl Lowering<'_> {
         let device = merged_device(&site.device, &node.device)?;
         let Made::Node(name) = &body.made[i] else {
             let scope = format!("{}/", self.unique(&format!("{}{}", site.scope, node.name)));
-            let inner = Site { scope, device, pivot: site.pivot.clone() };
+            let first = inputs.first().filter(|_| body.after_flow[i]).map(|tensor| node_of(tensor).to_owned());
+            let inner = Site { scope, device, pivot: first.or_else(|| site.pivot.clone()) };
             let lowered = self.call(&Call { node: &node, inputs, controls }, &inner)?;
             body.made[i] = Made::Tensors { outputs: lowered.outputs, done: lowered.done };
             return Ok(());

@@ -2,6 +2,7 @@
 
 use kolo_core::{DType, Error, Result, Tensor};
 
+use super::body::Unstated;
 use super::library::{count, dtype_number, function_attr, with_defaults};
 use super::lower::{Call, Lowering, Site, output, text};
 use crate::wire::proto::{AttrValue, NameAttrList, NodeDef, Value};
@@ -113,7 +114,7 @@ impl Lowering<'_> {
 
         let cond_site =
             Site { scope: format!("{}cond/", site.scope), pivot: Some(merges[rounds[0]].clone()), ..site.clone() };
-        let (pred, cond_effects) = self.inline(cond, merges[..n].to_vec(), &cond_site)?;
+        let (pred, cond_effects) = self.inline(cond, merges[..n].to_vec(), &cond_site, Unstated::AsNeeded)?;
         let [pred] = <[String; 1]>::try_from(pred).map_err(|pred| {
             Error::invalid_argument(format!("the condition '{}' gives {} values, not one", cond.name, pred.len()))
         })?;
@@ -144,7 +145,7 @@ impl Lowering<'_> {
             });
         }
         let body_site = Site { scope: format!("{}body/", site.scope), pivot: Some(pivot), ..site.clone() };
-        let (mut results, body_effects) = self.inline(body, arguments, &body_site)?;
+        let (mut results, body_effects) = self.inline(body, arguments, &body_site, Unstated::AsNeeded)?;
         if results.len() != n {
             return Err(Error::invalid_argument(format!(
                 "the body '{}' gives {} values for {n} loop variables",
@@ -211,7 +212,7 @@ impl Lowering<'_> {
     ) -> Result<Side> {
         let pivot = self.emit(site, &format!("{name}_pivot"), "Identity", vec![taken], &[], [])?;
         let inner = Site { scope: format!("{}{name}/", site.scope), pivot: Some(pivot.clone()), ..site.clone() };
-        let (outputs, effects) = self.inline(function, inputs, &inner)?;
+        let (outputs, effects) = self.inline(function, inputs, &inner, Unstated::AsNeeded)?;
         Ok(Side { pivot, outputs, effects })
     }
 

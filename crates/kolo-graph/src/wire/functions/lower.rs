@@ -5,17 +5,22 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use kolo_core::{DeviceSpec, Error, Result};
 use prost::Message as _;
 
+use super::body::Unstated;
 use super::library::{AttrMap, Functions, function_attr};
 use super::{CALL_MARK, is_call};
 use crate::OpRegistry;
-use crate::wire::proto::{AttrValue, NameAttrList, NodeDef, Value};
+use crate::wire::proto::{AttrValue, FunctionDefLibrary, NameAttrList, NodeDef, Value};
 
 /// What lowering has to know of the graph that the message goes into.
 pub(crate) struct LowerOptions<'o> {
     /// The ops that bodies may use.
-    pub registry: &'o OpRegistry,
+    pub registry: &'static OpRegistry,
     /// The functions that may be called.
     pub functions: &'o Functions<'o>,
+    /// The library that they are in.
+    pub library: &'o FunctionDefLibrary,
+    /// The functions whose bodies are being written around this graph, outermost first.
+    pub within: &'o [String],
     /// Whether the graph has a node of this name already.
     pub is_taken: &'o dyn Fn(&str) -> bool,
     /// Whether this output of a node of the message is replaced by one of the graph.
@@ -40,6 +45,7 @@ pub(crate) fn lower(nodes: &[NodeDef], options: LowerOptions<'_>) -> Result<Opti
     if !nodes.iter().any(needs_lowering) {
         return Ok(None);
     }
+    let within = options.within.to_vec();
     let mut lowering = Lowering {
         names: nodes.iter().map(|node| node.name.clone()).collect(),
         options,
@@ -47,17 +53,18 @@ pub(crate) fn lower(nodes: &[NodeDef], options: LowerOptions<'_>) -> Result<Opti
         added: Vec::new(),
         from: Vec::new(),
         current: 0,
-        stack: Vec::new(),
+        stack: within,
         n_bytes: 0,
         n_written: 0,
     };
     let mut flat = Vec::with_capacity(nodes.len());
     let mut aliases = HashMap::new();
+    let after_flow = lowering.after_flow(nodes);
     for (i, node) in nodes.iter().enumerate() {
         lowering.current = i;
         flat.push(match &*node.op {
             _ if lowering.options.functions.is_called_by(node) => lowering
-                .top_call(node, &mut aliases)
+                .top_call(node, after_flow[i], &mut aliases)
                 .map_err(|error| error.with_node(&node.name, &node.op, &node.device))?,
             "_Arg" => lowered_arg(node),
             "_Retval" => NodeDef { op: "Identity".into(), attr: only(node, &["T", "_class"]), ..node.clone() },
@@ -147,7 +154,12 @@ pub(super) struct Lowering<'o> {
 
 impl Lowering<'_> {
     /// Lowers a node of the message; returns the node that keeps its name.
-    fn top_call(&mut self, node: &NodeDef, aliases: &mut HashMap<String, String>) -> Result<NodeDef> {
+    fn top_call(
+        &mut self,
+        node: &NodeDef,
+        is_after_flow: bool,
+        aliases: &mut HashMap<String, String>,
+    ) -> Result<NodeDef> {
         let (controls, inputs): (Vec<&String>, Vec<&String>) =
             node.input.iter().partition(|input| input.starts_with('^'));
         let call = Call {
@@ -155,7 +167,9 @@ impl Lowering<'_> {
             inputs: inputs.into_iter().cloned().collect(),
             controls: controls.into_iter().map(|input| input.trim_start_matches('^').to_owned()).collect(),
         };
-        let site = Site { scope: format!("{}/", node.name), device: node.device.clone(), pivot: None };
+        // In a loop or a branch, nodes without inputs must wait for something that is in there.
+        let pivot = call.inputs.first().filter(|_| is_after_flow).map(|tensor| node_of(tensor).to_owned());
+        let site = Site { scope: format!("{}/", node.name), device: node.device.clone(), pivot };
         let lowered = self.call(&call, &site)?;
         let mut attr = only(node, &["_class"]);
         let (op, waits) = match lowered.outputs.len() {
@@ -196,15 +210,13 @@ impl Lowering<'_> {
             "While" | "StatelessWhile" => self.repeat(call, site)?,
             "SymbolicGradient" => {
                 let function = function_attr(node, "f")?;
-                let Some(gradient) = self.options.functions.gradient_of(&function.name) else {
-                    return Err(Error::unimplemented(format!(
-                        "the gradient of function '{}' is not in the library, and Kolo does not derive it; write the \
-                         graph with TensorFlow 2, or take gradients after the import",
-                        function.name
-                    )));
-                };
-                let gradient = NameAttrList { name: gradient.to_owned(), attr: function.attr.clone() };
-                self.plain_call(&gradient, call, site)?
+                match self.options.functions.gradient_of(&function.name) {
+                    Some(gradient) => {
+                        let gradient = NameAttrList { name: gradient.to_owned(), attr: function.attr.clone() };
+                        self.plain_call(&gradient, call, site)?
+                    }
+                    None => self.derived_gradient(function, call, site)?,
+                }
             }
             other => {
                 debug_assert!(!is_call(other));
@@ -247,7 +259,7 @@ impl Lowering<'_> {
             }
             inner.pivot = Some(gate);
         }
-        let (mut outputs, effects) = self.inline(function, inputs, &inner)?;
+        let (mut outputs, effects) = self.inline(function, inputs, &inner, Unstated::Run)?;
         if !effects.is_empty() {
             for (i, output) in outputs.iter_mut().enumerate() {
                 let name = format!("output_{i}");
@@ -306,6 +318,11 @@ impl Lowering<'_> {
         Err(Error::resource_exhausted(format!(
             "the graph has more than {most_nodes} nodes or {MOST_BYTES} bytes when its functions are written out"
         )))
+    }
+
+    /// How many more nodes may be written.
+    pub fn nodes_left(&self) -> usize {
+        self.options.max_nodes.saturating_sub(self.n_written)
     }
 
     /// A name that no other node has, like `wanted`; it is taken from now on.

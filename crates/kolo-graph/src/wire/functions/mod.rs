@@ -17,10 +17,11 @@
 //!   consumers of several outputs take them from the body, so that each waits for its own.
 //!
 //! [`library`] finds functions and counts their arguments, `body` writes a body in place of a call, `flow` writes
-//! branches and loops.
+//! branches and loops, `gradient` the gradient of a function.
 
 mod body;
 mod flow;
+mod gradient;
 mod library;
 mod lower;
 

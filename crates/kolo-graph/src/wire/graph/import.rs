@@ -93,6 +93,16 @@ pub struct DroppedAttr {
 /// named after the call, unless the options say otherwise; the library is kept with the graph. A function that calls
 /// itself is an `Unimplemented` error.
 pub fn import(graph: &Graph, def: &GraphDef, options: ImportOptions) -> Result<Imported> {
+    import_within(graph, def, options, &[])
+}
+
+/// [`import`] on behalf of another import, which is writing the bodies of these functions.
+pub(crate) fn import_within(
+    graph: &Graph,
+    def: &GraphDef,
+    options: ImportOptions,
+    within: &[String],
+) -> Result<Imported> {
     let producer = check_versions(def)?;
     let library = join(graph.nodes().library(), def.library.as_ref())?;
     let functions = Functions::new(&library);
@@ -103,6 +113,8 @@ pub fn import(graph: &Graph, def: &GraphDef, options: ImportOptions) -> Result<I
             let options = LowerOptions {
                 registry: graph.registry(),
                 functions: &functions,
+                library: &library,
+                within,
                 is_taken: &|name| graph.nodes().find(&format!("{prefix}{name}")).is_some(),
                 is_mapped: &|node, output| {
                     let map = &options.input_map;

@@ -20,6 +20,7 @@ use kolo_core::{Error, Result};
 use prost::Message as _;
 
 pub use export::{ExportOptions, export};
+pub(crate) use import::import_within;
 pub use import::{Calls, DroppedAttr, ImportOptions, Imported, import};
 pub use origins::GraphOrigins;
 pub use subgraph::subgraph;

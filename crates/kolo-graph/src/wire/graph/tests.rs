@@ -318,6 +318,20 @@ fn calls_are_written_out_under_the_name_of_the_call() {
     refused(&format!("{alone}{library}"), Code::InvalidArgument, &["'b'", "takes 1 inputs, found 0"]);
     let again = "library { function { signature { name: 'f' } node_def { name: 'g' op: 'f' } } }";
     refused(&format!("node {{ name: 'b' op: 'f' }}{again}"), Code::Unimplemented, &["'f' calls itself", "f calls f"]);
+    // Nor does a derived gradient end that asks for itself, or one that lacks what it is given.
+    let attrs = "attr { key: 'f' value { func { name: 'f' } } } attr { key: 'Tin' value { list { type: DT_FLOAT type: DT_FLOAT } } }";
+    let again = format!(
+        "library {{ function {{ signature {{ name: 'f' input_arg {{ name: 'a' type: DT_FLOAT }} output_arg {{ name: 'r' type: DT_FLOAT }} }} \
+         node_def {{ name: 'g' op: 'SymbolicGradient' input: 'a' input: 'a' {attrs} \
+         attr {{ key: 'Tout' value {{ list {{ type: DT_FLOAT }} }} }} }} ret {{ key: 'r' value: 'g:output:0' }} }} }}"
+    );
+    let gradient = |inputs: &str| format!("{X}node {{ name: 'b' op: 'SymbolicGradient' {inputs} {attrs} }}{again}");
+    refused(&gradient("input: 'x' input: 'x'"), Code::Unimplemented, &["'f' calls itself"]);
+    refused(
+        &gradient("input: 'x'"),
+        Code::InvalidArgument,
+        &["the gradients of its 1 outputs, found 1 inputs of 2 types"],
+    );
 }
 
 #[test]
