@@ -770,6 +770,20 @@ fn what_a_branch_computes_for_outputs_that_are_not_fetched_does_not_run() {
 }
 
 #[test]
+fn a_variable_that_only_the_branch_not_taken_reads_need_not_be_initialised() {
+    let session = branch_effects();
+    let read = |p: bool| session.run_named(&["read"], &[("p", Tensor::scalar(p))], &[]);
+    assert_eq!(read(false).unwrap(), [Tensor::scalar(3.0f32)]);
+    let error = read(true).unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    assert!(error.to_string().contains("uninitialized value r"), "{error}");
+    // Whoever wants the value itself is told.
+    assert_eq!(session.run_named(&["r/read"], &[], &[]).unwrap_err().code(), Code::FailedPrecondition);
+    session.run_named(&[], &[], &["init_r"]).unwrap();
+    assert_eq!(read(true).unwrap(), [Tensor::scalar(2.0f32)]);
+}
+
+#[test]
 fn a_loop_and_its_gradient_may_span_devices() {
     let g = kolo_ops::graph();
     let x = g.placeholder::<f64>("x", PartialShape::scalar());

@@ -143,6 +143,8 @@ pub(crate) struct NodePlan {
     pub is_constant: bool,
     /// Passes a reference on as if it were a value; see [`lenders`].
     pub lends: bool,
+    /// Passes on a reference that may never be read; see [`deferrers`].
+    pub defers: bool,
     /// References may arrive at its inputs.
     pub has_references: bool,
     /// So cheap, if its inputs are as small as its outputs, that it runs while the part's lock is held: a pure
@@ -331,6 +333,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
         ..FramePlan::default()
     }));
     let lends = lenders(part);
+    let defers = deferrers(part, &lends);
     let mut plans: Vec<NodePlan> = Vec::with_capacity(n);
     let mut roots = Vec::new();
     for (id, node) in nodes.iter() {
@@ -405,6 +408,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             on_host,
             constant_inputs: if is_tiny { constants.iter().map(|&(i, _)| 1 << i).sum() } else { 0 },
             lends: lends[id.index()],
+            defers: defers[id.index()],
             has_references,
             flow,
             enters,
@@ -489,8 +493,9 @@ fn is_tiny_output(output: &OutputInfo) -> bool {
     output.shape.n_elements().is_some_and(|n| n <= TINY)
 }
 
-/// The nodes that pass a reference on as if it were a value: see [`PlanKernel::Lend`], and what takes such a value into a
-/// loop that has a reference to the same variable, too. There an iteration reads what the one before it has assigned.
+/// The nodes that pass a reference on as if it were a value: see [`PlanKernel::Lend`]; what takes such a value into a branch;
+/// and what takes it into a loop that has a reference to the same variable, too. There an iteration reads what the one before
+/// it has assigned.
 fn lenders(part: &Part<'_>) -> Vec<bool> {
     let nodes = part.nodes;
     let mut lends = vec![false; nodes.len()];
@@ -505,6 +510,14 @@ fn lenders(part: &Part<'_>) -> Vec<bool> {
     for (id, node) in nodes.iter() {
         if let Some(at) = node.passed_on()
             && !is_fed(id)
+        {
+            lends[id.index()] = nodes.output(at).is_ref || lends[at.node.index()];
+            variables[id.index()] = Some(variable_of(&variables, at));
+        }
+        if node.def.flow == Flow::Switch
+            && let Some(&at) = node.inputs.first()
+            && !is_fed(id)
+            && node.outputs.iter().all(|output| !output.is_ref)
         {
             lends[id.index()] = nodes.output(at).is_ref || lends[at.node.index()];
             variables[id.index()] = Some(variable_of(&variables, at));
@@ -536,6 +549,33 @@ fn lenders(part: &Part<'_>) -> Vec<bool> {
         lends[id.index()] = is_reference && is_value && is_constant && assigned.contains(&(variable, frame));
     }
     lends
+}
+
+/// Of the nodes that lend a reference those whose readers are branches alone: a variable that the branch that is taken does
+/// not read need not have a value.
+fn deferrers(part: &Part<'_>, lends: &[bool]) -> Vec<bool> {
+    let nodes = part.nodes;
+    let is_branch = |node: &Node| node.def.flow == Flow::Switch;
+    let mut has_switch = vec![false; nodes.len()];
+    let mut has_others = vec![false; nodes.len()];
+    for (id, node) in nodes.iter() {
+        for (i, at) in node.inputs.iter().enumerate().filter(|(i, _)| !part.fed.contains_key(&(id, *i))) {
+            let branches = is_branch(node) && i == 0 && lends[id.index()];
+            has_switch[at.node.index()] |= branches;
+            has_others[at.node.index()] |= !branches;
+        }
+        node.control_inputs.iter().for_each(|before| has_others[before.index()] = true);
+    }
+    part.fetches.iter().for_each(|(_, at)| {
+        if let Some(others) = has_others.get_mut(at.node.index()) {
+            *others = true;
+        }
+    });
+    let defers = |(id, node): (NodeId, &Arc<Node>)| {
+        let i = id.index();
+        lends[i] && (is_branch(node) || node.def.flow == Flow::Plain && has_switch[i] && !has_others[i])
+    };
+    nodes.iter().map(defers).collect()
 }
 
 /// Stores the edges of all outputs in one flat array.

@@ -534,7 +534,9 @@ pub(crate) fn flow_outputs(node: &NodePlan, inputs: &mut [Value], outputs: &mut 
     }
     outputs.clear();
     if matches!(node.kernel, PlanKernel::Lend) {
-        if let Value::Reference(cell) = &inputs[0] {
+        if let Value::Reference(cell) = &inputs[0]
+            && !node.defers
+        {
             // An uninitialised variable is an error even if the value is never used.
             cell.value()?;
         }
@@ -755,7 +757,7 @@ pub(crate) fn read_references(node: &NodePlan, inputs: &mut [Value]) -> Result<(
             if !by_reference && !lends {
                 let value = cell.value()?;
                 *input = Value::Tensor(value);
-            } else if !node.node.def.allows_uninitialized_input && !cell.is_initialized() {
+            } else if !node.defers && !node.node.def.allows_uninitialized_input && !cell.is_initialized() {
                 cell.value()?;
             }
         }
