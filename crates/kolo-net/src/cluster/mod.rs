@@ -33,15 +33,16 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// A cluster of these jobs, each with addresses by task index.
-    pub fn new(jobs: BTreeMap<String, BTreeMap<u32, String>>) -> Result<ClusterSpec> {
+    /// A cluster of these jobs, each with addresses by task index. Jobs without tasks are left out; a cluster of nothing else
+    /// is an error.
+    pub fn new(mut jobs: BTreeMap<String, BTreeMap<u32, String>>) -> Result<ClusterSpec> {
         if jobs.is_empty() {
             return Err(Error::invalid_argument("a cluster needs a job, such as worker=localhost:2222"));
         }
         let mut seen: BTreeMap<String, (String, u32)> = BTreeMap::new();
         for (job, tasks) in &jobs {
             check_job_name(job)?;
-            if tasks.is_empty() {
+            if tasks.is_empty() && jobs.values().all(BTreeMap::is_empty) {
                 return Err(Error::invalid_argument(format!("job '{job}' has no tasks")));
             }
             for (&task, address) in tasks {
@@ -62,6 +63,7 @@ impl ClusterSpec {
                 }
             }
         }
+        jobs.retain(|_, tasks| !tasks.is_empty());
         Ok(ClusterSpec { jobs })
     }
 

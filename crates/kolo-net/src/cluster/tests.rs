@@ -96,6 +96,19 @@ fn wrong_clusters_are_refused_with_the_reason() {
     assert!(ClusterSpec::parse("a=localhost:0,localhost:0").is_ok());
 }
 
+/// A program may run without parameter servers, and still have the job in its list.
+#[test]
+fn a_job_without_tasks_is_no_part_of_the_cluster() {
+    let cluster = ClusterSpec::parse(r#"{"ps": [], "worker": ["a:1"], "evaluator": {}}"#).unwrap();
+    assert_eq!(cluster, ClusterSpec::parse("worker=a:1").unwrap());
+    assert_eq!(cluster.jobs().collect::<Vec<_>>(), ["worker"]);
+    let mut def = small().to_def();
+    def.job.push(crate::wire::proto::JobDef { name: "none".into(), ..Default::default() });
+    assert_eq!(ClusterSpec::from_def(&def).unwrap(), small());
+    // In a flag, it is a slip.
+    refused(ClusterSpec::parse("ps=;worker=a:1"), "ps:0: an address is missing");
+}
+
 #[test]
 fn the_first_difference_is_named() {
     let cluster = small();
