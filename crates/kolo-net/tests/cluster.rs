@@ -213,6 +213,24 @@ fn partial_runs_feed_and_fetch_in_parts() {
 }
 
 #[test]
+fn a_partial_run_without_a_feed_says_which() {
+    all_transports(|config| {
+        let servers = cluster(&[("ps", 1), ("worker", 1)], &config);
+        let g = kolo_ops::graph();
+        let x = g.placeholder::<f32>("x", [] as [Option<usize>; 0]);
+        let here = g.device("/job:worker/task:0", || x * 2.0);
+        let there = g.device("/job:ps/task:0", || here * 2.0);
+        let session = Arc::new(connect(&config, &servers[1], &g, SessionConfig::default()));
+        for fetch in [here, there] {
+            let mut run = session.partial_run(&[], &[fetch], &[]).unwrap();
+            let error = run.run(&[fetch], &[]).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+            assert!(error.to_string().contains("You must feed a value for placeholder tensor 'x'"), "{error}");
+        }
+    });
+}
+
+#[test]
 fn state_outlives_sessions_until_it_is_reset_and_isolated_sessions_share_none() {
     all_transports(|config| {
         let servers = cluster(&[("ps", 1), ("worker", 1)], &config);

@@ -164,6 +164,11 @@ impl TaskStep {
         self.step.fail(reason);
     }
 
+    /// The first error, if the step has failed.
+    pub fn error(&self) -> Option<Error> {
+        self.step.error()
+    }
+
     /// The pending nodes: those that wait for a queue, or for a tensor of another device or task.
     pub fn waits(&self) -> Vec<NodeWait> {
         self.step.waits()

@@ -194,7 +194,8 @@ impl Worker {
             self.steps.flush();
             let mut recv = Vec::with_capacity(keys.len());
             for key in keys {
-                let value = step.wait_for(key.clone()).await?;
+                // Another node may have failed while this call waited for the value.
+                let value = step.wait_for(key.clone()).await.map_err(|error| step.cause_of(error))?;
                 recv.push(named(&key, value)?);
             }
             if request.is_last_partial_run {

@@ -190,6 +190,12 @@ impl Step {
         received
     }
 
+    /// The error that an echo of it came from, if that happened in this task.
+    pub fn cause_of(&self, error: Error) -> Error {
+        let cause = || self.running.lock().as_ref().and_then(TaskStep::error).filter(|cause| !cause.is_derived());
+        if error.is_derived() { cause().unwrap_or(error) } else { error }
+    }
+
     /// Waits until the step is cancelled, and returns why.
     pub async fn stopped(&self) -> Error {
         let mut stop = self.stop.subscribe();
