@@ -118,6 +118,12 @@ def _flags(config):
     return flags
 
 
+def _session_defaults(config):
+    """What of a server's ConfigProto holds for sessions that say nothing of it, as flags of `kolo serve`."""
+    timeout = config.operation_timeout_in_ms
+    return ["--operation-timeout", str(timeout / 1000.0)] if timeout > 0 else []
+
+
 def _access(address, more):
     """Flags that say who may call a server and which files graphs may touch, as far as `more` leaves it open."""
     host = address.rpartition(":")[0].strip("[]")
@@ -135,9 +141,9 @@ def _access(address, more):
 class _Process(object):
     """A `kolo serve` process that is ready."""
 
-    def __init__(self, cluster, job, task, address, config):
+    def __init__(self, cluster, job, task, address, config, flags=()):
         more = shlex.split(os.environ.get("KOLO_SERVE_FLAGS", ""))
-        command = [binary(), "serve", "--cluster", cluster, "--job", job, "--task", str(task)] + _flags(config)
+        command = [binary(), "serve", "--cluster", cluster, "--job", job, "--task", str(task)] + _flags(config) + list(flags)
         command += _access(address, more) + more
         self.owner, self.target = os.getpid(), None
         self.ready = threading.Event()
@@ -194,7 +200,8 @@ def _stop_all():
 
 def _cluster_text(cluster_def):
     """A ClusterDef as `kolo serve` reads it: ps=host:port,host:port;worker=host:port, or JSON where tasks are left out."""
-    jobs = [(job.name, dict(job.tasks)) for job in cluster_def.job]
+    # A job without tasks, which a program may well have, is nobody's.
+    jobs = [(job.name, dict(job.tasks)) for job in cluster_def.job if job.tasks]
     if any(sorted(tasks) != list(range(len(tasks))) for _, tasks in jobs):
         return json.dumps({name: {str(i): tasks[i] for i in sorted(tasks)} for name, tasks in jobs})
     return ";".join("%s=%s" % (name, ",".join(tasks[i] for i in range(len(tasks)))) for name, tasks in jobs)
@@ -216,8 +223,9 @@ def _server_init(self, server_or_cluster_def, job_name=None, task_index=None, pr
 def _server_start(self):
     if self._kolo is None:
         d = self._server_def
-        self._kolo = _Process(_cluster_text(d.cluster), d.job_name, d.task_index, _address(d), d.default_session_config)
-        _DEFAULTS[self._kolo.target] = d.default_session_config
+        config = d.default_session_config
+        self._kolo = _Process(_cluster_text(d.cluster), d.job_name, d.task_index, _address(d), config, _session_defaults(config))
+        _DEFAULTS[self._kolo.target] = config
 
 
 def _address(server_def):
@@ -275,12 +283,13 @@ def _session_init(original):
             # A local session's variables are its own.
             own.isolate_session_state = True
             config = own
-        elif config is not None and isinstance(target, (str, bytes)):
+        elif isinstance(target, (str, bytes)) and (config is None or isinstance(config, config_pb2.ConfigProto)):
             defaults = _DEFAULTS.get(target.decode() if isinstance(target, bytes) else target)
             if defaults is not None:
                 own = config_pb2.ConfigProto()
                 own.CopyFrom(defaults)
-                own.MergeFrom(config)
+                if config is not None:
+                    own.MergeFrom(config)
                 config = own
         original(self, target, graph, config)
         if any(p.target == (target.decode() if isinstance(target, bytes) else target) for p in _PROCESSES):

@@ -1,7 +1,7 @@
 """A TensorFlow server process with the flags and the ready line of `kolo serve`.
 
 usage: tf_server.py --cluster 'ps=HOST:PORT;worker=HOST:PORT,HOST:PORT' --job JOB --task N [--device-count CPU=N]
-       [--inter-op-threads N] [--intra-op-threads N] [--same-user] [--allow-dir DIR] [--plain]
+       [--inter-op-threads N] [--intra-op-threads N] [--operation-timeout SECONDS] [--same-user] [--allow-dir DIR] [--plain]
 """
 
 import argparse
@@ -23,6 +23,7 @@ def main():
     parser.add_argument("--device-count", default="CPU=1")
     parser.add_argument("--inter-op-threads", type=int, default=0)
     parser.add_argument("--intra-op-threads", type=int, default=0)
+    parser.add_argument("--operation-timeout", type=float, default=0.0)
     parser.add_argument("--same-user", action="store_true", help="as everybody may")
     parser.add_argument("--allow-dir", action="append", help="as everywhere")
     parser.add_argument("--plain", action="store_true", help="no graph rewriting: Kolo tasks get what was described")
@@ -35,7 +36,7 @@ def main():
         cluster = {job: hosts.split(",") for job, _, hosts in (part.partition("=") for part in o.cluster.split(";"))}
     devices = {kind: int(count) for kind, _, count in (part.partition("=") for part in o.device_count.split(","))}
     config = tf.ConfigProto(device_count=devices, inter_op_parallelism_threads=o.inter_op_threads,
-                            intra_op_parallelism_threads=o.intra_op_threads)
+                            intra_op_parallelism_threads=o.intra_op_threads, operation_timeout_in_ms=round(o.operation_timeout * 1000))
     if o.plain:
         config.graph_options.rewrite_options.disable_meta_optimizer = True
     server = tf.train.Server(cluster, job_name=o.job, task_index=o.task, config=config)

@@ -127,6 +127,7 @@ const TABLE: &[(&str, &str, Proof)] = &[
     ("serve", "intra-op-threads", Shown("conformance/cluster/tf_server.py")),
     ("serve", "ready-deadline", Shown(FAILURES)),
     ("serve", "report-after", Shown(FAILURES)),
+    ("serve", "operation-timeout", Shown("conformance/cluster/tf_server.py")),
     ("serve", "log-device-placement", Shown(FLAGS)),
     ("serve", "with-parent", Shown("tests/support/mod.rs")),
     ("serve", "no-shared-memory", Shown("src/cli/train/cluster/launch.rs")),

@@ -76,6 +76,9 @@ pub struct Args {
     /// Log what a step waits for after this many seconds; 0 means never
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     report_after: f64,
+    /// Stop a step after this many seconds if its session sets no timeout of its own; 0 means never
+    #[arg(long, default_value_t = 0.0, value_name = "SECONDS")]
+    operation_timeout: f64,
     /// Log where sessions place their nodes
     #[arg(long)]
     log_device_placement: bool,
@@ -140,6 +143,8 @@ pub fn run(args: &Args) -> Result<()> {
         ..ServerConfig::default()
     };
     config.defaults.log_device_placement = args.log_device_placement;
+    let timeout = seconds("--operation-timeout", args.operation_timeout)?.as_millis();
+    config.defaults.operation_timeout_in_ms = i64::try_from(timeout).unwrap_or(i64::MAX);
     let server = Arc::new(Server::new(&cluster, &job, task, config)?);
     let stopped = Arc::downgrade(&server);
     signals::on_stop(move || {

@@ -64,4 +64,19 @@ with tf.device("/job:worker/task:3"):
     b = tf.constant(4.0)
 with tf.Session(alone.target) as session:
     assert session.run(b + 1.0) == 5.0
+
+# A job without tasks, and a timeout of the server's own, for sessions without a configuration, too.
+tf.reset_default_graph()
+limited = tf.ConfigProto(operation_timeout_in_ms=500)
+only_workers = tf.train.ClusterSpec({"ps": [], "worker": ["localhost:0"]})
+patient = tf.train.Server(only_workers, job_name="worker", task_index=0, config=limited)
+nothing = tf.FIFOQueue(1, tf.float32).dequeue()
+for config in None, tf.ConfigProto(allow_soft_placement=True):
+    with tf.Session(patient.target, config=config) as session:
+        assert session.run(tf.constant(4.0)) == 4.0
+        try:
+            session.run(nothing)
+            raise SystemExit("there was nothing to dequeue")
+        except tf.errors.DeadlineExceededError:
+            pass
 print("local: done", flush=True)

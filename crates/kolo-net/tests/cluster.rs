@@ -230,6 +230,25 @@ fn a_partial_run_without_a_feed_says_which() {
     });
 }
 
+/// Sessions that say nothing of a timeout have the server's.
+#[test]
+fn the_timeout_of_a_server_holds_for_sessions_without_one() {
+    let mut config = ServerConfig::default();
+    config.defaults.operation_timeout_in_ms = 300;
+    let servers = cluster(&[("worker", 1)], &config);
+    let g = kolo_ops::graph();
+    let q = FifoQueue::shared(&g, "q", &[(DType::I32, PartialShape::scalar())], None);
+    let next = q.dequeue()[0];
+    let session = connect(&config, &servers[0], &g, SessionConfig::default());
+    let error = session.fetch(next).unwrap_err();
+    assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+    let longer = SessionConfig { operation_timeout: Some(Duration::from_millis(900)), ..SessionConfig::default() };
+    let session = connect(&config, &servers[0], &g, longer);
+    let start = Instant::now();
+    assert_eq!(session.fetch(next).unwrap_err().code(), Code::DeadlineExceeded);
+    assert!(start.elapsed() >= Duration::from_millis(800), "{:?}", start.elapsed());
+}
+
 #[test]
 fn state_outlives_sessions_until_it_is_reset_and_isolated_sessions_share_none() {
     all_transports(|config| {
