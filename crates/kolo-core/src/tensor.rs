@@ -95,7 +95,7 @@ const INLINE_BYTES: usize = 16;
 
 /// Names an object (a variable, a queue, …) in a container of a device, and, inside the process that made the handle,
 /// keeps the object alive.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct ResourceHandle {
     /// Full name of the device that owns the object.
     pub device: Arc<str>,
@@ -190,6 +190,15 @@ impl Tensor {
     pub fn handle(handle: ResourceHandle) -> Tensor {
         let data = TensorData::Handles(Arc::new(vec![handle]));
         Tensor { dtype: DType::Resource, shape: Shape::scalar(), data }
+    }
+
+    /// Resource handles, in row-major order; an error if their number is not the shape's.
+    pub fn from_handles(shape: impl Into<Shape>, handles: Vec<ResourceHandle>) -> Result<Tensor> {
+        let shape = shape.into();
+        if shape.n_elements() != handles.len() {
+            return Err(Error::invalid_argument(format!("{} handles for a tensor of shape {shape}", handles.len())));
+        }
+        Ok(Tensor { dtype: DType::Resource, shape, data: TensorData::Handles(Arc::new(handles)) })
     }
 
     /// A scalar of dtype `variant`, such as a lock, which moves through a graph as a handle does.
@@ -342,6 +351,14 @@ impl Tensor {
         match &self.data {
             TensorData::Strings(strings) => Ok(strings),
             _ => Err(Error::invalid_argument(format!("expected string, found {}", self.dtype))),
+        }
+    }
+
+    /// The handles of a resource tensor.
+    pub fn handles(&self) -> Result<&[ResourceHandle]> {
+        match &self.data {
+            TensorData::Handles(handles) if self.dtype == DType::Resource => Ok(handles),
+            _ => Err(Error::invalid_argument(format!("expected resource handles, found {}", self.dtype))),
         }
     }
 

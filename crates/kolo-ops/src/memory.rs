@@ -30,12 +30,17 @@ pub(crate) fn filled<T: Clone>(n: usize, value: T, what: &str) -> Result<Vec<T>>
 impl KernelCtx<'_> {
     /// Room for `n` strings, which the device has, too.
     pub(crate) fn strings(&self, n: usize) -> Result<Vec<Bytes>> {
-        let n_bytes = n.saturating_mul(size_of::<Bytes>());
+        self.list(n, "strings")
+    }
+
+    /// Room for `n` of something that lies in a list of its own, which the device has, too.
+    pub(crate) fn list<T>(&self, n: usize, what: &str) -> Result<Vec<T>> {
+        let n_bytes = n.saturating_mul(size_of::<T>());
         if n_bytes >= LEAST_SHARED {
             // Only asked for: nothing holds a charge as long as the tensor lives.
             drop(self.device.charge(n_bytes, &self.node.name)?);
         }
-        room(n, "strings")
+        room(n, what)
     }
 
     /// `n` strings, each of the pieces that `pieces` gives for it, one after the other; it is asked twice. Long texts lie

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use half::{bf16, f16};
-use kolo_core::{DType, Error, Result, Shape, Tensor, TensorData};
+use kolo_core::{DType, Error, ResourceHandle, Result, Shape, Tensor, TensorData};
 use kolo_device::cpu::stream::{fence, is_streamed, prefetch, stream};
 use kolo_device::cpu::{IntraPool, pool};
 use kolo_graph::{Graph, Output};
@@ -32,6 +32,9 @@ pub(crate) trait Item: Clone + Default + Send + Sync {
 
 /// Strings own memory elsewhere and are moved one by one.
 impl Item for Bytes {}
+
+/// Handles keep their objects alive.
+impl Item for ResourceHandle {}
 
 macro_rules! plain_items {
     ($($type:ty),*) => {
@@ -119,6 +122,15 @@ pub(crate) fn build(
         out.resize(n, Bytes::new());
         job.run(&mut out, &inputs)?;
         return Tensor::from_strings(shape, out);
+    }
+    if dtype == DType::Resource {
+        let inputs =
+            inputs.iter().map(|input| input.handles()).collect::<Result<SmallVec<[&[ResourceHandle]; 4]>>>()?;
+        let n = shape.n_elements();
+        let mut out = ctx.list(n, "handles")?;
+        out.resize(n, ResourceHandle::default());
+        job.run(&mut out, &inputs)?;
+        return Tensor::from_handles(shape, out);
     }
     let Some(size) = dtype.size() else {
         return Err(Error::unimplemented(format!("{} does not work on {dtype}", ctx.node.op())));

@@ -279,6 +279,27 @@ mod tests {
         check(&|g| FifoQueue::shared(g, "q", &vector, Some(2)).size(), "has component shapes [[]] but");
     }
 
+    /// As `QueueBase.from_list` does: the handles are stacked, and one is gathered.
+    #[test]
+    fn a_queue_may_be_chosen_from_a_list() {
+        let g = crate::graph();
+        let int = one(DType::I32, PartialShape::scalar());
+        let queues = ["a", "b"].map(|name| FifoQueue::shared(&g, name, &int, None));
+        let all = g.op("Pack").inputs(queues.iter().map(|q| q.handle())).out();
+        let index = g.placeholder::<i32>("index", PartialShape::scalar());
+        let chosen = g.op("GatherV2").inputs([all, index, g.constant(0i32)]).out();
+        let add = g.op("QueueEnqueueV2").input(chosen).input(g.constant(7i32)).build();
+        let next = g.op("QueueDequeueV2").input(chosen).attr("component_types", vec![DType::I32]).out();
+        let sizes = [queues[0].size(), queues[1].size()];
+        g.check().unwrap();
+        let run = Evaluation::new(g.snapshot());
+        run.run_targets(&[add], &[(index, Tensor::scalar(1i32))]).unwrap();
+        assert_eq!(run.run(&sizes, &[]).unwrap(), [Tensor::scalar(0i32), Tensor::scalar(1i32)]);
+        assert_eq!(run.run(&[next], &[(index, Tensor::scalar(1i32))]).unwrap(), [Tensor::scalar(7i32)]);
+        let error = run.run(&[next], &[(index, Tensor::scalar(2i32))]).unwrap_err();
+        assert_eq!(error.code(), kolo_core::Code::InvalidArgument, "{error}");
+    }
+
     /// A program that finds a queue which another made does not know its seeds.
     #[test]
     fn seeds_of_a_shared_queue_count_only_where_some_are_asked_for() {
