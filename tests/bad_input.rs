@@ -118,11 +118,14 @@ fn wrong_graph_files() {
     };
     refuse(&(node("a", "b") + &node("b", "a")), &["cycle", "a", "b"]);
     refuse(&node("a", "missing"), &["missing"]);
-    refuse("node { name: \"a\" op: \"Frobnicate\" }", &["Frobnicate"]);
     refuse("node { name: \"a\" op: \"NoOp\" } node { name: \"a\" op: \"NoOp\" }", &["'a'"]);
     refuse("node { name: \"a\" op: ", &["1:"]);
     refuse("node { name: \"a\" op: \"NoOp\" device: \"/nonsense:1\" }", &["/nonsense:1"]);
     assert!(import("node { name: \"a\" op: \"NoOp\" }").is_ok());
+    // What nobody knows is only refused where it is to run.
+    let odd = import("node { name: \"a\" op: \"Frobnicate\" }").expect("it is kept");
+    let session = Session::new(&odd).expect("nothing runs yet");
+    refused(session.run_named(&[], &[], &["a"]).unwrap_err(), Code::NotFound, &["Frobnicate", "'a'"]);
 }
 
 #[test]
