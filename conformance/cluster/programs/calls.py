@@ -137,6 +137,19 @@ def partial_errors(context):
             s.partial_run(h, r2, {a: 1.0})
 
 
+@case("partial-run-without-a-feed")
+def partial_without_feed(context):
+    x = tf.placeholder(tf.float32, [], name="x")
+    here = x * 2.0
+    with on("ps", 0):
+        there = here * 2.0
+    with context.session() as s:
+        for fetch in here, there:
+            h = s.partial_run_setup([fetch], [])
+            with raises(tf.errors.InvalidArgumentError, "must feed a value for placeholder", "x"):
+                s.partial_run(h, fetch)
+
+
 @case("two-partial-runs-at-once")
 def two_partial(context):
     a, b = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])

@@ -216,6 +216,20 @@ def no_kernel(context):
             check("product" in str(e), str(e)[:300])
 
 
+@case("op-that-a-server-lacks")
+def unknown_op(context):
+    """A part that needs an op which the servers may not have stops no run of another part."""
+    x = tf.placeholder(tf.float32, [])
+    odd = tf.raw_ops.SobolSample(dim=2, num_results=3, skip=1)
+    after = tf.reduce_sum(odd) * x
+    with context.session() as s:
+        check(s.run(x + 1.0, {x: 2.0}) == 3.0)
+        # What stands in for its output makes it needless.
+        check(s.run(after, {x: 2.0, odd: np.ones((3, 2), np.float32)}) == 12.0)
+        later = x * 5.0
+        check(s.run(later, {x: 2.0}) == 10.0)
+
+
 @case("run-timeout")
 def run_timeout(context):
     with on("ps", 0):

@@ -92,6 +92,23 @@ def while_state(context):
         check(s.run(v.read_value()) == 12.0, s.run(v.read_value()))
 
 
+@case("while-assigns-what-it-reads")
+def assigned_in_a_loop(context):
+    """The read of a reference variable is outside of the loop, and shares the variable's memory."""
+    with tf.device("/job:ps/task:0/device:CPU:0"):
+        v = tf.get_variable("v", initializer=2.0, use_resource=False)
+
+        def body(i):
+            with tf.control_dependencies([tf.assign(v, tf.square(v))]):
+                return i + 1
+
+        n = tf.while_loop(lambda i: i < 4, body, [0])
+    with context.session() as s:
+        s.run(v.initializer)
+        check(s.run(n) == 4)
+        check(s.run(v) == 65536.0, s.run(v))
+
+
 @case("long-while")
 def long_while(context):
     def body(i, x):

@@ -191,6 +191,40 @@ def other_queues(context):
         check([s.run(first)[1] for _ in range(3)] == [b"one", b"two", b"three"])
 
 
+@case("priority-queue-waits")
+def priority_queue_waits(context):
+    """A batch that waits for its elements is sorted when they have come."""
+    with on("ps", 1):
+        q = tf.PriorityQueue(20, [tf.float32], [[]])
+    key = tf.placeholder(tf.int64, [])
+    put, take, size = q.enqueue((key, tf.cast(key, tf.float32))), q.dequeue_many(3), q.size()
+    got = []
+    with context.session() as s:
+        waiting = threading.Thread(target=lambda: got.append(s.run(take)))
+        waiting.start()
+        for i, k in enumerate([5, 1]):
+            s.run(put, {key: k})
+            check(s.run(size) == i + 1, "elements were taken before there were enough")
+        s.run(put, {key: 3})
+        waiting.join(20)
+        check(got, "the batch did not come")
+        equal(got[0][0], np.array([1, 3, 5], np.int64))
+        equal(got[0][1], np.array([1, 3, 5], np.float32))
+
+
+@case("queue-from-list")
+def queue_from_list(context):
+    with on("worker", 0):
+        queues = [tf.FIFOQueue(5, tf.float32, []) for _ in range(2)]
+        i = tf.placeholder(tf.int32, [])
+        chosen = tf.QueueBase.from_list(i, queues)
+        put, take, sizes = chosen.enqueue(4.0), chosen.dequeue(), [q.size() for q in queues]
+    with context.session() as s:
+        s.run(put, {i: 1})
+        check(s.run(sizes) == [0, 1])
+        check(s.run(take, {i: 1}) == 4.0)
+
+
 @case("queue-runners")
 def queue_runners(context):
     """Python threads keep a queue of the server full; a reader takes all of it and then the end."""
