@@ -365,6 +365,10 @@ def casting(a):
             a.op("Cast", special, label=f"special-{src}-{dst}", DstT=dst, grad=False)
         for dst in ("int32", "int64"):
             a.op("Cast", array([0.5, -0.5, 1.5, -1.5, 3.9999, -300.7], src), label=f"cut-{src}-{dst}", DstT=dst, grad=False)
+        # One at a time: TensorFlow's vector loops have other rules, which depend on its version and the machine.
+        for label, x in (("above", 300.0), ("below", -129.5), ("far", 3e9), ("minus", -3e9), ("nan", NAN), ("inf", INF)):
+            for dst in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"):
+                a.op("Cast", array([x], src), label=f"range-{label}-{src}-{dst}", DstT=dst, grad=False)
     a.op("Cast", np.array([-1, 300, -200, 70000], np.int32), label="wraps-uint8", DstT="uint8")
     a.op("Cast", np.array([-1, 300, -200, 70000], np.int32), label="wraps-int8", DstT="int8")
     a.op("Cast", np.array([-1, 300], np.int64), label="wraps-uint64", DstT="uint64")

@@ -242,6 +242,8 @@ def norms(a):
             got = a.compute(op, dy, x, scale, mean, variance, *extra, **kw)[:3]
             a.op(op, to_nchw(dy), to_nchw(x), scale, mean, variance, *extra, label=label + "-nchw", data_format="NCHW",
                  fetch=[0, 1, 2], expected=[to_nchw(got[0]), *got[1:]], **kw, **SUMS)
+        empty, lost = np.zeros([0, 2, 2, 3], np.float32), np.full([3], NAN, np.float32)
+        a.op(op, empty, empty, scale, lost, lost, *extra, label="empty", fetch=[0, 1, 2], grad=False)
     for label, kw in (("default", {}), ("narrow", {"depth_radius": 1, "bias": 2.0, "alpha": 0.5, "beta": 0.75}),
                       ("wide", {"depth_radius": 9}), ("beta1", {"beta": 1.0, "depth_radius": 2})):
         a.op("LRN", values("float32", [1, 2, 2, 7]), label=label, rtol=1e-5, **kw)

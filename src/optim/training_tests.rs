@@ -209,7 +209,7 @@ fn a_loops_gradient_belongs_to_its_nodes() {
         move |graph, step| {
             for (id, node) in graph.iter() {
                 let owner = step.forward_of(id).map(|id| graph.node(id).unwrap().name.to_string());
-                found.lock().unwrap().push((node.op(), node.name.to_string(), step.region(id), owner));
+                found.lock().unwrap().push((node.def.name, node.name.to_string(), step.region(id), owner));
             }
             Ok(())
         }
