@@ -66,6 +66,18 @@ fn the_number_of_ranks_may_change_and_the_weights_do_not() {
     }
 }
 
+/// Rank 0 alone writes where it is in the data; the others are not compared with that.
+#[test]
+fn saving_makes_no_rank_differ() {
+    let _turn = one_at_a_time();
+    let folder = Folder::new("ranks-saving");
+    let dir = folder.path("ckpt");
+    let often =
+        ["--checkpoint-every", "5", "--check-weights-every", "7", "--max-steps", "60", "--checkpoint-dir", &dir];
+    train(&[&often[..], &["--ranks", "2"]].concat());
+    assert!(std::path::Path::new(&folder.path("ckpt/model.ckpt-60.index")).is_file());
+}
+
 #[test]
 fn a_rank_that_is_killed_is_named_at_once_and_training_goes_on_from_its_checkpoint() {
     let _turn = one_at_a_time();
@@ -199,7 +211,19 @@ fn what_ranks_cannot_share_is_refused_before_any_is_started() {
         "--micro-batches 6 cannot be shared equally by 4 ranks of 1 devices; try 8",
     );
     says(&["--ranks", "0"], "--ranks 0: give 1 to 256");
+    says(&["--micro-batches", "1000000000000"], "--micro-batches 1000000000000: give 1 to 4096");
     says(&["--ranks", "2", "--resume", "--workers", "2", "--checkpoint-dir", "x"], "--ranks starts processes");
+    // A launcher that says too little, or flags that start others once more.
+    let launched = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")];
+    for (flags, text) in [
+        (&[][..], "MASTER_PORT say where they meet"),
+        (&["--ranks", "2"], "--ranks starts or joins other processes"),
+        (&["--elastic"], "--elastic is for --ranks"),
+    ] {
+        let mut process = Process::start_with("rank", &[&["train", "linear"], flags].concat(), &launched);
+        assert!(!process.wait().success());
+        process.wait_for(text);
+    }
     let world = [("KOLO_WORLD", "/proc/nothing"), ("RANK", "0"), ("WORLD_SIZE", "2")];
     let mut process = Process::start_with("rank", &["train", "linear"], &world);
     assert!(!process.wait().success());

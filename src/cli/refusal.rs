@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::train::ranks::{is_rank, meets_over_tcp};
+use super::train::ranks::{has_other_launcher, is_rank};
 use crate::{Error, Result};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
@@ -146,15 +146,22 @@ const RULES: &[Rule] = &[
     Rule {
         command: "train",
         flags: &["[Security]"],
-        has_no_effect: |given| !given.is_cluster() && !meets_over_tcp(),
+        has_no_effect: |given| !given.is_cluster() && !has_other_launcher(),
         why: "is about connections between processes, and there is no cluster; add --ps 1 --workers 2, --cluster or \
               --target",
     },
     Rule {
         command: "train",
-        flags: &["ps", "workers", "cluster", "target"],
+        flags: &["ranks", "ps", "workers", "cluster", "target"],
         has_no_effect: |_| is_rank(),
-        why: "is for a cluster, and this process was started as one of several ranks (RANK, WORLD_SIZE, MASTER_ADDR, KOLO_WORLD)",
+        why: "starts or joins other processes, and this one was started as one of several ranks: RANK, WORLD_SIZE or KOLO_WORLD is \
+              set",
+    },
+    Rule {
+        command: "train",
+        flags: &["elastic"],
+        has_no_effect: |_| has_other_launcher(),
+        why: "is for --ranks; here, whoever started the ranks starts them again",
     },
     Rule {
         command: "train",

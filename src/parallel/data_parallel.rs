@@ -108,7 +108,8 @@ impl DataParallel {
 
     /// Updates variables only when all collectives of the step are done. A step that fails because a rank was lost then has
     /// changed nothing on this rank, or all of it; without, some variables may be one step ahead of others. For trainings that
-    /// go on after a loss ([`crate::train::TrainerState`]). What gradients are accumulated in between steps is not covered.
+    /// go on after a loss ([`crate::train::TrainerState`]). Not covered is what collectives themselves depend on: sums of gradients that
+    /// are kept between steps, and moving averages that a part of a batch updates before the next part is computed.
     #[must_use]
     pub fn atomic_updates(mut self) -> DataParallel {
         self.is_atomic = true;
@@ -319,9 +320,18 @@ const STATE: &str = "state";
 /// Puts all-reduces behind these values, in buckets, in their order.
 fn exchange(graph: &mut Rewriter<'_>, what: &str, values: Vec<Exchanged>, sizes: BucketSizes) -> Result<()> {
     let mut buckets: Vec<Bucket> = Vec::new();
+    let conditional = graph.conditional()?;
     for exchanged in values.into_iter().filter(|exchanged| !exchanged.readers.is_empty()) {
         let output = graph.node(exchanged.value.node).and_then(|node| node.outputs.get(exchanged.value.index as usize));
         let output = output.ok_or_else(|| Error::internal("a gradient is not in the graph"))?;
+        if let Some(node) = graph.node(exchanged.value.node).filter(|_| conditional.holds(exchanged.value.node)) {
+            return Err(Error::unimplemented(format!(
+                "ranks cannot exchange what {} '{}' computes, which a step may skip or repeat: it is in a branch or a loop; move the \
+                 update out of it",
+                node.op(),
+                node.name
+            )));
+        }
         let size = output.dtype.size().unwrap_or(0);
         let n_bytes = output.shape.n_elements().unwrap_or(0).saturating_mul(size);
         let dtype = output.dtype;
@@ -422,8 +432,10 @@ fn number(n: usize, dtype: DType) -> Result<Tensor> {
 
 /// Makes whatever writes to variables wait for all collectives.
 fn update_at_the_end(graph: &mut Rewriter<'_>) -> Result<()> {
-    let collectives: Vec<NodeId> =
-        graph.iter().filter(|(_, node)| node.def.group.is_some()).map(|(id, _)| id).collect();
+    let conditional = graph.conditional()?;
+    let is_collective =
+        |(id, node): &(NodeId, &std::sync::Arc<kolo_graph::Node>)| node.def.group.is_some() && !conditional.holds(*id);
+    let collectives: Vec<NodeId> = graph.iter().filter(is_collective).map(|(id, _)| id).collect();
     if collectives.is_empty() {
         return Ok(());
     }
@@ -438,6 +450,7 @@ fn update_at_the_end(graph: &mut Rewriter<'_>) -> Result<()> {
     let writes: Vec<NodeId> = graph
         .iter()
         .filter(|(id, node)| node.def.effects == Effects::Writes && !before.contains(id))
+        .filter(|(id, _)| !conditional.looped.contains(id))
         .map(|(id, _)| id)
         .collect();
     let met = graph.add("NoOp", "data_parallel/all_met", &[], Attrs::default())?;

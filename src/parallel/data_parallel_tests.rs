@@ -255,6 +255,41 @@ fn moving_averages_are_those_of_all_ranks() {
     assert_eq!(averages, [Tensor::from([2.0f32]), Tensor::from([2.0f32])]);
 }
 
+/// All updates wait for all collectives, also those that an optimizer makes now and then, in a branch.
+#[test]
+fn atomic_updates_change_no_values() {
+    type Make = fn() -> Box<dyn Optimizer>;
+    let makes: [Make; 2] = [|| Box::new(Adam::new(0.01)), || Box::new(Accumulate::new(Momentum::new(0.1, 0.9), 2))];
+    for make in makes {
+        let wanted = alone(6, |g| minimize_with(g, &*make(), None));
+        let found = run(2, |world| {
+            let g = crate::graph();
+            let training = minimize_with(&g, &*make(), None);
+            let config = DataParallel::new(&world).atomic_updates().configure(SessionConfig::default());
+            train_for(&g, &training, config, (world.rank(), 2), 6).unwrap()
+        });
+        found.iter().for_each(|found| assert_close(found, &wanted, "atomic"));
+    }
+}
+
+#[test]
+fn what_a_branch_writes_from_data_is_refused_by_name() {
+    let world = World::alone().unwrap();
+    let g = crate::graph();
+    let x = g.placeholder::<f32>("x", [None]);
+    let seen = g.new_variable("seen", 0.0f32).not_trainable().build();
+    let loss = ops::mean_all(ops::square(x * g.variable("w", 1.0f32).read()));
+    let train = Sgd::new(0.1).minimize(loss, None).unwrap();
+    let is_large = ops::greater(ops::sum_all(x), g.constant(1.0f32));
+    let note = || vec![g.control_dependencies(&[seen.assign(ops::sum_all(x))], || g.constant(1.0f32))];
+    let noted = g.cond(is_large, note, || vec![g.constant(0.0f32)]).unwrap()[0].operation();
+    let init = g.global_variables_initializer();
+    let session = Session::with_config(&g, DataParallel::new(&world).configure(SessionConfig::default())).unwrap();
+    session.run_op(init).unwrap();
+    let error = session.run(&[], &[(x, Tensor::from([1.0f32]))], &[train, noted]).unwrap_err().to_string();
+    assert!(error.contains("ranks cannot exchange what") && error.contains("it is in a branch or a loop"), "{error}");
+}
+
 #[test]
 fn ranks_that_train_different_models_are_told_so() {
     let errors = run(2, |world| {

@@ -110,6 +110,11 @@ impl World {
         SharedGroup::close(file, reason)
     }
 
+    /// Whether a rank has joined the world in a file; it may have left since.
+    pub fn has_joined(file: &File, rank: usize) -> Result<bool> {
+        SharedGroup::has_joined(file, rank)
+    }
+
     /// Joins the world in a file that [`World::create`] has made.
     pub fn join(file: &File, place: RankPlace) -> Result<World> {
         place.check()?;
@@ -289,9 +294,13 @@ impl World {
     /// An error on every rank, which names the first variable that differs and the ranks that differ from rank 0, unless all ranks
     /// have the same values in all variables of `graph`, to the bit.
     pub fn check_variables(&self, graph: &Graph, session: &Session) -> Result<()> {
-        let variables = graph.global_variables();
+        self.check_these(&graph.global_variables(), session)
+    }
+
+    /// [`World::check_variables`] for some of them, the same on all ranks.
+    pub(crate) fn check_these(&self, variables: &[Variable<'_>], session: &Session) -> Result<()> {
         let mut hashes = Vec::with_capacity(variables.len());
-        for bucket in by_dtype_and_size(&variables) {
+        for bucket in by_dtype_and_size(variables) {
             let values: Vec<Output<'_>> = bucket.iter().map(|variable| variable.read()).collect();
             for (variable, value) in bucket.iter().zip(session.run(&values, &[], &[])?) {
                 hashes.push((variable.name(), crc32c::crc32c(value.host_bytes()?)));

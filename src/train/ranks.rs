@@ -100,6 +100,8 @@ pub(super) struct Ranks<'g> {
     /// What this rank says with each step: whether it wants to stop, as 1, and its times of the step before, each in a place of
     /// its own between zeros, so that the mean over all ranks holds what everybody said.
     pub says: Output<'g>,
+    /// Variables that all ranks have alike: where rank 0 was in the data when it last saved is its own.
+    compared: Vec<Variable<'g>>,
     check_every: u64,
     n_since_check: u64,
     times: RankTimes,
@@ -120,11 +122,13 @@ pub(super) struct Heard {
 }
 
 impl<'g> Ranks<'g> {
-    pub fn new(graph: &'g Graph, world: World, check_every: u64) -> Ranks<'g> {
+    pub fn new(graph: &'g Graph, world: World, position: Variable<'g>, check_every: u64) -> Ranks<'g> {
         let says = graph.placeholder::<f32>("rank_says", [Some(1 + 2 * world.size())]);
         let (times, slow) = (RankTimes::default(), SlowRankWatch::default());
         let variables = SharedVariables::new(graph);
-        Ranks { world, variables, says, check_every, n_since_check: 0, times, slow, named: HashMap::new() }
+        let is_compared = |variable: &Variable<'g>| variable.name() != position.name();
+        let compared = graph.global_variables().into_iter().filter(is_compared).collect();
+        Ranks { world, variables, compared, says, check_every, n_since_check: 0, times, slow, named: HashMap::new() }
     }
 
     /// What this rank says with the next step, which it is about to begin.
@@ -158,11 +162,11 @@ impl<'g> Ranks<'g> {
     }
 
     /// Compares the variables of all ranks now and then, and if this is the end.
-    pub fn check(&mut self, graph: &Graph, session: &Session, is_end: bool) -> Result<()> {
+    pub fn check(&mut self, session: &Session, is_end: bool) -> Result<()> {
         self.n_since_check += 1;
         if is_end || self.n_since_check == self.check_every {
             self.n_since_check = 0;
-            self.world.check_variables(graph, session)?;
+            self.world.check_these(&self.compared, session)?;
         }
         Ok(())
     }

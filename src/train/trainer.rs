@@ -274,7 +274,7 @@ impl<'g> TrainerBuilder<'g> {
         watched.extend(model.metrics.iter().map(|(_, output)| *output));
         let mut ranks = None;
         if let Some(world) = world {
-            let own = Ranks::new(graph, world, check_every);
+            let own = Ranks::new(graph, world, position, check_every);
             watched.push(own.says);
             watched = mean_of_ranks(graph, &watched)?;
             ranks = Some(own);
@@ -291,18 +291,21 @@ impl<'g> TrainerBuilder<'g> {
         };
         let read_position = || read_position(&session, position);
         let mut resumed = restored.as_ref().map(|_| read_position()).transpose()?;
+        let mut is_as_saved = restored.is_some();
         if let Some(ranks) = &ranks {
             let going_on = ranks.variables.share(&ranks.world, &session, state.as_ref())?;
             let flag = ranks.world.broadcast(vec![Tensor::scalar(i32::from(resumed.is_some()))], 0)?;
+            // What another rank had done since is not on the disk.
+            is_as_saved &= going_on.is_none();
             resumed = match going_on {
                 Some(position) => Some(position),
                 None if flag[0].scalar_value::<i32>()? != 0 => Some(read_position()?),
                 None => None,
             };
         }
-        let saved = match &restored {
-            Some(_) => read_global_step(&session, graph)?,
-            None => None,
+        let saved = match is_as_saved {
+            true => read_global_step(&session, graph)?,
+            false => None,
         };
         let train_feeds = model.train_feeds.iter().map(|(output, _)| *output);
         let fed = model.inputs.iter().copied().chain(train_feeds).chain(ranks.as_ref().map(|ranks| ranks.says));
@@ -453,13 +456,14 @@ impl<'g> Trainer<'g> {
                 feeds.push((ranks.says, ranks.say(self.stop.load(Ordering::Relaxed))));
             }
             let mut values = self.model.run(&self.train, &batch.tensors, &feeds)?;
+            // Before anything else can fail: the variables are one step further.
+            self.at = batches.save();
             if let (Some(ranks), Some(mean)) = (&mut self.ranks, values.pop_if(|_| n_ranks.is_some())) {
                 let heard = ranks.hear(&mean, began_step, input)?;
                 is_agreed = heard.stops;
                 slow_ranks.extend(heard.slow);
-                ranks.check(self.graph, &self.session, false)?;
+                ranks.check(&self.session, false)?;
             }
-            self.at = batches.save();
             let values = values.iter().map(number).collect::<Result<Vec<f64>>>()?;
             step += 1;
             let now = Instant::now();
@@ -515,7 +519,7 @@ impl<'g> Trainer<'g> {
         report.stopped |= is_agreed || is_asked_alone(self);
         report.slow_ranks = slow_ranks;
         if let Some(ranks) = &mut self.ranks {
-            ranks.check(self.graph, &self.session, true)?;
+            ranks.check(&self.session, true)?;
         }
         self.save_position(batches.save())?;
         self.finish_save(step)?;

@@ -43,6 +43,7 @@ pub use plan::{
     holds_state, is_variable, log_lines, moved_bytes, partition, place, plan, price_fallbacks, prune, state_stays,
 };
 pub use rewrite::{
-    BranchNode, Frame, FrameId, Frames, LossNodes, Outlined, Pass, PassContext, PassRecord, Rewriter, Stage,
-    TrainingNodes, VariableNodes, frames, order_collectives, pipeline, rewrite_part, skipped_nodes, topological_order,
+    BranchNode, Conditional, Frame, FrameId, Frames, LossNodes, Outlined, Pass, PassContext, PassRecord, Rewriter,
+    Stage, TrainingNodes, VariableNodes, frames, order_collectives, pipeline, rewrite_part, skipped_nodes,
+    topological_order,
 };

@@ -39,8 +39,8 @@ pub struct Job<'g> {
 
 /// What one of several ranks keeps from one world to the next.
 pub struct Member {
-    /// The ranks.
-    pub world: World,
+    /// The ranks; none while it looks for them.
+    pub world: Option<World>,
     /// Where the launcher says that ranks meet again.
     pub invitations: Receiver<String>,
     stop: Arc<AtomicBool>,
@@ -55,10 +55,10 @@ pub struct Member {
 
 impl Member {
     /// A rank that was started at the beginning, or in the place of another one.
-    pub fn new(world: &World, replaces: bool, has_parent: bool) -> Member {
+    pub fn new(world: World, replaces: bool, has_parent: bool) -> Member {
         let stop = stop_on_ctrl_c();
         Member {
-            world: world.clone(),
+            world: Some(world),
             invitations: if has_parent { child::end_with_parent(stop.clone()) } else { mpsc::channel().1 },
             stop,
             began: Instant::now(),
@@ -73,7 +73,7 @@ impl Member {
 pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Option<&mut Member>) -> Result<()> {
     let began = member.as_ref().map_or_else(Instant::now, |member| member.began);
     let stop = member.as_ref().map_or_else(stop_on_ctrl_c, |member| member.stop.clone());
-    let world = member.as_ref().map(|member| member.world.clone());
+    let world = member.as_ref().and_then(|member| member.world.clone());
     let mut config = common.session_config()?;
     let is_first = world.as_ref().is_none_or(|world| world.rank() == 0);
     let is_under_way = member.as_ref().is_some_and(|member| member.is_under_way);
@@ -83,12 +83,10 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Opti
         let data_parallel = if common.ranks.elastic { data_parallel.atomic_updates() } else { data_parallel };
         config = data_parallel.configure(config);
     }
-    // A rank that joins a training gets its state from the others; if none of them has one yet, all begin with the checkpoint.
-    let resume = common.resume || (is_under_way && common.checkpoint_dir.is_some());
-    let mut builder = Trainer::new(graph, job.model).source(config).stop_flag(stop.clone()).resume(resume);
-    if let Some(member) = &member {
+    let mut builder = Trainer::new(graph, job.model).source(config).stop_flag(stop.clone()).resume(common.resume);
+    if let (Some(member), Some(world)) = (&member, &world) {
         let check_every = common.ranks.check_weights_every.unwrap_or(1000);
-        builder = builder.world(&member.world).check_every(check_every).state(member.state.clone());
+        builder = builder.world(world).check_every(check_every).state(member.state.clone());
     }
     if let Some(dir) = &common.checkpoint_dir {
         builder =
@@ -119,6 +117,8 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Opti
         callbacks.extend(limit.as_mut().map(|limit| limit as &mut dyn Callback));
         callbacks.extend(log.as_mut().map(|log| log as &mut dyn Callback));
         match is_complete {
+            // It may have lost a rank while it saved.
+            true if is_under_way => trainer.save().map(|_| None)?,
             true => None,
             false => match trainer.fit(&job.train, &mut callbacks) {
                 Ok(report) => Some(report),
@@ -136,6 +136,8 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Opti
     progress.clear();
     if let Some(member) = &mut member {
         member.state = trainer.state().ok();
+        // A rank may be lost while the model is tested.
+        member.losses.clone_from(&progress.losses);
     }
     let trained_s = began.elapsed().as_secs_f64();
     // Ranks agree on it.

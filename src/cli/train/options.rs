@@ -74,6 +74,9 @@ pub struct Common {
     pub cluster: ClusterFlags,
 }
 
+/// The most parts of a batch: each is a copy of the model's graph.
+const MAX_PARTS: usize = 4096;
+
 /// The most processes of `--ranks`.
 const MAX_RANKS: usize = 256;
 
@@ -178,8 +181,8 @@ impl Common {
         if let Some(n) = self.ranks.ranks.filter(|n| *n == 0 || *n > MAX_RANKS) {
             return Err(Error::invalid_argument(format!("--ranks {n}: give 1 to {MAX_RANKS}")));
         }
-        if self.ranks.micro_batches == Some(0) {
-            return Err(Error::invalid_argument("--micro-batches must be at least 1"));
+        if let Some(n) = self.ranks.micro_batches.filter(|n| *n == 0 || *n > MAX_PARTS) {
+            return Err(Error::invalid_argument(format!("--micro-batches {n}: give 1 to {MAX_PARTS}")));
         }
         self.cluster.mode()?;
         self.session_config().map(drop)

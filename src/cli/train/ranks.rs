@@ -73,15 +73,16 @@ impl RankFlags {
     }
 }
 
-/// Whether this process is one of several ranks: by `--ranks`, or by another launcher, which says where they meet.
+/// Whether this process is one of several ranks: by `--ranks`, or by another launcher.
 pub fn is_rank() -> bool {
-    std::env::var_os(WORLD_VARIABLE).is_some() || meets_over_tcp()
+    std::env::var_os(WORLD_VARIABLE).is_some() || has_other_launcher()
 }
 
-/// Whether another launcher than `--ranks` has started this process as a rank.
-pub fn meets_over_tcp() -> bool {
-    let is_set = |name: &str| std::env::var_os(name).is_some();
-    !is_set(WORLD_VARIABLE) && ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"].into_iter().all(is_set)
+/// Whether another launcher than `--ranks` has started this process as a rank. What it has forgotten to say is an error later.
+pub fn has_other_launcher() -> bool {
+    let value = |name: &str| std::env::var_os(name);
+    let is_alone = value("WORLD_SIZE").is_some_and(|size| size == "1");
+    value(WORLD_VARIABLE).is_none() && !is_alone && (value("RANK").is_some() || value("WORLD_SIZE").is_some())
 }
 
 /// Waits to be told where the ranks meet again, and joins them there. `None` if nobody says so in time.
@@ -121,13 +122,15 @@ fn path_of(file: &File) -> String {
 pub fn launch(flags: &RankFlags, n: usize) -> Result<()> {
     let stop = stop_on_ctrl_c();
     let (sender, said) = mpsc::channel();
-    let mut launcher = Launcher { world: World::create(n)?, ranks: Vec::with_capacity(n), sender };
+    let mut launcher =
+        Launcher { worlds: vec![World::create(n)?], ranks: Vec::with_capacity(n), sender, is_over: false };
     for rank in 0..n {
         let process = launcher.start(rank, n, false)?;
-        launcher.ranks.push(Rank { process, started: Instant::now(), n_deaths: 0, ending: None });
+        let started = Instant::now();
+        launcher.ranks.push(Rank { process, started, n_deaths: 0, has_state: false, is_new: false, ending: None });
     }
     let mut give_up = None;
-    while launcher.ranks.iter().any(|rank| rank.ending.is_none()) && give_up.is_none_or(|at| Instant::now() < at) {
+    while !launcher.is_done() && give_up.is_none_or(|at| Instant::now() < at) {
         if let Ok(said) = said.recv_timeout(Duration::from_millis(20)) {
             show(&said);
         }
@@ -135,8 +138,8 @@ pub fn launch(flags: &RankFlags, n: usize) -> Result<()> {
         if is_stopping {
             launcher.ranks.iter_mut().for_each(|rank| rank.process.ask_to_end());
         }
-        if let Some(dead) = launcher.new_death()? {
-            let goes_on = flags.elastic && !is_stopping && give_up.is_none() && launcher.may_replace(&dead);
+        for dead in launcher.look()? {
+            let goes_on = flags.elastic && !is_stopping && give_up.is_none() && launcher.may_replace(&dead)?;
             match goes_on {
                 true => launcher.replace(&dead)?,
                 false => give_up = give_up.or(Some(Instant::now() + LAST_WORDS)),
@@ -144,6 +147,8 @@ pub fn launch(flags: &RankFlags, n: usize) -> Result<()> {
         }
     }
     let cause = launcher.cause();
+    // All at once, and not each after the one before.
+    launcher.ranks.iter_mut().for_each(|rank| rank.process.ask_to_end());
     drop(launcher);
     said.try_iter().for_each(|said| show(&said));
     match cause {
@@ -154,9 +159,13 @@ pub fn launch(flags: &RankFlags, n: usize) -> Result<()> {
 
 /// All ranks, and where they meet.
 struct Launcher {
-    world: File,
+    /// Where they meet now, after where they met before: a rank that was started for one of these may open it late, and has to
+    /// learn that it is closed.
+    worlds: Vec<File>,
     ranks: Vec<Rank>,
     sender: Sender<Said>,
+    /// The training has ended without the newest ranks.
+    is_over: bool,
 }
 
 struct Rank {
@@ -164,6 +173,10 @@ struct Rank {
     started: Instant,
     /// How often it has died since it last worked for a while.
     n_deaths: u32,
+    /// It was in a world that all had joined, so it knows what was trained there.
+    has_state: bool,
+    /// It has taken the place of another one, in a world that not all have joined.
+    is_new: bool,
     ending: Option<ExitStatus>,
 }
 
@@ -174,10 +187,19 @@ struct Death {
 }
 
 impl Launcher {
+    fn world(&self) -> Result<&File> {
+        self.worlds.last().ok_or_else(|| Error::internal("there is no world"))
+    }
+
+    /// Nobody is left but new ranks that nobody will meet.
+    fn is_done(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.ending.is_some() || (self.is_over && rank.is_new))
+    }
+
     fn start(&self, rank: usize, n: usize, replaces: bool) -> Result<Process> {
         let program = std::env::current_exe().map_err(|error| Error::internal(format!("who am I? {error}")))?;
         let mut command = Command::new(program);
-        command.args(own_flags(&["--ranks"], &[])).arg("--with-parent").env(WORLD_VARIABLE, path_of(&self.world));
+        command.args(own_flags(&["--ranks"], &[])).arg("--with-parent").env(WORLD_VARIABLE, path_of(self.world()?));
         for (name, value) in [("RANK", rank), ("WORLD_SIZE", n), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", n)] {
             command.env(name, value.to_string());
         }
@@ -191,41 +213,72 @@ impl Launcher {
         }
     }
 
-    /// A rank that has failed since this was last asked. Notes the ends of all.
-    fn new_death(&mut self) -> Result<Option<Death>> {
-        for (rank, of) in self.ranks.iter_mut().enumerate().filter(|(_, of)| of.ending.is_none()) {
-            of.ending = of.process.ended()?;
-            if let Some(status) = of.ending.filter(|status| !status.success()) {
-                return Ok(Some(Death { rank, status }));
+    /// The ranks that have failed since this was last asked. Notes the ends of all.
+    fn look(&mut self) -> Result<Vec<Death>> {
+        let mut deaths = Vec::new();
+        for rank in 0..self.ranks.len() {
+            let of = &mut self.ranks[rank];
+            if of.ending.is_some() {
+                continue;
+            }
+            let ending = of.process.ended()?;
+            of.ending = ending;
+            match ending {
+                Some(status) if !status.success() => deaths.push(Death { rank, status }),
+                // It was done before a new rank came, so that one waits in vain.
+                Some(_) if !World::has_joined(self.world()?, rank)? => {
+                    self.is_over = true;
+                    World::close(self.world()?, "the training has ended")?;
+                }
+                _ => {}
             }
         }
-        Ok(None)
+        Ok(deaths)
     }
 
     /// Whether it makes sense to go on with another rank in the place of a dead one.
-    fn may_replace(&self, dead: &Death) -> bool {
+    fn may_replace(&mut self, dead: &Death) -> Result<bool> {
+        let world = self.world()?;
+        let mut is_whole = true;
+        for rank in 0..self.ranks.len() {
+            is_whole &= World::has_joined(world, rank)?;
+        }
+        if is_whole {
+            self.ranks.iter_mut().for_each(|rank| (rank.has_state, rank.is_new) = (true, false));
+        }
+        let has_trained = self.ranks.iter().any(|rank| rank.has_state);
+        let others = || self.ranks.iter().enumerate().filter(|(i, _)| *i != dead.rank).map(|(_, rank)| rank);
+        // Others that have failed in the same moment are replaced, too.
+        let nobody_is_done = others().all(|rank| rank.ending.is_none_or(|status| !status.success()));
+        let somebody_knows = others().any(|rank| rank.ending.is_none() && rank.has_state);
+        if has_trained && !somebody_knows {
+            eprintln!(
+                "kolo: no rank is left that has the state of the training; --resume goes on from its newest checkpoint"
+            );
+            return Ok(false);
+        }
         let rank = &self.ranks[dead.rank];
         let n_before = if rank.started.elapsed() > WELL_AFTER { 0 } else { rank.n_deaths };
-        let all_others_run = self.ranks.iter().enumerate().all(|(i, of)| i == dead.rank || of.ending.is_none());
         let died = !dead.status.code().is_some_and(|code| OWN_ERRORS.contains(&code));
-        died && all_others_run && n_before < MAX_RESTARTS
+        Ok(died && nobody_is_done && !self.is_over && n_before < MAX_RESTARTS)
     }
 
     /// Makes a new world with a new rank in the place of a dead one.
     fn replace(&mut self, dead: &Death) -> Result<()> {
         let (rank, n) = (dead.rank, self.ranks.len());
         let why = format!("rank {rank} died ({})", dead.status);
-        let old = std::mem::replace(&mut self.world, World::create(n)?);
-        // Nobody waits for it any more, nor for one that has not come.
-        World::close(&old, &why)?;
+        // Nobody waits there any more, nor for one that has not come.
+        World::close(self.world()?, &why)?;
+        self.worlds.push(World::create(n)?);
         eprintln!("kolo: {why}; the others go on with a new one in its place");
-        for (i, of) in self.ranks.iter_mut().enumerate().filter(|(i, _)| *i != rank) {
-            of.process.tell(&invitation(&self.world, i, n));
+        for i in (0..n).filter(|i| *i != rank) {
+            let line = invitation(self.world()?, i, n);
+            self.ranks[i].process.tell(&line);
         }
         let process = self.start(rank, n, true)?;
         let of = &mut self.ranks[rank];
         let n_deaths = if of.started.elapsed() > WELL_AFTER { 1 } else { of.n_deaths + 1 };
-        *of = Rank { process, started: Instant::now(), n_deaths, ending: None };
+        *of = Rank { process, started: Instant::now(), n_deaths, has_state: false, is_new: true, ending: None };
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use crate::data::Dataset;
 use crate::optim::Optimizer;
+use crate::parallel::World;
 use crate::recipes::{Placement, train_model};
 use crate::{Code, Error, Result};
 
@@ -19,25 +20,26 @@ pub fn launch(common: &Common, recipe: &dyn Recipe, n: usize) -> Result<()> {
 
 /// Trains. A rank that loses others goes on with those that are left and a new one, from where it was.
 pub fn run(common: &Common, recipe: &dyn Recipe) -> Result<()> {
-    let Some(mut world) = common.ranks.world(&common.cluster.security)? else { return run_once(common, recipe, None) };
-    let mut member = Member::new(&world, common.ranks.replaces_a_rank(), common.cluster.with_parent);
+    let (elastic, has_parent) = (common.ranks.elastic, common.cluster.with_parent);
+    let Some(world) = common.ranks.world(&common.cluster.security)? else { return run_once(common, recipe, None) };
+    let mut member = Member::new(world, common.ranks.replaces_a_rank(), has_parent);
     loop {
         let Err(error) = run_once(common, recipe, Some(&mut member)) else { return Ok(()) };
         // Any other error is this rank's own, and would come again.
-        if !common.ranks.elastic || error.code() != Code::Aborted {
+        if !elastic || error.code() != Code::Aborted {
             return Err(error);
         }
-        drop(world);
-        world = match ranks::next_world(&member.invitations) {
-            Some(world) => world,
+        // The others learn at once that it has left.
+        member.world = None;
+        match ranks::next_world(&member.invitations) {
+            Some(world) => member.world = Some(world),
             None => return Err(error),
-        };
-        member.world = world.clone();
+        }
     }
 }
 
 fn run_once(common: &Common, recipe: &dyn Recipe, member: Option<&mut Member>) -> Result<()> {
-    let n_ranks = member.as_ref().map_or(1, |member| member.world.size());
+    let n_ranks = member.as_ref().and_then(|member| member.world.as_ref()).map_or(1, World::size);
     let sizes = Sizes::new(common, recipe.defaults(), n_ranks)?;
     let role = common.cluster.role()?;
     let data = recipe.data(sizes.batch, common.seed)?;

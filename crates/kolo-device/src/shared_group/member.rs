@@ -76,6 +76,11 @@ impl Member {
         true
     }
 
+    /// Whether a process is the rank, or was.
+    pub fn has_joined(&self) -> bool {
+        matches!(self.state.load(SeqCst), HERE | LEFT)
+    }
+
     /// The rank is done.
     pub fn leave(&self) {
         self.state.store(LEFT, SeqCst);

@@ -187,6 +187,12 @@ impl SharedGroup {
         Ok(())
     }
 
+    /// Whether `rank` has joined the group in `file`, also if it has left since.
+    pub fn has_joined(file: &File, rank: usize) -> Result<bool> {
+        let group = Self::open(file)?;
+        Ok(rank < group.n_ranks && group.member(rank).has_joined())
+    }
+
     /// The group in `file`, for nobody: the rank after the last.
     fn open(file: &File) -> Result<SharedGroup> {
         let refused = |why: &str| Error::invalid_argument(format!("the file of a group in shared memory {why}"));
@@ -605,7 +611,9 @@ mod tests {
             let error = waits.join().unwrap();
             assert!(error.contains("the group was closed: rank 1 never came"), "{error}");
         });
+        assert!(SharedGroup::has_joined(&file, 0).unwrap() && !SharedGroup::has_joined(&file, 1).unwrap());
         let mut second = SharedGroup::join(&file, 1).unwrap();
+        assert!(SharedGroup::has_joined(&file, 1).unwrap() && !SharedGroup::has_joined(&file, 2).unwrap());
         assert!(second.begin(&WaitLimits::NONE).is_err());
     }
 

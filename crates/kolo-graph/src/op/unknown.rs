@@ -20,7 +20,7 @@ pub struct UnknownOp {
 
 /// The most outputs that are believed of such an op because something reads them: a few bytes of a message must not ask for
 /// much memory.
-pub(crate) const MOST_OUTPUTS: u32 = 1 << 10;
+pub(crate) const MOST_OUTPUTS: u32 = 64;
 
 /// Takes the place of the description that is missing. Nothing may be removed or repeated that nobody knows.
 pub(crate) const DEF: OpDef = OpDef {

@@ -32,11 +32,11 @@ fn order(graph: &mut Rewriter<'_>) -> Result<()> {
     }
     let ids = graph.ids();
     let levels = levels(&graph.nodes, &ids, &graph.fed()?)?;
-    let left_alone = conditional(graph, &ids)?;
+    let left_alone = graph.conditional()?;
     let mut collectives: Vec<(String, u32, NodeId)> = Vec::new();
     for (i, &id) in ids.iter().enumerate() {
         let node = graph.nodes.node(id);
-        if let Some(attr) = node.def.group.filter(|_| !left_alone.contains(&id)) {
+        if let Some(attr) = node.def.group.filter(|_| !left_alone.holds(id)) {
             collectives.push((node.attrs.str(attr)?.to_owned(), levels[i], id));
         }
     }
@@ -54,27 +54,48 @@ fn order(graph: &mut Rewriter<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Nodes that do not run exactly once in every step.
-fn conditional(graph: &Rewriter<'_>, ids: &[NodeId]) -> Result<HashSet<NodeId>> {
-    let frames = frames(&graph.nodes, ids, &graph.feeds)?;
-    let place = |id: NodeId| ids.binary_search(&id).ok();
-    let source = |at: &Endpoint| place(at.node).filter(|_| !graph.is_fed(*at)).map(|place| (place, at.index));
-    let nodes: Vec<BranchNode<'_>> = ids
-        .iter()
-        .map(|&id| {
-            let node = graph.nodes.node(id);
-            BranchNode {
-                node,
-                inputs: node.inputs.iter().map(source).collect(),
-                control: node.control_inputs.iter().filter_map(|id| place(*id)).collect(),
-                passes_on: node.passed_on().as_ref().and_then(source),
-                may_be_skipped: false,
-            }
-        })
-        .collect();
-    let order = graph.order(ids).map_err(|cycle| crate::plan::prune::describe_cycle(&graph.nodes, &cycle))?;
-    let order: Vec<usize> = order.into_iter().filter_map(place).collect();
-    let skipped = skipped_nodes(&nodes, &order);
-    let is_conditional = |(id, is_skipped): (&NodeId, bool)| (is_skipped || frames.of(*id).is_some()).then_some(*id);
-    Ok(ids.iter().zip(skipped).filter_map(is_conditional).collect())
+/// Nodes that do not run exactly once in every step; see [`Rewriter::conditional`].
+#[derive(Clone, Debug, Default)]
+pub struct Conditional {
+    /// Those that a step may skip, because a branch is not taken.
+    pub skipped: HashSet<NodeId>,
+    /// Those of loops.
+    pub looped: HashSet<NodeId>,
+}
+
+impl Conditional {
+    /// Whether a node is one of them.
+    pub fn holds(&self, id: NodeId) -> bool {
+        self.skipped.contains(&id) || self.looped.contains(&id)
+    }
+}
+
+impl Rewriter<'_> {
+    /// Nodes that do not run exactly once in every step. Who waits for one that is skipped is skipped, too; who is outside of a loop
+    /// cannot wait for what is inside.
+    pub fn conditional(&self) -> Result<Conditional> {
+        let ids = self.ids();
+        let frames = frames(&self.nodes, &ids, &self.feeds)?;
+        let place = |id: NodeId| ids.binary_search(&id).ok();
+        let source = |at: &Endpoint| place(at.node).filter(|_| !self.is_fed(*at)).map(|place| (place, at.index));
+        let nodes: Vec<BranchNode<'_>> = ids
+            .iter()
+            .map(|&id| {
+                let node = self.nodes.node(id);
+                BranchNode {
+                    node,
+                    inputs: node.inputs.iter().map(source).collect(),
+                    control: node.control_inputs.iter().filter_map(|id| place(*id)).collect(),
+                    passes_on: node.passed_on().as_ref().and_then(source),
+                    may_be_skipped: false,
+                }
+            })
+            .collect();
+        let order = self.order(&ids).map_err(|cycle| crate::plan::prune::describe_cycle(&self.nodes, &cycle))?;
+        let order: Vec<usize> = order.into_iter().filter_map(place).collect();
+        let skipped = skipped_nodes(&nodes, &order);
+        let skipped = ids.iter().zip(skipped).filter(|(_, is_skipped)| *is_skipped).map(|(id, _)| *id).collect();
+        let looped = ids.iter().copied().filter(|id| frames.of(*id).is_some()).collect();
+        Ok(Conditional { skipped, looped })
+    }
 }

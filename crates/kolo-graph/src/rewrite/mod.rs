@@ -35,7 +35,7 @@ use crate::plan::prune::{Feeds, Pruned, is_back_edge};
 use crate::{Attrs, Endpoint, Node, NodeId, Nodes, OpRegistry, Origin, Partition, Training, Transfer};
 
 pub use branches::{BranchNode, skipped_nodes};
-pub use collectives::order_collectives;
+pub use collectives::{Conditional, order_collectives};
 pub use frames::{Frame, FrameId, Frames, frames};
 pub use order::topological_order;
 pub use outline::{Outlined, rewrite_part};

@@ -79,7 +79,8 @@ impl Meetings {
     pub(super) fn arrive(self: &Arc<Self>, arrival: Arrival, cancel: &Arc<CancelToken>, done: Done) {
         let Arrival { key, spec, place, tensor, timeout } = arrival;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        // One beyond the clock is none.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let member = Member { place, tensor, deadline, waiter: Waiter::new(id, done) };
         let outcome = {
             let mut open = self.open.lock();

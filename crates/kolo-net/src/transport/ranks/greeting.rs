@@ -34,6 +34,9 @@ const PROOF: usize = 32;
 /// How long a caller may take to prove itself.
 const STRANGER: Duration = Duration::from_secs(5);
 
+/// A caller that has not proved itself in this time makes room for others, if there are many.
+const TIME_TO_SPEAK: Duration = Duration::from_millis(300);
+
 /// The most callers that have not proved themselves; the oldest make room for new ones.
 const MOST_STRANGERS: usize = 256;
 
@@ -276,11 +279,16 @@ impl Door {
 
     /// Takes the callers that wait.
     fn let_in(&mut self) {
-        // The errors of a call that was given up, and of too many open files, are not this listener's.
-        while let Ok((tcp, address)) = self.listener.accept() {
+        loop {
             if self.strangers.len() >= MOST_STRANGERS {
-                self.strangers.remove(0);
+                // Callers beyond these wait in the system's queue. One that had its time to speak makes room.
+                match self.strangers.first().is_some_and(|oldest| oldest.since.elapsed() >= TIME_TO_SPEAK) {
+                    true => drop(self.strangers.remove(0)),
+                    false => return,
+                }
             }
+            // The errors of a call that was given up, and of too many open files, are not this listener's.
+            let Ok((tcp, address)) = self.listener.accept() else { return };
             let tls = match &self.tls {
                 None => Ok(None),
                 Some(tls) => ServerConnection::new(tls.rank_config()).map(|tls| Some(Connection::Server(tls))),

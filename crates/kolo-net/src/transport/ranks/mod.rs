@@ -298,9 +298,24 @@ fn call_lower(
         for (i, to) in streams.iter_mut().enumerate() {
             let purpose = if i == last { Purpose::Control } else { Purpose::Data };
             let body = Body { group: roster.group, stream: i as u32, ..config.body(purpose) };
-            let mut stream = call(address, &address.ip().to_string(), &name, security, &body, deadline)?;
-            answer(&mut stream, &name, deadline)?;
-            *to = Some(stream);
+            let mut pause = PAUSES.0;
+            *to = loop {
+                let called = call(address, &address.ip().to_string(), &name, security, &body, deadline).and_then(
+                    |mut stream| {
+                        answer(&mut stream, &name, deadline)?;
+                        Ok(stream)
+                    },
+                );
+                match called {
+                    Ok(stream) => break Some(stream),
+                    // It may have had no room among many callers.
+                    Err(error) if error.code() == Code::Unavailable && Instant::now() + pause < deadline => {
+                        std::thread::sleep(pause);
+                        pause = (pause * 2).min(PAUSES.1);
+                    }
+                    Err(error) => return Err(error),
+                }
+            };
         }
     }
     Ok(())
