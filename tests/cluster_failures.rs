@@ -743,6 +743,33 @@ fn a_peer_behind_a_slow_or_lossy_link_is_named_with_what_was_measured() {
     }
 }
 
+/// Under sync, everybody waits at the parameter server for a chief, or a worker, that is stopped: the doctor names that one alone.
+#[test]
+fn who_is_stopped_under_sync_is_named_though_all_wait_at_the_parameter_server() {
+    let _turn = one_at_a_time();
+    let training = Training::new("stopped-chief", 3);
+    let _ps = training.spec.serve("ps", 0, &[]);
+    for victim in [0usize, 2] {
+        let workers: Vec<Process> = (0..3).map(|task| training.worker(task, &["--sync"])).collect();
+        workers.iter().for_each(|worker| drop(worker.wait_for_step(0, |_| true)));
+        workers[victim].signal("STOP");
+        let stopped = Instant::now();
+        let culprit = format!("worker:{victim}");
+        loop {
+            let flags = ["--overdue", "0.3", "--deadline", "0.5"];
+            let (is_well, text) = kolo(&[&["doctor", "--cluster", &training.spec.text], &flags[..]].concat());
+            let silent: Vec<&str> = text.lines().filter(|line| line.contains("does not answer")).collect();
+            if let (false, [cause]) = (is_well, &silent[..]) {
+                assert!(cause.contains(&culprit) && text.contains("1 of the above needs help"), "{text}");
+                break;
+            }
+            assert!(stopped.elapsed() < Duration::from_secs(20), "{text}");
+        }
+        workers[victim].signal("CONT");
+        drop(workers);
+    }
+}
+
 /// One of three workers is stopped for half a minute: the others go on, and when it wakes it does no harm.
 #[test]
 fn hybrid_training_goes_on_without_a_worker_that_is_stopped() {

@@ -319,9 +319,13 @@ const STATE: &str = "state";
 
 /// Puts all-reduces behind these values, in buckets, in their order.
 fn exchange(graph: &mut Rewriter<'_>, what: &str, values: Vec<Exchanged>, sizes: BucketSizes) -> Result<()> {
+    let values: Vec<Exchanged> = values.into_iter().filter(|exchanged| !exchanged.readers.is_empty()).collect();
+    if values.is_empty() {
+        return Ok(());
+    }
     let mut buckets: Vec<Bucket> = Vec::new();
     let conditional = graph.conditional()?;
-    for exchanged in values.into_iter().filter(|exchanged| !exchanged.readers.is_empty()) {
+    for exchanged in values {
         let output = graph.node(exchanged.value.node).and_then(|node| node.outputs.get(exchanged.value.index as usize));
         let output = output.ok_or_else(|| Error::internal("a gradient is not in the graph"))?;
         if let Some(node) = graph.node(exchanged.value.node).filter(|_| conditional.holds(exchanged.value.node)) {

@@ -36,6 +36,9 @@ const INVITATION: Duration = Duration::from_secs(20);
 const MAX_RESTARTS: u32 = 5;
 const WELL_AFTER: Duration = Duration::from_secs(60);
 
+/// So many worlds are kept open: a rank that starts takes a moment to open its own.
+const MOST_WORLDS: usize = 8;
+
 /// The exit codes of a rank that could not go on, and said why: it would only repeat it.
 const OWN_ERRORS: [i32; 2] = [1, 2];
 
@@ -238,6 +241,9 @@ impl Launcher {
 
     /// Whether it makes sense to go on with another rank in the place of a dead one.
     fn may_replace(&mut self, dead: &Death) -> Result<bool> {
+        if dead.status.code().is_some_and(|code| OWN_ERRORS.contains(&code)) {
+            return Ok(false);
+        }
         let world = self.world()?;
         let mut is_whole = true;
         for rank in 0..self.ranks.len() {
@@ -259,8 +265,7 @@ impl Launcher {
         }
         let rank = &self.ranks[dead.rank];
         let n_before = if rank.started.elapsed() > WELL_AFTER { 0 } else { rank.n_deaths };
-        let died = !dead.status.code().is_some_and(|code| OWN_ERRORS.contains(&code));
-        Ok(died && nobody_is_done && !self.is_over && n_before < MAX_RESTARTS)
+        Ok(nobody_is_done && !self.is_over && n_before < MAX_RESTARTS)
     }
 
     /// Makes a new world with a new rank in the place of a dead one.
@@ -270,6 +275,8 @@ impl Launcher {
         // Nobody waits there any more, nor for one that has not come.
         World::close(self.world()?, &why)?;
         self.worlds.push(World::create(n)?);
+        let n_old = self.worlds.len().saturating_sub(MOST_WORLDS);
+        self.worlds.drain(..n_old);
         eprintln!("kolo: {why}; the others go on with a new one in its place");
         for i in (0..n).filter(|i| *i != rank) {
             let line = invitation(self.world()?, i, n);
