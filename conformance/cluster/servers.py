@@ -30,10 +30,11 @@ def die_with_parent():
 
 
 def tied(command):
-    """A command that ends with the process that starts it, for one that has threads: nothing runs between fork and exec."""
+    """A command that ends with the process that starts it, for one that has threads: nothing runs between fork and exec. Ctrl-C
+    reaches it, also where a shell has started all of this in the background, which makes children ignore it."""
     if sys.platform != "linux":
         return command
-    program = ("import ctypes, os, sys\nctypes.CDLL(None).prctl(%d, %d, 0, 0, 0)\n"
+    program = ("import ctypes, os, signal, sys\nctypes.CDLL(None).prctl(%d, %d, 0, 0, 0)\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\n"
                "if os.getppid() == int(sys.argv[1]):\n    os.execvp(sys.argv[2], sys.argv[2:])\n" % (_PR_SET_PDEATHSIG, signal.SIGKILL))
     return [sys.executable, "-I", "-S", "-c", program, str(os.getpid()), *command]
 
