@@ -92,7 +92,7 @@ impl World {
     /// A world of `n` ranks in this process, one for each of its threads.
     pub fn threads(n: usize) -> Result<Vec<World>> {
         let all = Communicator::in_process(n, &CommunicatorOptions::default())?;
-        let world = |(rank, end)| World::new(RankPlace::on_one_host(rank, n), end);
+        let world = |(rank, end)| World::new(RankPlace::on_one_host(rank, n), end, |end| shared_group(end, n));
         all.into_iter().enumerate().map(world).collect()
     }
 
@@ -119,10 +119,14 @@ impl World {
     pub fn join(file: &File, place: RankPlace) -> Result<World> {
         place.check()?;
         let end = Communicator::join(file, place.rank, &CommunicatorOptions::default())?;
-        World::new(place, end)
+        World::new(place, end, |end| shared_group(end, place.local_size))
     }
 
-    fn new(place: RankPlace, end: Communicator) -> Result<World> {
+    fn new(
+        place: RankPlace,
+        end: Communicator,
+        group: impl FnOnce(Communicator) -> Result<Arc<Group>>,
+    ) -> Result<World> {
         place.check()?;
         if (end.rank(), end.n_ranks()) != (place.rank, place.size) {
             return Err(Error::invalid_argument(format!(
@@ -133,12 +137,12 @@ impl World {
                 end.n_ranks()
             )));
         }
-        Ok(World { place, group: Group::new(end)? })
+        Ok(World { place, group: group(end)? })
     }
 
     /// Meets the ranks of a world over TCP, on one machine or on many, as `config` says.
     pub fn meet(config: &RankConfig, place: RankPlace) -> Result<World> {
-        World::new(place, join(config, &CommunicatorOptions::default())?)
+        World::new(place, join(config, &CommunicatorOptions::default())?, Group::new)
     }
 
     /// The world that a launcher has started this process in, or a world of one: reads `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and
@@ -266,8 +270,7 @@ impl World {
     pub fn configure(&self, mut config: SessionConfig) -> SessionConfig {
         config.groups.insert(WORLD, self.group.clone());
         if config.intra_op_parallelism_threads == 0 && config.inter_op_parallelism_threads == 0 {
-            let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
-            config.intra_op_parallelism_threads = (n_cores / self.local_size()).max(1);
+            config.intra_op_parallelism_threads = share_of_cores(self.local_size());
             config.inter_op_parallelism_threads = 1;
         }
         config
@@ -321,6 +324,20 @@ impl World {
             }
         }
         Ok(())
+    }
+}
+
+/// How many of the host's cores each of so many ranks has, one at least.
+fn share_of_cores(local_size: usize) -> usize {
+    let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (n_cores / local_size).max(1)
+}
+
+/// A group in shared memory. A rank with a single core has nothing to run beside a collective.
+fn shared_group(end: Communicator, local_size: usize) -> Result<Arc<Group>> {
+    match share_of_cores(local_size) {
+        1 => Ok(Group::on_callers_thread(end)),
+        _ => Group::new(end),
     }
 }
 

@@ -1,4 +1,6 @@
-//! A group whose collectives run beside everything else: on a thread of its own, in the order in which they were begun.
+//! A group whose collectives the nodes of graphs begin: on a thread of its own, beside everything else and in the order in which they
+//! were begun; or on the thread that begins them, for ranks that have a single core each. There, nothing could run beside them, and
+//! two hand-overs between threads cost more than a small collective.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,21 +14,28 @@ use parking_lot::Mutex;
 
 use super::Communicator;
 
-/// One rank's end of a group, for the nodes of graphs and whoever does not want to wait. Dropping it stops what is under way.
+/// One rank's end of a group, for the nodes of graphs. Dropping it stops what is under way.
 pub struct Group {
     rank: usize,
     n_ranks: usize,
-    queue: Option<Mutex<Sender<Queued>>>,
+    runs: Runs,
     stop: Arc<AtomicBool>,
     /// When the first call was begun since this was taken.
     first_begun: Mutex<Option<Instant>>,
-    thread: Option<JoinHandle<()>>,
+}
+
+/// Where collectives run.
+enum Runs {
+    /// On a thread of the group; both are there until it is dropped.
+    OwnThread { queue: Option<Mutex<Sender<Queued>>>, thread: Option<JoinHandle<()>> },
+    /// On the thread that begins them.
+    CallersThread(Box<Mutex<Communicator>>),
 }
 
 type Queued = (CollectiveCall, CollectiveDone);
 
 impl Group {
-    /// Takes a communicator over.
+    /// Takes a communicator over, for a thread of its own.
     pub fn new(communicator: Communicator) -> Result<Arc<Group>> {
         let (rank, n_ranks, stop) = (communicator.rank(), communicator.n_ranks(), communicator.stop_flag());
         let (sender, queue) = mpsc::channel();
@@ -34,14 +43,15 @@ impl Group {
             .name(format!("kolo-rank-{rank}"))
             .spawn(move || serve(communicator, &queue))
             .map_err(|error| Error::resource_exhausted(format!("no thread for collectives: {error}")))?;
-        Ok(Arc::new(Group {
-            rank,
-            n_ranks,
-            queue: Some(Mutex::new(sender)),
-            stop,
-            first_begun: Mutex::new(None),
-            thread: Some(thread),
-        }))
+        let runs = Runs::OwnThread { queue: Some(Mutex::new(sender)), thread: Some(thread) };
+        Ok(Arc::new(Group { rank, n_ranks, runs, stop, first_begun: Mutex::new(None) }))
+    }
+
+    /// Takes a communicator over; beginning a collective returns when it is done.
+    pub fn on_callers_thread(communicator: Communicator) -> Arc<Group> {
+        let (rank, n_ranks, stop) = (communicator.rank(), communicator.n_ranks(), communicator.stop_flag());
+        let runs = Runs::CallersThread(Box::new(Mutex::new(communicator)));
+        Arc::new(Group { rank, n_ranks, runs, stop, first_begun: Mutex::new(None) })
     }
 
     /// When the first call was begun since this was last asked: how far a rank comes by itself before it needs the others.
@@ -67,9 +77,17 @@ impl CollectiveGroup for Group {
 
     fn start(&self, call: CollectiveCall, done: CollectiveDone) {
         self.first_begun.lock().get_or_insert_with(Instant::now);
-        let refused = match &self.queue {
-            Some(queue) => queue.lock().send((call, done)).err().map(|refused| refused.0.1),
-            None => Some(done),
+        let refused = match &self.runs {
+            Runs::OwnThread { queue: Some(queue), .. } => {
+                queue.lock().send((call, done)).err().map(|refused| refused.0.1)
+            }
+            Runs::OwnThread { queue: None, .. } => Some(done),
+            Runs::CallersThread(communicator) => {
+                // Whoever is told may begin the next one.
+                let result = communicator.lock().run(call);
+                done(result);
+                None
+            }
         };
         if let Some(done) = refused {
             done(Err(Error::internal("the thread of a group has ended")));
@@ -80,9 +98,10 @@ impl CollectiveGroup for Group {
 impl Drop for Group {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.queue = None;
+        let Runs::OwnThread { queue, thread } = &mut self.runs else { return };
+        *queue = None;
         // The thread itself may drop the last handle, at the end of a call.
-        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
+        if let Some(thread) = thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
             // A panic there has ended the calls that it was about.
             let _ = thread.join();
         }
