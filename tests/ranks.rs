@@ -109,12 +109,14 @@ fn a_rank_that_is_killed_is_named_at_once_and_training_goes_on_from_its_checkpoi
 }
 
 /// Ranks are killed one after the other, rank 0 and two at a time included. The others go on within two seconds, and the weights
-/// are those of an undisturbed training, to the bit.
+/// are those of an undisturbed training, to the bit. Old checkpoints go as they would without the deaths.
 #[test]
 fn an_elastic_training_goes_on_without_the_dead() {
     let _turn = one_at_a_time();
-    let flags = ["--epochs", "100000", "--max-steps", "1500"];
-    let args = [&SMALL[..], &flags, &["--ranks", "4", "--elastic"]].concat();
+    let folder = Folder::new("ranks-elastic");
+    let dirs = ["disturbed", "undisturbed"].map(|name| folder.path(name));
+    let flags = ["--epochs", "100000", "--max-steps", "1500", "--checkpoint-every", "20", "--keep", "3"];
+    let args = [&SMALL[..], &flags, &["--ranks", "4", "--elastic", "--checkpoint-dir", &dirs[0]]].concat();
     let mut launcher = Process::start("launcher", &args);
     let mut n_lines = 0;
     let mut slowest = Duration::ZERO;
@@ -134,7 +136,14 @@ fn an_elastic_training_goes_on_without_the_dead() {
     assert!(launcher.wait().success(), "{}", launcher.text());
     let text = launcher.text();
     let end = last(&text);
-    let undisturbed = train(&[&flags[..], &["--ranks", "1"]].concat());
+    let undisturbed = train(&[&flags[..], &["--ranks", "1", "--checkpoint-dir", &dirs[1]]].concat());
+    let is_index = |name: &std::ffi::OsString| name.to_string_lossy().ends_with(".index");
+    let n_saved = std::fs::read_dir(&dirs[0]).unwrap().filter(|file| is_index(&file.as_ref().unwrap().file_name()));
+    // Rank 0 was killed twice, each time perhaps after it had written a checkpoint and before it had listed it: that one stays.
+    let n_saved = n_saved.count();
+    assert!((3..=5).contains(&n_saved), "{n_saved} checkpoints");
+    let listed = std::fs::read_to_string(format!("{}/checkpoint", dirs[0])).unwrap();
+    assert_eq!(listed.matches("all_model_checkpoint_paths").count(), 3, "{listed}");
     assert_eq!((&end["step"], &end["weights"]), (&undisturbed["step"], &undisturbed["weights"]), "{text}");
     assert!(
         text.contains("kolo: rank 2 died (signal: 9 (SIGKILL)); the others go on with a new one in its place"),

@@ -286,7 +286,8 @@ impl<'g> TrainerBuilder<'g> {
             return Err(Error::invalid_argument("there is nothing to resume from without a checkpoint directory"));
         }
         let restored = match &checkpoints {
-            Some(checkpoints) if resume => saver.restore_latest(&session, &checkpoints.dir)?,
+            // Who knows more than the disk does not read it.
+            Some(checkpoints) if resume && state.is_none() => saver.restore_latest(&session, &checkpoints.dir)?,
             _ => None,
         };
         let read_position = || read_position(&session, position);
@@ -295,8 +296,13 @@ impl<'g> TrainerBuilder<'g> {
         if let Some(ranks) = &ranks {
             let going_on = ranks.variables.share(&ranks.world, &session, state.as_ref())?;
             let flag = ranks.world.broadcast(vec![Tensor::scalar(i32::from(resumed.is_some()))], 0)?;
-            // What another rank had done since is not on the disk.
+            // What another rank had done since is not on the disk. The checkpoints there are this training's, and go in their turn.
             is_as_saved &= going_on.is_none();
+            if let (Some(checkpoints), Some(_)) = (&checkpoints, &going_on)
+                && let Err(error) = saver.recover_last_checkpoints(&checkpoints.dir)
+            {
+                tracing::warn!(target: "kolo::train", "earlier checkpoints will stay: {error}");
+            }
             resumed = match going_on {
                 Some(position) => Some(position),
                 None if flag[0].scalar_value::<i32>()? != 0 => Some(read_position()?),
@@ -408,8 +414,10 @@ impl<'g> Trainer<'g> {
 
     /// What is needed to go on in another trainer, with other ranks, if this one cannot: after [`Trainer::fit`] has failed
     /// because a rank was lost, and updates were atomic
-    /// ([`DataParallel::atomic_updates`](crate::parallel::DataParallel::atomic_updates)).
-    pub fn state(&self) -> Result<TrainerState> {
+    /// ([`DataParallel::atomic_updates`](crate::parallel::DataParallel::atomic_updates)). Waits for a checkpoint that is being
+    /// written.
+    pub fn state(&mut self) -> Result<TrainerState> {
+        self.collect_save();
         let Some(ranks) = &self.ranks else {
             return Err(Error::failed_precondition("a trainer that is alone has checkpoints"));
         };
