@@ -1,15 +1,20 @@
-//! The flags of groups in shared memory under [loom](https://docs.rs/loom): no interleaving loses a wake-up. It compiles `flag.rs`
-//! a second time, with loom's primitives in `sync`.
+//! The flags of groups in shared memory under [loom](https://docs.rs/loom): no interleaving loses a wake-up, and no buffer is written
+//! while it is read. It compiles `flag.rs` and `ring.rs` a second time, with loom's primitives in `sync`.
 
 #[path = "../src/shared_group/flag.rs"]
 #[allow(dead_code, reason = "the models do not call all of it")]
 mod flag;
 
+#[path = "../src/shared_group/ring.rs"]
+mod ring;
+
+use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 use std::time::Duration;
 
 use flag::{Flag, reached};
+use ring::{N_BUFFERS, before_writing, buffer_of, published};
 
 /// Loom's primitives, as the file above expects them.
 mod sync {
@@ -124,6 +129,80 @@ fn two_ranks_that_meet_twice_never_both_sleep() {
         let other = flags.clone();
         let thread = thread::spawn(move || meet(&other, 1));
         meet(&flags, 0);
+        thread.join().unwrap();
+    });
+}
+
+/// A rank's flag and what it publishes. Loom reports a buffer that is written while it is read.
+struct Rank {
+    flag: Flag,
+    buffers: [UnsafeCell<u64>; N_BUFFERS as usize],
+}
+
+impl Rank {
+    fn new() -> Rank {
+        Rank { flag: Flag::new(), buffers: std::array::from_fn(|_| UnsafeCell::new(u64::MAX)) }
+    }
+
+    fn write(&self, round: u64) {
+        self.buffers[buffer_of(round)].with_mut(|buffer| {
+            // SAFETY: loom looks after that.
+            unsafe { *buffer = round }
+        });
+    }
+
+    fn read(&self, round: u64) {
+        self.buffers[buffer_of(round)].with(|buffer| {
+            // SAFETY: loom looks after that.
+            assert_eq!(unsafe { *buffer }, round);
+        });
+    }
+}
+
+#[test]
+fn a_buffer_is_read_in_its_round_and_the_next_and_not_overwritten_before() {
+    check(|| {
+        let ranks = Arc::new([Rank::new(), Rank::new()]);
+        // As an all-reduce in pieces: the round before is waited for where this one is filled, and read again when it is published.
+        let meet = |ranks: &[Rank; 2], me: usize| {
+            let (own, other) = (&ranks[me], &ranks[1 - me]);
+            for round in 0..N_BUFFERS + 2 {
+                before_writing(round).into_iter().for_each(|sequence| wait(&other.flag, sequence));
+                if let Some(before) = round.checked_sub(1) {
+                    wait(&other.flag, published(before));
+                    other.read(before);
+                }
+                own.write(round);
+                own.flag.raise(published(round));
+                round.checked_sub(1).into_iter().for_each(|before| other.read(before));
+            }
+        };
+        let others = ranks.clone();
+        let thread = thread::spawn(move || meet(&others, 1));
+        meet(&ranks, 0);
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_only_reads_now_and_then_holds_up_who_writes() {
+    check(|| {
+        let rank = Arc::new((Rank::new(), Flag::new()));
+        let writer = rank.clone();
+        // The reader publishes nothing but that it goes on, as in a broadcast.
+        let thread = thread::spawn(move || {
+            for round in 0..N_BUFFERS + 2 {
+                before_writing(round).into_iter().for_each(|sequence| wait(&writer.1, sequence));
+                writer.0.write(round);
+                writer.0.flag.raise(published(round));
+            }
+        });
+        for round in 0..N_BUFFERS + 2 {
+            rank.1.raise(published(round));
+            wait(&rank.0.flag, published(round));
+            rank.0.read(round);
+            round.checked_sub(1).into_iter().for_each(|before| rank.0.read(before));
+        }
         thread.join().unwrap();
     });
 }

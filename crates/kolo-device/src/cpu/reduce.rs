@@ -11,6 +11,8 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use kolo_core::{DType, Error, Result};
 
+use super::vectorize_256;
+
 /// How elements of several ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
@@ -254,6 +256,25 @@ fn blocks<T: Reduced>(
     finish: impl Fn(T::Wide) -> T::Wide,
 ) {
     let Sources { before, own: has_own, after } = sources;
+    match (before, has_own, after) {
+        ([lower], true, []) => {
+            return pair(
+                out,
+                lower,
+                #[inline(always)]
+                |own, lower| finish(combine(lower, own)),
+            );
+        }
+        ([], true, [higher]) => {
+            return pair(
+                out,
+                higher,
+                #[inline(always)]
+                |own, higher| finish(combine(own, higher)),
+            );
+        }
+        _ => {}
+    }
     let n_sources = before.len() + usize::from(has_own) + after.len();
     let mut wide = [T::Wide::default(); BLOCK];
     let mut own = [T::zeroed(); BLOCK];
@@ -272,6 +293,20 @@ fn blocks<T: Reduced>(
             *out = T::narrow(finish(*wide));
         }
     }
+}
+
+/// Two ranks, of which one's vector becomes the result.
+#[inline(always)]
+fn pair<T: Reduced>(own: &mut [T], other: &[T], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) {
+    vectorize_256(
+        #[inline(always)]
+        || {
+            let n = own.len().min(other.len());
+            for (own, other) in own[..n].iter_mut().zip(&other[..n]) {
+                *own = T::narrow(combine(own.widen(), other.widen()));
+            }
+        },
+    );
 }
 
 /// Combines one block of some ranks.

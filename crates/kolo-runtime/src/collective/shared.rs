@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use kolo_core::{Error, Result, Tensor};
+use kolo_core::{Result, Tensor};
 use kolo_device::cpu::reduce::{ReduceOp, reduce};
-use kolo_device::shared_group::{Inputs, SharedGroup, WaitLimits};
+use kolo_device::shared_group::{Meeting, Published, SharedGroup, WaitLimits};
 use kolo_ops::collective::{CollectiveKind, Root};
 
 use super::signature::{SIGNATURE_BYTES, Signature};
@@ -13,6 +13,11 @@ use super::vector::{Vector, with_rows};
 
 /// Up to this size every rank reduces everything by itself: reading a peer's vector twice costs less than meeting twice.
 const SMALL_BYTES: usize = 32 << 10;
+
+/// Pieces of a vector that goes in several have so many bytes: less is not worth meeting for, more does not stay in the caches
+/// until its sum is there.
+const LEAST_BYTES: usize = 128 << 10;
+const CACHED_BYTES: usize = 256 << 10;
 
 /// Pieces of vectors begin at multiples of this, so that ranks write to different cache lines and elements are aligned.
 pub(super) const PIECE: usize = 64;
@@ -30,7 +35,7 @@ impl<'a> Exchange<'a> {
     pub fn run(mut self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {
         match kind {
             CollectiveKind::AllReduce(op) => self.all_reduce(Vector::new(tensors)?, op),
-            CollectiveKind::Reduce(op, Root(root)) => self.reduce(Vector::new(tensors)?, op, root),
+            CollectiveKind::Reduce(op, Root(root)) => self.reduce(Vector::new(tensors)?, op, Some(root)),
             CollectiveKind::Broadcast(Root(root)) => self.broadcast(Vector::new(tensors)?, root),
             CollectiveKind::AllGather => self.gather(&tensors[0], None),
             CollectiveKind::Gather(Root(root)) => self.gather(&tensors[0], Some(root)),
@@ -42,24 +47,34 @@ impl<'a> Exchange<'a> {
     }
 
     /// Begins a round: `fill` writes this rank's data. In the first one, all ranks compare what they are about to do.
-    fn publish(&mut self, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Inputs<'_>> {
+    fn publish(&mut self, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Meeting<'_>> {
+        self.publish_after(|data, _| fill(data))
+    }
+
+    /// As [`Exchange::publish`]; `fill` may also read what others published in the round before.
+    fn publish_after(
+        &mut self,
+        fill: impl FnOnce(&mut [u8], Option<Published<'_>>) -> Result<()>,
+    ) -> Result<Meeting<'_>> {
         let rank = self.group.rank();
         let n_ranks = self.group.n_ranks();
         let is_first = std::mem::replace(&mut self.is_first, false);
         let mut round = self.group.begin(&self.limits)?;
-        let (head, data) = round.input().split_at_mut(SIGNATURE_BYTES);
+        let (buffer, before) = round.buffer_and_before();
+        let (head, data) = buffer.split_at_mut(SIGNATURE_BYTES);
         if is_first {
             self.signature.write(head);
         }
-        fill(data)?;
-        let mut inputs = round.publish();
+        fill(data, before)?;
+        let meeting = round.publish();
         if is_first {
-            inputs.wait_all(&self.limits)?;
+            let published = meeting.published();
+            published.wait_all(&self.limits)?;
             for other in (0..n_ranks).filter(|other| *other != rank) {
-                self.signature.check(rank, other, inputs.input(other)?)?;
+                self.signature.check(rank, other, published.of(other)?)?;
             }
         }
-        Ok(inputs)
+        Ok(meeting)
     }
 
     /// Bytes of data in a round.
@@ -67,49 +82,80 @@ impl<'a> Exchange<'a> {
         self.group.buffer_bytes() - SIGNATURE_BYTES
     }
 
-    fn all_reduce(&mut self, mut vector: Vector, op: ReduceOp) -> Result<Vec<Tensor>> {
+    fn all_reduce(&mut self, vector: Vector, op: ReduceOp) -> Result<Vec<Tensor>> {
+        if vector.n_bytes() <= SMALL_BYTES || self.group.n_ranks() == 1 {
+            return self.reduce(vector, op, None);
+        }
+        self.all_reduce_in_slices(vector, op)
+    }
+
+    /// Each rank reduces a slice of every piece. In a round it publishes what others need to reduce a piece, and what it has reduced
+    /// of the piece before; the results of the piece before that are there already, so a rank waits only once for each piece, and
+    /// for others that are more than half of one behind.
+    fn all_reduce_in_slices(&mut self, mut vector: Vector, op: ReduceOp) -> Result<Vec<Tensor>> {
         let (rank, n_ranks, limits) = (self.group.rank(), self.group.n_ranks(), self.limits);
         let Some(dtype) = vector.dtype() else { return Ok(Vec::new()) };
-        for Range { start, end } in pieces(vector.n_bytes(), self.room()) {
-            let n = end - start;
-            let mut inputs = self.publish(|data| vector.read(start, &mut data[..n]))?;
-            inputs.wait_all(&limits)?;
-            if n <= SMALL_BYTES || n_ranks == 1 {
-                inputs.write_output(|output, inputs| {
-                    reduce(dtype, op, &cut(inputs, 0..n), &mut output[..n])?;
-                    vector.write(start, &output[..n])
-                })??;
-                continue;
+        // A buffer has a slot for each rank's slice.
+        let slot = slot_bytes(vector.n_bytes(), self.room(), n_ranks, self.group.has_cores());
+        let pieces: Vec<Range<usize>> = pieces(vector.n_bytes(), slot * n_ranks).collect();
+        let slice = |piece: &Range<usize>, rank: usize| {
+            let part = part(piece.len(), rank, n_ranks);
+            piece.start + part.start..piece.start + part.end
+        };
+        // Not all ranks read from the same one at the same time.
+        let others = || (rank + 1..n_ranks).chain(0..rank);
+        let copy_results = |vector: &mut Vector, piece: &Range<usize>, published: Published<'_>| {
+            others().try_for_each(|other| {
+                let slice = slice(piece, other);
+                let reduced = &published.of(other)?[SIGNATURE_BYTES + other * slot..][..slice.len()];
+                vector.write(slice.start, reduced)
+            })
+        };
+        for i in 0..=pieces.len() {
+            let meeting = self.publish_after(|data, before| {
+                if let Some(piece) = pieces.get(i) {
+                    others().try_for_each(|other| {
+                        let slice = slice(piece, other);
+                        vector.read(slice.start, &mut data[other * slot..][..slice.len()])
+                    })?;
+                }
+                let Some((piece, before)) = i.checked_sub(1).map(|i| &pieces[i]).zip(before) else { return Ok(()) };
+                before.wait_all(&limits)?;
+                let own = SIGNATURE_BYTES + rank * slot;
+                let theirs = |ranks: Range<usize>| {
+                    ranks.map(|other| Ok(&before.of(other)?[own..own + slot])).collect::<Result<Vec<&[u8]>>>()
+                };
+                let (lower, higher) = (theirs(0..rank)?, theirs(rank + 1..n_ranks)?);
+                let results = &mut data[rank * slot..];
+                vector.reduce(slice(piece, rank), (dtype, op), (&lower, &higher), |at, reduced| {
+                    results[at..at + reduced.len()].copy_from_slice(reduced);
+                })
+            })?;
+            if let (Some(i), Some(before)) = (i.checked_sub(2), meeting.before()) {
+                copy_results(&mut vector, &pieces[i], before)?;
             }
-            // Each rank reduces a part, which the others then copy.
-            let parts: Vec<Range<usize>> = (0..n_ranks).map(|rank| part(n, rank, n_ranks)).collect();
-            let own = parts[rank].clone();
-            inputs.write_output(|output, inputs| {
-                reduce(dtype, op, &cut(inputs, own.clone()), &mut output[..own.len()])?;
-                vector.write(start + own.start, &output[..own.len()])
-            })??;
-            let mut outputs = inputs.publish();
-            // Not all ranks read from the same one at the same time.
-            for other in (rank + 1..n_ranks).chain(0..rank) {
-                let reduced = outputs.wait(other, &limits)?;
-                vector.write(start + parts[other].start, &reduced[..parts[other].len()])?;
+            if let (true, Some(last)) = (i == pieces.len(), pieces.last()) {
+                meeting.published().wait_all(&limits)?;
+                copy_results(&mut vector, last, meeting.published())?;
             }
         }
         Ok(vector.into_tensors())
     }
 
-    fn reduce(&mut self, mut vector: Vector, op: ReduceOp, root: usize) -> Result<Vec<Tensor>> {
-        let (rank, limits) = (self.group.rank(), self.limits);
+    /// Everything is reduced by one rank, or by every rank for itself.
+    fn reduce(&mut self, mut vector: Vector, op: ReduceOp, root: Option<usize>) -> Result<Vec<Tensor>> {
+        let (rank, n_ranks, limits) = (self.group.rank(), self.group.n_ranks(), self.limits);
         let Some(dtype) = vector.dtype() else { return Ok(Vec::new()) };
-        for Range { start, end } in pieces(vector.n_bytes(), self.room()) {
-            let n = end - start;
-            let mut inputs = self.publish(|data| vector.read(start, &mut data[..n]))?;
-            if rank == root {
-                inputs.wait_all(&limits)?;
-                inputs.write_output(|output, inputs| {
-                    reduce(dtype, op, &cut(inputs, 0..n), &mut output[..n])?;
-                    vector.write(start, &output[..n])
-                })??;
+        for piece in pieces(vector.n_bytes(), self.room()) {
+            let meeting = self.publish(|data| vector.read(piece.start, &mut data[..piece.len()]))?;
+            if root.is_none_or(|root| root == rank) {
+                let published = meeting.published();
+                published.wait_all(&limits)?;
+                let theirs = |ranks: Range<usize>| {
+                    ranks.map(|other| Ok(&published.of(other)?[SIGNATURE_BYTES..])).collect::<Result<Vec<&[u8]>>>()
+                };
+                let (lower, higher) = (theirs(0..rank)?, theirs(rank + 1..n_ranks)?);
+                vector.reduce(piece, (dtype, op), (&lower, &higher), |_, _| ())?;
             }
         }
         Ok(vector.into_tensors())
@@ -122,9 +168,10 @@ impl<'a> Exchange<'a> {
             if rank == root {
                 self.publish(|data| vector.read(start, &mut data[..n]))?;
             } else {
-                let mut inputs = self.publish(|_| Ok(()))?;
-                inputs.wait(root, &limits)?;
-                vector.write(start, &inputs.input(root)?[SIGNATURE_BYTES..][..n])?;
+                let meeting = self.publish(|_| Ok(()))?;
+                let published = meeting.published();
+                published.wait(root, &limits)?;
+                vector.write(start, &published.of(root)?[SIGNATURE_BYTES..][..n])?;
             }
         }
         Ok(vector.into_tensors())
@@ -141,16 +188,16 @@ impl<'a> Exchange<'a> {
         let own = tensor.host_bytes()?;
         for Range { start, end } in pieces(own.len(), self.room()) {
             let n = end - start;
-            let mut inputs = self.publish(|data| {
+            let meeting = self.publish(|data| {
                 data[..n].copy_from_slice(&own[start..end]);
                 Ok(())
             })?;
             let Some(all) = &mut all else { continue };
-            let all = all.host_bytes_mut()?;
+            let (all, published) = (all.host_bytes_mut()?, meeting.published());
             for other in 0..n_ranks {
-                inputs.wait(other, &limits)?;
+                published.wait(other, &limits)?;
                 let at = other * own.len() + start;
-                all[at..at + n].copy_from_slice(&inputs.input(other)?[SIGNATURE_BYTES..][..n]);
+                all[at..at + n].copy_from_slice(&published.of(other)?[SIGNATURE_BYTES..][..n]);
             }
         }
         Ok(vec![all.unwrap_or_else(|| tensor.clone())])
@@ -163,13 +210,12 @@ impl<'a> Exchange<'a> {
         let to = share.host_bytes_mut()?;
         for Range { start, end } in pieces(to.len(), self.room_for_each()) {
             let n = end - start;
-            let mut inputs = self.publish(|data| write_shares(tensor, n_ranks, start..end, data))?;
-            inputs.wait_all(&limits)?;
-            inputs.write_output(|output, inputs| {
-                reduce(dtype, op, &cut(inputs, rank * n..(rank + 1) * n), &mut output[..n])?;
-                to[start..end].copy_from_slice(&output[..n]);
-                Ok::<(), Error>(())
-            })??;
+            let meeting = self.publish(|data| write_shares(tensor, n_ranks, start..end, data))?;
+            let published = meeting.published();
+            published.wait_all(&limits)?;
+            let of = SIGNATURE_BYTES + rank * n..SIGNATURE_BYTES + (rank + 1) * n;
+            let sources = (0..n_ranks).map(|other| Ok(&published.of(other)?[of.clone()]));
+            reduce(dtype, op, &sources.collect::<Result<Vec<&[u8]>>>()?, &mut to[start..end])?;
         }
         Ok(vec![share])
     }
@@ -180,12 +226,13 @@ impl<'a> Exchange<'a> {
         let to = share.host_bytes_mut()?;
         for Range { start, end } in pieces(to.len(), self.room_for_each()) {
             let n = end - start;
-            let mut inputs = self.publish(|data| match rank == root {
+            let meeting = self.publish(|data| match rank == root {
                 true => write_shares(tensor, n_ranks, start..end, data),
                 false => Ok(()),
             })?;
-            inputs.wait(root, &limits)?;
-            to[start..end].copy_from_slice(&inputs.input(root)?[SIGNATURE_BYTES + rank * n..][..n]);
+            let published = meeting.published();
+            published.wait(root, &limits)?;
+            to[start..end].copy_from_slice(&published.of(root)?[SIGNATURE_BYTES + rank * n..][..n]);
         }
         Ok(vec![share])
     }
@@ -197,11 +244,12 @@ impl<'a> Exchange<'a> {
         let to = shares.host_bytes_mut()?;
         for Range { start, end } in pieces(n_share, self.room_for_each()) {
             let n = end - start;
-            let mut inputs = self.publish(|data| write_shares(tensor, n_ranks, start..end, data))?;
+            let meeting = self.publish(|data| write_shares(tensor, n_ranks, start..end, data))?;
+            let published = meeting.published();
             for other in 0..n_ranks {
-                inputs.wait(other, &limits)?;
+                published.wait(other, &limits)?;
                 let at = other * n_share + start;
-                to[at..at + n].copy_from_slice(&inputs.input(other)?[SIGNATURE_BYTES + rank * n..][..n]);
+                to[at..at + n].copy_from_slice(&published.of(other)?[SIGNATURE_BYTES + rank * n..][..n]);
             }
         }
         Ok(vec![shares])
@@ -224,11 +272,6 @@ fn write_shares(tensor: &Tensor, n_ranks: usize, of: Range<usize>, to: &mut [u8]
     Ok(())
 }
 
-/// A part of the data of all ranks.
-fn cut<'i>(inputs: &[&'i [u8]], part: Range<usize>) -> Vec<&'i [u8]> {
-    inputs.iter().map(|input| &input[SIGNATURE_BYTES + part.start..SIGNATURE_BYTES + part.end]).collect()
-}
-
 /// A vector in pieces of at most `most`: one, even if there is nothing, since ranks still have to meet.
 fn pieces(n_bytes: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let most = most / PIECE * PIECE;
@@ -239,4 +282,12 @@ fn pieces(n_bytes: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
 fn part(n: usize, rank: usize, n_ranks: usize) -> Range<usize> {
     let at = |rank: usize| (n.div_ceil(PIECE) * rank / n_ranks * PIECE).min(n);
     at(rank)..at(rank + 1)
+}
+
+/// The bytes of a slice of a piece: a vector goes in four pieces or more, so that ranks work beside each other, which stay in the
+/// caches. Ranks that share cores have as few pieces as there is room for, since they take turns in each.
+fn slot_bytes(n_bytes: usize, room: usize, n_ranks: usize, has_cores: bool) -> usize {
+    let most = room / n_ranks / PIECE * PIECE;
+    let wanted = (n_bytes / 4).clamp(LEAST_BYTES, CACHED_BYTES) / n_ranks;
+    if has_cores { wanted.next_multiple_of(PIECE).min(most) } else { most }
 }

@@ -1,6 +1,12 @@
 //! Several tensors as one vector of bytes, so that a bucket of gradients is one collective.
 
+use std::ops::Range;
+
 use kolo_core::{DType, Error, Result, Shape, Tensor};
+use kolo_device::cpu::reduce::{ReduceOp, reduce_in_place};
+
+/// What is combined at a time: it stays in the nearest cache, with as much of a peer's.
+const CACHED: usize = 16 << 10;
 
 /// Tensors of host memory, one after the other, that are written in place.
 pub(super) struct Vector {
@@ -73,10 +79,51 @@ impl Vector {
         Ok(())
     }
 
+    /// Calls `update` with the memory of these bytes, tensor by tensor, and where in `range` each part begins.
+    pub fn update(
+        &mut self,
+        range: Range<usize>,
+        mut update: impl FnMut(usize, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let (mut i, mut at) = (self.tensor_at(range.start), range.start);
+        while at < range.end {
+            let start = if i == 0 { 0 } else { self.ends[i - 1] };
+            let end = self.ends[i].min(range.end);
+            update(at - range.start, &mut self.tensors[i].host_bytes_mut()?[at - start..end - start])?;
+            (i, at) = (i + 1, end);
+        }
+        Ok(())
+    }
+
+    /// Combines bytes of all ranks in place: this rank's own, and those of the ranks before and after it. `also` gets what becomes of
+    /// them, part by part, while it is in the caches.
+    pub fn reduce(
+        &mut self,
+        range: Range<usize>,
+        (dtype, op): (DType, ReduceOp),
+        (before, after): (&[&[u8]], &[&[u8]]),
+        mut also: impl FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        self.update(range, |from, own| {
+            for (i, own) in own.chunks_mut(CACHED).enumerate() {
+                let at = from + i * CACHED;
+                let of = at..at + own.len();
+                reduce_in_place(dtype, op, &cut(before, &of), own, &cut(after, &of))?;
+                also(at, own);
+            }
+            Ok(())
+        })
+    }
+
     /// The tensor that byte `at` is in.
     fn tensor_at(&self, at: usize) -> usize {
         self.ends.partition_point(|end| *end <= at)
     }
+}
+
+/// A part of each of some vectors.
+fn cut<'v>(vectors: &[&'v [u8]], part: &Range<usize>) -> Vec<&'v [u8]> {
+    vectors.iter().map(|bytes| &bytes[part.clone()]).collect()
 }
 
 /// A tensor like this one with another number of rows.
@@ -102,8 +149,17 @@ mod tests {
             assert_eq!(found, [1, 2, 3, 4, 5, 6][at..at + n]);
         }
         vector.write(2, &[7, 8, 9]).unwrap();
+        let mut found = Vec::new();
+        let update = |at, part: &mut [u8]| {
+            found.push((at, part.to_vec()));
+            part.iter_mut().for_each(|byte| *byte += 1);
+            Ok(())
+        };
+        vector.update(1..5, update).unwrap();
+        assert_eq!(found, [(0, vec![2, 7]), (2, vec![8]), (3, vec![9])]);
+        vector.update(6..6, |_, _| Err(Error::internal("nothing is there"))).unwrap();
         let written = vector.into_tensors();
-        assert_eq!(written, [vec![1u8, 2, 7], vec![], vec![8], vec![9, 6]].map(Tensor::from));
+        assert_eq!(written, [vec![1u8, 3, 8], vec![], vec![9], vec![10, 6]].map(Tensor::from));
         assert_eq!(shared[0], Tensor::from(vec![1u8, 2, 3]), "what others hold stays as it was");
     }
 }
