@@ -23,14 +23,25 @@ const HERE: u32 = 2;
 const LEFT: u32 = 3;
 
 /// What a rank is doing that others wait for, as far as can be seen from outside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Condition {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
     /// It has not joined.
     Absent,
     /// Its process was stopped by a signal or a debugger.
-    Stopped { pid: u32 },
+    Stopped {
+        /// The process.
+        pid: u32,
+    },
     /// It runs, or waits for something else.
-    Busy { pid: u32 },
+    Busy {
+        /// The process.
+        pid: u32,
+    },
+    /// Its process has ended.
+    Gone {
+        /// The process that it was.
+        pid: u32,
+    },
     /// Its process cannot be seen from here.
     Unknown,
 }
@@ -41,6 +52,7 @@ impl std::fmt::Display for Condition {
             Condition::Absent => f.write_str("has not joined yet"),
             Condition::Stopped { pid } => write!(f, "is stopped (`kill -CONT {pid}` lets it go on)"),
             Condition::Busy { pid } => write!(f, "is there, as process {pid}, and does something else"),
+            Condition::Gone { pid } => write!(f, "has died: process {pid} has ended"),
             Condition::Unknown => f.write_str("cannot be seen from here"),
         }
     }
@@ -52,17 +64,7 @@ impl Member {
         if self.state.load(SeqCst) != HERE {
             return Condition::Absent;
         }
-        let (pid, namespace) = (self.pid.load(SeqCst), self.namespace.load(SeqCst));
-        if namespace == 0 || namespace != own_namespace() {
-            return Condition::Unknown;
-        }
-        // The state is the first letter after the name, which is in brackets and may hold anything.
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
-            Some('T' | 't') => Condition::Stopped { pid },
-            Some(_) => Condition::Busy { pid },
-            None => Condition::Unknown,
-        }
+        condition_of(self.pid.load(SeqCst), self.namespace.load(SeqCst))
     }
 
     /// This process is the rank from now on; false if there was one already.
@@ -109,7 +111,29 @@ impl Watch {
     }
 }
 
-fn own_namespace() -> u64 {
+/// What a process is doing.
+pub(super) fn condition_of(pid: u32, namespace: u64) -> Condition {
+    if namespace == 0 || namespace != own_namespace() {
+        return Condition::Unknown;
+    }
+    // The state is the first letter after the name, which is in brackets and may hold anything.
+    let stat = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat,
+        // It may end between the opening and the reading.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {
+            return Condition::Gone { pid };
+        }
+        Err(_) => return Condition::Unknown,
+    };
+    match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
+        Some('T' | 't') => Condition::Stopped { pid },
+        Some('Z' | 'X') => Condition::Gone { pid },
+        Some(_) => Condition::Busy { pid },
+        None => Condition::Unknown,
+    }
+}
+
+pub(super) fn own_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
 }
 

@@ -17,8 +17,10 @@
 //! some microseconds, then gives up its core to others in turns (there may be more ranks than cores), and then sleeps. It wakes up
 //! now and then to look whether it should stop, and whether the other process is still there.
 
+mod board;
 mod flag;
 mod member;
+mod record;
 mod ring;
 mod round;
 #[cfg(test)]
@@ -34,10 +36,14 @@ use std::time::{Duration, Instant};
 use kolo_core::{Error, Result};
 
 use self::flag::{Flag, reached};
-use self::member::{Condition, Member, Watch};
+use self::member::{Member, Watch};
 use self::ring::{N_BUFFERS, before_writing, buffer_of, published};
-pub use self::round::{Meeting, Published, Round};
 use crate::SharedMap;
+
+pub use self::board::{BoardOf, RankBoard};
+pub use self::member::Condition;
+pub use self::record::{Activity, CALL_BYTES, CallNote, RECORDED_CALLS, RankNote, RankRecord, now};
+pub use self::round::{Meeting, Published, Round};
 
 /// What [`flag`] is built on.
 mod sync {
@@ -74,9 +80,6 @@ const SPIN: Duration = Duration::from_micros(30);
 /// How long it lets others run, in turns, before it sleeps.
 const YIELD: Duration = Duration::from_micros(200);
 
-/// After this, a rank that waits looks at the process that it waits for.
-const SUSPICIOUS: Duration = Duration::from_secs(1);
-
 /// How often a sleeping rank looks whether it should stop.
 const SLEEP: Duration = Duration::from_millis(20);
 
@@ -85,9 +88,11 @@ const SLEEP: Duration = Duration::from_millis(20);
 struct Header {
     magic: AtomicU64,
     n_ranks: AtomicU32,
-    /// 1 + the rank that ended the group, or 0.
+    /// 1 + the rank that ended the group, or 0. On a board of one rank, that rank.
     ended_by: AtomicU32,
     buffer_bytes: AtomicU64,
+    /// On a board of one rank, the name of its group.
+    group: [AtomicU64; 2],
     /// Bytes of `reason`, or 0 while there is none.
     reason_bytes: AtomicU32,
     /// Why the group was ended, in words.
@@ -137,7 +142,12 @@ impl SharedGroup {
 
     /// Where the buffers begin.
     fn data_start(n_ranks: usize) -> usize {
-        (Self::members_start(n_ranks) + n_ranks * size_of::<Member>()).next_multiple_of(ALIGNMENT)
+        (Self::records_start(n_ranks) + n_ranks * size_of::<RankRecord>()).next_multiple_of(ALIGNMENT)
+    }
+
+    /// Where ranks record what they do.
+    fn records_start(n_ranks: usize) -> usize {
+        (Self::members_start(n_ranks) + n_ranks * size_of::<Member>()).next_multiple_of(128)
     }
 
     /// Where it is written which processes the ranks are.
@@ -324,7 +334,7 @@ impl SharedGroup {
     fn wait_for(&self, rank: usize, sequence: u32, limits: &WaitLimits<'_>) -> Result<u32> {
         let flag = self.flag(rank);
         let began = Instant::now();
-        let (mut turns, mut has_looked) = (0u32, false);
+        let mut turns = 0u32;
         loop {
             let found = flag.sequence();
             if reached(found, sequence) {
@@ -351,12 +361,6 @@ impl SharedGroup {
                     };
                 }
                 (limits.stop)(rank)?;
-                if waited >= SUSPICIOUS && !has_looked {
-                    has_looked = true;
-                    if let condition @ Condition::Stopped { .. } = self.member(rank).condition() {
-                        tracing::warn!("rank {} waits for rank {rank}, which {condition}", self.rank);
-                    }
-                }
                 let now = Instant::now();
                 if limits.deadline.is_some_and(|deadline| now >= deadline) {
                     return Err(Error::deadline_exceeded(format!(
