@@ -6,6 +6,7 @@ mod towers;
 mod world;
 
 pub use data_parallel::DataParallel;
+pub(crate) use kolo_runtime::collective::Activity;
 pub use kolo_runtime::collective::ReduceOp;
 pub(crate) use slow_rank::SlowRankWatch;
 pub use slow_rank::{RankTimes, SlowCause, SlowRank};

@@ -11,7 +11,8 @@ use kolo_graph::{Graph, Operation, Output, Variable};
 use kolo_net::ranks::{RankConfig, join};
 use kolo_net::tls::{Security, Token};
 use kolo_runtime::collective::{
-    CollectiveCall, CollectiveGroup as _, CollectiveKind, Communicator, CommunicatorOptions, Group, ReduceOp, Root,
+    Activity, CollectiveCall, CollectiveGroup as _, CollectiveKind, Communicator, CommunicatorOptions, Group, ReduceOp,
+    Root,
 };
 use kolo_runtime::{Session, SessionConfig};
 
@@ -250,6 +251,21 @@ impl World {
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<()> {
         self.call(CollectiveKind::Barrier, Vec::new()).map(drop)
+    }
+
+    /// Says that this rank begins a step: warnings, errors and `kolo doctor` name it. A [`Trainer`](crate::train::Trainer) does.
+    pub fn begin_step(&self, step: i64) {
+        self.group.recorder().note_step(step, Activity::Computing);
+    }
+
+    /// Says that this rank begins to wait for the data of a step.
+    pub(crate) fn begin_input(&self, step: i64) {
+        self.group.recorder().note_step(step, Activity::Input);
+    }
+
+    /// Says what this rank is busy with, from now on.
+    pub(crate) fn note(&self, activity: Activity) {
+        self.group.recorder().note(activity);
     }
 
     /// When this rank began the first collective since this was last asked.

@@ -15,7 +15,7 @@ use super::ranks::{Ranks, TrainerState, equal_shares, mean_of_ranks};
 use super::saver::check_writable;
 use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
 use crate::data::{Dataset, Position};
-use crate::parallel::{ReduceOp, SlowRank, World};
+use crate::parallel::{Activity, ReduceOp, SlowRank, World};
 
 /// What a [`Trainer`] trains: where the columns of a batch go, what to make small and how, and what else to watch.
 #[derive(Clone)]
@@ -274,6 +274,7 @@ impl<'g> TrainerBuilder<'g> {
         watched.extend(model.metrics.iter().map(|(_, output)| *output));
         let mut ranks = None;
         if let Some(world) = world {
+            world.note(Activity::Preparing);
             let own = Ranks::new(graph, world, position, check_every);
             watched.push(own.says);
             watched = mean_of_ranks(graph, &watched)?;
@@ -457,12 +458,16 @@ impl<'g> Trainer<'g> {
         let (mut is_agreed, mut slow_ranks) = (false, Vec::new());
         while !is_agreed && !is_asked_alone(self) {
             let began_step = Instant::now();
+            if let Some(ranks) = &self.ranks {
+                ranks.world.begin_input(step + 1);
+            }
             let Some(batch) = batches.next() else { break };
             let (batch, input) = (batch?, began_step.elapsed());
             if let Some(ranks) = &mut self.ranks {
                 feeds.truncate(self.model.train_feeds.len());
                 feeds.push((ranks.says, ranks.say(self.stop.load(Ordering::Relaxed))));
             }
+            self.note(Activity::Computing);
             let mut values = self.model.run(&self.train, &batch.tensors, &feeds)?;
             // Before anything else can fail: the variables are one step further.
             self.at = batches.save();
@@ -540,6 +545,7 @@ impl<'g> Trainer<'g> {
     /// The mean loss and metrics over `data`, without training. Ranks share the data, each sample once, so all of them call it.
     pub fn evaluate(&self, data: &Dataset) -> Result<Evaluation> {
         let Some(Ranks { world, .. }) = &self.ranks else { return self.model.evaluate(&self.session, data) };
+        world.note(Activity::Evaluating);
         let sums = self.model.sums(&self.session, &data.clone().shard(world.rank(), world.size()))?;
         let sums = world.all_reduce(vec![Tensor::from(sums)], ReduceOp::Sum)?;
         self.model.evaluation_of(sums[0].data::<f64>()?.to_vec())
@@ -583,8 +589,18 @@ impl<'g> Trainer<'g> {
         self.session.run(&[], &[(new, Tensor::from(parts))], &[assign]).map(|_| ())
     }
 
+    /// Says what this rank is busy with, if it is one of several.
+    fn note(&self, activity: Activity) {
+        if let Some(ranks) = &self.ranks {
+            ranks.world.note(activity);
+        }
+    }
+
     /// Training is worth more than one checkpoint: a save that cannot begin is reported, and the next one tried in its time.
     fn begin_save(&mut self, step: i64) {
+        if self.checkpoints.is_some() {
+            self.note(Activity::Saving);
+        }
         self.collect_save();
         let Some(checkpoints) = &self.checkpoints else { return };
         match self.saver.save_in_background(&self.session, checkpoints.dir.join("model.ckpt"), Some(step)) {
@@ -603,6 +619,7 @@ impl<'g> Trainer<'g> {
 
     /// The last checkpoint is waited for, and its failure is the caller's to know.
     fn finish_save(&mut self, step: i64) -> Result<()> {
+        self.note(if self.checkpoints.is_some() { Activity::Saving } else { Activity::Other });
         self.collect_save();
         let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
         if self.saved != Some(step) {

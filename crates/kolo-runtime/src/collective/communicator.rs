@@ -1,6 +1,5 @@
 //! One rank's end of a group: collectives as plain calls that return when they are done.
 
-use std::cell::Cell;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,17 +7,16 @@ use std::time::{Duration, Instant};
 
 use kolo_core::{Code, Error, Result, Tensor};
 use kolo_device::cpu::reduce::{ReduceOp, check_reducible};
-use kolo_device::shared_group::{SharedGroup, WaitLimits};
+use kolo_device::shared_group::{RankBoard, SharedGroup, WaitLimits};
 use kolo_ops::collective::{CollectiveCall, CollectiveKind, Root};
 
 use super::algorithm::choice::{Algorithm, Costs, choose};
 use super::algorithm::{Call, Scratch};
+use super::record::Recorder;
 use super::shared::{Exchange, PIECE};
 use super::signature::{Route, SIGNATURE_BYTES, Signature};
 use super::transport::Transport;
-
-/// A rank that waits this long says so in the log.
-const LONG_WAIT: Duration = Duration::from_secs(10);
+use super::waiting::{PastCalls, Waiting};
 
 /// How a group works. All ranks use the same.
 #[derive(Clone, Debug)]
@@ -72,6 +70,8 @@ pub struct Communicator {
     link: Link,
     options: CommunicatorOptions,
     n_calls: u64,
+    recorder: Recorder,
+    past: PastCalls,
     /// Why the group has ended.
     ended: Option<Error>,
     /// Set by others to make calls fail.
@@ -94,16 +94,26 @@ impl Communicator {
 
     /// Joins the group in `file` as `rank`.
     pub fn join(file: &File, rank: usize, options: &CommunicatorOptions) -> Result<Communicator> {
-        Ok(Communicator::new(Link::Shared(SharedGroup::join(file, rank)?), options))
+        let group = SharedGroup::join(file, rank)?;
+        // Who cannot keep the file open goes without a record.
+        let board = file.try_clone().ok().and_then(|file| RankBoard::open(file).ok()).map(Arc::new);
+        Ok(Communicator::new(Link::Shared(group), Recorder::new(board, rank), options))
     }
 
     /// One rank's end of a group whose ranks send each other messages.
     pub fn over(transport: Box<dyn Transport>, options: &CommunicatorOptions) -> Communicator {
-        Communicator::new(Link::Messages(transport, Scratch::default()), options)
+        let recorder = Recorder::new(transport.board(), transport.rank());
+        Communicator::new(Link::Messages(transport, Scratch::default()), recorder, options)
     }
 
-    fn new(link: Link, options: &CommunicatorOptions) -> Communicator {
-        Communicator { link, options: options.clone(), n_calls: 0, ended: None, stop: Arc::default() }
+    fn new(link: Link, recorder: Recorder, options: &CommunicatorOptions) -> Communicator {
+        let (options, past) = (options.clone(), PastCalls::default());
+        Communicator { link, options, n_calls: 0, recorder, past, ended: None, stop: Arc::default() }
+    }
+
+    /// Where this rank writes down what it does.
+    pub fn recorder(&self) -> &Recorder {
+        &self.recorder
     }
 
     /// All ranks of a new group, for threads of this process.
@@ -201,15 +211,37 @@ impl Communicator {
         if matches!(self.link, Link::Messages(..)) {
             signature = signature.by(self.route(&call));
         }
-        self.run_as(&signature, call).map_err(|error| {
-            let error = error.context(format_args!("rank {} of {}: {signature}", self.rank(), self.n_ranks()));
+        self.recorder.begin_call(&signature);
+        let result = self.run_as(&signature, call);
+        let result = result.map_err(|error| {
+            let step = self.recorder.step().map_or(String::new(), |step| format!(", in step {step}"));
+            let error = error.context(format_args!("rank {} of {}: {signature}{step}", self.rank(), self.n_ranks()));
+            // Who ended the group has said it, and who does something else is in the error.
+            let is_own_fault =
+                matches!(error.code(), Code::FailedPrecondition | Code::InvalidArgument | Code::Cancelled);
+            let error = match self.recorder.who_is_behind(number) {
+                behind if !behind.is_empty() && !is_own_fault && !self.has_ended() => {
+                    error.and(format_args!("; {behind}"))
+                }
+                _ => error,
+            };
             match &self.link {
                 Link::Shared(group) => group.end(error.message()),
                 Link::Messages(transport, _) => transport.end(error.message()),
             }
             self.ended = Some(error.clone().into_derived());
             error
-        })
+        });
+        self.recorder.end_call(number);
+        result
+    }
+
+    /// Whether a rank has ended the group, and has told why.
+    fn has_ended(&self) -> bool {
+        match &self.link {
+            Link::Shared(group) => group.ended().is_some(),
+            Link::Messages(transport, _) => transport.ended().is_some(),
+        }
     }
 
     /// How the messages of a call go.
@@ -224,7 +256,8 @@ impl Communicator {
     fn run_as(&mut self, signature: &Signature, call: CollectiveCall) -> Result<Vec<Tensor>> {
         check(&call, self.n_ranks())?;
         let began = Instant::now();
-        let (has_warned, rank) = (Cell::new(false), self.rank());
+        let (recorder, rank) = (self.recorder.clone(), self.rank());
+        let waiting = Waiting::new(&recorder, rank, signature, began, &self.past);
         let (stop_flag, cancel) = (self.stop.clone(), call.cancel.clone());
         let stop = |peer: usize| {
             if let Some(reason) = cancel.as_ref().and_then(|cancel| cancel.reason()) {
@@ -233,14 +266,11 @@ impl Communicator {
             if stop_flag.load(Ordering::Relaxed) {
                 return Err(Error::cancelled("the group was closed"));
             }
-            if began.elapsed() >= LONG_WAIT && !has_warned.replace(true) {
-                let waited = began.elapsed().as_secs();
-                tracing::warn!("rank {rank} has waited {waited} s for rank {peer} in {signature}");
-            }
+            waiting.look(peer);
             Ok(())
         };
         let limits = WaitLimits { deadline: Some(began + self.options.timeout), stop: &stop };
-        match &mut self.link {
+        let result = match &mut self.link {
             Link::Shared(group) => Exchange { group, signature, limits, is_first: true }.run(call.kind, call.tensors),
             Link::Messages(transport, scratch) => {
                 let (transport, buffer_bytes) = (&mut **transport, self.options.buffer_bytes);
@@ -248,7 +278,9 @@ impl Communicator {
                 let exchange = Call { transport, signature, limits, buffer_bytes, is_first: true };
                 exchange.run(call.kind, algorithm, call.tensors, scratch)
             }
-        }
+        };
+        self.past.add(waiting.took());
+        result
     }
 }
 

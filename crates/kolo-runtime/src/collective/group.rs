@@ -9,10 +9,11 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use kolo_core::{Error, Result};
+use kolo_device::shared_group::Activity;
 use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup};
 use parking_lot::Mutex;
 
-use super::Communicator;
+use super::{Communicator, Recorder};
 
 /// One rank's end of a group, for the nodes of graphs. Dropping it stops what is under way.
 pub struct Group {
@@ -20,6 +21,7 @@ pub struct Group {
     n_ranks: usize,
     runs: Runs,
     stop: Arc<AtomicBool>,
+    recorder: Recorder,
     /// When the first call was begun since this was taken.
     first_begun: Mutex<Option<Instant>>,
 }
@@ -39,19 +41,26 @@ impl Group {
     pub fn new(communicator: Communicator) -> Result<Arc<Group>> {
         let (rank, n_ranks, stop) = (communicator.rank(), communicator.n_ranks(), communicator.stop_flag());
         let (sender, queue) = mpsc::channel();
+        let recorder = communicator.recorder().clone();
         let thread = std::thread::Builder::new()
             .name(format!("kolo-rank-{rank}"))
             .spawn(move || serve(communicator, &queue))
             .map_err(|error| Error::resource_exhausted(format!("no thread for collectives: {error}")))?;
         let runs = Runs::OwnThread { queue: Some(Mutex::new(sender)), thread: Some(thread) };
-        Ok(Arc::new(Group { rank, n_ranks, runs, stop, first_begun: Mutex::new(None) }))
+        Ok(Arc::new(Group { rank, n_ranks, runs, stop, recorder, first_begun: Mutex::new(None) }))
     }
 
     /// Takes a communicator over; beginning a collective returns when it is done.
     pub fn on_callers_thread(communicator: Communicator) -> Arc<Group> {
         let (rank, n_ranks, stop) = (communicator.rank(), communicator.n_ranks(), communicator.stop_flag());
+        let recorder = communicator.recorder().clone();
         let runs = Runs::CallersThread(Box::new(Mutex::new(communicator)));
-        Arc::new(Group { rank, n_ranks, runs, stop, first_begun: Mutex::new(None) })
+        Arc::new(Group { rank, n_ranks, runs, stop, recorder, first_begun: Mutex::new(None) })
+    }
+
+    /// Where this rank writes down what it does.
+    pub fn recorder(&self) -> &Recorder {
+        &self.recorder
     }
 
     /// When the first call was begun since this was last asked: how far a rank comes by itself before it needs the others.
@@ -98,6 +107,7 @@ impl CollectiveGroup for Group {
 impl Drop for Group {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        self.recorder.note(Activity::Ended);
         let Runs::OwnThread { queue, thread } = &mut self.runs else { return };
         *queue = None;
         // The thread itself may drop the last handle, at the end of a call.

@@ -12,19 +12,28 @@
 
 mod algorithm;
 mod communicator;
+mod diagnosis;
 mod group;
 mod in_process;
 mod pieces;
+mod record;
 mod shared;
 mod signature;
+mod training;
 mod transport;
 mod vector;
+mod waiting;
 
 pub use algorithm::choice::{Algorithm, Costs};
 pub use communicator::{Communicator, CommunicatorOptions};
+pub use diagnosis::{RankFinding, WaitCause, diagnose};
 pub use group::Group;
 pub use in_process::{InProcess, SentCounts};
 pub use kolo_device::cpu::reduce::ReduceOp;
-pub use kolo_device::shared_group::WaitLimits;
+pub use kolo_device::shared_group::{
+    Activity, BoardOf, CallNote, Condition, RankBoard, RankNote, RankRecord, WaitLimits, now,
+};
 pub use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup, CollectiveKind, Groups, Root};
+pub use record::{CallState, RankState, Recorder};
+pub use training::Training;
 pub use transport::{Check, Incoming, Outgoing, Transport};

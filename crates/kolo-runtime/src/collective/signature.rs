@@ -69,6 +69,33 @@ impl Signature {
         self.route.map(|route| route.algorithm)
     }
 
+    /// Counts the calls of the group.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub fn kind(&self) -> CollectiveKind {
+        self.kind
+    }
+
+    pub fn dtype(&self) -> Option<DType> {
+        self.dtype
+    }
+
+    pub fn n_elements(&self) -> u64 {
+        self.n_elements
+    }
+
+    /// The name, cut off.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many bytes `write` writes.
+    pub fn n_bytes(&self) -> usize {
+        HEAD + self.name.len()
+    }
+
     pub fn write(&self, to: &mut [u8]) {
         let dtype = self.dtype.map_or(0, |dtype| dtype as i32 as u32);
         let op = self.kind.reduction().map_or(0, |op| 1 + op as u8);
@@ -91,7 +118,7 @@ impl Signature {
     }
 
     /// What another rank wrote, or `None` if nobody could have.
-    fn read(from: &[u8]) -> Option<Signature> {
+    pub fn read(from: &[u8]) -> Option<Signature> {
         let mut rest = from;
         let mut take = |n: usize| -> Option<&[u8]> {
             let (bytes, more) = rest.split_at_checked(n)?;
@@ -119,7 +146,7 @@ impl Signature {
     pub fn check(&self, rank: usize, other: usize, from: &[u8]) -> Result<()> {
         let mut mine = [0; SIGNATURE_BYTES];
         self.write(&mut mine);
-        let n_bytes = HEAD + self.name.len();
+        let n_bytes = self.n_bytes();
         if mine[..n_bytes] == from[..n_bytes] {
             return Ok(());
         }

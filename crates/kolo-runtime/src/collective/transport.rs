@@ -1,7 +1,9 @@
 //! What collectives ask of whatever carries bytes between ranks: TCP (`kolo-net`), or channels of one process.
 
+use std::sync::Arc;
+
 use kolo_core::{Error, Result};
-use kolo_device::shared_group::WaitLimits;
+use kolo_device::shared_group::{RankBoard, WaitLimits};
 
 /// One rank's end of a group whose ranks send each other messages.
 ///
@@ -34,6 +36,11 @@ pub trait Transport: Send {
 
     /// The error that says why the group has ended, if it has.
     fn ended(&self) -> Option<Error>;
+
+    /// Where this rank writes down what it does, and finds what others have told; none if nobody tells.
+    fn board(&self) -> Option<Arc<RankBoard>> {
+        None
+    }
 }
 
 /// A message to another rank: `parts`, one after the other.

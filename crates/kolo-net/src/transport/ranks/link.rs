@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Result};
-use kolo_runtime::collective::{Check, Incoming, Outgoing, Transport, WaitLimits};
+use kolo_runtime::collective::{Check, Incoming, Outgoing, RankBoard, Transport, WaitLimits};
 use rustix::event::{PollFd, PollFlags};
 
 use super::stream::{Stream, wait_for};
@@ -305,6 +305,10 @@ impl Transport for Link {
 
     fn ended(&self) -> Option<Error> {
         self.watch.ended()
+    }
+
+    fn board(&self) -> Option<Arc<RankBoard>> {
+        Some(self.watch.board().clone())
     }
 }
 

@@ -17,14 +17,16 @@ mod greeting;
 mod link;
 mod meet;
 mod stream;
+mod telling;
 mod watch;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo_core::{Code, Error, Result};
-use kolo_runtime::collective::{Communicator, CommunicatorOptions};
+use kolo_runtime::collective::{Communicator, CommunicatorOptions, RankBoard, RankRecord};
 
 use self::greeting::{Body, CallerSecurity, Door, Purpose, accept, answer, call, refuse};
 use self::link::Link;
@@ -186,7 +188,9 @@ fn connect(config: &RankConfig) -> Result<Link> {
         controls.push(of_peer.pop().flatten());
         messages.push(of_peer.into_iter().flatten().collect());
     }
-    let (watch, watching) = Watch::start(config.rank, controls, config.lost_after)?;
+    let board = Arc::new(RankBoard::alone(config.n_ranks, config.rank, roster.group)?);
+    board.record(config.rank).into_iter().for_each(RankRecord::adopt);
+    let (watch, watching) = Watch::start(config.rank, controls, board, config.lost_after)?;
     let own_host = roster.addresses[config.rank].ip();
     let n_here = roster.addresses.iter().filter(|address| address.ip() == own_host).count();
     let n_cores = std::thread::available_parallelism().map_or(1, usize::from);

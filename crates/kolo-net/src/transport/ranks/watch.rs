@@ -6,6 +6,9 @@
 //! | `state` | any thread, briefly; it is never held while another lock is taken |
 //! | a `Control` | whoever ends the group, and the watching thread; briefly, since its socket never blocks |
 //!
+//! With each sign of life a rank tells what it does (`telling.rs`), which its peers write on their boards: what is known of a rank
+//! outlives it.
+//!
 //! A peer whose connection is closed without a goodbye has died, and one that says nothing for `lost_after` is lost: both end the group.
 //! A pause of this process itself, which makes all peers look silent, does not count.
 
@@ -18,17 +21,21 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Result};
+use kolo_runtime::collective::{RankBoard, RankState};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 
-use super::CONNECT;
 use super::stream::{Stream, wait_for};
+use super::{CONNECT, telling};
 
 /// A longer reason is cut off.
 const MOST_REASON: usize = 1500;
 
 /// Bytes of a message that says that the group has ended: its kind, who ended it, how long the reason is.
 const END_HEAD: usize = 1 + 4 + 2;
+
+/// Silence of a peer is mentioned after this time, long before it is lost.
+const SILENCE: Duration = Duration::from_millis(1200);
 
 /// The most bytes that a peer does not read before it gets no more.
 const MOST_UNREAD: usize = 4 * MOST_REASON;
@@ -39,6 +46,10 @@ const GOODBYE: Duration = Duration::from_millis(200);
 const ALIVE: u8 = 0;
 const END: u8 = 1;
 const LEAVE: u8 = 2;
+const TELL: u8 = 3;
+
+/// Bytes before what a rank tells: its kind, and how long it is.
+const TELL_HEAD: usize = 1 + 2;
 
 /// What is known of a group.
 pub(super) struct Watch {
@@ -46,6 +57,8 @@ pub(super) struct Watch {
     state: Mutex<WatchState>,
     /// The group has ended; `state` says why.
     has_ended: AtomicBool,
+    /// What this rank and its peers do.
+    board: Arc<RankBoard>,
     controls: Vec<Option<Mutex<Control>>>,
     /// Wakes the watching thread.
     wake: UnixStream,
@@ -125,6 +138,8 @@ enum Said {
     Alive,
     End(usize, String),
     Leave,
+    /// What it does.
+    Tell(Vec<u8>),
     /// Its connection is closed.
     Nothing,
 }
@@ -146,7 +161,15 @@ fn parse(bytes: &[u8]) -> io::Result<Option<(usize, Said)>> {
                 }
             }
         }
-        [END, ..] => Ok(None),
+        [TELL, n0, n1, rest @ ..] => {
+            let n = usize::from(u16::from_le_bytes([*n0, *n1]));
+            match rest.get(..n) {
+                _ if n > telling::MOST_TOLD => Err(io::ErrorKind::InvalidData.into()),
+                None => Ok(None),
+                Some(told) => Ok(Some((TELL_HEAD + n, Said::Tell(told.to_vec())))),
+            }
+        }
+        [END | TELL, ..] => Ok(None),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
@@ -160,11 +183,19 @@ fn end_message(by: usize, reason: &str) -> Vec<u8> {
     bytes
 }
 
+fn tell_message(told: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![TELL];
+    bytes.extend((told.len() as u16).to_le_bytes());
+    bytes.extend(told);
+    bytes
+}
+
 impl Watch {
     /// Watches over peers, of which this rank has none to itself.
     pub fn start(
         rank: usize,
         streams: Vec<Option<Stream>>,
+        board: Arc<RankBoard>,
         lost_after: Duration,
     ) -> Result<(Arc<Watch>, JoinHandle<()>)> {
         let failed = |error: io::Error| Error::resource_exhausted(format!("ranks cannot be watched: {error}"));
@@ -180,6 +211,7 @@ impl Watch {
             rank,
             state,
             has_ended: AtomicBool::new(false),
+            board,
             controls: streams.into_iter().map(|stream| stream.map(control)).collect(),
             wake,
             stops: AtomicBool::new(false),
@@ -190,6 +222,19 @@ impl Watch {
             .spawn(move || watched.run(&sockets, &waker, lost_after))
             .map_err(failed)?;
         Ok((watch, thread))
+    }
+
+    /// What this rank and its peers do.
+    pub fn board(&self) -> &Arc<RankBoard> {
+        &self.board
+    }
+
+    /// What this rank does, for its peers.
+    fn told(&self) -> Vec<u8> {
+        match self.board.record(self.rank) {
+            Some(record) => tell_message(&telling::write(&record.read())),
+            None => vec![ALIVE],
+        }
     }
 
     /// Why the group has ended, if it has.
@@ -250,7 +295,9 @@ impl Watch {
         let period = lost_after / 5;
         // Who has not connected to all others yet says nothing: it is not silent before that takes too long.
         let mut heard = vec![Instant::now() + CONNECT; sockets.len()];
-        let (mut said, mut looked) = (Instant::now(), Instant::now());
+        let mut is_mentioned = vec![false; sockets.len()];
+        // The first sign of life is due at once: who stops early is known, too.
+        let (mut said, mut looked) = (Instant::now() - period, Instant::now());
         while !self.stops.load(Ordering::Acquire) {
             let peers = self.state.lock().peers.clone();
             let here = |peer: &usize| sockets[*peer].is_some() && peers[*peer] == PeerState::Here;
@@ -276,23 +323,31 @@ impl Watch {
                 match listened {
                     Ok(words) if words.is_empty() => {}
                     Ok(words) => {
-                        heard[peer] = now;
+                        (heard[peer], is_mentioned[peer]) = (now, false);
                         words.into_iter().for_each(|word| self.hear(peer, word));
                     }
                     Err(_) => self.lose(peer, "said something that no rank says"),
                 }
                 let silent = now.saturating_duration_since(heard[peer]);
+                if silent >= SILENCE && silent < lost_after && !std::mem::replace(&mut is_mentioned[peer], true) {
+                    let (seconds, most) = (silent.as_secs_f64(), lost_after.as_secs_f64());
+                    let (rank, last_known) = (self.rank, self.last_known(peer));
+                    tracing::warn!(
+                        "rank {rank} has heard nothing of rank {peer} for {seconds:.1} s, and gives it up after {most:.1} s{last_known}"
+                    );
+                }
                 if silent >= lost_after {
                     self.lose(peer, &format!("is lost: nothing was heard of it for {:.1} s", silent.as_secs_f64()));
                 }
             }
             if now >= said + period {
                 said = now;
+                let told = self.told();
                 for &peer in &watched {
                     if let Some(control) = &self.controls[peer] {
                         let mut control = control.lock();
                         match control.unsent.is_empty() {
-                            true => control.send(&[ALIVE]),
+                            true => control.send(&told),
                             false => control.flush(),
                         }
                     }
@@ -313,6 +368,10 @@ impl Watch {
     fn hear(&self, peer: usize, word: Said) {
         match word {
             Said::Alive => {}
+            Said::Tell(told) => match (telling::read(&told), self.board.record(peer)) {
+                (Some(note), Some(record)) => record.copy(&note),
+                _ => self.lose(peer, "said something that no rank says"),
+            },
             Said::Leave => {
                 let mut state = self.state.lock();
                 if state.peers[peer] == PeerState::Here {
@@ -331,16 +390,24 @@ impl Watch {
         }
     }
 
+    /// What a peer has told last.
+    fn last_known(&self, peer: usize) -> String {
+        let note = self.board.record(peer).map(|record| record.read()).filter(|note| note.pid != 0);
+        note.map_or(String::new(), |note| format!("; rank {peer} {}", RankState::new(peer, note)))
+    }
+
     /// A peer is gone without a goodbye.
     fn lose(&self, peer: usize, how: &str) {
         self.state.lock().peers[peer] = PeerState::Lost;
-        let reason = format!("rank {peer} {how}");
+        let reason = format!("rank {peer} {how}{}", self.last_known(peer));
         self.end_with(Error::aborted(reason.clone()), self.rank, &reason);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use kolo_runtime::collective::{Activity, RankNote};
+
     use super::*;
 
     #[test]
@@ -348,17 +415,21 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let stream = Stream::new(listener.accept().unwrap().0, None).unwrap();
-        let (watch, watching) = Watch::start(0, vec![None, Some(stream)], Duration::from_millis(50)).unwrap();
+        let board = Arc::new(RankBoard::alone(2, 0, [0; 16]).unwrap());
+        let streams = vec![None, Some(stream)];
+        let (watch, watching) = Watch::start(0, streams, board, Duration::from_millis(50)).unwrap();
         // As long as six times that is too long for a peer that has said something.
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(watch.ended(), None);
-        (&theirs).write_all(&[ALIVE]).unwrap();
+        let note = RankNote { pid: 1, host: 1, step: Some(7), activity: Activity::Saving, ..RankNote::default() };
+        (&theirs).write_all(&tell_message(&telling::write(&note))).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
         while watch.ended().is_none() && Instant::now() < deadline {
             std::thread::yield_now();
         }
         let error = watch.ended().unwrap().to_string();
         assert!(error.contains("rank 1 is lost: nothing was heard of it for 0."), "{error}");
+        assert!(error.contains("; rank 1 saves a checkpoint in step 7"), "what it did is known: {error}");
         watch.stop();
         watching.join().unwrap();
     }
@@ -373,6 +444,10 @@ mod tests {
         assert_eq!(parse(&[ALIVE, END]).unwrap(), Some((1, Said::Alive)));
         assert_eq!(parse(&[LEAVE]).unwrap(), Some((1, Said::Leave)));
         assert!(parse(&[9]).is_err());
+        let told = tell_message(b"abc");
+        assert_eq!(parse(&told).unwrap(), Some((told.len(), Said::Tell(b"abc".to_vec()))));
+        (0..told.len()).for_each(|n| assert_eq!(parse(&told[..n]).unwrap(), None, "{n} bytes"));
+        assert!(parse(&[TELL, 255, 255]).is_err(), "longer than what any rank tells");
         assert!(parse(&[END, 0, 0, 0, 0, 255, 255]).is_err(), "longer than any reason");
         let long = "x".repeat(5000);
         assert_eq!(end_message(0, &long).len(), END_HEAD + MOST_REASON);
