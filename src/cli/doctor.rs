@@ -1,4 +1,5 @@
-//! `kolo doctor`: collects a report from every task of a cluster, and finds what stuck steps wait for.
+//! `kolo doctor`: finds what stuck steps wait for: in a cluster, from the report of every task; among ranks that train by
+//! all-reduce, from their records (`doctor_ranks.rs`).
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use crate::{ClusterSpec, Error, Result};
 use serde_json::{Value, json};
 
 use super::security::SecurityFlags;
-use super::{doctor_gpu, print, task};
+use super::{doctor_gpu, doctor_ranks, print, task};
 
 /// The interval of `--watch`.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -15,9 +16,11 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Flags of `kolo doctor`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
+  kolo doctor                                       all trainings by ranks of this user on this machine; the cluster of
+                                                    TF_CONFIG, if that is set
+  kolo doctor --pid 4711                            the training of this process
   kolo doctor --cluster cluster.json                check once; the exit code is 1 if something is stuck
   kolo doctor --cluster cluster.json --watch        check every second
-  kolo doctor                                       the cluster of TF_CONFIG
   kolo doctor gpu                                   the libraries that GPUs need")]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
@@ -26,12 +29,15 @@ pub struct Args {
     /// Check this cluster: JOB=HOST:PORT,HOST:PORT;JOB=... or a JSON file [default: $TF_CONFIG]
     #[arg(long, value_name = "TASKS")]
     cluster: Option<String>,
+    /// Check the training of this process: one of its ranks, or the command that started them
+    #[arg(long, value_name = "PID", conflicts_with = "cluster")]
+    pid: Option<u32>,
     #[command(flatten)]
     security: SecurityFlags,
-    /// Diagnose steps that are older than this
+    /// Diagnose steps that are older than this, and ranks that have waited for longer
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     overdue: f64,
-    /// Wait this long for a task's report
+    /// Wait this long for a task's report; ranks need not answer
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     deadline: f64,
     /// Print one JSON object per check
@@ -53,20 +59,23 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(Part::Gpu) = args.part {
         return doctor_gpu::run();
     }
-    let environment = task::environment()?;
-    let cluster = task::cluster(args.cluster.as_deref(), environment.as_ref())?;
     let seconds = |flag: &str, seconds: f64| {
         let wrong = |_| Error::invalid_argument(format!("{flag} {seconds} is not a number of seconds"));
         Duration::try_from_secs_f64(seconds).map_err(wrong)
     };
+    let overdue = seconds("--overdue", args.overdue)?;
+    let environment = task::environment()?;
+    if is_about_ranks(args.cluster.is_some(), args.pid.is_some()) {
+        return watch(args.watch, || doctor_ranks::check(args.pid, overdue, args.json, args.watch));
+    }
+    let cluster = task::cluster(args.cluster.as_deref(), environment.as_ref())?;
     let options = Options {
         security: args.security.read()?,
-        overdue: seconds("--overdue", args.overdue)?,
+        overdue,
         deadline: seconds("--deadline", args.deadline)?.max(Duration::from_millis(10)),
     };
     let began = Instant::now();
-    loop {
-        let looked = Instant::now();
+    watch(args.watch, || {
         let examination = examine(&cluster, &options)?;
         match args.json {
             true => print(as_json(&cluster, &examination))?,
@@ -77,8 +86,22 @@ pub fn run(args: &Args) -> Result<()> {
                 show(&cluster, &examination)?;
             }
         }
-        if !args.watch {
-            return match examination.n_problems() {
+        Ok(examination.n_problems())
+    })
+}
+
+/// Whether these flags are about ranks of this machine, and not about a cluster.
+pub fn is_about_ranks(has_cluster: bool, has_pid: bool) -> bool {
+    has_pid || !has_cluster && std::env::var("TF_CONFIG").map_or(true, |text| text.trim().is_empty())
+}
+
+/// Checks once, or again and again. `check` returns how many problems it has found. Problems of a single check are an error.
+fn watch(again: bool, mut check: impl FnMut() -> Result<usize>) -> Result<()> {
+    loop {
+        let looked = Instant::now();
+        let n_problems = check()?;
+        if !again {
+            return match n_problems {
                 0 => Ok(()),
                 n => {
                     Err(Error::unavailable(format!("{n} of the above {} help", if n == 1 { "needs" } else { "need" })))

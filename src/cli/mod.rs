@@ -8,6 +8,7 @@ mod config;
 mod devices;
 mod doctor;
 mod doctor_gpu;
+mod doctor_ranks;
 mod explain;
 mod graph_file;
 mod machine;
@@ -46,7 +47,7 @@ enum Command {
     Run(run::Args),
     /// Serve one task of a cluster: a parameter server or a worker
     Serve(serve::Args),
-    /// Check all tasks of a cluster and find what a stuck step waits for; also: doctor gpu
+    /// Find what a training waits for: ranks of this machine, or all tasks of a cluster; also: doctor gpu
     Doctor(doctor::Args),
     /// Make certificates for a cluster
     Cert(cert::Args),

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::doctor::is_about_ranks;
 use super::train::ranks::{has_other_launcher, is_rank};
 use crate::{Error, Result};
 use clap::ArgMatches;
@@ -235,6 +236,12 @@ const RULES: &[Rule] = &[
         flags: &["replica"],
         has_no_effect: |given| given.value("durability") != "replicated",
         why: "is the task to replicate to with --durability replicated",
+    },
+    Rule {
+        command: "doctor",
+        flags: &["deadline", "[Security]"],
+        has_no_effect: |given| is_about_ranks(given.has("cluster"), given.has("pid")),
+        why: "is about the tasks of a cluster, and there is none: ranks of this machine are not asked; give --cluster",
     },
     Rule {
         command: "devices",
