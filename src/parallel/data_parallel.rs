@@ -17,6 +17,7 @@ use kolo_graph::{
 };
 use kolo_runtime::SessionConfig;
 
+use super::merge_collectives::{MEETING_BYTES, merge_collectives};
 use super::world::{WORLD, World};
 
 /// Makes the training steps of a session those of one rank among many.
@@ -146,7 +147,8 @@ impl DataParallel {
             "what a step writes from the data of one rank alone, such as moving averages, becomes the mean over all ranks",
             move |graph, _| for_each_step(graph, |graph, training, step| average_state(graph, training, step, sizes)),
         );
-        let mut passes = vec![gradients, state];
+        // Buckets that were made smaller by hand stay as they are.
+        let mut passes = vec![gradients, state, merge_collectives(MEETING_BYTES.min(sizes.first / 4))];
         if self.is_atomic {
             passes.push(Pass::new(
                 "atomic-updates",

@@ -1,6 +1,7 @@
 //! One model on many devices: in one process ([`towers`]), or in many ([`World`], [`DataParallel`]).
 
 mod data_parallel;
+mod merge_collectives;
 mod slow_rank;
 mod towers;
 mod world;

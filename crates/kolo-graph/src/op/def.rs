@@ -41,6 +41,9 @@ pub struct OpDef {
     pub transfer: Option<TransferEnd>,
     /// The attribute that names the group of ranks in which it meets its like in other processes, if it is a collective.
     pub group: Option<&'static str>,
+    /// The attribute that counts its inputs, if each output is made of the input at its place alone, so that two nodes that are alike
+    /// otherwise can be one with the inputs of both.
+    pub joined_by: Option<&'static str>,
     /// The handles that it takes may be of any device, since it never looks at what is behind them.
     pub handles_from_anywhere: bool,
     /// May receive a reference to a variable without a value.
@@ -70,6 +73,7 @@ impl OpDef {
         split: SplitRule::Unstated,
         transfer: None,
         group: None,
+        joined_by: None,
         handles_from_anywhere: false,
         allows_uninitialized_input: false,
         flow: Flow::Plain,

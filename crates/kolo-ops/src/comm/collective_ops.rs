@@ -12,14 +12,14 @@ use crate::kernel::KernelInit;
 use crate::op::{Gpu, KernelDef, Op, cpu_made};
 use crate::{AsyncKernel, Cost, Done, KernelCtx, KernelMaker, Outcome};
 
-pub(crate) static KOLO_ALL_REDUCE: Op = collective(
+pub(crate) static KOLO_ALL_REDUCE: Op = joined(collective(
     "KoloAllReduce",
     "(values:N*T) -> (reduced:N*T) ; N:int>=1, \
      T:type{half,bfloat16,float,double,int8,int16,int32,int64,uint8,uint16,uint32,uint64}, group:string=\"\", \
      reduction:string{\"sum\",\"mean\",\"min\",\"max\",\"prod\"}=\"sum\"",
     shape_fns::each_as_its_input,
     &[made(|init| Collective::make(init, CollectiveKind::AllReduce(reduction(init.attrs())?)))],
-);
+));
 
 pub(crate) static KOLO_REDUCE_SCATTER: Op = collective(
     "KoloReduceScatter",
@@ -44,7 +44,7 @@ pub(crate) static KOLO_ALL_TO_ALL: Op = collective(
     &[made(|init| Collective::make(init, CollectiveKind::AllToAll))],
 );
 
-pub(crate) static KOLO_BROADCAST: Op = collective(
+pub(crate) static KOLO_BROADCAST: Op = joined(collective(
     "KoloBroadcast",
     "(values:N*T) -> (copies:N*T) ; N:int>=1, T:type, group:string=\"\", root:int>=0=0",
     shape_fns::each_as_its_input,
@@ -52,7 +52,7 @@ pub(crate) static KOLO_BROADCAST: Op = collective(
         let root = usize::try_from(init.attrs().int("root")?).unwrap_or(usize::MAX);
         Collective::make(init, CollectiveKind::Broadcast(Root(root)))
     })],
-);
+));
 
 const fn collective(name: &'static str, signature: &'static str, shape: ShapeFn, kernels: &'static [KernelDef]) -> Op {
     let gradient = Gradient::Refused("ranks exchange gradients; nothing is differentiated through the exchange");
@@ -67,6 +67,11 @@ const fn collective(name: &'static str, signature: &'static str, shape: ShapeFn,
         ..OpDef::BASE
     };
     Op { def, kernels, gpu: Gpu::Missing, cost: Cost::Inline }
+}
+
+/// One that exchanges `N` tensors together.
+const fn joined(op: Op) -> Op {
+    Op { def: OpDef { joined_by: Some("N"), ..op.def }, ..op }
 }
 
 const fn made(make: fn(&KernelInit<'_>) -> Result<Box<dyn AsyncKernel>>) -> KernelDef {
