@@ -9,7 +9,7 @@ use std::sync::Arc;
 use kolo_core::{Buffer, DType, DeviceName, Error, Memory, Result, Shape, Tensor};
 
 use crate::cpu::pool::IntraPool;
-use crate::{Charge, MemoryStats, NullDevice, Recorder};
+use crate::{Charge, MemoryStats, NullDevice, RankDevice, Recorder};
 
 /// What a device says of itself.
 #[derive(Clone, Debug)]
@@ -118,6 +118,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// This device as one that records work and replays it, if it can.
     fn recorder(&self) -> Option<&dyn Recorder> {
+        None
+    }
+
+    /// This device as one that exchanges data with those of other ranks, if it is one.
+    fn rank_device(&self) -> Option<&dyn RankDevice> {
         None
     }
 

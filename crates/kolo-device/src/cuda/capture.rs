@@ -10,6 +10,7 @@
 //! pool, those inside cuBLAS, cuDNN and destructors of tensors included, and the driver itself captures what one thread
 //! enqueues. One call that was not given the capture would run at once and be missing from replays.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use super::arena::Arena;
 use super::check;
 use super::device::CudaDevice;
 use super::launch::cuda_buffer;
-use super::stream::Streams;
+use super::stream::{Mark, Streams};
 use crate::{ActiveRecording, Address, Recorder, Recording};
 
 /// A recorded step.
@@ -31,6 +32,8 @@ pub(super) struct Captured {
     n_nodes: usize,
     /// Values from the host that its launches read. They are not in the pool, to all of which launches may write.
     _kept: Vec<Tensor>,
+    /// What its work on other streams needs.
+    _beside: Vec<Arc<dyn Any + Send + Sync>>,
     pool: usize,
     arena: Arc<Arena>,
     streams: Arc<Streams>,
@@ -53,6 +56,24 @@ thread_local! {
     static CURRENT: Cell<Option<Redirect>> = const { Cell::new(None) };
     /// Tensors that the capture of this thread keeps.
     static KEPT: RefCell<Vec<Tensor>> = const { RefCell::new(Vec::new()) };
+    /// Work on other streams that the capture of this thread has begun.
+    static BESIDE: RefCell<Vec<Beside>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Work that a capture holds on another stream than its own.
+struct Beside {
+    /// After it.
+    mark: Arc<Mark>,
+    /// What it needs as long as it is replayed.
+    keep: Arc<dyn Any + Send + Sync>,
+}
+
+/// Makes the capture of this thread, if there is one, end after the work before `mark` on another stream, and keep an object as long
+/// as it is replayed.
+pub(super) fn join_before_end(mark: &Arc<Mark>, keep: Arc<dyn Any + Send + Sync>) {
+    if CURRENT.get().is_some() {
+        BESIDE.with_borrow_mut(|beside| beside.push(Beside { mark: mark.clone(), keep }));
+    }
 }
 
 /// Runs `make` outside of the capture: its work is done now, in the arena's common pool. The capture keeps the
@@ -164,8 +185,11 @@ impl Capturing<'_> {
         let device = self.device;
         let pool = self.pool.take().ok_or_else(|| Error::internal("a capture was ended twice"))?;
         CURRENT.set(None);
-        let kept = KEPT.take();
+        let (kept, beside) = (KEPT.take(), BESIDE.take());
         device.bind()?;
+        // A capture that leaves work on other streams behind is refused. Waiting twice for the same costs nothing. A failure is one
+        // of the capture, which is ended below in any case.
+        let _ = beside.iter().try_for_each(|beside| device.streams().wait(&self.stream, &beside.mark));
         // SAFETY: the stream has been capturing since `begin_capture`.
         let graph = check("ending a capture", unsafe { result::stream::end_capture(self.stream.cu_stream()) });
         let made = graph.and_then(|graph| {
@@ -185,6 +209,7 @@ impl Capturing<'_> {
                 exec,
                 n_nodes,
                 _kept: kept,
+                _beside: beside.into_iter().map(|beside| beside.keep).collect(),
                 pool,
                 arena: device.arena().clone(),
                 streams: device.streams().clone(),
@@ -202,6 +227,7 @@ impl Drop for Capturing<'_> {
         let Some(pool) = self.pool.take() else { return };
         CURRENT.set(None);
         KEPT.take();
+        BESIDE.take();
         if self.device.bind().is_ok() {
             // SAFETY: as in `end`. The recorded work is discarded, also if the driver reports it as invalid.
             if let Ok(graph) = unsafe { result::stream::end_capture(self.stream.cu_stream()) }

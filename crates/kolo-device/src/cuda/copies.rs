@@ -21,11 +21,16 @@ impl CudaDevice {
     /// Copies between tensors of this device, enqueued; both tensors of a pair have the same size. Nothing else may
     /// write to a target before that.
     pub(super) fn copy_pairs(&self, pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
+        self.check_not_capturing()?;
+        self.launch_copies(pairs)
+    }
+
+    /// As [`CudaDevice::copy_pairs`], also in a capture, which then repeats the copies.
+    pub(super) fn launch_copies(&self, pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
         if let Some((from, to)) = pairs.iter().find(|(from, to)| from.n_bytes() != to.n_bytes()) {
             let (from, to) = (from.n_bytes(), to.n_bytes());
             return Err(Error::internal(format!("a copy of {from} bytes to a buffer of {to}")));
         }
-        self.check_not_capturing()?;
         let function = self.function(&KEY, || format!("#define PAIRS {PAIRS}\n{SOURCE}"))?;
         for chunk in pairs.chunks(PAIRS) {
             let tensors: Vec<&Tensor> = chunk.iter().flat_map(|(from, to)| [*from, *to]).collect();

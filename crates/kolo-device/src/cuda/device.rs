@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 
-use cudarc::driver::{CudaContext, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use kolo_core::{Buffer, DeviceName, Error, Memory, Result, Tensor};
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
@@ -15,13 +15,14 @@ use super::conv::Dnn;
 use super::launch::{Args, Grid, cuda_buffer};
 use super::library::absent;
 use super::matmul::{Lt, WORKSPACE};
+use super::nccl::NcclRanks;
 use super::page_lock::is_locked;
 use super::pinned::Pinned;
 use super::program::{Function, ProgramKey, Programs};
 use super::stream::{Streams, Watcher};
 use super::{PhysicalGpu, check, is_gpu_memory, memory_of};
 use crate::cpu::pool::IntraPool;
-use crate::{Device, DeviceAttributes, Event, MemoryStats, Recorder, StreamRole};
+use crate::{Device, DeviceAttributes, DeviceRanks as _, Event, MemoryStats, RankDevice, Recorder, StreamRole};
 
 /// The configuration of a GPU device.
 #[derive(Clone)]
@@ -51,6 +52,8 @@ pub struct CudaDevice {
     shared_memory: u32,
     /// The GPU's name for messages; unique on this machine.
     gpu: String,
+    /// Its ends of groups of ranks.
+    ranks: Mutex<Vec<Arc<NcclRanks>>>,
     /// Dropped before the streams: its callbacks hold tensors.
     watcher: Watcher,
     workspace: OnceLock<Arc<dyn Buffer>>,
@@ -116,6 +119,7 @@ impl CudaDevice {
             multiprocessors: multiprocessors.max(1) as u32,
             shared_memory: shared_memory.max(0) as u32,
             gpu: gpu.label(),
+            ranks: Mutex::default(),
             watcher,
             workspace: OnceLock::new(),
             lt: OnceLock::new(),
@@ -185,15 +189,27 @@ impl CudaDevice {
 
     /// Enqueues a kernel on the compute stream.
     pub fn launch(&self, function: Function, grid: Grid, args: &Args<'_>) -> Result<()> {
-        self.start(function, grid, args, result::launch_kernel)
+        self.start(function, grid, args, self.compute_stream(), result::launch_kernel)
+    }
+
+    /// Enqueues a kernel on another stream, which the caller orders against the compute stream.
+    pub(super) fn launch_on(&self, stream: &CudaStream, function: Function, grid: Grid, args: &Args<'_>) -> Result<()> {
+        self.start(function, grid, args, stream.cu_stream(), result::launch_kernel)
     }
 
     /// Enqueues a kernel whose blocks wait for each other: all of them must fit on the GPU at once.
     pub fn launch_together(&self, function: Function, grid: Grid, args: &Args<'_>) -> Result<()> {
-        self.start(function, grid, args, result::launch_cooperative_kernel)
+        self.start(function, grid, args, self.compute_stream(), result::launch_cooperative_kernel)
     }
 
-    fn start(&self, function: Function, grid: Grid, args: &Args<'_>, launch: Launch) -> Result<()> {
+    fn start(
+        &self,
+        function: Function,
+        grid: Grid,
+        args: &Args<'_>,
+        stream: sys::CUstream,
+        launch: Launch,
+    ) -> Result<()> {
         args.check(self.arena.id())?;
         let mut params: SmallVec<[*mut c_void; 24]> =
             args.starts.iter().map(|&start| (&raw const args.words[usize::from(start)]).cast_mut().cast()).collect();
@@ -208,18 +224,10 @@ impl CudaDevice {
         let triple = |at: [u32; 3]| (at[0], at[1], at[2]);
         // SAFETY: the function is of this device's context. Each parameter points to at least eight bytes that hold
         // its value, which the driver copies. Tensors are of this device (checked above), and their memory is reused
-        // only by work that comes later on this stream. The kernel's source guarantees that it stays within its
-        // tensors.
-        let launched = unsafe {
-            launch(
-                function.0,
-                triple(grid.blocks),
-                triple(grid.threads),
-                grid.shared,
-                self.compute_stream(),
-                &mut params,
-            )
-        };
+        // only by work that comes later on this stream, or on the compute stream once that has waited for this one.
+        // The kernel's source guarantees that it stays within its tensors.
+        let launched =
+            unsafe { launch(function.0, triple(grid.blocks), triple(grid.threads), grid.shared, stream, &mut params) };
         check("launching a kernel", launched)
     }
 
@@ -259,6 +267,13 @@ impl CudaDevice {
         check("copying to the GPU", copied)?;
         self.pinned.give_back_after(staged, self.streams.mark(compute, None)?);
         Ok(())
+    }
+
+    /// Keeps this device's end of a group as long as the device.
+    pub(super) fn keep_ranks(&self, ranks: Arc<NcclRanks>) {
+        let mut kept = self.ranks.lock();
+        kept.retain(|ranks| ranks.ended().is_none());
+        kept.push(ranks);
     }
 
     pub(super) fn check_not_capturing(&self) -> Result<()> {
@@ -518,6 +533,9 @@ impl Device for CudaDevice {
         check("copying on the GPU", copied)
     }
     fn recorder(&self) -> Option<&dyn Recorder> {
+        Some(self)
+    }
+    fn rank_device(&self) -> Option<&dyn RankDevice> {
         Some(self)
     }
     fn record(&self, stream: StreamRole) -> Option<Arc<dyn Event>> {

@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 use cudarc::driver::sys as driver;
 use cudarc::{cublaslt, cudnn, nvrtc};
 
+use super::nccl::nccl_version;
+
 /// The result of looking for one library.
 #[derive(Clone, Debug)]
 pub struct LibraryReport {
@@ -98,6 +100,13 @@ pub fn libraries() -> Vec<LibraryReport> {
             without: "convolutions on GPUs",
             is_present: has_cudnn(),
         },
+        LibraryReport {
+            name: "nccl",
+            path: None,
+            version: nccl_version(),
+            without: "exchanges between the GPUs of ranks: their gradients go through host memory",
+            is_present: nccl_version().is_some(),
+        },
     ];
     // The version calls have loaded the libraries, so their paths are in the process's memory map.
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -157,7 +166,7 @@ mod tests {
     #[test]
     fn asking_is_harmless_with_and_without_cuda() {
         let reports = libraries();
-        assert_eq!(reports.len(), 5);
+        assert_eq!(reports.len(), 6);
         for report in reports.iter().filter(|report| !report.is_present) {
             assert_eq!(report.version, None, "{report:?}");
         }

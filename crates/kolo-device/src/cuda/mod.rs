@@ -19,6 +19,7 @@
 //! | compiled programs (`program.rs`) | any thread; compiled once, under a lock |
 //! | cuBLASLt plans (`matmul.rs`) | any thread, one lock; its workspace is ordered by the compute stream |
 //! | cuDNN (`conv.rs`, `attention.rs`) | any thread, one lock around each call |
+//! | NCCL (`nccl/`) | any thread, one lock around each group of calls; on a stream of its own |
 //! | events that receivers wait for | the watcher thread runs their callbacks, in the order they were queued |
 
 mod arena;
@@ -35,6 +36,7 @@ mod engines;
 mod launch;
 mod library;
 mod matmul;
+mod nccl;
 mod open;
 mod page_lock;
 mod pinned;
@@ -51,8 +53,8 @@ pub use discover::{Discovery, PhysicalGpu, Process, discover};
 pub use launch::{Args, Grid};
 pub use library::{LibraryReport, absent, libraries};
 pub use matmul::{Epilogue, MatMul, MatMulKind, Terms};
-pub use open::{GpuRequest, open};
-pub use program::{Function, ProgramKey, compile_only};
+pub use open::{GpuRequest, open, rank_hardware};
+pub use program::{Function, ProgramKey, c_type, compile_only};
 pub use visible::{Selection, select_visible};
 
 use cudarc::driver::DriverError;

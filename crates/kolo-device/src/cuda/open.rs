@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use kolo_core::{DeviceName, Error, Result};
 
+use super::nccl::{hardware_of, nccl_version};
 use super::{CudaConfig, CudaDevice, Discovery, MemoryPlan, PhysicalGpu, discover};
 use crate::Device;
 
@@ -66,6 +67,17 @@ pub fn open(request: &GpuRequest<'_>) -> Result<Vec<Arc<dyn Device>>> {
         Ok(CudaDevice::new(name, &config)?)
     };
     plans.into_iter().take(n).enumerate().map(make).collect()
+}
+
+/// What [`RankDevice::hardware`](crate::RankDevice::hardware) will say of the first GPU of a request with this list, for one of
+/// `n_ranks`; `None` if there is none, or the ranks could not meet on it.
+pub fn rank_hardware(visible_device_list: &str, n_ranks: usize) -> Option<String> {
+    let found = discover(None);
+    if found.absent.is_some() || (n_ranks > 1 && nccl_version().is_none()) {
+        return None;
+    }
+    let gpus = gpus(visible_device_list, &found).ok()?;
+    Some(hardware_of(&gpus.first()?.label()))
 }
 
 /// For each device, its GPU and how much of its memory to use.

@@ -24,6 +24,26 @@ use super::stream::Streams;
 /// The source that every program begins with: number types and their conversions.
 const PRELUDE: &str = include_str!("prelude.cu");
 
+/// The name that a dtype has in CUDA sources.
+pub fn c_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::F64 => "f64",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::I8 => "i8",
+        DType::I16 => "i16",
+        DType::I32 => "i32",
+        DType::I64 => "i64",
+        DType::U8 => "u8",
+        DType::U16 => "u16",
+        DType::U32 => "u32",
+        DType::U64 => "u64",
+        DType::Bool => "bool",
+        _ => "void",
+    }
+}
+
 /// The key of a program: its operation, element types and loop shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProgramKey {

@@ -50,6 +50,11 @@ impl Streams {
 
     /// Records an event after all work that is on `stream` now. `keep` stays alive until the event has completed.
     pub fn mark(self: &Arc<Self>, stream: &CudaStream, keep: Option<Tensor>) -> Result<Mark> {
+        self.mark_on(stream.cu_stream(), keep)
+    }
+
+    /// As [`Streams::mark`], by handle; the caller keeps the stream alive.
+    pub fn mark_on(self: &Arc<Self>, stream: sys::CUstream, keep: Option<Tensor>) -> Result<Mark> {
         self.bind()?;
         let spare = self.spare.lock().pop();
         let event = match spare {
@@ -59,18 +64,23 @@ impl Streams {
                 RawEvent(check("making an event", result::event::create(flags))?)
             }
         };
-        // SAFETY: both handles are alive: the event is ours, the stream is borrowed.
-        check("recording an event", unsafe { result::event::record(event.0, stream.cu_stream()) })?;
+        // SAFETY: both handles are alive: the event is ours, the stream is the caller's.
+        check("recording an event", unsafe { result::event::record(event.0, stream) })?;
         Ok(Mark { event: Some(event), streams: self.clone(), keep })
     }
 
     /// Makes `stream` wait for a mark, without blocking the host.
     pub fn wait(&self, stream: &CudaStream, mark: &Mark) -> Result<()> {
+        self.wait_on(stream.cu_stream(), mark)
+    }
+
+    /// As [`Streams::wait`], by handle; the caller keeps the stream alive.
+    pub fn wait_on(&self, stream: sys::CUstream, mark: &Mark) -> Result<()> {
         self.bind()?;
         let Some(event) = &mark.event else { return Ok(()) };
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both handles are alive while they are borrowed.
-        check("waiting for an event", unsafe { result::stream::wait_event(stream.cu_stream(), event.0, flags) })
+        // SAFETY: both handles are alive: the event is borrowed, the stream is the caller's.
+        check("waiting for an event", unsafe { result::stream::wait_event(stream, event.0, flags) })
     }
 
     /// Waits until all four streams are idle.
