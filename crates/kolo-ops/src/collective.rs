@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use kolo_core::{Error, Result, Tensor};
 use kolo_device::cpu::reduce::ReduceOp;
+use kolo_device::{Device, DeviceRanks};
 use parking_lot::Mutex;
 
 use crate::cancel::CancelToken;
@@ -115,6 +116,25 @@ pub trait CollectiveGroup: Send + Sync {
     fn n_ranks(&self) -> usize;
     /// Begins a collective, behind those that were begun before. `done` is called once, from any thread.
     fn start(&self, call: CollectiveCall, done: CollectiveDone);
+
+    /// This rank's end of the group on a device, for kernels of that device; `None` if data has to go through host memory. Asking for a
+    /// device for the first time, all ranks meet there.
+    fn on_device(&self, _device: &dyn Device) -> Result<Option<Arc<dyn DeviceRanks>>> {
+        Ok(None)
+    }
+
+    /// An error if the group has ended while devices exchanged data, so that what they have computed since is worth nothing.
+    fn health(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Makes a collective and waits for what it gives.
+pub fn call(group: &dyn CollectiveGroup, call: CollectiveCall) -> Result<Vec<Tensor>> {
+    let (kind, (sender, result)) = (call.kind, mpsc::sync_channel(1));
+    // A receiver is there as long as this function.
+    group.start(call, Box::new(move |done| drop(sender.send(done))));
+    result.recv().unwrap_or_else(|_| Err(Error::internal(format!("{kind} ended without a result"))))
 }
 
 /// The groups that the nodes of a session can name, and the meetings of its devices. Clones share them.

@@ -13,6 +13,7 @@ use kolo_graph::{
 };
 use kolo_ops::{KernelMaker, find_kernel, find_op, host_arguments, kernels_of, registry};
 
+use crate::collective::DeviceExchanges;
 use crate::compile::part::KernelCache;
 use crate::compile::{Captures, CompiledPlan};
 use crate::config::SessionConfig;
@@ -213,6 +214,7 @@ impl Planner {
             feeds,
             n_fetches: wanted.fetches.len(),
             echoes: plan.pruned.fetches.iter().enumerate().filter_map(echo).collect(),
+            exchanges: DeviceExchanges::of(parts),
             compiled,
         })
     }

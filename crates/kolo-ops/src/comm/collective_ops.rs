@@ -1,24 +1,30 @@
 //! `KoloAllReduce` and the other collectives: what the ranks of a group compute together, as nodes. See [`crate::collective`].
 //!
+//! On a GPU, a collective is enqueued as kernels are and its tensors stay where they are, if the group's ranks reach each other's
+//! devices; otherwise they go through host memory.
+//!
 //! Every rank runs the same collectives of a group in the same order: the pass `order-collectives` sees to that, except within
 //! loops and branches, where the program orders them by control dependencies. A difference between ranks is an error on all.
 
-use kolo_core::{PartialShape, Result, Tensor};
+use kolo_core::{DType, Error, PartialShape, Result, Tensor};
+use kolo_device::DeviceRanks;
 use kolo_device::cpu::reduce::ReduceOp;
 use kolo_graph::{Attrs, Effects, Gradient, InferCtx, OpDef, ShapeFn, shape_fns};
 
-use crate::collective::{CollectiveCall, CollectiveKind, Root};
+use crate::collective::{CollectiveCall, CollectiveGroup, CollectiveKind, Root, call};
+use crate::cuda::{NUMBERS, PLAIN};
 use crate::kernel::KernelInit;
-use crate::op::{Gpu, KernelDef, Op, cpu_made};
-use crate::{AsyncKernel, Cost, Done, KernelCtx, KernelMaker, Outcome};
+use crate::op::{Gpu, KernelDef, Op, cpu_made, gpu_made};
+use crate::{AsyncKernel, Cost, Done, Kernel, KernelCtx, KernelMaker, Outcome};
 
 pub(crate) static KOLO_ALL_REDUCE: Op = joined(collective(
     "KoloAllReduce",
     "(values:N*T) -> (reduced:N*T) ; N:int>=1, \
      T:type{half,bfloat16,float,double,int8,int16,int32,int64,uint8,uint16,uint32,uint64}, group:string=\"\", \
-     reduction:string{\"sum\",\"mean\",\"min\",\"max\",\"prod\"}=\"sum\"",
+     reduction:string{\"sum\",\"mean\",\"min\",\"max\",\"prod\"}=\"sum\", awaited_later:bool=false",
     shape_fns::each_as_its_input,
     &[made(|init| Collective::make(init, CollectiveKind::AllReduce(reduction(init.attrs())?)))],
+    &[on_gpu("T", NUMBERS, |init| OnGpu::make(init, CollectiveKind::AllReduce(reduction(init.attrs())?)))],
 ));
 
 pub(crate) static KOLO_REDUCE_SCATTER: Op = collective(
@@ -28,6 +34,7 @@ pub(crate) static KOLO_REDUCE_SCATTER: Op = collective(
      reduction:string{\"sum\",\"mean\",\"min\",\"max\",\"prod\"}=\"sum\"",
     other_rows,
     &[made(|init| Collective::make(init, CollectiveKind::ReduceScatter(reduction(init.attrs())?)))],
+    &[on_gpu("T", NUMBERS, |init| OnGpu::make(init, CollectiveKind::ReduceScatter(reduction(init.attrs())?)))],
 );
 
 pub(crate) static KOLO_ALL_GATHER: Op = collective(
@@ -35,6 +42,7 @@ pub(crate) static KOLO_ALL_GATHER: Op = collective(
     "(value:T) -> (all:T) ; T:type, group:string=\"\"",
     other_rows,
     &[made(|init| Collective::make(init, CollectiveKind::AllGather))],
+    &[on_gpu("T", PLAIN, |init| OnGpu::make(init, CollectiveKind::AllGather))],
 );
 
 pub(crate) static KOLO_ALL_TO_ALL: Op = collective(
@@ -42,19 +50,24 @@ pub(crate) static KOLO_ALL_TO_ALL: Op = collective(
     "(value:T) -> (shares:T) ; T:type, group:string=\"\"",
     shape_fns::each_as_its_input,
     &[made(|init| Collective::make(init, CollectiveKind::AllToAll))],
+    &[on_gpu("T", PLAIN, |init| OnGpu::make(init, CollectiveKind::AllToAll))],
 );
 
 pub(crate) static KOLO_BROADCAST: Op = joined(collective(
     "KoloBroadcast",
     "(values:N*T) -> (copies:N*T) ; N:int>=1, T:type, group:string=\"\", root:int>=0=0",
     shape_fns::each_as_its_input,
-    &[made(|init| {
-        let root = usize::try_from(init.attrs().int("root")?).unwrap_or(usize::MAX);
-        Collective::make(init, CollectiveKind::Broadcast(Root(root)))
-    })],
+    &[made(|init| Collective::make(init, CollectiveKind::Broadcast(root(init.attrs())?)))],
+    &[on_gpu("T", PLAIN, |init| OnGpu::make(init, CollectiveKind::Broadcast(root(init.attrs())?)))],
 ));
 
-const fn collective(name: &'static str, signature: &'static str, shape: ShapeFn, kernels: &'static [KernelDef]) -> Op {
+const fn collective(
+    name: &'static str,
+    signature: &'static str,
+    shape: ShapeFn,
+    kernels: &'static [KernelDef],
+    gpu: &'static [KernelDef],
+) -> Op {
     let gradient = Gradient::Refused("ranks exchange gradients; nothing is differentiated through the exchange");
     let def = OpDef {
         name,
@@ -66,7 +79,7 @@ const fn collective(name: &'static str, signature: &'static str, shape: ShapeFn,
         group: Some("group"),
         ..OpDef::BASE
     };
-    Op { def, kernels, gpu: Gpu::Missing, cost: Cost::Inline }
+    Op { def, kernels, gpu: Gpu::Kernels(gpu), cost: Cost::Inline }
 }
 
 /// One that exchanges `N` tensors together.
@@ -76,6 +89,18 @@ const fn joined(op: Op) -> Op {
 
 const fn made(make: fn(&KernelInit<'_>) -> Result<Box<dyn AsyncKernel>>) -> KernelDef {
     cpu_made(KernelMaker::Async(make))
+}
+
+const fn on_gpu(
+    attr: &'static str,
+    dtypes: &[DType],
+    make: fn(&KernelInit<'_>) -> Result<Box<dyn Kernel>>,
+) -> KernelDef {
+    gpu_made(attr, dtypes, KernelMaker::Object(make))
+}
+
+fn root(attrs: &Attrs) -> Result<Root> {
+    Ok(Root(usize::try_from(attrs.int("root")?).unwrap_or(usize::MAX)))
 }
 
 fn reduction(attrs: &Attrs) -> Result<ReduceOp> {
@@ -120,5 +145,76 @@ impl AsyncKernel for Collective {
             }
             Err(error) => done.finish(Err(error)),
         }
+    }
+}
+
+/// On a GPU.
+struct OnGpu {
+    kind: CollectiveKind,
+    group: String,
+    /// Another node waits for it (`KoloAwaitExchange`), so that kernels in between run beside it.
+    awaited_later: bool,
+}
+
+impl OnGpu {
+    fn make(init: &KernelInit<'_>, kind: CollectiveKind) -> Result<Box<dyn Kernel>> {
+        let awaited_later = init.attrs().find("awaited_later").is_some() && init.attrs().bool("awaited_later")?;
+        Ok(Box::new(OnGpu { kind, group: init.attrs().str("group")?.to_owned(), awaited_later }))
+    }
+
+    /// The tensors of this device of all ranks.
+    fn exchange(&self, ctx: &KernelCtx<'_>, ranks: &dyn DeviceRanks, mut tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        let device = ctx.device;
+        let mut only = || tensors.pop().ok_or_else(|| Error::internal("a collective without a tensor"));
+        Ok(match self.kind {
+            CollectiveKind::AllReduce(op) => {
+                let reduced = ranks.all_reduce(device, tensors, op)?;
+                if !self.awaited_later {
+                    reduced.iter().try_for_each(|tensor| ranks.await_exchange(device, tensor))?;
+                }
+                reduced
+            }
+            CollectiveKind::Broadcast(Root(root)) => ranks.broadcast(device, tensors, root)?,
+            CollectiveKind::ReduceScatter(op) => vec![ranks.reduce_scatter(device, only()?, op)?],
+            CollectiveKind::AllGather => vec![ranks.all_gather(device, only()?)?],
+            CollectiveKind::AllToAll => vec![ranks.all_to_all(device, only()?)?],
+            other => return Err(Error::unimplemented(format!("{other} does not run on devices"))),
+        })
+    }
+
+    /// By way of the host, which waits for it.
+    fn through_host(
+        &self,
+        ctx: &KernelCtx<'_>,
+        group: &dyn CollectiveGroup,
+        tensors: &[Tensor],
+    ) -> Result<Vec<Tensor>> {
+        let device = ctx.device;
+        let tensors = tensors.iter().map(|tensor| device.to_host(tensor)).collect::<Result<Vec<Tensor>>>()?;
+        let (name, cancel) = (ctx.node.name.clone(), Some(ctx.step.cancel().clone()));
+        let given = call(group, CollectiveCall { kind: self.kind, name, tensors, cancel })?;
+        let back = |tensor: Tensor| {
+            let (copy, event) = device.copy(&tensor, device.memory())?;
+            event.map_or(Ok(()), |event| event.wait())?;
+            Ok(copy)
+        };
+        given.into_iter().map(back).collect()
+    }
+}
+
+impl Kernel for OnGpu {
+    fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
+        let group = ctx.step.resources().groups().find(&self.group)?;
+        if let Some(root) = self.kind.root().filter(|root| *root >= group.n_ranks()) {
+            let n = group.n_ranks();
+            return Err(Error::invalid_argument(format!("there is no rank {root}: there are {n}, from 0 on")));
+        }
+        let tensors = (0..ctx.n_inputs()).map(|i| ctx.take_input(i)).collect::<Result<Vec<Tensor>>>()?;
+        let given = match group.on_device(ctx.device)? {
+            Some(ranks) => self.exchange(ctx, &*ranks, tensors)?,
+            None => self.through_host(ctx, &*group, &tensors)?,
+        };
+        given.into_iter().enumerate().for_each(|(i, tensor)| ctx.set_output(i, tensor));
+        Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use crate::Op;
 
 mod alarm;
+mod await_exchange;
 mod barrier;
 mod barrier_ops;
 mod collective_ops;
@@ -14,6 +15,7 @@ pub mod transfer;
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
+    &await_exchange::KOLO_AWAIT_EXCHANGE,
     &barrier_ops::KOLO_BARRIER,
     &barrier_ops::KOLO_BARRIER_ARRIVE,
     &barrier_ops::KOLO_BARRIER_CLOSE,

@@ -13,6 +13,7 @@
 
 use kolo_core::{DType, Result, Tensor};
 use kolo_device::cuda::CudaDevice;
+pub(crate) use kolo_device::cuda::c_type;
 
 use crate::KernelCtx;
 
@@ -59,26 +60,6 @@ pub(crate) const PLAIN: &[DType] = &[
     DType::U64,
     DType::Bool,
 ];
-
-/// The name that a dtype has in CUDA sources.
-pub(crate) fn c_type(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "f32",
-        DType::F64 => "f64",
-        DType::F16 => "f16",
-        DType::BF16 => "bf16",
-        DType::I8 => "i8",
-        DType::I16 => "i16",
-        DType::I32 => "i32",
-        DType::I64 => "i64",
-        DType::U8 => "u8",
-        DType::U16 => "u16",
-        DType::U32 => "u32",
-        DType::U64 => "u64",
-        DType::Bool => "bool",
-        _ => "void",
-    }
-}
 
 /// A tensor in GPU memory in which every byte is zero.
 pub(crate) fn zeros(ctx: &KernelCtx<'_>, dtype: DType, shape: kolo_core::Shape) -> Result<Tensor> {

@@ -210,7 +210,8 @@ impl Progress {
 /// Whether a call in a capture has the same outputs in every replay, because its inputs are the same. Then it is run
 /// once, now, and its outputs are kept.
 pub(crate) fn is_constant_call(device: &dyn Recorder, node: &NodePlan, inputs: &[Value]) -> bool {
-    if !device.is_recording() {
+    // What other ranks give may differ.
+    if !device.is_recording() || node.node.def.group.is_some() {
         return false;
     }
     let is_same = |input: &Value| match input {
@@ -255,7 +256,9 @@ pub(crate) fn refusal(node: &NodePlan) -> Option<&'static str> {
             return Some("waits for the host");
         }
     }
-    match node.node.def.stateful && !node.node.def.effects.is_about_variable_values() {
+    // What ranks exchange between devices is enqueued as kernels are; they have compared it when the run begins.
+    let has_state = node.node.def.stateful && node.node.def.group.is_none();
+    match has_state && !node.node.def.effects.is_about_variable_values() {
         true => Some("has a state of its own"),
         false => None,
     }

@@ -111,6 +111,11 @@ impl Communicator {
         Communicator { link, options, n_calls: 0, recorder, past, ended: None, stop: Arc::default() }
     }
 
+    /// How it works.
+    pub(super) fn options(&self) -> &CommunicatorOptions {
+        &self.options
+    }
+
     /// Where this rank writes down what it does.
     pub fn recorder(&self) -> &Recorder {
         &self.recorder

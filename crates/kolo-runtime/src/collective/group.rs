@@ -10,10 +10,12 @@ use std::time::Instant;
 
 use kolo_core::{Error, Result};
 use kolo_device::shared_group::Activity;
+use kolo_device::{Device, DeviceRanks};
 use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup};
 use parking_lot::Mutex;
 
-use super::{Communicator, Recorder};
+use super::on_devices::{DeviceEnds, GroupOnDevices};
+use super::{Communicator, CommunicatorOptions, Recorder};
 
 /// One rank's end of a group, for the nodes of graphs. Dropping it stops what is under way.
 pub struct Group {
@@ -24,6 +26,8 @@ pub struct Group {
     recorder: Recorder,
     /// When the first call was begun since this was taken.
     first_begun: Mutex<Option<Instant>>,
+    options: CommunicatorOptions,
+    devices: Mutex<DeviceEnds>,
 }
 
 /// Where collectives run.
@@ -41,21 +45,23 @@ impl Group {
     pub fn new(communicator: Communicator) -> Result<Arc<Group>> {
         let (rank, n_ranks, stop) = (communicator.rank(), communicator.n_ranks(), communicator.stop_flag());
         let (sender, queue) = mpsc::channel();
-        let recorder = communicator.recorder().clone();
+        let (recorder, options) = (communicator.recorder().clone(), communicator.options().clone());
         let thread = std::thread::Builder::new()
             .name(format!("kolo-rank-{rank}"))
             .spawn(move || serve(communicator, &queue))
             .map_err(|error| Error::resource_exhausted(format!("no thread for collectives: {error}")))?;
         let runs = Runs::OwnThread { queue: Some(Mutex::new(sender)), thread: Some(thread) };
-        Ok(Arc::new(Group { rank, n_ranks, runs, stop, recorder, first_begun: Mutex::new(None) }))
+        let (first_begun, devices) = (Mutex::default(), Mutex::default());
+        Ok(Arc::new(Group { rank, n_ranks, runs, stop, recorder, first_begun, options, devices }))
     }
 
     /// Takes a communicator over; beginning a collective returns when it is done.
     pub fn on_callers_thread(communicator: Communicator) -> Arc<Group> {
         let (rank, n_ranks, stop) = (communicator.rank(), communicator.n_ranks(), communicator.stop_flag());
-        let recorder = communicator.recorder().clone();
+        let (recorder, options) = (communicator.recorder().clone(), communicator.options().clone());
         let runs = Runs::CallersThread(Box::new(Mutex::new(communicator)));
-        Arc::new(Group { rank, n_ranks, runs, stop, recorder, first_begun: Mutex::new(None) })
+        let (first_begun, devices) = (Mutex::default(), Mutex::default());
+        Arc::new(Group { rank, n_ranks, runs, stop, recorder, first_begun, options, devices })
     }
 
     /// Where this rank writes down what it does.
@@ -101,6 +107,16 @@ impl CollectiveGroup for Group {
         if let Some(done) = refused {
             done(Err(Error::internal("the thread of a group has ended")));
         }
+    }
+
+    fn on_device(&self, device: &dyn Device) -> Result<Option<Arc<dyn DeviceRanks>>> {
+        let CommunicatorOptions { deterministic, timeout, .. } = self.options;
+        let (recorder, stop) = (&self.recorder, &self.stop);
+        self.devices.lock().of(device, &GroupOnDevices { group: self, deterministic, timeout, recorder, stop })
+    }
+
+    fn health(&self) -> Result<()> {
+        self.devices.lock().health(&self.recorder, self.rank)
     }
 }
 

@@ -7,6 +7,8 @@
 //! Ranks of one host share memory (`shared.rs`). Others send messages over a [`Transport`], by one of several algorithms
 //! (`algorithm/`), which also runs between threads ([`InProcess`]).
 //!
+//! Kernels of devices exchange data by themselves where the devices can (`on_devices.rs`).
+//!
 //! Before any data of a call is used, every rank compares what all others call: the how manieth call it is, what is done, dtype,
 //! shapes and name. A difference ends the group with an error on every rank that shows both.
 
@@ -15,6 +17,7 @@ mod communicator;
 mod diagnosis;
 mod group;
 mod in_process;
+mod on_devices;
 mod pieces;
 mod record;
 mod shared;
@@ -33,7 +36,8 @@ pub use kolo_device::cpu::reduce::ReduceOp;
 pub use kolo_device::shared_group::{
     Activity, BoardOf, CallNote, Condition, RankBoard, RankNote, RankRecord, WaitLimits, now,
 };
-pub use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup, CollectiveKind, Groups, Root};
+pub use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup, CollectiveKind, Groups, Root, call};
+pub(crate) use on_devices::DeviceExchanges;
 pub use record::{CallState, RankState, Recorder};
 pub use training::Training;
 pub use transport::{Check, Incoming, Outgoing, Transport};

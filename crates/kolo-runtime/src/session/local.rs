@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use crate::capture::limits::Limits;
 use crate::capture::split::CaptureReport;
+use crate::collective::DeviceExchanges;
 use crate::compile::part::KernelCache;
 use crate::compile::{CompiledPlan, RunParts};
 use crate::config::{RunOptions, SessionConfig};
@@ -48,6 +49,8 @@ pub(crate) struct RunPlan {
     pub n_fetches: usize,
     /// Fetches that are also feeds: `(fetch, feed)`.
     pub echoes: Vec<(usize, usize)>,
+    /// What it exchanges with other ranks between devices.
+    pub exchanges: Vec<DeviceExchanges>,
     /// Nothing needs to run: the fetches are constants and feeds.
     pub is_constant: bool,
     /// Set when a node that it runs has moved to another device.
@@ -137,6 +140,7 @@ impl LocalSession {
 
     pub fn partial_run(self: &Arc<Self>, wanted: Wanted) -> Result<LocalPartialRun> {
         let plan = self.plan(&wanted)?;
+        self.compare_exchanges(&plan, &RunOptions::default())?;
         let step = Step::new(self.step_id(), &plan.compiled.parts, CancelToken::new(), false, true);
         self.enter(&plan, step.id, InFlight::Step(Arc::downgrade(&step)))?;
         Ok(LocalPartialRun {
@@ -241,11 +245,17 @@ impl LocalSession {
         if plan.is_constant {
             return Ok((plan.constant_fetches(feeds)?, metadata));
         }
+        self.compare_exchanges(plan, options)?;
         let deadline = options.timeout.or(self.config.operation_timeout).map(|timeout| Instant::now() + timeout);
         // A trace needs every node, which a replay does not show.
         let captures = plan.compiled.may_capture && !options.trace;
-        if captures && let Some(values) = self.replay(plan, metadata.step_id, feeds, options, deadline)? {
-            return Ok((values, metadata));
+        if captures {
+            let replayed = self.replay(plan, metadata.step_id, feeds, options, deadline);
+            // Why the ranks' exchanges have ended says more than what became of the run.
+            self.check_exchanges(plan)?;
+            if let Some(values) = replayed? {
+                return Ok((values, metadata));
+            }
         }
         if captures && plan.compiled.count_run() {
             plan.compiled.split(&self.kernels);
@@ -267,7 +277,9 @@ impl LocalSession {
         step.run(deadline, &|_| false);
         drop(watch);
         self.forget(step.id);
-        let fetched = step.finish(plan.n_fetches)?;
+        let fetched = step.finish(plan.n_fetches);
+        self.check_exchanges(plan)?;
+        let fetched = fetched?;
         // Copies of fetches are part of the trace.
         metadata.trace.nodes = step.take_trace();
         Ok((plan.all_fetches(fetched, feeds)?, metadata))
@@ -296,6 +308,16 @@ impl LocalSession {
         let mut values = vec![None; plan.n_fetches];
         fetched.into_iter().for_each(|(fetch, value)| values[fetch] = Some(value));
         plan.all_fetches(values, feeds).map(Some)
+    }
+
+    /// Compares what a run enqueues for exchanges between devices with what other ranks do.
+    fn compare_exchanges(&self, plan: &RunPlan, options: &RunOptions) -> Result<()> {
+        plan.exchanges.iter().try_for_each(|exchanges| exchanges.compare(&self.config.groups, options.cancel.as_ref()))
+    }
+
+    /// An error if exchanges between devices have ended, so that the run has computed nothing.
+    fn check_exchanges(&self, plan: &RunPlan) -> Result<()> {
+        plan.exchanges.iter().try_for_each(|exchanges| exchanges.check(&self.config.groups))
     }
 
     /// Registers a run as in flight. A plan that became stale since its look-up must not run: its variables have
