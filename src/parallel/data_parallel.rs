@@ -7,11 +7,15 @@
 //! ```text
 //! backward ─► gradient ─► KoloAllReduce (mean, a bucket) ─► clip, accumulate, update
 //! ```
+//!
+//! Gradients are exchanged through host memory, or between the ranks' GPUs if each has one of its own and NCCL is there. A GPU enqueues
+//! exchanges beside backward; `KoloAwaitExchange`, after the last of them, makes the updates wait.
 
 use std::collections::{HashMap, HashSet};
 
 use half::{bf16, f16};
 use kolo_core::{DType, DeviceSpec, Error, Result, Tensor};
+use kolo_device::cuda::rank_hardware;
 use kolo_graph::{
     AttrValue, Attrs, Effects, Endpoint, GradParts, NodeId, Pass, Region, Rewriter, Stage, Training, TrainingNodes,
 };
@@ -64,6 +68,7 @@ pub struct DataParallel {
     /// What gradients are exchanged as, if not as they are.
     wire: Option<DType>,
     is_atomic: bool,
+    stays_on_host: bool,
 }
 
 /// How many bytes of gradients are exchanged at a time.
@@ -81,6 +86,7 @@ impl DataParallel {
             buckets: BucketSizes { first: 256 << 10, others: 4 << 20 },
             wire: None,
             is_atomic: false,
+            stays_on_host: false,
         }
     }
 
@@ -117,35 +123,67 @@ impl DataParallel {
         self
     }
 
+    /// Exchanges gradients through host memory, also where the ranks' GPUs can reach each other.
+    #[must_use]
+    pub fn through_host(mut self) -> DataParallel {
+        self.stays_on_host = true;
+        self
+    }
+
     /// The ranks.
     pub fn world(&self) -> &World {
         &self.world
     }
 
     /// A configuration for this rank's sessions: with the passes, the group of all ranks, and this rank's share of the host's cores
-    /// unless the threads are set.
+    /// unless the threads are set. All ranks call it, and find out whether their GPUs can reach each other.
     pub fn configure(&self, config: SessionConfig) -> SessionConfig {
+        let place = match self.exchanges_on_devices(&config) {
+            true => ExchangePlace::Devices,
+            false => ExchangePlace::Host,
+        };
         let mut config = self.world.configure(config);
-        config.passes.extend(self.passes());
+        config.passes.extend(self.passes_for(place));
         config
     }
 
-    /// The passes alone. The session also needs the group ([`World::configure`]).
+    /// Whether the GPUs that sessions of this configuration have can exchange data, on all ranks.
+    fn exchanges_on_devices(&self, config: &SessionConfig) -> bool {
+        // A step that has lost a rank must not have updated anything. Only the host knows that in time.
+        let wants = !self.is_atomic && !self.stays_on_host && config.device_count.get("GPU") != Some(&0);
+        let hardware = wants.then(|| rank_hardware(&config.gpu.visible_device_list, self.world.size())).flatten();
+        match self.world.all_have_own(hardware.as_deref()) {
+            Ok(can) => can,
+            Err(error) => {
+                // The next call of the world says so as well.
+                tracing::warn!(target: "kolo::train", "ranks did not agree on where to exchange gradients: {error}");
+                false
+            }
+        }
+    }
+
+    /// The passes alone, for exchanges through host memory. The session also needs the group ([`World::configure`]).
     pub fn passes(&self) -> Vec<Pass> {
+        self.passes_for(ExchangePlace::Host)
+    }
+
+    fn passes_for(&self, place: ExchangePlace) -> Vec<Pass> {
         let (sizes, wire, n_ranks) = (self.buckets, self.wire, self.world.size());
         let gradients = Pass::new(
             "average-gradients",
             Stage::Graph,
             "ranks that train together apply the mean of their gradients, exchanged in buckets while backward goes on",
             move |graph, _| {
-                for_each_step(graph, |graph, _, step| average_gradients(graph, step, (sizes, wire), n_ranks))
+                for_each_step(graph, |graph, _, step| average_gradients(graph, step, (sizes, wire), n_ranks, place))
             },
         );
         let state = Pass::new(
             "average-state",
             Stage::Graph,
             "what a step writes from the data of one rank alone, such as moving averages, becomes the mean over all ranks",
-            move |graph, _| for_each_step(graph, |graph, training, step| average_state(graph, training, step, sizes)),
+            move |graph, _| {
+                for_each_step(graph, |graph, training, step| average_state(graph, training, step, sizes, place))
+            },
         );
         // Buckets that were made smaller by hand stay as they are.
         let mut passes = vec![gradients, state, merge_collectives(MEETING_BYTES.min(sizes.first / 4))];
@@ -159,6 +197,15 @@ impl DataParallel {
         }
         passes
     }
+}
+
+/// Where ranks exchange data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ExchangePlace {
+    /// In host memory.
+    Host,
+    /// Where nodes are placed: on a GPU if what is exchanged has a kernel there.
+    Devices,
 }
 
 /// Calls `rewrite` for each training step of which the run has the updates.
@@ -188,6 +235,7 @@ fn average_gradients(
     step: &TrainingNodes,
     (sizes, wire): (BucketSizes, Option<DType>),
     n_ranks: usize,
+    place: ExchangePlace,
 ) -> Result<()> {
     let (mut dense, mut values, mut indices) = (Vec::new(), Vec::new(), Vec::new());
     // Two variables may have one gradient, or rows of the same numbers.
@@ -220,14 +268,14 @@ fn average_gradients(
         Some(wire) => dense.into_iter().map(|exchanged| narrowed(graph, exchanged, wire)).collect::<Result<_>>()?,
         None => dense,
     };
-    exchange(graph, GRADIENTS, dense, sizes)?;
+    exchange(graph, GRADIENTS, dense, sizes, place)?;
     for exchanged in values {
-        let all = gather(graph, "rows", exchanged.value)?;
+        let all = gather(graph, "rows", exchanged.value, place)?;
         let mean = divide(graph, all, n_ranks)?;
         graph.redirect_inputs(&exchanged.readers, mean)?;
     }
     for exchanged in indices {
-        let all = gather(graph, "indices", exchanged.value)?;
+        let all = gather(graph, "indices", exchanged.value, place)?;
         graph.redirect_inputs(&exchanged.readers, all)?;
     }
     Ok(())
@@ -320,7 +368,13 @@ const GRADIENTS: &str = "gradients";
 const STATE: &str = "state";
 
 /// Puts all-reduces behind these values, in buckets, in their order.
-fn exchange(graph: &mut Rewriter<'_>, what: &str, values: Vec<Exchanged>, sizes: BucketSizes) -> Result<()> {
+fn exchange(
+    graph: &mut Rewriter<'_>,
+    what: &str,
+    values: Vec<Exchanged>,
+    sizes: BucketSizes,
+    place: ExchangePlace,
+) -> Result<()> {
     let values: Vec<Exchanged> = values.into_iter().filter(|exchanged| !exchanged.readers.is_empty()).collect();
     if values.is_empty() {
         return Ok(());
@@ -350,15 +404,41 @@ fn exchange(graph: &mut Rewriter<'_>, what: &str, values: Vec<Exchanged>, sizes:
             None => buckets.push(Bucket { dtype, n_bytes, values: vec![exchanged] }),
         }
     }
-    for (i, bucket) in buckets.into_iter().enumerate() {
+    let mut nodes = Vec::with_capacity(buckets.len());
+    for (i, bucket) in buckets.iter().enumerate() {
         let inputs: Vec<Endpoint> = bucket.values.iter().map(|exchanged| exchanged.value).collect();
-        let (name, attrs) = (format!("data_parallel/{what}_{i}"), attrs([("reduction", "mean")]));
-        let node = add_collective(graph, "KoloAllReduce", &name, &inputs, attrs)?;
+        let (name, mut attrs) = (format!("data_parallel/{what}_{i}"), attrs([("reduction", "mean")]));
+        if place == ExchangePlace::Devices {
+            attrs.set(AWAITED_LATER, true);
+        }
+        nodes.push(add_collective(graph, "KoloAllReduce", &name, &inputs, attrs, place)?);
+    }
+    let last = nodes.last().copied();
+    for (bucket, exchange) in buckets.iter().zip(nodes) {
+        let node = match (place, last) {
+            // When the last bucket is enqueued, so is all that can run beside the exchanges.
+            (ExchangePlace::Devices, Some(last)) => await_exchange(graph, what, exchange, bucket.values.len(), last)?,
+            _ => exchange,
+        };
         for (index, exchanged) in bucket.values.iter().enumerate() {
             graph.redirect_inputs(&exchanged.readers, Endpoint { node, index: index as u32 })?;
         }
     }
     Ok(())
+}
+
+/// The attribute of an all-reduce whose tensors another node waits for.
+const AWAITED_LATER: &str = "awaited_later";
+
+/// A node that passes on the `n` tensors of an exchange between devices when it is done, not before `last`.
+fn await_exchange(graph: &mut Rewriter<'_>, what: &str, exchange: NodeId, n: usize, last: NodeId) -> Result<NodeId> {
+    let values: Vec<Endpoint> = (0..n as u32).map(|index| Endpoint { node: exchange, index }).collect();
+    let name = format!("data_parallel/await_{what}");
+    let node = graph.add("KoloAwaitExchange", &name, &values, attrs([("group", WORLD)]))?;
+    if last != exchange {
+        graph.order_after(node, last);
+    }
+    Ok(node)
 }
 
 /// What is exchanged at a time.
@@ -387,18 +467,21 @@ impl BucketSizes {
     }
 }
 
-/// A collective among all ranks, on the host.
+/// A collective among all ranks.
 fn add_collective(
     graph: &mut Rewriter<'_>,
     op: &str,
     name: &str,
     inputs: &[Endpoint],
     mut attrs: Attrs,
+    place: ExchangePlace,
 ) -> Result<NodeId> {
     attrs.set("group", WORLD);
     let node = graph.add(op, name, inputs, attrs)?;
-    let host = DeviceSpec::parse("/device:CPU:0")?;
-    graph.edit(node, |node| node.device = host);
+    if place == ExchangePlace::Host {
+        let host = DeviceSpec::parse("/device:CPU:0")?;
+        graph.edit(node, |node| node.device = host);
+    }
     Ok(node)
 }
 
@@ -409,9 +492,9 @@ fn attrs<const N: usize>(named: [(&'static str, impl Into<AttrValue>); N]) -> At
 }
 
 /// The rows of all ranks, one rank after the other.
-fn gather(graph: &mut Rewriter<'_>, what: &str, at: Endpoint) -> Result<Endpoint> {
+fn gather(graph: &mut Rewriter<'_>, what: &str, at: Endpoint, place: ExchangePlace) -> Result<Endpoint> {
     let name = format!("data_parallel/{what}");
-    let node = add_collective(graph, "KoloAllGather", &name, &[at], Attrs::default())?;
+    let node = add_collective(graph, "KoloAllGather", &name, &[at], Attrs::default(), place)?;
     Ok(Endpoint { node, index: 0 })
 }
 
@@ -475,6 +558,7 @@ fn average_state(
     training: &Training,
     step: &TrainingNodes,
     sizes: BucketSizes,
+    place: ExchangePlace,
 ) -> Result<()> {
     let mut trained: HashSet<&str> = training.scalars.iter().map(|slot| &*slot.variable).collect();
     for variable in &training.variables {
@@ -495,7 +579,7 @@ fn average_state(
         }
     }
     written.retain(|exchanged| depends_on_data(graph, exchanged.value, &mut is_data));
-    exchange(graph, STATE, written, sizes)
+    exchange(graph, STATE, written, sizes, place)
 }
 
 /// The name of the variable that a reference or a handle leads to.

@@ -6,7 +6,7 @@ use kolo_core::{DType, Result, Tensor};
 use kolo_graph::{Graph, Operation, Output};
 use kolo_runtime::{Session, SessionConfig};
 
-use super::DataParallel;
+use super::{DataParallel, ExchangePlace};
 use crate::optim::{Accumulate, Adam, Clip, MinimizeOptions, Momentum, Optimizer, Sgd};
 use crate::parallel::{Tower, World, towers};
 use crate::{nn, ops};
@@ -328,4 +328,34 @@ fn a_rank_that_leaves_ends_the_step_of_the_others_by_name() {
         let error = error.as_ref().unwrap();
         assert!(error.contains("rank 1 has left the group"), "{error}");
     }
+}
+
+/// The passes for GPUs, on CPUs: nodes are where they belong, and mean the same.
+#[test]
+fn exchanges_between_devices_are_awaited_after_the_last_one_has_begun() {
+    let trained = |place: ExchangePlace| {
+        run(2, |world| {
+            let g = crate::graph();
+            let training = minimize_with(&g, &Adam::new(0.1), None);
+            let data_parallel = DataParallel::new(&world).bucket_bytes(40).first_bucket_bytes(40);
+            let mut config = world.configure(SessionConfig::default());
+            config.passes.extend(data_parallel.passes_for(place));
+            let session = Session::with_config(&g, config.clone()).unwrap();
+            let op = training.op.name();
+            let report = session.local().unwrap().explain_passes(&[op.as_str()], Some("average-gradients")).unwrap();
+            let values = train_for(&g, &training, config, (world.rank(), 2), 3).unwrap();
+            (values, report.text.unwrap())
+        })
+    };
+    let (host, devices) = (trained(ExchangePlace::Host), trained(ExchangePlace::Devices));
+    for ((on_host, _), (on_devices, text)) in host.iter().zip(&devices) {
+        assert_eq!(on_host, on_devices);
+        let awaits: Vec<&str> = text.lines().filter(|line| line.contains("= KoloAwaitExchange")).collect();
+        let n_exchanges = text.lines().filter(|line| line.contains("= KoloAllReduce")).count();
+        assert!(awaits.len() >= 2 && awaits.len() == n_exchanges, "{text}");
+        let last = format!("^data_parallel/gradients_{}", n_exchanges - 1);
+        let behind = |line: &&&str| line.contains(&last) || line.contains(&last[1..]);
+        assert_eq!(awaits.iter().filter(behind).count(), awaits.len(), "{text}");
+    }
+    assert!(!host[0].1.contains("KoloAwaitExchange"));
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_core::{DType, Error, Result, Tensor};
@@ -11,8 +11,7 @@ use kolo_graph::{Graph, Operation, Output, Variable};
 use kolo_net::ranks::{RankConfig, join};
 use kolo_net::tls::{Security, Token};
 use kolo_runtime::collective::{
-    Activity, CollectiveCall, CollectiveGroup as _, CollectiveKind, Communicator, CommunicatorOptions, Group, ReduceOp,
-    Root,
+    Activity, CollectiveCall, CollectiveKind, Communicator, CommunicatorOptions, Group, ReduceOp, Root, call,
 };
 use kolo_runtime::{Session, SessionConfig};
 
@@ -253,6 +252,17 @@ impl World {
         self.call(CollectiveKind::Barrier, Vec::new()).map(drop)
     }
 
+    /// Whether every rank has a piece of hardware, and one that no other rank has. All ranks say what they have.
+    pub(crate) fn all_have_own(&self, hardware: Option<&str>) -> Result<bool> {
+        const MOST_BYTES: usize = 256;
+        let mut mine = hardware.unwrap_or_default().as_bytes().to_vec();
+        mine.resize(MOST_BYTES, 0);
+        let all = self.all_gather(Tensor::vector(mine))?;
+        let all: Vec<&[u8]> = all.data::<u8>()?.chunks(MOST_BYTES).collect();
+        let is_own = |(rank, what): (usize, &&[u8])| what[0] != 0 && !all[..rank].contains(what);
+        Ok(all.iter().enumerate().all(is_own))
+    }
+
     /// Says that this rank begins a step: warnings, errors and `kolo doctor` name it. A [`Trainer`](crate::train::Trainer) does.
     pub fn begin_step(&self, step: i64) {
         self.group.recorder().note_step(step, Activity::Computing);
@@ -274,11 +284,7 @@ impl World {
     }
 
     fn call(&self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {
-        let (sender, result) = mpsc::sync_channel(1);
-        let call = CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None };
-        // A receiver is there as long as this function.
-        self.group.start(call, Box::new(move |done| drop(sender.send(done))));
-        result.recv().unwrap_or_else(|_| Err(Error::internal(format!("{kind} ended without a result"))))
+        call(&*self.group, CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None })
     }
 
     /// Gives a session of this rank the group of all ranks, which its nodes know as `world`, and a share of the host's cores unless
@@ -425,6 +431,18 @@ mod tests {
         // The rank among all in the place of the one on this host.
         let host = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "5"), ("LOCAL_WORLD_SIZE", "4")];
         says(&host, "local rank 5 of 4 is not a rank of one host; the rank among all (5 of 8) is another number");
+    }
+
+    #[test]
+    fn every_rank_has_hardware_of_its_own_or_all_do_without() {
+        let found = |hardware: [Option<&'static str>; 3]| {
+            let found = run(3, |world| world.all_have_own(hardware[world.rank()]).unwrap());
+            assert!(found.iter().all(|other| *other == found[0]), "ranks agree: {found:?}");
+            found[0]
+        };
+        assert!(found([Some("a"), Some("b"), Some("c")]));
+        assert!(!found([Some("a"), Some("b"), None]));
+        assert!(!found([Some("a"), Some("b"), Some("a")]));
     }
 
     #[test]
