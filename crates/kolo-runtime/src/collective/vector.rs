@@ -89,7 +89,10 @@ impl Vector {
         while at < range.end {
             let start = if i == 0 { 0 } else { self.ends[i - 1] };
             let end = self.ends[i].min(range.end);
-            update(at - range.start, &mut self.tensors[i].host_bytes_mut()?[at - start..end - start])?;
+            // An empty tensor has no part.
+            if end > at {
+                update(at - range.start, &mut self.tensors[i].host_bytes_mut()?[at - start..end - start])?;
+            }
             (i, at) = (i + 1, end);
         }
         Ok(())
