@@ -38,6 +38,6 @@ pub use kolo_device::shared_group::{
 };
 pub use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup, CollectiveKind, Groups, Root, call};
 pub(crate) use on_devices::DeviceExchanges;
-pub use record::{CallState, RankState, Recorder};
+pub use record::{CallState, Doing, RankState, Recorder};
 pub use training::Training;
 pub use transport::{Check, Incoming, Outgoing, Transport};

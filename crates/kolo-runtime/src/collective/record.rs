@@ -164,6 +164,11 @@ impl RankState {
         matches!(self.condition, Condition::Busy { .. } | Condition::Unknown)
     }
 
+    /// What it is busy with, whatever has become of its process since.
+    pub fn doing(&self) -> Doing<'_> {
+        Doing(self)
+    }
+
     /// What it is busy with, or was when it was last heard of.
     fn activity(&self) -> String {
         let doing = match self.activity {
@@ -188,16 +193,26 @@ impl fmt::Display for RankState {
             Condition::Stopped { .. } | Condition::Gone { .. } => write!(f, "{}; before that: ", self.condition)?,
             Condition::Busy { .. } | Condition::Unknown => {}
         }
-        match &self.call {
+        self.doing().fmt(f)
+    }
+}
+
+/// What a rank is busy with, whatever has become of its process.
+pub struct Doing<'a>(&'a RankState);
+
+impl fmt::Display for Doing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.0;
+        match &state.call {
             Some(call) => {
                 write!(f, "in {call} for {:.1} s", call.began.as_secs_f64())?;
-                if let Some((rank, lasts)) = self.waits_for {
+                if let Some((rank, lasts)) = state.waits_for {
                     write!(f, ", where it waits for rank {rank} for {:.1} s", lasts.as_secs_f64())?;
                 }
             }
-            None => f.write_str(&self.activity())?,
+            None => f.write_str(&state.activity())?,
         }
-        match self.age {
+        match state.age {
             Some(age) if age >= Duration::from_secs(1) => write!(f, " (last heard of {:.1} s ago)", age.as_secs_f64()),
             _ => Ok(()),
         }

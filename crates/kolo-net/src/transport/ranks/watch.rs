@@ -43,6 +43,9 @@ const MOST_UNREAD: usize = 4 * MOST_REASON;
 /// How long a rank that leaves waits for its last words to be sent.
 const GOODBYE: Duration = Duration::from_millis(200);
 
+/// What is said of a peer whose connection is closed without a goodbye.
+const DIED: &str = "has died: its connection was closed";
+
 const ALIVE: u8 = 0;
 const END: u8 = 1;
 const LEAVE: u8 = 2;
@@ -275,10 +278,9 @@ impl Watch {
             }
             match self.state.lock().peers[peer] {
                 PeerState::Left => return Error::aborted(format!("rank {peer} has left the group")),
-                PeerState::Here if Instant::now() < deadline => {}
-                PeerState::Here | PeerState::Lost => {
-                    return Error::aborted(format!("rank {peer} has died: its connection was closed"));
-                }
+                PeerState::Here if Instant::now() >= deadline => self.lose(peer, DIED),
+                // Whoever has noticed it ends the group at once.
+                PeerState::Here | PeerState::Lost => {}
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -331,7 +333,9 @@ impl Watch {
                 let silent = now.saturating_duration_since(heard[peer]);
                 if silent >= SILENCE && silent < lost_after && !std::mem::replace(&mut is_mentioned[peer], true) {
                     let (seconds, most) = (silent.as_secs_f64(), lost_after.as_secs_f64());
-                    let (rank, last_known) = (self.rank, self.last_known(peer));
+                    let last_known =
+                        self.last_known(peer).map(|state| format!("; rank {peer} {state}")).unwrap_or_default();
+                    let rank = self.rank;
                     tracing::warn!(
                         "rank {rank} has heard nothing of rank {peer} for {seconds:.1} s, and gives it up after {most:.1} s{last_known}"
                     );
@@ -384,22 +388,24 @@ impl Watch {
             }
             Said::Nothing => {
                 if self.state.lock().peers[peer] == PeerState::Here {
-                    self.lose(peer, "has died: its connection was closed");
+                    self.lose(peer, DIED);
                 }
             }
         }
     }
 
     /// What a peer has told last.
-    fn last_known(&self, peer: usize) -> String {
+    fn last_known(&self, peer: usize) -> Option<RankState> {
         let note = self.board.record(peer).map(|record| record.read()).filter(|note| note.pid != 0);
-        note.map_or(String::new(), |note| format!("; rank {peer} {}", RankState::new(peer, note)))
+        note.map(|note| RankState::new(peer, note))
     }
 
     /// A peer is gone without a goodbye.
     fn lose(&self, peer: usize, how: &str) {
         self.state.lock().peers[peer] = PeerState::Lost;
-        let reason = format!("rank {peer} {how}{}", self.last_known(peer));
+        // Its process may take a moment longer to end than its connections.
+        let before = self.last_known(peer).map(|state| format!("; before that: {}", state.doing()));
+        let reason = format!("rank {peer} {how}{}", before.unwrap_or_default());
         self.end_with(Error::aborted(reason.clone()), self.rank, &reason);
     }
 }
@@ -429,7 +435,7 @@ mod tests {
         }
         let error = watch.ended().unwrap().to_string();
         assert!(error.contains("rank 1 is lost: nothing was heard of it for 0."), "{error}");
-        assert!(error.contains("; rank 1 saves a checkpoint in step 7"), "what it did is known: {error}");
+        assert!(error.contains("; before that: saves a checkpoint in step 7"), "what it did is known: {error}");
         watch.stop();
         watching.join().unwrap();
     }
