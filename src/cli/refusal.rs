@@ -156,7 +156,7 @@ const RULES: &[Rule] = &[
         flags: &["ranks", "ps", "workers", "cluster", "target"],
         has_no_effect: |_| is_rank(),
         why: "starts or joins other processes, and this one was started as one of several ranks: RANK, WORLD_SIZE or KOLO_WORLD is \
-              set",
+              set, or mpirun has started it",
     },
     Rule {
         command: "train",

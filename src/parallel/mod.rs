@@ -2,6 +2,7 @@
 
 mod data_parallel;
 mod merge_collectives;
+mod mpirun;
 mod slow_rank;
 mod towers;
 mod world;
@@ -9,6 +10,7 @@ mod world;
 pub use data_parallel::DataParallel;
 pub(crate) use kolo_runtime::collective::Activity;
 pub use kolo_runtime::collective::ReduceOp;
+pub(crate) use mpirun::is_started_by_mpirun;
 pub(crate) use slow_rank::SlowRankWatch;
 pub use slow_rank::{RankTimes, SlowCause, SlowRank};
 pub use towers::{Tower, Towers, average_gradients, towers};

@@ -11,9 +11,11 @@ use kolo_graph::{Graph, Operation, Output, Variable};
 use kolo_net::ranks::{RankConfig, join};
 use kolo_net::tls::{Security, Token};
 use kolo_runtime::collective::{
-    Activity, CollectiveCall, CollectiveKind, Communicator, CommunicatorOptions, Group, ReduceOp, Root, call,
+    Activity, CollectiveCall, CollectiveKind, Communicator, CommunicatorOptions, Group, MpiRanks, ReduceOp, Root, call,
 };
 use kolo_runtime::{Session, SessionConfig};
+
+use super::mpirun::MpiPlace;
 
 /// The ranks of a training: processes, or threads of one process, each with a copy of the model. A clone is the same rank.
 ///
@@ -145,11 +147,20 @@ impl World {
         World::new(place, join(config, &CommunicatorOptions::default())?, Group::new)
     }
 
+    /// The ranks that `mpirun` has started.
+    fn over_mpi(mpi: &MpiPlace) -> Result<World> {
+        mpi.place.check()?;
+        let ranks = MpiRanks::join(mpi.kind, mpi.library.as_deref(), mpi.place.local_size)?;
+        World::new(mpi.place, Communicator::over(Box::new(ranks), &CommunicatorOptions::default()), Group::new)
+            .map_err(|error| error.context(format_args!("the mpirun of {}", mpi.kind)))
+    }
+
     /// The world that a launcher has started this process in, or a world of one: reads `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and
     /// `LOCAL_WORLD_SIZE`, as `torchrun` sets them, and where the ranks meet: `KOLO_WORLD` is a file that `kolo train --ranks` has
     /// made, `MASTER_ADDR` and `MASTER_PORT` are an address at which rank 0 listens. There, ranks prove to each other that they
-    /// know `KOLO_TOKEN`, or on loopback that they are of one user. An error if some of these are missing or make no sense: a
-    /// process that trained alone by mistake would not be noticed.
+    /// know `KOLO_TOKEN`, or on loopback that they are of one user. Without any of these, processes that the `mpirun` of Open MPI or
+    /// MPICH has started are ranks that talk over MPI, by the library of that launcher or the one that `KOLO_MPI_LIBRARY` names. An
+    /// error if some of these are missing or make no sense: a process that trained alone by mistake would not be noticed.
     pub fn from_env() -> Result<World> {
         let token = match std::env::var("KOLO_TOKEN") {
             Ok(text) if !text.is_empty() => Some(Token::new(&text).map_err(|error| error.context("KOLO_TOKEN"))?),
@@ -170,7 +181,12 @@ impl World {
             parsed.map(Some).map_err(|_| Error::invalid_argument(format!("{name}='{text}' is not a number")))
         };
         let (rank, size) = match (number("RANK")?, number("WORLD_SIZE")?) {
-            (None, None) => return World::alone(),
+            (None, None) => {
+                return match MpiPlace::of(variable)? {
+                    Some(mpi) => World::over_mpi(&mpi),
+                    None => World::alone(),
+                };
+            }
             (Some(rank), Some(size)) => (rank, size),
             _ => {
                 return Err(Error::invalid_argument(

@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod cuda;
 mod device;
 mod mapping;
+pub mod mpi;
 mod null;
 mod rank_device;
 mod recorder;

@@ -1,5 +1,5 @@
 //! Training by all-reduce: one command starts all ranks of this machine, each a process with a copy of the model. A process that
-//! another launcher has started as a rank, such as `torchrun` on several machines, meets the others over TCP.
+//! another launcher has started as a rank meets the others over TCP (`torchrun`, on several machines) or MPI (`mpirun`).
 //!
 //! Ranks meet in a file in memory that the launcher keeps open. With `--elastic` a rank that dies is started again: the launcher
 //! closes the world that it was in, which ends what the others wait for, makes another one, and tells them on their standard
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use crate::parallel::{RankPlace, World};
+use crate::parallel::{RankPlace, World, is_started_by_mpirun};
 use crate::{Error, Result};
 
 use super::child::{Process, Said, own_flags, start, start_with_own_output};
@@ -85,7 +85,8 @@ pub fn is_rank() -> bool {
 pub fn has_other_launcher() -> bool {
     let value = |name: &str| std::env::var_os(name);
     let is_alone = value("WORLD_SIZE").is_some_and(|size| size == "1");
-    value(WORLD_VARIABLE).is_none() && !is_alone && (value("RANK").is_some() || value("WORLD_SIZE").is_some())
+    let by_variables = !is_alone && (value("RANK").is_some() || value("WORLD_SIZE").is_some());
+    value(WORLD_VARIABLE).is_none() && (by_variables || is_started_by_mpirun())
 }
 
 /// Waits to be told where the ranks meet again, and joins them there. `None` if nobody says so in time.

@@ -5,7 +5,7 @@
 //! ([`crate::SessionConfig::groups`]), so a group outlives steps and sessions.
 //!
 //! Ranks of one host share memory (`shared.rs`). Others send messages over a [`Transport`], by one of several algorithms
-//! (`algorithm/`), which also runs between threads ([`InProcess`]).
+//! (`algorithm/`), which also runs between threads ([`InProcess`]) and over MPI ([`MpiRanks`]).
 //!
 //! Kernels of devices exchange data by themselves where the devices can (`on_devices.rs`).
 //!
@@ -17,6 +17,7 @@ mod communicator;
 mod diagnosis;
 mod group;
 mod in_process;
+mod mpi;
 mod on_devices;
 mod pieces;
 mod record;
@@ -33,10 +34,12 @@ pub use diagnosis::{RankFinding, WaitCause, diagnose};
 pub use group::Group;
 pub use in_process::{InProcess, SentCounts};
 pub use kolo_device::cpu::reduce::ReduceOp;
+pub use kolo_device::mpi::MpiKind;
 pub use kolo_device::shared_group::{
     Activity, BoardOf, CallNote, Condition, RankBoard, RankNote, RankRecord, WaitLimits, now,
 };
 pub use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup, CollectiveKind, Groups, Root, call};
+pub use mpi::MpiRanks;
 pub(crate) use on_devices::DeviceExchanges;
 pub use record::{CallState, Doing, RankState, Recorder};
 pub use training::Training;
