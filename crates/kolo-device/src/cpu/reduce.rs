@@ -11,6 +11,7 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use kolo_core::{DType, Error, Result};
 
+use super::halves::{from_half, to_half};
 use super::vectorize_256;
 
 /// How elements of several ranks become one.
@@ -90,9 +91,19 @@ pub fn reduce_in_place(dtype: DType, op: ReduceOp, before: &[&[u8]], own: &mut [
 pub fn divide(dtype: DType, sum: &mut [u8], n_ranks: usize) -> Result<()> {
     for_type!(dtype, T => {
         let sum = bytemuck::try_cast_slice_mut::<u8, T>(sum).map_err(unaligned)?;
-        sum.iter_mut().for_each(|x| *x = T::narrow(T::divide(x.widen(), n_ranks)));
+        match T::reciprocal(n_ranks) {
+            Some(factor) => each(sum, #[inline(always)] |x| T::combine(ReduceOp::Prod, x, factor)),
+            None => each(sum, #[inline(always)] |x| T::divide(x, n_ranks)),
+        }
         Ok(())
     })
+}
+
+fn each<T: Reduced>(values: &mut [T], change: impl Fn(T::Wide) -> T::Wide) {
+    vectorize_256(
+        #[inline(always)]
+        || values.iter_mut().for_each(|x| *x = T::narrow(change(x.widen()))),
+    );
 }
 
 /// Whether partial results have more bits than the dtype, so that a reduction in steps rounds more often than one at once.
@@ -125,6 +136,8 @@ trait Reduced: Pod {
     fn narrow(wide: Self::Wide) -> Self;
     fn combine(op: ReduceOp, a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn divide(sum: Self::Wide, n: usize) -> Self::Wide;
+    /// What to multiply by instead of dividing by `n`, if that gives the same bits: it takes a fraction of the time.
+    fn reciprocal(n: usize) -> Option<Self::Wide>;
 }
 
 macro_rules! float {
@@ -169,13 +182,19 @@ macro_rules! float {
             fn divide(sum: $wide, n: usize) -> $wide {
                 sum / n as $wide
             }
+
+            #[inline(always)]
+            fn reciprocal(n: usize) -> Option<$wide> {
+                // That of a power of two is exact.
+                n.is_power_of_two().then(|| 1.0 / n as $wide)
+            }
         }
     };
 }
 
 float!(f32, f32, |x| x, |x| x);
 float!(f64, f64, |x| x, |x| x);
-float!(f16, f32, f16::to_f32, f16::from_f32);
+float!(f16, f32, from_half, to_half);
 float!(bf16, f32, bf16::to_f32, bf16::from_f32);
 
 macro_rules! integers {
@@ -208,6 +227,11 @@ macro_rules! integers {
                 // Towards zero, as TensorFlow's integer mean. A number of ranks that the type cannot hold divides to zero.
                 <$ty>::try_from(n).map_or(0, |n| sum / n)
             }
+
+            #[inline(always)]
+            fn reciprocal(_: usize) -> Option<$ty> {
+                None
+            }
         })*
     };
 }
@@ -230,16 +254,27 @@ fn reduce_as<T: Reduced>(op: ReduceOp, sources: Sources<'_, u8>, out: &mut [u8])
     let out = bytemuck::try_cast_slice_mut::<u8, T>(out).map_err(unaligned)?;
     let (before, after) = (cast::<T>(sources.before)?, cast::<T>(sources.after)?);
     let sources = Sources { before: &before, own: sources.own, after: &after };
+    let n = before.len() + usize::from(sources.own) + after.len();
     // Each op is a loop of its own, which the compiler can vectorise.
-    match op {
-        ReduceOp::Sum => blocks(sources, out, |a, b| T::combine(ReduceOp::Sum, a, b), |sum| sum),
-        ReduceOp::Mean => {
-            let n = before.len() + usize::from(sources.own) + after.len();
-            blocks(sources, out, |a, b| T::combine(ReduceOp::Sum, a, b), |sum| T::divide(sum, n));
-        }
-        ReduceOp::Min => blocks(sources, out, |a, b| T::combine(ReduceOp::Min, a, b), |least| least),
-        ReduceOp::Max => blocks(sources, out, |a, b| T::combine(ReduceOp::Max, a, b), |most| most),
-        ReduceOp::Prod => blocks(sources, out, |a, b| T::combine(ReduceOp::Prod, a, b), |product| product),
+    macro_rules! blocks {
+        ($op:ident, $finish:expr) => {
+            blocks(
+                sources,
+                out,
+                #[inline(always)]
+                |a, b| T::combine(ReduceOp::$op, a, b),
+                #[inline(always)]
+                $finish,
+            )
+        };
+    }
+    match (op, T::reciprocal(n)) {
+        (ReduceOp::Sum, _) => blocks!(Sum, |sum| sum),
+        (ReduceOp::Mean, Some(factor)) => blocks!(Sum, |sum| T::combine(ReduceOp::Prod, sum, factor)),
+        (ReduceOp::Mean, None) => blocks!(Sum, |sum| T::divide(sum, n)),
+        (ReduceOp::Min, _) => blocks!(Min, |least| least),
+        (ReduceOp::Max, _) => blocks!(Max, |most| most),
+        (ReduceOp::Prod, _) => blocks!(Prod, |product| product),
     }
     Ok(())
 }
@@ -253,7 +288,7 @@ fn blocks<T: Reduced>(
     sources: Sources<'_, T>,
     out: &mut [T],
     combine: impl Fn(T::Wide, T::Wide) -> T::Wide + Copy,
-    finish: impl Fn(T::Wide) -> T::Wide,
+    finish: impl Fn(T::Wide) -> T::Wide + Copy,
 ) {
     let Sources { before, own: has_own, after } = sources;
     match (before, has_own, after) {
@@ -289,9 +324,10 @@ fn blocks<T: Reduced>(
             Some(behind) => &after[behind - usize::from(has_own)][at..at + n],
         };
         tree(0..n_sources, &block, &mut wide[..n], combine);
-        for (out, wide) in out.iter_mut().zip(&wide[..n]) {
-            *out = T::narrow(finish(*wide));
-        }
+        vectorize_256(
+            #[inline(always)]
+            || out.iter_mut().zip(&wide[..n]).for_each(|(out, wide)| *out = T::narrow(finish(*wide))),
+        );
     }
 }
 
@@ -320,8 +356,14 @@ fn tree<'s, T: Reduced>(
         0 => {}
         1 => out.iter_mut().zip(block(ranks.start)).for_each(|(out, x)| *out = x.widen()),
         2 => {
-            let pairs = block(ranks.start).iter().zip(block(ranks.start + 1));
-            out.iter_mut().zip(pairs).for_each(|(out, (a, b))| *out = combine(a.widen(), b.widen()));
+            let (a, b) = (block(ranks.start), block(ranks.start + 1));
+            vectorize_256(
+                #[inline(always)]
+                || {
+                    let pairs = a.iter().zip(b);
+                    out.iter_mut().zip(pairs).for_each(|(out, (a, b))| *out = combine(a.widen(), b.widen()));
+                },
+            );
         }
         many => {
             let middle = ranks.start + many.next_power_of_two() / 2;
@@ -329,7 +371,10 @@ fn tree<'s, T: Reduced>(
             let mut rest = [T::Wide::default(); BLOCK];
             let rest = &mut rest[..out.len()];
             tree(middle..ranks.end, block, rest, combine);
-            out.iter_mut().zip(rest).for_each(|(out, x)| *out = combine(*out, *x));
+            vectorize_256(
+                #[inline(always)]
+                || out.iter_mut().zip(rest).for_each(|(out, x)| *out = combine(*out, *x)),
+            );
         }
     }
 }
