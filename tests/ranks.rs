@@ -32,6 +32,24 @@ fn last(text: &str) -> Value {
     ends.remove(0)
 }
 
+/// Half a batch of two images has its own mean and variance; together, ranks see what one process sees. Two steps: the second one's
+/// loss shows what the first one has learned.
+#[test]
+fn batch_normalisation_sees_all_ranks_if_it_is_told_to() {
+    let loss = |flags: &[&str]| {
+        let size = ["--side", "32", "--width", "2", "--classes", "4", "--precision", "f32", "--batch-size", "4"];
+        let args = [&["train", "resnet50", "--json", "--max-steps", "2", "--seed", "4"], &size[..], flags].concat();
+        let (is_well, text) = kolo(&args);
+        assert!(is_well, "{args:?}: {text}");
+        last(&text)["final_cost"].as_f64().unwrap()
+    };
+    let (alone, apart) = (loss(&[]), loss(&["--ranks", "2"]));
+    let together = loss(&["--ranks", "2", "--sync-batch-norm"]);
+    // Sums in another order, through fifty layers.
+    assert!((together - alone).abs() < 0.02 * alone, "alone {alone}, together {together}");
+    assert!((apart - alone).abs() > 0.1 * alone, "alone {alone}, apart {apart}");
+}
+
 /// The processes that a launcher has started and that are still there.
 fn children(launcher: &Process) -> Vec<u32> {
     let path = format!("/proc/{0}/task/{0}/children", launcher.pid());
@@ -205,6 +223,12 @@ fn ranks_of_another_launcher_meet_over_tcp() {
     ranks[0].wait_for("\"event\":\"end\"");
     let end = last(&ranks[0].text());
     assert_eq!(end["weights"], train(&["--max-steps", "30"])["weights"], "{end}");
+}
+
+#[test]
+fn a_model_without_batch_normalisation_has_none_to_synchronise() {
+    let (is_well, said) = kolo(&["train", "linear", "--ranks", "2", "--sync-batch-norm"]);
+    assert!(!is_well && said.contains("--sync-batch-norm: this model has no batch normalisation"), "{said}");
 }
 
 #[test]

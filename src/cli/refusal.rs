@@ -127,7 +127,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         command: "train",
-        flags: &["check-weights-every", "elastic"],
+        flags: &["check-weights-every", "elastic", "sync-batch-norm"],
         has_no_effect: |given| !given.has("ranks") && !is_rank(),
         why: "is about the processes of --ranks, which is not given",
     },
@@ -282,8 +282,8 @@ const RULES: &[Rule] = &[
     Rule {
         command: "bench",
         flags: &["case"],
-        has_no_effect: |given| !["ops", "gpu"].contains(&given.value("name")),
-        why: "chooses among the cases of `bench ops` and `bench gpu`",
+        has_no_effect: |given| !["ops", "gpu", "data-parallel"].contains(&given.value("name")),
+        why: "chooses among the cases of `bench ops`, `bench gpu` and `bench data-parallel`",
     },
     Rule {
         command: "bench",
@@ -293,7 +293,13 @@ const RULES: &[Rule] = &[
     },
     Rule {
         command: "bench",
-        flags: &["ranks", "transport", "algorithm", "calibrate"],
+        flags: &["ranks"],
+        has_no_effect: |given| !["collectives", "data-parallel"].contains(&given.value("name")),
+        why: "is for `bench collectives` and `bench data-parallel`",
+    },
+    Rule {
+        command: "bench",
+        flags: &["transport", "algorithm", "calibrate"],
         has_no_effect: |given| given.value("name") != "collectives",
         why: "is for `bench collectives`",
     },

@@ -57,6 +57,7 @@ const TABLE: &[(&str, &str, Proof)] = &[
     ("train", "micro-batches", Refused(&["--micro-batches", "2", "--workers", "2"])),
     ("train", "elastic", Refused(&["--elastic"])),
     ("train", "check-weights-every", Refused(&["--check-weights-every", "5"])),
+    ("train", "sync-batch-norm", Refused(&["--sync-batch-norm"])),
     ("train", "ps", Refused(&["--ps", "1", "--cluster", "ps=a:1;worker=b:1", "--task", "0"])),
     ("train", "workers", Refused(&["--workers", "1", "--cluster", "ps=a:1;worker=b:1", "--task", "0"])),
     ("train", "sync", Refused(&["--sync"])),
@@ -184,6 +185,7 @@ const TABLE: &[(&str, &str, Proof)] = &[
     // What the benchmark gives to the processes it starts.
     ("bench", "rank", Shown("src/cli/bench/collectives.rs")),
     ("bench", "meet", Shown("src/cli/bench/collectives.rs")),
+    ("bench", "world", Shown("src/cli/bench/data_parallel.rs")),
     ("bench", "cluster", Shown("src/cli/bench/cluster/training.rs")),
     ("bench", "worker", Shown("src/cli/bench/cluster/training.rs")),
 ];

@@ -1,5 +1,6 @@
 //! One model on many devices: in one process ([`towers`]), or in many ([`World`], [`DataParallel`]).
 
+mod batch_norm;
 mod data_parallel;
 mod merge_collectives;
 mod mpirun;
@@ -7,6 +8,7 @@ mod slow_rank;
 mod towers;
 mod world;
 
+pub(crate) use batch_norm::trains_batch_norm;
 pub use data_parallel::DataParallel;
 pub(crate) use kolo_runtime::collective::Activity;
 pub use kolo_runtime::collective::ReduceOp;

@@ -6,9 +6,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Instant;
 
 use crate::data::Dataset;
-use crate::parallel::{DataParallel, World};
+use crate::parallel::{DataParallel, World, trains_batch_norm};
 use crate::train::{Callback, Checkpoints, Flow, Model, StepReport, Trainer, TrainerState};
-use crate::{Graph, Result};
+use crate::{Error, Graph, Result};
 use serde_json::json;
 
 use super::child;
@@ -81,6 +81,15 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Opti
         common.gpu.choose_for(world, &mut config.gpu);
         let data_parallel = DataParallel::new(world);
         let data_parallel = if common.ranks.elastic { data_parallel.atomic_updates() } else { data_parallel };
+        let data_parallel = match common.ranks.sync_batch_norm {
+            true if !trains_batch_norm(graph) => {
+                return Err(Error::invalid_argument(
+                    "--sync-batch-norm: this model has no batch normalisation; leave it out",
+                ));
+            }
+            true => data_parallel.synchronised_batch_norm(),
+            false => data_parallel,
+        };
         config = data_parallel.configure(config);
     }
     let mut builder = Trainer::new(graph, job.model).source(config).stop_flag(stop.clone()).resume(common.resume);

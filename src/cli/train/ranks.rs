@@ -59,6 +59,9 @@ pub struct RankFlags {
     /// Compare the weights of all ranks every this many steps, and at the end; 0 compares at the end only [default: 1000]
     #[arg(long, value_name = "STEPS", help_heading = "Ranks")]
     pub check_weights_every: Option<u64>,
+    /// Normalise batches by the mean and variance of all ranks' shares, not of each rank's own: for small shares
+    #[arg(long, help_heading = "Ranks")]
+    pub sync_batch_norm: bool,
 }
 
 impl RankFlags {
