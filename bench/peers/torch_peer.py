@@ -67,21 +67,27 @@ def train_mnist():
     yield "train", "steps/s", "higher", steps(model, sgd, pixels, batches(images_and_labels(), 100))
 
 
-def train_lenet():
-    import torch
+def lenet():
     from torch import nn
 
-    model = nn.Sequential(
+    return nn.Sequential(
         nn.Unflatten(1, (1, 28, 28)),
         nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(7 * 7 * 64, 512), nn.ReLU(), nn.Linear(512, 10),
     )
+
+
+def train_lenet():
+    import torch
+
+    model = lenet()
     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
     yield "train", "steps/s", "higher", steps(model, sgd, pixels, batches(images_and_labels(), 64))
 
 
-def train_lm():
+def language_model():
+    """A transformer, and the windows of text that it learns from."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -117,7 +123,13 @@ def train_lm():
         def forward(self, x):
             return self.logits(self.norm(self.blocks(self.characters(x) + self.places))).flatten(0, 1)
 
-    model = Model()
+    return Model(), columns
+
+
+def train_lm():
+    import torch
+
+    model, columns = language_model()
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     prepare = lambda batch: (batch[0], batch[1].flatten())
     yield "train", "steps/s", "higher", steps(model, adamw, prepare, batches(columns, 32))

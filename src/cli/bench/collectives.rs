@@ -34,9 +34,9 @@ const TOKEN: &str = "KOLO_TOKEN";
 /// Flags of `kolo bench collectives`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct CollectiveFlags {
-    /// Run `collectives` between this many processes [default: 2]
+    /// Run `collectives` and `data-parallel` between this many processes [default: 2]
     #[arg(long, value_name = "N")]
-    ranks: Option<usize>,
+    pub(super) ranks: Option<usize>,
     /// Run `collectives` over this alone [default: both]
     #[arg(long, value_enum)]
     transport: Option<TransportName>,
@@ -48,7 +48,7 @@ pub struct CollectiveFlags {
     #[arg(long)]
     calibrate: bool,
     #[arg(long, hide = true)]
-    rank: Option<usize>,
+    pub(super) rank: Option<usize>,
     #[arg(long, hide = true)]
     meet: Option<String>,
 }

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod cluster;
 mod collectives;
+mod data_parallel;
 mod dispatch;
 mod gpu;
 mod gpu_layers;
@@ -26,7 +27,7 @@ pub struct Args {
     /// Print one JSON object per case
     #[arg(long)]
     json: bool,
-    /// Run only cases of `ops` and `gpu` whose name begins with this; may be given more than once [default: all but
+    /// Run only cases of `ops`, `gpu` and `data-parallel` whose name begins with this; may be given more than once [default: all but
     /// single layers of `gpu`]
     #[arg(long, value_name = "CASE")]
     case: Vec<String>,
@@ -35,6 +36,8 @@ pub struct Args {
     plain: bool,
     #[command(flatten)]
     collectives: collectives::CollectiveFlags,
+    #[command(flatten)]
+    data_parallel: data_parallel::DataParallelFlags,
     #[command(flatten)]
     worker: cluster::WorkerFlags,
 }
@@ -61,6 +64,7 @@ enum Name {
     Gpu,
     Ops,
     Collectives,
+    DataParallel,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -86,5 +90,6 @@ pub fn run(args: &Args) -> Result<()> {
         Name::PsLarge => cluster::ps_large(&report),
         Name::Tls => cluster::tls(&report, args.plain),
         Name::Collectives => collectives::run(&report, &args.collectives),
+        Name::DataParallel => data_parallel::run(&report, &args.data_parallel, &args.case, &args.collectives),
     }
 }

@@ -17,7 +17,7 @@ pub fn mlp(report: &Report) -> Result<()> {
     train(report, "mlp", "mnist-large", mnist_batches(1024, 0)?, large_logits)
 }
 
-fn small_logits<'g>(g: &'g Graph, x: Output<'g>) -> Output<'g> {
+pub fn small_logits<'g>(g: &'g Graph, x: Output<'g>) -> Output<'g> {
     let hidden = ops::sigmoid(dense(g, x, "hidden", 784, 100));
     dense(g, hidden, "out", 100, 10)
 }
