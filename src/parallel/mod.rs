@@ -6,6 +6,7 @@ mod merge_collectives;
 mod mpirun;
 mod slow_rank;
 mod towers;
+mod weigh;
 mod world;
 
 pub(crate) use batch_norm::trains_batch_norm;

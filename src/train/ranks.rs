@@ -97,18 +97,23 @@ impl<'g> SharedVariables<'g> {
 pub(super) struct Ranks<'g> {
     pub world: World,
     pub variables: SharedVariables<'g>,
-    /// What this rank says with each step: whether it wants to stop, as 1, and its times of the step before, each in a place of
-    /// its own between zeros, so that the mean over all ranks holds what everybody said.
+    /// What this rank says with each step: whether it wants to stop, as 1, how many rows it has, and its times of the step before, each
+    /// in a place of its own between zeros, so that the mean over all ranks holds what everybody said.
     pub says: Output<'g>,
     /// Variables that all ranks have alike: where rank 0 was in the data when it last saved is its own.
     compared: Vec<Variable<'g>>,
     check_every: u64,
+    /// Batches need not be shared equally: the loss is weighed.
+    pub is_uneven: bool,
     n_since_check: u64,
     times: RankTimes,
     slow: SlowRankWatch,
     /// When a rank was last named as slow.
     named: HashMap<usize, Instant>,
 }
+
+/// How many numbers are not of one rank alone.
+const SAID_BY_ALL: usize = 2;
 
 /// A rank that is slow now and then is not named more often than this.
 const NAMED_AGAIN: Duration = Duration::from_secs(60);
@@ -117,29 +122,43 @@ const NAMED_AGAIN: Duration = Duration::from_secs(60);
 pub(super) struct Heard {
     /// A rank wants to stop, so all do.
     pub stops: bool,
+    /// The rows of all ranks.
+    pub n_rows: usize,
     /// A rank that has become slow.
     pub slow: Option<SlowRank>,
 }
 
 impl<'g> Ranks<'g> {
-    pub fn new(graph: &'g Graph, world: World, position: Variable<'g>, check_every: u64) -> Ranks<'g> {
-        let says = graph.placeholder::<f32>("rank_says", [Some(1 + 2 * world.size())]);
+    pub fn new(graph: &'g Graph, world: World, position: Variable<'g>, check_every: u64, is_uneven: bool) -> Ranks<'g> {
+        let says = graph.placeholder::<f32>("rank_says", [Some(SAID_BY_ALL + 2 * world.size())]);
         let (times, slow) = (RankTimes::default(), SlowRankWatch::default());
         let variables = SharedVariables::new(graph);
         let is_compared = |variable: &Variable<'g>| variable.name() != position.name();
         let compared = graph.global_variables().into_iter().filter(is_compared).collect();
-        Ranks { world, variables, compared, says, check_every, n_since_check: 0, times, slow, named: HashMap::new() }
+        Ranks {
+            world,
+            variables,
+            compared,
+            says,
+            check_every,
+            is_uneven,
+            n_since_check: 0,
+            times,
+            slow,
+            named: HashMap::new(),
+        }
     }
 
-    /// What this rank says with the next step, which it is about to begin.
-    pub fn say(&mut self, wants_to_stop: bool) -> Tensor {
+    /// What this rank says with the next step, which it is about to begin with so many rows.
+    pub fn say(&mut self, wants_to_stop: bool, n_rows: usize) -> Tensor {
         // What ranks did together between two steps is no step.
         self.world.take_first_begun();
         let (rank, size) = (self.world.rank(), self.world.size());
-        let mut says = vec![0.0f32; 1 + 2 * size];
+        let mut says = vec![0.0f32; SAID_BY_ALL + 2 * size];
         says[0] = f32::from(u8::from(wants_to_stop));
+        says[1] = n_rows as f32;
         let own = [self.times.busy, self.times.input].map(|seconds| seconds as f32);
-        says[1 + 2 * rank..][..2].copy_from_slice(&own);
+        says[SAID_BY_ALL + 2 * rank..][..2].copy_from_slice(&own);
         Tensor::vector(says)
     }
 
@@ -148,7 +167,7 @@ impl<'g> Ranks<'g> {
         let n = self.world.size() as f32;
         let all = mean.data::<f32>()?;
         let seconds = |x: f32| f64::from(x * n);
-        let times = all[1..].chunks_exact(2);
+        let times = all[SAID_BY_ALL..].chunks_exact(2);
         let times = times.map(|of| RankTimes { busy: seconds(of[0]), input: seconds(of[1]) });
         let is_known = |slow: &SlowRank| self.named.get(&slow.rank).is_some_and(|at| at.elapsed() < NAMED_AGAIN);
         let slow = self.slow.observe(times.collect()).filter(|slow| !is_known(slow));
@@ -158,7 +177,7 @@ impl<'g> Ranks<'g> {
         }
         let met = self.world.take_first_begun().unwrap_or(began);
         self.times = RankTimes { busy: (met - began).as_secs_f64(), input: input.as_secs_f64() };
-        Ok(Heard { stops: all[0] > 0.0, slow })
+        Ok(Heard { stops: all[0] > 0.0, n_rows: (all[1] * n).round() as usize, slow })
     }
 
     /// Compares the variables of all ranks now and then, and if this is the end.
@@ -183,12 +202,13 @@ pub(super) fn mean_of_ranks<'g>(graph: &'g Graph, values: &[Output<'g>]) -> Resu
     Ok(means)
 }
 
-/// This rank's rows of each batch. The mean of the ranks' means is that of the batch only if all have as many.
-pub(super) fn equal_shares(data: &Dataset, world: &World) -> Result<Dataset> {
+/// This rank's rows of each batch. The mean of the ranks' means is that of the batch only if all have as many, or if it is weighed.
+pub(super) fn shares(data: &Dataset, world: &World, is_uneven: bool) -> Result<Dataset> {
     let (n, is_always_full) = data.batch_size();
-    if !n.is_multiple_of(world.size()) || !is_always_full {
+    if !is_uneven && (!n.is_multiple_of(world.size()) || !is_always_full) {
         return Err(Error::invalid_argument(format!(
-            "batches of {n} cannot be shared equally by {} ranks{}; batch the data by {}, without a remainder",
+            "batches of {n} cannot be shared equally by {} ranks{}; batch the data by {}, without a remainder, or weigh the loss \
+             (`World::weigh`, `uneven_batches`)",
             world.size(),
             if is_always_full { "" } else { " (the last one may be smaller)" },
             n.next_multiple_of(world.size())

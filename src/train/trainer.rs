@@ -11,7 +11,7 @@ use kolo_runtime::{Callable, Session, SessionConfig};
 use smallvec::SmallVec;
 
 use super::callback::{Callback, EpochReport, Flow, StepReport};
-use super::ranks::{Ranks, TrainerState, equal_shares, mean_of_ranks};
+use super::ranks::{Ranks, TrainerState, mean_of_ranks, shares};
 use super::saver::check_writable;
 use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
 use crate::data::{Dataset, Position};
@@ -199,6 +199,7 @@ pub struct TrainerBuilder<'g> {
     stop: Arc<AtomicBool>,
     world: Option<World>,
     check_every: u64,
+    is_uneven: bool,
     state: Option<TrainerState>,
 }
 
@@ -245,6 +246,13 @@ impl<'g> TrainerBuilder<'g> {
         self
     }
 
+    /// Lets batches have any number of rows, also if ranks cannot share them equally: for a model whose loss and metrics are weighed
+    /// by [`World::weigh`]. Without, such batches are refused.
+    pub fn uneven_batches(mut self) -> Self {
+        self.is_uneven = true;
+        self
+    }
+
     /// How often ranks compare their variables, in steps: 1000 if not said, 0 for only at the end.
     pub fn check_every(mut self, n_steps: u64) -> Self {
         self.check_every = n_steps;
@@ -253,7 +261,8 @@ impl<'g> TrainerBuilder<'g> {
 
     /// Adds what is missing to the graph, opens the session and initialises or restores the variables.
     pub fn build(self) -> Result<Trainer<'g>> {
-        let TrainerBuilder { graph, model, source, checkpoints, resume, stop, world, check_every, state } = self;
+        let TrainerBuilder { graph, model, source, checkpoints, resume, stop, world, check_every, is_uneven, state } =
+            self;
         // One rank saves for all.
         let is_first = world.as_ref().is_none_or(|world| world.rank() == 0);
         let has_checkpoints = checkpoints.is_some();
@@ -275,7 +284,7 @@ impl<'g> TrainerBuilder<'g> {
         let mut ranks = None;
         if let Some(world) = world {
             world.note(Activity::Preparing);
-            let own = Ranks::new(graph, world, position, check_every);
+            let own = Ranks::new(graph, world, position, check_every, is_uneven);
             watched.push(own.says);
             watched = mean_of_ranks(graph, &watched)?;
             ranks = Some(own);
@@ -389,6 +398,7 @@ impl<'g> Trainer<'g> {
             stop: Arc::default(),
             world: None,
             check_every: 1000,
+            is_uneven: false,
             state: None,
         }
     }
@@ -429,7 +439,7 @@ impl<'g> Trainer<'g> {
     pub fn fit(&mut self, data: &Dataset, callbacks: &mut [&mut dyn Callback]) -> Result<FitReport> {
         let n_ranks = self.ranks.as_ref().map(|ranks| ranks.world.size());
         let mut batches = match &self.ranks {
-            Some(ranks) => equal_shares(data, &ranks.world)?.batches()?,
+            Some(ranks) => shares(data, &ranks.world, ranks.is_uneven)?.batches()?,
             None => data.batches()?,
         };
         if self.is_resumed && self.at != Position::default() {
@@ -465,15 +475,17 @@ impl<'g> Trainer<'g> {
             let (batch, input) = (batch?, began_step.elapsed());
             if let Some(ranks) = &mut self.ranks {
                 feeds.truncate(self.model.train_feeds.len());
-                feeds.push((ranks.says, ranks.say(self.stop.load(Ordering::Relaxed))));
+                feeds.push((ranks.says, ranks.say(self.stop.load(Ordering::Relaxed), batch.len())));
             }
             self.note(Activity::Computing);
             let mut values = self.model.run(&self.train, &batch.tensors, &feeds)?;
             // Before anything else can fail: the variables are one step further.
             self.at = batches.save();
+            let mut n_samples = batch.len();
             if let (Some(ranks), Some(mean)) = (&mut self.ranks, values.pop_if(|_| n_ranks.is_some())) {
                 let heard = ranks.hear(&mean, began_step, input)?;
                 is_agreed = heard.stops;
+                n_samples = heard.n_rows;
                 slow_ranks.extend(heard.slow);
                 ranks.check(&self.session, false)?;
             }
@@ -484,7 +496,6 @@ impl<'g> Trainer<'g> {
             if !loss.is_finite() {
                 return Err(not_finite(loss, step));
             }
-            let n_samples = batch.len() * n_ranks.unwrap_or(1);
             report = FitReport {
                 step,
                 n_steps: report.n_steps + 1,
