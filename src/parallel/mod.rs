@@ -1,10 +1,12 @@
 //! One model on many devices: in one process ([`towers`]), or in many ([`World`], [`DataParallel`]).
 
 mod batch_norm;
+mod calls;
 mod data_parallel;
 mod merge_collectives;
 mod mpirun;
 mod slow_rank;
+mod split;
 mod towers;
 mod weigh;
 mod world;

@@ -11,11 +11,12 @@ use kolo_graph::{Graph, Operation, Output, Variable};
 use kolo_net::ranks::{RankConfig, join};
 use kolo_net::tls::{Security, Token};
 use kolo_runtime::collective::{
-    Activity, CollectiveCall, CollectiveKind, Communicator, CommunicatorOptions, Group, MpiRanks, ReduceOp, Root, call,
+    Activity, CollectiveCall, CollectiveKind, Communicator, CommunicatorOptions, Group, MpiRanks, call,
 };
 use kolo_runtime::{Session, SessionConfig};
 
 use super::mpirun::MpiPlace;
+use super::split::Met;
 
 /// The ranks of a training: processes, or threads of one process, each with a copy of the model. A clone is the same rank.
 ///
@@ -43,6 +44,7 @@ use super::mpirun::MpiPlace;
 pub struct World {
     place: RankPlace,
     group: Arc<Group>,
+    met: Met,
 }
 
 /// Which rank a process is.
@@ -94,7 +96,9 @@ impl World {
     /// A world of `n` ranks in this process, one for each of its threads.
     pub fn threads(n: usize) -> Result<Vec<World>> {
         let all = Communicator::in_process(n, &CommunicatorOptions::default())?;
-        let world = |(rank, end)| World::new(RankPlace::on_one_host(rank, n), end, |end| shared_group(end, n));
+        let world = |(rank, end)| {
+            World::new(RankPlace::on_one_host(rank, n), end, Met::SharedMemory, |end| shared_group(end, n))
+        };
         all.into_iter().enumerate().map(world).collect()
     }
 
@@ -121,12 +125,13 @@ impl World {
     pub fn join(file: &File, place: RankPlace) -> Result<World> {
         place.check()?;
         let end = Communicator::join(file, place.rank, &CommunicatorOptions::default())?;
-        World::new(place, end, |end| shared_group(end, place.local_size))
+        World::new(place, end, Met::SharedMemory, |end| shared_group(end, place.local_size))
     }
 
     fn new(
         place: RankPlace,
         end: Communicator,
+        met: Met,
         group: impl FnOnce(Communicator) -> Result<Arc<Group>>,
     ) -> Result<World> {
         place.check()?;
@@ -139,19 +144,21 @@ impl World {
                 end.n_ranks()
             )));
         }
-        Ok(World { place, group: group(end)? })
+        Ok(World { place, group: group(end)?, met })
     }
 
     /// Meets the ranks of a world over TCP, on one machine or on many, as `config` says.
     pub fn meet(config: &RankConfig, place: RankPlace) -> Result<World> {
-        World::new(place, join(config, &CommunicatorOptions::default())?, Group::new)
+        let end = join(config, &CommunicatorOptions::default())?;
+        World::new(place, end, Met::Tcp(Box::new(config.clone())), Group::new)
     }
 
     /// The ranks that `mpirun` has started.
     fn over_mpi(mpi: &MpiPlace) -> Result<World> {
         mpi.place.check()?;
         let ranks = MpiRanks::join(mpi.kind, mpi.library.as_deref(), mpi.place.local_size)?;
-        World::new(mpi.place, Communicator::over(Box::new(ranks), &CommunicatorOptions::default()), Group::new)
+        let end = Communicator::over(Box::new(ranks), &CommunicatorOptions::default());
+        World::new(mpi.place, end, Met::Mpi, Group::new)
             .map_err(|error| error.context(format_args!("the mpirun of {}", mpi.kind)))
     }
 
@@ -247,25 +254,13 @@ impl World {
         self.place.local_size
     }
 
-    /// Combines tensors of all ranks, element by element.
-    pub fn all_reduce(&self, tensors: Vec<Tensor>, op: ReduceOp) -> Result<Vec<Tensor>> {
-        self.call(CollectiveKind::AllReduce(op), tensors)
+    /// How its ranks have met.
+    pub(super) fn met(&self) -> &Met {
+        &self.met
     }
 
-    /// The rows of all ranks, in the order of ranks. All give as many.
-    pub fn all_gather(&self, tensor: Tensor) -> Result<Tensor> {
-        let mut all = self.call(CollectiveKind::AllGather, vec![tensor])?;
-        all.pop().ok_or_else(|| Error::internal("gathering gave nothing"))
-    }
-
-    /// The tensors of rank `root`. The others give tensors of the same dtypes and shapes.
-    pub fn broadcast(&self, tensors: Vec<Tensor>, root: usize) -> Result<Vec<Tensor>> {
-        self.call(CollectiveKind::Broadcast(Root(root)), tensors)
-    }
-
-    /// Returns when every rank has called it.
-    pub fn barrier(&self) -> Result<()> {
-        self.call(CollectiveKind::Barrier, Vec::new()).map(drop)
+    pub(super) fn group(&self) -> &Arc<Group> {
+        &self.group
     }
 
     /// Whether every rank has a piece of hardware, and one that no other rank has. All ranks say what they have.
@@ -299,7 +294,7 @@ impl World {
         self.group.take_first_begun()
     }
 
-    fn call(&self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {
+    pub(super) fn call(&self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {
         call(&*self.group, CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None })
     }
 

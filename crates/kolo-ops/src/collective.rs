@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 use crate::cancel::CancelToken;
 use crate::comm::meeting::Meetings;
 
-/// What the ranks of a group do together. Every rank gives tensors of the same dtypes and shapes.
+/// What the ranks of a group do together. Every rank gives tensors of the same dtypes and shapes; in what is uneven, ranks may give
+/// different numbers of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CollectiveKind {
     /// Every rank gets the tensors of all, combined element by element.
@@ -32,6 +33,19 @@ pub enum CollectiveKind {
     Scatter(Root),
     /// Each rank gets its share of the tensors of all, one after the other along the first axis.
     AllToAll,
+    /// As [`CollectiveKind::AllGather`], of any number of rows from each rank. Gives the rows, and how many came from each rank.
+    AllGatherUneven,
+    /// The same for one rank. The others get their own back, and learn that no rows came to them.
+    GatherUneven(Root),
+    /// One rank cuts its rows into shares of any size: its second tensor says how many rows each rank gets. Others give a tensor of
+    /// any number of rows, and the same list or another one, which nobody reads. Gives a share.
+    ScatterUneven(Root),
+    /// Each rank cuts its rows into shares of any size: its second tensor says how many rows each rank gets. Gives the rows that came
+    /// from all ranks, in their order, and how many came from each.
+    AllToAllUneven,
+    /// A rank sends its rows to one rank, or to none, and gets those of one, or none: its second tensor is the number of the rank to
+    /// send to and that of the rank to receive from, each -1 for none. Ranks that do neither call it as well.
+    SendReceive,
     /// Nothing, but nobody goes on before everybody came.
     Barrier,
 }
@@ -52,8 +66,25 @@ impl CollectiveKind {
             CollectiveKind::Broadcast(_) => "broadcast",
             CollectiveKind::Scatter(_) => "scatter",
             CollectiveKind::AllToAll => "all-to-all",
+            CollectiveKind::AllGatherUneven => "uneven all-gather",
+            CollectiveKind::GatherUneven(_) => "uneven gather",
+            CollectiveKind::ScatterUneven(_) => "uneven scatter",
+            CollectiveKind::AllToAllUneven => "uneven all-to-all",
+            CollectiveKind::SendReceive => "send and receive",
             CollectiveKind::Barrier => "barrier",
         }
+    }
+
+    /// Whether ranks may give different numbers of rows.
+    pub fn is_uneven(self) -> bool {
+        matches!(
+            self,
+            CollectiveKind::AllGatherUneven
+                | CollectiveKind::GatherUneven(_)
+                | CollectiveKind::ScatterUneven(_)
+                | CollectiveKind::AllToAllUneven
+                | CollectiveKind::SendReceive
+        )
     }
 
     /// How elements are combined, if they are.
@@ -72,7 +103,9 @@ impl CollectiveKind {
             CollectiveKind::Reduce(_, Root(root))
             | CollectiveKind::Gather(Root(root))
             | CollectiveKind::Broadcast(Root(root))
-            | CollectiveKind::Scatter(Root(root)) => Some(root),
+            | CollectiveKind::Scatter(Root(root))
+            | CollectiveKind::GatherUneven(Root(root))
+            | CollectiveKind::ScatterUneven(Root(root)) => Some(root),
             _ => None,
         }
     }
@@ -86,7 +119,10 @@ impl fmt::Display for CollectiveKind {
             write!(f, " ({})", op.name())?;
         }
         match (self, self.root()) {
-            (CollectiveKind::Broadcast(_) | CollectiveKind::Scatter(_), Some(root)) => write!(f, " from rank {root}"),
+            (
+                CollectiveKind::Broadcast(_) | CollectiveKind::Scatter(_) | CollectiveKind::ScatterUneven(_),
+                Some(root),
+            ) => write!(f, " from rank {root}"),
             (_, Some(root)) => write!(f, " to rank {root}"),
             (_, None) => Ok(()),
         }

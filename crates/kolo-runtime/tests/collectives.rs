@@ -97,7 +97,7 @@ fn ranks_with_other_options_learn_so() {
 #[test]
 fn wrong_arguments_are_named_on_the_rank_that_gave_them_and_end_the_others() {
     type Wrong = fn(&mut Communicator) -> Result<()>;
-    let cases: [(Wrong, &str); 5] = [
+    let cases: [(Wrong, &str); 10] = [
         (|end| end.broadcast(vec![], 7).map(drop), "there is no rank 7: there are 2, from 0 on"),
         (|end| end.all_gather(Tensor::scalar(1.0f32)).map(drop), "needs rows, and a scalar has none"),
         (
@@ -106,6 +106,17 @@ fn wrong_arguments_are_named_on_the_rank_that_gave_them_and_end_the_others() {
         ),
         (|end| end.all_reduce(vec![Tensor::from("text")], ReduceOp::Sum).map(drop), "of a fixed size"),
         (|end| end.all_reduce(vec![Tensor::from([true, false])], ReduceOp::Sum).map(drop), "bool cannot be reduced"),
+        (|end| end.all_gather_uneven(Tensor::scalar(1.0f32)).map(drop), "needs rows, and a scalar has none"),
+        (
+            |end| end.all_to_all_uneven(Tensor::from([1.0f32, 2.0, 3.0]), &[2, 2]).map(drop),
+            "for the ranks, [2, 2], do not add up to the tensor's 3 rows",
+        ),
+        (
+            |end| end.scatter_uneven(Tensor::from([1.0f32]), &[1], 0).map(drop),
+            "takes the number of rows for each rank as int64[2], not as int64[1]",
+        ),
+        (|end| end.send_receive(Tensor::from([1.0f32]), Some(2), None).map(drop), "there is no rank 2: there are 2"),
+        (|end| end.gather_uneven(Tensor::from([1.0f32]), 2).map(drop), "there is no rank 2: there are 2"),
     ];
     for ((wrong, text), connect) in cases.iter().flat_map(|case| TRANSPORTS.map(|connect| (case, connect))) {
         let errors: Vec<Error> = run(connect(2, &options(4096)), |mut end| match end.rank() {
@@ -120,6 +131,51 @@ fn wrong_arguments_are_named_on_the_rank_that_gave_them_and_end_the_others() {
         // The other one learns why, or that it does something else.
         let other = errors[1].to_string();
         assert!(other.contains(text) || other.contains("ranks do not do the same"), "{other}");
+    }
+}
+
+#[test]
+fn uneven_calls_that_differ_in_more_than_their_rows_end_the_group() {
+    let rows = |dims: [usize; 2], dtype| Tensor::zeros(dtype, dims).unwrap();
+    type Call = fn(&mut Communicator, Tensor) -> Result<()>;
+    let gather: Call = |end, tensor| end.all_gather_uneven(tensor).map(drop);
+    let to_first: Call = |end, tensor| end.gather_uneven(tensor, 0).map(drop);
+    let to_second: Call = |end, tensor| end.gather_uneven(tensor, 1).map(drop);
+    let cases = [
+        (gather, rows([4, 3], DType::F32), "uneven all-gather 'uneven all-gather' of float rows of 3 elements"),
+        (gather, rows([4, 2], DType::F64), "of double rows of 2 elements"),
+        (to_first, rows([4, 2], DType::F32), "uneven gather to rank 0 'uneven gather' of float rows of 2 elements"),
+        (to_second, rows([4, 2], DType::F32), "uneven gather to rank 1"),
+    ];
+    for ((call, tensor, text), connect) in cases.iter().flat_map(|case| TRANSPORTS.map(|connect| (case, connect))) {
+        let errors = run(connect(3, &options(4096)), |mut end| match end.rank() {
+            2 => call(&mut end, tensor.clone()).unwrap_err().to_string(),
+            rank => gather(&mut end, rows([rank, 2], DType::F32)).unwrap_err().to_string(),
+        });
+        for error in errors {
+            assert!(error.contains("ranks do not do the same") && error.contains(text), "{text}: {error}");
+        }
+    }
+}
+
+#[test]
+fn who_sends_to_a_rank_that_does_not_receive_is_named_on_all_ranks() {
+    // What ranks 0, 1 and 2 do: to whom they send, and from whom they receive.
+    type Peers = [(Option<usize>, Option<usize>); 3];
+    let cases: [(Peers, &str); 3] = [
+        ([(Some(1), None), (None, None), (None, None)], "rank 0 sends to rank 1, which receives from nobody"),
+        (
+            [(Some(1), None), (Some(2), Some(0)), (None, Some(0))],
+            "rank 2 receives from rank 0, which does not send to it",
+        ),
+        ([(None, None), (None, Some(2)), (None, None)], "rank 1 receives from rank 2, which does not send to it"),
+    ];
+    for ((peers, text), connect) in cases.iter().flat_map(|case| TRANSPORTS.map(|connect| (case, connect))) {
+        let errors = run(connect(3, &options(4096)), |mut end| {
+            let (to, from) = peers[end.rank()];
+            end.send_receive(Tensor::from([1i64, 2]), to, from).and_then(|_| end.barrier()).unwrap_err().to_string()
+        });
+        assert!(errors.iter().all(|error| error.contains(text)), "{text}: {errors:?}");
     }
 }
 
@@ -199,6 +255,77 @@ fn nodes_of_a_graph_meet_those_of_other_sessions() {
     for found in found {
         assert_eq!(found, [Tensor::from([0.5f32, 1.0]), Tensor::from([1.0f32, 2.0]), Tensor::from([[0.0f32], [1.0]])]);
     }
+}
+
+/// Every collective that has no kernel for devices, as a node.
+#[test]
+fn rows_of_uneven_numbers_and_of_one_rank_go_through_nodes() {
+    let found = run(shared_memory(3, &options(4096)), |end| {
+        let config = SessionConfig::default();
+        let rank = end.rank();
+        config.groups.insert("world", Group::new(end).unwrap());
+        let g = kolo_ops::graph();
+        let x = g.placeholder::<f32>("x", [None, Some(1)]);
+        let own = tensor_of(rank, rank + 1);
+        let node = |op: &str| g.op(op).attr("group", "world");
+        let reduced = node("KoloReduce").inputs([g.constant([rank as f32])]).attr("root", 1i64).build().output(0);
+        let whole = g.constant([[rank as f32], [10.0], [20.0]]);
+        let gathered = node("KoloGather").input(whole).attr("root", 2i64).build().output(0);
+        let scattered = node("KoloScatter").input(whole).attr("root", 2i64).build().output(0);
+        let all = node("KoloAllGatherUneven").input(x).build();
+        let at_root = node("KoloGatherUneven").input(x).attr("root", 2i64).build();
+        let counts = g.constant([0i64, 1, 2]);
+        let shares = node("KoloScatterUneven").input(whole).input(counts).attr("root", 1i64).build().output(0);
+        let exchanged = node("KoloAllToAllUneven").input(whole).input(counts).build();
+        let next = g.constant([(rank as i64 + 1) % 3, (rank as i64 + 2) % 3]);
+        let round = node("KoloSendReceive").input(x).input(next).build().output(0);
+        let barrier = node("KoloGroupBarrier").build();
+        assert_eq!(all.output(0).shape().dims(), Some(&[None, Some(1)][..]));
+        let session = Session::with_config(&g, config).unwrap();
+        let [all, at_root, exchanged] = [all, at_root, exchanged].map(|op| [op.output(0), op.output(1)]);
+        let fetches = [
+            reduced,
+            gathered,
+            scattered,
+            all[0],
+            all[1],
+            at_root[0],
+            at_root[1],
+            shares,
+            exchanged[0],
+            exchanged[1],
+            round,
+        ];
+        session.run(&fetches, &[(x, own)], &[barrier]).unwrap()
+    });
+    let column = |values: &[f32]| Tensor::vector(values.to_vec()).reshaped([values.len(), 1].into()).unwrap();
+    for (rank, found) in found.into_iter().enumerate() {
+        let own: Vec<f32> = vec![rank as f32; rank + 1];
+        let wanted = [
+            Tensor::from([if rank == 1 { 3.0f32 } else { rank as f32 }]),
+            column(&match rank {
+                2 => vec![0.0, 10.0, 20.0, 1.0, 10.0, 20.0, 2.0, 10.0, 20.0],
+                _ => vec![rank as f32, 10.0, 20.0],
+            }),
+            column(&[[2.0, 10.0, 20.0][rank]]),
+            column(&[0.0, 1.0, 1.0, 2.0, 2.0, 2.0]),
+            Tensor::from([1i64, 2, 3]),
+            column(if rank == 2 { &[0.0, 1.0, 1.0, 2.0, 2.0, 2.0] } else { &own }),
+            Tensor::from(if rank == 2 { [1i64, 2, 3] } else { [0; 3] }),
+            column([&[][..], &[1.0], &[10.0, 20.0]][rank]),
+            column([&[][..], &[0.0, 1.0, 2.0], &[10.0, 20.0, 10.0, 20.0, 10.0, 20.0]][rank]),
+            Tensor::from([rank as i64; 3]),
+            column(&vec![((rank + 2) % 3) as f32; (rank + 2) % 3 + 1]),
+        ];
+        for (i, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+            assert_eq!(found, wanted, "rank {rank}, fetch {i}");
+        }
+    }
+}
+
+/// So many rows of a rank's number.
+fn tensor_of(rank: usize, rows: usize) -> Tensor {
+    Tensor::vector(vec![rank as f32; rows]).reshaped([rows, 1].into()).unwrap()
 }
 
 #[test]

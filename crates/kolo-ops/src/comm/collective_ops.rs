@@ -9,7 +9,7 @@
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
 use kolo_device::DeviceRanks;
 use kolo_device::cpu::reduce::ReduceOp;
-use kolo_graph::{Attrs, Effects, Gradient, InferCtx, OpDef, ShapeFn, shape_fns};
+use kolo_graph::{Attrs, Effects, Gradient, HostRule, InferCtx, OpDef, ShapeFn, shape_fns};
 
 use crate::collective::{CollectiveCall, CollectiveGroup, CollectiveKind, Root, call};
 use crate::cuda::{NUMBERS, PLAIN};
@@ -60,6 +60,77 @@ pub(crate) static KOLO_BROADCAST: Op = joined(collective(
     &[made(|init| Collective::make(init, CollectiveKind::Broadcast(root(init.attrs())?)))],
     &[on_gpu("T", PLAIN, |init| OnGpu::make(init, CollectiveKind::Broadcast(root(init.attrs())?)))],
 ));
+
+pub(crate) static KOLO_REDUCE: Op = joined(on_host(
+    "KoloReduce",
+    "(values:N*T) -> (reduced:N*T) ; N:int>=1, \
+     T:type{half,bfloat16,float,double,int8,int16,int32,int64,uint8,uint16,uint32,uint64}, group:string=\"\", \
+     reduction:string{\"sum\",\"mean\",\"min\",\"max\",\"prod\"}=\"sum\", root:int>=0=0",
+    shape_fns::each_as_its_input,
+    &[made(|init| Collective::make(init, CollectiveKind::Reduce(reduction(init.attrs())?, root(init.attrs())?)))],
+));
+
+pub(crate) static KOLO_GATHER: Op = on_host(
+    "KoloGather",
+    "(value:T) -> (all:T) ; T:type, group:string=\"\", root:int>=0=0",
+    other_rows,
+    &[made(|init| Collective::make(init, CollectiveKind::Gather(root(init.attrs())?)))],
+);
+
+pub(crate) static KOLO_SCATTER: Op = on_host(
+    "KoloScatter",
+    "(value:T) -> (share:T) ; T:type, group:string=\"\", root:int>=0=0",
+    other_rows,
+    &[made(|init| Collective::make(init, CollectiveKind::Scatter(root(init.attrs())?)))],
+);
+
+pub(crate) static KOLO_ALL_GATHER_UNEVEN: Op = on_host(
+    "KoloAllGatherUneven",
+    "(value:T) -> (all:T, rows:int64) ; T:type, group:string=\"\"",
+    other_rows_and_numbers,
+    &[made(|init| Collective::make(init, CollectiveKind::AllGatherUneven))],
+);
+
+pub(crate) static KOLO_GATHER_UNEVEN: Op = on_host(
+    "KoloGatherUneven",
+    "(value:T) -> (all:T, rows:int64) ; T:type, group:string=\"\", root:int>=0=0",
+    other_rows_and_numbers,
+    &[made(|init| Collective::make(init, CollectiveKind::GatherUneven(root(init.attrs())?)))],
+);
+
+pub(crate) static KOLO_SCATTER_UNEVEN: Op = on_host(
+    "KoloScatterUneven",
+    "(value:T, rows:int64) -> (share:T) ; T:type, group:string=\"\", root:int>=0=0",
+    other_rows,
+    &[made(|init| Collective::make(init, CollectiveKind::ScatterUneven(root(init.attrs())?)))],
+);
+
+pub(crate) static KOLO_ALL_TO_ALL_UNEVEN: Op = on_host(
+    "KoloAllToAllUneven",
+    "(value:T, rows:int64) -> (shares:T, received:int64) ; T:type, group:string=\"\"",
+    other_rows_and_numbers,
+    &[made(|init| Collective::make(init, CollectiveKind::AllToAllUneven))],
+);
+
+pub(crate) static KOLO_SEND_RECEIVE: Op = on_host(
+    "KoloSendReceive",
+    "(value:T, peers:int64) -> (received:T) ; T:type, group:string=\"\"",
+    other_rows,
+    &[made(|init| Collective::make(init, CollectiveKind::SendReceive))],
+);
+
+pub(crate) static KOLO_GROUP_BARRIER: Op = on_host(
+    "KoloGroupBarrier",
+    "() -> () ; group:string=\"\"",
+    shape_fns::unknown,
+    &[made(|init| Collective::make(init, CollectiveKind::Barrier))],
+);
+
+/// One that always goes through host memory.
+const fn on_host(name: &'static str, signature: &'static str, shape: ShapeFn, kernels: &'static [KernelDef]) -> Op {
+    let op = collective(name, signature, shape, kernels, &[]);
+    Op { def: OpDef { host: HostRule::Always, ..op.def }, gpu: Gpu::Host, ..op }
+}
 
 const fn collective(
     name: &'static str,
@@ -117,6 +188,13 @@ fn other_rows(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
         }
         None => PartialShape::unknown(),
     }])
+}
+
+/// The same, and a number for each rank.
+fn other_rows_and_numbers(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
+    let mut shapes = other_rows(ctx)?;
+    shapes.push(PartialShape::new(&[None]));
+    Ok(shapes)
 }
 
 struct Collective {

@@ -16,6 +16,7 @@ use super::record::Recorder;
 use super::shared::{Exchange, PIECE};
 use super::signature::{Route, SIGNATURE_BYTES, Signature};
 use super::transport::Transport;
+use super::uneven::{joined_rows, only_tensor, row_numbers};
 use super::waiting::{PastCalls, Waiting};
 
 /// How a group works. All ranks use the same.
@@ -191,6 +192,35 @@ impl Communicator {
         self.call_for_one(CollectiveKind::AllToAll, tensor)
     }
 
+    /// The rows of all ranks, in the order of ranks, and how many came from each: ranks may give different numbers of rows.
+    pub fn all_gather_uneven(&mut self, tensor: Tensor) -> Result<(Tensor, Vec<usize>)> {
+        joined_rows(self.call(CollectiveKind::AllGatherUneven, vec![tensor])?)
+    }
+
+    /// As [`Communicator::all_gather_uneven`], for one rank alone; the others get their own back, and learn that nothing came.
+    pub fn gather_uneven(&mut self, tensor: Tensor, root: usize) -> Result<(Tensor, Vec<usize>)> {
+        joined_rows(self.call(CollectiveKind::GatherUneven(Root(root)), vec![tensor])?)
+    }
+
+    /// So many rows of rank `root`'s tensor as it says that this rank gets. Others give a tensor of the same dtype and rows of the same
+    /// shape, and any `n_ranks` numbers.
+    pub fn scatter_uneven(&mut self, tensor: Tensor, rows: &[usize], root: usize) -> Result<Tensor> {
+        only_tensor(self.call(CollectiveKind::ScatterUneven(Root(root)), vec![tensor, row_numbers(rows)])?)
+    }
+
+    /// So many rows of this rank's tensor go to each rank as `rows` says; gives those that came from all ranks, in their order, and
+    /// how many came from each.
+    pub fn all_to_all_uneven(&mut self, tensor: Tensor, rows: &[usize]) -> Result<(Tensor, Vec<usize>)> {
+        joined_rows(self.call(CollectiveKind::AllToAllUneven, vec![tensor, row_numbers(rows)])?)
+    }
+
+    /// Sends this rank's rows to one rank, and gives those of another one; no rows if it receives from none. Ranks that do neither
+    /// call it as well.
+    pub fn send_receive(&mut self, tensor: Tensor, to: Option<usize>, from: Option<usize>) -> Result<Tensor> {
+        let peers = [to, from].map(|peer| peer.map_or(-1, |peer| peer as i64));
+        only_tensor(self.call(CollectiveKind::SendReceive, vec![tensor, Tensor::from(peers)])?)
+    }
+
     /// Returns when every rank has called it.
     pub fn barrier(&mut self) -> Result<()> {
         self.call(CollectiveKind::Barrier, Vec::new()).map(drop)
@@ -201,8 +231,7 @@ impl Communicator {
     }
 
     fn call_for_one(&mut self, kind: CollectiveKind, tensor: Tensor) -> Result<Tensor> {
-        let mut tensors = self.call(kind, vec![tensor])?;
-        tensors.pop().ok_or_else(|| Error::internal(format!("{kind} gave nothing")))
+        only_tensor(self.call(kind, vec![tensor])?)
     }
 
     /// Makes a call.
@@ -252,7 +281,8 @@ impl Communicator {
     /// How the messages of a call go.
     fn route(&self, call: &CollectiveCall) -> Route {
         let CommunicatorOptions { deterministic, algorithm, costs, buffer_bytes, .. } = &self.options;
-        let n_bytes = call.tensors.iter().map(Tensor::n_bytes).sum();
+        // Where ranks have different numbers of rows, none knows how much it will be.
+        let n_bytes = if call.kind.is_uneven() { 0 } else { call.tensors.iter().map(Tensor::n_bytes).sum() };
         let dtype = call.tensors.first().map(Tensor::dtype);
         let algorithm = choose(call.kind, dtype, n_bytes, self.n_ranks(), costs, *algorithm, *deterministic);
         Route { algorithm, buffer_bytes: *buffer_bytes as u64 }
@@ -295,7 +325,9 @@ fn check(call: &CollectiveCall, n_ranks: usize) -> Result<()> {
     if let Some(root) = kind.root().filter(|root| *root >= n_ranks) {
         return Err(Error::invalid_argument(format!("there is no rank {root}: there are {n_ranks}, from 0 on")));
     }
-    for tensor in tensors {
+    // What is uneven may have a list of numbers beside its rows; `Uneven` looks at them.
+    let values = if kind.is_uneven() { &tensors[..tensors.len().min(1)] } else { &tensors[..] };
+    for tensor in values {
         let dtype = tensor.dtype();
         if dtype.size().is_none() || dtype != tensors[0].dtype() {
             return Err(Error::invalid_argument(format!(
@@ -308,13 +340,16 @@ fn check(call: &CollectiveCall, n_ranks: usize) -> Result<()> {
             check_reducible(dtype)?;
         }
     }
+    if kind.is_uneven() {
+        return tensors.iter().try_for_each(|tensor| tensor.host_bytes().map(drop));
+    }
     let cuts_rows = match kind {
         CollectiveKind::AllReduce(_)
         | CollectiveKind::Reduce(..)
         | CollectiveKind::Broadcast(_)
         | CollectiveKind::Barrier => return Ok(()),
-        CollectiveKind::AllGather | CollectiveKind::Gather(_) => false,
         CollectiveKind::ReduceScatter(_) | CollectiveKind::Scatter(_) | CollectiveKind::AllToAll => true,
+        _ => false,
     };
     let [tensor] = &tensors[..] else {
         return Err(Error::invalid_argument(format!("{kind} takes one tensor, not {}", tensors.len())));

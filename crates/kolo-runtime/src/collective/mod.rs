@@ -25,6 +25,7 @@ mod shared;
 mod signature;
 mod training;
 mod transport;
+mod uneven;
 mod vector;
 mod waiting;
 
@@ -44,3 +45,4 @@ pub(crate) use on_devices::DeviceExchanges;
 pub use record::{CallState, Doing, RankState, Recorder};
 pub use training::Training;
 pub use transport::{Check, Incoming, Outgoing, Transport};
+pub use uneven::{joined_rows, only_tensor, row_numbers};

@@ -9,6 +9,7 @@ use kolo_device::shared_group::{Meeting, Published, SharedGroup, WaitLimits};
 use kolo_ops::collective::{CollectiveKind, Root};
 
 use super::signature::{SIGNATURE_BYTES, Signature};
+use super::uneven::{TOLD_BYTES, Uneven};
 use super::vector::{Vector, with_rows};
 
 /// Up to this size every rank reduces everything by itself: reading a peer's vector twice costs less than meeting twice.
@@ -42,6 +43,11 @@ impl<'a> Exchange<'a> {
             CollectiveKind::ReduceScatter(op) => self.reduce_scatter(&tensors[0], op),
             CollectiveKind::Scatter(Root(root)) => self.scatter(&tensors[0], root),
             CollectiveKind::AllToAll => self.all_to_all(&tensors[0]),
+            CollectiveKind::AllGatherUneven
+            | CollectiveKind::GatherUneven(_)
+            | CollectiveKind::ScatterUneven(_)
+            | CollectiveKind::AllToAllUneven
+            | CollectiveKind::SendReceive => self.uneven(kind, &tensors),
             CollectiveKind::Barrier => self.publish(|_| Ok(())).map(|_| Vec::new()),
         }
     }
@@ -253,6 +259,62 @@ impl<'a> Exchange<'a> {
             }
         }
         Ok(vec![shares])
+    }
+
+    /// Any numbers of rows: in the first round each rank tells each other how many it gets, and reads what all tell all, so that
+    /// they go through as many rounds.
+    fn uneven(&mut self, kind: CollectiveKind, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+        let (rank, n_ranks, limits) = (self.group.rank(), self.group.n_ranks(), self.limits);
+        let uneven = Uneven::new(kind, rank, n_ranks, tensors)?;
+        let (tensor, mut told) = (&tensors[0], vec![[0; TOLD_BYTES]; n_ranks]);
+        let mut longest = 0;
+        let meeting = self.publish(|data| {
+            let places = data.chunks_exact_mut(TOLD_BYTES).take(n_ranks);
+            places.enumerate().for_each(|(other, place)| place.copy_from_slice(&uneven.told(other)));
+            Ok(())
+        })?;
+        let published = meeting.published();
+        published.wait_all(&limits)?;
+        for (other, told) in told.iter_mut().enumerate() {
+            let all = &published.of(other)?[SIGNATURE_BYTES..][..n_ranks * TOLD_BYTES];
+            for (to, one) in all.chunks_exact(TOLD_BYTES).enumerate() {
+                let mut found = [0; TOLD_BYTES];
+                found.copy_from_slice(one);
+                longest = longest.max(uneven.bytes_told(found));
+                if to == rank {
+                    *told = found;
+                }
+            }
+        }
+        let mut coming = uneven.coming(tensor, &told)?;
+        let own = tensor.host_bytes()?;
+        let (to, places) = (coming.joined.host_bytes_mut()?, &coming.places);
+        let (slot, n_slots) =
+            if uneven.gives_all() { (self.room() / PIECE * PIECE, 1) } else { (self.room_for_each(), n_ranks) };
+        let part =
+            |of: &Range<usize>, i: usize| (of.start + i * slot).min(of.end)..(of.start + (i + 1) * slot).min(of.end);
+        for i in 0..longest.div_ceil(slot) {
+            let meeting = self.publish(|data| {
+                for other in 0..n_ranks {
+                    let from = part(&uneven.bytes_for(other), i);
+                    data[other % n_slots * slot..][..from.len()].copy_from_slice(&own[from]);
+                    if n_slots == 1 && !uneven.bytes_for(other).is_empty() {
+                        break;
+                    }
+                }
+                Ok(())
+            })?;
+            let published = meeting.published();
+            for (other, place) in places.iter().enumerate() {
+                let place = part(place, i);
+                if !place.is_empty() {
+                    published.wait(other, &limits)?;
+                    let at = SIGNATURE_BYTES + rank % n_slots * slot;
+                    to[place.clone()].copy_from_slice(&published.of(other)?[at..][..place.len()]);
+                }
+            }
+        }
+        uneven.given(tensor, coming)
     }
 
     /// Bytes of data in a round for each rank.

@@ -25,6 +25,7 @@ pub(super) struct Signature {
     number: u64,
     kind: CollectiveKind,
     dtype: Option<DType>,
+    /// Of all tensors, or of one row where ranks have different numbers of them.
     n_elements: u64,
     n_tensors: u32,
     /// Of shapes and name.
@@ -45,13 +46,22 @@ impl Signature {
     pub fn new(number: u64, kind: CollectiveKind, name: &str, tensors: &[Tensor]) -> Signature {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
-        tensors.iter().for_each(|tensor| (tensor.dtype(), tensor.shape().dims()).hash(&mut hasher));
+        // Ranks differ in their rows if they may, and in nothing else.
+        let n_free = usize::from(kind.is_uneven());
+        for (i, tensor) in tensors.iter().enumerate() {
+            let dims = tensor.shape().dims();
+            (tensor.dtype(), &dims[if i == 0 { n_free.min(dims.len()) } else { 0 }..]).hash(&mut hasher);
+        }
+        let n_elements = match (kind.is_uneven(), tensors) {
+            (true, [tensor, ..]) => tensor.shape().dims().iter().skip(1).map(|dim| *dim as u64).product(),
+            _ => tensors.iter().map(|tensor| tensor.n_elements() as u64).sum(),
+        };
         let end = (0..=name.len().min(MAX_NAME)).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
         Signature {
             number,
             kind,
             dtype: tensors.first().map(Tensor::dtype),
-            n_elements: tensors.iter().map(|tensor| tensor.n_elements() as u64).sum(),
+            n_elements,
             n_tensors: tensors.len() as u32,
             hash: hasher.finish(),
             route: None,
@@ -172,8 +182,10 @@ impl Signature {
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "call {}, {} '{}'", self.number, self.kind, self.name)?;
-        if let Some(dtype) = self.dtype {
-            write!(f, " of {} {dtype} tensors, {} elements", self.n_tensors, self.n_elements)?;
+        match self.dtype {
+            Some(dtype) if self.kind.is_uneven() => write!(f, " of {dtype} rows of {} elements", self.n_elements)?,
+            Some(dtype) => write!(f, " of {} {dtype} tensors, {} elements", self.n_tensors, self.n_elements)?,
+            None => {}
         }
         match self.algorithm() {
             Some(algorithm) => write!(f, ", by {algorithm}"),
@@ -193,6 +205,11 @@ fn kind_number(kind: CollectiveKind) -> u8 {
         CollectiveKind::Scatter(_) => 7,
         CollectiveKind::AllToAll => 8,
         CollectiveKind::Barrier => 9,
+        CollectiveKind::AllGatherUneven => 10,
+        CollectiveKind::GatherUneven(_) => 11,
+        CollectiveKind::ScatterUneven(_) => 12,
+        CollectiveKind::AllToAllUneven => 13,
+        CollectiveKind::SendReceive => 14,
     }
 }
 
@@ -207,6 +224,11 @@ fn kind_of(number: u8, op: Option<ReduceOp>, root: Root) -> Option<CollectiveKin
         7 => CollectiveKind::Scatter(root),
         8 => CollectiveKind::AllToAll,
         9 => CollectiveKind::Barrier,
+        10 => CollectiveKind::AllGatherUneven,
+        11 => CollectiveKind::GatherUneven(root),
+        12 => CollectiveKind::ScatterUneven(root),
+        13 => CollectiveKind::AllToAllUneven,
+        14 => CollectiveKind::SendReceive,
         _ => return None,
     })
 }
@@ -228,6 +250,11 @@ mod tests {
             CollectiveKind::Scatter(Root(2)),
             CollectiveKind::AllToAll,
             CollectiveKind::Barrier,
+            CollectiveKind::AllGatherUneven,
+            CollectiveKind::GatherUneven(Root(1)),
+            CollectiveKind::ScatterUneven(Root(4)),
+            CollectiveKind::AllToAllUneven,
+            CollectiveKind::SendReceive,
         ];
         for (i, kind) in kinds.into_iter().enumerate() {
             let name = "ä".repeat(i * 30);
@@ -255,6 +282,15 @@ mod tests {
         let text = "rank 0 does call 4, all-reduce (sum) 'a' of 1 float tensors, 2 elements, rank 1 does call 4, all-reduce \
                     (sum) 'a' of 1 int32 tensors, 3 elements";
         assert!(error.to_string().contains(text), "{error}");
+        let rows = |dims: [usize; 2]| {
+            Signature::new(0, CollectiveKind::AllGatherUneven, "a", &[Tensor::zeros(DType::F32, dims).unwrap()])
+        };
+        rows([2, 3]).check(0, 1, &written(&rows([7, 3]))).unwrap();
+        let error = rows([2, 3]).check(0, 1, &written(&rows([2, 4]))).unwrap_err().to_string();
+        assert!(
+            error.contains("rank 0 does call 0, uneven all-gather 'a' of float rows of 3 elements, rank 1"),
+            "{error}"
+        );
         let shaped = Signature::new(4, sum, "a", &[Tensor::from([[1.0f32], [2.0]])]);
         let error = one.check(0, 1, &written(&shaped)).unwrap_err().to_string();
         assert!(error.contains("with other shapes"), "{error}");

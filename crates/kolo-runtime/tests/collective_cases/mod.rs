@@ -237,7 +237,7 @@ fn random_call(random: &mut Random, end: &mut Communicator, about: &str) {
         ReduceOp::Mean if !dtype.is_float() => ReduceOp::Sum,
         op => op,
     };
-    let (kind, root) = (random.below(9), random.below(n_ranks));
+    let (kind, root) = (random.below(14), random.below(n_ranks));
     let sizes: Vec<usize> = (0..1 + random.below(3)).map(|_| random.of(&[0, 1, 5, 63, 1000, 5001])).collect();
     let rows = random.of(&[0, 1, 7, 400]);
     let dims = [rows * n_ranks, 1 + random.below(3)];
@@ -258,6 +258,13 @@ fn random_call(random: &mut Random, end: &mut Communicator, about: &str) {
             assert!((found - wanted).abs() <= tolerance * wanted.abs(), "{about}: {found} {wanted}");
         }
     };
+    // Of what is uneven: how many rows each rank gives each other.
+    let table: Vec<Vec<usize>> =
+        (0..n_ranks).map(|_| (0..n_ranks).map(|_| random.of(&[0, 0, 1, 6, 300])).collect()).collect();
+    let rows_of = |rank: usize, rows: usize| tensor(dtype, 50 + rank, &[rows, dims[1]]);
+    // Each rank sends to another one, or to nobody.
+    let shift = random.below(n_ranks);
+    let is_silent: Vec<bool> = (0..n_ranks).map(|_| random.below(3) == 0).collect();
     let columns = |i: usize| reduced(op, &(0..n_ranks).map(|rank| many(rank).remove(i)).collect::<Vec<_>>());
     match kind {
         0 => {
@@ -283,7 +290,42 @@ fn random_call(random: &mut Random, end: &mut Communicator, about: &str) {
             let shares: Vec<Tensor> = all.iter().map(|of| share(of, rank)).collect();
             same(&values(&end.all_to_all(one(rank)).unwrap()), &joined(&shares));
         }
-        _ => end.barrier().unwrap(),
+        8 => end.barrier().unwrap(),
+        9 => {
+            let (found, counts) = end.all_gather_uneven(rows_of(rank, table[rank][0])).unwrap();
+            let all: Vec<Tensor> = (0..n_ranks).map(|rank| rows_of(rank, table[rank][0])).collect();
+            same(&values(&found), &joined(&all));
+            assert_eq!(counts, table.iter().map(|of| of[0]).collect::<Vec<_>>(), "{about}");
+        }
+        10 => {
+            let (found, counts) = end.gather_uneven(rows_of(rank, table[rank][0]), root).unwrap();
+            let all: Vec<Tensor> = (0..n_ranks).map(|rank| rows_of(rank, table[rank][0])).collect();
+            same(&values(&found), &if rank == root { joined(&all) } else { values(&all[rank]) });
+            let of = |of: &Vec<usize>| if rank == root { of[0] } else { 0 };
+            assert_eq!(counts, table.iter().map(of).collect::<Vec<_>>(), "{about}");
+        }
+        11 => {
+            let n_rows = if rank == root { table[root].iter().sum() } else { table[rank][0] };
+            let found = end.scatter_uneven(rows_of(rank, n_rows), &table[rank], root).unwrap();
+            let all = rows_of(root, table[root].iter().sum());
+            let wanted = all.rows(table[root][..rank].iter().sum(), table[root][rank]).unwrap();
+            assert_eq!(found, wanted, "{about}");
+        }
+        12 => {
+            let of = |rank: usize| rows_of(rank, table[rank].iter().sum());
+            let (found, counts) = end.all_to_all_uneven(of(rank), &table[rank]).unwrap();
+            let share = |from: usize| of(from).rows(table[from][..rank].iter().sum(), table[from][rank]).unwrap();
+            same(&values(&found), &joined(&(0..n_ranks).map(share).collect::<Vec<_>>()));
+            assert_eq!(counts, table.iter().map(|of| of[rank]).collect::<Vec<_>>(), "{about}");
+        }
+        _ => {
+            let (to, from) = ((rank + shift) % n_ranks, (rank + n_ranks - shift) % n_ranks);
+            let sends = |rank: usize| !is_silent[rank];
+            let mine = rows_of(rank, table[rank][0]);
+            let found = end.send_receive(mine, sends(rank).then_some(to), sends(from).then_some(from)).unwrap();
+            let wanted = rows_of(from, if sends(from) { table[from][0] } else { 0 });
+            assert_eq!(found, wanted, "{about}");
+        }
     }
 }
 

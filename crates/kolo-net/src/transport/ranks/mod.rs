@@ -98,6 +98,12 @@ impl RankConfig {
         }
     }
 
+    /// The address of this host at which others reach this rank.
+    pub fn own_address(&self) -> Result<IpAddr> {
+        let listen = self.listen.filter(|ip| !ip.is_unspecified());
+        listen.map_or_else(|| address_towards(resolve(&self.coordinator)?), Ok)
+    }
+
     fn check(&self) -> Result<()> {
         let refused = |why: String| Err(Error::invalid_argument(why));
         if self.n_ranks == 0 || self.n_ranks > MOST_RANKS {
@@ -223,8 +229,7 @@ fn meet(
     deadline: Instant,
 ) -> Result<(Door, Roster)> {
     let (coordinator, mut pause) = ("the coordinator", PAUSES.0);
-    let unknown = |error| Error::unavailable(format!("the way to the coordinator at {meeting} is not known: {error}"));
-    let listen = config.listen.map_or_else(|| own_address(meeting).map_err(unknown), Ok)?;
+    let listen = config.listen.map_or_else(|| address_towards(meeting), Ok)?;
     let door = Door::open(SocketAddr::new(listen, 0), &config.security)?;
     let own = config.listen.filter(|ip| !ip.is_unspecified()).map_or([0; 16], octets);
     let body = Body { port: door.address()?.port(), listen: own, ..config.body(Purpose::Meet) };
@@ -253,11 +258,14 @@ fn meet(
 }
 
 /// The address of this host from which the coordinator is reached. Nothing is sent.
-fn own_address(meeting: SocketAddr) -> std::io::Result<IpAddr> {
+fn address_towards(meeting: SocketAddr) -> Result<IpAddr> {
     let any: IpAddr = if meeting.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind((any, 0))?;
-    socket.connect(meeting)?;
-    Ok(socket.local_addr()?.ip())
+    let local = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect(meeting)?;
+        socket.local_addr()
+    });
+    let unknown = |error| Error::unavailable(format!("the way to the coordinator at {meeting} is not known: {error}"));
+    Ok(local.map_err(unknown)?.ip())
 }
 
 /// Connects to all other ranks: to lower ones by calling them, to higher ones by waiting for their calls. For each rank its streams

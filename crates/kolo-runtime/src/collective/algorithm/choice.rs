@@ -52,11 +52,17 @@ impl Algorithm {
         match kind {
             CollectiveKind::AllReduce(_) => &Algorithm::ALL,
             CollectiveKind::Reduce(..) => &[Whole, Direct],
-            CollectiveKind::ReduceScatter(_) | CollectiveKind::AllGather => &[Direct, Ring],
+            CollectiveKind::ReduceScatter(_) | CollectiveKind::AllGather | CollectiveKind::AllGatherUneven => {
+                &[Direct, Ring]
+            }
             CollectiveKind::Broadcast(_) => &[Direct, Tree],
             CollectiveKind::Gather(_)
             | CollectiveKind::Scatter(_)
             | CollectiveKind::AllToAll
+            | CollectiveKind::GatherUneven(_)
+            | CollectiveKind::ScatterUneven(_)
+            | CollectiveKind::AllToAllUneven
+            | CollectiveKind::SendReceive
             | CollectiveKind::Barrier => &[Direct],
         }
     }
@@ -123,8 +129,10 @@ impl Costs {
             (CollectiveKind::Broadcast(_), Algorithm::Tree) => (depth, depth, depth * bytes),
             (CollectiveKind::Broadcast(_), _) => (2.0, 2.0 * others, 2.0 * bytes * others / n),
             // The share of a rank is what it gives.
-            (CollectiveKind::AllGather, Algorithm::Ring) => (others, others, others * bytes),
-            (CollectiveKind::AllGather, _) => (1.0, others, others * bytes),
+            (CollectiveKind::AllGather | CollectiveKind::AllGatherUneven, Algorithm::Ring) => {
+                (others, others, others * bytes)
+            }
+            (CollectiveKind::AllGather | CollectiveKind::AllGatherUneven, _) => (1.0, others, others * bytes),
             (CollectiveKind::ReduceScatter(_), Algorithm::Ring) => (others, others, bytes * others / n),
             (CollectiveKind::ReduceScatter(_), _) => (1.0, others, bytes * others / n),
             // The root receives.

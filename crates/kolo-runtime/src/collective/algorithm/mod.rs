@@ -29,6 +29,7 @@ use self::choice::Algorithm;
 use super::pieces::Pieces;
 use super::signature::{SIGNATURE_BYTES, Signature};
 use super::transport::{Incoming, Outgoing, Transport};
+use super::uneven::Uneven;
 use super::vector::{Vector, with_rows};
 
 /// Slices begin at multiples of this in buffers, so that elements are aligned.
@@ -114,6 +115,14 @@ impl Call<'_> {
             CollectiveKind::Gather(Root(root)) => vec![rows::gather(&mut self, &tensors[0], root)?],
             CollectiveKind::Scatter(Root(root)) => vec![rows::scatter(&mut self, &tensors[0], root)?],
             CollectiveKind::AllToAll => vec![rows::all_to_all(&mut self, &tensors[0])?],
+            CollectiveKind::AllGatherUneven
+            | CollectiveKind::GatherUneven(_)
+            | CollectiveKind::ScatterUneven(_)
+            | CollectiveKind::AllToAllUneven
+            | CollectiveKind::SendReceive => {
+                let uneven = Uneven::new(kind, self.rank(), n_ranks, &tensors)?;
+                rows::uneven(&mut self, algorithm, &uneven, &tensors[0])?
+            }
             CollectiveKind::Barrier => Vec::new(),
         };
         // Ranks meet, and compare what they do, even if there is nothing to send.

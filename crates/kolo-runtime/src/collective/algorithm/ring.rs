@@ -83,7 +83,7 @@ fn scatter(
 }
 
 /// Every rank has its own slice, and gets those of all.
-fn go_round(call: &mut Call<'_>, pieces: &mut Pieces<'_>, slices: &[Range<usize>]) -> Result<()> {
+pub(super) fn go_round(call: &mut Call<'_>, pieces: &mut Pieces<'_>, slices: &[Range<usize>]) -> Result<()> {
     let (rank, n_ranks) = (call.rank(), call.n_ranks());
     for step in 0..n_ranks - 1 {
         let sent = slices[(rank + n_ranks - step) % n_ranks].clone();

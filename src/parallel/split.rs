@@ -1,0 +1,199 @@
+//! Worlds of some of the ranks of a world.
+
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::os::fd::AsRawFd as _;
+
+use kolo_core::{Error, Result, Tensor};
+use kolo_net::ranks::{Coordinator, CoordinatorHost, RankConfig};
+use kolo_runtime::SessionConfig;
+
+use super::{RankPlace, World};
+
+/// How the ranks of a world have met, for those that meet again.
+#[derive(Clone, Debug)]
+pub(super) enum Met {
+    SharedMemory,
+    Tcp(Box<RankConfig>),
+    Mpi,
+}
+
+/// What a rank says where its part of the world meets: so many bytes, cut off and filled up.
+const PLACE_BYTES: usize = 128;
+
+impl World {
+    /// The world of those ranks that give the same number, in the order of their ranks here. All ranks call it, and it takes a moment:
+    /// the world is to be kept. Its ranks make their calls beside those of this world, each world's in one order.
+    ///
+    /// Ranks of one host share memory, and those of several meet over TCP as this world did. Over MPI only worlds on one host can be
+    /// split.
+    ///
+    /// ```
+    /// use kolo::Tensor;
+    /// use kolo::parallel::{ReduceOp, World};
+    ///
+    /// let worlds = World::threads(4)?;
+    /// std::thread::scope(|scope| {
+    ///     for world in worlds {
+    ///         scope.spawn(move || {
+    ///             let part = world.split(world.rank() % 2).unwrap();
+    ///             let sum = part.all_reduce(vec![Tensor::from([world.rank() as i32])], ReduceOp::Sum).unwrap();
+    ///             // 0 + 2, and 1 + 3.
+    ///             assert_eq!(sum, [Tensor::from([if world.rank() % 2 == 0 { 2 } else { 4 }])]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo::Error>(())
+    /// ```
+    pub fn split(&self, part: usize) -> Result<World> {
+        let all = self.all_gather(Tensor::from([[part as i64, own_host()]]))?;
+        let all: Vec<(usize, i64)> = all.data::<i64>()?.chunks(2).map(|one| (one[0] as usize, one[1])).collect();
+        let members: Vec<usize> = (0..self.size()).filter(|rank| all[*rank].0 == part).collect();
+        let hosts: Vec<i64> = members.iter().map(|rank| all[*rank].1).collect();
+        let rank = members.iter().position(|member| *member == self.rank());
+        let rank = rank.ok_or_else(|| Error::internal("a rank is in no part of its world"))?;
+        let n_here = |of: &[i64]| of.iter().filter(|host| **host == hosts[rank]).count();
+        let (local_rank, local_size) = (n_here(&hosts[..rank]), n_here(&hosts));
+        let place = RankPlace { rank, size: members.len(), local_rank, local_size };
+        match self.met() {
+            Met::Tcp(config) => self.split_over_tcp(config, place, &members),
+            Met::Mpi if self.local_size() < self.size() => Err(Error::unimplemented(
+                "a world over MPI that is on several hosts cannot be split; start its ranks with RANK, WORLD_SIZE, MASTER_ADDR and \
+                 MASTER_PORT, so that they meet over TCP",
+            )),
+            Met::Mpi | Met::SharedMemory => self.split_in_memory(RankPlace::on_one_host(rank, place.size), &members),
+        }
+        .map_err(|error| error.context(format_args!("part {part} of the world, ranks {members:?}")))
+    }
+
+    /// Gives a session this world under another name than `world`, which is that of [`World::configure`].
+    pub fn add_to(&self, config: SessionConfig, name: &str) -> SessionConfig {
+        config.groups.insert(name, self.group().clone());
+        config
+    }
+
+    fn split_in_memory(&self, place: RankPlace, members: &[usize]) -> Result<World> {
+        let file = match place.rank {
+            0 => Some(World::create(place.size)),
+            _ => None,
+        };
+        let said = match &file {
+            Some(Ok(file)) => format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()),
+            Some(Err(error)) => format!("!{}", error.message()),
+            None => String::new(),
+        };
+        let path = self.all_say(&said, members[0]);
+        let joined = path.and_then(|path| match &file {
+            Some(Ok(file)) => World::join(file, place),
+            _ => {
+                let file =
+                    File::options().read(true).write(true).open(&path).map_err(|error| {
+                        Error::unavailable(format!("rank {} has it at {path}: {error}", members[0]))
+                    })?;
+                World::join(&file, place)
+            }
+        });
+        // The file has its name for as long as its rank keeps it open.
+        self.barrier()?;
+        joined
+    }
+
+    fn split_over_tcp(&self, config: &RankConfig, place: RankPlace, members: &[usize]) -> Result<World> {
+        let start = || Coordinator::start((config.own_address()?, 0).into(), place.size, &config.security);
+        let coordinator = (place.rank == 0).then(start);
+        let said = match &coordinator {
+            Some(Ok(coordinator)) => coordinator.address().to_string(),
+            Some(Err(error)) => format!("!{}", error.message()),
+            None => String::new(),
+        };
+        let address = self.all_say(&said, members[0])?;
+        let (rank, n_ranks) = (place.rank, place.size);
+        let config = RankConfig { rank, n_ranks, coordinator: address, host: CoordinatorHost::Other, ..config.clone() };
+        World::meet(&config, place)
+    }
+
+    /// What rank `speaker` says, of what all say; an error if that begins with `!`.
+    fn all_say(&self, said: &str, speaker: usize) -> Result<String> {
+        let mut mine = said.as_bytes().to_vec();
+        mine.resize(PLACE_BYTES, 0);
+        let all = self.all_gather(Tensor::vector(mine))?;
+        let said = all.data::<u8>()?.chunks(PLACE_BYTES).nth(speaker).unwrap_or_default();
+        let said = String::from_utf8_lossy(said).trim_end_matches('\0').to_owned();
+        match said.strip_prefix('!') {
+            Some(why) => Err(Error::unavailable(format!("rank {speaker}: {why}"))),
+            None => Ok(said),
+        }
+    }
+}
+
+/// A number that tells hosts apart, and containers of one host.
+fn own_host() -> i64 {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let mut hasher = DefaultHasher::new();
+    (read("/proc/sys/kernel/random/boot_id"), read("/proc/sys/kernel/hostname")).hash(&mut hasher);
+    hasher.finish() as i64
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use kolo_net::tls::{Security, Token};
+
+    use super::*;
+    use crate::parallel::ReduceOp;
+
+    fn over_tcp(n: usize) -> Vec<World> {
+        let security = Security { token: Some(Token::new("a-token-for-tests").unwrap()), ..Security::default() };
+        let coordinator = Coordinator::start(([127, 0, 0, 1], 0).into(), n, &security).unwrap();
+        let address = coordinator.address().to_string();
+        let rank = |rank: usize| {
+            let lost_after = Duration::from_secs(20);
+            let (host, security) = (CoordinatorHost::Other, security.clone());
+            let config = RankConfig { host, security, lost_after, ..RankConfig::new(rank, n, &address) };
+            World::meet(&config, RankPlace::on_one_host(rank, n)).unwrap()
+        };
+        let rank = &rank;
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..n).map(|i| scope.spawn(move || rank(i))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn parts_of_a_world_make_calls_of_their_own_beside_it() {
+        for worlds in [World::threads(5).unwrap(), over_tcp(5)] {
+            std::thread::scope(|scope| {
+                for world in worlds {
+                    scope.spawn(move || {
+                        let rank = world.rank();
+                        // 0, 2 and 3; 1; 4.
+                        let members = [&[0usize, 2, 3][..], &[1], &[4]][[0, 1, 0, 0, 2][rank]];
+                        let part = world.split(members[0]).unwrap();
+                        let own = members.iter().position(|member| *member == rank).unwrap();
+                        assert_eq!((part.rank(), part.size()), (own, members.len()));
+                        assert_eq!((part.local_rank(), part.local_size()), (own, members.len()));
+                        for step in 0..20 {
+                            let (sum, n) = (members.iter().sum::<usize>() + step * members.len(), rank + step);
+                            let found = part.all_reduce(vec![Tensor::from([n as i64])], ReduceOp::Sum).unwrap();
+                            assert_eq!(found, [Tensor::from([sum as i64])]);
+                            let (rows, counts) = part.all_gather_uneven(Tensor::vector(vec![1u8; rank])).unwrap();
+                            assert_eq!((rows.n_elements(), &counts[..]), (members.iter().sum(), members));
+                            world.barrier().unwrap();
+                        }
+                        // Those of a part again, whose world is gone.
+                        drop(world);
+                        let last = part.split(0).unwrap();
+                        drop(part);
+                        let (rank, size) = (last.rank(), last.size());
+                        let to = (rank + 1) % size;
+                        let found =
+                            last.send_receive(Tensor::from([rank as i32]), Some(to), Some((rank + size - 1) % size));
+                        assert_eq!(found.unwrap(), Tensor::from([((rank + size - 1) % size) as i32]));
+                    });
+                }
+            });
+        }
+    }
+}
