@@ -93,6 +93,12 @@ fn ranks_that_differ_all_learn_so_and_none_waits() {
 }
 
 #[test]
+fn a_ring_and_direct_messages_send_no_byte_more_than_they_must() {
+    cases::no_byte_more_than_it_must_is_sent(tcp, &[2, 3, 4]);
+    cases::no_byte_more_than_it_must_is_sent(tls, &[3]);
+}
+
+#[test]
 fn large_messages_go_over_all_streams() {
     for security in [with_token(), with_tls()] {
         let options = CommunicatorOptions { buffer_bytes: 4 << 20, ..options(1) };

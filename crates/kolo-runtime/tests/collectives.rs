@@ -61,29 +61,7 @@ fn ranks_that_differ_all_learn_so_and_none_waits() {
 
 #[test]
 fn a_ring_and_direct_messages_send_no_byte_more_than_they_must() {
-    for algorithm in [Algorithm::Ring, Algorithm::Direct, Algorithm::HalvingDoubling] {
-        for n_ranks in [1usize, 2, 3, 4, 7, 8] {
-            if algorithm == Algorithm::HalvingDoubling && !n_ranks.is_power_of_two() {
-                continue;
-            }
-            for (n_elements, buffer_bytes) in [(n_ranks, 1), (n_ranks * 1001, 4096), (n_ranks * 5000, 1 << 20)] {
-                let ends = InProcess::group(n_ranks);
-                let sent: Vec<_> = ends.iter().map(InProcess::sent).collect();
-                let options =
-                    CommunicatorOptions { algorithm: Some(algorithm), deterministic: false, ..options(buffer_bytes) };
-                let ends = ends.into_iter().map(|end| Communicator::over(Box::new(end), &options)).collect();
-                let counts = run(ends, |mut end| {
-                    // What ranks send to compare their calls.
-                    end.barrier().unwrap();
-                    let handshake = sent[end.rank()].n_bytes();
-                    end.all_reduce(vec![cases::tensor(DType::F32, end.rank(), &[n_elements])], ReduceOp::Sum).unwrap();
-                    sent[end.rank()].n_bytes() - 2 * handshake
-                });
-                let least = 2 * (n_ranks as u64 - 1) * (n_elements as u64 * 4) / n_ranks as u64;
-                assert_eq!(counts, vec![least; n_ranks], "{algorithm}, {n_elements} elements");
-            }
-        }
-    }
+    cases::no_byte_more_than_it_must_is_sent(channels, &[1, 2, 3, 4, 7, 8]);
 }
 
 #[test]

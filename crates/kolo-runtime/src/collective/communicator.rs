@@ -146,6 +146,15 @@ impl Communicator {
         }
     }
 
+    /// The bytes of messages that this rank has sent so far, those included in which ranks compare their calls; `None` in shared memory,
+    /// where nothing is sent.
+    pub fn n_bytes_sent(&self) -> Option<u64> {
+        match &self.link {
+            Link::Shared(_) => None,
+            Link::Messages(transport, _) => Some(transport.n_bytes_sent()),
+        }
+    }
+
     /// A flag that makes this call, and all later ones, fail.
     pub(super) fn stop_flag(&self) -> Arc<AtomicBool> {
         self.stop.clone()

@@ -140,6 +140,10 @@ impl Transport for InProcess {
         Ok(())
     }
 
+    fn n_bytes_sent(&self) -> u64 {
+        self.sent.n_bytes()
+    }
+
     fn end(&self, reason: &str) {
         let error = || Error::aborted(format!("rank {} has ended the group: {reason}", self.rank));
         self.ended.lock().get_or_insert_with(error);

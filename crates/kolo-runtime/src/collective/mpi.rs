@@ -49,6 +49,7 @@ pub struct MpiRanks {
     n_ranks: usize,
     state: Mutex<MpiState>,
     spins: bool,
+    n_bytes_sent: u64,
 }
 
 struct MpiState {
@@ -104,7 +105,7 @@ impl MpiRanks {
         let left = vec![None; n_ranks];
         let state = MpiState { end, ended: None, left, notices: Vec::new(), spare: Vec::new() };
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(MpiRanks { rank, n_ranks, state: Mutex::new(state), spins: n_here <= n_cores })
+        Ok(MpiRanks { rank, n_ranks, state: Mutex::new(state), spins: n_here <= n_cores, n_bytes_sent: 0 })
     }
 }
 
@@ -177,6 +178,11 @@ struct Arriving<'a, 'r> {
 impl Leaving<'_, '_> {
     fn is_done(&self) -> bool {
         self.parts.is_empty() && self.under_way.is_empty()
+    }
+
+    /// What is not handed over yet.
+    fn n_bytes(&self) -> usize {
+        self.parts.iter().map(|(_, of)| of.len()).sum()
     }
 
     fn go_on(&mut self, state: &mut MpiState) -> Result<bool> {
@@ -304,7 +310,9 @@ impl Transport for MpiRanks {
                 has_gone_on |= lane.go_on(state)?;
             }
             for lane in &mut leaving {
+                let n_left = lane.n_bytes();
                 has_gone_on |= lane.go_on(state)?;
+                self.n_bytes_sent += (n_left - lane.n_bytes()) as u64;
             }
             leaving.retain(|lane| !lane.is_done());
             let waits_for = arriving.iter().find(|lane| !lane.is_done()).map(|lane| lane.from);
@@ -331,6 +339,10 @@ impl Transport for MpiRanks {
                 std::thread::sleep(SLEEP);
             }
         }
+    }
+
+    fn n_bytes_sent(&self) -> u64 {
+        self.n_bytes_sent
     }
 
     fn end(&self, reason: &str) {

@@ -37,6 +37,9 @@ pub trait Transport: Send {
     /// The error that says why the group has ended, if it has.
     fn ended(&self) -> Option<Error>;
 
+    /// The bytes of messages that this rank has sent so far, each counted when it goes out, and once however the transport wraps it.
+    fn n_bytes_sent(&self) -> u64;
+
     /// Where this rank writes down what it does, and finds what others have told; none if nobody tells.
     fn board(&self) -> Option<Arc<RankBoard>> {
         None

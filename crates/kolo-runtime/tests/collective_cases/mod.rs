@@ -193,6 +193,40 @@ pub fn a_sum_has_the_same_bits_whichever_way_it_goes(connect: Connect, algorithm
     }
 }
 
+/// What an all-reduce of S bytes on N ranks sends is counted where it goes out: exactly 2(N-1)/N·S bytes by each rank if N divides the
+/// elements. If not, slices differ by one element at most, and so do ranks by what they send of each; all together send 2(N-1)·S.
+pub fn no_byte_more_than_it_must_is_sent(connect: Connect, numbers_of_ranks: &[usize]) {
+    for algorithm in [Algorithm::Ring, Algorithm::Direct, Algorithm::HalvingDoubling] {
+        for &n_ranks in numbers_of_ranks {
+            if algorithm == Algorithm::HalvingDoubling && !n_ranks.is_power_of_two() {
+                continue;
+            }
+            let sizes =
+                [(n_ranks, 1), (n_ranks * 1001, 4096), (n_ranks * 5000, 1 << 20), (n_ranks * 1001 + 1, 4096), (1, 1)];
+            for (n_elements, buffer_bytes) in sizes {
+                let options =
+                    CommunicatorOptions { algorithm: Some(algorithm), deterministic: false, ..options(buffer_bytes) };
+                let counts = run(connect(n_ranks, &options), |mut end| {
+                    // What ranks send to compare their calls.
+                    let before = end.n_bytes_sent().unwrap();
+                    end.barrier().unwrap();
+                    let handshake = end.n_bytes_sent().unwrap() - before;
+                    end.all_reduce(vec![tensor(DType::F32, end.rank(), &[n_elements])], ReduceOp::Sum).unwrap();
+                    end.n_bytes_sent().unwrap() - before - 2 * handshake
+                });
+                let (n, bytes) = (n_ranks as u64, n_elements as u64 * 4);
+                let about = format!("{algorithm}, {n_elements} elements on {n_ranks} ranks: {counts:?}");
+                assert_eq!(counts.iter().sum::<u64>(), 2 * (n - 1) * bytes, "{about}");
+                let (share, steps) = (2 * (n - 1) * bytes / n, 2 * (n - 1) * 4);
+                match n_elements % n_ranks {
+                    0 => assert!(counts.iter().all(|count| *count == share), "{about}"),
+                    _ => assert!(counts.iter().all(|count| count.abs_diff(share) <= steps), "{about}"),
+                }
+            }
+        }
+    }
+}
+
 /// Numbers that are the same for one seed on every rank, by splitmix64.
 struct Random(u64);
 

@@ -40,6 +40,8 @@ pub(super) struct Link {
     pub watch: Arc<Watch>,
     pub watching: Option<JoinHandle<()>>,
     pub spins: bool,
+    /// Bytes of messages, without what TLS puts around them.
+    pub n_bytes_sent: u64,
 }
 
 /// What is under way on one stream.
@@ -49,6 +51,8 @@ struct Lane<'s, 'r> {
     sends: Vec<&'s [u8]>,
     /// The first slice that is not sent, and how much of it is.
     sent: (usize, usize),
+    /// Bytes that were written.
+    n_sent: u64,
     receives: Vec<Arriving<'r>>,
     received: (usize, usize),
     is_flushed: bool,
@@ -84,6 +88,7 @@ impl Lane<'_, '_> {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(n) => {
                     self.sent = advance(self.sent, n, |i| self.sends[i].len());
+                    self.n_sent += n as u64;
                     has_gone_on = true;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(has_gone_on),
@@ -166,6 +171,7 @@ impl Link {
                     stream,
                     sends: Vec::new(),
                     sent: (0, 0),
+                    n_sent: 0,
                     receives: Vec::new(),
                     received: (0, 0),
                     is_flushed: true,
@@ -282,6 +288,7 @@ impl Transport for Link {
                 is_done &= lane.has_sent() && lane.has_received();
             }
             if is_done {
+                self.n_bytes_sent += lanes.iter().map(|lane| lane.n_sent).sum::<u64>();
                 return Ok(());
             }
             if has_gone_on {
@@ -297,6 +304,10 @@ impl Transport for Link {
                 self.sleep(&lanes, limits, began)?;
             }
         }
+    }
+
+    fn n_bytes_sent(&self) -> u64 {
+        self.n_bytes_sent
     }
 
     fn end(&self, reason: &str) {

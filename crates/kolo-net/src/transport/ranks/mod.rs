@@ -207,6 +207,7 @@ fn connect(config: &RankConfig) -> Result<Link> {
         watch,
         watching: Some(watching),
         spins: n_here <= n_cores,
+        n_bytes_sent: 0,
     })
 }
 
