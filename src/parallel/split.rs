@@ -127,7 +127,7 @@ impl World {
 }
 
 /// A number that tells hosts apart, and containers of one host.
-fn own_host() -> i64 {
+pub(super) fn own_host() -> i64 {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let mut hasher = DefaultHasher::new();
     (read("/proc/sys/kernel/random/boot_id"), read("/proc/sys/kernel/hostname")).hash(&mut hasher);

@@ -16,7 +16,7 @@ use kolo_runtime::collective::{
 use kolo_runtime::{Session, SessionConfig};
 
 use super::mpirun::MpiPlace;
-use super::split::Met;
+use super::split::{Met, own_host};
 
 /// The ranks of a training: processes, or threads of one process, each with a copy of the model. A clone is the same rank.
 ///
@@ -157,7 +157,7 @@ impl World {
     fn over_mpi(mpi: &MpiPlace) -> Result<World> {
         mpi.place.check()?;
         let ranks = MpiRanks::join(mpi.kind, mpi.library.as_deref(), mpi.place.local_size)?;
-        let end = Communicator::over(Box::new(ranks), &CommunicatorOptions::default());
+        let end = Communicator::over_hosts(Box::new(ranks), own_host() as u64, &CommunicatorOptions::default())?;
         World::new(mpi.place, end, Met::Mpi, Group::new)
             .map_err(|error| error.context(format_args!("the mpirun of {}", mpi.kind)))
     }

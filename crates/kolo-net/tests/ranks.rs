@@ -10,11 +10,11 @@ use std::net::TcpStream;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use kolo_core::{Code, Error, Result, Tensor};
+use kolo_core::{Code, DType, Error, Result, Tensor};
 use kolo_net::ranks::{Coordinator, CoordinatorHost, RankConfig, join};
 use kolo_net::tls::cert::Authority;
 use kolo_net::tls::{Security, Token};
-use kolo_runtime::collective::{Algorithm, Communicator, CommunicatorOptions, ReduceOp};
+use kolo_runtime::collective::{Algorithm, CollectiveKind, Communicator, CommunicatorOptions, ReduceOp};
 use rustix::process::{Pid, Signal, kill_process};
 
 use cases::{options, run};
@@ -90,6 +90,37 @@ fn random_calls_mean_what_they_say() {
 #[test]
 fn ranks_that_differ_all_learn_so_and_none_waits() {
     cases::ranks_that_differ_all_learn_so_and_none_waits(tcp, 0..500);
+}
+
+/// Ranks with one address are on one host: here two, with blocks of ranks one after the other.
+fn on_two_hosts(n_ranks: usize, options: &CommunicatorOptions) -> Vec<Communicator> {
+    let security = with_token();
+    let coordinator = coordinator(n_ranks, &security);
+    std::thread::scope(|scope| {
+        let configs = (0..n_ranks).map(|rank| RankConfig {
+            listen: (rank >= n_ranks.next_power_of_two() / 2).then_some([127, 0, 0, 2].into()),
+            ..config(rank, n_ranks, &coordinator, &security)
+        });
+        let ranks: Vec<_> = configs.map(|config| scope.spawn(move || join(&config, options).unwrap())).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_on_two_hosts_go_by_two_levels_with_the_same_bits() {
+    let two_levels = Some(Algorithm::TwoLevel);
+    cases::a_sum_has_the_same_bits_whichever_way_it_goes(on_two_hosts, &[two_levels]);
+    let options = CommunicatorOptions { algorithm: two_levels, ..options(4096) };
+    run(on_two_hosts(4, &options), |mut end| {
+        let choice = end.choice().choose(CollectiveKind::AllReduce(ReduceOp::Sum), Some(DType::F32), 4096);
+        assert_eq!(choice, Algorithm::TwoLevel);
+        // A rank that leaves ends the call of those that wait for it in memory, and of those on the other host.
+        if end.rank() == 1 {
+            return;
+        }
+        let error = end.all_reduce(vec![Tensor::from([1.0f32; 1000])], ReduceOp::Sum).unwrap_err();
+        assert_ne!(error.code(), Code::DeadlineExceeded, "{error}");
+    });
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use kolo_core::{DType, Error, Result, Tensor};
 use kolo_ops::CancelToken;
 use kolo_runtime::collective::{
-    Algorithm, CollectiveCall, CollectiveGroup as _, CollectiveKind, Communicator, CommunicatorOptions, Group,
+    Algorithm, CollectiveCall, CollectiveGroup as _, CollectiveKind, Communicator, CommunicatorOptions, Costs, Group,
     InProcess, ReduceOp,
 };
 use kolo_runtime::{Session, SessionConfig};
@@ -25,6 +25,29 @@ fn shared_memory(n_ranks: usize, options: &CommunicatorOptions) -> Vec<Communica
 fn channels(n_ranks: usize, options: &CommunicatorOptions) -> Vec<Communicator> {
     let ends = InProcess::group(n_ranks).into_iter();
     ends.map(|end| Communicator::over(Box::new(end), options)).collect()
+}
+
+/// Ranks that are on hosts of their own: those of a host share memory. The files of a host's memory are those of this process.
+fn on_hosts(hosts: &[u64], options: &CommunicatorOptions) -> Vec<Communicator> {
+    let ends = InProcess::group(hosts.len()).into_iter().zip(hosts);
+    std::thread::scope(|scope| {
+        let join = |(end, host): (InProcess, &u64)| {
+            let host = *host;
+            scope.spawn(move || Communicator::over_hosts(Box::new(end), host, options).unwrap())
+        };
+        let ranks: Vec<_> = ends.map(join).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Two ranks on each host.
+fn in_pairs(n_ranks: usize, options: &CommunicatorOptions) -> Vec<Communicator> {
+    on_hosts(&(0..n_ranks as u64).map(|rank| rank / 2).collect::<Vec<_>>(), options)
+}
+
+/// Ranks on three hosts in turns.
+fn in_turns(n_ranks: usize, options: &CommunicatorOptions) -> Vec<Communicator> {
+    on_hosts(&(0..n_ranks as u64).map(|rank| rank % 3).collect::<Vec<_>>(), options)
 }
 
 const TRANSPORTS: [Connect; 2] = [shared_memory, channels];
@@ -50,6 +73,59 @@ fn a_sum_has_the_same_bits_whichever_way_it_goes() {
 fn random_calls_mean_what_they_say() {
     cases::random_calls_mean_what_they_say(shared_memory, 0..150);
     cases::random_calls_mean_what_they_say(channels, 150..600);
+}
+
+#[test]
+fn ranks_on_several_hosts_get_what_calls_mean() {
+    cases::random_calls_mean_what_they_say(in_pairs, 600..800);
+    cases::random_calls_mean_what_they_say(in_turns, 800..1000);
+    cases::every_rank_gets_what_all_reduce_means(in_pairs);
+    cases::ranks_that_differ_all_learn_so_and_none_waits(in_pairs, 500..600);
+}
+
+/// By two levels where that keeps the tree, and by something else where it does not.
+#[test]
+fn a_sum_has_the_same_bits_on_several_hosts() {
+    let wanted = [None, Some(Algorithm::TwoLevel)];
+    let blocks_of_4: Connect =
+        |n_ranks, options| on_hosts(&(0..n_ranks as u64).map(|rank| rank / 4).collect::<Vec<_>>(), options);
+    for connect in [in_pairs, in_turns, blocks_of_4] {
+        cases::a_sum_has_the_same_bits_whichever_way_it_goes(connect, &wanted);
+    }
+}
+
+/// What two levels send between hosts is what one rank of each would send: here, of two hosts, everything once for each host.
+#[test]
+fn two_levels_send_between_hosts_only() {
+    let n = 4000;
+    let options = CommunicatorOptions { algorithm: Some(Algorithm::TwoLevel), ..options(4096) };
+    for (hosts, each) in [([1, 1, 1, 1, 2, 2, 2, 2].as_slice(), vec![n; 8]), (&[1, 1, 2], vec![4 * n, 0, 4 * n])] {
+        let counts = run(on_hosts(hosts, &options), |mut end| {
+            let sum = CollectiveKind::AllReduce(ReduceOp::Sum);
+            assert_eq!(end.choice().choose(sum, Some(DType::F32), 4 * n), Algorithm::TwoLevel);
+            let before = end.n_bytes_sent().unwrap();
+            end.barrier().unwrap();
+            let handshake = end.n_bytes_sent().unwrap() - before;
+            end.all_reduce(vec![cases::tensor(DType::F32, end.rank(), &[n])], ReduceOp::Sum).unwrap();
+            (end.n_bytes_sent().unwrap() - before - 2 * handshake) as usize
+        });
+        assert_eq!(counts, each, "{hosts:?}");
+    }
+}
+
+#[test]
+fn all_ranks_take_the_costs_of_the_first() {
+    let ends = InProcess::group(3).into_iter().enumerate();
+    let costs = |rank: usize| Costs { hop: Duration::from_micros(1 + rank as u64), ..Costs::default() };
+    let found: Vec<Costs> = std::thread::scope(|scope| {
+        let join = |(rank, end): (usize, InProcess)| {
+            let options = CommunicatorOptions { costs: costs(rank), ..options(4096) };
+            scope.spawn(move || *Communicator::over_hosts(Box::new(end), 0, &options).unwrap().choice().costs)
+        };
+        let ranks: Vec<_> = ends.map(join).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert_eq!(found, [costs(0); 3]);
 }
 
 #[test]

@@ -10,8 +10,10 @@ use kolo_device::cpu::reduce::{ReduceOp, check_reducible};
 use kolo_device::shared_group::{RankBoard, SharedGroup, WaitLimits};
 use kolo_ops::collective::{CollectiveCall, CollectiveKind, Root};
 
-use super::algorithm::choice::{Algorithm, Costs, choose};
+use super::algorithm::choice::{Algorithm, Choice, Costs};
+use super::algorithm::two_level::OwnHost;
 use super::algorithm::{Call, Scratch};
+use super::hosts_meet;
 use super::record::Recorder;
 use super::shared::{Exchange, PIECE};
 use super::signature::{Route, SIGNATURE_BYTES, Signature};
@@ -82,7 +84,12 @@ pub struct Communicator {
 /// How ranks reach each other.
 enum Link {
     Shared(SharedGroup),
-    Messages(Box<dyn Transport>, Scratch),
+    Messages {
+        transport: Box<dyn Transport>,
+        scratch: Scratch,
+        /// The memory of this rank's host, if there are several.
+        own_host: Option<OwnHost>,
+    },
 }
 
 impl Communicator {
@@ -101,10 +108,25 @@ impl Communicator {
         Ok(Communicator::new(Link::Shared(group), Recorder::new(board, rank), options))
     }
 
-    /// One rank's end of a group whose ranks send each other messages.
+    /// One rank's end of a group whose ranks send each other messages. All have the same options.
     pub fn over(transport: Box<dyn Transport>, options: &CommunicatorOptions) -> Communicator {
         let recorder = Recorder::new(transport.board(), transport.rank());
-        Communicator::new(Link::Messages(transport, Scratch::default()), recorder, options)
+        let link = Link::Messages { transport, scratch: Scratch::default(), own_host: None };
+        Communicator::new(link, recorder, options)
+    }
+
+    /// As [`Communicator::over`], where ranks that give the same number as their host share memory if there are several hosts, and all
+    /// take the costs of rank 0. Returns when all ranks have called it.
+    pub fn over_hosts(
+        mut transport: Box<dyn Transport>,
+        host: u64,
+        options: &CommunicatorOptions,
+    ) -> Result<Communicator> {
+        let (own_host, costs) =
+            hosts_meet::meet(&mut *transport, host, options).inspect_err(|error| transport.end(error.message()))?;
+        let recorder = Recorder::new(transport.board(), transport.rank());
+        let link = Link::Messages { transport, scratch: Scratch::default(), own_host };
+        Ok(Communicator::new(link, recorder, &CommunicatorOptions { costs, ..options.clone() }))
     }
 
     fn new(link: Link, recorder: Recorder, options: &CommunicatorOptions) -> Communicator {
@@ -134,7 +156,7 @@ impl Communicator {
     pub fn rank(&self) -> usize {
         match &self.link {
             Link::Shared(group) => group.rank(),
-            Link::Messages(transport, _) => transport.rank(),
+            Link::Messages { transport, .. } => transport.rank(),
         }
     }
 
@@ -142,7 +164,7 @@ impl Communicator {
     pub fn n_ranks(&self) -> usize {
         match &self.link {
             Link::Shared(group) => group.n_ranks(),
-            Link::Messages(transport, _) => transport.n_ranks(),
+            Link::Messages { transport, .. } => transport.n_ranks(),
         }
     }
 
@@ -151,7 +173,7 @@ impl Communicator {
     pub fn n_bytes_sent(&self) -> Option<u64> {
         match &self.link {
             Link::Shared(_) => None,
-            Link::Messages(transport, _) => Some(transport.n_bytes_sent()),
+            Link::Messages { transport, .. } => Some(transport.n_bytes_sent()),
         }
     }
 
@@ -251,7 +273,7 @@ impl Communicator {
         let number = self.n_calls;
         self.n_calls += 1;
         let mut signature = Signature::new(number, call.kind, &call.name, &call.tensors);
-        if matches!(self.link, Link::Messages(..)) {
+        if matches!(self.link, Link::Messages { .. }) {
             signature = signature.by(self.route(&call));
         }
         self.recorder.begin_call(&signature);
@@ -270,7 +292,10 @@ impl Communicator {
             };
             match &self.link {
                 Link::Shared(group) => group.end(error.message()),
-                Link::Messages(transport, _) => transport.end(error.message()),
+                Link::Messages { transport, own_host, .. } => {
+                    transport.end(error.message());
+                    own_host.iter().for_each(|own| own.group.end(error.message()));
+                }
             }
             self.ended = Some(error.clone().into_derived());
             error
@@ -283,18 +308,27 @@ impl Communicator {
     fn has_ended(&self) -> bool {
         match &self.link {
             Link::Shared(group) => group.ended().is_some(),
-            Link::Messages(transport, _) => transport.ended().is_some(),
+            Link::Messages { transport, .. } => transport.ended().is_some(),
         }
+    }
+
+    /// What the algorithms of its calls are chosen by, where ranks send messages.
+    pub fn choice(&self) -> Choice<'_> {
+        let CommunicatorOptions { deterministic, algorithm: wanted, ref costs, .. } = self.options;
+        let layout = match &self.link {
+            Link::Messages { own_host, .. } => own_host.as_ref().map(|own| own.hosts.layout()),
+            Link::Shared(_) => None,
+        };
+        Choice { n_ranks: self.n_ranks(), layout, costs, wanted, deterministic }
     }
 
     /// How the messages of a call go.
     fn route(&self, call: &CollectiveCall) -> Route {
-        let CommunicatorOptions { deterministic, algorithm, costs, buffer_bytes, .. } = &self.options;
         // Where ranks have different numbers of rows, none knows how much it will be.
         let n_bytes = if call.kind.is_uneven() { 0 } else { call.tensors.iter().map(Tensor::n_bytes).sum() };
         let dtype = call.tensors.first().map(Tensor::dtype);
-        let algorithm = choose(call.kind, dtype, n_bytes, self.n_ranks(), costs, *algorithm, *deterministic);
-        Route { algorithm, buffer_bytes: *buffer_bytes as u64 }
+        let (algorithm, buffer_bytes) = (self.choice().choose(call.kind, dtype, n_bytes), self.options.buffer_bytes);
+        Route { algorithm, buffer_bytes: buffer_bytes as u64 }
     }
 
     fn run_as(&mut self, signature: &Signature, call: CollectiveCall) -> Result<Vec<Tensor>> {
@@ -316,11 +350,14 @@ impl Communicator {
         let limits = WaitLimits { deadline: Some(began + self.options.timeout), stop: &stop };
         let result = match &mut self.link {
             Link::Shared(group) => Exchange { group, signature, limits, is_first: true }.run(call.kind, call.tensors),
-            Link::Messages(transport, scratch) => {
-                let (transport, buffer_bytes) = (&mut **transport, self.options.buffer_bytes);
-                let algorithm = signature.algorithm().unwrap_or(Algorithm::Direct);
-                let exchange = Call { transport, signature, limits, buffer_bytes, is_first: true };
-                exchange.run(call.kind, algorithm, call.tensors, scratch)
+            Link::Messages { transport, scratch, own_host } => {
+                let CommunicatorOptions { deterministic, algorithm: wanted, ref costs, buffer_bytes, .. } =
+                    self.options;
+                let layout = own_host.as_ref().map(|own| own.hosts.layout());
+                let choice = Choice { n_ranks: transport.n_ranks(), layout, costs, wanted, deterministic };
+                let (transport, own_host) = (&mut **transport, own_host.as_mut());
+                let exchange = Call { transport, signature, limits, buffer_bytes, is_first: true, own_host };
+                exchange.run(call.kind, &choice, call.tensors, scratch)
             }
         };
         self.past.add(waiting.took());

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use kolo_core::{Result, Tensor};
+use kolo_core::{DType, Result, Tensor};
 use kolo_device::cpu::reduce::{ReduceOp, reduce};
 use kolo_device::shared_group::{Meeting, Published, SharedGroup, WaitLimits};
 use kolo_ops::collective::{CollectiveKind, Root};
@@ -146,6 +146,64 @@ impl<'a> Exchange<'a> {
             }
         }
         Ok(vector.into_tensors())
+    }
+
+    /// Each rank combines its slice of the vectors of all, in place. Slices may be empty.
+    pub fn reduce_slices(
+        &mut self,
+        vector: &mut Vector,
+        slices: &[Range<usize>],
+        how: (DType, ReduceOp),
+    ) -> Result<()> {
+        let (rank, n_ranks, limits) = (self.group.rank(), self.group.n_ranks(), self.limits);
+        // One slice alone has the whole buffer.
+        let is_one = slices.iter().filter(|slice| !slice.is_empty()).count() == 1;
+        let slot = if is_one { self.room() / PIECE * PIECE } else { self.room_for_each() };
+        let at = |rank: usize| if is_one { 0 } else { rank * slot };
+        let longest = slices.iter().map(Range::len).max().unwrap_or(0);
+        for i in 0..longest.div_ceil(slot) {
+            let part = |rank: usize| nth_part(&slices[rank], i, slot);
+            let meeting = self.publish(|data| {
+                (0..n_ranks).filter(|other| *other != rank).try_for_each(|other| {
+                    let part = part(other);
+                    vector.read(part.start, &mut data[at(other)..][..part.len()])
+                })
+            })?;
+            let own = part(rank);
+            if own.is_empty() {
+                continue;
+            }
+            let published = meeting.published();
+            published.wait_all(&limits)?;
+            let theirs = |ranks: Range<usize>| {
+                let of = |other| Ok(&published.of(other)?[SIGNATURE_BYTES + at(rank)..][..own.len()]);
+                ranks.map(of).collect::<Result<Vec<&[u8]>>>()
+            };
+            let (lower, higher) = (theirs(0..rank)?, theirs(rank + 1..n_ranks)?);
+            vector.reduce(own.clone(), how, (&lower, &higher), |_, _| ())?;
+        }
+        Ok(())
+    }
+
+    /// Each rank gets the slices of all others.
+    pub fn share_slices(&mut self, vector: &mut Vector, slices: &[Range<usize>]) -> Result<()> {
+        let (rank, n_ranks, limits) = (self.group.rank(), self.group.n_ranks(), self.limits);
+        let room = self.room() / PIECE * PIECE;
+        let longest = slices.iter().map(Range::len).max().unwrap_or(0);
+        for i in 0..longest.div_ceil(room) {
+            let own = nth_part(&slices[rank], i, room);
+            let meeting = self.publish(|data| vector.read(own.start, &mut data[..own.len()]))?;
+            let published = meeting.published();
+            // Not all ranks read from the same one at the same time.
+            for other in (rank + 1..n_ranks).chain(0..rank) {
+                let part = nth_part(&slices[other], i, room);
+                if !part.is_empty() {
+                    published.wait(other, &limits)?;
+                    vector.write(part.start, &published.of(other)?[SIGNATURE_BYTES..][..part.len()])?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Everything is reduced by one rank, or by every rank for itself.
@@ -291,12 +349,10 @@ impl<'a> Exchange<'a> {
         let (to, places) = (coming.joined.host_bytes_mut()?, &coming.places);
         let (slot, n_slots) =
             if uneven.gives_all() { (self.room() / PIECE * PIECE, 1) } else { (self.room_for_each(), n_ranks) };
-        let part =
-            |of: &Range<usize>, i: usize| (of.start + i * slot).min(of.end)..(of.start + (i + 1) * slot).min(of.end);
         for i in 0..longest.div_ceil(slot) {
             let meeting = self.publish(|data| {
                 for other in 0..n_ranks {
-                    let from = part(&uneven.bytes_for(other), i);
+                    let from = nth_part(&uneven.bytes_for(other), i, slot);
                     data[other % n_slots * slot..][..from.len()].copy_from_slice(&own[from]);
                     if n_slots == 1 && !uneven.bytes_for(other).is_empty() {
                         break;
@@ -306,7 +362,7 @@ impl<'a> Exchange<'a> {
             })?;
             let published = meeting.published();
             for (other, place) in places.iter().enumerate() {
-                let place = part(place, i);
+                let place = nth_part(place, i, slot);
                 if !place.is_empty() {
                     published.wait(other, &limits)?;
                     let at = SIGNATURE_BYTES + rank % n_slots * slot;
@@ -321,6 +377,12 @@ impl<'a> Exchange<'a> {
     fn room_for_each(&self) -> usize {
         self.room() / self.group.n_ranks() / PIECE * PIECE
     }
+}
+
+/// Part `i` of a range that is cut into parts of `most` bytes; empty behind the last.
+fn nth_part(range: &Range<usize>, i: usize, most: usize) -> Range<usize> {
+    let at = |i: usize| i.saturating_mul(most).saturating_add(range.start).min(range.end);
+    at(i)..at(i + 1)
 }
 
 /// Writes bytes `of` every rank's share of a tensor, one share after the other.

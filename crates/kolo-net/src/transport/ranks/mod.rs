@@ -20,6 +20,7 @@ mod stream;
 mod telling;
 mod watch;
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -166,13 +167,17 @@ impl RankConfig {
 /// # Ok::<(), kolo_core::Error>(())
 /// ```
 pub fn join(config: &RankConfig, options: &CommunicatorOptions) -> Result<Communicator> {
-    let link = connect(config).map_err(|error| {
+    let (link, host) = connect(config).map_err(|error| {
         error.context(format_args!("rank {} of {} cannot join its group", config.rank, config.n_ranks))
     })?;
-    Ok(Communicator::over(Box::new(link), options))
+    // Ranks with one address are on one host.
+    let mut hasher = DefaultHasher::new();
+    host.hash(&mut hasher);
+    Communicator::over_hosts(Box::new(link), hasher.finish(), options)
 }
 
-fn connect(config: &RankConfig) -> Result<Link> {
+/// This rank's connections, and its address.
+fn connect(config: &RankConfig) -> Result<(Link, IpAddr)> {
     config.check()?;
     let deadline = Instant::now() + config.join_timeout;
     let meeting = resolve(&config.coordinator)?;
@@ -200,7 +205,7 @@ fn connect(config: &RankConfig) -> Result<Link> {
     let own_host = roster.addresses[config.rank].ip();
     let n_here = roster.addresses.iter().filter(|address| address.ip() == own_host).count();
     let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(Link {
+    let link = Link {
         rank: config.rank,
         n_ranks: config.n_ranks,
         streams: messages,
@@ -208,7 +213,8 @@ fn connect(config: &RankConfig) -> Result<Link> {
         watching: Some(watching),
         spins: n_here <= n_cores,
         n_bytes_sent: 0,
-    })
+    };
+    Ok((link, own_host))
 }
 
 fn resolve(address: &str) -> Result<SocketAddr> {

@@ -7,6 +7,8 @@ use kolo_core::{DType, Error, Result};
 use kolo_device::cpu::reduce::{ReduceOp, is_widened};
 use kolo_ops::collective::CollectiveKind;
 
+use super::super::hosts::Layout;
+
 /// How the messages of a collective go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
@@ -20,12 +22,20 @@ pub enum Algorithm {
     HalvingDoubling,
     /// Up a binomial tree and down again.
     Tree,
+    /// Inside of each host, then between hosts, and back.
+    TwoLevel,
 }
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Algorithm; 5] =
-        [Algorithm::Whole, Algorithm::Direct, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Tree];
+    pub const ALL: [Algorithm; 6] = [
+        Algorithm::Whole,
+        Algorithm::Direct,
+        Algorithm::Ring,
+        Algorithm::HalvingDoubling,
+        Algorithm::Tree,
+        Algorithm::TwoLevel,
+    ];
 
     /// `ring`, …
     pub fn name(self) -> &'static str {
@@ -35,6 +45,7 @@ impl Algorithm {
             Algorithm::Ring => "ring",
             Algorithm::HalvingDoubling => "halving-doubling",
             Algorithm::Tree => "tree",
+            Algorithm::TwoLevel => "two-level",
         }
     }
 
@@ -67,8 +78,8 @@ impl Algorithm {
         }
     }
 
-    /// Whether the result has the bits of the fixed tree over ranks (`kolo_device::cpu::reduce`).
-    pub fn is_exact(self, kind: CollectiveKind, dtype: DType, n_ranks: usize) -> bool {
+    /// Whether the result has the bits of the fixed tree over ranks (`kolo_device::cpu::reduce`), which are on hosts as `layout` says.
+    pub fn is_exact(self, kind: CollectiveKind, dtype: DType, n_ranks: usize, layout: Option<&Layout>) -> bool {
         let Some(op) = kind.reduction() else { return true };
         match self {
             Algorithm::Whole | Algorithm::Direct => true,
@@ -81,6 +92,7 @@ impl Algorithm {
             Algorithm::Ring => n_ranks <= 2,
             Algorithm::HalvingDoubling => n_ranks.is_power_of_two(),
             Algorithm::Tree => true,
+            Algorithm::TwoLevel => layout.is_some_and(|layout| layout.is_branches),
         }
     }
 }
@@ -92,7 +104,8 @@ impl fmt::Display for Algorithm {
 }
 
 /// What messages cost. A call takes the algorithm for which `base + hops · hop + messages · message + bytes / bytes_per_second` is
-/// the least, of what one rank does. All ranks must have the same.
+/// the least, of what one rank does; between hosts, the bytes of all ranks of a host share what it can send. All ranks must have the
+/// same: those that join a group take those of rank 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     /// A call, whatever it does.
@@ -103,10 +116,16 @@ pub struct Costs {
     pub message: Duration,
     /// What a rank sends in a second.
     pub bytes_per_second: f64,
+    /// What a host sends to others in a second.
+    pub host_bytes_per_second: f64,
+    /// A call of ranks of one host that share memory.
+    pub memory_base: Duration,
+    /// How much of a vector they reduce in a second, each getting all of it.
+    pub memory_bytes_per_second: f64,
 }
 
-/// Those of TCP on loopback of a small machine. Between machines hops are longer, which changes little: it is their ratios
-/// that count.
+/// Those of a small machine: messages are over TCP on loopback, and hosts have links of 10 Gbit/s. Between machines hops are longer,
+/// which changes little: it is their ratios that count.
 impl Default for Costs {
     fn default() -> Costs {
         Costs {
@@ -114,15 +133,28 @@ impl Default for Costs {
             hop: Duration::from_micros(15),
             message: Duration::from_micros(4),
             bytes_per_second: 1.5e9,
+            host_bytes_per_second: 1.25e9,
+            memory_base: Duration::from_micros(4),
+            memory_bytes_per_second: 3e9,
         }
     }
 }
 
 impl Costs {
-    /// How long a call takes, in seconds.
-    pub fn estimate(&self, algorithm: Algorithm, kind: CollectiveKind, n_bytes: usize, n_ranks: usize) -> f64 {
+    /// How long a call takes, in seconds. Ranks without a layout are on one host, or on a host each.
+    pub fn estimate(
+        &self,
+        algorithm: Algorithm,
+        kind: CollectiveKind,
+        n_bytes: usize,
+        n_ranks: usize,
+        layout: Option<&Layout>,
+    ) -> f64 {
         let (n, bytes) = (n_ranks as f64, n_bytes as f64);
         let others = n - 1.0;
+        if let (Algorithm::TwoLevel, Some(layout)) = (algorithm, layout) {
+            return self.estimate_two_levels(layout, kind, n_bytes, others);
+        }
         let depth = n.log2().ceil();
         let is_folded = f64::from(u8::from(!n_ranks.is_power_of_two()));
         let (hops, messages, sent) = match (kind, algorithm) {
@@ -139,7 +171,7 @@ impl Costs {
             (CollectiveKind::Reduce(..), Algorithm::Whole) => (1.0, others, bytes * others),
             (CollectiveKind::Reduce(..), _) => (2.0, 2.0 * others, 2.0 * bytes * others / n),
             (_, Algorithm::Whole) => (1.0, others, bytes * others),
-            (_, Algorithm::Direct) => (2.0, 2.0 * others, 2.0 * bytes * others / n),
+            (_, Algorithm::Direct | Algorithm::TwoLevel) => (2.0, 2.0 * others, 2.0 * bytes * others / n),
             (_, Algorithm::Ring) => (2.0 * others, 2.0 * others, 2.0 * bytes * others / n),
             (_, Algorithm::HalvingDoubling) => {
                 let steps = 2.0 * (f64::from(n_ranks.max(1).ilog2()) + is_folded);
@@ -147,29 +179,88 @@ impl Costs {
             }
             (_, Algorithm::Tree) => (2.0 * depth, 2.0 * depth, 2.0 * depth * bytes),
         };
-        self.base.as_secs_f64()
-            + hops * self.hop.as_secs_f64()
-            + messages * self.message.as_secs_f64()
-            + sent / self.bytes_per_second
+        let sending = match layout {
+            Some(layout) => self.time_between_hosts(algorithm, layout, bytes, sent, n),
+            None => sent / self.bytes_per_second,
+        };
+        self.base.as_secs_f64() + hops * self.hop.as_secs_f64() + messages * self.message.as_secs_f64() + sending
+    }
+
+    /// How long ranks on several hosts send, if each sends so much in all.
+    fn time_between_hosts(&self, algorithm: Algorithm, layout: &Layout, bytes: f64, sent: f64, n_ranks: f64) -> f64 {
+        let (here, n_hosts) = (layout.most_ranks as f64, layout.n_hosts as f64);
+        let time =
+            |inside: f64, leaves_host: f64| (inside / self.bytes_per_second, leaves_host / self.host_bytes_per_second);
+        match algorithm {
+            // Neighbours first, with the most; between hosts go quarters, eighths and so on, after that.
+            Algorithm::HalvingDoubling if layout.is_branches => {
+                let leaves_host = 2.0 * bytes * (n_hosts - 1.0) / n_hosts;
+                let (inside, between) = time(sent - leaves_host / here, leaves_host);
+                inside + between
+            }
+            // The first rank of a host goes on when it has its sum.
+            Algorithm::Tree if layout.is_branches => {
+                let leaves_host = 2.0 * bytes * n_hosts.log2().ceil();
+                let (inside, between) = time((sent - leaves_host).max(0.0), leaves_host);
+                inside + between
+            }
+            // Others send to all at the same time; in a ring, only the last rank of a host to another one.
+            Algorithm::Ring if layout.is_branches => {
+                let (inside, between) = time(sent, sent);
+                inside.max(between)
+            }
+            _ => {
+                let (inside, between) = time(sent, here * sent * (n_ranks - here) / (n_ranks - 1.0).max(1.0));
+                inside.max(between)
+            }
+        }
+    }
+
+    /// The ranks compare what they do, sum in the memory of their hosts, and exchange the sums.
+    fn estimate_two_levels(&self, layout: &Layout, kind: CollectiveKind, n_bytes: usize, others: f64) -> f64 {
+        let (n_hosts, n_sending) = (layout.n_hosts, if layout.is_even { layout.most_ranks.max(1) } else { 1 });
+        let slice = n_bytes / n_sending;
+        let time = |algorithm: Algorithm| {
+            let messages = self.estimate(algorithm, kind, slice, n_hosts, None) - self.base.as_secs_f64();
+            let share = if algorithm == Algorithm::Whole { 1.0 } else { 2.0 / n_hosts as f64 };
+            let leaves_host = share * (n_hosts as f64 - 1.0) * n_bytes as f64;
+            messages.max(leaves_host / self.host_bytes_per_second)
+        };
+        let between = time(Algorithm::Whole).min(time(Algorithm::Direct));
+        let compared = (self.base + self.hop).as_secs_f64() + others * self.message.as_secs_f64();
+        let in_memory = 2.0 * self.memory_base.as_secs_f64() + n_bytes as f64 / self.memory_bytes_per_second;
+        compared + in_memory + between
     }
 }
 
-/// The algorithm of a call. `wanted` is taken if it computes this, and exactly if that is asked for.
-pub(crate) fn choose(
-    kind: CollectiveKind,
-    dtype: Option<DType>,
-    n_bytes: usize,
-    n_ranks: usize,
-    costs: &Costs,
-    wanted: Option<Algorithm>,
-    deterministic: bool,
-) -> Algorithm {
-    let is_right =
-        |algorithm: &Algorithm| !deterministic || dtype.is_none_or(|dtype| algorithm.is_exact(kind, dtype, n_ranks));
-    let fit = || Algorithm::of(kind).iter().copied().filter(is_right);
-    let cost = |algorithm: &Algorithm| costs.estimate(*algorithm, kind, n_bytes, n_ranks);
-    let cheapest = || fit().min_by(|a, b| cost(a).total_cmp(&cost(b)));
-    fit().find(|algorithm| Some(*algorithm) == wanted).or_else(cheapest).unwrap_or(Algorithm::Direct)
+/// What a group chooses by.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// The number of ranks.
+    pub n_ranks: usize,
+    /// On which hosts they are, if those of a host share memory and there are several.
+    pub layout: Option<Layout>,
+    /// What messages cost.
+    pub costs: &'a Costs,
+    /// Taken where it computes this, and exactly if that is asked for.
+    pub wanted: Option<Algorithm>,
+    /// Only what has the bits of the fixed tree over ranks.
+    pub deterministic: bool,
+}
+
+impl Choice<'_> {
+    /// The algorithm of a call.
+    pub fn choose(&self, kind: CollectiveKind, dtype: Option<DType>, n_bytes: usize) -> Algorithm {
+        let (n_ranks, layout) = (self.n_ranks, self.layout.as_ref());
+        let is_right = |algorithm: &Algorithm| {
+            (*algorithm != Algorithm::TwoLevel || layout.is_some())
+                && (!self.deterministic || dtype.is_none_or(|dtype| algorithm.is_exact(kind, dtype, n_ranks, layout)))
+        };
+        let fit = || Algorithm::of(kind).iter().copied().filter(is_right);
+        let cost = |algorithm: &Algorithm| self.costs.estimate(*algorithm, kind, n_bytes, n_ranks, layout);
+        let cheapest = || fit().min_by(|a, b| cost(a).total_cmp(&cost(b)));
+        fit().find(|algorithm| Some(*algorithm) == self.wanted).or_else(cheapest).unwrap_or(Algorithm::Direct)
+    }
 }
 
 #[cfg(test)]
@@ -181,7 +272,9 @@ mod tests {
     const SUM: CollectiveKind = CollectiveKind::AllReduce(ReduceOp::Sum);
 
     fn chosen(kind: CollectiveKind, dtype: DType, n_bytes: usize, n_ranks: usize) -> Algorithm {
-        choose(kind, Some(dtype), n_bytes, n_ranks, &Costs::default(), None, true)
+        let costs = &Costs::default();
+        let choice = Choice { n_ranks, layout: None, costs, wanted: None, deterministic: true };
+        choice.choose(kind, Some(dtype), n_bytes)
     }
 
     #[test]
@@ -202,14 +295,45 @@ mod tests {
     #[test]
     fn only_what_has_the_bits_of_the_fixed_tree_is_taken_if_that_is_asked_for() {
         let pinned = |dtype, n_ranks, deterministic| {
-            choose(SUM, Some(dtype), 1 << 20, n_ranks, &Costs::default(), Some(Algorithm::Ring), deterministic)
+            let (costs, wanted) = (&Costs::default(), Some(Algorithm::Ring));
+            Choice { n_ranks, layout: None, costs, wanted, deterministic }.choose(SUM, Some(dtype), 1 << 20)
         };
         assert_eq!(pinned(DType::F32, 4, true), Algorithm::Direct);
         assert_eq!(pinned(DType::F32, 4, false), Algorithm::Ring);
         assert_eq!(pinned(DType::I64, 4, true), Algorithm::Ring);
-        let exact = |algorithm: Algorithm, dtype, n_ranks| algorithm.is_exact(SUM, dtype, n_ranks);
+        let exact = |algorithm: Algorithm, dtype, n_ranks| algorithm.is_exact(SUM, dtype, n_ranks, None);
         assert!(exact(Algorithm::HalvingDoubling, DType::F32, 8) && !exact(Algorithm::HalvingDoubling, DType::F32, 6));
         assert!(exact(Algorithm::Tree, DType::F64, 7) && !exact(Algorithm::Tree, DType::BF16, 7));
+    }
+
+    #[test]
+    fn ranks_on_several_hosts_go_by_two_levels_where_that_is_cheaper_and_right() {
+        let layout = |n_hosts, most_ranks| Layout { n_hosts, most_ranks, is_even: true, is_branches: true };
+        let chosen = |dtype, n_bytes, layout: Layout, deterministic| {
+            let (costs, n_ranks) = (&Costs::default(), layout.n_hosts * layout.most_ranks);
+            Choice { n_ranks, layout: Some(layout), costs, wanted: None, deterministic }.choose(
+                SUM,
+                Some(dtype),
+                n_bytes,
+            )
+        };
+        // What is small needs few hops, whoever shares memory.
+        assert_eq!(chosen(DType::F32, 64, layout(2, 2), true), Algorithm::Whole);
+        assert_eq!(chosen(DType::F32, 16 << 20, layout(4, 8), true), Algorithm::TwoLevel);
+        // A sum of halves would be rounded once more, and one of scattered ranks is in another order.
+        assert_ne!(chosen(DType::BF16, 16 << 20, layout(4, 8), true), Algorithm::TwoLevel);
+        assert_eq!(chosen(DType::BF16, 16 << 20, layout(4, 8), false), Algorithm::TwoLevel);
+        let scattered = Layout { is_branches: false, ..layout(4, 8) };
+        assert_ne!(chosen(DType::F32, 16 << 20, scattered, true), Algorithm::TwoLevel);
+        assert_eq!(chosen(DType::I32, 16 << 20, scattered, true), Algorithm::TwoLevel);
+        // The slower the link between hosts, the smaller the vectors for which it is worth it.
+        let least = |host_bytes_per_second| {
+            let costs = &Costs { host_bytes_per_second, ..Costs::default() };
+            let choice = Choice { n_ranks: 8, layout: Some(layout(2, 4)), costs, wanted: None, deterministic: true };
+            let is_worth_it = |bit: &u32| choice.choose(SUM, Some(DType::F32), 1 << bit) == Algorithm::TwoLevel;
+            (4..30).find(is_worth_it).unwrap_or(30)
+        };
+        assert!(least(1e8) < least(1e10), "{} {}", least(1e8), least(1e10));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! | `ring.rs` | slices go round, and grow on the way | 2(N-1) | 2(N-1)/N·S |
 //! | `halving_doubling.rs` | pairs exchange halves, then quarters, … | 2·log₂N | 2(N-1)/N·S |
 //! | `tree.rs` | up a binomial tree and down again | 2·log₂N | up to 2·log₂N·S |
+//! | `two_level.rs` | inside of each of H hosts, then between them | as others, on H ranks | as others, on H ranks, of S/(N/H) |
 //!
 //! `choice.rs` says which one a call takes. `rows.rs` moves rows, where nothing is reduced.
 
@@ -16,6 +17,7 @@ mod halving_doubling;
 mod ring;
 mod rows;
 mod tree;
+pub(super) mod two_level;
 mod whole;
 
 use std::ops::Range;
@@ -25,7 +27,8 @@ use kolo_device::cpu::reduce::{ReduceOp, reduce_in_place};
 use kolo_device::shared_group::WaitLimits;
 use kolo_ops::collective::{CollectiveKind, Root};
 
-use self::choice::Algorithm;
+use self::choice::{Algorithm, Choice};
+use self::two_level::OwnHost;
 use super::pieces::Pieces;
 use super::signature::{SIGNATURE_BYTES, Signature};
 use super::transport::{Incoming, Outgoing, Transport};
@@ -44,31 +47,32 @@ pub(super) struct Call<'a> {
     pub buffer_bytes: usize,
     /// No message has been sent.
     pub is_first: bool,
+    /// The memory of this rank's host, if ranks are on several.
+    pub own_host: Option<&'a mut OwnHost>,
 }
 
 impl Call<'_> {
     pub fn run(
         mut self,
         kind: CollectiveKind,
-        algorithm: Algorithm,
+        choice: &Choice<'_>,
         tensors: Vec<Tensor>,
         scratch: &mut Scratch,
     ) -> Result<Vec<Tensor>> {
         let n_ranks = self.n_ranks();
+        let algorithm = self.signature.algorithm().unwrap_or(Algorithm::Direct);
         let given = match kind {
             CollectiveKind::AllReduce(op) => {
                 let mut vector = Vector::new(tensors)?;
-                if let Some(reduction) = Reduction::new(op, vector.dtype())? {
-                    let pieces = &mut Pieces::new(vector.slices_mut()?);
-                    match algorithm {
-                        Algorithm::Whole => whole::all_reduce(&mut self, scratch, pieces, reduction)?,
-                        Algorithm::Direct => direct::all_reduce(&mut self, scratch, pieces, reduction)?,
-                        Algorithm::Ring => ring::all_reduce(&mut self, scratch, pieces, reduction)?,
-                        Algorithm::HalvingDoubling => {
-                            halving_doubling::all_reduce(&mut self, scratch, pieces, reduction)?;
-                        }
-                        Algorithm::Tree => tree::all_reduce(&mut self, scratch, pieces, reduction)?,
+                match Reduction::new(op, vector.dtype())? {
+                    Some(reduction) if algorithm == Algorithm::TwoLevel => {
+                        two_level::all_reduce(&mut self, scratch, &mut vector, reduction, choice)?;
                     }
+                    Some(reduction) => {
+                        let pieces = &mut Pieces::new(vector.slices_mut()?);
+                        all_reduce_by(&mut self, algorithm, scratch, pieces, reduction)?;
+                    }
+                    None => {}
                 }
                 vector.into_tensors()
             }
@@ -168,6 +172,23 @@ impl Call<'_> {
         let found = found.map(|(from, head)| Incoming { from, parts: vec![&mut head[..]], check: Some(&check) });
         let (sends, mut receives) = (heads.chain(sends).collect::<Vec<_>>(), found.chain(receives).collect::<Vec<_>>());
         self.transport.exchange(&sends, &mut receives, &self.limits)
+    }
+}
+
+/// An all-reduce by one of the algorithms on one level.
+fn all_reduce_by(
+    call: &mut Call<'_>,
+    algorithm: Algorithm,
+    scratch: &mut Scratch,
+    pieces: &mut Pieces<'_>,
+    reduction: Reduction,
+) -> Result<()> {
+    match algorithm {
+        Algorithm::Whole => whole::all_reduce(call, scratch, pieces, reduction),
+        Algorithm::Direct | Algorithm::TwoLevel => direct::all_reduce(call, scratch, pieces, reduction),
+        Algorithm::Ring => ring::all_reduce(call, scratch, pieces, reduction),
+        Algorithm::HalvingDoubling => halving_doubling::all_reduce(call, scratch, pieces, reduction),
+        Algorithm::Tree => tree::all_reduce(call, scratch, pieces, reduction),
     }
 }
 
