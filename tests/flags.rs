@@ -48,6 +48,35 @@ fn doctor_and_devices_watch_until_they_are_stopped() {
 }
 
 #[test]
+fn costs_of_collectives_are_measured_kept_and_explained() {
+    let home = Folder::new("flags-costs");
+    let run = |args: &[&str]| {
+        let output =
+            std::process::Command::new(env!("CARGO_BIN_EXE_kolo")).args(args).env("HOME", &home.0).output().unwrap();
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+        (output.status.success(), text)
+    };
+    let explain = ["explain", "collectives", "--ranks", "8", "--hosts", "2"];
+    let (is_well, text) = run(&explain);
+    assert!(is_well && text.contains("none was measured") && !text.contains(" measured "), "{text}");
+    assert!(text.contains("8 ranks on 2 hosts") && text.contains("two-level"), "{text}");
+    let (is_well, text) = run(&["bench", "collectives", "--calibrate"]);
+    assert!(is_well && text.contains("written to"), "{text}");
+    let (is_well, text) = run(&[&explain[..], &["--json"]].concat());
+    let file = home.0.join(".kolo/collective-costs");
+    assert!(is_well && text.contains(&format!("\"file\":\"{}\"", file.display())), "{text}");
+    assert_eq!(text.matches("\"measured\":true").count(), 6, "{text}");
+    assert!(text.contains("\"measured\":false,\"name\":\"host_bytes_per_second\""), "{text}");
+    // What is damaged is refused by name, and measured again.
+    std::fs::write(&file, "kolo collective costs 1\nhop_us 0\n").unwrap();
+    let (is_well, text) = run(&explain);
+    assert!(!is_well && text.contains("line 2, 'hop_us 0'") && text.contains("--calibrate"), "{text}");
+    assert!(run(&["bench", "collectives", "--calibrate"]).0 && run(&explain).0);
+    let (is_well, text) = run(&["explain", "collectives", "--ranks", "3", "--hosts", "2"]);
+    assert!(!is_well && text.contains("--ranks 3 cannot be divided among --hosts 2"), "{text}");
+}
+
+#[test]
 fn the_network_of_mnist_can_be_chosen() {
     let folder = Folder::new("flags-mnist");
     write_pictures(&folder.0);

@@ -6,13 +6,16 @@ use serde_json::json;
 use crate::{Error, PassReport, Result};
 
 use super::graph_file::GraphArgs;
-use super::print;
+use super::{explain_collectives, print};
 
 /// Flags of `kolo explain`.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
+    #[command(subcommand)]
+    part: Option<Part>,
     #[command(flatten)]
-    graph: GraphArgs,
+    graph: Option<GraphArgs>,
     /// Print the passes in order, with their reasons and how many nodes each left
     #[arg(long)]
     passes: bool,
@@ -24,17 +27,29 @@ pub struct Args {
     json: bool,
 }
 
+/// What is not about a graph.
+#[derive(clap::Subcommand)]
+enum Part {
+    /// Show what messages between ranks cost, which of it was measured, and which algorithms collectives would take
+    Collectives(explain_collectives::Args),
+}
+
 pub fn run(args: &Args) -> Result<()> {
-    let graph = args.graph.read()?;
-    let session = args.graph.session(&graph)?;
-    let fetches: Vec<&str> = args.graph.fetches.iter().map(String::as_str).collect();
+    if let Some(Part::Collectives(args)) = &args.part {
+        return explain_collectives::run(args);
+    }
+    let of =
+        args.graph.as_ref().ok_or_else(|| Error::invalid_argument("name the file of a graph, or `collectives`"))?;
+    let graph = of.read()?;
+    let session = of.session(&graph)?;
+    let fetches: Vec<&str> = of.fetches.iter().map(String::as_str).collect();
     if args.passes || args.after.is_some() {
         return explain_passes(args, &session.local()?.explain_passes(&fetches, args.after.as_deref())?);
     }
     let report = session.local()?.explain(&fetches)?;
     if !args.json {
         print(report.to_string().trim_end())?;
-        for rule in &args.graph.rules()?.table(&graph.nodes()).unused {
+        for rule in &of.rules()?.table(&graph.nodes()).unused {
             print(format_args!("{rule}: no node of the graph is like this"))?;
         }
         return Ok(());

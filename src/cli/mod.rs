@@ -10,6 +10,7 @@ mod doctor;
 mod doctor_gpu;
 mod doctor_ranks;
 mod explain;
+mod explain_collectives;
 mod graph_file;
 mod machine;
 mod ops;
@@ -53,7 +54,7 @@ enum Command {
     Cert(cert::Args),
     /// Explain TF_CONFIG and other cluster descriptions
     Config(config::Args),
-    /// Show where every node of a graph would run, and why, without running it
+    /// Show where every node of a graph would run, and why, without running it; also: explain collectives
     Explain(explain::Args),
     /// Run a graph once and write a trace for Chrome or Perfetto
     Trace(trace::Args),

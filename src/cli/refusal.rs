@@ -309,6 +309,12 @@ const RULES: &[Rule] = &[
         has_no_effect: |given| given.value("transport") == "shared" || given.has("calibrate"),
         why: "chooses among the ways of messages: not in shared memory, and --calibrate compares them",
     },
+    Rule {
+        command: "bench",
+        flags: &["transport"],
+        has_no_effect: |given| given.has("calibrate"),
+        why: "chooses what is measured, and --calibrate measures both",
+    },
 ];
 
 #[cfg(test)]

@@ -159,6 +159,8 @@ const TABLE: &[(&str, &str, Proof)] = &[
     ("explain", "passes", Shown(FLAGS)),
     ("explain", "after", Shown(FLAGS)),
     ("explain", "json", Shown(FLAGS)),
+    ("explain collectives", "ranks", Shown(FLAGS)),
+    ("explain collectives", "hosts", Shown(FLAGS)),
     ("trace", "fetch", Shown(CLI)),
     ("trace", "devices", Shown(CLI)),
     ("trace", "soft", Shown(CLI)),

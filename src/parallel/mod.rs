@@ -2,6 +2,7 @@
 
 mod batch_norm;
 mod calls;
+mod cost_file;
 mod data_parallel;
 mod merge_collectives;
 mod mpirun;
@@ -12,6 +13,7 @@ mod weigh;
 mod world;
 
 pub(crate) use batch_norm::trains_batch_norm;
+pub(crate) use cost_file::{cost_file, read_costs, write_costs};
 pub use data_parallel::DataParallel;
 pub(crate) use kolo_runtime::collective::Activity;
 pub use kolo_runtime::collective::ReduceOp;

@@ -109,7 +109,7 @@ impl World {
         let address = self.all_say(&said, members[0])?;
         let (rank, n_ranks) = (place.rank, place.size);
         let config = RankConfig { rank, n_ranks, coordinator: address, host: CoordinatorHost::Other, ..config.clone() };
-        World::meet(&config, place)
+        World::meet_with(&config, place, self.group().options().costs)
     }
 
     /// What rank `speaker` says, of what all say; an error if that begins with `!`.

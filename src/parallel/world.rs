@@ -11,10 +11,11 @@ use kolo_graph::{Graph, Operation, Output, Variable};
 use kolo_net::ranks::{RankConfig, join};
 use kolo_net::tls::{Security, Token};
 use kolo_runtime::collective::{
-    Activity, CollectiveCall, CollectiveKind, Communicator, CommunicatorOptions, Group, MpiRanks, call,
+    Activity, CollectiveCall, CollectiveKind, Communicator, CommunicatorOptions, Costs, Group, MpiRanks, call,
 };
 use kolo_runtime::{Session, SessionConfig};
 
+use super::cost_file::own_costs;
 use super::mpirun::MpiPlace;
 use super::split::{Met, own_host};
 
@@ -149,15 +150,21 @@ impl World {
 
     /// Meets the ranks of a world over TCP, on one machine or on many, as `config` says.
     pub fn meet(config: &RankConfig, place: RankPlace) -> Result<World> {
-        let end = join(config, &CommunicatorOptions::default())?;
+        World::meet_with(config, place, Costs::default())
+    }
+
+    /// The same, where messages cost so much.
+    pub(super) fn meet_with(config: &RankConfig, place: RankPlace, costs: Costs) -> Result<World> {
+        let end = join(config, &CommunicatorOptions { costs, ..CommunicatorOptions::default() })?;
         World::new(place, end, Met::Tcp(Box::new(config.clone())), Group::new)
     }
 
     /// The ranks that `mpirun` has started.
-    fn over_mpi(mpi: &MpiPlace) -> Result<World> {
+    fn over_mpi(mpi: &MpiPlace, costs: Costs) -> Result<World> {
         mpi.place.check()?;
         let ranks = MpiRanks::join(mpi.kind, mpi.library.as_deref(), mpi.place.local_size)?;
-        let end = Communicator::over_hosts(Box::new(ranks), own_host() as u64, &CommunicatorOptions::default())?;
+        let options = CommunicatorOptions { costs, ..CommunicatorOptions::default() };
+        let end = Communicator::over_hosts(Box::new(ranks), own_host() as u64, &options)?;
         World::new(mpi.place, end, Met::Mpi, Group::new)
             .map_err(|error| error.context(format_args!("the mpirun of {}", mpi.kind)))
     }
@@ -181,7 +188,7 @@ impl World {
         World::from_variables(&|name| std::env::var(name).ok(), security)
     }
 
-    fn from_variables(variable: &dyn Fn(&str) -> Option<String>, security: &Security) -> Result<World> {
+    pub(super) fn from_variables(variable: &dyn Fn(&str) -> Option<String>, security: &Security) -> Result<World> {
         let number = |name: &str| -> Result<Option<usize>> {
             let Some(text) = variable(name) else { return Ok(None) };
             let parsed = text.parse::<usize>();
@@ -190,7 +197,7 @@ impl World {
         let (rank, size) = match (number("RANK")?, number("WORLD_SIZE")?) {
             (None, None) => {
                 return match MpiPlace::of(variable)? {
-                    Some(mpi) => World::over_mpi(&mpi),
+                    Some(mpi) => World::over_mpi(&mpi, own_costs(variable)),
                     None => World::alone(),
                 };
             }
@@ -217,7 +224,9 @@ impl World {
                     lost_after: LOST_AFTER,
                     ..RankConfig::new(rank, size, &address)
                 };
-                World::meet(&config, place)
+                // All take those of rank 0.
+                let costs = if rank == 0 { own_costs(variable) } else { Costs::default() };
+                World::meet_with(&config, place, costs)
             }
             _ => Err(Error::invalid_argument(format!(
                 "this is rank {rank} of {size}, but neither KOLO_WORLD nor MASTER_ADDR and MASTER_PORT say where they meet; start \

@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kolo_runtime::collective::{Algorithm, Communicator, CommunicatorOptions, ReduceOp};
+use kolo_runtime::collective::{Algorithm, Communicator, CommunicatorOptions, CostTable, ReduceOp};
 
 use super::measure::{Better, Report, median};
+use crate::cli::explain_collectives::print_table;
 use crate::cli::print;
+use crate::parallel::{cost_file, write_costs};
 use crate::ranks::{Coordinator, CoordinatorHost, RankConfig, join};
 use crate::tls::{Security, Token, random_token};
 use crate::{Error, Result, Tensor};
@@ -44,7 +46,8 @@ pub struct CollectiveFlags {
     /// Sums may then differ in their last bits
     #[arg(long, value_name = "NAME")]
     algorithm: Option<String>,
-    /// Measure what messages cost (`CommunicatorOptions::costs`) instead of running `collectives`
+    /// Measure what messages and shared memory cost on this machine instead of running `collectives`, and keep it in
+    /// ~/.kolo/collective-costs, by which groups choose their algorithms; `kolo explain collectives` shows it
     #[arg(long)]
     calibrate: bool,
     #[arg(long, hide = true)]
@@ -75,18 +78,14 @@ pub fn run(report: &Report, flags: &CollectiveFlags) -> Result<()> {
     if let (Some(rank), Some(meet), Some(transport)) = (flags.rank, &flags.meet, flags.transport) {
         return obey(&mut connect(transport, rank, n_ranks, meet, algorithm)?);
     }
+    if flags.calibrate {
+        return calibrate(n_ranks);
+    }
     let transports = match flags.transport {
         Some(transport) => vec![transport],
-        None if flags.calibrate => vec![TransportName::Tcp],
         None => vec![TransportName::Shared, TransportName::Tcp],
     };
-    for transport in transports {
-        match flags.calibrate {
-            true => calibrate(transport, n_ranks)?,
-            false => measure(report, transport, n_ranks, algorithm)?,
-        }
-    }
-    Ok(())
+    transports.into_iter().try_for_each(|transport| measure(report, transport, n_ranks, algorithm))
 }
 
 fn measure(report: &Report, transport: TransportName, n_ranks: usize, algorithm: Option<Algorithm>) -> Result<()> {
@@ -106,35 +105,46 @@ fn measure(report: &Report, transport: TransportName, n_ranks: usize, algorithm:
 }
 
 /// What messages cost: from all-reduces by two algorithms of which one takes a hop and a message more for each peer, and from how much
-/// longer a large one takes.
-fn calibrate(transport: TransportName, n_ranks: usize) -> Result<()> {
-    if transport == TransportName::Shared || n_ranks < 2 {
-        return Err(Error::invalid_argument(
-            "--calibrate measures messages: take --transport tcp and at least 2 ranks",
-        ));
+/// longer a large one takes. And what shared memory costs, from a small and a large one.
+fn calibrate(n_ranks: usize) -> Result<()> {
+    if n_ranks < 2 {
+        return Err(Error::invalid_argument("--calibrate measures what ranks exchange: --ranks is at least 2"));
     }
+    let path = cost_file(&|name| std::env::var(name).ok()).ok_or_else(|| {
+        Error::failed_precondition("HOME is no absolute path, so there is nowhere to keep what --calibrate measures")
+    })?;
     let (budget, warm_up) = (Duration::from_secs(1), Duration::from_millis(200));
-    let time = |algorithm, n| -> Result<f64> {
-        let mut group = Ranks::start(transport, n_ranks, Some(algorithm))?;
+    let time = |transport, algorithm, n| -> Result<f64> {
+        let mut group = Ranks::start(transport, n_ranks, algorithm)?;
         let seconds = group.sample(n, budget, warm_up)?;
         group.stop()?;
         Ok(median(&seconds))
     };
-    let (one, two) = (time(Algorithm::Whole, 2)?, time(Algorithm::Direct, n_ranks)?);
-    let others = n_ranks as f64 - 1.0;
     let n_large = 16 << 20;
-    let large = time(Algorithm::Direct, n_large)?;
+    let by = |algorithm, n| time(TransportName::Tcp, Some(algorithm), n);
+    let (one, two, large) =
+        (by(Algorithm::Whole, 2)?, by(Algorithm::Direct, n_ranks)?, by(Algorithm::Direct, n_large)?);
+    let in_memory = |n| time(TransportName::Shared, None, n);
+    let (memory_small, memory_large) = (in_memory(n_ranks)?, in_memory(n_large)?);
+    let others = n_ranks as f64 - 1.0;
     let step = (two - one).max(0.0);
     // Two algorithms tell how long a step takes, and not how it is divided: a hop is taken to be four messages, as in the defaults.
     let message = step / (4.0 + others);
-    let bytes = 2.0 * others / n_ranks as f64 * n_large as f64 * 4.0;
-    print(format_args!(
-        "Costs {{ base: {:.1} us, hop: {:.1} us, message: {:.1} us, bytes_per_second: {:.2e} }}, for {n_ranks} ranks of this machine",
-        (one - step).max(0.0) * 1e6,
-        (step - message * others) * 1e6,
-        message * 1e6,
-        bytes / (large - two).max(1e-9)
-    ))
+    let bytes = 4.0 * n_large as f64;
+    let mut table = CostTable::default();
+    for (name, value) in [
+        ("base_us", (one - step).max(0.0) * 1e6),
+        ("hop_us", (step - message * others) * 1e6),
+        ("message_us", message * 1e6),
+        ("bytes_per_second", 2.0 * others / n_ranks as f64 * bytes / (large - two).max(1e-9)),
+        ("memory_base_us", memory_small * 1e6),
+        ("memory_bytes_per_second", bytes / (memory_large - memory_small).max(1e-9)),
+    ] {
+        table.measure(name, value)?;
+    }
+    write_costs(&path, &table)?;
+    print_table(&table)?;
+    print(format_args!("written to {}, from {n_ranks} ranks of this machine", path.display()))
 }
 
 /// A group of processes, of which this one is rank 0.

@@ -69,6 +69,11 @@ impl Group {
         &self.recorder
     }
 
+    /// How it works, with the costs that its ranks agreed on.
+    pub fn options(&self) -> &CommunicatorOptions {
+        &self.options
+    }
+
     /// When the first call was begun since this was last asked: how far a rank comes by itself before it needs the others.
     pub fn take_first_begun(&self) -> Option<Instant> {
         self.first_begun.lock().take()

@@ -14,6 +14,7 @@
 
 mod algorithm;
 mod communicator;
+mod cost_table;
 mod diagnosis;
 mod group;
 mod hosts;
@@ -33,6 +34,7 @@ mod waiting;
 
 pub use algorithm::choice::{Algorithm, Choice, Costs};
 pub use communicator::{Communicator, CommunicatorOptions};
+pub use cost_table::CostTable;
 pub use diagnosis::{RankFinding, WaitCause, diagnose};
 pub use group::Group;
 pub use hosts::Layout;
