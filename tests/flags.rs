@@ -77,6 +77,19 @@ fn costs_of_collectives_are_measured_kept_and_explained() {
 }
 
 #[test]
+fn parameter_servers_and_ranks_are_compared_on_the_same_samples() {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kolo"));
+    command.args(["bench", "ps-vs-ring", "--ranks", "2", "--json"]).env("KOLO_BENCH_BUDGET", "0.01");
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text} {}", String::from_utf8_lossy(&output.stderr));
+    for case in ["one-process", "ranks", "ps-sync", "ps-async"] {
+        assert!(text.contains(&format!("\"case\":\"{case}\",\"unit\":\"samples/s\"")), "{text}");
+    }
+    assert!(!kolo(&["bench", "ps-vs-ring", "--ranks", "1"]).0, "one process cannot be divided");
+}
+
+#[test]
 fn the_network_of_mnist_can_be_chosen() {
     let folder = Folder::new("flags-mnist");
     write_pictures(&folder.0);

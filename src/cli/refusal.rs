@@ -293,15 +293,15 @@ const RULES: &[Rule] = &[
     },
     Rule {
         command: "bench",
-        flags: &["ranks"],
-        has_no_effect: |given| !["collectives", "data-parallel"].contains(&given.value("name")),
-        why: "is for `bench collectives` and `bench data-parallel`",
-    },
-    Rule {
-        command: "bench",
         flags: &["transport", "algorithm", "calibrate"],
         has_no_effect: |given| given.value("name") != "collectives",
         why: "is for `bench collectives`",
+    },
+    Rule {
+        command: "bench",
+        flags: &["ranks"],
+        has_no_effect: |given| !["collectives", "data-parallel", "ps-vs-ring"].contains(&given.value("name")),
+        why: "is for `bench collectives`, `bench data-parallel` and `bench ps-vs-ring`",
     },
     Rule {
         command: "bench",

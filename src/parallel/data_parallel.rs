@@ -615,7 +615,7 @@ fn owner(graph: &Rewriter<'_>, mut at: Endpoint) -> Option<String> {
 }
 
 /// What these give is the same on every rank.
-const SAME_ON_ALL_RANKS: [&str; 3] = ["KoloAllReduce", "KoloAllGather", "KoloBroadcast"];
+const SAME_ON_ALL_RANKS: [&str; 4] = ["KoloAllReduce", "KoloAllGather", "KoloAllGatherUneven", "KoloBroadcast"];
 
 /// Whether a value depends on what the step is fed, reads or draws, and not on variables alone.
 fn depends_on_data(graph: &Rewriter<'_>, value: Endpoint, known: &mut HashMap<NodeId, bool>) -> bool {

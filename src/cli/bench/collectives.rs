@@ -36,7 +36,7 @@ const TOKEN: &str = "KOLO_TOKEN";
 /// Flags of `kolo bench collectives`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct CollectiveFlags {
-    /// Run `collectives` and `data-parallel` between this many processes [default: 2]
+    /// Run `collectives`, `data-parallel` and `ps-vs-ring` between this many processes [default: 2]
     #[arg(long, value_name = "N")]
     pub(super) ranks: Option<usize>,
     /// Run `collectives` over this alone [default: both]

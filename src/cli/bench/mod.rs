@@ -13,6 +13,7 @@ mod matmul;
 mod measure;
 mod networks;
 mod ops;
+mod ps_vs_ring;
 mod scaling;
 mod training;
 
@@ -65,6 +66,7 @@ enum Name {
     Ops,
     Collectives,
     DataParallel,
+    PsVsRing,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -91,5 +93,6 @@ pub fn run(args: &Args) -> Result<()> {
         Name::Tls => cluster::tls(&report, args.plain),
         Name::Collectives => collectives::run(&report, &args.collectives),
         Name::DataParallel => data_parallel::run(&report, &args.data_parallel, &args.case, &args.collectives),
+        Name::PsVsRing => ps_vs_ring::run(&report, args.collectives.ranks),
     }
 }
