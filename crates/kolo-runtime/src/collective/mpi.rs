@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn both_ends_cut_a_message_alike() {
         assert_eq!(cut(0).count(), 0);
-        assert_eq!(cut(PART).collect::<Vec<_>>(), [0..PART]);
+        assert!(cut(PART).eq(std::iter::once(0..PART)));
         assert_eq!(cut(2 * PART + 3).last(), Some(2 * PART..2 * PART + 3));
     }
 
