@@ -268,15 +268,27 @@ fn other_rank(test: &str, coordinator: &Coordinator) -> Child {
     command.stdout(std::process::Stdio::null()).spawn().unwrap()
 }
 
-fn quick(rank: usize, address: &str) -> RankConfig {
-    RankConfig { host: CoordinatorHost::Other, security: with_token(), ..RankConfig::new(rank, 3, address) }
+/// Rank 0 is on another host than ranks 1 and 2, which share memory.
+fn join_quickly(rank: usize, address: &str) -> Communicator {
+    let listen = (rank == 0).then_some([127, 0, 0, 2].into());
+    let config = RankConfig {
+        host: CoordinatorHost::Other,
+        security: with_token(),
+        listen,
+        ..RankConfig::new(rank, 3, address)
+    };
+    join(&config, &CommunicatorOptions { algorithm: Some(Algorithm::TwoLevel), ..options(1) }).unwrap()
 }
 
-/// One rank of three is a process, to which `harm` is done while the others wait for it; what they get, and after how long.
-fn harmed(test: &str, harm: fn(&mut Child)) -> Option<Vec<(Error, Duration)>> {
+/// One rank of three is a process, to which `harm` is done while all make calls; what the others get, and after how long.
+fn harmed(
+    test: &str,
+    call: fn(&mut Communicator) -> Result<()>,
+    harm: fn(&mut Child),
+) -> Option<Vec<(Error, Duration)>> {
     if let Ok(address) = std::env::var("KOLO_TEST_COORDINATOR") {
-        let mut end = join(&quick(1, &address), &options(1)).unwrap();
-        while end.barrier().is_ok() {}
+        let mut end = join_quickly(1, &address);
+        while call(&mut end).is_ok() {}
         return None;
     }
     let coordinator = coordinator(3, &with_token());
@@ -286,9 +298,9 @@ fn harmed(test: &str, harm: fn(&mut Child)) -> Option<Vec<(Error, Duration)>> {
             .map(|rank| {
                 let address = coordinator.address().to_string();
                 scope.spawn(move || {
-                    let mut end = join(&quick(rank, &address), &options(1)).unwrap();
+                    let mut end = join_quickly(rank, &address);
                     loop {
-                        if let Err(error) = end.barrier() {
+                        if let Err(error) = call(&mut end) {
                             return (error, Instant::now());
                         }
                     }
@@ -309,7 +321,8 @@ fn harmed(test: &str, harm: fn(&mut Child)) -> Option<Vec<(Error, Duration)>> {
 
 #[test]
 fn a_rank_that_is_killed_is_named_at_once() {
-    let Some(found) = harmed("a_rank_that_is_killed_is_named_at_once", |child| child.kill().unwrap()) else { return };
+    let kill = |child: &mut Child| child.kill().unwrap();
+    let Some(found) = harmed("a_rank_that_is_killed_is_named_at_once", Communicator::barrier, kill) else { return };
     for (error, after) in found {
         println!("{after:?}: {error}");
         assert!(error.to_string().contains("rank 1 has died: its connection was closed"), "{error}");
@@ -317,10 +330,28 @@ fn a_rank_that_is_killed_is_named_at_once() {
     }
 }
 
+/// Whether the others wait for it in memory or for a message, and by its number among all.
+#[test]
+fn a_rank_that_is_killed_between_two_levels_is_named_at_once() {
+    let test = "a_rank_that_is_killed_between_two_levels_is_named_at_once";
+    let kill = |child: &mut Child| child.kill().unwrap();
+    let all_reduce = |end: &mut Communicator| {
+        let sum = CollectiveKind::AllReduce(ReduceOp::Sum);
+        assert_eq!(end.choice().choose(sum, Some(DType::I32), 400_000), Algorithm::TwoLevel);
+        end.all_reduce(vec![Tensor::vector(vec![1i32; 100_000])], ReduceOp::Sum).map(drop)
+    };
+    let Some(found) = harmed(test, all_reduce, kill) else { return };
+    for (error, after) in found {
+        println!("{after:?}: {error}");
+        assert!(error.to_string().contains("rank 1 has died: its "), "{error}");
+        assert!(after < Duration::from_secs(5), "{after:?}");
+    }
+}
+
 #[test]
 fn a_rank_that_is_stopped_is_named_soon() {
     let stop = |child: &mut Child| kill_process(Pid::from_child(child), Signal::STOP).unwrap();
-    let Some(found) = harmed("a_rank_that_is_stopped_is_named_soon", stop) else { return };
+    let Some(found) = harmed("a_rank_that_is_stopped_is_named_soon", Communicator::barrier, stop) else { return };
     for (error, after) in found {
         println!("{after:?}: {error}");
         assert!(error.to_string().contains("rank 1 is lost: nothing was heard of it for 0."), "{error}");

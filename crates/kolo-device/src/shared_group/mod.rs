@@ -117,6 +117,8 @@ pub struct SharedGroup {
     spins: bool,
     /// To learn that a rank's process has ended.
     watches: Vec<Watch>,
+    /// What its ranks are called in errors, if they are some of a larger group.
+    names: Vec<usize>,
 }
 
 /// When a rank stops waiting for another one.
@@ -198,6 +200,16 @@ impl SharedGroup {
         Ok(group)
     }
 
+    /// The same end, whose errors call its ranks by these numbers: they are some of a larger group.
+    pub fn with_names(mut self, names: Vec<usize>) -> SharedGroup {
+        self.names = names;
+        self
+    }
+
+    fn name_of(&self, rank: usize) -> usize {
+        self.names.get(rank).copied().unwrap_or(rank)
+    }
+
     /// Ends the group in `file` for all ranks, those that have not joined yet included; for somebody who is none of them.
     pub fn close(file: &File, reason: &str) -> Result<()> {
         Self::open(file)?.end(reason);
@@ -242,6 +254,7 @@ impl SharedGroup {
             seen: vec![Cell::new(0); n_ranks],
             spins,
             watches,
+            names: Vec::new(),
         })
     }
 
@@ -300,7 +313,7 @@ impl SharedGroup {
     fn check_ended(&self) -> Result<()> {
         match self.ended() {
             Some((by, why)) if by < self.n_ranks => {
-                Err(Error::aborted(format!("rank {by} has ended the group: {why}")))
+                Err(Error::aborted(format!("rank {} has ended the group: {why}", self.name_of(by))))
             }
             Some((_, why)) => Err(Error::aborted(format!("the group was closed: {why}"))),
             None => Ok(()),
@@ -357,16 +370,17 @@ impl SharedGroup {
                     // What it published before it went is looked at once more.
                     return match flag.sequence() {
                         found if reached(found, sequence) => Ok(found),
-                        _ => Err(Error::aborted(format!("rank {rank} {how}"))),
+                        _ => Err(Error::aborted(format!("rank {} {how}", self.name_of(rank)))),
                     };
                 }
                 (limits.stop)(rank)?;
                 let now = Instant::now();
                 if limits.deadline.is_some_and(|deadline| now >= deadline) {
                     return Err(Error::deadline_exceeded(format!(
-                        "rank {} has waited {:.1} s for rank {rank}, which {}",
-                        self.rank,
+                        "rank {} has waited {:.1} s for rank {}, which {}",
+                        self.name_of(self.rank),
                         waited.as_secs_f64(),
+                        self.name_of(rank),
                         self.member(rank).condition()
                     )));
                 }

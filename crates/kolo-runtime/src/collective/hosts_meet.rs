@@ -56,7 +56,9 @@ pub(super) fn meet(
     // One that cannot goes without, and so do all: they have to choose alike.
     let can = tell(transport, &all, &[u8::from(joined.is_ok())], &limits)?;
     match joined {
-        Ok(group) if can.iter().all(|can| can == &[1]) => Ok((Some(OwnHost { group, hosts }), costs)),
+        Ok(group) if can.iter().all(|can| can == &[1]) => {
+            Ok((Some(OwnHost { group: group.with_names(beside), hosts }), costs))
+        }
         Ok(_) => Ok((None, costs)),
         Err(error) => {
             tracing::warn!(target: "kolo::collective", "rank {rank} does not share memory with ranks {beside:?} of its host, so all send messages: {error}");

@@ -68,7 +68,6 @@ fn in_host(
     };
     let limits = WaitLimits { deadline: limits.deadline, stop: &stop };
     stage(&mut Exchange { group, signature: call.signature, limits, is_first: false })
-        .map_err(|error| error.context(format_args!("in the memory of one host, where ranks {beside:?} count from 0")))
 }
 
 fn between_hosts(
