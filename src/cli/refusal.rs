@@ -315,6 +315,12 @@ const RULES: &[Rule] = &[
         has_no_effect: |given| given.has("calibrate"),
         why: "chooses what is measured, and --calibrate measures both",
     },
+    Rule {
+        command: "bench",
+        flags: &["json"],
+        has_no_effect: |given| given.has("calibrate"),
+        why: "prints cases, and --calibrate has none; `kolo explain collectives --json` prints what it measured",
+    },
 ];
 
 #[cfg(test)]

@@ -251,6 +251,14 @@ fn refusal(command: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
+fn calibrating_takes_nothing_that_it_would_ignore() {
+    for flags in [&["--json"][..], &["--transport", "tcp"], &["--algorithm", "ring"]] {
+        let error = refusal("bench", &[&["collectives", "--calibrate"], flags].concat());
+        assert!(error.contains(flags[0]) && error.contains("--calibrate"), "{error}");
+    }
+}
+
+#[test]
 fn what_has_an_effect_is_taken() {
     for line in [
         "train mnist --sync --ps 1 --workers 2 --no-shared-memory --insecure --checkpoint-dir a --keep 3",
@@ -259,6 +267,7 @@ fn what_has_an_effect_is_taken() {
         "train lm --model gpt2-124m --vocabulary 31",
         "serve --durability logged --journal a",
         "devices --watch --interval 3",
+        "bench ps-vs-ring --ranks 3 --json",
         "trace g.pb --fetch a --costs a --write-costs a",
     ] {
         let root = Cli::command();
