@@ -22,7 +22,7 @@ pub use devices::host::Host;
 pub use executor::frame_id::FrameIds;
 pub use executor::inter_pool::InterPool;
 pub use executor::rendezvous::{LocalRendezvous, StepRendezvous};
-pub use executor::step::NodeWait;
+pub use executor::step::{NodeWait, PartView};
 pub use fusion::passes as fusion_passes;
 pub use planner::{PassReport, PlacementReport, PlacementRow};
 pub use session::local_view::LocalView;

@@ -322,12 +322,73 @@ fn a_loop_that_is_stopped_and_reported_on_ends_once() {
         let step = graph.start(1, Arc::new(Echo::default()), StepKind::Whole, on_end);
         let reported = step.clone();
         let stopping = thread::spawn(move || step.fail(Error::aborted("enough")));
-        let reporting = thread::spawn(move || (reported.waits().len(), reported.n_runners(), reported.n_unattended()));
+        let n_views = Arc::new(AtomicUsize::new(0));
+        let reporting = {
+            let n_views = n_views.clone();
+            thread::spawn(move || {
+                reported.look(move |_| {
+                    n_views.fetch_add(1, Ordering::SeqCst);
+                })
+            })
+        };
         let error: Option<Error> = end.recv().expect("it ends");
         assert!(error.is_none_or(|error| error.message().contains("enough")));
         stopping.join().expect("it ends");
-        reporting.join().expect("it ends");
+        let n_asked = reporting.join().expect("it ends");
         assert!(end.recv().is_err(), "it ends once");
+        assert!(n_views.load(Ordering::SeqCst) <= n_asked, "each part answers once");
+    });
+}
+
+/// Gives every value by a thread of its own.
+#[derive(Default)]
+struct Crowd {
+    n_sent: AtomicUsize,
+}
+
+impl Rendezvous for Crowd {
+    fn send(&self, _: RendezvousKey, _: Received) -> Result<()> {
+        self.n_sent.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn recv(&self, _: RendezvousKey, done: Waiter) {
+        thread::spawn(move || done(Ok(Received::value(Tensor::scalar(1.0f32)))));
+    }
+}
+
+impl StepRendezvous for Crowd {
+    fn abort(&self, _: Error) {}
+}
+
+/// Values that are sent on, and one that is worth a thread.
+fn crowded(graph: &Graph, device: &str) {
+    for name in ["a", "b", "c"] {
+        let value = end(graph, device, "_Recv", name).attr("tensor_type", DType::F32).out();
+        end(graph, device, "_Send", &format!("{name}_back")).input(graph.op("Neg").input(value).out()).build();
+    }
+    let value = end(graph, device, "_Recv", "d").attr("tensor_type", DType::F32).out();
+    let many = graph.op("Fill").input(graph.constant([32, 32])).input(value).out();
+    end(graph, device, "_Send", "d_back").input(matmul(many, many)).build();
+}
+
+/// Threads that meet at a part leave to its holder what they have brought, and go. Nothing of it stays where it is.
+#[test]
+fn what_is_left_to_the_holder_of_a_part_is_taken_in() {
+    check(500, || {
+        let host = Host::new(config(1, 2)).expect("a CPU");
+        let graph = compile(&host, crowded);
+        let (ended, end) = mpsc::channel();
+        let on_end = Box::new(move |error| ended.send(error).expect("the test listens"));
+        let crowd = Arc::new(Crowd::default());
+        let step = graph.start(1, crowd.clone(), StepKind::Whole, on_end);
+        let (tell, views) = mpsc::channel();
+        step.look(move |_| tell.send(()).expect("the test listens"));
+        assert_eq!(end.recv().expect("it ends"), None);
+        assert_eq!(crowd.n_sent.load(Ordering::SeqCst), 4);
+        assert!(end.recv().is_err(), "it ends once");
+        views.recv().expect("whoever holds the part answers");
+        assert!(views.recv().is_err(), "it answers once");
     });
 }
 

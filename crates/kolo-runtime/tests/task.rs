@@ -108,10 +108,10 @@ fn what_arrives_while_a_runner_hands_over_is_run() {
                     let on_end = Box::new(move |error| ended.send(error).expect("the test listens"));
                     let running = graph.start(thread << 32 | step, Arc::new(echo), StepKind::Whole, on_end);
                     let error = end.recv_timeout(Duration::from_secs(20)).unwrap_or_else(|_| {
-                        panic!(
-                            "step {step} stands still: {} nodes are ready and nobody runs them",
-                            running.n_unattended()
-                        );
+                        let (tell, views) = mpsc::channel();
+                        running.look(move |view| _ = tell.send(view.n_unattended));
+                        let n: usize = views.iter().sum();
+                        panic!("step {step} stands still: {n} nodes are ready and nobody runs them");
                     });
                     assert_eq!(error, None);
                 }

@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use crate::capture::split::Segment;
 use crate::executor::frame_id::FrameIds;
 use crate::executor::inter_pool::InterPool;
-use crate::executor::part_state::PartState;
+use crate::executor::step::Desk;
 
 /// A device as the session sees it: where to run, on which threads, with which state.
 pub(crate) struct DeviceUnit {
@@ -74,7 +74,7 @@ pub(crate) struct PartPlan {
     /// How instances of loops are numbered.
     pub frame_ids: FrameIds,
     /// States of finished steps, for reuse.
-    pub spare: Mutex<Vec<PartState>>,
+    pub spare: Mutex<Vec<Desk>>,
 }
 
 /// Where a feed goes in one part.
@@ -92,7 +92,7 @@ pub(crate) struct FeedPlan {
 pub(crate) struct FramePlan {
     pub parallel_iterations: usize,
     pub n_enters: u32,
-    /// The initial pending count of each of its nodes; see [`PartState`] for the encoding.
+    /// The initial pending count of each of its nodes; see [`part_state`](crate::executor::part_state) for the encoding.
     pub pending: Vec<u32>,
     pub n_slots: u32,
     pub name: String,

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use kolo_device::cpu::topology::bind_to_cores;
 
+use super::may_wait::MayWait;
 use super::sync::atomic::{AtomicUsize, Ordering};
 use super::sync::{Condvar, Mutex, MutexGuard, patience, thread};
 
-/// What a pool's thread runs.
-pub(crate) type Job = Box<dyn FnOnce() + Send>;
+/// What a pool's thread runs. Without a thread of the pool, for want of one, it gets no [`MayWait`].
+pub(crate) type Job = Box<dyn FnOnce(Option<MayWait>) + Send>;
 
 /// How long an idle thread spins before it parks.
 const SPIN: Duration = patience(30);
@@ -87,7 +88,7 @@ impl InterPool {
 
     /// Queues `job` for one of the threads. False if the pool may not have threads: then the caller must run it.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) -> bool {
-        self.spawn_beside(0, Box::new(job)).is_ok()
+        self.spawn_beside(0, Box::new(|_| job())).is_ok()
     }
 
     /// The same for a caller that already has `n` threads running, which count towards the maximum. Gives the job back if
@@ -148,7 +149,7 @@ impl PoolState {
             if let Some(job) = state.jobs.pop_front() {
                 self.n_queued.store(state.jobs.len(), Ordering::Release);
                 drop(state);
-                job();
+                job(Some(MayWait::of_a_pool()));
                 state = self.spin();
                 continue;
             }

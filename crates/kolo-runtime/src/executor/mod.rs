@@ -10,14 +10,15 @@
 //! thread and complete through a callback.
 //!
 //! Tiny nodes and control flow are run with the lock held. A runner therefore lets others take it after some tens of
-//! them, and gives way to other steps that wait for a thread of the pool after a millisecond. Network threads run small
-//! nodes too, stop steps and report on them: they never wait for a runner. What they cannot do at once they leave to the
-//! pool, or leave out of the report.
+//! them, and gives way to other steps that wait for a thread of the pool after a millisecond. Network threads start
+//! steps, run small nodes, deliver values, stop steps and report on them. They never wait for a part: only a
+//! [`MayWait`](may_wait::MayWait) lets a thread do that, and what they cannot do at once they leave as mail to whoever
+//! holds the part (`step/part.rs`).
 //!
 //! | field | who may access it |
 //! | --- | --- |
 //! | `PartPlan` | everyone; it is immutable |
-//! | `PartState` | the holder of the part's lock |
+//! | `PartState`, the receiving end of its mail | the holder of the part's lock |
 //! | a ready node's inputs | the runner that took the node |
 //! | `Step::stopped` | set by the first failure; runners read it before each node |
 //! | `Step::error` | set by the first failure; read when the step is over |
@@ -28,6 +29,7 @@
 
 pub(crate) mod frame_id;
 pub(crate) mod inter_pool;
+pub(crate) mod may_wait;
 pub(crate) mod part_state;
 pub(crate) mod rendezvous;
 pub(crate) mod step;

@@ -143,6 +143,8 @@ impl PartState {
         let frame = self.frames[token.frame as usize].as_ref();
         let iteration = frame.and_then(|frame| frame.iterations.get((token.iteration - frame.first) as usize));
         match (node.cost, iteration) {
+            // It is a step of its own, with a caller that waits for it and for the device.
+            _ if matches!(node.kernel, PlanKernel::Segment(_)) => usize::MAX,
             (Cost::Inline, _) | (_, None) => 0,
             _ if !node.is_tiny && !node.pace.is_short() => usize::MAX,
             (Cost::Elements | Cost::Heavy, Some(iteration)) => n_bytes(plan, node, iteration, 0),

@@ -5,20 +5,21 @@
 #[cfg(not(feature = "shuttle"))]
 mod plain {
     pub(crate) use std::sync::atomic;
+    pub(crate) use std::sync::mpsc;
     pub(crate) use std::thread;
     pub(crate) use std::thread_local;
     use std::time::Duration;
 
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 
-    /// Takes the lock unless that takes longer than `patience`.
-    pub(crate) fn lock_within<T>(mutex: &Mutex<T>, patience: Duration) -> Option<MutexGuard<'_, T>> {
-        mutex.try_lock().or_else(|| mutex.try_lock_for(patience))
-    }
-
     /// Lets a waiting thread take the lock first, if there is one.
     pub(crate) fn bump<T>(guard: &mut MutexGuard<'_, T>) {
         MutexGuard::bump(guard);
+    }
+
+    /// Releases the lock, to a thread that waits for it if there is one.
+    pub(crate) fn pass_on<T>(guard: MutexGuard<'_, T>) {
+        MutexGuard::unlock_fair(guard);
     }
 
     /// How long a thread spins for work.
@@ -34,6 +35,7 @@ mod shuttled {
     use std::time::Duration;
 
     pub(crate) use shuttle::sync::atomic;
+    pub(crate) use shuttle::sync::mpsc;
     pub(crate) use shuttle::thread;
     pub(crate) use shuttle::thread_local;
 
@@ -64,21 +66,20 @@ mod shuttled {
             Some(MutexGuard { held: Some(held), mutex: &self.0 })
         }
 
-        pub fn get_mut(&mut self) -> &mut T {
-            self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+        pub fn into_inner(self) -> T {
+            self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
         }
-    }
-
-    /// At once or never: shuttle has no clock. So every schedule in which a lock is contended tries what a thread does
-    /// that does not get it.
-    pub(crate) fn lock_within<T>(mutex: &Mutex<T>, _: Duration) -> Option<MutexGuard<'_, T>> {
-        mutex.try_lock()
     }
 
     /// Lets any thread take the lock first.
     pub(crate) fn bump<T>(guard: &mut MutexGuard<'_, T>) {
         guard.held = None;
         guard.held = Some(guard.mutex.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Releases the lock: any thread may take it next.
+    pub(crate) fn pass_on<T>(guard: MutexGuard<'_, T>) {
+        drop(guard);
     }
 
     pub(crate) struct MutexGuard<'a, T> {

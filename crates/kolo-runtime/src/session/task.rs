@@ -19,7 +19,7 @@ use crate::devices::Devices;
 use crate::devices::host::Host;
 use crate::executor::frame_id::FrameIds;
 use crate::executor::rendezvous::StepRendezvous;
-use crate::executor::step::{NodeWait, Step};
+use crate::executor::step::{PartView, Step};
 use crate::fusion;
 use crate::planner::Support;
 use crate::trace::NodeTrace;
@@ -51,10 +51,11 @@ pub enum StepKind {
     Traced,
 }
 
-/// A step in flight. Dropping the handle does not stop the step.
+/// A step in flight. Dropping the handle does not stop the step. Network threads have one: nothing here waits for the
+/// threads that run the step.
 #[derive(Clone)]
 pub struct TaskStep {
-    step: Arc<Step>,
+    pub(crate) step: Arc<Step>,
 }
 
 impl TaskSession {
@@ -169,19 +170,10 @@ impl TaskStep {
         self.step.error()
     }
 
-    /// The pending nodes: those that wait for a queue, or for a tensor of another device or task.
-    pub fn waits(&self) -> Vec<NodeWait> {
-        self.step.waits()
-    }
-
-    /// The number of threads that run its kernels now.
-    pub fn n_runners(&self) -> usize {
-        self.step.n_runners()
-    }
-
-    /// The number of ready nodes without a runner.
-    pub fn n_unattended(&self) -> usize {
-        self.step.n_unattended()
+    /// Asks what the step does, and returns the number of devices asked. For each, `answer` is called once: on this thread,
+    /// or soon on the one that runs nodes at this moment; or never, if the step ends first. It must only pass the view on.
+    pub fn look(&self, answer: impl Fn(PartView) + Send + Sync + 'static) -> usize {
+        self.step.look(answer)
     }
 
     /// The trace of each node, if requested.

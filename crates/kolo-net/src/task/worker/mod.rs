@@ -472,7 +472,8 @@ impl WorkerService for LocalWorker {
     }
 
     fn report(&self, request: proto::KoloReportRequest) -> Answer<proto::KoloReportResponse> {
-        now(Ok(report::report(&self.0, request)))
+        let worker = self.0.clone();
+        Box::pin(async move { Ok(report::report(&worker, request).await) })
     }
 
     fn logging(&self, _: proto::LoggingRequest) -> Answer<proto::LoggingResponse> {

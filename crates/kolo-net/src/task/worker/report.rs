@@ -6,7 +6,7 @@ use kolo_ops::RendezvousKey;
 use kolo_ops::comm::transfer::edge_key;
 
 use super::Worker;
-use super::step::Step;
+use super::step::{Activity, Step};
 use crate::task::peers::TaskName;
 use crate::wire::proto;
 
@@ -16,16 +16,25 @@ pub(crate) const FULL_JOURNAL: &str = "a full journal";
 /// The maximum number of waits listed for one step.
 const MAX_WAITS: usize = 100;
 
-pub(super) fn report(worker: &Worker, request: proto::KoloReportRequest) -> proto::KoloReportResponse {
+/// How long a report waits for what devices say about steps. Those that run many small nodes answer in between.
+const LOOK: Duration = Duration::from_millis(50);
+
+pub(super) async fn report(worker: &Worker, request: proto::KoloReportRequest) -> proto::KoloReportResponse {
     let step_id = request.step_id as u64;
     let (n_ended, last_ended) = worker.steps.progress();
     let mut steps = worker.steps.all();
     steps.retain(|step| step_id == 0 || step.id == step_id);
     steps.sort_by_key(|step| step.since());
+    let asked: Vec<_> = steps.iter().map(|step| step.look()).collect();
+    let until = tokio::time::Instant::now() + LOOK;
     let own = worker.peers.own.to_string();
     let full = worker.full_journal();
+    let mut reports = Vec::with_capacity(steps.len());
+    for (step, asked) in steps.iter().zip(asked) {
+        reports.push(step_report(step, asked.answer(until).await, &own, full.as_ref()));
+    }
     proto::KoloReportResponse {
-        step: steps.iter().map(|step| step_report(step, &own, full.as_ref())).collect(),
+        step: reports,
         task: own,
         n_ended,
         last_ended_ms: last_ended.map_or(-1, |ago| millis(ago) as i64),
@@ -37,9 +46,9 @@ pub(super) fn report(worker: &Worker, request: proto::KoloReportRequest) -> prot
     }
 }
 
-fn step_report(step: &Step, own: &str, full: Option<&(Duration, String)>) -> proto::StepReport {
+fn step_report(step: &Step, activity: Activity, own: &str, full: Option<&(Duration, String)>) -> proto::StepReport {
     let mut wait: Vec<proto::WaitReport> = Vec::new();
-    for waiting in step.waits() {
+    for waiting in &activity.waits {
         let mut report = proto::WaitReport {
             node: waiting.node.name.to_string(),
             op: waiting.node.op().to_owned(),
@@ -67,7 +76,7 @@ fn step_report(step: &Step, own: &str, full: Option<&(Duration, String)>) -> pro
         }
     }
     // Its nodes have run, and it cannot be acknowledged.
-    if let Some((lasts, dir)) = full.filter(|_| step.is_begun() && wait.is_empty() && step.n_runners() == 0) {
+    if let Some((lasts, dir)) = full.filter(|_| step.is_begun() && wait.is_empty() && activity.n_runners == 0) {
         wait.push(proto::WaitReport {
             node: dir.clone(),
             op: FULL_JOURNAL.to_owned(),
@@ -82,8 +91,8 @@ fn step_report(step: &Step, own: &str, full: Option<&(Duration, String)>) -> pro
         age_ms: millis(step.since().elapsed()),
         has_begun: step.is_begun(),
         wait,
-        n_running: step.n_runners() as u32,
-        n_unattended: step.n_unattended() as u32,
+        n_running: activity.n_runners as u32,
+        n_unattended: activity.n_unattended as u32,
     }
 }
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use kolo_core::{Error, Result};
 use kolo_ops::{Received, RendezvousKey};
-use kolo_runtime::{NodeTrace, NodeWait, StepKind, StepRendezvous, TaskGraph, TaskStep};
+use kolo_runtime::{NodeTrace, NodeWait, PartView, StepKind, StepRendezvous, TaskGraph, TaskStep};
 use parking_lot::Mutex;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::transfers::{Fetch, StepTransfers, Ticket, Transfers};
 
@@ -149,19 +149,12 @@ impl Step {
         self.started
     }
 
-    /// The nodes that wait.
-    pub fn waits(&self) -> Vec<NodeWait> {
-        self.running.lock().as_ref().map(TaskStep::waits).unwrap_or_default()
-    }
-
-    /// The number of threads that run its kernels now.
-    pub fn n_runners(&self) -> usize {
-        self.running.lock().as_ref().map_or(0, TaskStep::n_runners)
-    }
-
-    /// The number of ready nodes that no thread runs.
-    pub fn n_unattended(&self) -> usize {
-        self.running.lock().as_ref().map_or(0, TaskStep::n_unattended)
+    /// Asks what the step does.
+    pub fn look(&self) -> Asked {
+        let running = self.running.lock().clone();
+        let (tell, told) = mpsc::unbounded_channel();
+        let n_parts = running.map_or(0, |running| running.look(move |view| drop(tell.send(view))));
+        Asked { n_parts, told }
     }
 
     pub fn take_trace(&self) -> Vec<NodeTrace> {
@@ -217,6 +210,40 @@ impl Step {
     /// Returns a guard that cancels the step if the call that runs it is dropped.
     pub fn stop_on_drop(self: &Arc<Self>) -> StopOnDrop {
         StopOnDrop(Some(self.clone()))
+    }
+}
+
+/// A question what a step does, which its devices answer as soon as they can.
+pub(crate) struct Asked {
+    n_parts: usize,
+    told: mpsc::UnboundedReceiver<PartView>,
+}
+
+/// What a step does.
+pub(crate) struct Activity {
+    /// The nodes that wait.
+    pub waits: Vec<NodeWait>,
+    /// The number of threads that run its kernels.
+    pub n_runners: usize,
+    /// The number of ready nodes that no thread runs.
+    pub n_unattended: usize,
+}
+
+impl Asked {
+    /// What is known by then. A device that has not answered is so busy that it runs at least one kernel.
+    pub async fn answer(mut self, until: tokio::time::Instant) -> Activity {
+        let mut views = Vec::with_capacity(self.n_parts);
+        while views.len() < self.n_parts {
+            match tokio::time::timeout_at(until, self.told.recv()).await {
+                Ok(Some(view)) => views.push(view),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        Activity {
+            n_runners: views.iter().map(|view| view.n_runners).sum::<usize>() + self.n_parts - views.len(),
+            n_unattended: views.iter().map(|view| view.n_unattended).sum(),
+            waits: views.into_iter().flat_map(|view| view.waits).collect(),
+        }
     }
 }
 

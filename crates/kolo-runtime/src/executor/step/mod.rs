@@ -1,5 +1,6 @@
 //! One run of a signature: the states of the parts, the waiting caller or callback, and the first error.
 
+mod part;
 mod runner;
 mod waits;
 
@@ -9,16 +10,19 @@ use std::time::{Duration, Instant};
 use kolo_core::{Error, Memory, Result, Tensor};
 use kolo_ops::{CancelToken, Rendezvous, ResourceStore};
 
+use super::may_wait::MayWait;
 use super::part_state::PartState;
 use super::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::sync::thread::{self, Thread};
-use super::sync::{Mutex, MutexGuard, patience};
+use super::sync::{Mutex, patience};
 use crate::capture::limits::Limits;
 use crate::compile::part::PartPlan;
 use crate::executor::rendezvous::{LocalRendezvous, StepRendezvous};
 use crate::trace::{NodeTrace, TraceSink};
+pub(crate) use part::Desk;
+use part::{Held, Mail, StepPart};
 use runner::Share;
-pub use waits::NodeWait;
+pub use waits::{NodeWait, PartView};
 
 /// How long the caller spins for work before it parks.
 const SPIN: Duration = patience(40);
@@ -45,13 +49,6 @@ pub(crate) struct Step {
     on_end: Mutex<Option<OnEnd>>,
     trace: Option<TraceSink>,
     start: Instant,
-}
-
-struct StepPart {
-    plan: Arc<PartPlan>,
-    state: Mutex<PartState>,
-    /// The caller runs this part's nodes too.
-    for_caller: bool,
 }
 
 /// Callback for the end of a step, with its first error, if any.
@@ -110,12 +107,8 @@ impl Step {
             .iter()
             .enumerate()
             .map(|(i, plan)| {
-                let mut state = plan.spare.lock().pop().unwrap_or_default();
-                state.reset(plan);
-                if feeds_come_later {
-                    state.n_waiting = plan.feeds.len();
-                }
-                StepPart { plan: plan.clone(), state: Mutex::new(state), for_caller: Some(i) == for_caller }
+                let n_waiting = if feeds_come_later { plan.feeds.len() } else { 0 };
+                StepPart::new(plan, n_waiting, Some(i) == for_caller)
             })
             .collect();
         let services = Services {
@@ -143,7 +136,7 @@ impl Step {
 
     /// Delivers feeds, by number.
     pub fn feed(self: &Arc<Self>, values: &[(usize, &Tensor)], was_waited_for: bool) {
-        for part in &self.parts {
+        for (index, part) in self.parts.iter().enumerate() {
             for feed in &part.plan.feeds {
                 let Some((_, value)) = values.iter().find(|(i, _)| *i == feed.feed as usize) else { continue };
                 let device = &part.plan.unit.device;
@@ -159,7 +152,7 @@ impl Step {
                     self.fail(error.and(format!(" (feed {} of {})", feed.feed, part.plan.unit.name)));
                     None
                 });
-                let mut state = part.state.lock();
+                let mut state = self.hold(index, MayWait::of_a_caller());
                 if !self.is_stopped() {
                     state.feed(&part.plan, feed.edges.clone(), copied.as_ref().unwrap_or(value));
                 }
@@ -171,21 +164,22 @@ impl Step {
     }
 
     /// Begins a detached step. Nodes that cost less than a hand-over run on this thread, all others on the devices'
-    /// threads.
+    /// threads. Waits for nobody.
     pub fn start(self: &Arc<Self>) {
         if self.parts.is_empty() {
             return self.ended();
         }
         for index in 0..self.parts.len() {
-            self.run_small(index, self.join(index));
+            self.post(index, Mail::Look);
         }
     }
 
     /// Runs until the step is over, `enough` returns true, or `deadline`. The calling thread runs nodes too.
-    pub fn run(self: &Arc<Self>, deadline: Option<Instant>, enough: &dyn Fn(&Step) -> bool) {
+    pub fn run(self: &Arc<Self>, deadline: Option<Instant>, enough: &dyn Fn(&Arc<Step>) -> bool) {
+        let may_wait = MayWait::of_a_caller();
         for index in 0..self.parts.len() {
             if !self.parts[index].for_caller {
-                self.spawn_runner(index);
+                self.spawn_runner(index, may_wait);
             }
         }
         if deadline.is_some() {
@@ -195,7 +189,7 @@ impl Step {
         loop {
             for index in 0..self.parts.len() {
                 if self.parts[index].for_caller {
-                    self.run_part(index, self.join(index), Share::Caller(deadline));
+                    self.run_part(index, self.join(index, may_wait), Share::Caller(may_wait, deadline));
                 }
             }
             if self.is_over() || enough(self) {
@@ -233,7 +227,7 @@ impl Step {
     }
 
     /// The result of the step: its first error, or the fetches, by number.
-    pub fn finish(&self, n_fetches: usize) -> Result<Vec<Option<Tensor>>> {
+    pub fn finish(self: &Arc<Self>, n_fetches: usize) -> Result<Vec<Option<Tensor>>> {
         if let Some(error) = self.error.lock().clone() {
             return Err(error);
         }
@@ -243,10 +237,10 @@ impl Step {
     }
 
     /// Moves the fetches that have arrived to `values`, by number.
-    pub fn collect(&self, values: &mut [Option<Tensor>]) -> Result<()> {
+    pub fn collect(self: &Arc<Self>, values: &mut [Option<Tensor>]) -> Result<()> {
         // All copies to the host are started before the first is waited for.
         let mut copies = Vec::new();
-        for part in &self.parts {
+        for (index, part) in self.parts.iter().enumerate() {
             let mut to_host = |fetch: u32, value: Tensor| -> Result<Tensor> {
                 if value.memory().is_host() {
                     return Ok(value);
@@ -256,7 +250,7 @@ impl Step {
                 copies.push((event, fetch, &part.plan.unit.name, start, copy.n_bytes()));
                 Ok(copy)
             };
-            for (fetch, value) in part.state.lock().fetched.drain(..) {
+            for (fetch, value) in self.hold(index, MayWait::of_a_caller()).fetched.drain(..) {
                 values[fetch as usize] = Some(to_host(fetch, value?)?);
             }
             for (fetch, value) in &part.plan.fetched_constants {
@@ -275,13 +269,13 @@ impl Step {
     }
 
     /// The fetches in their current memory, on the host or on a GPU, by number; the step's first error if it failed.
-    pub fn take_fetched(&self) -> Result<Vec<(usize, Tensor)>> {
+    pub fn take_fetched(self: &Arc<Self>) -> Result<Vec<(usize, Tensor)>> {
         if let Some(error) = self.error.lock().clone() {
             return Err(error);
         }
         let mut values = Vec::new();
-        for part in &self.parts {
-            for (fetch, value) in part.state.lock().fetched.drain(..) {
+        for (index, part) in self.parts.iter().enumerate() {
+            for (fetch, value) in self.hold(index, MayWait::of_a_caller()).fetched.drain(..) {
                 values.push((fetch as usize, value?));
             }
             values.extend(part.plan.fetched_constants.iter().map(|(fetch, value)| (*fetch as usize, value.clone())));
@@ -290,10 +284,11 @@ impl Step {
     }
 
     /// Whether these fetches, by number, have arrived.
-    pub fn has_fetched(&self, fetches: &[usize]) -> bool {
+    pub fn has_fetched(self: &Arc<Self>, fetches: &[usize]) -> bool {
         let mut arrived = Vec::new();
-        for part in &self.parts {
-            arrived.extend(part.state.lock().fetched.iter().map(|(fetch, _)| *fetch as usize));
+        for (index, part) in self.parts.iter().enumerate() {
+            let state = self.hold(index, MayWait::of_a_caller());
+            arrived.extend(state.fetched.iter().map(|(fetch, _)| *fetch as usize));
             arrived.extend(part.plan.fetched_constants.iter().map(|(fetch, _)| *fetch as usize));
         }
         self.error.lock().is_some() || fetches.iter().all(|fetch| arrived.contains(fetch))
@@ -309,9 +304,9 @@ impl Step {
         self.trace.as_ref().map(TraceSink::take).unwrap_or_default()
     }
 
-    /// Stops the step. The first error is kept; later ones are its consequences. Waits for no runner: network threads
-    /// call this.
-    pub fn fail(&self, error: Error) {
+    /// Stops the step. The first error is kept; later ones are its consequences. Waits for nobody: network threads call
+    /// this.
+    pub fn fail(self: &Arc<Self>, error: Error) {
         {
             let mut first = self.error.lock();
             match &*first {
@@ -325,11 +320,9 @@ impl Step {
         self.services.transfers.abort(echo.clone());
         self.services.cancel.cancel(echo);
         // Runners leave by themselves, and the last one finishes its part; so does the last pending kernel, which was
-        // just cancelled. Only a part that nobody attends to is left, and nobody holds the lock of that for long.
-        for part in &self.parts {
-            if let Some(state) = part.state.try_lock() {
-                self.finish_part_if_idle(part, state);
-            }
+        // just cancelled. A part that nobody attends to is left.
+        for index in 0..self.parts.len() {
+            self.post(index, Mail::Look);
         }
     }
 
@@ -365,7 +358,7 @@ impl Step {
         self.caller.thread.lock().unpark();
     }
 
-    fn finish_part_if_idle(&self, part: &StepPart, mut state: MutexGuard<'_, PartState>) {
+    fn finish_part_if_idle(&self, part: &StepPart, mut state: Held<'_>) {
         let is_over = self.mark_finished(&mut state);
         drop(state);
         if is_over {
@@ -410,10 +403,11 @@ impl Step {
 impl Drop for Step {
     fn drop(&mut self) {
         let was_stopped = self.is_stopped();
-        for part in &mut self.parts {
-            let mut state = std::mem::take(part.state.get_mut());
-            state.clear(was_stopped);
-            part.plan.spare.lock().push(state);
+        for part in self.parts.drain(..) {
+            part.recycle(was_stopped);
         }
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests;

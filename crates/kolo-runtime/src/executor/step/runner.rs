@@ -12,13 +12,14 @@ use kolo_ops::{
     CancelToken, Cost, Done, FrameIteration, KernelCtx, Outcome, Rendezvous, ResourceStore, StepServices, Value,
 };
 
-use super::{Step, StepPart};
+use super::Step;
+use super::part::{Held, Mail, Produced, StepPart};
 use crate::capture::slot::is_constant_call;
 use crate::capture::split::Segment;
 use crate::compile::part::{NodePlan, PartPlan, PlanKernel};
-use crate::executor::inter_pool::Job;
+use crate::executor::may_wait::MayWait;
 use crate::executor::part_state::{PartState, Token, flow_outputs, read_references};
-use crate::executor::sync::{MutexGuard, bump, lock_within, patience, thread_local};
+use crate::executor::sync::{patience, thread_local};
 
 /// The maximum depth of steps that run nested on one thread's stack.
 const MAX_DEPTH: usize = 4;
@@ -29,12 +30,8 @@ const PATIENCE: Duration = patience(2_000);
 /// How long a runner of a pool goes on while other jobs wait for a thread of that pool.
 const SLICE: Duration = patience(1_000);
 
-/// How long a borrowed thread waits for the lock of a part before it leaves the work to the pool. Runners release it
-/// at least every [`LOOK_EVERY`] small nodes, which takes some microseconds, unless the system has suspended them.
-const BRIEFLY: Duration = patience(100);
-
-/// After how much work a runner looks up: lets others take the lock, and sees whether its time is over. The unit is a
-/// tiny node.
+/// After how much work a runner looks up: takes in what others have left, lets others hold the part, and sees whether its
+/// time is over. The unit is a tiny node.
 const LOOK_EVERY: u32 = 64;
 
 /// The work of a kernel that is always short, and of any other, in the same unit.
@@ -45,28 +42,29 @@ const ANY_KERNEL: u32 = LOOK_EVERY;
 const LARGE: usize = 128 << 10;
 
 /// Which nodes a runner takes, and until when.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) enum Share {
     /// Every node: the caller's own thread. It leaves at the deadline.
-    Caller(Option<Instant>),
+    Caller(MayWait, Option<Instant>),
     /// Every node: a thread of the pool, which other steps need too.
-    Pool,
-    /// Nodes that cost less than a hand-over: a thread that is borrowed, such as a network thread. It never waits for
-    /// another runner.
+    Pool(MayWait),
+    /// Nodes that cost less than a hand-over: a thread that is borrowed, such as a network thread.
     Small,
+    /// Every node: a borrowed thread, because the pool has none and the system has none left for it.
+    Instead,
 }
 
-/// The outputs of a node that another thread is to propagate.
-struct Produced {
-    token: Token,
-    outputs: Vec<Value>,
-}
+impl Share {
+    fn may_wait(self) -> Option<MayWait> {
+        match self {
+            Share::Caller(may_wait, _) | Share::Pool(may_wait) => Some(may_wait),
+            Share::Small | Share::Instead => None,
+        }
+    }
 
-/// An asynchronous kernel that has completed.
-struct Completed {
-    token: Token,
-    ticket: u64,
-    outputs: Vec<Value>,
+    fn is_small(self) -> bool {
+        matches!(self, Share::Small)
+    }
 }
 
 /// One node that is about to run.
@@ -127,7 +125,7 @@ impl StepServices for DeviceServices<'_> {
 impl Step {
     /// Runs nodes that cost less than a hand-over on this thread, and hands the rest over. The runner is already
     /// registered.
-    pub(super) fn run_small<'a>(self: &'a Arc<Self>, index: usize, state: MutexGuard<'a, PartState>) {
+    fn run_small<'a>(self: &'a Arc<Self>, index: usize, state: Held<'a>) {
         thread_local! {
             /// The depth of nested steps on this thread: a send of one step may wake up another.
             static DEPTH: Cell<usize> = const { Cell::new(0) };
@@ -135,84 +133,79 @@ impl Step {
         let depth = DEPTH.with(Cell::get);
         if depth >= MAX_DEPTH {
             drop(state);
-            return self.hand_over(index, None);
+            return self.hand_over(index);
         }
         DEPTH.with(|cell| cell.set(depth + 1));
-        self.run_part(index, state, Share::Small);
+        self.run_part(index, state.looking_for_mail(self, index), Share::Small);
         DEPTH.with(|cell| cell.set(depth));
     }
 
     /// Registers a runner of a part.
-    pub(super) fn join(&self, index: usize) -> MutexGuard<'_, PartState> {
-        let mut state = self.parts[index].state.lock();
+    pub(super) fn join(self: &Arc<Self>, index: usize, may_wait: MayWait) -> Held<'_> {
+        let mut state = self.hold(index, may_wait);
         state.n_runners += 1;
         state
     }
 
     /// Starts another runner for a part on its device's threads, if the pool allows one; otherwise runs on this
     /// thread.
-    pub(super) fn spawn_runner(self: &Arc<Self>, index: usize) {
-        drop(self.join(index));
-        self.hand_over(index, None);
+    pub(super) fn spawn_runner(self: &Arc<Self>, index: usize, may_wait: MayWait) {
+        drop(self.join(index, may_wait));
+        self.hand_over(index);
     }
 
-    /// Has a registered runner go on on one of the device's threads, after it has propagated `produced`; if the pool
-    /// has no threads, on this one. The registration passes to that runner, so that a thread that makes a node ready
-    /// may rely on it.
-    fn hand_over(self: &Arc<Self>, index: usize, produced: Option<Produced>) {
-        let step = self.clone();
-        self.run_elsewhere(index, Box::new(move || step.go_on(index, produced)));
-    }
-
-    /// Runs a job on one of the device's threads; if the pool has none, on this one.
-    fn run_elsewhere(&self, index: usize, job: Job) {
-        let part = &self.parts[index];
-        if let Err(job) = part.plan.unit.pool.spawn_beside(usize::from(part.for_caller), job) {
-            job();
+    /// Has a registered runner go on on one of the device's threads; if the pool has no threads, on this one. The
+    /// registration passes to that runner, so that a thread that makes a node ready may rely on it.
+    fn hand_over(self: &Arc<Self>, index: usize) {
+        let (part, step) = (&self.parts[index], self.clone());
+        let go_on = move |may_wait: Option<MayWait>| {
+            let share = may_wait.map_or(Share::Instead, Share::Pool);
+            match step.hold_again(index, share) {
+                Some(state) => step.run_part(index, state, share),
+                None => step.leave(index, None),
+            }
+        };
+        if let Err(job) = part.plan.unit.pool.spawn_beside(usize::from(part.for_caller), Box::new(go_on)) {
+            job(None);
         }
     }
 
-    /// Goes on with a registered runner.
-    fn go_on(self: &Arc<Self>, index: usize, produced: Option<Produced>) {
-        let part = &self.parts[index];
-        let mut state = part.state.lock();
-        if let Some(Produced { token, mut outputs }) = produced {
-            state = self.pass_on(part, state, token, &mut outputs);
+    /// The part, for a registered runner that does not hold it. `None` if it may not wait: then it must leave.
+    fn hold_again(self: &Arc<Self>, index: usize, share: Share) -> Option<Held<'_>> {
+        match share.may_wait() {
+            Some(may_wait) => Some(self.hold(index, may_wait)),
+            None => self.try_hold(index),
         }
-        self.run_part(index, state, Share::Pool);
     }
 
-    /// Propagates outputs outside of a runner's loop, unless the step was stopped. As for runners, a panic of the executor fails
-    /// the step: this thread may belong to another one, and somebody waits for this one.
-    fn pass_on<'a>(
+    /// Has a registered runner leave, which does not hold the part. Whoever does goes on with what it has produced.
+    fn leave(self: &Arc<Self>, index: usize, produced: Option<Produced>) {
+        self.post(index, Mail::Left { produced });
+    }
+
+    /// Propagates outputs outside of a runner's loop, unless the step was stopped. An error is a panic of the executor, which
+    /// fails the step, as in a runner: this thread may belong to another one, and somebody waits for this one.
+    pub(super) fn propagate(
         &self,
-        part: &'a StepPart,
-        mut state: MutexGuard<'a, PartState>,
+        part: &StepPart,
+        state: &mut PartState,
         token: Token,
         outputs: &mut [Value],
-    ) -> MutexGuard<'a, PartState> {
+    ) -> Result<()> {
         if self.is_stopped() {
-            return state;
+            return Ok(());
         }
-        let pass_on = std::panic::AssertUnwindSafe(|| state.propagate(&part.plan, token, outputs));
-        if let Err(panic) = std::panic::catch_unwind(pass_on) {
-            drop(state);
-            self.fail(panicked("the executor", &*panic));
-            state = part.state.lock();
-        }
-        state
+        let propagate = std::panic::AssertUnwindSafe(|| state.propagate(&part.plan, token, outputs));
+        std::panic::catch_unwind(propagate).map_err(|panic| panicked("the executor", &*panic))
     }
 
     /// Runs a part's nodes; the runner is already registered. A panic of the executor itself is a bug: the step fails
     /// with an error, instead of waiting for a runner that is gone.
-    pub(super) fn run_part(self: &Arc<Self>, index: usize, state: MutexGuard<'_, PartState>, share: Share) {
+    pub(super) fn run_part(self: &Arc<Self>, index: usize, state: Held<'_>, share: Share) {
         let run = std::panic::AssertUnwindSafe(|| self.run_nodes(index, state, share));
         if let Err(panic) = std::panic::catch_unwind(run) {
             self.fail(panicked("the executor", &*panic));
-            let part = &self.parts[index];
-            let mut state = part.state.lock();
-            state.n_runners -= 1;
-            self.finish_part_if_idle(part, state);
+            self.leave(index, None);
         }
         if self.is_detached {
             self.services.transfers.flush();
@@ -221,7 +214,7 @@ impl Step {
 
     /// The runner's loop. The lock is held while tiny nodes and control flow run, which need no other, but not for longer
     /// than [`LOOK_EVERY`] of them.
-    fn run_nodes(self: &Arc<Self>, index: usize, state: MutexGuard<'_, PartState>, share: Share) {
+    fn run_nodes(self: &Arc<Self>, index: usize, state: Held<'_>, share: Share) {
         let part = &self.parts[index];
         let plan = &*part.plan;
         let services = DeviceServices { step: self, resources: &plan.unit.resources };
@@ -229,41 +222,57 @@ impl Step {
         let mut state = state;
         let (begun, mut work) = (Instant::now(), 0u32);
         loop {
+            if part.has_mail()
+                && let Err(error) = self.take_mail(index, &mut state)
+            {
+                drop(state);
+                self.fail(error);
+                let Some(held) = self.hold_again(index, share) else { return self.leave(index, None) };
+                state = held;
+            }
             work += 1;
             if work >= LOOK_EVERY {
                 work = 0;
-                bump(&mut state);
+                match share.may_wait() {
+                    Some(may_wait) => state.bump(may_wait),
+                    None => {
+                        state.pass_on();
+                        let Some(held) = self.hold_again(index, share) else { return self.leave(index, None) };
+                        state = held;
+                    }
+                }
                 match share {
-                    Share::Caller(deadline) => {
+                    Share::Caller(_, deadline) => {
                         if state.has_ready() && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                             state.n_runners -= 1;
                             return;
                         }
                     }
-                    Share::Pool => {
+                    Share::Pool(_) => {
                         if plan.unit.pool.has_queued() && begun.elapsed() >= SLICE {
                             drop(state);
-                            return self.hand_over(index, None);
+                            return self.hand_over(index);
                         }
                     }
                     // Many small nodes take long too.
                     Share::Small => {
                         if state.has_ready() && begun.elapsed() > PATIENCE {
                             drop(state);
-                            return self.hand_over(index, None);
+                            return self.hand_over(index);
                         }
                     }
+                    Share::Instead => {}
                 }
             }
             let next = match share {
                 _ if self.is_stopped() => None,
-                Share::Caller(_) | Share::Pool => state.pop(),
+                Share::Caller(..) | Share::Pool(_) | Share::Instead => state.pop(),
                 Share::Small => state.pop_small(plan),
             };
             let Some(token) = next else {
-                if share == Share::Small && state.n_runners == 1 && !self.is_stopped() && state.n_large() > 0 {
+                if share.is_small() && state.n_runners == 1 && !self.is_stopped() && state.n_large() > 0 {
                     drop(state);
-                    return self.hand_over(index, None);
+                    return self.hand_over(index);
                 }
                 state.n_runners -= 1;
                 return self.finish_part_if_idle(part, state);
@@ -293,8 +302,8 @@ impl Step {
                             drop(state);
                             outputs.clear();
                             self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
-                            let Some(locked) = part.lock_for(share) else { return self.hand_over(index, None) };
-                            state = locked;
+                            let Some(held) = self.hold_again(index, share) else { return self.leave(index, None) };
+                            state = held;
                         }
                     }
                     continue;
@@ -316,8 +325,8 @@ impl Step {
                     Err(error) => {
                         drop(state);
                         self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
-                        let Some(locked) = part.lock_for(share) else { return self.hand_over(index, None) };
-                        state = locked;
+                        let Some(held) = self.hold_again(index, share) else { return self.leave(index, None) };
+                        state = held;
                     }
                 }
                 continue;
@@ -328,14 +337,14 @@ impl Step {
             let ticket = matches!(node.kernel, PlanKernel::Async(_)).then(|| state.begin_wait(token.node));
             drop(state);
             if more {
-                self.hand_over(index, None);
+                self.hand_over(index);
             }
             if let Some(ticket) = ticket {
                 work += SHORT_KERNEL;
                 self.start_async(index, call, ticket, &mut inputs, &services);
                 inputs.clear();
-                let Some(locked) = part.lock_for(share) else { return self.hand_over(index, None) };
-                state = locked;
+                let Some(held) = self.hold_again(index, share) else { return self.leave(index, None) };
+                state = held;
                 continue;
             }
             work += if node.cost == Cost::Inline { SHORT_KERNEL } else { ANY_KERNEL };
@@ -343,7 +352,7 @@ impl Step {
                 self.services.transfers.flush();
             }
             outputs.resize_with(node.outputs.len(), Value::default);
-            let is_timed = node.cost != Cost::Inline && (share == Share::Small || !node.pace.is_short());
+            let is_timed = node.cost != Cost::Inline && (share.is_small() || !node.pace.is_short());
             let start = is_timed.then(Instant::now);
             let mut compute = || self.compute(plan, call, &mut inputs, &mut outputs, &services);
             let result = match node.is_stoppable {
@@ -358,14 +367,14 @@ impl Step {
             if let Err(error) = result {
                 outputs.clear();
                 self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
-                let Some(locked) = part.lock_for(share) else { return self.hand_over(index, None) };
-                state = locked;
+                let Some(held) = self.hold_again(index, share) else { return self.leave(index, None) };
+                state = held;
                 continue;
             }
-            let Some(locked) = part.lock_for(share) else {
-                return self.hand_over(index, Some(Produced { token, outputs }));
+            let Some(held) = self.hold_again(index, share) else {
+                return self.leave(index, Some(Produced { token, outputs }));
             };
-            state = locked;
+            state = held;
             state.propagate(plan, token, &mut outputs);
         }
     }
@@ -465,34 +474,22 @@ impl Step {
         if let (Some(sink), Ok(outputs)) = (&self.trace, &outputs) {
             sink.record(&node.node, &plan.unit.name, start, outputs);
         }
-        let outputs = outputs.unwrap_or_else(|error| {
-            // Recorded before the pending count is decremented: the step must not end without its error.
-            self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
-            Vec::new()
-        });
-        let completed = Completed { token, ticket, outputs };
-        match lock_within(&part.state, BRIEFLY) {
-            Some(state) => self.complete(index, state, completed),
-            None => {
-                let step = self.clone();
-                let complete = move || step.complete(index, step.parts[index].state.lock(), completed);
-                self.run_elsewhere(index, Box::new(complete));
+        let produced = match outputs {
+            Ok(outputs) => {
+                let is_dead = outputs.iter().any(Value::is_empty) || (token.is_dead && outputs.is_empty());
+                Some(Produced { token: Token { is_dead, ..token }, outputs })
             }
-        }
-    }
-
-    /// Propagates the outputs of a pending kernel.
-    fn complete<'a>(self: &'a Arc<Self>, index: usize, state: MutexGuard<'a, PartState>, completed: Completed) {
-        let part = &self.parts[index];
-        let Completed { token, ticket, mut outputs } = completed;
-        let is_dead = outputs.iter().any(Value::is_empty) || (token.is_dead && outputs.is_empty());
-        let mut state = self.pass_on(part, state, Token { is_dead, ..token }, &mut outputs);
-        state.end_wait(ticket);
-        self.attend(index, state);
+            Err(error) => {
+                // Recorded before the pending count is decremented: the step must not end without its error.
+                self.fail(error.with_node(&node.node.name, node.node.op(), &plan.unit.name));
+                None
+            }
+        };
+        self.post(index, Mail::Completed { ticket, produced });
     }
 
     /// Ensures that a runner takes the nodes that have become ready, and that the end of the step is noticed.
-    fn attend<'a>(self: &'a Arc<Self>, index: usize, state: MutexGuard<'a, PartState>) {
+    pub(super) fn attend<'a>(self: &'a Arc<Self>, index: usize, state: Held<'a>) {
         let part = &self.parts[index];
         let mut state = state;
         if !state.has_ready() || self.is_stopped() {
@@ -519,17 +516,7 @@ impl Step {
         } else if nobody || room {
             state.n_runners += 1;
             drop(state);
-            self.hand_over(index, None);
-        }
-    }
-}
-
-impl StepPart {
-    /// The state, for a runner that has released it. `None` if a runner on a borrowed thread would have to wait.
-    fn lock_for(&self, share: Share) -> Option<MutexGuard<'_, PartState>> {
-        match share {
-            Share::Caller(_) | Share::Pool => Some(self.state.lock()),
-            Share::Small => lock_within(&self.state, BRIEFLY),
+            self.hand_over(index);
         }
     }
 }

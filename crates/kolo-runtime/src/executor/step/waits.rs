@@ -1,13 +1,14 @@
-//! The pending nodes of a step, for reports.
+//! What a step does and waits for, for reports.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use kolo_graph::Node;
 
-use super::{Step, StepPart};
+use super::Step;
+use super::part::{Mail, StepPart};
+use crate::executor::may_wait::MayWait;
 use crate::executor::part_state::PartState;
-use crate::executor::sync::{MutexGuard, lock_within, patience};
 
 /// A pending node.
 #[derive(Clone)]
@@ -26,55 +27,53 @@ impl std::fmt::Display for NodeWait {
     }
 }
 
-/// How long a report waits for the lock of a part, which a runner may hold while it runs small nodes.
-const GLANCE: Duration = patience(200);
+/// What one device does for a step at one moment.
+pub struct PartView {
+    /// The pending nodes, which have released their threads.
+    pub waits: Vec<NodeWait>,
+    /// The number of threads that run its kernels.
+    pub n_runners: usize,
+    /// The number of ready nodes without a runner. If it stays above 0, the executor has a bug.
+    pub n_unattended: usize,
+}
+
+impl PartView {
+    pub(super) fn new(part: &StepPart, state: &PartState) -> PartView {
+        let wait = |(node, since): &(u32, std::time::Instant)| NodeWait {
+            node: part.plan.nodes[*node as usize].node.clone(),
+            device: part.plan.unit.name.clone(),
+            lasts: since.elapsed(),
+        };
+        PartView {
+            waits: state.waiting.values().map(wait).collect(),
+            n_runners: state.n_runners,
+            n_unattended: if state.n_runners == 0 && !part.for_caller { state.n_ready() } else { 0 },
+        }
+    }
+}
 
 impl Step {
-    /// Describes what the step waits for now, for logs and errors.
-    pub fn describe_waits(&self) -> String {
-        let mut waits: Vec<String> = self.waits().iter().map(NodeWait::to_string).collect();
-        for part in &self.parts {
-            let n_runners = part.glance().map_or(1, |state| state.n_runners);
-            if n_runners > 0 {
-                waits.push(format!("{n_runners} kernel(s) running on {}", part.plan.unit.name));
+    /// Describes what the step waits for now, for errors. The caller's thread asks.
+    pub(super) fn describe_waits(self: &Arc<Self>) -> String {
+        let mut waits: Vec<String> = Vec::new();
+        for (index, part) in self.parts.iter().enumerate() {
+            let view = PartView::new(part, &self.hold(index, MayWait::of_a_caller()));
+            waits.extend(view.waits.iter().map(NodeWait::to_string));
+            if view.n_runners > 0 {
+                waits.push(format!("{} kernel(s) running on {}", view.n_runners, part.plan.unit.name));
             }
         }
         waits.sort();
         if waits.is_empty() { "nothing that has a name".to_owned() } else { waits.join(", ") }
     }
 
-    /// The pending nodes, which have released their threads; not those of parts that are too busy to be looked at.
-    pub fn waits(&self) -> Vec<NodeWait> {
-        let mut waits = Vec::new();
-        for part in &self.parts {
-            let Some(state) = part.glance() else { continue };
-            waits.extend(state.waiting.values().map(|(node, since)| NodeWait {
-                node: part.plan.nodes[*node as usize].node.clone(),
-                device: part.plan.unit.name.clone(),
-                lasts: since.elapsed(),
-            }));
+    /// Asks what the step does, and returns the number of parts asked. Each calls `answer` once, on this thread or, if a
+    /// runner holds it, on that one soon; or never, if the step ends first. `answer` must only pass the view on.
+    pub fn look(self: &Arc<Self>, answer: impl Fn(PartView) + Send + Sync + 'static) -> usize {
+        let answer = Arc::new(answer);
+        for index in 0..self.parts.len() {
+            self.post(index, Mail::Asked(answer.clone()));
         }
-        waits
-    }
-
-    /// The number of threads that run its kernels now. One that cannot be looked at has at least one.
-    pub fn n_runners(&self) -> usize {
-        self.parts.iter().map(|part| part.glance().map_or(1, |state| state.n_runners)).sum()
-    }
-
-    /// The number of ready nodes in parts without a runner. If it stays above 0, the executor has a bug.
-    pub fn n_unattended(&self) -> usize {
-        let unattended = |part: &StepPart| match part.glance() {
-            Some(state) if state.n_runners == 0 && !part.for_caller => state.n_ready(),
-            _ => 0,
-        };
-        self.parts.iter().map(unattended).sum()
-    }
-}
-
-impl StepPart {
-    /// The state for a report. `None` if a runner holds it for long: network threads report, and must not wait.
-    fn glance(&self) -> Option<MutexGuard<'_, PartState>> {
-        lock_within(&self.state, GLANCE)
+        self.parts.len()
     }
 }
