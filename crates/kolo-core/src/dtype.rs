@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use bytemuck::checked::CheckedCastError;
 use half::{bf16, f16};
 
 use crate::tensor::VecBuffer;
@@ -154,6 +155,10 @@ pub trait Element:
     const DTYPE: DType;
     /// A host buffer that takes ownership of the vector's memory.
     fn into_buffer(elements: Vec<Self>) -> Arc<dyn Buffer>;
+    /// These bytes as elements. Looks at each of them only if some bytes are no value of the type.
+    fn of_bytes(bytes: &[u8]) -> std::result::Result<&[Self], CheckedCastError>;
+    /// The same, to write.
+    fn of_bytes_mut(bytes: &mut [u8]) -> std::result::Result<&mut [Self], CheckedCastError>;
 }
 
 macro_rules! elements {
@@ -162,6 +167,14 @@ macro_rules! elements {
             const DTYPE: DType = DType::$dtype;
             fn into_buffer(elements: Vec<Self>) -> Arc<dyn Buffer> {
                 Arc::new(VecBuffer(elements))
+            }
+            #[inline]
+            fn of_bytes(bytes: &[u8]) -> std::result::Result<&[Self], CheckedCastError> {
+                Ok(bytemuck::try_cast_slice(bytes)?)
+            }
+            #[inline]
+            fn of_bytes_mut(bytes: &mut [u8]) -> std::result::Result<&mut [Self], CheckedCastError> {
+                Ok(bytemuck::try_cast_slice_mut(bytes)?)
             }
         })*
     };
@@ -172,6 +185,14 @@ impl Element for bool {
     fn into_buffer(elements: Vec<bool>) -> Arc<dyn Buffer> {
         // Kept as bytes: a buffer can be written bytewise, and not every byte is a bool.
         Arc::new(VecBuffer(elements.into_iter().map(u8::from).collect()))
+    }
+    #[inline]
+    fn of_bytes(bytes: &[u8]) -> std::result::Result<&[bool], CheckedCastError> {
+        bytemuck::checked::try_cast_slice(bytes)
+    }
+    #[inline]
+    fn of_bytes_mut(bytes: &mut [u8]) -> std::result::Result<&mut [bool], CheckedCastError> {
+        bytemuck::checked::try_cast_slice_mut(bytes)
     }
 }
 

@@ -300,7 +300,7 @@ impl Tensor {
     pub fn data<T: Element>(&self) -> Result<&[T]> {
         self.expect_dtype(T::DTYPE)?;
         let bytes = self.host_bytes()?;
-        bytemuck::checked::try_cast_slice(bytes)
+        T::of_bytes(bytes)
             .map_err(|reason| Error::internal(format!("{} bytes are not {}: {reason}", bytes.len(), self.dtype)))
     }
 
@@ -309,8 +309,7 @@ impl Tensor {
         self.expect_dtype(T::DTYPE)?;
         let dtype = self.dtype;
         let bytes = self.host_bytes_mut()?;
-        bytemuck::checked::try_cast_slice_mut(bytes)
-            .map_err(|reason| Error::internal(format!("the buffer does not hold {dtype}: {reason}")))
+        T::of_bytes_mut(bytes).map_err(|reason| Error::internal(format!("the buffer does not hold {dtype}: {reason}")))
     }
 
     /// The one element of a scalar, or of any tensor of one element.

@@ -1,5 +1,6 @@
 //! Stopping a kernel in the middle of its loops: whoever runs it lends a flag, which the loops of an
-//! [`IntraPool`](super::IntraPool) look at before each task. They unwind with [`Stopped`] once it is set.
+//! [`IntraPool`](super::IntraPool) look at before each task, and loops that take long on one thread look at by
+//! [`stop_if_asked`] or [`looking`]. They unwind with [`Stopped`] once it is set.
 
 use std::cell::Cell;
 use std::panic::resume_unwind;
@@ -17,6 +18,7 @@ pub struct Stopped;
 /// Runs `kernel`, whose parallel loops unwind with [`Stopped`] once `stop` is true. What it has written is then half done,
 /// so it must write to nothing that anybody reads afterwards.
 pub fn stoppable<R>(stop: &AtomicBool, kernel: impl FnOnce() -> R) -> R {
+    /// Nests, and also resets while it unwinds.
     struct Reset(*const AtomicBool);
     impl Drop for Reset {
         fn drop(&mut self) {
@@ -27,17 +29,62 @@ pub fn stoppable<R>(stop: &AtomicBool, kernel: impl FnOnce() -> R) -> R {
     kernel()
 }
 
-/// Calls `run` with `task`, or with one that looks at the thread's flag first.
-pub(super) fn with_flag(task: &(dyn Fn(usize) + Sync), run: impl FnOnce(&(dyn Fn(usize) + Sync))) {
+/// Unwinds with [`Stopped`] if the kernel that runs on this thread has been stopped. For loops outside of a pool's, and
+/// within long tasks.
+#[inline]
+pub fn stop_if_asked() {
     // SAFETY: a flag that is not null was set on this thread by a call of `stoppable` that has not returned, since it is
-    // reset before that returns or unwinds; until then the flag is borrowed there. `run` returns before this does.
+    // reset before that returns or unwinds; until then the flag is borrowed there.
+    if let Some(stop) = unsafe { FLAG.get().as_ref() }
+        && stop.load(Ordering::Relaxed)
+    {
+        resume_unwind(Box::new(Stopped));
+    }
+}
+
+/// The items, with a [`stop_if_asked`] every few thousand. For loops that do more for an item than move it.
+pub fn looking<I: IntoIterator>(items: I) -> Looking<I::IntoIter> {
+    Looking { items: items.into_iter(), n_left: N_BETWEEN }
+}
+
+/// How many items [`looking`] passes on between two looks: some 100 µs, if one takes 20 ns.
+const N_BETWEEN: u32 = 4096;
+
+/// See [`looking`].
+pub struct Looking<I> {
+    items: I,
+    n_left: u32,
+}
+
+impl<I: Iterator> Iterator for Looking<I> {
+    type Item = I::Item;
+
+    #[inline]
+    fn next(&mut self) -> Option<I::Item> {
+        self.n_left -= 1;
+        if self.n_left == 0 {
+            self.n_left = N_BETWEEN;
+            stop_if_asked();
+        }
+        self.items.next()
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.items.size_hint()
+    }
+}
+
+/// Calls `run` with `task`, or with one that looks at the thread's flag first, and lends it to the threads of a pool.
+pub(super) fn with_flag(task: &(dyn Fn(usize) + Sync), run: impl FnOnce(&(dyn Fn(usize) + Sync))) {
+    // SAFETY: as in `stop_if_asked`; `run` returns before this does.
     match unsafe { FLAG.get().as_ref() } {
         None => run(task),
         Some(stop) => run(&|i| {
-            if stop.load(Ordering::Relaxed) {
-                resume_unwind(Box::new(Stopped));
-            }
-            task(i);
+            stoppable(stop, || {
+                stop_if_asked();
+                task(i);
+            });
         }),
     }
 }
@@ -49,6 +96,27 @@ mod tests {
 
     use super::*;
     use crate::cpu::IntraPool;
+
+    #[test]
+    fn a_long_task_and_a_loop_on_one_thread_end_soon_after_they_are_stopped() {
+        for n_threads in [1, 2] {
+            let (pool, stop) = (IntraPool::new(n_threads), AtomicBool::new(false));
+            let items = || {
+                for i in looking(0..1_000_000_000u64) {
+                    stop.fetch_or(i >= 10, Ordering::Relaxed);
+                    assert!(i < 1_000_000, "nobody looks");
+                }
+            };
+            let tasks = || pool.parallel_for(2, &|_| items());
+            for kernel in [&items as &dyn Fn(), &tasks] {
+                stop.store(false, Ordering::Relaxed);
+                let unwound = catch_unwind(AssertUnwindSafe(|| stoppable(&stop, kernel))).unwrap_err();
+                assert!(unwound.is::<Stopped>());
+            }
+        }
+        assert_eq!(looking(0..10_000).sum::<u32>(), (0..10_000).sum());
+        stop_if_asked();
+    }
 
     #[test]
     fn a_loop_ends_soon_after_it_is_stopped() {
