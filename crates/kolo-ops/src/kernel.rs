@@ -167,7 +167,12 @@ impl<'a> KernelCtx<'a> {
 
     /// The values of an int32 or int64 input: a shape, axes, sizes.
     pub fn integers(&self, i: usize) -> Result<Vec<i64>> {
-        self.input(i)?.integers().map_err(|error| error.context(format_args!("input {i}")))
+        let input = self.input(i)?;
+        let values = match input.dtype() {
+            DType::I32 | DType::I64 => crate::array::elements::integers(input),
+            _ => input.integers(),
+        };
+        values.map_err(|error| error.context(format_args!("input {i}")))
     }
 
     /// An input's value, which the kernel then owns: if nobody else holds it, it may be written in place.

@@ -202,11 +202,12 @@ impl IntraPool {
         let is_cached = from.len() <= self.n_threads() * CACHED_BYTES;
         let chunk_len = if is_cached { CACHED_COPY } else { self.stretch(from.len()) };
         let parts = Parts::of(to, chunk_len);
-        self.workers.run(parts.n_chunks(), if is_cached { MAX_LANES } else { 1 }, &|i| {
+        let copy = |i: usize| {
             // SAFETY: `run` calls each index once, so no chunk is borrowed twice.
             let part = unsafe { parts.chunk(i) };
             part.copy_from_slice(&from[i * chunk_len..][..part.len()]);
-        });
+        };
+        with_flag(&copy, |copy| self.workers.run(parts.n_chunks(), if is_cached { MAX_LANES } else { 1 }, copy));
     }
 
     /// About how many of `n_bytes` that do not fit the caches each task should take: long ranges, since the hardware

@@ -1,6 +1,7 @@
 //! `Bucketize`: between which of some ascending boundaries each element lies.
 
 use kolo_core::{Error, Result};
+use kolo_device::cpu::looking;
 use kolo_graph::{Attrs, Gradient, OpDef, Output, shape_fns};
 
 use crate::math::number::Number;
@@ -48,7 +49,7 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let boundaries: Vec<f64> = boundaries(ctx.attrs())?.into_iter().map(f64::from).collect();
     let mut out = ctx.allocate(kolo_core::DType::I32, ctx.input(0)?.shape().clone())?;
     let input = ctx.data::<T>(0)?;
-    for (y, x) in out.data_mut::<i32>()?.iter_mut().zip(input) {
+    for (y, x) in looking(out.data_mut::<i32>()?.iter_mut().zip(input)) {
         let x = x.to_f64();
         // A NaN is below nothing, and so beyond all boundaries.
         let below = |boundary: &f64| x < *boundary;

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use half::{bf16, f16};
 use kolo_core::{DType, Error, ResourceHandle, Result, Shape, Tensor, TensorData};
 use kolo_device::cpu::stream::{fence, is_streamed, prefetch, stream};
-use kolo_device::cpu::{IntraPool, pool};
+use kolo_device::cpu::{IntraPool, pool, stop_if_asked};
 use kolo_graph::{Graph, Output};
 use smallvec::SmallVec;
 
@@ -156,12 +156,23 @@ fn run_as<E: Item + bytemuck::Pod>(out: &mut Tensor, inputs: &[&Tensor], job: im
     job.run::<E>(bytemuck::cast_slice_mut(out.host_bytes_mut()?), &inputs)
 }
 
+/// How many elements a simple loop on one thread goes through between two looks at whether its step was stopped.
+pub(crate) const BETWEEN_LOOKS: usize = 1 << 14;
+
 /// The values of an integer tensor of any width, widened: for indices, sizes, axes.
 pub(crate) fn integers(tensor: &Tensor) -> Result<Vec<i64>> {
     fn widen<T: kolo_core::Element + Into<i64>>(tensor: &Tensor) -> Result<Vec<i64>> {
-        Ok(tensor.data::<T>()?.iter().map(|&x| x.into()).collect())
+        let values = tensor.data::<T>()?;
+        let mut wide = Vec::with_capacity(values.len());
+        for values in values.chunks(BETWEEN_LOOKS) {
+            stop_if_asked();
+            wide.extend(values.iter().map(|&x| x.into()));
+        }
+        Ok(wide)
     }
     match tensor.dtype() {
+        DType::I32 => widen::<i32>(tensor),
+        DType::I64 => widen::<i64>(tensor),
         DType::I8 => widen::<i8>(tensor),
         DType::U8 => widen::<u8>(tensor),
         DType::I16 => widen::<i16>(tensor),

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::looking;
 use kolo_device::cuda::{Args, Grid, ProgramKey};
 use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output};
 
@@ -109,7 +110,7 @@ pub(crate) fn rows(indices: &Tensor, shape: &Shape, what: &str) -> Result<(usize
     let values = integers(indices)?;
     let n = outer.n_elements();
     let mut rows = Vec::with_capacity(n);
-    for i in 0..n {
+    for i in looking(0..n) {
         let coordinates = &values[i * depth..(i + 1) * depth];
         let row = coordinates.iter().zip(shape.iter()).try_fold(0usize, |row, (&coordinate, &dim)| {
             index_below(coordinate, dim).map(|coordinate| row * dim + coordinate)
@@ -161,7 +162,7 @@ fn forward_scatter<T: Plus>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut out = ctx.allocate_zeroed(T::DTYPE, shape)?;
     let (sums, updates) = (out.data_mut::<T>()?, updates.data::<T>()?);
     if row_len > 0 {
-        for (row, update) in rows.into_iter().zip(updates.chunks_exact(row_len)) {
+        for (row, update) in looking(rows.into_iter().zip(updates.chunks_exact(row_len))) {
             for (sum, &x) in sums[row * row_len..(row + 1) * row_len].iter_mut().zip(update) {
                 *sum = sum.plus(x);
             }

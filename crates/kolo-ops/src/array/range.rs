@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::pool;
 use kolo_graph::{Gradient, Graph, HostRule, InferCtx, OpDef, Output};
 
 use super::cast::{Source, Target};
@@ -150,6 +151,13 @@ fn n_steps(dtype: DType, start: Number, limit: Number, delta: Number) -> Result<
     n.map_or_else(|| invalid(format!("a range from {start} to {limit} by {delta} has no size")), Ok)
 }
 
+fn fill_steps<T: Send>(ctx: &KernelCtx<'_>, values: &mut [T], step: impl Fn(usize) -> T + Sync) {
+    let chunk = pool::grain(1.0);
+    ctx.pool().for_each_chunk(values, chunk, |task, values| {
+        values.iter_mut().enumerate().for_each(|(i, y)| *y = step(task * chunk + i));
+    });
+}
+
 fn forward_range<T: Source + Target>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let [start, limit, delta] = [Number::of(ctx.input(0)?)?, Number::of(ctx.input(1)?)?, Number::of(ctx.input(2)?)?];
     let mut out = ctx.allocate(T::DTYPE, Shape::new(&[n_steps(T::DTYPE, start, limit, delta)?])?)?;
@@ -157,11 +165,11 @@ fn forward_range<T: Source + Target>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     match (start, delta) {
         // All elements lie between the ends, so they fit.
         (Number::Int(start), Number::Int(delta)) => {
-            values.iter_mut().enumerate().for_each(|(i, y)| *y = T::of((start + i as i128 * delta) as i64));
+            fill_steps(ctx, values, |i| T::of((start + i as i128 * delta) as i64));
         }
         _ => {
             let (start, delta) = (start.float(), delta.float());
-            values.iter_mut().enumerate().for_each(|(i, y)| *y = T::of(start + i as f64 * delta));
+            fill_steps(ctx, values, |i| T::of(start + i as f64 * delta));
         }
     }
     ctx.set_output(0, out);
@@ -180,7 +188,7 @@ fn forward_linspace<T: Source + Target>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (first, last) = (start.to_f64(), stop.to_f64());
     // With a single element there is no step, and it is the start.
     let step = (last - first) / (n.max(2) - 1) as f64;
-    values.iter_mut().enumerate().for_each(|(i, y)| *y = T::of(first + i as f64 * step));
+    fill_steps(ctx, values, |i| T::of(first + i as f64 * step));
     if n > 1 {
         values[n - 1] = stop;
     }

@@ -2,7 +2,7 @@
 //! it holds.
 
 use kolo_core::{DType, Element, ElementVisitor, Error, PartialShape, Result, Shape, Tensor};
-use kolo_device::cpu::{IntraPool, pool, vectorize};
+use kolo_device::cpu::{IntraPool, looking, pool, stop_if_asked, vectorize};
 use kolo_graph::{
     Elements, Elementwise, Grad, Gradient, HalfSafety, HostRule, InferCtx, IntoOutput, OpDef, Operation, Output,
 };
@@ -294,7 +294,14 @@ fn forward_where(ctx: &mut KernelCtx<'_>) -> Result<()> {
         type Out = Vec<usize>;
         fn visit<T: Element>(self) -> Result<Vec<usize>> {
             let zero = T::default();
-            Ok(self.0.data::<T>()?.iter().enumerate().filter(|(_, x)| **x != zero).map(|(i, _)| i).collect())
+            const BLOCK: usize = 4096;
+            let mut places = Vec::new();
+            for (block, values) in self.0.data::<T>()?.chunks(BLOCK).enumerate() {
+                stop_if_asked();
+                let found = values.iter().enumerate().filter(|(_, x)| **x != zero);
+                places.extend(found.map(|(i, _)| block * BLOCK + i));
+            }
+            Ok(places)
         }
     }
     let input = ctx.input(0)?;
@@ -303,7 +310,7 @@ fn forward_where(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut out = ctx.allocate(kolo_core::DType::I64, Shape::new(&[places.len(), dims.len()])?)?;
     let coordinates = out.data_mut::<i64>()?;
     if !dims.is_empty() {
-        for (mut place, row) in places.into_iter().zip(coordinates.chunks_mut(dims.len())) {
+        for (mut place, row) in looking(places.into_iter().zip(coordinates.chunks_mut(dims.len()))) {
             for (coordinate, &dim) in row.iter_mut().zip(dims).rev() {
                 *coordinate = (place % dim) as i64;
                 place /= dim;

@@ -8,6 +8,7 @@ use std::hash::Hash;
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::looking;
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Gradient, HostRule, InferCtx, OpDef, Output};
 
@@ -162,15 +163,15 @@ enum Key<'a> {
 
 fn keys(tensor: &Tensor) -> Result<Vec<Key<'_>>> {
     if tensor.dtype() == DType::Str {
-        return Ok(tensor.strings()?.iter().map(|string| Key::Bytes(string)).collect());
+        return Ok(looking(tensor.strings()?).map(|string| Key::Bytes(string)).collect());
     }
     let size = tensor
         .dtype()
         .size()
         .ok_or_else(|| Error::unimplemented(format!("{} elements cannot be compared", tensor.dtype())))?;
-    let mut keys: Vec<Key<'_>> = tensor.host_bytes()?.chunks_exact(size).map(Key::Bytes).collect();
+    let mut keys: Vec<Key<'_>> = looking(tensor.host_bytes()?.chunks_exact(size)).map(Key::Bytes).collect();
     fn special<'a, T: kolo_core::Element + num_traits::Float>(tensor: &'a Tensor, keys: &mut [Key<'a>]) -> Result<()> {
-        for (i, (x, key)) in tensor.data::<T>()?.iter().zip(keys).enumerate() {
+        for (i, (x, key)) in looking(tensor.data::<T>()?.iter().zip(keys)).enumerate() {
             if x.is_nan() {
                 *key = Key::Nan(i);
             } else if x.is_zero() {
@@ -193,7 +194,7 @@ fn keys(tensor: &Tensor) -> Result<Vec<Key<'_>>> {
 fn first_places<K: Hash + Eq>(keys: impl IntoIterator<Item = K>) -> (Vec<usize>, Vec<usize>) {
     let (mut firsts, mut ids) = (Vec::new(), Vec::new());
     let mut seen: HashMap<K, usize> = HashMap::new();
-    for (i, key) in keys.into_iter().enumerate() {
+    for (i, key) in looking(keys).enumerate() {
         ids.push(match seen.entry(key) {
             Entry::Occupied(entry) => *entry.get(),
             Entry::Vacant(entry) => {

@@ -1,6 +1,7 @@
 //! `Bincount`: how often each small number occurs, or the sum of the weights with which it does.
 
 use kolo_core::{Error, PartialShape, Result, Shape};
+use kolo_device::cpu::looking;
 use kolo_graph::{Gradient, HalfSafety, OpDef, Output};
 
 use crate::math::number::Number;
@@ -51,7 +52,7 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         )));
     }
     let bins = out.data_mut::<T>()?;
-    for (i, &value) in values.iter().enumerate() {
+    for (i, &value) in looking(values).enumerate() {
         let Ok(value) = usize::try_from(value) else {
             return Err(Error::invalid_argument("Input arr must be non-negative!"));
         };

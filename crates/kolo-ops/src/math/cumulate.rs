@@ -2,10 +2,11 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, Result};
-use kolo_device::cpu::pool;
+use kolo_device::cpu::{pool, stop_if_asked};
 use kolo_graph::shape_fns::resolve_axis;
 use kolo_graph::{Gradient, HalfSafety, OpDef, Operation, Output, shape_fns};
 
+use crate::array::elements::BETWEEN_LOOKS;
 use crate::math::arithmetic::div_no_nan;
 use crate::math::binary::first;
 use crate::math::number::Number;
@@ -81,7 +82,7 @@ fn run<T: Number>(ctx: &mut KernelCtx<'_>, start: T, join: impl Fn(T, T) -> T + 
     let (n, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
     let (mut out, in_place) = ctx.reuse_or_allocate(0, T::DTYPE, shape)?;
     if !in_place {
-        out.data_mut::<T>()?.copy_from_slice(ctx.data(0)?);
+        ctx.pool().copy(out.host_bytes_mut()?, ctx.input(0)?.host_bytes()?);
     }
     let size = n * inner;
     let blocks_per_task = (pool::grain(1.0) / size).max(1);
@@ -96,9 +97,16 @@ fn run<T: Number>(ctx: &mut KernelCtx<'_>, start: T, join: impl Fn(T, T) -> T + 
                     *sum = next;
                 }
             };
+            let part = (BETWEEN_LOOKS / inner).max(1) * inner;
             match reverse {
-                false => block.chunks_exact_mut(inner).for_each(&mut step),
-                true => block.chunks_exact_mut(inner).rev().for_each(&mut step),
+                false => block.chunks_mut(part).for_each(|part| {
+                    stop_if_asked();
+                    part.chunks_exact_mut(inner).for_each(&mut step);
+                }),
+                true => block.rchunks_mut(part).for_each(|part| {
+                    stop_if_asked();
+                    part.chunks_exact_mut(inner).rev().for_each(&mut step);
+                }),
             }
         }
     });

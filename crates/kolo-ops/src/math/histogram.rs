@@ -1,6 +1,7 @@
 //! `HistogramFixedWidth`: how many values lie in each of some bins of the same width.
 
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
+use kolo_device::cpu::looking;
 use kolo_graph::{Gradient, HalfSafety, OpDef, Output};
 
 use crate::array::elements::integer_tensor;
@@ -67,7 +68,7 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         .try_reserve_exact(n)
         .map_err(|_| Error::resource_exhausted(format!("OOM when allocating a histogram of {n} bins")))?;
     counts.resize(n, 0);
-    for &value in ctx.data::<T>(0)? {
+    for &value in looking(ctx.data::<T>(0)?) {
         if value.partial_cmp(&value).is_none() {
             return Err(Error::invalid_argument("Histogram values must not contain NaN"));
         }

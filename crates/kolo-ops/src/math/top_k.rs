@@ -5,8 +5,10 @@ use std::cmp::Ordering;
 
 use half::{bf16, f16};
 use kolo_core::{DType, Dim, Element, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::stop_if_asked;
 use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output, SplitRule};
 
+use crate::array::elements::BETWEEN_LOOKS;
 use crate::math::binary::first;
 use crate::math::elementwise::{collect, lanes};
 use crate::math::number::Number;
@@ -180,16 +182,23 @@ fn top_k_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                 // By `if const`, so that only one of them is compiled.
                 if const { size_of::<T>() <= 4 } {
                     keys.clear();
-                    keys.extend(row.iter().zip(0..).map(|(x, i): (_, u64)| x.descending_key() << 32 | i));
+                    for (row, first) in row.chunks(BETWEEN_LOOKS).zip((0..).step_by(BETWEEN_LOOKS)) {
+                        stop_if_asked();
+                        keys.extend(row.iter().zip(first..).map(|(x, i): (_, u64)| x.descending_key() << 32 | i));
+                    }
                     sort_first(&mut keys, k);
                     order.extend(keys[..k].iter().map(|&key| key as u32));
                 } else {
                     order.extend(0..n as u32);
-                    let compare = |a: &u32, b: &u32| before(row[*a as usize], row[*b as usize]).then(a.cmp(b));
+                    let mut n_compared = 0;
+                    let mut compare = |a: &u32, b: &u32| {
+                        look_sometimes(&mut n_compared);
+                        before(row[*a as usize], row[*b as usize]).then(a.cmp(b))
+                    };
                     if k < n {
-                        order.select_nth_unstable_by(k - 1, compare);
+                        order.select_nth_unstable_by(k - 1, &mut compare);
                     }
-                    order[..k].sort_unstable_by(compare);
+                    order[..k].sort_unstable_by(&mut compare);
                 }
                 for ((value, at), &from) in values.iter_mut().zip(at).zip(&order) {
                     (*value, *at) = (row[from as usize], from);
@@ -210,10 +219,32 @@ fn top_k_kernel<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 /// Brings the `k` least to the front, in their order. A key holds what stands for an element, whatever its type, above its position,
 /// so that this is compiled once.
 fn sort_first(keys: &mut [u64], k: usize) {
-    if k < keys.len() {
-        keys.select_nth_unstable(k - 1);
+    if keys.len() < LONG {
+        if k < keys.len() {
+            keys.select_nth_unstable(k - 1);
+        }
+        return keys[..k].sort_unstable();
     }
-    keys[..k].sort_unstable();
+    let mut n_compared = 0;
+    let mut compare = |a: &u64, b: &u64| {
+        look_sometimes(&mut n_compared);
+        a.cmp(b)
+    };
+    if k < keys.len() {
+        keys.select_nth_unstable_by(k - 1, &mut compare);
+    }
+    keys[..k].sort_unstable_by(&mut compare);
+}
+
+/// Sorting so many takes long enough to be stopped.
+const LONG: usize = 1 << 20;
+
+/// For comparisons of a sort, which has no other place to look at whether its step was stopped.
+fn look_sometimes(n_compared: &mut u32) {
+    *n_compared = n_compared.wrapping_add(1);
+    if n_compared.is_multiple_of(1 << 16) {
+        stop_if_asked();
+    }
 }
 
 /// Up to so many, the largest are kept in order while the row is read once.

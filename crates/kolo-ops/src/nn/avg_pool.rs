@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
+use kolo_device::cpu::stop_if_asked;
 use kolo_graph::{Gradient, HalfSafety, OpDef, Output, SplitRule};
 
 use crate::cuda::FLOATS;
@@ -86,6 +87,9 @@ fn forward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                         images.chunks_exact(pool.input().max(1)).zip(out.chunks_exact_mut(pool.output()))
                     {
                         for (o, out) in out.chunks_exact_mut(c).enumerate() {
+                            if o % pool.w.output == 0 {
+                                stop_if_asked();
+                            }
                             mean_of_window(&pool, image, o, weights[o], out);
                         }
                     }
@@ -157,6 +161,9 @@ fn backward<T: Float>(ctx: &mut KernelCtx<'_>) -> Result<()> {
                     for (image, dx) in dx.chunks_exact_mut(pool.input()).enumerate() {
                         let grad = &grad[first + image * pool.output()..][..pool.output()];
                         for (i, dx) in dx.chunks_exact_mut(c).enumerate() {
+                            if i % pool.w.input == 0 {
+                                stop_if_asked();
+                            }
                             gradient_of_pixel(&pool, grad, i, &weights, dx);
                         }
                     }

@@ -4,6 +4,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::stop_if_asked;
 use kolo_graph::{Attrs, Gradient, HalfSafety, OpDef, Output, SplitRule, shape_fns};
 
 use crate::cuda::FLOATS;
@@ -158,6 +159,7 @@ fn pool_forward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()>
                     #[inline(always)]
                     || {
                         for (x, y) in lines {
+                            stop_if_asked();
                             halve(x, y, c);
                         }
                     },
@@ -170,6 +172,9 @@ fn pool_forward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()>
                         images.chunks_exact(pool.input().max(1)).zip(out.chunks_exact_mut(pool.output()))
                     {
                         for (o, out) in out.chunks_exact_mut(c).enumerate() {
+                            if o % pool.w.output == 0 {
+                                stop_if_asked();
+                            }
                             largest_of_window(&pool, image, [o / pool.w.output, o % pool.w.output], out);
                         }
                     }
@@ -242,6 +247,7 @@ fn pool_backward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()
                     #[inline(always)]
                     || {
                         for ((dx, x), (y, dy)) in lines.zip(outputs) {
+                            stop_if_asked();
                             unhalve(dx, x, y, dy, c);
                         }
                     },
@@ -258,6 +264,9 @@ fn pool_backward<T: Number>(ctx: &mut KernelCtx<'_>, attrs: &Attrs) -> Result<()
                     #[inline(always)]
                     || {
                         for_taps(&pool.h, &pool.w, |o, _, i| {
+                            if o % pool.w.output == 0 {
+                                stop_if_asked();
+                            }
                             let (x, dx) = (&x[i * c..(i + 1) * c], &mut dx[i * c..(i + 1) * c]);
                             let (y, left) = (&y[o * c..(o + 1) * c], &mut left[o * c..(o + 1) * c]);
                             for (((dx, left), x), y) in dx.iter_mut().zip(left).zip(x).zip(y) {

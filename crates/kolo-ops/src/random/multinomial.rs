@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Dim, Element, Error, PartialShape, Result, Shape};
-use kolo_device::cpu::pool;
+use kolo_device::cpu::{looking, pool};
 use kolo_graph::{Effects, Gradient, OpDef, Output};
 use num_traits::AsPrimitive;
 
@@ -115,7 +115,7 @@ impl<T: Element + AsPrimitive<f64>> Multinomial<T> {
                     for _ in 0..n_before % 4 {
                         words.draw();
                     }
-                    for sample in out {
+                    for sample in looking(out) {
                         let at = uniform_f64(words.draw(), words.draw()) * total;
                         *sample = cdf.partition_point(|&below| below <= at).as_();
                     }

@@ -1,9 +1,10 @@
 //! `SparseToDense`: a tensor full of one value, with others put at coordinates.
 
 use kolo_core::{Error, Result, Shape};
+use kolo_device::cpu::{looking, stop_if_asked};
 use kolo_graph::{Gradient, OpDef, Output};
 
-use crate::array::elements::{Item, Job, build, integers};
+use crate::array::elements::{BETWEEN_LOOKS, Item, Job, build, integers};
 use crate::array::gather_nd::gather_nd;
 use crate::array::view::strides;
 use crate::math::binary::first;
@@ -111,7 +112,7 @@ pub(super) fn positions(coordinates: &[i64], n: usize, shape: &Shape, ordered: b
     let row = |i: usize| &coordinates[i * depth..(i + 1) * depth];
     let text = |i: usize| row(i).iter().map(i64::to_string).collect::<Vec<_>>().join(",");
     let mut positions = Vec::with_capacity(n);
-    for i in 0..n {
+    for i in looking(0..n) {
         if row(i).iter().zip(shape.iter()).any(|(&at, &dim)| !usize::try_from(at).is_ok_and(|at| at < dim)) {
             return Err(Error::invalid_argument(format!(
                 "indices[{i}] = [{}] is out of bounds: need 0 <= index < {shape}",
@@ -141,8 +142,11 @@ struct Put {
 impl Job for Put {
     fn run<E: Item>(self, out: &mut [E], inputs: &[&[E]]) -> Result<()> {
         let (values, default) = (inputs[0], inputs[1]);
-        out.fill(default[0].clone());
-        for (i, at) in self.positions.into_iter().enumerate() {
+        for out in out.chunks_mut(BETWEEN_LOOKS) {
+            stop_if_asked();
+            out.fill(default[0].clone());
+        }
+        for (i, at) in looking(self.positions).enumerate() {
             out[at] = values[if self.scalar { 0 } else { i }].clone();
         }
         Ok(())

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use half::{bf16, f16};
 use kolo_core::{DType, Error, Result, Tensor};
+use kolo_device::cpu::looking;
 use kolo_graph::{Attrs, OpDef, Output, shape_fns};
 
 use super::NO_GRADIENT;
@@ -98,7 +99,7 @@ impl AsString {
     fn texts(&self, tensor: &Tensor) -> Result<Vec<Bytes>> {
         macro_rules! each {
             ($ty:ty, |$x:ident| $text:expr) => {
-                tensor.data::<$ty>()?.iter().map(|&$x| $text).collect()
+                looking(tensor.data::<$ty>()?).map(|&$x| $text).collect()
             };
         }
         Ok(match tensor.dtype() {
@@ -115,7 +116,7 @@ impl AsString {
             DType::U32 => each!(u32, |x| self.unsigned(x.into())),
             DType::U64 => each!(u64, |x| self.unsigned(x)),
             DType::Bool => each!(bool, |x| Bytes::from_static(if x { b"true" } else { b"false" })),
-            DType::Str => tensor.strings()?.iter().map(|text| self.padded(text)).collect(),
+            DType::Str => looking(tensor.strings()?).map(|text| self.padded(text)).collect(),
             other => return Err(Error::unimplemented(format!("AsString does not work on {other}"))),
         })
     }

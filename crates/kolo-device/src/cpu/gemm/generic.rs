@@ -3,7 +3,10 @@
 use num_traits::{One, Zero};
 
 use super::{Gemm, Op};
-use crate::cpu::{IntraPool, vectorize};
+use crate::cpu::{IntraPool, stop_if_asked, vectorize};
+
+/// After how many steps of k a row looks at whether its step was stopped.
+const BETWEEN_LOOKS: usize = 64;
 
 /// A product over any type, given how to add a product to a sum: `mul_add(sum, a, b)`.
 ///
@@ -40,6 +43,9 @@ where
                 #[inline(always)]
                 || {
                     for p in 0..k {
+                        if p % BETWEEN_LOOKS == 0 {
+                            stop_if_asked();
+                        }
                         let a = match call.op_a {
                             Op::None => call.a[i * call.lda + p],
                             Op::Transpose => call.a[p * call.lda + i],

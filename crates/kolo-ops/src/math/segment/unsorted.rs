@@ -3,6 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape};
+use kolo_device::cpu::looking;
 use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, IntoOutput, OpDef, Operation, Output};
 use smallvec::SmallVec;
 
@@ -237,7 +238,7 @@ fn gather_up<T: Number>(ctx: &mut KernelCtx<'_>, start: T, join: impl Fn(T, T) -
             out.fill(start);
             let first = task * per_task;
             let mine = first..first + out.len() / row;
-            for (values, &id) in values.chunks_exact(row).zip(&ids) {
+            for (values, &id) in looking(values.chunks_exact(row).zip(&ids)) {
                 // Negative ids wrap to numbers above any segment's.
                 let id = id as usize;
                 if mine.contains(&id) {

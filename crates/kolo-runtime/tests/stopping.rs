@@ -1,0 +1,150 @@
+//! Kernels that take long end soon after their step is stopped, whatever they do.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kolo_core::{Code, DType, Error, Result, Shape, Tensor};
+use kolo_graph::{Graph, Output};
+use kolo_ops::CancelToken;
+use kolo_runtime::{RunOptions, Session, SessionConfig};
+
+/// How long a kernel may go on after it was stopped. The promise is 50 ms; machines that run tests are busy. Without a look
+/// at the flag, each of the kernels below goes on for longer than this in a build for tests.
+const STOPPED: Duration = Duration::from_secs(2);
+
+/// Enough elements to be busy with for seconds.
+const N: usize = 50_000_000;
+
+/// One kernel and what keeps it busy.
+struct Case {
+    name: &'static str,
+    inputs: fn() -> Vec<Tensor>,
+    attrs: fn(kolo_graph::OpBuilder<'_>) -> kolo_graph::OpBuilder<'_>,
+}
+
+fn zeros(dtype: DType, dims: &[usize]) -> Tensor {
+    Tensor::zeros(dtype, Shape::new(dims).unwrap()).unwrap()
+}
+
+/// Not zeros: products skip those.
+fn halves(dims: &[usize]) -> Tensor {
+    Tensor::from_vec(Shape::new(dims).unwrap(), vec![0.5f32; dims.iter().product()]).unwrap()
+}
+
+/// A vector of integers: a shape, or axes.
+fn ints<const N: usize>(values: [i32; N]) -> Tensor {
+    Tensor::from(values)
+}
+
+fn cases() -> Vec<Case> {
+    fn case(
+        name: &'static str,
+        inputs: fn() -> Vec<Tensor>,
+        attrs: fn(kolo_graph::OpBuilder<'_>) -> kolo_graph::OpBuilder<'_>,
+    ) -> Case {
+        Case { name, inputs, attrs }
+    }
+    vec![
+        case("MatMul", || vec![halves(&[6000, 6000]), halves(&[6000, 6000])], |node| node),
+        case("MatMul", || vec![zeros(DType::I32, &[4000, 4000]), zeros(DType::I32, &[4000, 4000])], |node| node),
+        case(
+            "Conv2D",
+            || vec![halves(&[16, 256, 256, 64]), halves(&[3, 3, 64, 256])],
+            |node| node.attr("strides", vec![1i64; 4]).attr("padding", "SAME"),
+        ),
+        case(
+            "MaxPool",
+            || vec![halves(&[16, 256, 256, 64])],
+            |node| node.attr("ksize", vec![1i64, 3, 3, 1]).attr("strides", vec![1i64; 4]).attr("padding", "SAME"),
+        ),
+        case("Pow", || vec![halves(&[2 * N]), halves(&[2 * N])], |node| node),
+        case("Cumsum", || vec![zeros(DType::F32, &[2 * N]), Tensor::scalar(0i32)], |node| node),
+        case("TopKV2", || vec![halves(&[N]), Tensor::scalar(N as i32)], |node| node),
+        case("Unique", || vec![zeros(DType::I32, &[N])], |node| node),
+        case("GatherNd", || vec![halves(&[9]), zeros(DType::I32, &[N, 1])], |node| node),
+        case("RandomStandardNormal", || vec![ints([N as i32])], |node| node.attr("dtype", DType::F32)),
+        case("RandomShuffle", || vec![halves(&[N])], |node| node),
+        case("RandomGamma", || vec![ints([N as i32]), Tensor::scalar(0.5f32)], |node| node),
+        case("AsString", || vec![halves(&[N / 5])], |node| node),
+    ]
+}
+
+fn session(g: &Graph) -> Arc<Session> {
+    let config = SessionConfig { intra_op_parallelism_threads: 2, ..SessionConfig::default() };
+    Arc::new(Session::with_config(g, config).unwrap())
+}
+
+/// What is fed to a node.
+fn placeholders<'g>(g: &'g Graph, tensors: &[Tensor]) -> Vec<Output<'g>> {
+    tensors.iter().map(|tensor| g.op("Placeholder").attr("dtype", tensor.dtype()).out()).collect()
+}
+
+/// Runs and stops the run meanwhile. Also returns when it was stopped.
+fn stopped_after(delay: Duration, run: impl FnOnce(&RunOptions) -> Result<()>) -> (Result<()>, Instant) {
+    let cancel = CancelToken::new();
+    let options = RunOptions { cancel: Some(cancel.clone()), ..RunOptions::default() };
+    let stopping = std::thread::spawn(move || {
+        std::thread::sleep(delay);
+        let now = Instant::now();
+        cancel.cancel(Error::cancelled("enough"));
+        now
+    });
+    let result = run(&options);
+    (result, stopping.join().expect("it ends"))
+}
+
+#[test]
+fn a_kernel_ends_soon_after_its_step_is_stopped() {
+    for Case { name, inputs, attrs } in cases() {
+        let tensors = inputs();
+        let g = kolo_ops::graph();
+        let inputs = placeholders(&g, &tensors);
+        let fetch = attrs(g.op(name).inputs(inputs.iter().copied())).out();
+        let callable = session(&g).make_callable(&inputs, &[fetch], &[]).unwrap();
+        let feeds: Vec<&Tensor> = tensors.iter().collect();
+        let (result, since) =
+            stopped_after(Duration::from_millis(200), |options| callable.call_with(options, &feeds).map(drop));
+        let took = since.elapsed();
+        println!("{name} of {}: {took:.1?} after it was stopped, {result:?}", tensors[0].shape());
+        // A release build on many cores may be faster.
+        if let Err(error) = result {
+            assert_eq!(error.code(), Code::Cancelled, "{name}: {error}");
+            assert!(took < STOPPED, "{name} went on for {took:.1?}");
+        }
+    }
+}
+
+/// A generator that was stopped has used up what it had begun to draw, and goes on behind that.
+#[test]
+fn a_stopped_generator_goes_on_where_it_would_have() {
+    /// What is done between two draws of a few numbers.
+    enum Between {
+        Nothing,
+        Many,
+        StoppedMany,
+    }
+    let many = ints([3_000_000]);
+    let draw = |between: Between| {
+        let g = kolo_ops::graph();
+        let shape = placeholders(&g, &[ints([0])])[0];
+        let numbers = g.op("RandomUniform").input(shape).attr("dtype", DType::F32).attr("seed", 7i64).out();
+        let callable = session(&g).make_callable(&[shape], &[numbers], &[]).unwrap();
+        let few = || callable.call(&[&ints([4])]).unwrap().remove(0);
+        let first = few();
+        match between {
+            Between::Nothing => {}
+            Between::Many => drop(callable.call(&[&many]).unwrap()),
+            Between::StoppedMany => {
+                let draw = |options: &RunOptions| callable.call_with(options, &[&many]).map(drop);
+                let (result, _) = stopped_after(Duration::from_millis(20), draw);
+                println!("stopped in the middle: {}", result.is_err());
+            }
+        }
+        (first, few())
+    };
+    let (unused, used) = (draw(Between::Nothing), draw(Between::Many));
+    assert!(unused != used);
+    let stopped = draw(Between::StoppedMany);
+    // It may have been stopped before it began.
+    assert!(stopped == used || stopped == unused, "{stopped:?}, expected {used:?}");
+}
