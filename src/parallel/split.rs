@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd as _;
 use kolo_core::{Error, Result, Tensor};
 use kolo_net::ranks::{Coordinator, CoordinatorHost, RankConfig};
 use kolo_runtime::SessionConfig;
+use kolo_runtime::collective::{Communicator, CommunicatorOptions, Group};
 
 use super::{RankPlace, World};
 
@@ -83,16 +84,21 @@ impl World {
             None => String::new(),
         };
         let path = self.all_say(&said, members[0]);
-        let joined = path.and_then(|path| match &file {
-            Some(Ok(file)) => World::join(file, place),
-            _ => {
-                let file =
-                    File::options().read(true).write(true).open(&path).map_err(|error| {
+        // On a thread of its own: two groups that both ran on the thread that begins their calls could wait for each other.
+        let join = |file: &File| {
+            let end = Communicator::join(file, place.rank, &CommunicatorOptions::default())?;
+            World::new(place, end, Met::SharedMemory, Group::new)
+        };
+        let joined =
+            path.and_then(|path| match &file {
+                Some(Ok(file)) => join(file),
+                _ => {
+                    let file = File::options().read(true).write(true).open(&path);
+                    join(&file.map_err(|error| {
                         Error::unavailable(format!("rank {} has it at {path}: {error}", members[0]))
-                    })?;
-                World::join(&file, place)
-            }
-        });
+                    })?)
+                }
+            });
         // The file has its name for as long as its rank keeps it open.
         self.barrier()?;
         joined
@@ -140,6 +146,7 @@ mod tests {
     use std::time::Duration;
 
     use kolo_net::tls::{Security, Token};
+    use kolo_runtime::Session;
 
     use super::*;
     use crate::parallel::ReduceOp;
@@ -195,5 +202,37 @@ mod tests {
                 }
             });
         }
+    }
+
+    /// Ranks begin the collectives of the two groups in any order.
+    #[test]
+    fn nodes_of_one_graph_meet_in_a_world_and_in_its_parts() {
+        std::thread::scope(|scope| {
+            for world in World::threads(4).unwrap() {
+                scope.spawn(move || {
+                    let rank = world.rank();
+                    let part = world.split(rank / 2).unwrap();
+                    let config = part.add_to(world.configure(SessionConfig::default()), "pair");
+                    let g = crate::graph();
+                    let x = g.constant([rank as i64, 1]);
+                    let sum = |group: &str, x| g.op("KoloAllReduce").name(group).inputs([x]).attr("group", group).out();
+                    // Neither waits for the other, and then both do.
+                    let sums = match rank % 2 {
+                        0 => [sum("world", x), sum("pair", x)],
+                        _ => {
+                            let of_pair = sum("pair", x);
+                            [sum("world", x), of_pair]
+                        }
+                    };
+                    let both = sum("world", sums[0] + sums[1]);
+                    let session = Session::with_config(&g, config).unwrap();
+                    let pair = 4 * (rank as i64 / 2) + 1;
+                    let wanted = [[6, 4], [pair, 2], [4 * 6 + 2 + 2 * 5, 24]].map(Tensor::from);
+                    for _ in 0..50 {
+                        assert_eq!(session.run(&[sums[0], sums[1], both], &[], &[]).unwrap(), wanted);
+                    }
+                });
+            }
+        });
     }
 }

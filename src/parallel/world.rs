@@ -129,7 +129,7 @@ impl World {
         World::new(place, end, Met::SharedMemory, |end| shared_group(end, place.local_size))
     }
 
-    fn new(
+    pub(super) fn new(
         place: RankPlace,
         end: Communicator,
         met: Met,
