@@ -31,8 +31,12 @@ fn exhausted(victim: &Victim, what: &str, attack: impl for<'g> Fn(&'g Graph) -> 
 
 /// A tensor array of so many elements.
 fn array(g: &Graph, size: i32) -> (Output<'_>, Output<'_>) {
+    array_of(g, size, DType::F32)
+}
+
+fn array_of(g: &Graph, size: i32, dtype: DType) -> (Output<'_>, Output<'_>) {
     let size = g.constant(size);
-    let array = g.op("TensorArrayV3").input(size).attr("dtype", DType::F32).attr("dynamic_size", true).build();
+    let array = g.op("TensorArrayV3").input(size).attr("dtype", dtype).attr("dynamic_size", true).build();
     (array.output(0), array.output(1))
 }
 
@@ -67,6 +71,97 @@ fn tensor_arrays_text_and_lists_are_asked_for_before_they_are_taken() {
     exhausted(&victim, "a tensor", |g| {
         let large = g.op("Fill").input(g.constant([1 << 30])).input(g.constant(1.0f32)).out();
         g.op("Max").input(large).input(g.constant(0i32)).out()
+    });
+}
+
+/// An endless loop that counts, for what is done in its body with the counter.
+fn forever<'g>(g: &'g Graph, body: impl FnOnce(Output<'g>) -> kolo::Operation<'g>) -> Output<'g> {
+    endless(g.constant(0i32), |i| {
+        let done = body(i);
+        g.control_dependencies(&[done], || g.op("Identity").input(i + 1i32).out())
+    })
+}
+
+/// So many numbers, other ones in every iteration.
+fn numbers(i: Output<'_>) -> Output<'_> {
+    let g = i.graph();
+    let (n, first) = (g.constant(50_000), i * 50_000i32);
+    g.op("Range").inputs([first, first + n, g.constant(1i32)]).out()
+}
+
+/// A long text that is another one in every iteration.
+fn text(i: Output<'_>) -> Output<'_> {
+    i.graph().op("AsString").input(i).attr("width", 60_000i64).out()
+}
+
+/// What an object holds names it, and is given back with the step or the object.
+#[track_caller]
+fn filled(victim: &Victim, what: &str, named: &str, attack: impl for<'g> Fn(&'g Graph) -> Output<'g>) {
+    let error = refused(victim, what, attack);
+    assert_eq!(error.code(), Code::ResourceExhausted, "{what}: {error}");
+    assert!(error.message().contains(named), "{what}: {error}");
+}
+
+#[test]
+fn what_objects_hold_is_asked_for_before_it_is_taken() {
+    let _turn = one_at_a_time();
+    let victim = Victim::limited(MEGABYTES, &[]);
+    for (kind, dtypes) in [
+        ("FIFOQueueV2", vec![DType::I32]),
+        ("RandomShuffleQueueV2", vec![DType::I32]),
+        ("PriorityQueueV2", vec![DType::I64]),
+    ] {
+        filled(&victim, &format!("numbers that fill a {kind}"), &format!("'{kind} q'"), |g| {
+            let queue = g.op(kind).name("q");
+            let queue = match kind {
+                "PriorityQueueV2" => queue.attr("shapes", vec![kolo::PartialShape::scalar()]),
+                _ => queue,
+            };
+            let queue = queue.attr("component_types", vec![DType::I32]).out();
+            forever(g, |i| {
+                let many = numbers(i);
+                let key = g.op("Cast").input(many).attr("DstT", DType::I64).out();
+                let components = if dtypes[0] == DType::I64 { vec![key, many] } else { vec![many] };
+                g.op("QueueEnqueueManyV2").input(queue).inputs(components).build()
+            })
+        });
+    }
+    filled(&victim, "text that fills a queue", "'FIFOQueueV2 texts'", |g| {
+        let queue = g.op("FIFOQueueV2").name("texts").attr("component_types", vec![DType::Str]).out();
+        forever(g, |i| g.op("QueueEnqueueV2").input(queue).input(text(i)).build())
+    });
+    filled(&victim, "a table that grows", "'MutableHashTableV2 table'", |g| {
+        let table = g.op("MutableHashTableV2").name("table").attr("use_node_name_sharing", false);
+        let table = table.attr("key_dtype", DType::I32).attr("value_dtype", DType::I32).out();
+        forever(g, |i| g.op("LookupTableInsertV2").inputs([table, numbers(i), numbers(i)]).build())
+    });
+    filled(&victim, "a table of text", "'MutableHashTableV2 words'", |g| {
+        let table = g.op("MutableHashTableV2").name("words").attr("use_node_name_sharing", false);
+        let table = table.attr("key_dtype", DType::I32).attr("value_dtype", DType::Str).out();
+        forever(g, |i| g.op("LookupTableInsertV2").inputs([table, i, text(i)]).build())
+    });
+    filled(&victim, "a stack that is pushed to", "'StackV2 stack'", |g| {
+        let stack = g.op("StackV2").name("stack").input(g.constant(-1)).attr("elem_type", DType::Str).out();
+        forever(g, |i| g.op("StackPushV2").inputs([stack, text(i)]).build())
+    });
+    filled(&victim, "a staging area", "'Stage area'", |g| {
+        let dtypes = vec![DType::Str];
+        forever(g, |i| g.op("Stage").name("area").input(text(i)).attr("dtypes", dtypes).build())
+    });
+    filled(&victim, "a tensor array of text", "TensorArray", |g| {
+        let (handle, flow) = array_of(g, 0, DType::Str);
+        forever(g, |i| g.op("TensorArrayWriteV3").inputs([handle, i, text(i), flow]).build())
+    });
+    filled(&victim, "rows of gradients", "'SparseConditionalAccumulator rows'", |g| {
+        let any = kolo::PartialShape::unknown();
+        let rows = g.op("SparseConditionalAccumulator").name("rows").attr("dtype", DType::F32).attr("shape", any).out();
+        forever(g, |i| {
+            let indices = g.op("Cast").input(numbers(i)).attr("DstT", DType::I64).out();
+            let values = g.op("Cast").input(numbers(i)).attr("DstT", DType::F32).out();
+            let none = g.constant(Tensor::vector(Vec::<i64>::new()));
+            let apply = g.op("SparseAccumulatorApplyGradient").inputs([rows, g.constant(0i64), indices, values, none]);
+            apply.attr("has_known_shape", false).build()
+        })
     });
 }
 

@@ -11,4 +11,4 @@ pub use device_name::{DeviceName, DeviceSpec, MergeConflict};
 pub use dtype::{DType, Element, ElementVisitor};
 pub use error::{Code, Error, NodeContext, Result};
 pub use shape::{Dim, PartialShape, Shape};
-pub use tensor::{Buffer, Memory, ResourceHandle, Tensor, TensorData};
+pub use tensor::{Buffer, Memory, ResourceHandle, Strings, Tensor, TensorData};

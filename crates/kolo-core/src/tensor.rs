@@ -6,6 +6,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -63,6 +64,35 @@ pub trait Buffer: Send + Sync + 'static {
     fn host_mut(&mut self) -> Option<&mut [u8]>;
     /// The concrete buffer, for the device that made it.
     fn as_any(&self) -> &dyn Any;
+    /// True if a device counts these bytes against its limit.
+    fn is_counted(&self) -> bool {
+        false
+    }
+}
+
+/// The elements of a tensor of strings.
+pub struct Strings {
+    list: Vec<Bytes>,
+    /// Held as long as the list is: what a device has counted for it.
+    charge: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl Strings {
+    fn new(list: Vec<Bytes>) -> Arc<Strings> {
+        Arc::new(Strings { list, charge: None })
+    }
+
+    /// True if a device counts the list, without the text, against its limit.
+    pub fn is_counted(&self) -> bool {
+        self.charge.is_some()
+    }
+}
+
+impl Deref for Strings {
+    type Target = [Bytes];
+    fn deref(&self) -> &[Bytes] {
+        &self.list
+    }
 }
 
 /// A value in a graph.
@@ -86,7 +116,7 @@ pub enum TensorData {
         offset: usize,
     },
     /// Byte strings.
-    Strings(Arc<Vec<Bytes>>),
+    Strings(Arc<Strings>),
     /// Handles to objects that outlive a step.
     Handles(Arc<Vec<ResourceHandle>>),
 }
@@ -177,12 +207,27 @@ impl Tensor {
                 strings.len()
             )));
         }
-        Ok(Tensor { dtype: DType::Str, shape, data: TensorData::Strings(Arc::new(strings)) })
+        Ok(Tensor { dtype: DType::Str, shape, data: TensorData::Strings(Strings::new(strings)) })
+    }
+
+    /// As [`Tensor::from_strings`]; the tensor holds `charge`, by which a device counts the list, as long as it lives.
+    pub fn from_counted_strings(
+        shape: impl Into<Shape>,
+        strings: Vec<Bytes>,
+        charge: impl Any + Send + Sync,
+    ) -> Result<Tensor> {
+        let mut tensor = Tensor::from_strings(shape, strings)?;
+        if let TensorData::Strings(strings) = &mut tensor.data
+            && let Some(strings) = Arc::get_mut(strings)
+        {
+            strings.charge = Some(Box::new(charge));
+        }
+        Ok(tensor)
     }
 
     /// A single byte string.
     pub fn string(value: impl Into<Bytes>) -> Tensor {
-        let data = TensorData::Strings(Arc::new(vec![value.into()]));
+        let data = TensorData::Strings(Strings::new(vec![value.into()]));
         Tensor { dtype: DType::Str, shape: Shape::scalar(), data }
     }
 
@@ -465,7 +510,7 @@ impl Tensor {
                 TensorData::Buffer { buffer: buffer.clone(), offset: offset + start * row_bytes }
             }
             TensorData::Strings(strings) => {
-                TensorData::Strings(Arc::new(strings[start * row..(start + n_rows) * row].to_vec()))
+                TensorData::Strings(Strings::new(strings[start * row..(start + n_rows) * row].to_vec()))
             }
             TensorData::Handles(handles) => {
                 TensorData::Handles(Arc::new(handles[start * row..(start + n_rows) * row].to_vec()))
@@ -533,7 +578,7 @@ impl PartialEq for Tensor {
             return false;
         }
         if let (TensorData::Strings(a), TensorData::Strings(b)) = (&self.data, &other.data) {
-            return a == b;
+            return a[..] == b[..];
         }
         struct Same<'a>(&'a Tensor, &'a Tensor);
         impl crate::ElementVisitor for Same<'_> {

@@ -14,7 +14,7 @@ use std::any::Any;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kolo_core::{Buffer, Error, Memory, Result};
+use kolo_core::{Buffer, DType, Error, Memory, Result, Shape, Tensor};
 use parking_lot::Mutex;
 
 use crate::cpu::machine_memory::machine_memory;
@@ -90,6 +90,43 @@ pub struct Charge {
 impl Charge {
     /// Nothing is counted.
     pub const NONE: Charge = Charge { held: None };
+
+    /// Counts `n_bytes` instead of what it counted before. An error if the difference does not fit; then it stays as it was.
+    pub fn resize(&mut self, n_bytes: usize) -> Result<()> {
+        let Some((arena, place)) = &self.held else { return Ok(()) };
+        let mut state = arena.state.lock();
+        let Some((old, tag)) = state.live[*place as usize].clone() else { return Ok(()) };
+        let size = n_bytes as u64;
+        let in_use = state.stats.in_use - old;
+        if size > old && in_use.saturating_add(size) > arena.ceiling() {
+            return Err(arena.exhausted(&state, n_bytes - old as usize, &tag));
+        }
+        state.live[*place as usize] = Some((size, tag));
+        state.stats.in_use = in_use + size;
+        state.stats.peak = state.stats.peak.max(state.stats.in_use);
+        state.stats.reserved = state.stats.reserved - old + size;
+        Ok(())
+    }
+
+    /// A second charge against the same memory.
+    pub fn another(&self, n_bytes: usize) -> Result<Charge> {
+        let Some((arena, place)) = &self.held else { return Ok(Charge::NONE) };
+        let tag = arena.tag(*place);
+        arena.charge(n_bytes, &tag)
+    }
+
+    /// A tensor in the memory that the charge counts against, all zeros, for objects that have no device at hand.
+    pub fn zeros(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
+        let (Some((arena, place)), Some(size)) = (&self.held, dtype.size()) else { return Tensor::zeros(dtype, shape) };
+        if let Some(tensor) = Tensor::inline(dtype, &shape) {
+            return Ok(tensor);
+        }
+        let tag = arena.tag(*place);
+        let buffer = arena.allocate(shape.n_elements().saturating_mul(size), &tag)?;
+        let mut tensor = Tensor::from_buffer(dtype, shape, buffer)?;
+        tensor.host_bytes_mut()?.fill(0);
+        Ok(tensor)
+    }
 }
 
 impl Drop for Charge {
@@ -215,6 +252,10 @@ impl Arena {
         state.stats.reserved += size;
         let place = state.enter(size, tag);
         Ok(Charge { held: Some((self.clone(), place)) })
+    }
+
+    fn tag(&self, place: u32) -> Arc<str> {
+        self.state.lock().live[place as usize].as_ref().map(|(_, tag)| tag.clone()).unwrap_or_default()
     }
 
     /// The maximum of bytes in use: what the system could not back would end the process.
@@ -344,6 +385,9 @@ impl Buffer for ArenaBuffer {
     }
     fn as_any(&self) -> &dyn Any {
         self
+    }
+    fn is_counted(&self) -> bool {
+        true
     }
 }
 
@@ -497,6 +541,22 @@ mod tests {
         drop(charge);
         assert_eq!((arena.stats().in_use, arena.stats().reserved), (0, 0));
         assert!(arena.charge(1000, &tag("all")).is_ok());
+    }
+
+    #[test]
+    fn a_charge_grows_within_the_limit_and_shrinks() {
+        let arena = Arena::new("cpu", Some(1000));
+        let mut charge = arena.charge(0, &tag("queue")).unwrap();
+        charge.resize(800).unwrap();
+        let error = charge.resize(1001).unwrap_err();
+        assert!(error.message().contains("201 bytes for 'queue'"), "{error}");
+        assert_eq!((arena.stats().in_use, arena.stats().reserved), (800, 800));
+        charge.resize(100).unwrap();
+        let tensor = charge.zeros(DType::F32, [100].into()).unwrap();
+        assert_eq!(tensor, Tensor::zeros(DType::F32, [100]).unwrap());
+        assert!(arena.stats().in_use > 500 && charge.zeros(DType::F32, [200].into()).is_err());
+        drop((charge, tensor));
+        assert_eq!((arena.stats().in_use, arena.stats().peak), (0, 800));
     }
 
     #[test]

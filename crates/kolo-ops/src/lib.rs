@@ -8,6 +8,7 @@ mod cancel;
 mod cuda;
 #[cfg(test)]
 mod expression_tests;
+mod holdings;
 mod host;
 mod kernel;
 mod memory;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kolo_core::{Buffer, Error, Result};
+use kolo_core::{Buffer, Error, Result, Shape, Tensor};
 
 use crate::KernelCtx;
 
@@ -33,11 +33,20 @@ impl KernelCtx<'_> {
         self.list(n, "strings")
     }
 
+    /// A tensor of these strings, whose list counts as the device's memory as long as it lives.
+    pub(crate) fn string_tensor(&self, shape: Shape, strings: Vec<Bytes>) -> Result<Tensor> {
+        let n_bytes = strings.capacity() * size_of::<Bytes>();
+        match n_bytes < LEAST_SHARED {
+            true => Tensor::from_strings(shape, strings),
+            false => Tensor::from_counted_strings(shape, strings, self.device.charge(n_bytes, &self.node.name)?),
+        }
+    }
+
     /// Room for `n` of something that lies in a list of its own, which the device has, too.
     pub(crate) fn list<T>(&self, n: usize, what: &str) -> Result<Vec<T>> {
         let n_bytes = n.saturating_mul(size_of::<T>());
         if n_bytes >= LEAST_SHARED {
-            // Only asked for: nothing holds a charge as long as the tensor lives.
+            // Only asked for: the charge is the tensor's that is made of it.
             drop(self.device.charge(n_bytes, &self.node.name)?);
         }
         room(n, what)

@@ -2,8 +2,9 @@
 
 use std::sync::OnceLock;
 
-/// The least of the machine's memory, the limits of the control group, and the limit of the address space. `u64::MAX` where
-/// the system does not say.
+/// The least of the machine's memory, the limits of the control group, and what is left of the address space, but for what a
+/// process needs besides tensors: code, stacks, messages, and what is too small to be counted. `u64::MAX` where the system
+/// does not say.
 pub(crate) fn machine_memory() -> u64 {
     static FOUND: OnceLock<u64> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -12,18 +13,30 @@ pub(crate) fn machine_memory() -> u64 {
             total(&read("/proc/meminfo")),
             group_limit(&read("/sys/fs/cgroup/memory.max")),
             group_limit(&read("/sys/fs/cgroup/memory/memory.limit_in_bytes")),
-            address_space(&read("/proc/self/limits")),
+            address_space(&read("/proc/self/limits")).map(|all| all.saturating_sub(taken(&read("/proc/self/status")))),
         ]
         .into_iter()
         .flatten()
         .min()
-        .unwrap_or(u64::MAX)
+        .map_or(u64::MAX, |all| all - (all / 8).min(MOST_UNCOUNTED))
     })
 }
 
+/// An eighth of the memory is left for what is not counted, but no more than this.
+const MOST_UNCOUNTED: u64 = 1 << 30;
+
 /// `MemTotal:       24576000 kB`
 fn total(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find(|line| line.starts_with("MemTotal:"))?;
+    kilobytes(meminfo, "MemTotal:")
+}
+
+/// The address space that is taken already: `VmSize:     8192 kB`
+fn taken(status: &str) -> u64 {
+    kilobytes(status, "VmSize:").unwrap_or(0)
+}
+
+fn kilobytes(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with(key))?;
     let kilobytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
     kilobytes.checked_mul(1024)
 }
@@ -46,6 +59,7 @@ mod tests {
     #[test]
     fn limits_are_read() {
         assert_eq!(total("MemFree: 1 kB\nMemTotal:       24 kB\n"), Some(24 * 1024));
+        assert_eq!((taken("Name: a\nVmSize:\t  24 kB\n"), taken("")), (24 * 1024, 0));
         assert_eq!(group_limit("max\n"), None);
         assert_eq!(group_limit("1048576\n"), Some(1 << 20));
         let line =

@@ -121,7 +121,7 @@ pub(crate) fn build(
         let mut out = ctx.strings(n)?;
         out.resize(n, Bytes::new());
         job.run(&mut out, &inputs)?;
-        return Tensor::from_strings(shape, out);
+        return ctx.string_tensor(shape, out);
     }
     if dtype == DType::Resource {
         let inputs =

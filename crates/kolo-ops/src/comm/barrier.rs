@@ -21,10 +21,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Error, Result, Shape, Tensor};
+use kolo_device::Charge;
 use parking_lot::Mutex;
 
 use super::alarm::{Alarm, Rings};
 use super::barrier_ops::check_worker;
+use crate::holdings::Holdings;
+use crate::memory::filled;
 use crate::queue::source::Described;
 use crate::queue::wait::{Waiter, Waits, watch};
 use crate::{CancelToken, Done, Registration, Resource};
@@ -35,6 +38,9 @@ const MISSED: u32 = 3;
 
 /// How many late gradients the log remembers.
 const LOG: usize = 1024;
+
+/// What the place of a late gradient takes in its list, which has room for up to twice as many.
+const LATE_BYTES: usize = 2 * size_of::<(usize, i64)>();
 
 /// What becomes of a gradient whose round is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +82,8 @@ struct BarrierState {
     chief: Option<Chief>,
     log: VecDeque<[i64; 4]>,
     next_id: u64,
+    /// The workers, the late and the log.
+    holdings: Holdings,
 }
 
 #[derive(Clone, Default)]
@@ -164,7 +172,10 @@ impl Barrier {
                 state.parked.push((worker, waiter));
                 state.serve(&self.spec, now, &mut told);
             } else {
-                state.note_late(&self.spec, worker, step);
+                if let Err(error) = state.note_late(&self.spec, worker, step) {
+                    drop(state);
+                    return waiter.finish(Err(error));
+                }
                 match state.is_taken && step >= state.step {
                     // The update is being made: the worker goes on after it.
                     true => state.parked.push((worker, waiter)),
@@ -290,20 +301,22 @@ impl BarrierState {
         }
     }
 
-    fn note_late(&mut self, spec: &BarrierSpec, worker: usize, step: i64) {
+    fn note_late(&mut self, spec: &BarrierSpec, worker: usize, step: i64) -> Result<()> {
         let at = match spec.late {
             Late::Drop => 1,
             Late::Scale => 2,
             Late::Queue => 3,
         };
-        self.workers[worker].counts[at] += 1;
         if spec.late != Late::Drop && !self.late.contains(&(worker, step)) {
+            self.holdings.grow(LATE_BYTES)?;
             self.late.push((worker, step));
         }
+        self.workers[worker].counts[at] += 1;
         if self.log.len() == LOG {
             self.log.pop_front();
         }
         self.log.push_back([worker as i64, step, self.step, at as i64 - 1]);
+        Ok(())
     }
 
     /// Ends the round if it is time and the chief waits.
@@ -334,7 +347,8 @@ impl BarrierState {
             members.extend([i as i64, step]);
             weights.push(1.0f32);
         }
-        for (worker, of) in self.late.drain(..) {
+        self.holdings.shrink(self.late.len() * LATE_BYTES);
+        for (worker, of) in std::mem::take(&mut self.late) {
             members.extend([worker as i64, of]);
             let lag = step.saturating_sub(of).max(0) as f32;
             weights.push(if spec.late == Late::Scale { 1.0 / (1.0 + lag) } else { 1.0 });
@@ -408,21 +422,24 @@ impl Resource for Barrier {
 impl Described for Barrier {
     type Spec = BarrierSpec;
 
-    fn make(name: &Arc<str>, spec: &BarrierSpec) -> Arc<Barrier> {
+    fn make(name: &Arc<str>, spec: &BarrierSpec, memory: Charge) -> Result<Arc<Barrier>> {
+        let mut holdings = Holdings::new(memory);
+        holdings.grow(spec.n_workers * size_of::<Worker>() + LOG * size_of::<[i64; 4]>())?;
         let state = BarrierState {
             step: 0,
             is_taken: false,
             is_closed: false,
-            workers: vec![Worker::default(); spec.n_workers],
+            workers: filled(spec.n_workers, Worker::default(), "workers")?,
             late: Vec::new(),
             first: None,
             parked: Vec::new(),
             chief: None,
             log: VecDeque::new(),
             next_id: 0,
+            holdings,
         };
         let alarm = Alarm::new("kolo-barrier");
-        Arc::new(Barrier { name: name.clone(), spec: spec.clone(), state: Mutex::new(state), alarm })
+        Ok(Arc::new(Barrier { name: name.clone(), spec: spec.clone(), state: Mutex::new(state), alarm }))
     }
 
     fn agree(&self, name: &str, spec: &BarrierSpec) -> Result<()> {
@@ -456,7 +473,8 @@ mod tests {
 
     impl Play {
         fn new(n_workers: usize, late: Late) -> Play {
-            Play { barrier: Barrier::make(&"b".into(), &BarrierSpec { n_workers, late }), token: CancelToken::new() }
+            let spec = BarrierSpec { n_workers, late };
+            Play { barrier: Barrier::make(&"b".into(), &spec, Charge::NONE).unwrap(), token: CancelToken::new() }
         }
 
         fn done() -> (Done, Heard) {

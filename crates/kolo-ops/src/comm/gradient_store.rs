@@ -9,11 +9,13 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::Charge;
 use kolo_device::cpu::IntraPool;
 use kolo_graph::{InferCtx, shape_fns};
 use parking_lot::Mutex;
 
 use super::barrier_ops::{check_worker, maker, n_workers, stateful};
+use crate::holdings::Holdings;
 use crate::math::number::Number;
 use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::source::{Described, Source, object};
@@ -34,8 +36,15 @@ struct StoreSpec {
 struct Store {
     name: Arc<str>,
     spec: StoreSpec,
+    /// Where means lie.
+    memory: Charge,
+    kept: Mutex<KeptGradients>,
+}
+
+struct KeptGradients {
     /// In the order in which they came.
-    entries: Mutex<Vec<Entry>>,
+    entries: Vec<Entry>,
+    holdings: Holdings,
 }
 
 struct Entry {
@@ -48,6 +57,35 @@ enum Gradient {
     Dense(Tensor),
     Rows { indices: Tensor, values: Tensor },
 }
+
+impl Gradient {
+    /// Its tensors.
+    fn tensors(&self) -> [Option<&Tensor>; 2] {
+        match self {
+            Gradient::Dense(values) => [Some(values), None],
+            Gradient::Rows { indices, values } => [Some(indices), Some(values)],
+        }
+    }
+}
+
+impl KeptGradients {
+    fn add(&mut self, entry: Entry) -> Result<()> {
+        let tensors: Vec<Tensor> = entry.gradient.tensors().into_iter().flatten().cloned().collect();
+        self.holdings.add(PLACE, &tensors)?;
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    fn remove(&mut self, at: usize) -> Entry {
+        let entry = self.entries.remove(at);
+        let tensors: Vec<Tensor> = entry.gradient.tensors().into_iter().flatten().cloned().collect();
+        self.holdings.remove(PLACE, &tensors);
+        entry
+    }
+}
+
+/// What the place of a gradient takes in the list, which has room for up to twice as many.
+const PLACE: usize = 2 * size_of::<Entry>();
 
 impl Store {
     fn push(&self, worker: i64, step: i64, gradient: Gradient) -> Result<()> {
@@ -68,17 +106,18 @@ impl Store {
             let text = format!("gradients of '{}' are {}, found {dtype}", self.name, self.spec.dtype);
             return Err(Error::invalid_argument(text));
         }
-        let mut entries = self.entries.lock();
+        let mut kept = self.kept.lock();
         // A step that is pushed again replaces what was there.
-        entries.retain(|entry| entry.worker != worker || entry.step != step);
-        let n = entries.iter().filter(|entry| entry.worker == worker).count();
-        if n >= KEPT
-            && let Some(at) = entries.iter().position(|entry| entry.worker == worker)
-        {
-            entries.remove(at);
+        if let Some(at) = kept.entries.iter().position(|entry| entry.worker == worker && entry.step == step) {
+            kept.remove(at);
         }
-        entries.push(Entry { worker, step, gradient });
-        Ok(())
+        let n = kept.entries.iter().filter(|entry| entry.worker == worker).count();
+        if n >= KEPT
+            && let Some(at) = kept.entries.iter().position(|entry| entry.worker == worker)
+        {
+            kept.remove(at);
+        }
+        kept.add(Entry { worker, step, gradient })
     }
 
     fn check_rows(&self, indices: &Tensor, values: &Tensor) -> Result<()> {
@@ -115,17 +154,17 @@ impl Store {
                 members.len()
             )));
         }
-        let mut entries = self.entries.lock();
+        let mut kept = self.kept.lock();
         let mut taken = Vec::with_capacity(weights.len());
         for (member, &weight) in members.chunks_exact(2).zip(weights) {
             let is_it = |entry: &Entry| entry.worker as i64 == member[0] && entry.step == member[1];
-            let Some(at) = entries.iter().position(is_it) else {
+            let Some(at) = kept.entries.iter().position(is_it) else {
                 return Err(Error::aborted(format!(
                     "the gradient of '{}' by worker {} for step {} is gone: its server was restarted, or the worker began again",
                     self.name, member[0], member[1]
                 )));
             };
-            taken.push((entries.remove(at).gradient, f64::from(weight) / total));
+            taken.push((kept.remove(at).gradient, f64::from(weight) / total));
         }
         Ok(taken)
     }
@@ -143,8 +182,9 @@ impl Resource for Store {
 impl Described for Store {
     type Spec = StoreSpec;
 
-    fn make(name: &Arc<str>, spec: &StoreSpec) -> Arc<Store> {
-        Arc::new(Store { name: name.clone(), spec: spec.clone(), entries: Mutex::default() })
+    fn make(name: &Arc<str>, spec: &StoreSpec, memory: Charge) -> Result<Arc<Store>> {
+        let kept = KeptGradients { entries: Vec::new(), holdings: Holdings::new(memory.another(0)?) };
+        Ok(Arc::new(Store { name: name.clone(), spec: spec.clone(), memory, kept: Mutex::new(kept) }))
     }
 
     fn agree(&self, name: &str, spec: &StoreSpec) -> Result<()> {
@@ -184,7 +224,7 @@ macro_rules! with_real {
 }
 
 /// The weighted mean of whole gradients.
-fn mean<T: Number>(taken: Vec<(Gradient, f64)>, spec: &StoreSpec, pool: &IntraPool) -> Result<Tensor> {
+fn mean<T: Number>(taken: Vec<(Gradient, f64)>, store: &Store, pool: &IntraPool) -> Result<Tensor> {
     let mut sum: Option<Tensor> = None;
     for (gradient, share) in taken {
         let Gradient::Dense(values) = gradient else {
@@ -199,7 +239,7 @@ fn mean<T: Number>(taken: Vec<(Gradient, f64)>, spec: &StoreSpec, pool: &IntraPo
                 return Err(Error::invalid_argument(text));
             }
             Some(sum) => sum,
-            None => Tensor::zeros(spec.dtype, values.shape().clone())?,
+            None => store.memory.zeros(store.spec.dtype, values.shape().clone())?,
         };
         combine(pool, sum_now.data_mut::<T>()?, values.data::<T>()?, |x, y| x.add(y.mul(share)));
         sum = Some(sum_now);
@@ -295,7 +335,7 @@ fn declared(ctx: &InferCtx<'_>) -> PartialShape {
 fn take(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let store = object::<Store>(ctx, 0)?;
     let taken = store.take(ctx.input(1)?, ctx.input(2)?)?;
-    let average = with_real!(store.spec.dtype, T, mean::<T>(taken, &store.spec, ctx.pool()))?;
+    let average = with_real!(store.spec.dtype, T, mean::<T>(taken, &store, ctx.pool()))?;
     ctx.set_output(0, average);
     Ok(())
 }
@@ -357,12 +397,12 @@ mod tests {
 
     #[test]
     fn two_are_kept_of_each_worker_and_the_same_step_replaces() {
-        let store = Store::make(&"s".into(), &spec(&[]));
+        let store = Store::make(&"s".into(), &spec(&[]), Charge::NONE).unwrap();
         let push = |worker, step, value: f32| store.push(worker, step, Gradient::Dense(Tensor::scalar(value)));
         for (worker, step) in [(0, 1), (1, 1), (0, 2), (0, 2), (0, 3)] {
             push(worker, step, 1.0).unwrap();
         }
-        let left: Vec<_> = store.entries.lock().iter().map(|entry| (entry.worker, entry.step)).collect();
+        let left: Vec<_> = store.kept.lock().entries.iter().map(|entry| (entry.worker, entry.step)).collect();
         assert_eq!(left, [(1, 1), (0, 2), (0, 3)]);
         assert_eq!(push(2, 1, 1.0).unwrap_err().code(), Code::InvalidArgument);
         let wrong = store.push(0, 1, Gradient::Dense(Tensor::from([1.0f32])));
@@ -372,7 +412,7 @@ mod tests {
 
     #[test]
     fn rows_come_together_with_their_weights() {
-        let store = Store::make(&"s".into(), &spec(&[Some(4), Some(1)]));
+        let store = Store::make(&"s".into(), &spec(&[Some(4), Some(1)]), Charge::NONE).unwrap();
         let rows = |indices: &[i64], values: &[f32]| Gradient::Rows {
             indices: Tensor::vector(indices.to_vec()),
             values: Tensor::from_vec(Shape::new(&[values.len(), 1]).unwrap(), values.to_vec()).unwrap(),

@@ -9,11 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::Charge;
 use kolo_graph::shape_fns;
 use parking_lot::Mutex;
 
 use super::alarm::{Alarm, Rings};
 use super::barrier_ops::{check_worker, maker, n_workers, stateful};
+use crate::holdings::Holdings;
+use crate::memory::filled;
 use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::source::{Described, Source, object};
 use crate::queue::wait::{Waiter, Waits, watch};
@@ -39,6 +42,8 @@ struct ClockState {
     workers: Vec<Worker>,
     waiting: Vec<Waiting>,
     next_id: u64,
+    /// The workers.
+    _holdings: Holdings,
 }
 
 #[derive(Clone)]
@@ -220,10 +225,13 @@ impl Resource for Staleness {
 impl Described for Staleness {
     type Spec = Spec;
 
-    fn make(_: &Arc<str>, spec: &Spec) -> Arc<Staleness> {
+    fn make(_: &Arc<str>, spec: &Spec, memory: Charge) -> Result<Arc<Staleness>> {
+        let mut holdings = Holdings::new(memory);
+        holdings.grow(spec.n_workers * size_of::<Worker>())?;
         let worker = Worker { clock: 0, heard: Instant::now(), has_left: false, histogram: [0; CLASSES] };
-        let state = ClockState { workers: vec![worker; spec.n_workers], waiting: Vec::new(), next_id: 0 };
-        Arc::new(Staleness { spec: spec.clone(), state: Mutex::new(state), alarm: Alarm::new("kolo-staleness") })
+        let workers = filled(spec.n_workers, worker, "workers")?;
+        let state = ClockState { workers, waiting: Vec::new(), next_id: 0, _holdings: holdings };
+        Ok(Arc::new(Staleness { spec: spec.clone(), state: Mutex::new(state), alarm: Alarm::new("kolo-staleness") }))
     }
 
     fn agree(&self, name: &str, spec: &Spec) -> Result<()> {
@@ -316,7 +324,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
 
     fn make(n_workers: usize, lease: Duration) -> Arc<Staleness> {
-        Staleness::make(&"s".into(), &Spec { n_workers, lease })
+        Staleness::make(&"s".into(), &Spec { n_workers, lease }, Charge::NONE).unwrap()
     }
 
     fn wait(staleness: &Arc<Staleness>, worker: i64, bound: i64, token: &Arc<CancelToken>) -> Receiver<Result<()>> {

@@ -6,9 +6,11 @@ use std::any::Any;
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result, Tensor};
+use kolo_device::Charge;
 use kolo_graph::{Effects, Gradient, HostRule, OpDef, shape_fns};
 use parking_lot::Mutex;
 
+use crate::holdings::{Holdings, OBJECT, no_room};
 use crate::op::{Gpu, Op, cpu_any};
 use crate::resource::Resource;
 use crate::{Cost, KernelCtx};
@@ -79,9 +81,19 @@ struct Stack {
     dtype: DType,
     /// The most it may hold; no limit if negative.
     max_size: i32,
-    /// `None` once it is closed.
-    tensors: Mutex<Option<Vec<Tensor>>>,
+    contents: Mutex<StackContents>,
+    /// A loop makes one in every iteration.
+    _object: Charge,
 }
+
+struct StackContents {
+    /// `None` once it is closed.
+    tensors: Option<Vec<Tensor>>,
+    holdings: Holdings,
+}
+
+/// What the place of a tensor takes in the list, which has room for up to twice as many.
+const PLACE: usize = 2 * size_of::<Tensor>();
 
 impl Resource for Stack {
     fn kind(&self) -> &'static str {
@@ -101,9 +113,13 @@ impl Stack {
 fn create(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (dtype, max_size) = (ctx.attrs().dtype("elem_type")?, ctx.scalar::<i32>(0)?);
     let name = step_name(ctx);
-    let stack = Arc::new(Stack { name: name.clone(), dtype, max_size, tensors: Mutex::new(Some(Vec::new())) });
     let store = ctx.step.step_resources().clone();
-    let stack = store.lookup_or_create("", &name, || Ok(stack))?;
+    let stack = store.lookup_or_create("", &name, || {
+        let tag: Arc<str> = format!("{} {}", ctx.node.op(), ctx.node.name).into();
+        let object = ctx.device.charge(OBJECT, &tag)?;
+        let contents = StackContents { tensors: Some(Vec::new()), holdings: Holdings::new(object.another(0)?) };
+        Ok(Arc::new(Stack { name: name.clone(), dtype, max_size, contents: Mutex::new(contents), _object: object }))
+    })?;
     ctx.set_output(0, Tensor::handle(store.handle("", &name, stack)));
     Ok(())
 }
@@ -123,13 +139,19 @@ fn push(ctx: &mut KernelCtx<'_>) -> Result<()> {
         return Err(Error::invalid_argument(format!("Must have type {} but got {}", stack.dtype, tensor.dtype())));
     }
     {
-        let mut tensors = stack.tensors.lock();
+        let mut contents = stack.contents.lock();
+        let StackContents { tensors, holdings } = &mut *contents;
         let tensors = tensors.as_mut().ok_or_else(|| stack.closed())?;
         if usize::try_from(stack.max_size).is_ok_and(|most| tensors.len() >= most) {
             return Err(Error::invalid_argument(format!(
                 "Stack[{}] overflowed its max_size ({})",
                 stack.name, stack.max_size
             )));
+        }
+        holdings.add(PLACE, std::slice::from_ref(&tensor))?;
+        if tensors.try_reserve(1).is_err() {
+            holdings.remove(PLACE, std::slice::from_ref(&tensor));
+            return Err(no_room(&format!("Stack[{}]", stack.name)));
         }
         tensors.push(tensor.clone());
     }
@@ -140,11 +162,14 @@ fn push(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn pop(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let stack = stack(ctx)?;
     let tensor = {
-        let mut tensors = stack.tensors.lock();
+        let mut contents = stack.contents.lock();
+        let StackContents { tensors, holdings } = &mut *contents;
         let tensors = tensors.as_mut().ok_or_else(|| stack.closed())?;
-        tensors
+        let tensor = tensors
             .pop()
-            .ok_or_else(|| Error::invalid_argument(format!("Stack[{}] is empty when calling Pop().", stack.name)))?
+            .ok_or_else(|| Error::invalid_argument(format!("Stack[{}] is empty when calling Pop().", stack.name)))?;
+        holdings.remove(PLACE, std::slice::from_ref(&tensor));
+        tensor
     };
     let expected = ctx.attrs().dtype("elem_type")?;
     if tensor.dtype() != expected {
@@ -156,7 +181,13 @@ fn pop(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 fn close(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let stack = stack(ctx)?;
-    stack.tensors.lock().take();
+    let gone = {
+        let mut contents = stack.contents.lock();
+        contents.holdings.clear();
+        contents.tensors.take()
+    };
+    // Freed without the lock.
+    drop(gone);
     Ok(())
 }
 

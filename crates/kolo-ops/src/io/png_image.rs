@@ -175,7 +175,7 @@ fn encode(ctx: &mut KernelCtx<'_>) -> Result<()> {
         Ok(file.into())
     };
     let files = (0..batch.n_elements()).map(file).collect::<Result<Vec<Bytes>>>()?;
-    ctx.set_output(0, Tensor::from_strings(batch, files)?);
+    ctx.set_output(0, ctx.string_tensor(batch, files)?);
     Ok(())
 }
 

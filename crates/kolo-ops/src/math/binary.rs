@@ -2,7 +2,7 @@
 //! SquaredDifference.
 
 use half::{bf16, f16};
-use kolo_core::{DType, Error, Result, Tensor};
+use kolo_core::{DType, Error, Result};
 use kolo_graph::{
     Elements, Elementwise, Grad, Gradient, GradientFn, HalfSafety, HostRule, OpDef, Operation, Output, shape_fns,
 };
@@ -189,7 +189,7 @@ fn join_strings(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let within = |moves: bool| if moves { i % walk.run } else { 0 };
         [&left[at_a + within(walk.inner.0)][..], &right[at_b + within(walk.inner.1)][..]].into_iter()
     })?;
-    let out = Tensor::from_strings(shape.clone(), joined)?;
+    let out = ctx.string_tensor(shape.clone(), joined)?;
     ctx.set_output(0, out);
     Ok(())
 }

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
+use kolo_device::Charge;
 use kolo_device::cpu::IntraPool;
 use kolo_graph::{Effects, Gradient, OpDef, ShapeFn, shape_fns};
 use parking_lot::Mutex;
@@ -17,6 +18,7 @@ use super::dense::DenseSum;
 use super::source::{Described, Source, object};
 use super::sparse::{SparseGradient, SparseSum};
 use super::wait::{Waiter, Waits, watch};
+use crate::holdings::Holdings;
 use crate::kernel::KernelInit;
 use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_made};
 use crate::{AsyncKernel, CancelToken, Cost, Done, Kernel, KernelCtx, KernelMaker, Registration, Resource};
@@ -56,6 +58,8 @@ pub enum Reduction {
 pub struct Accumulator {
     name: Arc<str>,
     spec: AccumulatorSpec,
+    /// Where sums and what is taken lie.
+    memory: Charge,
     state: Mutex<AccumulatorState>,
 }
 
@@ -63,6 +67,8 @@ struct AccumulatorState {
     global_step: i64,
     n_gradients: usize,
     sum: Sum,
+    /// The rows of the sum.
+    holdings: Holdings,
     takes: VecDeque<Take>,
     next_id: u64,
 }
@@ -95,11 +101,17 @@ struct Taken {
 }
 
 impl Accumulator {
-    /// An accumulator without gradients, at step 0.
-    pub fn new(name: impl Into<Arc<str>>, spec: AccumulatorSpec) -> Arc<Accumulator> {
-        let sum = Sum::new(spec.form);
-        let state = AccumulatorState { global_step: 0, n_gradients: 0, sum, takes: VecDeque::new(), next_id: 0 };
-        Arc::new(Accumulator { name: name.into(), spec, state: Mutex::new(state) })
+    /// An accumulator without gradients, at step 0. What it holds counts against the memory that `memory` does.
+    pub fn new(name: impl Into<Arc<str>>, spec: AccumulatorSpec, memory: Charge) -> Result<Arc<Accumulator>> {
+        let state = AccumulatorState {
+            global_step: 0,
+            n_gradients: 0,
+            sum: Sum::new(spec.form),
+            holdings: Holdings::new(memory.another(0)?),
+            takes: VecDeque::new(),
+            next_id: 0,
+        };
+        Ok(Arc::new(Accumulator { name: name.into(), spec, memory, state: Mutex::new(state) }))
     }
 
     /// What it is.
@@ -121,7 +133,7 @@ impl Accumulator {
     pub fn apply(&self, local_step: i64, gradient: Tensor, pool: &IntraPool) -> Result<()> {
         self.check(Form::Dense, gradient.dtype())?;
         self.add(local_step, |state| match &mut state.sum {
-            Sum::Dense(sum) => sum.add(gradient, &self.spec.shape, pool),
+            Sum::Dense(sum) => sum.add(gradient, &self.spec.shape, pool, &self.memory),
             Sum::Sparse(_) => Err(self.wrong_form(Form::Dense)),
         })
     }
@@ -130,7 +142,7 @@ impl Accumulator {
     pub(super) fn apply_sparse(&self, local_step: i64, gradient: &SparseGradient<'_>) -> Result<()> {
         self.check(Form::Sparse, gradient.values.dtype())?;
         self.add(local_step, |state| match &mut state.sum {
-            Sum::Sparse(sum) => sum.add(gradient, &self.spec.shape),
+            Sum::Sparse(sum) => sum.add(gradient, &self.spec.shape, &mut state.holdings),
             Sum::Dense(_) => Err(self.wrong_form(Form::Sparse)),
         })
     }
@@ -175,8 +187,8 @@ impl Accumulator {
     fn tell(&self, taken: Vec<Taken>) {
         for Taken { waiter, sum, n_gradients } in taken {
             let outputs = match sum {
-                Sum::Dense(sum) => sum.finish(self.spec.reduction, n_gradients).map(|mean| vec![mean]),
-                Sum::Sparse(sum) => sum.finish(&self.spec),
+                Sum::Dense(sum) => sum.finish(self.spec.reduction, n_gradients, &self.memory).map(|mean| vec![mean]),
+                Sum::Sparse(sum) => sum.finish(&self.spec, &self.memory),
             };
             waiter.finish(outputs.map(Into::into));
         }
@@ -210,6 +222,7 @@ impl AccumulatorState {
         {
             self.global_step = self.global_step.saturating_add(1);
             let sum = std::mem::replace(&mut self.sum, Sum::new(form));
+            self.holdings.clear();
             let n_gradients = std::mem::take(&mut self.n_gradients);
             served.push(Taken { waiter: take.waiter, sum, n_gradients });
         }
@@ -268,8 +281,8 @@ impl Resource for Accumulator {
 impl Described for Accumulator {
     type Spec = AccumulatorSpec;
 
-    fn make(name: &Arc<str>, spec: &AccumulatorSpec) -> Arc<Accumulator> {
-        Accumulator::new(name.clone(), spec.clone())
+    fn make(name: &Arc<str>, spec: &AccumulatorSpec, memory: Charge) -> Result<Arc<Accumulator>> {
+        Accumulator::new(name.clone(), spec.clone(), memory)
     }
 
     fn agree(&self, name: &str, spec: &AccumulatorSpec) -> Result<()> {

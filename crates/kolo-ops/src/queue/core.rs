@@ -13,22 +13,28 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kolo_core::{Error, Result, Tensor};
+use kolo_device::Charge;
 use parking_lot::Mutex;
 
-use super::elements::{Element, Elements, Order, batch, split};
+use super::elements::{Element, Elements, Order, batch, place_bytes, rows_bytes, split};
 use super::spec::{Amount, QueueSpec};
 use super::wait::{Waiter, Waits, watch};
+use crate::holdings::Holdings;
 use crate::{CancelToken, Done, Outcome, Registration, Resource};
 
 /// A queue.
 pub struct Queue {
     name: Arc<str>,
     spec: QueueSpec,
+    /// Where its elements and batches lie.
+    memory: Charge,
     state: Mutex<QueueContents>,
 }
 
 struct QueueContents {
     elements: Elements,
+    /// All elements from when they come until they are handed out, those that wait for room included.
+    holdings: Holdings,
     closed: bool,
     next_id: u64,
     capacity: usize,
@@ -58,14 +64,15 @@ enum Served {
 }
 
 impl Queue {
-    /// An empty queue.
-    pub fn new(name: impl Into<Arc<str>>, spec: QueueSpec) -> Arc<Queue> {
+    /// An empty queue; what it holds counts against the memory that `memory` does.
+    pub fn new(name: impl Into<Arc<str>>, spec: QueueSpec, memory: Charge) -> Result<Arc<Queue>> {
         let min_after_dequeue = match spec.order {
             Order::Shuffle { min_after_dequeue, .. } => min_after_dequeue,
             Order::Fifo | Order::PaddingFifo | Order::Priority => 0,
         };
         let state = QueueContents {
             elements: Elements::new(&spec.order),
+            holdings: Holdings::new(memory.another(0)?),
             closed: false,
             next_id: 0,
             capacity: spec.capacity.unwrap_or(usize::MAX),
@@ -73,7 +80,7 @@ impl Queue {
             enqueues: VecDeque::new(),
             dequeues: VecDeque::new(),
         };
-        Arc::new(Queue { name: name.into(), spec, state: Mutex::new(state) })
+        Ok(Arc::new(Queue { name: name.into(), spec, memory, state: Mutex::new(state) }))
     }
 
     /// What it is.
@@ -112,7 +119,9 @@ impl Queue {
                 return Err(Error::invalid_argument("Input tensor for EnqueueMany must be at least a vector"));
             };
             self.spec.check(components, Some(n))?;
-            (0..n).map(|i| split(components, i)).collect()
+            // Given back when the elements are there, which are then counted as they are.
+            let _asked = self.memory.another(rows_bytes(components, n))?;
+            (0..n).map(|i| split(components, i, &self.memory)).collect()
         };
         match rows() {
             Ok(rows) if rows.is_empty() => done.finish(Ok(Outcome::default())),
@@ -127,6 +136,10 @@ impl Queue {
             if state.closed {
                 drop(state);
                 return done.finish(Err(self.closed()));
+            }
+            if let Err(error) = state.hold(&rest) {
+                drop(state);
+                return done.finish(Err(error));
             }
             let id = state.new_id();
             state.enqueues.push_back(Enqueue { waiter: Waiter::new(id, done), rest });
@@ -154,7 +167,7 @@ impl Queue {
             }
         };
         if wanted == 0 {
-            return done.finish(batch(&[], &self.spec.dtypes, &self.spec.shapes).map(Outcome::from));
+            return done.finish(batch(&[], &self.spec.dtypes, &self.spec.shapes, &self.memory).map(Outcome::from));
         }
         let (id, served) = {
             let mut state = self.state.lock();
@@ -179,8 +192,10 @@ impl Queue {
             state.closed = true;
             let mut served = Vec::new();
             if cancel_pending_enqueues {
-                let cancelled = |enqueue: Enqueue| Served::Enqueued(enqueue.waiter, Err(enqueue_cancelled()));
-                served.extend(state.enqueues.drain(..).map(cancelled));
+                for enqueue in std::mem::take(&mut state.enqueues) {
+                    state.let_go(&enqueue.rest);
+                    served.push(Served::Enqueued(enqueue.waiter, Err(enqueue_cancelled())));
+                }
             }
             served.extend(state.serve(self));
             served
@@ -197,7 +212,9 @@ impl Queue {
                 Served::Dequeued(waiter, amount, elements) => {
                     let outputs = elements.and_then(|mut elements| match amount {
                         Amount::One => Ok(elements.pop().unwrap_or_default().into_vec()),
-                        Amount::Many(_) | Amount::UpTo(_) => batch(&elements, &self.spec.dtypes, &self.spec.shapes),
+                        Amount::Many(_) | Amount::UpTo(_) => {
+                            batch(&elements, &self.spec.dtypes, &self.spec.shapes, &self.memory)
+                        }
                     });
                     waiter.finish(outputs.map(Outcome::from));
                 }
@@ -232,6 +249,22 @@ impl QueueContents {
         self.next_id
     }
 
+    /// Counts elements that come; all or none of them.
+    fn hold(&mut self, elements: &VecDeque<Element>) -> Result<()> {
+        for (i, element) in elements.iter().enumerate() {
+            if let Err(error) = self.holdings.add(place_bytes(element), element) {
+                elements.iter().take(i).for_each(|element| self.holdings.remove(place_bytes(element), element));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts elements no more: they go.
+    fn let_go<'e>(&mut self, elements: impl IntoIterator<Item = &'e Element>) {
+        elements.into_iter().for_each(|element| self.holdings.remove(place_bytes(element), element));
+    }
+
     /// Moves elements until nobody at the head of a line can go on.
     fn serve(&mut self, queue: &Queue) -> Vec<Served> {
         let mut served = Vec::new();
@@ -243,10 +276,15 @@ impl QueueContents {
     fn serve_enqueue(&mut self, served: &mut Vec<Served>) -> bool {
         let Some(head) = self.enqueues.front_mut() else { return false };
         let mut changed = false;
-        while self.elements.len() < self.capacity
-            && let Some(element) = head.rest.pop_front()
-        {
-            self.elements.push(element);
+        while self.elements.len() < self.capacity && !head.rest.is_empty() {
+            if let Err(error) = self.elements.reserve() {
+                if let Some(failed) = self.enqueues.pop_front() {
+                    self.let_go(&failed.rest);
+                    served.push(Served::Enqueued(failed.waiter, Err(error)));
+                }
+                return true;
+            }
+            self.elements.extend(head.rest.pop_front());
             changed = true;
         }
         if head.rest.is_empty()
@@ -287,6 +325,8 @@ impl QueueContents {
         let Some(Dequeue { waiter, wanted, taken, amount }) = self.dequeues.pop_front() else { return changed };
         let takes_less = matches!(amount, Amount::UpTo(_)) && !taken.is_empty();
         let result = if is_full || takes_less {
+            self.let_go(&taken);
+            self.elements.shrink();
             Ok(taken)
         } else {
             // It had taken all there was.
@@ -319,9 +359,10 @@ impl Waits for Queue {
             let mut state = self.state.lock();
             let mut served = Vec::new();
             if let Some(at) = state.enqueues.iter().position(|enqueue| enqueue.waiter.id == id) {
-                served.extend(
-                    state.enqueues.remove(at).map(|gone| Served::Enqueued(gone.waiter, Err(enqueue_cancelled()))),
-                );
+                if let Some(gone) = state.enqueues.remove(at) {
+                    state.let_go(&gone.rest);
+                    served.push(Served::Enqueued(gone.waiter, Err(enqueue_cancelled())));
+                }
             }
             if let Some(at) = state.dequeues.iter().position(|dequeue| dequeue.waiter.id == id)
                 && let Some(gone) = state.dequeues.remove(at)
@@ -371,7 +412,7 @@ mod tests {
 
     fn queue(order: Order, capacity: Option<usize>) -> Arc<Queue> {
         let (dtypes, shapes) = (vec![DType::I64], vec![PartialShape::scalar()]);
-        Queue::new("q", QueueSpec { order, capacity, dtypes, shapes })
+        Queue::new("q", QueueSpec { order, capacity, dtypes, shapes }, Charge::NONE).unwrap()
     }
 
     /// A callback, and where its outcome arrives.
@@ -589,7 +630,7 @@ mod tests {
         fails(&enqueue(vec![]), invalid, "Wrong number of components in tuple. Expected 1, got 0");
         let shapeless = QueueSpec { shapes: vec![], ..q.spec().clone() };
         let text = "FIFOQueue's DequeueMany and DequeueUpTo require the components to have specified shapes.";
-        fails(&take(&Queue::new("q", shapeless), Amount::Many(1), &token), invalid, text);
+        fails(&take(&Queue::new("q", shapeless, Charge::NONE).unwrap(), Amount::Many(1), &token), invalid, text);
         assert_eq!(values(&take(&q, Amount::Many(0), &token)), []);
     }
 

@@ -1,15 +1,16 @@
 //! `ConditionalAccumulator` and `ResourceConditionalAccumulator`: whole gradients, and their mean.
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
+use kolo_device::Charge;
 use kolo_device::cpu::IntraPool;
 use kolo_graph::{Effects, Gradient, Graph, InferCtx, OpDef, Operation, Output, OwnedState, ShapeFn, shape_fns};
 
 use super::accumulator::{Accumulator, Form, Reduction, TAKE, access, make};
 use super::make::pair;
 use super::source::object;
+use crate::holdings::{counted, make_unique};
 use crate::math::number::Number;
 use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_made};
-use crate::resource::make_unique;
 use crate::state::number::{NumberVisitor, combine, visit_number};
 use crate::{Cost, KernelMaker};
 
@@ -164,26 +165,32 @@ pub(super) struct DenseSum(Option<Tensor>);
 
 impl DenseSum {
     /// Adds a gradient, which must fit the declared shape and what was added before.
-    pub fn add(&mut self, gradient: Tensor, declared: &PartialShape, pool: &IntraPool) -> Result<()> {
+    pub fn add(
+        &mut self,
+        gradient: Tensor,
+        declared: &PartialShape,
+        pool: &IntraPool,
+        memory: &Charge,
+    ) -> Result<()> {
         if !declared.admits(gradient.shape()) {
             return Err(mismatch(declared, &gradient));
         }
         let Some(sum) = &mut self.0 else {
-            self.0 = Some(gradient);
+            self.0 = Some(counted(gradient, memory)?);
             return Ok(());
         };
         if sum.shape() != gradient.shape() {
             return Err(mismatch(&sum.shape().into(), &gradient));
         }
-        make_unique(sum)?;
+        make_unique(sum, memory)?;
         visit_number(gradient.dtype(), "accumulating", Add { sum, gradient: &gradient, pool })
     }
 
     /// The sum, or the mean over `n` gradients.
-    pub fn finish(self, reduction: Reduction, n: usize) -> Result<Tensor> {
+    pub fn finish(self, reduction: Reduction, n: usize, memory: &Charge) -> Result<Tensor> {
         let mut sum = self.0.ok_or_else(|| Error::internal("there is no gradient to take"))?;
         if reduction == Reduction::Mean && n > 1 {
-            make_unique(&mut sum)?;
+            make_unique(&mut sum, memory)?;
             visit_number(sum.dtype(), "accumulating", Divide { sum: &mut sum, n: n as u64 })?;
         }
         Ok(sum)
@@ -238,7 +245,8 @@ mod tests {
 
     fn accumulator(reduction: Reduction) -> Arc<Accumulator> {
         let shape = PartialShape::of_rank(1);
-        Accumulator::new("a", AccumulatorSpec { form: Form::Dense, dtype: DType::F32, shape, reduction })
+        let spec = AccumulatorSpec { form: Form::Dense, dtype: DType::F32, shape, reduction };
+        Accumulator::new("a", spec, Charge::NONE).unwrap()
     }
 
     fn take(accumulator: &Arc<Accumulator>, n: i32, cancel: &Arc<CancelToken>) -> Receiver<Result<Outcome>> {

@@ -6,8 +6,10 @@ use std::hash::{BuildHasher, RandomState};
 
 use bytes::Bytes;
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::Charge;
 use smallvec::SmallVec;
 
+use crate::holdings::{counted_strings, estimate, no_room};
 use crate::memory::filled;
 use crate::random::philox::{Philox, Words};
 
@@ -66,6 +68,37 @@ impl Elements {
             Elements::Bag { elements, .. } => elements.len(),
             Elements::Heap { elements, .. } => elements.len(),
         }
+    }
+
+    /// Makes room for one more, so that adding it cannot fail.
+    pub fn reserve(&mut self) -> Result<()> {
+        match self {
+            Elements::Line(elements) => elements.try_reserve(1),
+            Elements::Bag { elements, .. } => elements.try_reserve(1),
+            Elements::Heap { elements, .. } => elements.try_reserve(1),
+        }
+        .map_err(|_| no_room("a queue"))
+    }
+
+    /// Gives room back that many more elements once took.
+    pub fn shrink(&mut self) {
+        let capacity = match self {
+            Elements::Line(elements) => elements.capacity(),
+            Elements::Bag { elements, .. } => elements.capacity(),
+            Elements::Heap { elements, .. } => elements.capacity(),
+        };
+        if capacity <= 64 || self.len() > capacity / 4 {
+            return;
+        }
+        match self {
+            Elements::Line(elements) => elements.shrink_to(capacity / 2),
+            Elements::Bag { elements, .. } => elements.shrink_to(capacity / 2),
+            Elements::Heap { elements, .. } => elements.shrink_to(capacity / 2),
+        }
+    }
+
+    pub fn extend(&mut self, elements: impl IntoIterator<Item = Element>) {
+        elements.into_iter().for_each(|element| self.push(element));
     }
 
     pub fn push(&mut self, element: Element) {
@@ -145,8 +178,24 @@ impl Chance {
     }
 }
 
+/// What the place of an element takes in a queue's lists, which have room for up to twice as many.
+pub(super) fn place_bytes(element: &Element) -> usize {
+    2 * size_of::<Ranked>() + if element.spilled() { size_of_val(&element[..]) } else { 0 }
+}
+
+/// About what the `n` elements take that are made of the rows of these components.
+pub(super) fn rows_bytes(components: &[Tensor], n: usize) -> usize {
+    let of_component = |tensor: &Tensor| {
+        let n_text = if tensor.dtype() == DType::Str { tensor.n_bytes() } else { 0 };
+        let row = estimate(tensor.dtype(), tensor.n_elements() / n.max(1), 0).saturating_add(size_of::<Tensor>());
+        n.saturating_mul(row).saturating_add(n_text)
+    };
+    let tensors: usize = components.iter().map(of_component).fold(0, usize::saturating_add);
+    n.saturating_mul(2 * size_of::<Ranked>()).saturating_add(tensors)
+}
+
 /// Row `i` of every component, copied: an element must not keep the batch it came in alive.
-pub(super) fn split(components: &[Tensor], i: usize) -> Result<Element> {
+pub(super) fn split(components: &[Tensor], i: usize, memory: &Charge) -> Result<Element> {
     components
         .iter()
         .map(|tensor| {
@@ -156,7 +205,7 @@ pub(super) fn split(components: &[Tensor], i: usize) -> Result<Element> {
             if row.dtype().size().is_none() || tensor.shape().first() == Some(&1) {
                 return Ok(row);
             }
-            let mut copy = Tensor::zeros(row.dtype(), row.shape().clone())?;
+            let mut copy = memory.zeros(row.dtype(), row.shape().clone())?;
             copy.host_bytes_mut()?.copy_from_slice(row.host_bytes()?);
             Ok(copy)
         })
@@ -165,7 +214,12 @@ pub(super) fn split(components: &[Tensor], i: usize) -> Result<Element> {
 
 /// One tensor per component, the elements side by side along a new first dimension. Where the declared shape leaves a size
 /// open, elements are padded with zeros or empty strings to the largest.
-pub(super) fn batch(elements: &[Element], dtypes: &[DType], shapes: &[PartialShape]) -> Result<Vec<Tensor>> {
+pub(super) fn batch(
+    elements: &[Element],
+    dtypes: &[DType],
+    shapes: &[PartialShape],
+    memory: &Charge,
+) -> Result<Vec<Tensor>> {
     let mut tensors = Vec::with_capacity(dtypes.len());
     for (i, (&dtype, declared)) in dtypes.iter().zip(shapes).enumerate() {
         let parts: Vec<&Tensor> = elements.iter().filter_map(|element| element.get(i)).collect();
@@ -176,23 +230,24 @@ pub(super) fn batch(elements: &[Element], dtypes: &[DType], shapes: &[PartialSha
         }
         let inner = Shape::new(&dims)?;
         dims.insert(0, parts.len());
-        tensors.push(stack(&parts, dtype, &inner, Shape::new(&dims)?)?);
+        tensors.push(stack(&parts, dtype, &inner, Shape::new(&dims)?, memory)?);
     }
     Ok(tensors)
 }
 
-fn stack(parts: &[&Tensor], dtype: DType, inner: &Shape, shape: Shape) -> Result<Tensor> {
+fn stack(parts: &[&Tensor], dtype: DType, inner: &Shape, shape: Shape, memory: &Charge) -> Result<Tensor> {
     if dtype == DType::Str {
         let n = inner.n_elements();
+        drop(memory.another(shape.n_elements().saturating_mul(size_of::<Bytes>()))?);
         let mut strings = filled(shape.n_elements(), Bytes::new(), "strings")?;
         for (k, part) in parts.iter().enumerate() {
             place(part.strings()?, part.shape(), &mut strings[k * n..(k + 1) * n], inner, 1);
         }
-        return Tensor::from_strings(shape, strings);
+        return counted_strings(memory, shape, strings);
     }
     let size = dtype.size().ok_or_else(|| Error::unimplemented(format!("batches of {dtype}")))?;
     let n = inner.n_elements() * size;
-    let mut tensor = Tensor::zeros(dtype, shape)?;
+    let mut tensor = memory.zeros(dtype, shape)?;
     let bytes = tensor.host_bytes_mut()?;
     for (k, part) in parts.iter().enumerate() {
         place(part.host_bytes()?, part.shape(), &mut bytes[k * n..(k + 1) * n], inner, size);
@@ -272,19 +327,19 @@ mod tests {
             [3, 2, 2, 2],
             [[1.0f32, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0], [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0], [0.0; 8]].concat(),
         );
-        assert_eq!(batch(&elements, &[DType::F32], &open).unwrap(), [expected]);
+        assert_eq!(batch(&elements, &[DType::F32], &open, &Charge::NONE).unwrap(), [expected]);
         let words = |n: usize| Tensor::from_strings([n], vec![Bytes::from_static(b"a"); n]).unwrap();
         let elements: Vec<Element> = vec![smallvec![words(1)], smallvec![words(2)]];
-        let found = batch(&elements, &[DType::Str], &[PartialShape::of_rank(1)]).unwrap();
+        let found = batch(&elements, &[DType::Str], &[PartialShape::of_rank(1)], &Charge::NONE).unwrap();
         assert_eq!(found[0].strings().unwrap(), [&b"a"[..], b"", b"a", b"a"]);
-        let none = batch(&[], &[DType::I32], &[[Some(3usize)].into()]).unwrap();
+        let none = batch(&[], &[DType::I32], &[[Some(3usize)].into()], &Charge::NONE).unwrap();
         assert_eq!(none, [tensor::<i32, 2>([0, 3], [])]);
     }
 
     #[test]
     fn an_element_does_not_keep_its_batch() {
         let mut whole = Tensor::zeros(DType::F32, [10, 10]).unwrap();
-        let row = split(std::slice::from_ref(&whole), 3).unwrap();
+        let row = split(std::slice::from_ref(&whole), 3, &Charge::NONE).unwrap();
         assert_eq!(row[0].shape(), &Shape::from([10]));
         assert!(whole.is_unique());
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, PartialShape, Result};
+use kolo_device::Charge;
 use kolo_graph::{Attrs, Effects, Gradient, OpDef, OwnedState, ShapeFn, shape_fns};
 
 use super::core::Queue;
@@ -107,8 +108,8 @@ fn kernel(init: &KernelInit<'_>, order: Order) -> Result<Box<dyn Kernel>> {
 impl Described for Queue {
     type Spec = QueueSpec;
 
-    fn make(name: &Arc<str>, spec: &QueueSpec) -> Arc<Queue> {
-        Queue::new(name.clone(), spec.clone())
+    fn make(name: &Arc<str>, spec: &QueueSpec, memory: Charge) -> Result<Arc<Queue>> {
+        Queue::new(name.clone(), spec.clone(), memory)
     }
 
     fn agree(&self, name: &str, spec: &QueueSpec) -> Result<()> {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
+use kolo_device::{Charge, Device};
 use parking_lot::RwLock;
 
 use crate::kernel::KernelInit;
@@ -18,6 +19,8 @@ use crate::{Kernel, KernelCtx, Resource, ResourceStore, Value, VariableCell};
 pub(crate) struct Source<R: Described> {
     container: String,
     name: Arc<str>,
+    /// What the object's memory is counted as.
+    tag: Arc<str>,
     is_private: bool,
     is_ref: bool,
     spec: R::Spec,
@@ -30,8 +33,8 @@ pub(crate) struct Source<R: Described> {
 pub(crate) trait Described: Resource {
     /// The description.
     type Spec: Clone + Send + Sync;
-    /// A new one.
-    fn make(name: &Arc<str>, spec: &Self::Spec) -> Arc<Self>;
+    /// A new one. What it holds counts against the memory that `memory` does.
+    fn make(name: &Arc<str>, spec: &Self::Spec, memory: Charge) -> Result<Arc<Self>>;
     /// An error if this one, which exists under `name`, is not what `spec` says.
     fn agree(&self, name: &str, spec: &Self::Spec) -> Result<()>;
 }
@@ -55,10 +58,12 @@ impl<R: Described> Source<R> {
         };
         let is_ref = init.node.outputs.first().is_some_and(|output| output.is_ref);
         let store = init.resources.clone();
-        Ok(Box::new(Source::<R> { container, name, is_private, is_ref, spec, store, found: RwLock::new(None) }))
+        let shown = if is_private { &init.node.name } else { &name };
+        let tag = format!("{} {shown}", init.node.op()).into();
+        Ok(Box::new(Source::<R> { container, name, tag, is_private, is_ref, spec, store, found: RwLock::new(None) }))
     }
 
-    fn find(&self) -> Result<Value> {
+    fn find(&self, device: &dyn Device) -> Result<Value> {
         let generation = self.store.generation();
         if let Some((at, found)) = &*self.found.read()
             && *at == generation
@@ -66,7 +71,9 @@ impl<R: Described> Source<R> {
             return Ok(found.clone());
         }
         let object =
-            self.store.lookup_or_create(&self.container, &self.name, || Ok(R::make(&self.name, &self.spec)))?;
+            self.store.lookup_or_create(&self.container, &self.name, || {
+                R::make(&self.name, &self.spec, device.charge(0, &self.tag)?)
+            })?;
         object.agree(&self.name, &self.spec)?;
         let handle = match self.is_ref {
             true => {
@@ -85,7 +92,7 @@ impl<R: Described> Source<R> {
 
 impl<R: Described> Kernel for Source<R> {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
-        ctx.outputs[0] = self.find()?;
+        ctx.outputs[0] = self.find(ctx.device)?;
         Ok(())
     }
 }

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::Charge;
 use kolo_graph::{Graph, Operation, Output};
 
 use super::accumulator::{Accumulator, AccumulatorSpec, Form, Reduction, TAKE, access, make};
 use super::dense::maker;
 use super::make::pair;
 use super::source::object;
+use crate::holdings::{Holdings, estimate};
 use crate::math::number::Number;
 use crate::op::{KernelDef, Op, cpu_any, cpu_made};
 use crate::state::number::{NumberVisitor, visit_number};
@@ -169,24 +171,37 @@ struct Row {
 
 impl SparseSum {
     /// Adds a gradient, which must fit the declared shape and what was added before.
-    pub fn add(&mut self, gradient: &SparseGradient<'_>, declared: &PartialShape) -> Result<()> {
+    pub fn add(
+        &mut self,
+        gradient: &SparseGradient<'_>,
+        declared: &PartialShape,
+        holdings: &mut Holdings,
+    ) -> Result<()> {
         let row_shape = gradient.row_shape(declared)?;
-        let expected = self.row_shape.get_or_insert_with(|| row_shape.clone());
-        if *expected != row_shape {
+        if let Some(expected) = self.row_shape.as_ref().filter(|expected| **expected != row_shape) {
             return Err(Error::invalid_argument(format!("Shape mismatch: expected rows {expected}, got {row_shape}")));
         }
+        // All at once, so that no half of a gradient is added. An index that comes twice makes one row.
+        let row_bytes = 2 * size_of::<(i64, Row)>() + estimate(gradient.values.dtype(), row_shape.n_elements(), 0);
+        let n_before = self.rows.len();
+        let n_new = gradient.indices.iter().filter(|index| !self.rows.contains_key(index)).count();
+        holdings.grow(n_new.saturating_mul(row_bytes))?;
+        self.row_shape = Some(row_shape.clone());
         self.n_gradients += 1;
-        visit_number(gradient.values.dtype(), "accumulating", AddRows { sum: self, gradient, row_shape })
+        let added =
+            visit_number(gradient.values.dtype(), "accumulating", AddRows { sum: &mut *self, gradient, row_shape });
+        holdings.shrink((n_new + n_before).saturating_sub(self.rows.len()).saturating_mul(row_bytes));
+        added
     }
 
     /// Indices, rows and shape.
-    pub fn finish(self, spec: &AccumulatorSpec) -> Result<Vec<Tensor>> {
+    pub fn finish(self, spec: &AccumulatorSpec, memory: &Charge) -> Result<Vec<Tensor>> {
         let row_shape = self.row_shape.ok_or_else(|| Error::internal("there is no gradient to take"))?;
         let mut shape = vec![spec.shape.dim(0).map_or(-1, |n| n as i64)];
         shape.extend(row_shape.iter().map(|&dim| dim as i64));
         let indices: Vec<i64> = self.rows.keys().copied().collect();
         let dims: Vec<usize> = [&[indices.len()], row_shape.dims()].concat();
-        let values = Tensor::zeros(spec.dtype, Shape::new(&dims)?)?;
+        let values = memory.zeros(spec.dtype, Shape::new(&dims)?)?;
         let row = row_shape.n_elements();
         let write = WriteRows { rows: self.rows, values, row, reduction: spec.reduction };
         let values = visit_number(spec.dtype, "accumulating", write)?;
@@ -304,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_gradient_without_rows_counts_and_a_row_twice_counts_once() {
-        let mut sum = SparseSum::default();
+        let (mut sum, mut none_held) = (SparseSum::default(), Holdings::new(Charge::NONE));
         let spec = AccumulatorSpec {
             form: Form::Sparse,
             dtype: DType::F64,
@@ -312,10 +327,10 @@ mod tests {
             reduction: Reduction::Mean,
         };
         let none = tensor::<f64, 2>([0, 1], []);
-        sum.add(&SparseGradient { indices: &[], values: &none, shape: None }, &spec.shape).unwrap();
+        sum.add(&SparseGradient { indices: &[], values: &none, shape: None }, &spec.shape, &mut none_held).unwrap();
         let twice = tensor([2, 1], [1.0f64, 2.0]);
-        sum.add(&SparseGradient { indices: &[4, 4], values: &twice, shape: None }, &spec.shape).unwrap();
-        let found = sum.finish(&spec).unwrap();
+        sum.add(&SparseGradient { indices: &[4, 4], values: &twice, shape: None }, &spec.shape, &mut none_held).unwrap();
+        let found = sum.finish(&spec, &Charge::NONE).unwrap();
         assert_eq!(found, [Tensor::from([4i64]), tensor([1, 1], [3.0f64]), Tensor::from([5i64, 1])]);
     }
 }

@@ -12,6 +12,7 @@ use kolo_graph::{Effects, Gradient, OpDef, ShapeFn, shape_fns};
 use parking_lot::Mutex;
 
 use super::wait::{Waiter, Waits, watch};
+use crate::holdings::{Holdings, no_room};
 use crate::kernel::KernelInit;
 use crate::op::{Gpu, KernelDef, Op, cpu_made};
 use crate::resource::Resource;
@@ -90,7 +91,10 @@ impl Access {
     }
 
     fn area(&self, ctx: &KernelCtx<'_>) -> Result<Arc<Area>> {
-        let make = || Ok(Area::new(self.capacity, self.memory_limit));
+        let make = || {
+            let charge = ctx.device.charge(0, &format!("{} {}", ctx.node.op(), self.name).into())?;
+            Ok(Area::new(self.capacity, self.memory_limit, Holdings::new(charge)))
+        };
         ctx.step.resources().lookup_or_create(&self.container, &self.name, make)
     }
 }
@@ -142,10 +146,11 @@ struct Area {
     state: Mutex<StageContents>,
 }
 
-#[derive(Default)]
 struct StageContents {
     elements: VecDeque<Vec<Tensor>>,
     n_bytes: usize,
+    /// All elements from when they come until they are handed out, those that wait for room included.
+    holdings: Holdings,
     next_id: u64,
     puts: VecDeque<(Waiter, Vec<Tensor>)>,
     takes: VecDeque<Waiter>,
@@ -154,13 +159,26 @@ struct StageContents {
 /// Those who are served, to be told without the lock.
 type Served = Vec<(Waiter, Vec<Tensor>)>;
 
+/// What the place of an element takes in the lists, which have room for up to twice as many.
+fn place_bytes(values: &[Tensor]) -> usize {
+    2 * size_of::<(Waiter, Vec<Tensor>)>() + size_of_val(values)
+}
+
 fn n_bytes(values: &[Tensor]) -> usize {
     values.iter().map(Tensor::n_bytes).sum()
 }
 
 impl Area {
-    fn new(capacity: usize, memory_limit: usize) -> Arc<Area> {
-        Arc::new(Area { capacity, memory_limit, state: Mutex::default() })
+    fn new(capacity: usize, memory_limit: usize, holdings: Holdings) -> Arc<Area> {
+        let state = StageContents {
+            elements: VecDeque::new(),
+            n_bytes: 0,
+            holdings,
+            next_id: 0,
+            puts: VecDeque::new(),
+            takes: VecDeque::new(),
+        };
+        Arc::new(Area { capacity, memory_limit, state: Mutex::new(state) })
     }
 
     fn put(self: &Arc<Self>, values: Vec<Tensor>, cancel: &Arc<CancelToken>, done: Done) {
@@ -174,6 +192,10 @@ impl Area {
         }
         let (id, served) = {
             let mut state = self.state.lock();
+            if let Err(error) = state.hold(&values) {
+                drop(state);
+                return done.finish(Err(error));
+            }
             let id = state.new_id();
             state.puts.push_back((Waiter::new(id, done), values));
             (id, state.serve(self))
@@ -205,6 +227,7 @@ impl Area {
             let mut state = self.state.lock();
             state.n_bytes = 0;
             let gone = std::mem::take(&mut state.elements);
+            gone.iter().for_each(|values| state.let_go(values));
             (gone, state.serve(self))
         };
         drop(gone);
@@ -222,6 +245,21 @@ impl StageContents {
     fn new_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
+    }
+
+    /// Counts an element that comes, and makes room for it in the lists.
+    fn hold(&mut self, values: &[Tensor]) -> Result<()> {
+        self.holdings.add(place_bytes(values), values)?;
+        if self.elements.try_reserve(1).is_err() || self.puts.try_reserve(1).is_err() {
+            self.let_go(values);
+            return Err(no_room("a staging area"));
+        }
+        Ok(())
+    }
+
+    /// Counts an element no more: it goes.
+    fn let_go(&mut self, values: &[Tensor]) {
+        self.holdings.remove(place_bytes(values), values);
     }
 
     /// Lets the first in each line go on until neither can.
@@ -243,6 +281,7 @@ impl StageContents {
                 && let Some(waiter) = self.takes.pop_front()
             {
                 self.n_bytes -= n_bytes(&values);
+                self.let_go(&values);
                 served.push((waiter, values));
             } else {
                 return served;
@@ -271,7 +310,10 @@ impl Waits for Area {
             let put = state.puts.iter().position(|(waiter, _)| waiter.id == id);
             let take = state.takes.iter().position(|waiter| waiter.id == id);
             let gone = match (put, take) {
-                (Some(at), _) => state.puts.remove(at).map(|(waiter, _)| waiter),
+                (Some(at), _) => state.puts.remove(at).map(|(waiter, values)| {
+                    state.let_go(&values);
+                    waiter
+                }),
                 (_, Some(at)) => state.takes.remove(at),
                 _ => None,
             };
@@ -332,7 +374,7 @@ mod tests {
 
     #[test]
     fn who_waits_is_served_or_cancelled() {
-        let area = Area::new(1, 16);
+        let area = Area::new(1, 16, Holdings::new(kolo_device::Charge::NONE));
         let cancel = CancelToken::new();
         let put = |value: f32| {
             let (done, receiver) = listener();

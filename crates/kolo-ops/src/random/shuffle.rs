@@ -66,7 +66,7 @@ fn gather_rows(ctx: &KernelCtx<'_>, input: &Tensor, order: &[usize]) -> Result<T
     if input.dtype() == DType::Str {
         let strings = input.strings()?;
         let shuffled: Vec<Bytes> = looking(order).flat_map(|&i| &strings[i * row..(i + 1) * row]).cloned().collect();
-        return Tensor::from_strings(input.shape().clone(), shuffled);
+        return ctx.string_tensor(input.shape().clone(), shuffled);
     }
     let Some(size) = input.dtype().size() else {
         return Err(Error::unimplemented(format!("RandomShuffle does not work on {}", input.dtype())));

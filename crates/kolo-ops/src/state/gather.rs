@@ -146,7 +146,7 @@ fn gather(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if dtype == DType::Str {
         let strings = params.strings()?;
         let taken = (0..positions.len()).flat_map(|at| strings[start(at)..start(at) + row].iter().cloned()).collect();
-        let output = Tensor::from_strings(shape, taken)?;
+        let output = ctx.string_tensor(shape, taken)?;
         ctx.set_output(0, output);
         return Ok(());
     }

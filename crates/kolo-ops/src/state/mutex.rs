@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kolo_core::{Error, ResourceHandle, Result, Tensor};
+use kolo_device::Charge;
 use kolo_graph::{Effects, Gradient, HostRule, OpDef, OwnedState, shape_fns};
 
 use crate::op::{Gpu, KernelMaker, Op, cpu_any, cpu_made};
@@ -168,8 +169,8 @@ impl Resource for Mutex {
 
 impl Described for Mutex {
     type Spec = ();
-    fn make(name: &Arc<str>, (): &()) -> Arc<Mutex> {
-        Arc::new(Mutex { name: name.clone(), state: parking_lot::Mutex::default() })
+    fn make(name: &Arc<str>, (): &(), _: Charge) -> Result<Arc<Mutex>> {
+        Ok(Arc::new(Mutex { name: name.clone(), state: parking_lot::Mutex::default() }))
     }
     fn agree(&self, _: &str, (): &()) -> Result<()> {
         Ok(())
@@ -226,7 +227,7 @@ mod tests {
 
     #[test]
     fn others_wait_in_line() {
-        let mutex = <Mutex as Described>::make(&"m".into(), &());
+        let mutex = <Mutex as Described>::make(&"m".into(), &(), Charge::NONE).unwrap();
         let lock = |cancel: &Arc<CancelToken>| {
             let (sender, receiver) = mpsc::channel();
             mutex.lock(cancel, Done::new(move |outcome| drop(sender.send(outcome))));

@@ -10,6 +10,7 @@ use kolo_core::{Error, ResourceHandle, Result, Tensor};
 use kolo_graph::{Effects, Gradient, OpDef, shape_fns};
 use parking_lot::Mutex;
 
+use crate::holdings::{Holdings, no_room};
 use crate::op::{Gpu, Op, cpu_any};
 use crate::resource::Resource;
 use crate::{Cost, KernelCtx};
@@ -79,13 +80,25 @@ pub(crate) static DELETE_SESSION_TENSOR: Op = Op {
 };
 
 /// The values that are kept on a device.
-#[derive(Default)]
-struct Kept(Mutex<HashMap<String, Tensor>>);
+struct Kept(Mutex<KeptTensors>);
+
+struct KeptTensors {
+    tensors: HashMap<String, Tensor>,
+    holdings: Holdings,
+}
 
 impl Kept {
     fn of(ctx: &KernelCtx<'_>) -> Result<Arc<Kept>> {
-        ctx.step.resources().lookup_or_create("", "kolo_session_tensors", || Ok(Arc::default()))
+        ctx.step.resources().lookup_or_create("", "kolo_session_tensors", || {
+            let holdings = Holdings::new(ctx.device.charge(0, &"session tensors".into())?);
+            Ok(Arc::new(Kept(Mutex::new(KeptTensors { tensors: HashMap::new(), holdings }))))
+        })
     }
+}
+
+/// What the place of a value takes: in the map, less than half of whose places may be taken, and its name.
+fn place_bytes(name: &str) -> usize {
+    3 * size_of::<(String, Tensor)>() + name.len()
 }
 
 impl Resource for Kept {
@@ -104,7 +117,13 @@ fn keep(ctx: &mut KernelCtx<'_>) -> Result<String> {
     let device = &ctx.device.attributes().name;
     let name = format!("{};{};{device}", ctx.node.name, NEXT.fetch_add(1, Ordering::Relaxed));
     let value = ctx.take_input(0)?;
-    kept.0.lock().insert(name.clone(), value);
+    let mut kept = kept.0.lock();
+    kept.holdings.add(place_bytes(&name), std::slice::from_ref(&value))?;
+    if kept.tensors.try_reserve(1).is_err() {
+        kept.holdings.remove(place_bytes(&name), std::slice::from_ref(&value));
+        return Err(no_room("the session tensors"));
+    }
+    kept.tensors.insert(name.clone(), value);
     Ok(name)
 }
 
@@ -121,7 +140,7 @@ fn missing(name: &str) -> Error {
 
 fn get(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (name, dtype) = (name(ctx)?, ctx.attrs().dtype("dtype")?);
-    let value = Kept::of(ctx)?.0.lock().get(&name).cloned().ok_or_else(|| missing(&name))?;
+    let value = Kept::of(ctx)?.0.lock().tensors.get(&name).cloned().ok_or_else(|| missing(&name))?;
     if value.dtype() != dtype {
         return Err(Error::invalid_argument(format!("The tensor '{name}' is {}, not {dtype}", value.dtype())));
     }
@@ -131,7 +150,15 @@ fn get(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 fn delete(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let name = name(ctx)?;
-    let gone = Kept::of(ctx)?.0.lock().remove(&name);
+    let kept = Kept::of(ctx)?;
+    let gone = {
+        let mut kept = kept.0.lock();
+        let gone = kept.tensors.remove(&name);
+        if let Some(gone) = &gone {
+            kept.holdings.remove(place_bytes(&name), std::slice::from_ref(gone));
+        }
+        gone
+    };
     // The value itself goes away without the lock.
     gone.map(drop).ok_or_else(|| missing(&name))
 }

@@ -135,7 +135,7 @@ impl AsString {
 impl Kernel for AsString {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
         let input = ctx.input(0)?;
-        let out = Tensor::from_strings(input.shape().clone(), self.texts(input)?)?;
+        let out = ctx.string_tensor(input.shape().clone(), self.texts(input)?)?;
         ctx.set_output(0, out);
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! `StringJoin`: strings put together, element by element.
 
 use bytes::Bytes;
-use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
+use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_graph::{InferCtx, OpDef, Output};
 
 use super::NO_GRADIENT;
@@ -68,7 +68,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let texts = parts.iter().map(move |part| if part.len() == 1 { &part[0][..] } else { &part[at][..] });
         joined(texts, separator)
     })?;
-    ctx.set_output(0, Tensor::from_strings(shape, joined)?);
+    ctx.set_output(0, ctx.string_tensor(shape, joined)?);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Byte strings: made, cut, joined, matched and hashed.
 
 use bytes::Bytes;
-use kolo_core::{Error, Result, Tensor};
+use kolo_core::{Error, Result};
 
 use crate::{KernelCtx, Op};
 
@@ -46,7 +46,7 @@ const NO_GRADIENT: kolo_graph::Gradient = kolo_graph::Gradient::None("strings ar
 fn map(ctx: &mut KernelCtx<'_>, f: impl Fn(&Bytes) -> Result<Bytes>) -> Result<()> {
     let input = ctx.input(0)?;
     let strings = input.strings()?.iter().map(f).collect::<Result<Vec<Bytes>>>()?;
-    let out = Tensor::from_strings(input.shape().clone(), strings)?;
+    let out = ctx.string_tensor(input.shape().clone(), strings)?;
     ctx.set_output(0, out);
     Ok(())
 }
@@ -66,6 +66,6 @@ fn shown(text: &[u8]) -> String {
 }
 
 #[cfg(test)]
-pub(crate) fn words<const N: usize>(list: [&'static str; N]) -> Tensor {
-    Tensor::from_strings([N], list.iter().map(|&word| word.into()).collect()).expect("as many as there are")
+pub(crate) fn words<const N: usize>(list: [&'static str; N]) -> kolo_core::Tensor {
+    kolo_core::Tensor::from_strings([N], list.iter().map(|&word| word.into()).collect()).expect("as many as there are")
 }

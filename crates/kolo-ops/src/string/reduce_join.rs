@@ -1,6 +1,6 @@
 //! `ReduceJoin`: strings put together along axes.
 
-use kolo_core::{Dim, Error, PartialShape, Result, Shape, Tensor};
+use kolo_core::{Dim, Error, PartialShape, Result, Shape};
 use kolo_graph::{OpDef, Output};
 
 use super::NO_GRADIENT;
@@ -78,14 +78,15 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     })?;
     let dims: Vec<usize> =
         (0..shape.rank()).filter_map(|d| if axes.contains(&d) { keep.then_some(1) } else { Some(shape[d]) }).collect();
-    let out = Tensor::from_strings(Shape::new(&dims)?, texts)?;
+    let out = ctx.string_tensor(Shape::new(&dims)?, texts)?;
     ctx.set_output(0, out);
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use kolo_core::Tensor;
+
     use crate::string::words;
     use crate::testing::check_op;
 

@@ -182,7 +182,7 @@ impl Kernel for Replace {
                 })
             })?);
         }
-        let replaced = Tensor::from_strings(input.shape().clone(), replaced)?;
+        let replaced = ctx.string_tensor(input.shape().clone(), replaced)?;
         ctx.set_output(0, replaced);
         Ok(())
     }

@@ -67,7 +67,7 @@ fn split(ctx: &mut KernelCtx<'_>, cut: impl Fn(&Bytes) -> Vec<Bytes>) -> Result<
     }
     let n_words = values.len();
     ctx.set_output(0, Tensor::from_vec(Shape::new(&[n_words, 2])?, indices)?);
-    ctx.set_output(1, Tensor::from_strings([n_words], values)?);
+    ctx.set_output(1, ctx.string_tensor(Shape::new(&[n_words])?, values)?);
     ctx.set_output(2, Tensor::from([n as i64, most as i64]));
     Ok(())
 }

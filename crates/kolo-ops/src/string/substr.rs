@@ -1,7 +1,7 @@
 //! `Substr`: parts of strings, by position and length.
 
 use bytes::Bytes;
-use kolo_core::{Error, PartialShape, Result, Tensor};
+use kolo_core::{Error, PartialShape, Result};
 use kolo_graph::{OpDef, Output};
 
 use super::length::begins_character;
@@ -82,7 +82,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
             Error::invalid_argument(format!("pos {} out of range for string{name} at index {i}", positions[p]))
         })?);
     }
-    ctx.set_output(0, Tensor::from_strings(shape, out)?);
+    ctx.set_output(0, ctx.string_tensor(shape, out)?);
     Ok(())
 }
 
@@ -106,7 +106,8 @@ fn characters(text: &Bytes, position: i64, length: i64) -> Option<Bytes> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use kolo_core::Tensor;
+
     use crate::string::words;
     use crate::testing::check_op;
 

@@ -1,4 +1,5 @@
-//! The table itself. Keys are strings or integers; a value is kept as its bytes, whatever its dtype.
+//! The table itself. Keys are strings or integers; a value is kept as its bytes, whatever its dtype. Text is copied, so that a
+//! word does not keep the message alive that it came in.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -7,9 +8,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kolo_core::{DType, Error, Result, Shape, Tensor};
+use kolo_device::Charge;
 use parking_lot::RwLock;
 
 use crate::array::elements::integers;
+use crate::holdings::{Holdings, counted_strings, no_room, of_text};
+use crate::memory::room;
 use crate::resource::Resource;
 
 /// What a table is.
@@ -27,16 +31,30 @@ pub struct TableSpec {
 pub struct Table {
     name: Arc<str>,
     spec: TableSpec,
+    /// Where its values lie once they are found.
+    memory: Charge,
     entries: RwLock<Entries>,
 }
 
-#[derive(Default)]
 struct Entries {
     is_initialized: bool,
     places: HashMap<Key, usize>,
     /// In the order in which the keys first came.
-    list: Vec<(Key, Bytes)>,
+    list: Vec<(Key, Value)>,
+    holdings: Holdings,
 }
+
+/// A value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Value {
+    Text(Bytes),
+    /// The bytes of a number, at the beginning.
+    Number([u8; 16]),
+}
+
+/// What the place of a key and its value takes: in the list, with room for up to twice as many, and in the map, up to seven
+/// sixteenths of whose places are taken at least, each with a byte beside it.
+const PLACE: usize = 2 * size_of::<(Key, Value)>() + 16 * (size_of::<(Key, usize)>() + 1) / 7;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
@@ -45,9 +63,10 @@ enum Key {
 }
 
 impl Table {
-    /// An empty table.
-    pub fn new(name: impl Into<Arc<str>>, spec: TableSpec) -> Arc<Table> {
-        Arc::new(Table { name: name.into(), spec, entries: RwLock::default() })
+    /// An empty table; what it holds counts against the memory that `memory` does.
+    pub fn new(name: impl Into<Arc<str>>, spec: TableSpec, memory: Charge) -> Result<Arc<Table>> {
+        let entries = RwLock::new(Entries::new(&memory)?);
+        Ok(Arc::new(Table { name: name.into(), spec, memory, entries }))
     }
 
     /// What it is.
@@ -91,17 +110,20 @@ impl Table {
             )));
         }
         check_lengths(keys, values)?;
-        let (keys, values) = (keys_of(keys)?, elements(values)?);
-        let mut new = Entries { is_initialized: true, ..Entries::default() };
-        for (key, value) in keys.into_iter().zip(values) {
-            if let Some(old) = new.put(key.clone(), value.clone())
-                && old != value
-            {
-                return Err(Error::failed_precondition(format!(
-                    "HashTable has different value for same key. Key {} occurs twice in the initializer of {}",
-                    key.text(),
-                    self.name
-                )));
+        let mut new = Entries::new(&self.memory)?;
+        new.put_all(keys, values)?;
+        new.is_initialized = true;
+        // Only if a key came twice can a value have been replaced.
+        if new.list.len() < keys.n_elements() {
+            let pairs = keys_of(keys, &new.holdings)?.into_iter().zip(values_of(values, &new.holdings)?);
+            for (key, value) in pairs {
+                if new.places.get(&key).is_some_and(|&at| new.list[at].1 != value) {
+                    return Err(Error::failed_precondition(format!(
+                        "HashTable has different value for same key. Key {} occurs twice in the initializer of {}",
+                        key.text(),
+                        self.name
+                    )));
+                }
             }
         }
         let mut entries = self.entries.write();
@@ -114,7 +136,8 @@ impl Table {
     /// The values of keys, and defaults for those that it does not have: one for all, or one each.
     pub fn find(&self, keys: &Tensor, default: &Tensor) -> Result<Tensor> {
         self.check_dtypes(keys.dtype(), default.dtype())?;
-        let defaults = elements(default)?;
+        let entries = self.entries.read();
+        let defaults = values_of(default, &entries.holdings)?;
         if defaults.len() != 1 && default.shape() != keys.shape() {
             return Err(Error::invalid_argument(format!(
                 "Expected shape [] or {} for default value, got {}",
@@ -122,21 +145,17 @@ impl Table {
                 default.shape()
             )));
         }
-        let wanted = keys_of(keys)?;
-        let entries = self.entries.read();
+        let wanted = keys_of(keys, &entries.holdings)?;
         if !self.spec.mutable && !entries.is_initialized {
             return Err(Error::failed_precondition(format!("Table not initialized: {}", self.name)));
         }
-        let found: Vec<Bytes> = wanted
-            .iter()
-            .enumerate()
-            .map(|(i, key)| match entries.places.get(key) {
-                Some(&at) => entries.list[at].1.clone(),
-                None => defaults[if defaults.len() == 1 { 0 } else { i }].clone(),
-            })
-            .collect();
+        let mut found: Vec<Value> = list(wanted.len(), &entries.holdings)?;
+        found.extend(wanted.iter().enumerate().map(|(i, key)| match entries.places.get(key) {
+            Some(&at) => entries.list[at].1.clone(),
+            None => defaults[if defaults.len() == 1 { 0 } else { i }].clone(),
+        }));
         drop(entries);
-        tensor(self.spec.value, keys.shape().clone(), &found)
+        self.tensor(keys.shape().clone(), &found)
     }
 
     /// Adds keys, or changes their values.
@@ -146,12 +165,7 @@ impl Table {
             return Err(Error::unimplemented(format!("insert is not supported: table {} is filled once", self.name)));
         }
         check_lengths(keys, values)?;
-        let (keys, values) = (keys_of(keys)?, elements(values)?);
-        let mut entries = self.entries.write();
-        for (key, value) in keys.into_iter().zip(values) {
-            entries.put(key, value);
-        }
-        Ok(())
+        self.entries.write().put_all(keys, values)
     }
 
     /// Replaces all that it holds. For a table that is filled once, this is how TensorFlow 2 fills it.
@@ -161,10 +175,8 @@ impl Table {
             return self.initialize(keys, values);
         }
         check_lengths(keys, values)?;
-        let mut new = Entries::default();
-        for (key, value) in keys_of(keys)?.into_iter().zip(elements(values)?) {
-            new.put(key, value);
-        }
+        let mut new = Entries::new(&self.memory)?;
+        new.put_all(keys, values)?;
         let old = std::mem::replace(&mut *self.entries.write(), new);
         // Freed without the lock.
         drop(old);
@@ -173,38 +185,116 @@ impl Table {
 
     /// All keys and their values.
     pub fn export(&self) -> Result<(Tensor, Tensor)> {
-        let list = self.entries.read().list.clone();
-        let n = list.len();
+        let entries = self.entries.read();
+        let n = entries.list.len();
+        let mut all: Vec<(Key, Value)> = list(n, &entries.holdings)?;
+        all.extend_from_slice(&entries.list);
+        drop(entries);
+        let list = all;
         let keys = match self.spec.key {
             DType::Str => {
                 let text = |key: &Key| if let Key::Text(text) = key { text.clone() } else { Bytes::new() };
-                Tensor::from_strings([n], list.iter().map(|(key, _)| text(key)).collect())?
+                counted_strings(&self.memory, [n].into(), list.iter().map(|(key, _)| text(key)).collect())?
             }
             dtype => {
                 let number = |key: &Key| if let Key::Integer(value) = key { *value } else { 0 };
                 integer_keys(dtype, list.iter().map(|(key, _)| number(key)).collect())?
             }
         };
-        let values: Vec<Bytes> = list.into_iter().map(|(_, value)| value).collect();
-        Ok((keys, tensor(self.spec.value, Shape::new(&[n])?, &values)?))
+        let values: Vec<Value> = list.into_iter().map(|(_, value)| value).collect();
+        Ok((keys, self.tensor(Shape::new(&[n])?, &values)?))
+    }
+
+    fn tensor(&self, shape: Shape, values: &[Value]) -> Result<Tensor> {
+        if self.spec.value == DType::Str {
+            let text = |value: &Value| if let Value::Text(text) = value { text.clone() } else { Bytes::new() };
+            return counted_strings(&self.memory, shape, values.iter().map(text).collect());
+        }
+        let mut out = self.memory.zeros(self.spec.value, shape)?;
+        let size = self.spec.value.size().unwrap_or(1);
+        for (to, value) in out.host_bytes_mut()?.chunks_exact_mut(size).zip(values) {
+            if let Value::Number(bytes) = value {
+                to.copy_from_slice(&bytes[..size]);
+            }
+        }
+        Ok(out)
     }
 }
 
 impl Entries {
-    /// Sets a key's value and says what it was.
-    fn put(&mut self, key: Key, value: Bytes) -> Option<Bytes> {
-        match self.places.entry(key) {
-            Entry::Occupied(place) => Some(std::mem::replace(&mut self.list[*place.get()].1, value)),
-            Entry::Vacant(place) => {
-                self.list.push((place.key().clone(), value));
-                place.insert(self.list.len() - 1);
-                None
+    fn new(memory: &Charge) -> Result<Entries> {
+        let holdings = Holdings::new(memory.another(0)?);
+        Ok(Entries { is_initialized: false, places: HashMap::new(), list: Vec::new(), holdings })
+    }
+
+    /// Sets the values of keys. All memory is asked for before anything changes.
+    fn put_all(&mut self, keys: &Tensor, values: &Tensor) -> Result<()> {
+        let (keys, values) = (keys_of(keys, &self.holdings)?, values_of(values, &self.holdings)?);
+        let (mut asked, mut n_new) = (0usize, 0);
+        for (key, value) in keys.iter().zip(&values) {
+            let is_new = !self.places.contains_key(key);
+            n_new += usize::from(is_new);
+            asked = asked.saturating_add(value.bytes() + if is_new { PLACE + key.bytes() } else { 0 });
+        }
+        self.holdings.grow(asked)?;
+        if self.places.try_reserve(n_new).is_err() || self.list.try_reserve(n_new).is_err() {
+            self.holdings.shrink(asked);
+            return Err(no_room("a table"));
+        }
+        let n_before = self.list.len();
+        for (key, value) in keys.into_iter().zip(values) {
+            let key_bytes = key.bytes();
+            match self.places.entry(key.owned()) {
+                Entry::Occupied(place) => {
+                    let at = *place.get();
+                    let old = std::mem::replace(&mut self.list[at].1, value.owned());
+                    // A key that is new and comes twice was asked for twice.
+                    let again = if at >= n_before { PLACE + key_bytes } else { 0 };
+                    self.holdings.shrink(old.bytes() + again);
+                }
+                Entry::Vacant(place) => {
+                    self.list.push((place.key().clone(), value.owned()));
+                    place.insert(self.list.len() - 1);
+                }
             }
+        }
+        Ok(())
+    }
+}
+
+impl Value {
+    /// What it takes besides its place.
+    fn bytes(&self) -> usize {
+        match self {
+            Value::Text(text) => of_text(text),
+            Value::Number(_) => 0,
+        }
+    }
+
+    fn owned(self) -> Value {
+        match self {
+            Value::Text(text) => Value::Text(Bytes::copy_from_slice(&text)),
+            number @ Value::Number(_) => number,
         }
     }
 }
 
 impl Key {
+    /// What it takes besides its place.
+    fn bytes(&self) -> usize {
+        match self {
+            Key::Text(text) => of_text(text),
+            Key::Integer(_) => 0,
+        }
+    }
+
+    fn owned(self) -> Key {
+        match self {
+            Key::Text(text) => Key::Text(Bytes::copy_from_slice(&text)),
+            number @ Key::Integer(_) => number,
+        }
+    }
+
     fn text(&self) -> String {
         match self {
             Key::Text(text) => String::from_utf8_lossy(text).into_owned(),
@@ -224,11 +314,19 @@ fn check_lengths(keys: &Tensor, values: &Tensor) -> Result<()> {
     )))
 }
 
-fn keys_of(tensor: &Tensor) -> Result<Vec<Key>> {
+/// A list for `n` keys or values while they are looked at. It is asked for, but only counted by what is made of it.
+fn list<T>(n: usize, holdings: &Holdings) -> Result<Vec<T>> {
+    drop(holdings.charge().another(n.saturating_mul(size_of::<T>()))?);
+    room(n, "entries of a table")
+}
+
+fn keys_of(tensor: &Tensor, holdings: &Holdings) -> Result<Vec<Key>> {
+    let mut keys = list(tensor.n_elements(), holdings)?;
     match tensor.dtype() {
-        DType::Str => Ok(tensor.strings()?.iter().cloned().map(Key::Text).collect()),
-        _ => Ok(integers(tensor)?.into_iter().map(Key::Integer).collect()),
+        DType::Str => keys.extend(tensor.strings()?.iter().cloned().map(Key::Text)),
+        _ => keys.extend(integers(tensor)?.into_iter().map(Key::Integer)),
     }
+    Ok(keys)
 }
 
 fn integer_keys(dtype: DType, keys: Vec<i64>) -> Result<Tensor> {
@@ -248,26 +346,19 @@ fn integer_keys(dtype: DType, keys: Vec<i64>) -> Result<Tensor> {
     }
 }
 
-/// Each element of a tensor, as bytes.
-fn elements(tensor: &Tensor) -> Result<Vec<Bytes>> {
+fn values_of(tensor: &Tensor, holdings: &Holdings) -> Result<Vec<Value>> {
+    let mut values = list(tensor.n_elements(), holdings)?;
     if tensor.dtype() == DType::Str {
-        return Ok(tensor.strings()?.to_vec());
+        values.extend(tensor.strings()?.iter().cloned().map(Value::Text));
+        return Ok(values);
     }
     let size = tensor.dtype().size().unwrap_or(1);
-    let all = Bytes::copy_from_slice(tensor.host_bytes()?);
-    Ok((0..tensor.n_elements()).map(|i| all.slice(i * size..(i + 1) * size)).collect())
-}
-
-fn tensor(dtype: DType, shape: Shape, elements: &[Bytes]) -> Result<Tensor> {
-    if dtype == DType::Str {
-        return Tensor::from_strings(shape, elements.to_vec());
-    }
-    let mut out = Tensor::zeros(dtype, shape)?;
-    let size = dtype.size().unwrap_or(1);
-    for (to, from) in out.host_bytes_mut()?.chunks_exact_mut(size).zip(elements) {
-        to.copy_from_slice(from);
-    }
-    Ok(out)
+    values.extend(tensor.host_bytes()?.chunks_exact(size).map(|bytes| {
+        let mut number = [0; 16];
+        number[..size].copy_from_slice(bytes);
+        Value::Number(number)
+    }));
+    Ok(values)
 }
 
 impl Resource for Table {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, Result};
+use kolo_device::Charge;
 use kolo_graph::{Effects, Gradient, Graph, OpDef, Operation, Output, OwnedState, shape_fns};
 
 use super::core::{Table, TableSpec};
@@ -64,8 +65,8 @@ fn kernel(init: &KernelInit<'_>, mutable: bool) -> Result<Box<dyn Kernel>> {
 impl Described for Table {
     type Spec = TableSpec;
 
-    fn make(name: &Arc<str>, spec: &TableSpec) -> Arc<Table> {
-        Table::new(name.clone(), spec.clone())
+    fn make(name: &Arc<str>, spec: &TableSpec, memory: Charge) -> Result<Arc<Table>> {
+        Table::new(name.clone(), spec.clone(), memory)
     }
 
     fn agree(&self, name: &str, spec: &TableSpec) -> Result<()> {

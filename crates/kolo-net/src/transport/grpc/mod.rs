@@ -16,6 +16,7 @@
 
 mod frame;
 mod link;
+mod opening;
 mod options;
 mod peer;
 mod place;

@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::frame::{self, Intake, Outgoing, ReadError, Received};
+use super::opening::Opening;
 use super::options::{CONNECTION_WINDOW, FRAME_BYTES, STREAM_WINDOW, ServerOptions, set_up};
 use super::status;
 use crate::task::services::{Answer, MasterService, Size, Unwound, WorkerService, master_methods, worker_methods};
@@ -38,7 +39,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const LONGEST_PEEK_PAUSE: Duration = Duration::from_secs(1);
 
 /// How HTTP/2 begins, and so gRPC.
-const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(super) const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The pause after a connection could not be accepted, for lack of file descriptors for instance.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -235,6 +236,9 @@ async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, stat
     if let Some((every, within)) = state.options.ping {
         builder.keep_alive_interval(every).keep_alive_timeout(within);
     }
+    let (stream, opening) = Opening::new(stream);
+    let mut due = std::pin::pin!(tokio::time::sleep(state.options.first_bytes));
+    let mut is_checked = false;
     let id = ConnectionId::new();
     let service = hyper::service::service_fn(move |request| {
         connection::on(id.clone(), respond(state.clone(), request, is_trusted))
@@ -247,6 +251,13 @@ async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, stat
                     tracing::debug!("a connection ended: {error:?}");
                 }
                 return;
+            }
+            () = &mut due, if !is_checked => {
+                is_checked = true;
+                match opening.is_open() {
+                    true => continue,
+                    false => return tracing::debug!("a connection did not open HTTP/2 in time"),
+                }
             }
             phase = next_phase(&mut phases) => phase,
         };

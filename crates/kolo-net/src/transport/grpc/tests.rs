@@ -332,6 +332,31 @@ async fn noise_does_not_disturb_a_server() {
     server.end().await;
 }
 
+/// A client that begins HTTP/2 and goes no further is dropped at the deadline; one that opens it and then is silent, by pings.
+#[tokio::test]
+async fn clients_that_fall_silent_are_dropped() {
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let settings = [preface, &[0, 0, 0, 4, 0, 0, 0, 0, 0][..]].concat();
+    let short = Duration::from_millis(300);
+    let by_deadline = ServerOptions { first_bytes: short, ping: None, ..ServerOptions::default() };
+    let by_ping = ServerOptions { ping: Some((short, short)), ..ServerOptions::default() };
+    for (options, bytes) in [(by_deadline, &preface[..]), (by_ping, &settings[..])] {
+        let server = Served::new(options).await;
+        let mut stream = tokio::net::TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        let mut answer = Vec::new();
+        let closed = tokio::time::timeout(LONG, stream.read_to_end(&mut answer)).await;
+        assert!(closed.is_ok(), "after {} bytes and silence the connection is still open", bytes.len());
+        // Who has opened HTTP/2 in time stays.
+        let peer = server.peer(quick());
+        peer.get_status(GetStatusRequest {}).await.unwrap();
+        tokio::time::sleep(3 * short).await;
+        assert!(peer.trouble().is_none());
+        peer.get_status(GetStatusRequest {}).await.unwrap();
+        server.end().await;
+    }
+}
+
 #[tokio::test]
 async fn another_protocol_is_named() {
     let (address, task) = raw_server(|mut stream| async move {

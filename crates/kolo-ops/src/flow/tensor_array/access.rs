@@ -57,7 +57,7 @@ fn read(ctx: &mut KernelCtx<'_>) -> Result<()> {
     if array.dtype() != expected {
         return Err(array.error(format!("TensorArray dtype is {} but Op requested dtype {expected}.", array.dtype())));
     }
-    ctx.set_output(0, array.read(index.into())?);
+    ctx.set_output(0, array.read(ctx, index.into())?);
     Ok(())
 }
 

@@ -1,7 +1,6 @@
 //! Many elements at once: `TensorArrayGatherV3` and `TensorArrayScatterV3` stack and unstack them,
 //! `TensorArrayConcatV3` and `TensorArraySplitV3` join and cut them along their first dimension.
 
-use bytes::Bytes;
 use kolo_core::{Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{Effects, Gradient, InferCtx, OpDef, shape_fns};
 
@@ -102,7 +101,7 @@ fn gather(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (array, indices) = (array(ctx)?, ctx.integers(1)?);
     expect_dtype(ctx, &array)?;
     let declared = ctx.attrs().shape("element_shape")?.merge(&array.element_shape()?)?;
-    let tensors = indices.iter().map(|&index| array.read(index)).collect::<Result<Vec<_>>>()?;
+    let tensors = indices.iter().map(|&index| array.read(ctx, index)).collect::<Result<Vec<_>>>()?;
     let element = match tensors.first() {
         Some(tensor) => tensor.shape().clone(),
         None => declared.known().ok_or_else(|| zero_size(&array, &declared))?,
@@ -142,7 +141,7 @@ fn concat(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let array = array(ctx)?;
     expect_dtype(ctx, &array)?;
     let n = array.size()?;
-    let tensors = (0..n as i64).map(|index| array.read(index)).collect::<Result<Vec<_>>>()?;
+    let tensors = (0..n as i64).map(|index| array.read(ctx, index)).collect::<Result<Vec<_>>>()?;
     let lengths = tensors
         .iter()
         .map(|tensor| {
@@ -217,9 +216,11 @@ fn zero_size(array: &ArrayObject, declared: &PartialShape) -> Error {
 /// The elements of all tensors one after the other, as one tensor of `shape`.
 fn join(ctx: &KernelCtx<'_>, array: &ArrayObject, tensors: &[Tensor], shape: Shape) -> Result<Tensor> {
     if array.dtype().size().is_none() {
-        let strings = tensors.iter().map(|tensor| tensor.strings());
-        let strings: Vec<Bytes> = strings.collect::<Result<Vec<_>>>()?.concat();
-        return Tensor::from_strings(shape, strings);
+        let mut strings = ctx.strings(shape.n_elements())?;
+        for tensor in tensors {
+            strings.extend_from_slice(tensor.strings()?);
+        }
+        return ctx.string_tensor(shape, strings);
     }
     let mut joined = ctx.allocate(array.dtype(), shape)?;
     let mut rest = joined.host_bytes_mut()?;

@@ -9,8 +9,9 @@ use kolo_device::Charge;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::KernelCtx;
+use crate::holdings::{Holdings, OBJECT};
 use crate::memory::room;
-use crate::resource::{Resource, make_unique};
+use crate::resource::Resource;
 
 /// What a tensor array is made with.
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ pub(super) struct ArrayOptions {
 pub(super) struct ArrayObject {
     options: ArrayOptions,
     state: Mutex<ArrayContents>,
+    /// A loop makes one in every iteration.
+    _object: Charge,
 }
 
 struct ArrayContents {
@@ -39,6 +42,8 @@ struct ArrayContents {
     elements: Vec<Slot>,
     /// The elements' memory, counted as the device's.
     charge: Charge,
+    /// What the elements hold.
+    holdings: Holdings,
     closed: bool,
 }
 
@@ -63,15 +68,18 @@ impl Resource for ArrayObject {
 impl ArrayObject {
     /// An array of `size` elements. The device of `ctx` counts their memory.
     pub(super) fn new(ctx: &KernelCtx<'_>, options: ArrayOptions, size: usize) -> Result<ArrayObject> {
+        let tag: Arc<str> = format!("TensorArray {}", options.name).into();
+        let object = ctx.device.charge(OBJECT, &tag)?;
         let mut state = ArrayContents {
             element_shape: options.element_shape.clone(),
             dynamic_size: options.dynamic_size,
             elements: Vec::new(),
             charge: Charge::NONE,
+            holdings: Holdings::new(object.another(0)?),
             closed: false,
         };
         state.grow(ctx, size)?;
-        Ok(ArrayObject { options, state: Mutex::new(state) })
+        Ok(ArrayObject { options, state: Mutex::new(state), _object: object })
     }
 
     /// The array for the gradients of this one's elements. From now on this one keeps its size.
@@ -115,6 +123,7 @@ impl ArrayObject {
         state.closed = true;
         let elements = std::mem::take(&mut state.elements);
         let charge = std::mem::replace(&mut state.charge, Charge::NONE);
+        state.holdings.clear();
         drop(state);
         drop(elements);
         drop(charge);
@@ -151,7 +160,8 @@ impl ArrayObject {
         if self.options.identical_element_shapes {
             state.element_shape = PartialShape::from(value.shape());
         }
-        let slot = &mut state.elements[at];
+        let ArrayContents { elements, holdings, .. } = &mut *state;
+        let slot = &mut elements[at];
         if slot.read {
             return Err(refused("it has already been read.".to_owned()));
         }
@@ -167,22 +177,32 @@ impl ArrayObject {
                 )));
             }
         }
+        // A sum lies where the first value does, or in memory of the device.
+        if slot.tensor.is_none() {
+            holdings.add(0, std::slice::from_ref(&value))?;
+        }
         slot.shape = Some(value.shape().clone());
         slot.tensor = Some(match slot.tensor.take() {
-            Some(sum) => add(sum, &value)?,
+            Some(sum) => {
+                holdings.remove(0, std::slice::from_ref(&sum));
+                let sum = add(ctx, sum, &value)?;
+                holdings.add(0, std::slice::from_ref(&sum))?;
+                sum
+            }
             None => value,
         });
         Ok(())
     }
 
-    pub(super) fn read(&self, index: i64) -> Result<Tensor> {
+    pub(super) fn read(&self, ctx: &KernelCtx<'_>, index: i64) -> Result<Tensor> {
         let mut state = self.open()?;
         let size = state.elements.len();
         let Some(at) = usize::try_from(index).ok().filter(|&at| at < size) else {
             return Err(self.error(format!("Tried to read from index {index} but array size is: {size}")));
         };
-        let known = state.element_shape.known();
-        let slot = &mut state.elements[at];
+        let ArrayContents { elements, holdings, element_shape, .. } = &mut *state;
+        let known = element_shape.known();
+        let slot = &mut elements[at];
         if slot.cleared {
             return Err(self.error(format!(
                 "Could not read index {index} twice because it was cleared after a previous read (perhaps try setting \
@@ -191,19 +211,20 @@ impl ArrayObject {
         }
         let tensor = match (&slot.tensor, slot.shape.clone().or(known)) {
             (Some(tensor), _) => tensor.clone(),
-            (None, Some(shape)) => Tensor::zeros(self.options.dtype, shape)?,
+            (None, Some(shape)) => ctx.allocate_zeroed(self.options.dtype, shape)?,
             (None, None) => {
                 return Err(self.error(format!(
                     "Could not read from TensorArray index {index}.  Furthermore, the element shape is not fully defined: \
-                     {}.  It is possible you are working with a resizeable TensorArray and stop_gradients is not allowing \
-                     the gradients to be written.",
-                    state.element_shape
+                     {element_shape}.  It is possible you are working with a resizeable TensorArray and stop_gradients is \
+                     not allowing the gradients to be written."
                 )));
             }
         };
         slot.read = true;
         if self.options.clear_after_read {
-            slot.tensor = None;
+            if let Some(gone) = slot.tensor.take() {
+                holdings.remove(0, std::slice::from_ref(&gone));
+            }
             slot.cleared = true;
         }
         Ok(tensor)
@@ -242,8 +263,12 @@ impl ArrayContents {
 const MOST_ELEMENTS: usize = 1 << 28;
 
 /// `sum + value`, in place where nobody else holds `sum`.
-fn add(mut sum: Tensor, value: &Tensor) -> Result<Tensor> {
-    make_unique(&mut sum)?;
+fn add(ctx: &KernelCtx<'_>, mut sum: Tensor, value: &Tensor) -> Result<Tensor> {
+    if !sum.is_unique() && sum.memory().is_host() && sum.dtype().size().is_some() {
+        let mut copy = ctx.allocate(sum.dtype(), sum.shape().clone())?;
+        copy.host_bytes_mut()?.copy_from_slice(sum.host_bytes()?);
+        sum = copy;
+    }
     fn of<T: Element>(sum: &mut Tensor, value: &Tensor, add: impl Fn(T, T) -> T) -> Result<()> {
         let value = value.data::<T>()?;
         sum.data_mut::<T>()?.iter_mut().zip(value).for_each(|(sum, value)| *sum = add(*sum, *value));

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kolo_core::{Error, Result, Tensor};
+use kolo_device::Charge;
 use parking_lot::Mutex;
 
 use super::work::{Format, Record, Work};
@@ -248,8 +249,8 @@ impl Resource for Reader {
 impl Described for Reader {
     type Spec = Format;
 
-    fn make(_: &Arc<str>, format: &Format) -> Arc<Reader> {
-        Arc::new(Reader { format: format.clone(), line: Mutex::default(), progress: Mutex::default() })
+    fn make(_: &Arc<str>, format: &Format, _: Charge) -> Result<Arc<Reader>> {
+        Ok(Arc::new(Reader { format: format.clone(), line: Mutex::default(), progress: Mutex::default() }))
     }
 
     fn agree(&self, name: &str, format: &Format) -> Result<()> {

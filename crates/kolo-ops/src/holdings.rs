@@ -1,0 +1,283 @@
+//! What objects hold that outlive kernel calls: queues, tables, stacks, accumulators. A graph decides how much that becomes, so it
+//! is asked for before it is taken, and counted against the limit of the object's device until it goes.
+//!
+//! | what | counted as |
+//! | --- | --- |
+//! | numbers in a device's memory | nothing: their device counts them, whoever holds them |
+//! | numbers elsewhere, such as a fed value | their buffer, once per object that holds it |
+//! | text | its list, unless a device counts that, and its bytes, once per object that holds it |
+//! | an element of the object | what its place in the object's lists takes, and one block per tensor that has one |
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kolo_core::{Buffer, DType, Error, Memory, ResourceHandle, Result, Shape, Strings, Tensor, TensorData};
+use kolo_device::Charge;
+
+/// What the allocator and reference counts add to each block of memory.
+const BLOCK: usize = 64;
+
+/// From this size on, a buffer or a list that several elements share is looked up, to be counted once.
+const LEAST_SHARED: usize = 4096;
+
+/// At least so many bytes are charged more than are held, so that few elements cost the device's lock.
+const SLACK: usize = 4096;
+
+/// What an object takes of which a loop makes one in every iteration: itself, its locks, its name, its place in a store.
+pub(crate) const OBJECT: usize = 1024;
+
+/// What one object holds.
+pub(crate) struct Holdings {
+    charge: Charge,
+    charged: usize,
+    held: usize,
+    /// Large buffers and lists by their address, with the number of times they are held.
+    shared: HashMap<usize, usize>,
+}
+
+impl Holdings {
+    /// Nothing yet. The charge names the object and counts nothing.
+    pub fn new(charge: Charge) -> Holdings {
+        Holdings { charge, charged: 0, held: 0, shared: HashMap::new() }
+    }
+
+    /// Adds a part of the object with its tensors: `n_bytes` for its place in lists. An error, and nothing is added, if the
+    /// device has no memory for it.
+    pub fn add(&mut self, n_bytes: usize, tensors: &[Tensor]) -> Result<()> {
+        let mut total = n_bytes;
+        for (i, tensor) in tensors.iter().enumerate() {
+            // What occurs twice here is only looked up, since it is entered below.
+            let is_twice = || {
+                let own = address(tensor);
+                own.is_some() && tensors[..i].iter().any(|other| address(other) == own)
+            };
+            total = total.saturating_add(match self.is_known(tensor) || is_twice() {
+                true => BLOCK,
+                false => footprint(tensor),
+            });
+        }
+        self.grow(total)?;
+        for tensor in tensors {
+            if let Some(address) = address(tensor) {
+                *self.shared.entry(address).or_insert(0) += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The part goes, with the tensors that came with it.
+    pub fn remove(&mut self, n_bytes: usize, tensors: &[Tensor]) {
+        let mut total = n_bytes;
+        for tensor in tensors {
+            let is_last = address(tensor).is_none_or(|address| match self.shared.get_mut(&address) {
+                Some(n) if *n > 1 => {
+                    *n -= 1;
+                    false
+                }
+                _ => {
+                    self.shared.remove(&address);
+                    true
+                }
+            });
+            total = total.saturating_add(if is_last { footprint(tensor) } else { BLOCK });
+        }
+        self.shrink(total);
+    }
+
+    /// Adds bytes that are in no tensor.
+    pub fn grow(&mut self, n_bytes: usize) -> Result<()> {
+        let held = self.held.saturating_add(n_bytes);
+        if held > self.charged {
+            let ample = held.saturating_add((held / 16).max(SLACK));
+            self.charged = match self.charge.resize(ample) {
+                Ok(()) => ample,
+                Err(_) => self.charge.resize(held).map(|()| held)?,
+            };
+        }
+        self.held = held;
+        Ok(())
+    }
+
+    /// Bytes that are in no tensor go.
+    pub fn shrink(&mut self, n_bytes: usize) {
+        self.held = self.held.saturating_sub(n_bytes);
+        let ample = self.held + (self.held / 16).max(SLACK);
+        // Not at once, so that what goes and comes again costs nothing.
+        if self.charged > 2 * ample && self.charge.resize(ample).is_ok() {
+            self.charged = ample;
+        }
+        if self.held == 0 && self.charge.resize(0).is_ok() {
+            self.charged = 0;
+        }
+    }
+
+    /// Everything goes.
+    pub fn clear(&mut self) {
+        self.shared = HashMap::new();
+        self.shrink(self.held);
+    }
+
+    /// What it is charged by.
+    pub fn charge(&self) -> &Charge {
+        &self.charge
+    }
+
+    /// How many bytes are held now.
+    #[cfg(test)]
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    fn is_known(&self, tensor: &Tensor) -> bool {
+        address(tensor).is_some_and(|address| self.shared.contains_key(&address))
+    }
+}
+
+/// The error of a list that cannot grow; `what` names it.
+pub(crate) fn no_room(what: &str) -> Error {
+    Error::resource_exhausted(format!("OOM when adding to {what}: the system refused"))
+}
+
+/// Where a large buffer or list lies that no device counts, and that others may hold, too.
+fn address(tensor: &Tensor) -> Option<usize> {
+    let address = match tensor.storage() {
+        TensorData::Inline(_) => return None,
+        TensorData::Buffer { buffer, .. } => Arc::as_ptr(buffer).cast::<()>().addr(),
+        TensorData::Strings(strings) => Arc::as_ptr(strings).addr(),
+        TensorData::Handles(handles) => Arc::as_ptr(handles).addr(),
+    };
+    (footprint(tensor) >= LEAST_SHARED).then_some(address)
+}
+
+/// What a tensor takes besides its place in a list, as far as no device counts it.
+pub(crate) fn footprint(tensor: &Tensor) -> usize {
+    let elements = match tensor.storage() {
+        TensorData::Inline(_) => 0,
+        TensorData::Buffer { buffer, .. } => BLOCK + uncounted(&**buffer),
+        TensorData::Strings(strings) => BLOCK.saturating_add(text(strings)),
+        TensorData::Handles(handles) => BLOCK + size_of_val(&handles[..]).max(size_of::<ResourceHandle>()),
+    };
+    // Longer shapes are in a block of their own.
+    let shape = if tensor.shape().len() > 4 { BLOCK + size_of_val(tensor.shape().dims()) } else { 0 };
+    elements + shape
+}
+
+fn uncounted(buffer: &dyn Buffer) -> usize {
+    // What is pinned, or lies in a device's memory, is that device's.
+    if buffer.is_counted() || buffer.memory() != Memory::Host { 0 } else { buffer.n_bytes() }
+}
+
+fn text(strings: &Strings) -> usize {
+    let list = if strings.is_counted() { 0 } else { size_of_val(&strings[..]) };
+    strings.iter().map(of_text).fold(list, usize::saturating_add)
+}
+
+/// What a text takes besides its place in a list.
+pub(crate) fn of_text(text: &Bytes) -> usize {
+    if text.is_empty() { 0 } else { BLOCK + text.len() }
+}
+
+/// The tensor in memory that a device counts: copied if it lies elsewhere.
+pub(crate) fn counted(tensor: Tensor, memory: &Charge) -> Result<Tensor> {
+    match tensor.storage() {
+        TensorData::Buffer { buffer, .. } if uncounted(&**buffer) > 0 => copied(&tensor, memory),
+        _ => Ok(tensor),
+    }
+}
+
+/// Copies numbers unless this is the only handle to them.
+pub(crate) fn make_unique(tensor: &mut Tensor, memory: &Charge) -> Result<()> {
+    if !tensor.is_unique() && tensor.dtype().size().is_some() {
+        *tensor = copied(tensor, memory)?;
+    }
+    Ok(())
+}
+
+fn copied(tensor: &Tensor, memory: &Charge) -> Result<Tensor> {
+    let mut copy = memory.zeros(tensor.dtype(), tensor.shape().clone())?;
+    copy.host_bytes_mut()?.copy_from_slice(tensor.host_bytes()?);
+    Ok(copy)
+}
+
+/// What `n_elements` values of a dtype take in a device's memory, or as text with so many bytes.
+pub(crate) fn estimate(dtype: DType, n_elements: usize, n_text: usize) -> usize {
+    match dtype.size() {
+        Some(size) => BLOCK.saturating_add(n_elements.saturating_mul(size)),
+        None => n_elements.saturating_mul(size_of::<Bytes>() + BLOCK).saturating_add(n_text).saturating_add(BLOCK),
+    }
+}
+
+/// A list of strings that holds a charge for itself as long as it lives.
+pub(crate) fn counted_strings(charge: &Charge, shape: Shape, strings: Vec<Bytes>) -> Result<Tensor> {
+    let n_bytes = strings.capacity() * size_of::<Bytes>();
+    match n_bytes < LEAST_SHARED {
+        true => Tensor::from_strings(shape, strings),
+        false => Tensor::from_counted_strings(shape, strings, charge.another(n_bytes)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_core::Code;
+    use kolo_device::Arena;
+
+    use super::*;
+
+    fn holdings(limit: u64) -> (Arc<Arena>, Holdings) {
+        let arena = Arena::new("cpu", Some(limit));
+        let charge = arena.charge(0, &"FIFOQueue q".into()).unwrap();
+        (arena, Holdings::new(charge))
+    }
+
+    #[test]
+    fn what_is_added_is_given_back_when_it_is_removed() {
+        let (arena, mut holdings) = holdings(1 << 20);
+        let text = Tensor::from_strings([2], vec![Bytes::from_static(b"abc"), Bytes::new()]).unwrap();
+        let tensors = [Tensor::scalar(1i64), text, Tensor::zeros(DType::F32, [100]).unwrap()];
+        holdings.add(100, &tensors).unwrap();
+        // The text's list, the text, and the numbers, with a block each.
+        assert_eq!(holdings.held(), 100 + (BLOCK + 64) + (BLOCK + 3) + (BLOCK + 400));
+        assert!(arena.stats().in_use >= holdings.held() as u64);
+        holdings.remove(100, &tensors);
+        assert_eq!((holdings.held(), arena.stats().in_use), (0, 0));
+        let error = (0..).map(|_| holdings.add(1000, &tensors)).find_map(Result::err).unwrap();
+        assert_eq!(error.code(), Code::ResourceExhausted);
+        assert!(error.message().contains("'FIFOQueue q'"), "{error}");
+        assert!(arena.stats().in_use <= 1 << 20);
+        holdings.clear();
+        assert_eq!(arena.stats().in_use, 0);
+    }
+
+    #[test]
+    fn what_a_device_counts_is_not_counted_again_and_what_is_shared_once() {
+        let (arena, mut holdings) = holdings(1 << 20);
+        let counted = Charge::zeros(&arena.charge(0, &"a".into()).unwrap(), DType::F32, [10_000].into()).unwrap();
+        holdings.add(0, std::slice::from_ref(&counted)).unwrap();
+        assert_eq!(holdings.held(), BLOCK);
+        let shared = Tensor::zeros(DType::F32, [10_000]).unwrap();
+        let both = [shared.rows(0, 1).unwrap(), shared.clone()];
+        holdings.add(0, &both).unwrap();
+        holdings.add(0, std::slice::from_ref(&shared)).unwrap();
+        assert_eq!(holdings.held(), 4 * BLOCK + 40_000);
+        holdings.remove(0, &both);
+        assert_eq!(holdings.held(), 2 * BLOCK + 40_000);
+        holdings.remove(0, &[shared]);
+        holdings.remove(0, &[counted]);
+        assert_eq!(holdings.held(), 0);
+    }
+
+    #[test]
+    fn a_list_of_strings_counts_as_long_as_it_lives() {
+        let (arena, holdings) = holdings(1 << 20);
+        let list = counted_strings(&holdings.charge, [1000].into(), vec![Bytes::new(); 1000]).unwrap();
+        let kept = list.clone();
+        assert_eq!((arena.stats().in_use, footprint(&list)), (32_000, BLOCK));
+        drop(list);
+        assert_eq!(arena.stats().in_use, 32_000);
+        drop(kept);
+        assert_eq!(arena.stats().in_use, 0);
+        let error = counted_strings(&holdings.charge, [40_000].into(), vec![Bytes::new(); 40_000]).unwrap_err();
+        assert_eq!(error.code(), Code::ResourceExhausted);
+    }
+}
