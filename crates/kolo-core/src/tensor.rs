@@ -75,16 +75,22 @@ pub struct Strings {
     list: Vec<Bytes>,
     /// Held as long as the list is: what a device has counted for it.
     charge: Option<Box<dyn Any + Send + Sync>>,
+    is_text_counted: bool,
 }
 
 impl Strings {
     fn new(list: Vec<Bytes>) -> Arc<Strings> {
-        Arc::new(Strings { list, charge: None })
+        Arc::new(Strings { list, charge: None, is_text_counted: false })
     }
 
     /// True if a device counts the list, without the text, against its limit.
-    pub fn is_counted(&self) -> bool {
+    pub fn is_list_counted(&self) -> bool {
         self.charge.is_some()
+    }
+
+    /// True if a device counts the text against its limit.
+    pub fn is_text_counted(&self) -> bool {
+        self.is_text_counted
     }
 }
 
@@ -211,16 +217,19 @@ impl Tensor {
     }
 
     /// As [`Tensor::from_strings`]; the tensor holds `charge`, by which a device counts the list, as long as it lives.
+    /// `is_text_counted` says whether a device counts the text, too, by this charge or another one.
     pub fn from_counted_strings(
         shape: impl Into<Shape>,
         strings: Vec<Bytes>,
         charge: impl Any + Send + Sync,
+        is_text_counted: bool,
     ) -> Result<Tensor> {
         let mut tensor = Tensor::from_strings(shape, strings)?;
         if let TensorData::Strings(strings) = &mut tensor.data
             && let Some(strings) = Arc::get_mut(strings)
         {
             strings.charge = Some(Box::new(charge));
+            strings.is_text_counted = is_text_counted;
         }
         Ok(tensor)
     }

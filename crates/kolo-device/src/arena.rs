@@ -108,6 +108,11 @@ impl Charge {
         Ok(())
     }
 
+    /// What it is counted as.
+    pub fn tag(&self) -> Arc<str> {
+        self.held.as_ref().map(|(arena, place)| arena.tag(*place)).unwrap_or_default()
+    }
+
     /// A second charge against the same memory.
     pub fn another(&self, n_bytes: usize) -> Result<Charge> {
         let Some((arena, place)) = &self.held else { return Ok(Charge::NONE) };
@@ -303,7 +308,7 @@ impl Arena {
 
     fn exhausted(&self, state: &ArenaState, n_bytes: usize, tag: &str) -> Error {
         const SHOWN: usize = 10;
-        let mut largest: Vec<&(u64, Arc<str>)> = state.live.iter().flatten().collect();
+        let mut largest: Vec<&(u64, Arc<str>)> = state.live.iter().flatten().filter(|(size, _)| *size > 0).collect();
         largest.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
         let list: Vec<String> = largest.iter().take(SHOWN).map(|(size, tag)| format!("{tag} {size}")).collect();
         let limit = match self.limit {

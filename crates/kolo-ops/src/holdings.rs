@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | numbers in a device's memory | nothing: their device counts them, whoever holds them |
 //! | numbers elsewhere, such as a fed value | their buffer, once per object that holds it |
-//! | text | its list, unless a device counts that, and its bytes, once per object that holds it |
+//! | text | its list and its bytes, unless a device counts them, once per object that holds it |
 //! | an element of the object | what its place in the object's lists takes, and one block per tensor that has one |
 
 use std::collections::HashMap;
@@ -118,6 +118,11 @@ impl Holdings {
         self.shrink(self.held);
     }
 
+    /// The error of the object's lists if they cannot grow.
+    pub fn no_room(&self) -> Error {
+        Error::resource_exhausted(format!("OOM when adding to '{}': the system refused", self.charge.tag()))
+    }
+
     /// What it is charged by.
     pub fn charge(&self) -> &Charge {
         &self.charge
@@ -132,11 +137,6 @@ impl Holdings {
     fn is_known(&self, tensor: &Tensor) -> bool {
         address(tensor).is_some_and(|address| self.shared.contains_key(&address))
     }
-}
-
-/// The error of a list that cannot grow; `what` names it.
-pub(crate) fn no_room(what: &str) -> Error {
-    Error::resource_exhausted(format!("OOM when adding to {what}: the system refused"))
 }
 
 /// Where a large buffer or list lies that no device counts, and that others may hold, too.
@@ -169,8 +169,11 @@ fn uncounted(buffer: &dyn Buffer) -> usize {
 }
 
 fn text(strings: &Strings) -> usize {
-    let list = if strings.is_counted() { 0 } else { size_of_val(&strings[..]) };
-    strings.iter().map(of_text).fold(list, usize::saturating_add)
+    let list = if strings.is_list_counted() { 0 } else { size_of_val(&strings[..]) };
+    match strings.is_text_counted() {
+        true => list,
+        false => strings.iter().map(of_text).fold(list, usize::saturating_add),
+    }
 }
 
 /// What a text takes besides its place in a list.
@@ -213,7 +216,7 @@ pub(crate) fn counted_strings(charge: &Charge, shape: Shape, strings: Vec<Bytes>
     let n_bytes = strings.capacity() * size_of::<Bytes>();
     match n_bytes < LEAST_SHARED {
         true => Tensor::from_strings(shape, strings),
-        false => Tensor::from_counted_strings(shape, strings, charge.another(n_bytes)?),
+        false => Tensor::from_counted_strings(shape, strings, charge.another(n_bytes)?, false),
     }
 }
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use kolo_core::{Buffer, Error, Result, Shape, Tensor};
 
 use crate::KernelCtx;
+use crate::holdings::{Holdings, of_text};
 
 /// Text up to this many bytes is not worth a block of the device's memory.
 const LEAST_SHARED: usize = 4096;
@@ -16,8 +17,12 @@ pub(crate) fn room<T>(n: usize, what: &str) -> Result<Vec<T>> {
     let mut list = Vec::new();
     match list.try_reserve_exact(n) {
         Ok(()) => Ok(list),
-        Err(_) => Err(Error::resource_exhausted(format!("OOM when allocating {n} {what}: the system refused"))),
+        Err(_) => Err(refused(n, what)),
     }
+}
+
+fn refused(n: usize, what: &str) -> Error {
+    Error::resource_exhausted(format!("OOM when allocating {n} {what}: the system refused"))
 }
 
 /// `n` copies of a value.
@@ -27,7 +32,66 @@ pub(crate) fn filled<T: Clone>(n: usize, value: T, what: &str) -> Result<Vec<T>>
     Ok(list)
 }
 
+/// Strings that a kernel makes one after the other. List and text are asked for as they come, and count as long as the tensor
+/// that is made of them lives.
+pub(crate) struct StringsMade<'c> {
+    ctx: &'c KernelCtx<'c>,
+    list: Vec<Bytes>,
+    /// What was not worth a charge so far.
+    n_bytes: usize,
+    holdings: Option<Holdings>,
+    /// Some share text with other strings, whose it is.
+    has_parts: bool,
+}
+
+impl StringsMade<'_> {
+    /// Adds a string.
+    pub fn push(&mut self, text: Bytes) -> Result<()> {
+        self.n_bytes += of_text(&text);
+        self.add(text)
+    }
+
+    /// Adds a part of another string, whose text it shares.
+    pub fn push_part(&mut self, text: Bytes) -> Result<()> {
+        self.has_parts = true;
+        self.add(text)
+    }
+
+    fn add(&mut self, text: Bytes) -> Result<()> {
+        // The list has room for up to twice as many.
+        self.n_bytes += 2 * size_of::<Bytes>();
+        if self.n_bytes >= LEAST_SHARED {
+            let holdings = match &mut self.holdings {
+                Some(holdings) => holdings,
+                none => none.insert(Holdings::new(self.ctx.device.charge(0, &self.ctx.node.name)?)),
+            };
+            holdings.grow(std::mem::take(&mut self.n_bytes))?;
+        }
+        self.list.try_reserve(1).map_err(|_| refused(self.list.len(), "strings"))?;
+        self.list.push(text);
+        Ok(())
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// The tensor of the strings.
+    pub fn finish(self, shape: Shape) -> Result<Tensor> {
+        match self.holdings {
+            Some(holdings) => Tensor::from_counted_strings(shape, self.list, holdings, !self.has_parts),
+            None => Tensor::from_strings(shape, self.list),
+        }
+    }
+}
+
 impl KernelCtx<'_> {
+    /// No strings yet.
+    pub(crate) fn strings_made(&self) -> StringsMade<'_> {
+        StringsMade { ctx: self, list: Vec::new(), n_bytes: 0, holdings: None, has_parts: false }
+    }
+
     /// Room for `n` strings, which the device has, too.
     pub(crate) fn strings(&self, n: usize) -> Result<Vec<Bytes>> {
         self.list(n, "strings")
@@ -38,8 +102,27 @@ impl KernelCtx<'_> {
         let n_bytes = strings.capacity() * size_of::<Bytes>();
         match n_bytes < LEAST_SHARED {
             true => Tensor::from_strings(shape, strings),
-            false => Tensor::from_counted_strings(shape, strings, self.device.charge(n_bytes, &self.node.name)?),
+            false => {
+                let charge = self.device.charge(n_bytes, &self.node.name)?;
+                Tensor::from_counted_strings(shape, strings, charge, false)
+            }
         }
+    }
+
+    /// A tensor of `n` texts as [`KernelCtx::texts`] makes them, all of which count as the device's memory.
+    pub(crate) fn text_tensor<'p, I: Iterator<Item = &'p [u8]>>(
+        &self,
+        shape: Shape,
+        pieces: impl Fn(usize) -> I,
+    ) -> Result<Tensor> {
+        let texts = self.texts(shape.n_elements(), pieces)?;
+        let (n_bytes, n_text) = (texts.capacity() * size_of::<Bytes>(), texts.iter().map(Bytes::len).sum::<usize>());
+        if n_bytes + n_text < LEAST_SHARED {
+            return Tensor::from_strings(shape, texts);
+        }
+        // Shorter ones are not in the device's memory.
+        let charge = self.device.charge(n_bytes + if n_text < LEAST_SHARED { n_text } else { 0 }, &self.node.name)?;
+        Tensor::from_counted_strings(shape, texts, charge, true)
     }
 
     /// Room for `n` of something that lies in a list of its own, which the device has, too.

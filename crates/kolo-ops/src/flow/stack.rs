@@ -10,7 +10,7 @@ use kolo_device::Charge;
 use kolo_graph::{Effects, Gradient, HostRule, OpDef, shape_fns};
 use parking_lot::Mutex;
 
-use crate::holdings::{Holdings, OBJECT, no_room};
+use crate::holdings::{Holdings, OBJECT};
 use crate::op::{Gpu, Op, cpu_any};
 use crate::resource::Resource;
 use crate::{Cost, KernelCtx};
@@ -151,7 +151,7 @@ fn push(ctx: &mut KernelCtx<'_>) -> Result<()> {
         holdings.add(PLACE, std::slice::from_ref(&tensor))?;
         if tensors.try_reserve(1).is_err() {
             holdings.remove(PLACE, std::slice::from_ref(&tensor));
-            return Err(no_room(&format!("Stack[{}]", stack.name)));
+            return Err(holdings.no_room());
         }
         tensors.push(tensor.clone());
     }

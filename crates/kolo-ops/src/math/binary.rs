@@ -184,12 +184,11 @@ fn join_strings(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let shape = broadcast_shape(a.shape(), b.shape())?;
     let walk = Walk::new(&shape, a.shape(), b.shape());
     let (left, right) = (a.strings()?, b.strings()?);
-    let joined = ctx.texts(shape.n_elements(), |i| {
+    let out = ctx.text_tensor(shape.clone(), |i| {
         let (at_a, at_b) = walk.offsets(i / walk.run);
         let within = |moves: bool| if moves { i % walk.run } else { 0 };
         [&left[at_a + within(walk.inner.0)][..], &right[at_b + within(walk.inner.1)][..]].into_iter()
     })?;
-    let out = ctx.string_tensor(shape.clone(), joined)?;
     ctx.set_output(0, out);
     Ok(())
 }

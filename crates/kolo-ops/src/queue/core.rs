@@ -277,7 +277,8 @@ impl QueueContents {
         let Some(head) = self.enqueues.front_mut() else { return false };
         let mut changed = false;
         while self.elements.len() < self.capacity && !head.rest.is_empty() {
-            if let Err(error) = self.elements.reserve() {
+            if !self.elements.reserve() {
+                let error = self.holdings.no_room();
                 if let Some(failed) = self.enqueues.pop_front() {
                     self.let_go(&failed.rest);
                     served.push(Served::Enqueued(failed.waiter, Err(error)));

@@ -165,13 +165,7 @@ pub(super) struct DenseSum(Option<Tensor>);
 
 impl DenseSum {
     /// Adds a gradient, which must fit the declared shape and what was added before.
-    pub fn add(
-        &mut self,
-        gradient: Tensor,
-        declared: &PartialShape,
-        pool: &IntraPool,
-        memory: &Charge,
-    ) -> Result<()> {
+    pub fn add(&mut self, gradient: Tensor, declared: &PartialShape, pool: &IntraPool, memory: &Charge) -> Result<()> {
         if !declared.admits(gradient.shape()) {
             return Err(mismatch(declared, &gradient));
         }

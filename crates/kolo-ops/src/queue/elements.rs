@@ -9,7 +9,7 @@ use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::Charge;
 use smallvec::SmallVec;
 
-use crate::holdings::{counted_strings, estimate, no_room};
+use crate::holdings::{counted_strings, estimate};
 use crate::memory::filled;
 use crate::random::philox::{Philox, Words};
 
@@ -70,14 +70,14 @@ impl Elements {
         }
     }
 
-    /// Makes room for one more, so that adding it cannot fail.
-    pub fn reserve(&mut self) -> Result<()> {
+    /// Makes room for one more, so that adding it cannot fail; false if there is none.
+    pub fn reserve(&mut self) -> bool {
         match self {
             Elements::Line(elements) => elements.try_reserve(1),
             Elements::Bag { elements, .. } => elements.try_reserve(1),
             Elements::Heap { elements, .. } => elements.try_reserve(1),
         }
-        .map_err(|_| no_room("a queue"))
+        .is_ok()
     }
 
     /// Gives room back that many more elements once took.

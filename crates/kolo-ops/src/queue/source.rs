@@ -70,10 +70,9 @@ impl<R: Described> Source<R> {
         {
             return Ok(found.clone());
         }
-        let object =
-            self.store.lookup_or_create(&self.container, &self.name, || {
-                R::make(&self.name, &self.spec, device.charge(0, &self.tag)?)
-            })?;
+        let object = self.store.lookup_or_create(&self.container, &self.name, || {
+            R::make(&self.name, &self.spec, device.charge(0, &self.tag)?)
+        })?;
         object.agree(&self.name, &self.spec)?;
         let handle = match self.is_ref {
             true => {

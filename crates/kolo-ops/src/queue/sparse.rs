@@ -329,7 +329,8 @@ mod tests {
         let none = tensor::<f64, 2>([0, 1], []);
         sum.add(&SparseGradient { indices: &[], values: &none, shape: None }, &spec.shape, &mut none_held).unwrap();
         let twice = tensor([2, 1], [1.0f64, 2.0]);
-        sum.add(&SparseGradient { indices: &[4, 4], values: &twice, shape: None }, &spec.shape, &mut none_held).unwrap();
+        sum.add(&SparseGradient { indices: &[4, 4], values: &twice, shape: None }, &spec.shape, &mut none_held)
+            .unwrap();
         let found = sum.finish(&spec, &Charge::NONE).unwrap();
         assert_eq!(found, [Tensor::from([4i64]), tensor([1, 1], [3.0f64]), Tensor::from([5i64, 1])]);
     }

@@ -12,7 +12,7 @@ use kolo_graph::{Effects, Gradient, OpDef, ShapeFn, shape_fns};
 use parking_lot::Mutex;
 
 use super::wait::{Waiter, Waits, watch};
-use crate::holdings::{Holdings, no_room};
+use crate::holdings::Holdings;
 use crate::kernel::KernelInit;
 use crate::op::{Gpu, KernelDef, Op, cpu_made};
 use crate::resource::Resource;
@@ -252,7 +252,7 @@ impl StageContents {
         self.holdings.add(place_bytes(values), values)?;
         if self.elements.try_reserve(1).is_err() || self.puts.try_reserve(1).is_err() {
             self.let_go(values);
-            return Err(no_room("a staging area"));
+            return Err(self.holdings.no_room());
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use kolo_core::{Error, ResourceHandle, Result, Tensor};
 use kolo_graph::{Effects, Gradient, OpDef, shape_fns};
 use parking_lot::Mutex;
 
-use crate::holdings::{Holdings, no_room};
+use crate::holdings::Holdings;
 use crate::op::{Gpu, Op, cpu_any};
 use crate::resource::Resource;
 use crate::{Cost, KernelCtx};
@@ -121,7 +121,7 @@ fn keep(ctx: &mut KernelCtx<'_>) -> Result<String> {
     kept.holdings.add(place_bytes(&name), std::slice::from_ref(&value))?;
     if kept.tensors.try_reserve(1).is_err() {
         kept.holdings.remove(place_bytes(&name), std::slice::from_ref(&value));
-        return Err(no_room("the session tensors"));
+        return Err(kept.holdings.no_room());
     }
     kept.tensors.insert(name.clone(), value);
     Ok(name)

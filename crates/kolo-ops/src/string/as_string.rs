@@ -8,6 +8,7 @@ use kolo_graph::{Attrs, OpDef, Output, shape_fns};
 
 use super::NO_GRADIENT;
 use super::printf::{Format, Notation};
+use crate::memory::StringsMade;
 use crate::op::{Gpu, KernelMaker, Op, cpu_made};
 use crate::{Cost, Kernel, KernelCtx, KernelInit};
 
@@ -96,13 +97,13 @@ impl AsString {
         Format { flag, ..self.format }.number(false, &value.to_string(), true).into()
     }
 
-    fn texts(&self, tensor: &Tensor) -> Result<Vec<Bytes>> {
+    fn texts(&self, tensor: &Tensor, made: &mut StringsMade<'_>) -> Result<()> {
         macro_rules! each {
             ($ty:ty, |$x:ident| $text:expr) => {
-                looking(tensor.data::<$ty>()?).map(|&$x| $text).collect()
+                looking(tensor.data::<$ty>()?).try_for_each(|&$x| made.push($text))
             };
         }
-        Ok(match tensor.dtype() {
+        match tensor.dtype() {
             DType::F32 => each!(f32, |x| self.float(f64::from(x))),
             DType::F64 => each!(f64, |x| self.float(x)),
             DType::F16 => each!(f16, |x| self.float(x.to_f64())),
@@ -116,9 +117,9 @@ impl AsString {
             DType::U32 => each!(u32, |x| self.unsigned(x.into())),
             DType::U64 => each!(u64, |x| self.unsigned(x)),
             DType::Bool => each!(bool, |x| Bytes::from_static(if x { b"true" } else { b"false" })),
-            DType::Str => looking(tensor.strings()?).map(|text| self.padded(text)).collect(),
-            other => return Err(Error::unimplemented(format!("AsString does not work on {other}"))),
-        })
+            DType::Str => looking(tensor.strings()?).try_for_each(|text| made.push(self.padded(text))),
+            other => Err(Error::unimplemented(format!("AsString does not work on {other}"))),
+        }
     }
 
     fn padded(&self, text: &Bytes) -> Bytes {
@@ -135,7 +136,9 @@ impl AsString {
 impl Kernel for AsString {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
         let input = ctx.input(0)?;
-        let out = ctx.string_tensor(input.shape().clone(), self.texts(input)?)?;
+        let mut made = ctx.strings_made();
+        self.texts(input, &mut made)?;
+        let out = made.finish(input.shape().clone())?;
         ctx.set_output(0, out);
         Ok(())
     }

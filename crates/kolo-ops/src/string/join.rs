@@ -63,12 +63,12 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         parts.push(input.strings()?);
     }
     let separator = ctx.attrs().str("separator")?.as_bytes();
-    let joined = ctx.texts(shape.n_elements(), |at| {
+    let out = ctx.text_tensor(shape, |at| {
         // A scalar is the only one with one string where others have more, or none.
         let texts = parts.iter().map(move |part| if part.len() == 1 { &part[0][..] } else { &part[at][..] });
         joined(texts, separator)
     })?;
-    ctx.set_output(0, ctx.string_tensor(shape, joined)?);
+    ctx.set_output(0, out);
     Ok(())
 }
 

@@ -45,8 +45,9 @@ const NO_GRADIENT: kolo_graph::Gradient = kolo_graph::Gradient::None("strings ar
 /// Sets output 0 to what `f` makes of each string of input 0.
 fn map(ctx: &mut KernelCtx<'_>, f: impl Fn(&Bytes) -> Result<Bytes>) -> Result<()> {
     let input = ctx.input(0)?;
-    let strings = input.strings()?.iter().map(f).collect::<Result<Vec<Bytes>>>()?;
-    let out = ctx.string_tensor(input.shape().clone(), strings)?;
+    let mut made = ctx.strings_made();
+    input.strings()?.iter().try_for_each(|text| made.push(f(text)?))?;
+    let out = made.finish(input.shape().clone())?;
     ctx.set_output(0, out);
     Ok(())
 }

@@ -31,15 +31,19 @@ impl Format {
         };
         let missing = self.width.saturating_sub(sign.len() + digits.len());
         if self.flag == Some('0') && is_finite {
-            return format!("{sign}{}{digits}", "0".repeat(missing));
+            return filled(self.width, sign, '0', missing, digits);
         }
         self.text(&format!("{sign}{digits}"))
     }
 
     /// A text, filled with blanks up to the width.
     pub fn text(self, text: &str) -> String {
-        let blanks = " ".repeat(self.width.saturating_sub(text.len()));
-        if self.flag == Some('-') { format!("{text}{blanks}") } else { format!("{blanks}{text}") }
+        let missing = self.width.saturating_sub(text.len());
+        if self.flag == Some('-') {
+            filled(self.width, text, ' ', missing, "")
+        } else {
+            filled(self.width, "", ' ', missing, text)
+        }
     }
 
     /// A float.
@@ -56,6 +60,16 @@ impl Format {
         };
         self.number(negative, &digits, true)
     }
+}
+
+/// Pieces with `n` times the same byte between them, in a text of `width` or more that is made at once: one that grows would
+/// leave holes of its own size.
+fn filled(width: usize, first: &str, byte: char, n: usize, last: &str) -> String {
+    let mut text = String::with_capacity(width.max(first.len() + n + last.len()));
+    text.push_str(first);
+    text.extend(std::iter::repeat_n(byte, n));
+    text.push_str(last);
+    text
 }
 
 /// Digits and exponent of `%e`.

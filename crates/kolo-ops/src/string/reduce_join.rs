@@ -72,13 +72,12 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     // The first axis that is named is joined first, and so moves fastest.
     let (strings, joined) = (input.strings()?, places(&axes.iter().rev().copied().collect::<Vec<_>>()));
     let starts = places(&kept);
-    let texts = ctx.texts(starts.len(), |i| {
+    let dims: Vec<usize> =
+        (0..shape.rank()).filter_map(|d| if axes.contains(&d) { keep.then_some(1) } else { Some(shape[d]) }).collect();
+    let out = ctx.text_tensor(Shape::new(&dims)?, |i| {
         let start = starts[i];
         crate::memory::joined(joined.iter().map(move |at| &strings[start + at][..]), separator)
     })?;
-    let dims: Vec<usize> =
-        (0..shape.rank()).filter_map(|d| if axes.contains(&d) { keep.then_some(1) } else { Some(shape[d]) }).collect();
-    let out = ctx.string_tensor(Shape::new(&dims)?, texts)?;
     ctx.set_output(0, out);
     Ok(())
 }

@@ -1,11 +1,12 @@
 //! `StringSplit` and `StringSplitV2`: strings cut into words, as a sparse matrix with a row for each string.
 
 use bytes::Bytes;
-use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
+use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{InferCtx, OpDef, Output};
 
 use super::strip::is_space;
 use super::{NO_GRADIENT, scalar};
+use crate::memory::room;
 use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
@@ -52,22 +53,32 @@ fn infer(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
     Ok(vec![PartialShape::new(&[None, Some(2)]), PartialShape::of_rank(1), PartialShape::from([2usize])])
 }
 
+/// Is told of each word. They are asked for one by one: a word takes far more than its text, if that is one byte.
+type Words<'a> = &'a mut dyn FnMut(Bytes) -> Result<()>;
+
 /// Sets the outputs to the words that `cut` finds in each string.
-fn split(ctx: &mut KernelCtx<'_>, cut: impl Fn(&Bytes) -> Vec<Bytes>) -> Result<()> {
+fn split(ctx: &mut KernelCtx<'_>, cut: impl Fn(&Bytes, Words<'_>) -> Result<()>) -> Result<()> {
     let input = ctx.input(0)?;
     let &[n] = input.shape().dims() else {
         return Err(Error::invalid_argument(format!("input must be a vector, got shape: {}", input.shape())));
     };
-    let (mut indices, mut values, mut most) = (Vec::new(), Vec::new(), 0);
-    for (row, text) in input.strings()?.iter().enumerate() {
-        let words = cut(text);
-        most = most.max(words.len());
-        indices.extend((0..words.len()).flat_map(|column| [row as i64, column as i64]));
-        values.extend(words);
+    let mut values = ctx.strings_made();
+    let mut lengths: Vec<usize> = room(n, "lengths of lists of words")?;
+    for text in input.strings()? {
+        let before = values.len();
+        cut(text, &mut |word| values.push_part(word))?;
+        lengths.push(values.len() - before);
     }
     let n_words = values.len();
-    ctx.set_output(0, Tensor::from_vec(Shape::new(&[n_words, 2])?, indices)?);
-    ctx.set_output(1, ctx.string_tensor(Shape::new(&[n_words])?, values)?);
+    let values = values.finish(Shape::new(&[n_words])?)?;
+    let mut indices = ctx.allocate(DType::I64, Shape::new(&[n_words, 2])?)?;
+    let places = lengths.iter().enumerate().flat_map(|(row, &n)| (0..n).map(move |column| [row, column]));
+    for (to, place) in indices.data_mut::<i64>()?.chunks_exact_mut(2).zip(places) {
+        to.copy_from_slice(&place.map(|at| at as i64));
+    }
+    let most = lengths.into_iter().max().unwrap_or(0);
+    ctx.set_output(0, indices);
+    ctx.set_output(1, values);
     ctx.set_output(2, Tensor::from([n as i64, most as i64]));
     Ok(())
 }
@@ -83,16 +94,16 @@ fn delimiter(ctx: &KernelCtx<'_>, what: &str) -> Result<Bytes> {
 fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let skip_empty = ctx.attrs().bool("skip_empty")?;
     let delimiter = delimiter(ctx, "delimiter")?;
-    split(ctx, |text| {
+    split(ctx, |text, words| {
         // A string that is empty has no words at all.
         if text.is_empty() {
-            return Vec::new();
+            return Ok(());
         }
         if delimiter.is_empty() {
-            return (0..text.len()).map(|at| text.slice(at..at + 1)).collect();
+            return (0..text.len()).try_for_each(|at| words(text.slice(at..at + 1)));
         }
-        let words = text.split(|byte| delimiter.contains(byte)).filter(|word| !(skip_empty && word.is_empty()));
-        words.map(|word| text.slice_ref(word)).collect()
+        let mut found = text.split(|byte| delimiter.contains(byte)).filter(|word| !(skip_empty && word.is_empty()));
+        found.try_for_each(|word| words(text.slice_ref(word)))
     })
 }
 
@@ -100,43 +111,43 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
 fn forward_v2(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let most = usize::try_from(ctx.attrs().int("maxsplit")?).unwrap_or(usize::MAX);
     let separator = delimiter(ctx, "sep")?;
-    split(ctx, |text| match separator.is_empty() {
-        true => at_spaces(text, most),
-        false => at_separator(text, &separator, most),
+    split(ctx, |text, words| match separator.is_empty() {
+        true => at_spaces(text, most, words),
+        false => at_separator(text, &separator, most, words),
     })
 }
 
-fn at_spaces(text: &Bytes, most: usize) -> Vec<Bytes> {
+fn at_spaces(text: &Bytes, most: usize, words: Words<'_>) -> Result<()> {
     // Without any cut, TensorFlow leaves the string as it is.
     if most == 0 {
-        return vec![text.clone()];
+        return words(text.clone());
     }
-    let (mut words, mut rest) = (Vec::new(), text.as_ref());
+    let (mut n, mut rest) = (0, text.as_ref());
     loop {
-        let Some(start) = rest.iter().position(|&byte| !is_space(byte)) else { return words };
+        let Some(start) = rest.iter().position(|&byte| !is_space(byte)) else { return Ok(()) };
         rest = &rest[start..];
         let end = rest.iter().position(|&byte| is_space(byte)).unwrap_or(rest.len());
-        words.push(text.slice_ref(&rest[..end]));
+        words(text.slice_ref(&rest[..end]))?;
+        n += 1;
         rest = &rest[end..];
-        if words.len() == most {
+        if n == most {
             // What is left follows as it is, even if it is nothing: so does TensorFlow, and not Python.
             let start = rest.iter().position(|&byte| !is_space(byte)).unwrap_or(rest.len());
-            words.push(text.slice_ref(&rest[start..]));
-            return words;
+            return words(text.slice_ref(&rest[start..]));
         }
     }
 }
 
-fn at_separator(text: &Bytes, separator: &[u8], most: usize) -> Vec<Bytes> {
-    let (mut words, mut rest) = (Vec::new(), text.as_ref());
-    while words.len() < most
+fn at_separator(text: &Bytes, separator: &[u8], most: usize, words: Words<'_>) -> Result<()> {
+    let (mut n, mut rest) = (0, text.as_ref());
+    while n < most
         && let Some(at) = rest.windows(separator.len()).position(|window| window == separator)
     {
-        words.push(text.slice_ref(&rest[..at]));
+        words(text.slice_ref(&rest[..at]))?;
+        n += 1;
         rest = &rest[at + separator.len()..];
     }
-    words.push(text.slice_ref(rest));
-    words
+    words(text.slice_ref(rest))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use kolo_device::Charge;
 use parking_lot::RwLock;
 
 use crate::array::elements::integers;
-use crate::holdings::{Holdings, counted_strings, no_room, of_text};
+use crate::holdings::{Holdings, counted_strings, of_text};
 use crate::memory::room;
 use crate::resource::Resource;
 
@@ -239,7 +239,7 @@ impl Entries {
         self.holdings.grow(asked)?;
         if self.places.try_reserve(n_new).is_err() || self.list.try_reserve(n_new).is_err() {
             self.holdings.shrink(asked);
-            return Err(no_room("a table"));
+            return Err(self.holdings.no_room());
         }
         let n_before = self.list.len();
         for (key, value) in keys.into_iter().zip(values) {
