@@ -1,10 +1,12 @@
 //! Host memory that kernels take outside of tensors: text, and the elements of lists. It is asked for before it is taken,
 //! since an allocation that fails ends the process. What a small graph can make large goes through here.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use kolo_core::{Buffer, Error, Result, Shape, Tensor};
+use kolo_device::Charge;
 
 use crate::KernelCtx;
 use crate::holdings::{Holdings, of_text};
@@ -86,7 +88,36 @@ impl StringsMade<'_> {
     }
 }
 
+/// Memory that a kernel needs while it runs, counted as its device's meanwhile.
+pub(crate) struct Scratch<T> {
+    values: Vec<T>,
+    _charge: Charge,
+}
+
+impl<T> Deref for Scratch<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.values
+    }
+}
+
+impl<T> DerefMut for Scratch<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.values
+    }
+}
+
 impl KernelCtx<'_> {
+    /// `n` copies of a value that the kernel needs while it runs; `what` names them. Whatever may become much larger than inputs
+    /// and outputs is asked for like this: a list with a place for each value of a shape may, since a shape with a size of 0 costs
+    /// nothing however large its other sizes are.
+    pub(crate) fn scratch<T: Clone>(&self, n: usize, value: T, what: &str) -> Result<Scratch<T>> {
+        let n_bytes = n.saturating_mul(size_of::<T>());
+        let charge =
+            if n_bytes < LEAST_SHARED { Charge::NONE } else { self.device.charge(n_bytes, &self.node.name)? };
+        Ok(Scratch { values: filled(n, value, what)?, _charge: charge })
+    }
+
     /// No strings yet.
     pub(crate) fn strings_made(&self) -> StringsMade<'_> {
         StringsMade { ctx: self, list: Vec::new(), n_bytes: 0, holdings: None, has_parts: false }

@@ -13,7 +13,8 @@ pub(crate) fn machine_memory() -> u64 {
             total(&read("/proc/meminfo")),
             group_limit(&read("/sys/fs/cgroup/memory.max")),
             group_limit(&read("/sys/fs/cgroup/memory/memory.limit_in_bytes")),
-            address_space(&read("/proc/self/limits")).map(|all| all.saturating_sub(taken(&read("/proc/self/status")))),
+            address_space(&read("/proc/self/limits"))
+                .map(|all| all.saturating_sub(taken(&read("/proc/self/status"))).saturating_sub(RESERVED)),
         ]
         .into_iter()
         .flatten()
@@ -21,6 +22,9 @@ pub(crate) fn machine_memory() -> u64 {
         .map_or(u64::MAX, |all| all - (all / 8).min(MOST_UNCOUNTED))
     })
 }
+
+/// Allocators reserve addresses for each thread that they do not use: 64 MB each with glibc.
+const RESERVED: u64 = 256 << 20;
 
 /// An eighth of the memory is left for what is not counted, but no more than this.
 const MOST_UNCOUNTED: u64 = 1 << 30;

@@ -101,7 +101,7 @@ fn infer_scatter(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
 }
 
 /// The rows of a tensor of `shape` that coordinates name, as numbers counted over the first `depth` dimensions.
-pub(crate) fn rows(indices: &Tensor, shape: &Shape, what: &str) -> Result<(usize, Vec<usize>)> {
+pub(crate) fn rows(ctx: &KernelCtx<'_>, indices: &Tensor, shape: &Shape, what: &str) -> Result<(usize, Vec<usize>)> {
     let Some((&depth, outer)) = indices.shape().split_last() else {
         return Err(Error::invalid_argument("indices must be at least a vector"));
     };
@@ -109,7 +109,8 @@ pub(crate) fn rows(indices: &Tensor, shape: &Shape, what: &str) -> Result<(usize
     let outer = Shape::new(outer)?;
     let values = integers(indices)?;
     let n = outer.n_elements();
-    let mut rows = Vec::with_capacity(n);
+    // Coordinates in no dimensions take no memory, however many there are.
+    let mut rows = ctx.list(n, "rows")?;
     for i in looking(0..n) {
         let coordinates = &values[i * depth..(i + 1) * depth];
         let row = coordinates.iter().zip(shape.iter()).try_fold(0usize, |row, (&coordinate, &dim)| {
@@ -136,7 +137,7 @@ fn forward_gather(ctx: &mut KernelCtx<'_>) -> Result<()> {
 /// The slices of `params` at coordinates.
 pub(crate) fn take_slices(ctx: &KernelCtx<'_>, params: &Tensor, indices: &Tensor) -> Result<Tensor> {
     let shape = params.shape();
-    let (depth, rows) = rows(indices, shape, "param shape")?;
+    let (depth, rows) = rows(ctx, indices, shape, "param shape")?;
     let picked = &indices.shape()[..indices.shape().rank() - 1];
     let dims = [picked, &shape[depth..]].concat();
     // The first `depth` dimensions count as one.
@@ -148,7 +149,7 @@ pub(crate) fn take_slices(ctx: &KernelCtx<'_>, params: &Tensor, indices: &Tensor
 fn forward_scatter<T: Plus>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (indices, updates) = (ctx.input(0)?, ctx.input(1)?);
     let shape = Shape::from_signed(&integers(ctx.input(2)?)?)?;
-    let (depth, rows) = rows(indices, &shape, "shape")?;
+    let (depth, rows) = rows(ctx, indices, &shape, "shape")?;
     let expected = [&indices.shape()[..indices.shape().rank() - 1], &shape[depth..]].concat();
     if updates.shape().dims() != expected {
         return Err(Error::invalid_argument(format!(

@@ -7,6 +7,7 @@ use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{Attrs, Gradient, InferCtx, OpDef};
 use prost::Message as _;
 
+use crate::holdings::estimate;
 use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
@@ -199,7 +200,7 @@ impl Features {
     }
 
     /// The outputs for these messages. `names` are for errors.
-    fn parse(&self, messages: &[Bytes], names: &[Bytes]) -> Result<Vec<Tensor>> {
+    fn parse(&self, ctx: &KernelCtx<'_>, messages: &[Bytes], names: &[Bytes]) -> Result<Vec<Tensor>> {
         let name = |i: usize| names.get(i).map_or("<unknown>".into(), |name| String::from_utf8_lossy(name));
         let mut examples: Vec<HashMap<String, proto::Feature>> = Vec::with_capacity(messages.len());
         for (i, message) in messages.iter().enumerate() {
@@ -236,7 +237,7 @@ impl Features {
         }
         let mut outputs = [indices, contents, shapes].concat();
         for dense in &self.dense {
-            outputs.push(dense.stack(examples.len(), &name, &|i| values(i, &dense.key, dense.dtype))?);
+            outputs.push(dense.stack(ctx, examples.len(), &name, &|i| values(i, &dense.key, dense.dtype))?);
         }
         Ok(outputs)
     }
@@ -245,6 +246,7 @@ impl Features {
 impl Dense {
     fn stack<'n>(
         &self,
+        ctx: &KernelCtx<'_>,
         n_examples: usize,
         name: &dyn Fn(usize) -> std::borrow::Cow<'n, str>,
         values: &dyn Fn(usize) -> Result<Option<Values>>,
@@ -261,6 +263,9 @@ impl Dense {
         let mut all = Values::none(self.dtype)?;
         match &self.shape {
             DenseShape::Fixed(shape) => {
+                // The default may stand for every example.
+                let n = n_examples.saturating_mul(shape.n_elements());
+                let _asked = ctx.device.charge(estimate(self.dtype, n, 0).saturating_mul(2), &ctx.node.name)?;
                 for i in 0..n_examples {
                     match values(i)? {
                         Some(found) if found.len() == shape.n_elements() => all.append(found),
@@ -289,6 +294,9 @@ impl Dense {
                     rows.push(found);
                 }
                 let most = rows.iter().map(Values::len).max().unwrap_or(0);
+                // One long row makes all rows long.
+                let n = n_examples.saturating_mul(most);
+                let _asked = ctx.device.charge(estimate(self.dtype, n, 0).saturating_mul(2), &ctx.node.name)?;
                 let fill = if default.len() == 1 { default } else { Values::zero(self.dtype)? };
                 for found in rows {
                     let missing = most - found.len();
@@ -412,7 +420,7 @@ fn parse(ctx: &mut KernelCtx<'_>) -> Result<()> {
             messages.shape()
         )));
     }
-    let outputs = features.parse(messages.strings()?, names.strings()?)?;
+    let outputs = features.parse(ctx, messages.strings()?, names.strings()?)?;
     outputs.into_iter().enumerate().for_each(|(i, output)| ctx.set_output(i, output));
     Ok(())
 }
@@ -424,7 +432,7 @@ fn parse_single(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let n_sparse = sparse.len();
     let defaults = (1..ctx.n_inputs()).map(|i| ctx.input(i).cloned()).collect::<Result<_>>()?;
     let features = Features::new(ctx.attrs(), sparse, dense, defaults)?;
-    let outputs = features.parse(ctx.input(0)?.strings()?, &[])?;
+    let outputs = features.parse(ctx, ctx.input(0)?.strings()?, &[])?;
     // The same as a batch of one, without the dimension of the batch.
     for (i, output) in outputs.into_iter().enumerate() {
         let output = match i.checked_div(n_sparse.max(1)) {

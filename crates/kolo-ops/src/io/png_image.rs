@@ -6,6 +6,7 @@ use bytes::Bytes;
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{Gradient, OpDef, Output};
 
+use crate::memory::filled;
 use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
@@ -74,7 +75,10 @@ fn decode(ctx: &mut KernelCtx<'_>) -> Result<()> {
     decoder.set_transformations(png::Transformations::EXPAND);
     let mut reader = decoder.read_info().map_err(|error| bad(&error))?;
     let n = reader.output_buffer_size().filter(|&n| n <= MOST_BYTES);
-    let mut bytes = vec![0; n.ok_or_else(|| bad(&"The image is too large"))?];
+    let n = n.ok_or_else(|| bad(&"The image is too large"))?;
+    // The decoded bytes, the same as 16 bits, and the image, which may have four channels for one: whatever the file claims.
+    let _asked = ctx.device.charge(n.saturating_mul(1 + 2 + 4), &ctx.node.name)?;
+    let mut bytes = filled(n, 0, "bytes of an image")?;
     let frame = reader.next_frame(&mut bytes).map_err(|error| bad(&error))?;
     let (width, height) = (frame.width as usize, frame.height as usize);
     let has = frame.color_type.samples();

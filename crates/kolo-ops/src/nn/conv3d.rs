@@ -225,7 +225,7 @@ fn forward<T: Float + MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let (rows, columns) = plan.patches()?;
         let (input, filter) = (ctx.data::<T>(0)?, ctx.data::<T>(1)?);
         let sizes = Sizes { m: rows, n: plan.filters, k: columns, transpose_a: false, transpose_b: false };
-        let mut patches = vec![T::of(0.0); rows * columns];
+        let mut patches = ctx.scratch(rows.saturating_mul(columns), T::of(0.0), "patches")?;
         let (depth, c) = (plan.axes[0].output, plan.channels);
         for (i, out) in out.data_mut::<T>()?.chunks_exact_mut(rows * plan.filters).enumerate() {
             let volume = &input[i / depth * plan.volume()..][..plan.volume()];
@@ -256,7 +256,7 @@ fn backprop_input<T: Float + MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<(
         let (rows, columns) = plan.patches()?;
         let (filter, grad) = (ctx.data::<T>(1)?, ctx.data::<T>(2)?);
         let sizes = Sizes { m: rows, n: columns, k: plan.filters, transpose_a: false, transpose_b: true };
-        let mut patches = vec![T::of(0.0); rows * columns];
+        let mut patches = ctx.scratch(rows.saturating_mul(columns), T::of(0.0), "patches")?;
         let sums = out.data_mut::<T>()?;
         let (depth, c) = (plan.axes[0].output, plan.channels);
         for (i, grad) in grad.chunks_exact(rows * plan.filters).enumerate() {
@@ -280,8 +280,8 @@ fn backprop_filter<T: Float + MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<
         let (rows, columns) = plan.patches()?;
         let (input, grad) = (ctx.data::<T>(0)?, ctx.data::<T>(2)?);
         let sizes = Sizes { m: columns, n: plan.filters, k: rows, transpose_a: true, transpose_b: false };
-        let mut patches = vec![T::of(0.0); rows * columns];
-        let mut product = vec![T::of(0.0); columns * plan.filters];
+        let mut patches = ctx.scratch(rows.saturating_mul(columns), T::of(0.0), "patches")?;
+        let mut product = ctx.scratch(columns.saturating_mul(plan.filters), T::of(0.0), "sums")?;
         let sums = out.data_mut::<T>()?;
         let (depth, c) = (plan.axes[0].output, plan.channels);
         for (i, grad) in grad.chunks_exact(rows * plan.filters).enumerate() {
@@ -289,7 +289,7 @@ fn backprop_filter<T: Float + MatrixElement>(ctx: &mut KernelCtx<'_>) -> Result<
             patches.fill(T::of(0.0));
             plan.for_taps(i % depth, |at, place| patches[at..at + c].copy_from_slice(&volume[place..place + c]));
             T::multiply(ctx.pool(), sizes, &patches, grad, &mut product)?;
-            sums.iter_mut().zip(&product).for_each(|(sum, &x)| *sum += x);
+            sums.iter_mut().zip(&product[..]).for_each(|(sum, &x)| *sum += x);
         }
     }
     ctx.set_output(0, out);

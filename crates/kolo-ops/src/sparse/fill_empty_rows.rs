@@ -2,7 +2,7 @@
 //! `SparseFillEmptyRowsGrad`.
 
 use half::{bf16, f16};
-use kolo_core::{Error, PartialShape, Result, Shape, Tensor};
+use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_graph::{Gradient, OpDef, Output};
 
 use super::reorder::sizes;
@@ -84,11 +84,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         )));
     }
     // The number of rows is a value, and one element is made for each.
-    let mut counts: Vec<usize> = Vec::new();
-    counts
-        .try_reserve_exact(n_rows)
-        .map_err(|_| Error::resource_exhausted(format!("OOM when counting the elements of {n_rows} rows")))?;
-    counts.resize(n_rows, 0);
+    let mut counts = ctx.scratch(n_rows, 0usize, "counts of rows")?;
     let rows = coordinates.chunks_exact(depth.max(1)).map(|row| row[0]).enumerate();
     for (i, row) in rows.take(n) {
         match usize::try_from(row).ok().and_then(|row| counts.get_mut(row)) {
@@ -99,16 +95,17 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
             }
         }
     }
-    let empty: Vec<bool> = counts.iter().map(|&count| count == 0).collect();
+    let mut is_empty = ctx.allocate(DType::Bool, Shape::new(&[n_rows])?)?;
+    is_empty.data_mut::<bool>()?.iter_mut().zip(&counts[..]).for_each(|(empty, &count)| *empty = count == 0);
     // Where the next element of each row goes.
-    let mut next = Vec::with_capacity(n_rows);
-    let mut total = 0usize;
-    for count in counts {
-        next.push(total);
+    let (mut next, mut total) = (counts, 0usize);
+    for next in next.iter_mut() {
+        let count = std::mem::replace(next, total);
         total += count.max(1);
     }
-    let mut out = vec![0i64; Shape::new(&[total, depth])?.n_elements()];
-    for (row, (&at, _)) in next.iter().zip(&empty).enumerate().filter(|(_, (_, empty))| **empty) {
+    let mut all_indices = ctx.allocate_zeroed(DType::I64, Shape::new(&[total, depth])?)?;
+    let out = all_indices.data_mut::<i64>()?;
+    for (row, (&at, _)) in next.iter().zip(is_empty.data::<bool>()?).enumerate().filter(|(_, (_, empty))| **empty) {
         out[at * depth] = row as i64;
     }
     let mut places = Vec::with_capacity(n);
@@ -124,9 +121,9 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         return Err(Error::invalid_argument(format!("default_value must be a scalar, saw: {}", default.shape())));
     }
     let filled = build(ctx, values.dtype(), Shape::new(&[total])?, &[values, default], Place(&places))?;
-    ctx.set_output(0, Tensor::from_vec([total, depth], out)?);
+    ctx.set_output(0, all_indices);
     ctx.set_output(1, filled);
-    ctx.set_output(2, Tensor::from_vec([n_rows], empty)?);
+    ctx.set_output(2, is_empty);
     ctx.set_output(3, Tensor::from_vec([n], places)?);
     Ok(())
 }

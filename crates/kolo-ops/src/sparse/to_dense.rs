@@ -99,7 +99,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         return Err(Error::invalid_argument("default_value should be a scalar."));
     }
     let coordinates = integers(indices)?;
-    let positions = positions(&coordinates, n, &shape, ctx.attrs().bool("validate_indices")?)?;
+    let positions = positions(ctx, &coordinates, n, &shape, ctx.attrs().bool("validate_indices")?)?;
     let job = Put { positions, scalar: values.shape().rank() == 0 };
     let out = build(ctx, values.dtype(), shape, &[values, default], job)?;
     ctx.set_output(0, out);
@@ -107,11 +107,18 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
 }
 
 /// Where in a tensor of `shape` each row of coordinates lies. If `ordered`, rows must ascend and differ.
-pub(super) fn positions(coordinates: &[i64], n: usize, shape: &Shape, ordered: bool) -> Result<Vec<usize>> {
+pub(super) fn positions(
+    ctx: &KernelCtx<'_>,
+    coordinates: &[i64],
+    n: usize,
+    shape: &Shape,
+    ordered: bool,
+) -> Result<Vec<usize>> {
     let (depth, steps) = (shape.rank(), strides(shape));
     let row = |i: usize| &coordinates[i * depth..(i + 1) * depth];
     let text = |i: usize| row(i).iter().map(i64::to_string).collect::<Vec<_>>().join(",");
-    let mut positions = Vec::with_capacity(n);
+    // Coordinates in no dimensions take no memory, however many there are.
+    let mut positions = ctx.list(n, "positions")?;
     for i in looking(0..n) {
         if row(i).iter().zip(shape.iter()).any(|(&at, &dim)| !usize::try_from(at).is_ok_and(|at| at < dim)) {
             return Err(Error::invalid_argument(format!(

@@ -100,7 +100,7 @@ fn check(ctx: &InferCtx<'_>, variable: &kolo_core::PartialShape) -> Result<()> {
 /// Which slices of a variable of `shape` to change, and how long one is.
 fn slices(ctx: &KernelCtx<'_>, shape: &Shape) -> Result<(usize, Vec<usize>)> {
     let (indices, updates) = (ctx.input(1)?, ctx.input(2)?);
-    let (depth, rows) = rows(indices, shape, "shape")?;
+    let (depth, rows) = rows(ctx, indices, shape, "shape")?;
     let outer = &indices.shape()[..indices.shape().rank() - 1];
     if !updates.shape().iter().eq(outer.iter().chain(&shape[depth..])) {
         return Err(Error::invalid_argument(format!(

@@ -1,6 +1,6 @@
 //! `TemporaryVariable`: a variable that lives as long as the step. `DestroyTemporaryVariable`: its value, and its end.
 
-use kolo_core::{Error, Result, Tensor};
+use kolo_core::{Error, Result};
 use kolo_graph::{Effects, Gradient, OpDef, OwnedState, shape_fns};
 
 use crate::cuda::PLAIN;
@@ -55,7 +55,7 @@ fn make(ctx: &mut KernelCtx<'_>) -> Result<()> {
         .known()
         .ok_or_else(|| Error::invalid_argument(format!("temporary variable {name} has no full shape: {shape}")))?;
     let cell = VariableCell::new(name, dtype, shape.clone());
-    cell.assign(Tensor::zeros(dtype, known)?)?;
+    cell.assign(ctx.allocate_zeroed(dtype, known)?)?;
     let mut is_new = false;
     let found = ctx.step.step_resources().lookup_or_create(CONTAINER, &name_in_step(name, ctx), || {
         is_new = true;
@@ -85,7 +85,6 @@ fn destroy(ctx: &mut KernelCtx<'_>) -> Result<()> {
 mod tests {
     use kolo_core::{DType, PartialShape};
 
-    use super::*;
     use crate::testing::Evaluation;
 
     #[test]
@@ -101,7 +100,7 @@ mod tests {
         let run = Evaluation::new(g.snapshot());
         // Twice: the second one begins with zeros again.
         for _ in 0..2 {
-            assert_eq!(run.run(&[value], &[]).unwrap(), [Tensor::from([1.0f32, 2.0])]);
+            assert_eq!(run.run(&[value], &[]).unwrap(), [kolo_core::Tensor::from([1.0f32, 2.0])]);
         }
         assert!(run.run(&[open], &[]).unwrap_err().to_string().contains("no full shape"));
         assert!(run.run(&[wrong], &[]).unwrap_err().to_string().contains("no temporary variable other"));

@@ -62,16 +62,19 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (keep, separator) = (ctx.attrs().bool("keep_dims")?, ctx.attrs().str("separator")?.as_bytes());
     let steps = strides(shape);
     let kept: Vec<usize> = (0..shape.rank()).filter(|d| !axes.contains(d)).collect();
-    // Positions of all elements along some dimensions, the last of them moving fastest.
-    let places = |dims: &[usize]| -> Vec<usize> {
-        dims.iter().fold(vec![0], |places, &d| {
+    // Positions of all elements along some dimensions, the last of them moving fastest. They are asked for: a shape with a size
+    // of 0 has no elements, but there may be many along its other dimensions.
+    let places = |dims: &[usize]| -> Result<Vec<usize>> {
+        let n = dims.iter().fold(1usize, |n, &d| n.saturating_mul(shape[d]));
+        drop(ctx.list::<usize>(n.saturating_mul(2), "positions of strings")?);
+        Ok(dims.iter().fold(vec![0], |places, &d| {
             let step = steps[d] as usize;
             places.iter().flat_map(|at| (0..shape[d]).map(move |i| at + i * step)).collect()
-        })
+        }))
     };
     // The first axis that is named is joined first, and so moves fastest.
-    let (strings, joined) = (input.strings()?, places(&axes.iter().rev().copied().collect::<Vec<_>>()));
-    let starts = places(&kept);
+    let (strings, joined) = (input.strings()?, places(&axes.iter().rev().copied().collect::<Vec<_>>())?);
+    let starts = places(&kept)?;
     let dims: Vec<usize> =
         (0..shape.rank()).filter_map(|d| if axes.contains(&d) { keep.then_some(1) } else { Some(shape[d]) }).collect();
     let out = ctx.text_tensor(Shape::new(&dims)?, |i| {

@@ -284,7 +284,9 @@ fn forward<T: MatrixElement + Item>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             transpose_a: false,
             transpose_b: true,
         };
-        let mut product = vec![T::ZERO; size(&batch) * call.m * call.n];
+        let n = size(&batch).saturating_mul(call.m).saturating_mul(call.n);
+        let mut product = ctx.list(n, "products")?;
+        product.resize(n, T::ZERO);
         multiply(ctx, call, &values, &others, &mut product)?;
         (Cow::Owned(product), [batch.clone(), left.kept, right.kept].concat())
     };
@@ -324,7 +326,8 @@ fn lay_out<'a, T: Number + Item>(
     let laid: Cow<'a, [T]> = if n == values.len() && (n == 0 || view.contiguous() == Some(0)) {
         Cow::Borrowed(values)
     } else {
-        let mut laid = vec![T::ZERO; n];
+        let mut laid = ctx.list(n, "values of an operand")?;
+        laid.resize(n, T::ZERO);
         view.read(ctx.pool(), &mut laid, values);
         Cow::Owned(laid)
     };

@@ -57,7 +57,7 @@ fn backward<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let n = ctx.scalar::<i32>(3)?;
     let n_rows =
         usize::try_from(n).map_err(|_| Error::invalid_argument(format!("output_dim0 must be >= 0, found {n}")))?;
-    let mut counts = vec![0usize; n_segments];
+    let mut counts = ctx.scratch(n_segments, 0usize, "segments")?;
     for (&index, &id) in indices.iter().zip(&ids) {
         let Some(count) = usize::try_from(id).ok().and_then(|id| counts.get_mut(id)) else {
             return Err(Error::invalid_argument(format!("Segment id {id} out of range [0, {n_segments}).")));
@@ -73,7 +73,8 @@ fn backward<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         "SparseSegmentMeanGrad" => count as f64,
         _ => (count as f64).sqrt(),
     };
-    let scale: Vec<T> = counts.into_iter().map(|n| T::from_f64(1.0 / divisor(n.max(1)))).collect();
+    let mut scale = ctx.scratch(n_segments, T::from_f64(0.0), "segments")?;
+    scale.iter_mut().zip(&counts[..]).for_each(|(scale, &n)| *scale = T::from_f64(1.0 / divisor(n.max(1))));
     let mut out = ctx.allocate_zeroed(T::DTYPE, Shape::new(&[&[n_rows], row].concat())?)?;
     let len: usize = row.iter().product();
     let grad = ctx.data::<T>(0)?;
