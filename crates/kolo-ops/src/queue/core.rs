@@ -359,11 +359,11 @@ impl Waits for Queue {
         let served = {
             let mut state = self.state.lock();
             let mut served = Vec::new();
-            if let Some(at) = state.enqueues.iter().position(|enqueue| enqueue.waiter.id == id) {
-                if let Some(gone) = state.enqueues.remove(at) {
-                    state.let_go(&gone.rest);
-                    served.push(Served::Enqueued(gone.waiter, Err(enqueue_cancelled())));
-                }
+            if let Some(at) = state.enqueues.iter().position(|enqueue| enqueue.waiter.id == id)
+                && let Some(gone) = state.enqueues.remove(at)
+            {
+                state.let_go(&gone.rest);
+                served.push(Served::Enqueued(gone.waiter, Err(enqueue_cancelled())));
             }
             if let Some(at) = state.dequeues.iter().position(|dequeue| dequeue.waiter.id == id)
                 && let Some(gone) = state.dequeues.remove(at)

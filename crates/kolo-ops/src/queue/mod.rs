@@ -24,6 +24,8 @@ mod core;
 pub mod dense;
 mod elements;
 pub mod fake;
+#[cfg(test)]
+mod held_tests;
 pub mod make;
 pub(crate) mod source;
 pub mod sparse;
