@@ -68,6 +68,10 @@ pub trait Buffer: Send + Sync + 'static {
     fn is_counted(&self) -> bool {
         false
     }
+    /// Another buffer of the same allocator, for a copy; `None` if anybody's memory will do.
+    fn another(&self, _n_bytes: usize) -> Option<Result<Arc<dyn Buffer>>> {
+        None
+    }
 }
 
 /// The elements of a tensor of strings.

@@ -120,8 +120,17 @@ impl Charge {
         arena.charge(n_bytes, &tag)
     }
 
-    /// A tensor in the memory that the charge counts against, all zeros, for objects that have no device at hand.
+    /// A tensor in the memory that the charge counts against, all zeros, for those who have no device at hand.
     pub fn zeros(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
+        let mut tensor = self.tensor(dtype, shape)?;
+        if dtype.size().is_some() {
+            tensor.host_bytes_mut()?.fill(0);
+        }
+        Ok(tensor)
+    }
+
+    /// As [`Charge::zeros`], with whatever the memory had, except that bools are always valid.
+    pub fn tensor(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
         let (Some((arena, place)), Some(size)) = (&self.held, dtype.size()) else { return Tensor::zeros(dtype, shape) };
         if let Some(tensor) = Tensor::inline(dtype, &shape) {
             return Ok(tensor);
@@ -129,7 +138,9 @@ impl Charge {
         let tag = arena.tag(*place);
         let buffer = arena.allocate(shape.n_elements().saturating_mul(size), &tag)?;
         let mut tensor = Tensor::from_buffer(dtype, shape, buffer)?;
-        tensor.host_bytes_mut()?.fill(0);
+        if dtype == DType::Bool {
+            tensor.host_bytes_mut()?.fill(0);
+        }
         Ok(tensor)
     }
 }
@@ -393,6 +404,10 @@ impl Buffer for ArenaBuffer {
     }
     fn is_counted(&self) -> bool {
         true
+    }
+    fn another(&self, n_bytes: usize) -> Option<Result<Arc<dyn Buffer>>> {
+        let tag = self.arena.tag(self.place);
+        Some(self.arena.allocate(n_bytes, &tag))
     }
 }
 

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use kolo_core::{DType, Error, PartialShape, ResourceHandle, Result, Tensor, TensorData};
+use kolo_core::{DType, Error, Memory, PartialShape, ResourceHandle, Result, Tensor, TensorData};
 use kolo_device::Device;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
@@ -276,7 +276,8 @@ impl VariableCell {
     pub fn assign_on(&self, device: &dyn Device, value: Tensor) -> Result<()> {
         // What a device writes without recording it would be missing from replays; `assign` refuses that.
         if TOUCHED.with_borrow(Option::is_none) || device.recorder().is_none() {
-            return self.assign(value);
+            self.check(&value)?;
+            return self.assign(counted_on(device, value, &self.name)?);
         }
         self.check(&value)?;
         self.update_on(device, |old| match old.shape() == value.shape() {
@@ -363,9 +364,7 @@ impl VariableCell {
 fn own(value: Tensor) -> Result<Tensor> {
     match value.storage() {
         TensorData::Buffer { buffer, .. } if value.n_bytes() < buffer.n_bytes() / 2 && buffer.host().is_some() => {
-            let mut copy = Tensor::zeros(value.dtype(), value.shape().clone())?;
-            copy.host_bytes_mut()?.copy_from_slice(value.host_bytes()?);
-            Ok(copy)
+            copied(&value)
         }
         _ => Ok(value),
     }
@@ -376,10 +375,34 @@ pub fn make_unique(tensor: &mut Tensor) -> Result<()> {
     if tensor.is_unique() || tensor.dtype().size().is_none() {
         return Ok(());
     }
-    let mut copy = Tensor::zeros(tensor.dtype(), tensor.shape().clone())?;
-    copy.host_bytes_mut()?.copy_from_slice(tensor.host_bytes()?);
-    *tensor = copy;
+    *tensor = copied(tensor)?;
     Ok(())
+}
+
+/// A copy of numbers, in memory that is counted if the original's is.
+fn copied(tensor: &Tensor) -> Result<Tensor> {
+    let another = match tensor.storage() {
+        TensorData::Buffer { buffer, .. } => buffer.another(tensor.n_bytes()),
+        TensorData::Inline(_) | TensorData::Strings(_) | TensorData::Handles(_) => None,
+    };
+    let mut copy = match another {
+        Some(buffer) => Tensor::from_buffer(tensor.dtype(), tensor.shape().clone(), buffer?)?,
+        None => Tensor::zeros(tensor.dtype(), tensor.shape().clone())?,
+    };
+    copy.host_bytes_mut()?.copy_from_slice(tensor.host_bytes()?);
+    Ok(copy)
+}
+
+/// The value where `device` counts it: fed values, constants and the like lie elsewhere, and a variable keeps them.
+fn counted_on(device: &dyn Device, value: Tensor, tag: &Arc<str>) -> Result<Tensor> {
+    match value.storage() {
+        TensorData::Buffer { buffer, .. }
+            if device.memory().is_host() && buffer.memory() == Memory::Host && !buffer.is_counted() =>
+        {
+            device.duplicate(&value, tag)
+        }
+        _ => Ok(value),
+    }
 }
 
 fn uninitialized(name: &str) -> Error {
@@ -426,6 +449,22 @@ mod tests {
         assert_eq!(v.value().unwrap(), Tensor::scalar(1.0f32));
         v.assign_on(&*cpu, Tensor::scalar(3.0f32)).unwrap();
         assert_eq!(v.value().unwrap(), Tensor::scalar(3.0f32));
+    }
+
+    #[test]
+    fn a_device_counts_what_its_variables_hold() {
+        let cpu = CpuDevice::new(DeviceName::local("CPU", 0), &CpuConfig::default());
+        let store = ResourceStore::new("/job:a", "a");
+        let v = cell(&store, "v");
+        let in_use = || kolo_device::Device::memory_stats(&*cpu).in_use;
+        // A value from elsewhere, and a copy because of a reader.
+        v.assign_on(&*cpu, Tensor::zeros(DType::F32, [10_000]).unwrap()).unwrap();
+        assert!(in_use() >= 40_000, "{}", in_use());
+        let read = v.read();
+        v.update(|value| value.data_mut::<f32>().map(|data| data.fill(1.0))).unwrap();
+        assert!(in_use() >= 80_000, "{}", in_use());
+        drop((read, store, v));
+        assert_eq!(in_use(), 0);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kolo_core::{DType, Error, PartialShape, Result, Tensor};
+use kolo_device::Charge;
 use kolo_graph::{Effects, Gradient, InferCtx, OpDef, Output};
 
 use super::FileAccess;
@@ -84,7 +85,8 @@ impl Restore {
             )));
         }
         let access = ctx.step.resources().file_access();
-        Ok(Request { prefix, names, specs, dtypes: self.dtypes.clone(), access })
+        let memory = ctx.device.charge(0, &ctx.node.name)?;
+        Ok(Request { prefix, names, specs, dtypes: self.dtypes.clone(), access, memory })
     }
 }
 
@@ -105,11 +107,13 @@ struct Request {
     specs: Vec<String>,
     dtypes: Vec<DType>,
     access: FileAccess,
+    /// Where the tensors will lie.
+    memory: Charge,
 }
 
 impl Request {
-    fn read(&self, cancel: Arc<CancelToken>) -> Result<Vec<Tensor>> {
-        let mut bundle = Bundle::open_within(&self.prefix, &self.access)?.with_cancel(cancel);
+    fn read(self, cancel: Arc<CancelToken>) -> Result<Vec<Tensor>> {
+        let mut bundle = Bundle::open_within(&self.prefix, &self.access)?.with_cancel(cancel).with_memory(self.memory);
         // All names are looked up before anything is read: a wrong one should not cost minutes.
         for (name, dtype) in self.names.iter().zip(&self.dtypes) {
             let stored = bundle.find(name)?;

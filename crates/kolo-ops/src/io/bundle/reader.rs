@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kolo_core::{DType, Error, Result, Shape, Tensor};
+use kolo_device::Charge;
 use kolo_graph::wire::proto::{BundleEntryProto, BundleHeaderProto};
 use prost::Message as _;
 
@@ -33,6 +34,8 @@ pub struct Bundle {
     files: HashMap<usize, OpenFile>,
     access: FileAccess,
     cancel: Option<Arc<CancelToken>>,
+    /// Where tensors are read to.
+    memory: Charge,
 }
 
 struct OpenFile {
@@ -121,12 +124,26 @@ impl Bundle {
         }
         let n_shards = header.num_shards as usize;
         let access = access.clone();
-        Ok(Bundle { prefix: prefix.to_owned(), n_shards, entries, files: HashMap::new(), access, cancel: None })
+        Ok(Bundle {
+            prefix: prefix.to_owned(),
+            n_shards,
+            entries,
+            files: HashMap::new(),
+            access,
+            cancel: None,
+            memory: Charge::NONE,
+        })
     }
 
     /// Stops reading, with the token's reason, once it is cancelled.
     pub fn with_cancel(mut self, cancel: Arc<CancelToken>) -> Bundle {
         self.cancel = Some(cancel);
+        self
+    }
+
+    /// Reads tensors into the memory that `memory` counts against.
+    pub fn with_memory(mut self, memory: Charge) -> Bundle {
+        self.memory = memory;
         self
     }
 
@@ -316,7 +333,7 @@ impl Bundle {
         let mut whole = Tensor::zeros(DType::U8, [0])?;
         let element = match dtype.size() {
             Some(size) => {
-                whole = Tensor::zeros(dtype, shape.clone())?;
+                whole = self.memory.tensor(dtype, shape.clone())?;
                 size
             }
             None => {
@@ -388,7 +405,7 @@ impl Bundle {
         if expected.is_some_and(|expected| expected != Some(n_bytes)) {
             return Err(self.damaged(name, &format!("is {dtype}{shape} and has {n_bytes} bytes")));
         }
-        let cancel = self.cancel.clone();
+        let (cancel, memory) = (self.cancel.clone(), self.memory.another(0)?);
         let file = self.open_file(entry.shard_id as usize, name)?;
         file.file
             .seek(SeekFrom::Start(entry.offset as u64))
@@ -397,7 +414,7 @@ impl Bundle {
         match dtype {
             DType::Str => source.read_strings(n_bytes, shape, entry.crc32c),
             _ if dtype.size().is_some() => {
-                let mut tensor = Tensor::zeros(dtype, shape.clone())?;
+                let mut tensor = memory.tensor(dtype, shape.clone())?;
                 let bytes = tensor.host_bytes_mut()?;
                 source.fill(bytes)?;
                 source.check(entry.crc32c)?;
