@@ -8,7 +8,7 @@ pub(super) struct Hosts {
     ranks: Vec<Vec<usize>>,
 }
 
-/// What matters of [`Hosts`] for choosing an algorithm.
+/// On which hosts the ranks of a group are, as far as it matters for choosing an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// How many hosts there are.
