@@ -66,7 +66,9 @@ impl Running {
         graph.device(device.as_str(), || {
             for i in 0..N_VALUES {
                 let value = end(&graph, &device, "_Recv", &format!("there{i}")).attr("tensor_type", DType::F32).out();
-                let back = graph.op("Neg").input(value).out();
+                // It is not known to be short, so a network thread hands it over.
+                let many = graph.op("Fill").input(graph.constant([1000i32])).input(value).out();
+                let back = graph.op("Neg").input(if i == 0 { many } else { value }).out();
                 end(&graph, &device, "_Send", &format!("back{i}")).input(back).build();
             }
         });
@@ -140,4 +142,14 @@ fn a_question_is_answered_at_once_if_nobody_holds_the_part() {
     assert_eq!(views.try_recv(), Ok(N_VALUES));
     running.deliver()();
     assert_eq!(running.ended.recv_timeout(PATIENCE).unwrap(), None);
+}
+
+#[test]
+fn without_threads_in_the_pool_a_network_thread_runs_every_node_and_waits_for_nobody() {
+    let running = Running::new();
+    running.host.devices.units.iter().for_each(|unit| unit.pool.set_max_threads(0));
+    let deliver = running.deliver();
+    running.while_held(deliver);
+    assert_eq!(running.ended.recv_timeout(PATIENCE).unwrap(), None);
+    assert_eq!(*running.other.n_sent.lock(), N_VALUES);
 }
