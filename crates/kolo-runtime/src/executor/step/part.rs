@@ -88,9 +88,10 @@ impl StepPart {
 
     /// Keeps what can be used again by another step.
     pub fn recycle(self, was_stopped: bool) {
+        let has_mail = self.has_mail();
         let mut desk = self.desk.into_inner();
         desk.state.clear(was_stopped);
-        while desk.mail.try_recv().is_ok() {}
+        while has_mail && desk.mail.try_recv().is_ok() {}
         self.plan.spare.lock().push(desk);
     }
 
