@@ -9,24 +9,25 @@
 //! squares, that loses nothing where the mean is large.
 
 use kolo_core::{DType, DeviceSpec, Error, Result, Tensor};
-use kolo_graph::{AttrValue, Attrs, Endpoint, Graph, Node, NodeId, Region, Rewriter, TrainingNodes};
+use kolo_graph::{AttrValue, Attrs, BatchNormHalf, Endpoint, Graph, Node, NodeId, Region, Rewriter, TrainingNodes};
 
 use super::data_parallel::{ExchangePlace, add_collective};
-
-/// The forward ops, by how their names begin. `_FusedBatchNormEx` and the like are made later.
-const FORWARD: [&str; 3] = ["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"];
 
 /// Whether a graph has a batch normalisation that uses its batch's statistics.
 pub(crate) fn trains_batch_norm(graph: &Graph) -> bool {
     let trains = |node: &Node| node.attrs.bool("is_training").unwrap_or(false);
-    graph.nodes().iter().any(|(_, node)| FORWARD.contains(&node.op()) && trains(node))
+    graph.nodes().iter().any(|(_, node)| is(node, BatchNormHalf::Forward) && trains(node))
+}
+
+fn is(node: &Node, half: BatchNormHalf) -> bool {
+    node.def.batch_norm == Some(half)
 }
 
 /// Makes the batch normalisations of a step use the statistics of all ranks.
 pub(super) fn synchronise(graph: &mut Rewriter<'_>, step: &TrainingNodes, place: ExchangePlace) -> Result<()> {
     let is_of_step = |id: &NodeId| step.region(*id) == Some(Region::Forward);
     let trains = |id: &NodeId| {
-        let Some(node) = graph.node(*id).filter(|node| FORWARD.contains(&node.op())) else { return Ok(false) };
+        let Some(node) = graph.node(*id).filter(|node| is(node, BatchNormHalf::Forward)) else { return Ok(false) };
         node.attrs.bool("is_training")
     };
     let mut found = Vec::new();
@@ -124,9 +125,8 @@ impl<'r, 'a> Layer<'r, 'a> {
         self.graph.redirect(self.local_output(2), unbiased)?;
         let own = [self.local_output(3), self.local_output(4)];
         let is_gradient = |graph: &Rewriter<'_>, id: NodeId| {
-            graph
-                .node(id)
-                .is_some_and(|node| node.op().starts_with("FusedBatchNormGrad") && node.inputs.get(3) == Some(&own[0]))
+            let node = graph.node(id).filter(|node| is(node, BatchNormHalf::Backward));
+            node.is_some_and(|node| node.inputs.get(3) == Some(&own[0]))
         };
         let readers: Vec<NodeId> = self.graph.readers(own[0]).into_iter().map(|(id, _)| id).collect();
         for id in readers.into_iter().filter(|id| is_gradient(self.graph, *id)).collect::<Vec<_>>() {

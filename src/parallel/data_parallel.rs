@@ -17,7 +17,8 @@ use half::{bf16, f16};
 use kolo_core::{DType, DeviceSpec, Error, Result, Tensor};
 use kolo_device::cuda::rank_hardware;
 use kolo_graph::{
-    AttrValue, Attrs, Effects, Endpoint, GradParts, NodeId, Pass, Region, Rewriter, Stage, Training, TrainingNodes,
+    AttrValue, Attrs, Effects, Endpoint, GradParts, Node, NodeId, Pass, Region, Rewriter, Stage, Training,
+    TrainingNodes,
 };
 use kolo_runtime::SessionConfig;
 
@@ -614,8 +615,11 @@ fn owner(graph: &Rewriter<'_>, mut at: Endpoint) -> Option<String> {
     }
 }
 
-/// What these give is the same on every rank.
-const SAME_ON_ALL_RANKS: [&str; 4] = ["KoloAllReduce", "KoloAllGather", "KoloAllGatherUneven", "KoloBroadcast"];
+/// Whether what a node gives is the same on all ranks of the training, since they have exchanged it.
+fn is_alike(node: &Node) -> bool {
+    let group = node.def.group.and_then(|attr| node.attrs.str(attr).ok());
+    node.def.alike_on_all_ranks && group == Some(WORLD)
+}
 
 /// Whether a value depends on what the step is fed, reads or draws, and not on variables alone.
 fn depends_on_data(graph: &Rewriter<'_>, value: Endpoint, known: &mut HashMap<NodeId, bool>) -> bool {
@@ -635,7 +639,7 @@ fn depends_on_data(graph: &Rewriter<'_>, value: Endpoint, known: &mut HashMap<No
             (false, _) if known.contains_key(&at.node) => {}
             (false, Effects::Reads | Effects::Owns(_)) => drop(known.insert(at.node, false)),
             // What all ranks have exchanged they have alike.
-            (false, _) if SAME_ON_ALL_RANKS.contains(&node.op()) => drop(known.insert(at.node, false)),
+            (false, _) if is_alike(node) => drop(known.insert(at.node, false)),
             (false, Effects::Random | Effects::Uses | Effects::Outside) => drop(known.insert(at.node, true)),
             (false, _) => {
                 known.insert(at.node, false);

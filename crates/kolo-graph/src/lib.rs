@@ -32,8 +32,8 @@ pub use grad::{
 };
 pub use nodes::{Endpoint, Location, Node, NodeId, Nodes, OutputInfo};
 pub use op::{
-    ArgDef, ArgType, AttrDef, AttrKind, AttrValue, Attrs, Combine, Effects, Elements, Elementwise, Flow, Grad,
-    Gradient, GradientFn, HalfSafety, HandleRule, HostRule, IndexedSlices, InferCtx, Literal, OpDef, OpRegistry,
+    ArgDef, ArgType, AttrDef, AttrKind, AttrValue, Attrs, BatchNormHalf, Combine, Effects, Elements, Elementwise, Flow,
+    Grad, Gradient, GradientFn, HalfSafety, HandleRule, HostRule, IndexedSlices, InferCtx, Literal, OpDef, OpRegistry,
     OwnedState, ShapeFn, ShapesFit, Signature, SplitRule, TransferEnd, UnknownOp, Update, UpdateRule, Work, shape_fns,
 };
 pub use plan::{

@@ -3,7 +3,8 @@
 use kolo_core::{PartialShape, Result};
 
 use crate::{
-    Effects, Elementwise, HalfSafety, HostRule, InferCtx, Operation, Output, SplitRule, TransferEnd, Update, Work,
+    BatchNormHalf, Effects, Elementwise, HalfSafety, HostRule, InferCtx, Operation, Output, SplitRule, TransferEnd,
+    Update, Work,
 };
 
 /// An op's description. Static: `kolo-ops` keeps one per op in its table.
@@ -44,6 +45,10 @@ pub struct OpDef {
     /// The attribute that counts its inputs, if each output is made of the input at its place alone, so that two nodes that are alike
     /// otherwise can be one with the inputs of both.
     pub joined_by: Option<&'static str>,
+    /// A collective whose outputs are the same on every rank of its group.
+    pub alike_on_all_ranks: bool,
+    /// Which half of a batch normalisation it is, if it is one.
+    pub batch_norm: Option<BatchNormHalf>,
     /// The handles that it takes may be of any device, since it never looks at what is behind them.
     pub handles_from_anywhere: bool,
     /// May receive a reference to a variable without a value.
@@ -74,6 +79,8 @@ impl OpDef {
         transfer: None,
         group: None,
         joined_by: None,
+        alike_on_all_ranks: false,
+        batch_norm: None,
         handles_from_anywhere: false,
         allows_uninitialized_input: false,
         flow: Flow::Plain,

@@ -291,6 +291,15 @@ impl UpdateRule {
         UpdateRule { name: "", slots: 0, grad: 0, scalars: &[], integers: &[], flag: "", before: "", text: "" };
 }
 
+/// Which half of a batch normalisation an op is. Its attribute `is_training` says whether it uses the statistics of its batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchNormHalf {
+    /// `(x, scale, offset, mean, variance) -> (y, mean, variance for averages, mean, variance of the batch, …)`.
+    Forward,
+    /// `(dy, x, scale, mean, variance of the batch, …) -> (dx, d scale, d offset, …)`.
+    Backward,
+}
+
 /// How an op fares when its floats are halves (`half` or `bfloat16`), for rewrites that make graphs of mixed precision. The
 /// values are those of TensorFlow's lists for automatic mixed precision, given in brackets; where these know nothing of an
 /// op or have several opinions, PyTorch's `autocast` and caution decide.

@@ -12,8 +12,8 @@ pub(crate) mod unknown;
 pub use attr::{AttrValue, Attrs};
 pub use def::{Flow, Grad, Gradient, GradientFn, HandleRule, IndexedSlices, OpDef, ShapeFn};
 pub use facts::{
-    Combine, Effects, Elements, Elementwise, HalfSafety, HostRule, Literal, OwnedState, ShapesFit, SplitRule,
-    TransferEnd, Update, UpdateRule, Work,
+    BatchNormHalf, Combine, Effects, Elements, Elementwise, HalfSafety, HostRule, Literal, OwnedState, ShapesFit,
+    SplitRule, TransferEnd, Update, UpdateRule, Work,
 };
 pub use infer::InferCtx;
 pub use registry::OpRegistry;

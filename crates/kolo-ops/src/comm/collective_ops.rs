@@ -17,7 +17,7 @@ use crate::kernel::KernelInit;
 use crate::op::{Gpu, KernelDef, Op, cpu_made, gpu_made};
 use crate::{AsyncKernel, Cost, Done, Kernel, KernelCtx, KernelMaker, Outcome};
 
-pub(crate) static KOLO_ALL_REDUCE: Op = joined(collective(
+pub(crate) static KOLO_ALL_REDUCE: Op = alike(joined(collective(
     "KoloAllReduce",
     "(values:N*T) -> (reduced:N*T) ; N:int>=1, \
      T:type{half,bfloat16,float,double,int8,int16,int32,int64,uint8,uint16,uint32,uint64}, group:string=\"\", \
@@ -25,7 +25,7 @@ pub(crate) static KOLO_ALL_REDUCE: Op = joined(collective(
     shape_fns::each_as_its_input,
     &[made(|init| Collective::make(init, CollectiveKind::AllReduce(reduction(init.attrs())?)))],
     &[on_gpu("T", NUMBERS, |init| OnGpu::make(init, CollectiveKind::AllReduce(reduction(init.attrs())?)))],
-));
+)));
 
 pub(crate) static KOLO_REDUCE_SCATTER: Op = collective(
     "KoloReduceScatter",
@@ -37,13 +37,13 @@ pub(crate) static KOLO_REDUCE_SCATTER: Op = collective(
     &[on_gpu("T", NUMBERS, |init| OnGpu::make(init, CollectiveKind::ReduceScatter(reduction(init.attrs())?)))],
 );
 
-pub(crate) static KOLO_ALL_GATHER: Op = collective(
+pub(crate) static KOLO_ALL_GATHER: Op = alike(collective(
     "KoloAllGather",
     "(value:T) -> (all:T) ; T:type, group:string=\"\"",
     other_rows,
     &[made(|init| Collective::make(init, CollectiveKind::AllGather))],
     &[on_gpu("T", PLAIN, |init| OnGpu::make(init, CollectiveKind::AllGather))],
-);
+));
 
 pub(crate) static KOLO_ALL_TO_ALL: Op = collective(
     "KoloAllToAll",
@@ -53,13 +53,13 @@ pub(crate) static KOLO_ALL_TO_ALL: Op = collective(
     &[on_gpu("T", PLAIN, |init| OnGpu::make(init, CollectiveKind::AllToAll))],
 );
 
-pub(crate) static KOLO_BROADCAST: Op = joined(collective(
+pub(crate) static KOLO_BROADCAST: Op = alike(joined(collective(
     "KoloBroadcast",
     "(values:N*T) -> (copies:N*T) ; N:int>=1, T:type, group:string=\"\", root:int>=0=0",
     shape_fns::each_as_its_input,
     &[made(|init| Collective::make(init, CollectiveKind::Broadcast(root(init.attrs())?)))],
     &[on_gpu("T", PLAIN, |init| OnGpu::make(init, CollectiveKind::Broadcast(root(init.attrs())?)))],
-));
+)));
 
 pub(crate) static KOLO_REDUCE: Op = joined(on_host(
     "KoloReduce",
@@ -84,12 +84,12 @@ pub(crate) static KOLO_SCATTER: Op = on_host(
     &[made(|init| Collective::make(init, CollectiveKind::Scatter(root(init.attrs())?)))],
 );
 
-pub(crate) static KOLO_ALL_GATHER_UNEVEN: Op = on_host(
+pub(crate) static KOLO_ALL_GATHER_UNEVEN: Op = alike(on_host(
     "KoloAllGatherUneven",
     "(value:T) -> (all:T, rows:int64) ; T:type, group:string=\"\"",
     other_rows_and_numbers,
     &[made(|init| Collective::make(init, CollectiveKind::AllGatherUneven))],
-);
+));
 
 pub(crate) static KOLO_GATHER_UNEVEN: Op = on_host(
     "KoloGatherUneven",
@@ -156,6 +156,11 @@ const fn collective(
 /// One that exchanges `N` tensors together.
 const fn joined(op: Op) -> Op {
     Op { def: OpDef { joined_by: Some("N"), ..op.def }, ..op }
+}
+
+/// One that gives all ranks the same.
+const fn alike(op: Op) -> Op {
+    Op { def: OpDef { alike_on_all_ranks: true, ..op.def }, ..op }
 }
 
 const fn made(make: fn(&KernelInit<'_>) -> Result<Box<dyn AsyncKernel>>) -> KernelDef {

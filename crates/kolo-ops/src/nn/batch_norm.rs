@@ -8,7 +8,7 @@ mod held;
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::{IntraPool, vectorize};
-use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output};
+use kolo_graph::{BatchNormHalf, Grad, Gradient, HalfSafety, InferCtx, OpDef, Operation, Output};
 
 use crate::math::binary::first;
 use crate::nn::channels::{Channels, channel_axis, is_nchw};
@@ -79,6 +79,7 @@ macro_rules! forward_op {
                 shape: infer_forward,
                 gradient: Gradient::Rule(|op, dy| gradient(op, $grad, dy)),
                 half: HalfSafety::Safe,
+                batch_norm: Some(BatchNormHalf::Forward),
                 ..OpDef::BASE
             },
             kernels: $kernels,
@@ -134,6 +135,7 @@ macro_rules! backward_op {
                 shape: infer_backward,
                 gradient: Gradient::Refused("second derivatives of batch normalisation are not implemented"),
                 half: HalfSafety::Safe,
+                batch_norm: Some(BatchNormHalf::Backward),
                 ..OpDef::BASE
             },
             kernels: $kernels,
