@@ -1,5 +1,7 @@
 //! Kernels that take long end soon after their step is stopped, whatever they do.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests may fail as tests do.
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
