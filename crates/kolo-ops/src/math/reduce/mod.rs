@@ -50,12 +50,8 @@ impl Wanted {
         let axes = ctx.integers(1)?;
         let mut is_reduced: SmallVec<[bool; 4]> = SmallVec::from_elem(false, shape.rank());
         for axis in axes {
-            let axis = resolve_axis(axis, shape.rank())?;
-            if std::mem::replace(&mut is_reduced[axis], true) {
-                return Err(Error::invalid_argument(format!(
-                    "Invalid reduction arguments: Axes contains duplicate dimension: {axis}"
-                )));
-            }
+            // An axis that is named twice is taken once, as by TensorFlow 1; TensorFlow 2 refuses it.
+            is_reduced[resolve_axis(axis, shape.rank())?] = true;
         }
         let keep = ctx.attrs().bool("keep_dims")?;
         let kept: SmallVec<[usize; 4]> = shape

@@ -1,5 +1,7 @@
 //! `Prod` over axes.
 
+use std::collections::BTreeSet;
+
 use half::{bf16, f16};
 use kolo_core::{DType, Result};
 use kolo_graph::shape_fns::resolve_axis;
@@ -69,13 +71,15 @@ impl<'g> Order<'g> {
             let axes = graph.op("Cast").input(op.input(1)).attr("DstT", DType::I32).out();
             let axes = graph.op("Reshape").input(axes).input(graph.constant([-1i32])).out();
             let reduced = graph.op("FloorMod").input(axes + rank).input(rank).out();
+            let reduced = graph.op("Unique").input(reduced).build().output(0);
             let all = graph.op("Range").inputs([graph.constant(0i32), rank, graph.constant(1i32)]).out();
             let kept = graph.op("ListDiff").input(all).input(reduced).out();
             let forth = graph.op("ConcatV2").inputs([reduced, kept, graph.constant(0i32)]).attr("N", 2i64).out();
             let back = graph.op("InvertPermutation").input(forth).out();
             return Ok(Some(Order { reduced, kept, forth, back }));
         };
-        let reduced = axes.into_iter().map(|axis| resolve_axis(axis, rank)).collect::<Result<Vec<usize>>>()?;
+        let reduced = axes.into_iter().map(|axis| resolve_axis(axis, rank)).collect::<Result<BTreeSet<usize>>>()?;
+        let reduced: Vec<usize> = reduced.into_iter().collect();
         if reduced.is_empty() {
             return Ok(None);
         }
@@ -120,7 +124,9 @@ pub(crate) const GPU_PROD: on_gpu::Reducer =
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::{check_op, tensor, wavy};
+    use kolo_core::{DType, Tensor};
+
+    use crate::testing::{check_op, evaluate, tensor, wavy};
 
     #[test]
     fn products() {
@@ -134,9 +140,23 @@ mod tests {
     #[test]
     fn gradients() {
         for keep in [false, true] {
-            for axes in [&[0i32][..], &[1], &[2, 0], &[0, 1, 2], &[]] {
+            for axes in [&[0i32][..], &[1], &[2, 0], &[0, 1, 2], &[1, -2], &[]] {
                 check_op("Prod").attr("keep_dims", keep).input(wavy([2, 3, 2], 1)).input(axes).gradient();
             }
+        }
+    }
+
+    #[test]
+    fn the_gradient_does_without_known_shapes_and_axes() {
+        let g = crate::graph();
+        let x = g.placeholder_of("x", DType::F32, &[None, None]);
+        let axes = g.placeholder::<i32>("axes", [None]);
+        let y = g.op("Prod").input(x).input(axes).out();
+        let dx = kolo_graph::gradients(&[y], &[x]).unwrap()[0].unwrap().dense().unwrap();
+        // An axis may be named twice.
+        for named in [&[-1i32][..], &[-1, 1]] {
+            let feeds = [(x, Tensor::from([[1.0f32, 2.0], [3.0, 4.0]])), (axes, Tensor::vector(named.to_vec()))];
+            assert_eq!(evaluate(&g, &[dx], &feeds).unwrap()[0], Tensor::from([[2.0f32, 1.0], [4.0, 3.0]]));
         }
     }
 

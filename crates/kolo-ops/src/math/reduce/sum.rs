@@ -175,7 +175,20 @@ mod tests {
         check_op("Sum").input([i32::MAX, 1]).input([0i32]).gives(i32::MIN);
         check_op("Sum").input(vec![bf16::ONE; 1000]).input([0i32]).gives(bf16::from_f32(1000.0));
         check_op("Sum").input(x).input([2i32]).fails("axis 2 is out of range for rank 2");
-        check_op("Sum").input(x).input([1i32, -1]).fails("Axes contains duplicate dimension: 1");
+    }
+
+    #[test]
+    fn an_axis_that_is_named_twice_is_taken_once() {
+        let x = [[1.0f32, 2.0, 3.0], [4.0, 5.0, 9.0]];
+        check_op("Sum").input(x).input([0i32, 0]).gives([5.0f32, 7.0, 12.0]);
+        check_op("Sum").input(x).input([1i32, -1]).attr("keep_dims", true).gives([[6.0f32], [18.0]]);
+        check_op("Mean").input(x).input([0i32, 0]).gives([2.5f32, 3.5, 6.0]);
+        check_op("Max").input(x).input([0i64, -2, 0]).gives([4.0f32, 5.0, 9.0]);
+        check_op("Prod").input(x).input([1i32, 1]).gives([6.0f32, 180.0]);
+        check_op("All").input([[true, false], [true, true]]).input([0i32, 0]).gives([true, false]);
+        for op in ["Sum", "Mean"] {
+            check_op(op).input(wavy([2, 3, 2], 1)).input([1i32, -2]).gradient();
+        }
     }
 
     #[test]
