@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kolo::{CancelToken, Code, Error, Graph, Output, Result, RunOptions, Session, Tensor};
+use kolo::{CancelToken, Code, DType, Error, Graph, Output, Result, RunOptions, Session, Shape, Tensor};
 
 use crate::support::one_at_a_time;
 use crate::victim::{Victim, Wire, connect, endless};
@@ -26,7 +26,12 @@ fn bodies(g: &Graph) -> Vec<Output<'_>> {
             let flat = g.op("Fill").input(g.constant([1 << 20])).input(i).out();
             g.op("Max").input(flat).input(g.constant(0i32)).out()
         }),
-        endless(g.constant(0i32), |i| i * i),
+        // Updates of variables run to their end, and no further.
+        endless(g.constant(0i32), |i| {
+            let v = g.variable("large", Tensor::zeros(DType::F32, Shape::from([1usize << 22])).unwrap());
+            let update = v.assign(g.op("Fill").input(g.constant([1 << 22])).input(g.constant(1.0f32)).out());
+            g.control_dependencies(&[update], || g.op("Identity").input(i + 1i32).out())
+        }),
     ]
 }
 

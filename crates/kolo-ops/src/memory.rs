@@ -7,12 +7,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kolo_core::{Buffer, Error, Result, Shape, Tensor};
 use kolo_device::Charge;
+use kolo_device::cpu::stop_if_asked;
 
 use crate::KernelCtx;
 use crate::holdings::{Holdings, of_text};
 
 /// Text up to this many bytes is not worth a block of the device's memory.
 const LEAST_SHARED: usize = 4096;
+
+/// The bytes of a text that are copied without a look at whether the step is stopped.
+const COPIED_AT_ONCE: usize = 1 << 20;
 
 /// An empty vector with room for `n` elements; `what` names them in the error if there is no memory.
 pub(crate) fn room<T>(n: usize, what: &str) -> Result<Vec<T>> {
@@ -60,6 +64,7 @@ impl StringsMade<'_> {
     }
 
     fn add(&mut self, text: Bytes) -> Result<()> {
+        stop_if_asked();
         // The list has room for up to twice as many.
         self.n_bytes += 2 * size_of::<Bytes>();
         if self.n_bytes >= LEAST_SHARED {
@@ -177,6 +182,7 @@ impl KernelCtx<'_> {
         let mut ends: Vec<usize> = room(n, "positions of strings")?;
         let mut total = 0usize;
         for i in 0..n {
+            stop_if_asked();
             total = pieces(i).try_fold(total, |sum, piece| sum.checked_add(piece.len())).ok_or_else(|| {
                 Error::resource_exhausted(format!("the {n} strings of '{}' are too long", self.node.name))
             })?;
@@ -213,7 +219,10 @@ pub(crate) fn joined<'p>(
 fn fill<'p>(mut rest: &mut [u8], pieces: impl Iterator<Item = &'p [u8]>) {
     for piece in pieces {
         let (to, after) = rest.split_at_mut(piece.len());
-        to.copy_from_slice(piece);
+        for (to, piece) in to.chunks_mut(COPIED_AT_ONCE).zip(piece.chunks(COPIED_AT_ONCE)) {
+            stop_if_asked();
+            to.copy_from_slice(piece);
+        }
         rest = after;
     }
 }

@@ -33,6 +33,19 @@ fn halves(dims: &[usize]) -> Tensor {
     Tensor::from_vec(Shape::new(dims).unwrap(), vec![0.5f32; dims.iter().product()]).unwrap()
 }
 
+/// So many texts of so many digits, which share their bytes.
+fn texts(n: usize, length: usize) -> Tensor {
+    let text = Tensor::string("5".repeat(length)).strings().unwrap()[0].clone();
+    Tensor::from_strings([n], vec![text; n]).unwrap()
+}
+
+/// A sparse tensor with its elements in the wrong order.
+fn sparse_backwards() -> Vec<Tensor> {
+    let n = N as i64 / 10;
+    let indices = Tensor::from_vec([n as usize, 1], (0..n).map(|i| i * 7919 % n).collect()).unwrap();
+    vec![indices, zeros(DType::F32, &[n as usize]), Tensor::from([n])]
+}
+
 /// A vector of integers: a shape, or axes.
 fn ints<const N: usize>(values: [i32; N]) -> Tensor {
     Tensor::from(values)
@@ -68,6 +81,17 @@ fn cases() -> Vec<Case> {
         case("RandomShuffle", || vec![halves(&[N])], |node| node),
         case("RandomGamma", || vec![ints([N as i32]), Tensor::scalar(0.5f32)], |node| node),
         case("AsString", || vec![halves(&[N / 5])], |node| node),
+        case("StringToHashBucketFast", || vec![texts(20_000, 20_000)], |node| node.attr("num_buckets", 9i64)),
+        case("StringLength", || vec![texts(20_000, 100_000)], |node| node.attr("unit", "UTF8_CHAR")),
+        case("StringUpper", || vec![texts(20_000, 100_000)], |node| node),
+        case("StringToNumber", || vec![texts(N / 5, 6)], |node| node.attr("out_type", DType::F32)),
+        case("StringSplitV2", || vec![texts(2_000, 20_000), Tensor::string("5")], |node| node),
+        case("SparseReorder", sparse_backwards, |node| node),
+        case(
+            "Conv2D",
+            || vec![zeros(DType::I32, &[4, 128, 128, 32]), zeros(DType::I32, &[5, 5, 32, 64])],
+            |node| node.attr("strides", vec![1i64; 4]).attr("padding", "SAME"),
+        ),
     ]
 }
 

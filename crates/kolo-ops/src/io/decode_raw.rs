@@ -1,6 +1,7 @@
 //! `DecodeRaw`: bytes as numbers.
 
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape};
+use kolo_device::cpu::stop_if_asked;
 use kolo_graph::{Gradient, OpDef, Output};
 
 use crate::op::{Gpu, Op, cpu_any};
@@ -51,6 +52,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut out = ctx.allocate(dtype, shape)?;
     let bytes = out.host_bytes_mut()?;
     for (to, from) in bytes.chunks_exact_mut(n.max(1)).zip(strings) {
+        stop_if_asked();
         to.copy_from_slice(from);
     }
     if dtype == DType::Bool {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::stop_if_asked;
 use kolo_graph::{Attrs, Gradient, InferCtx, OpDef};
 use prost::Message as _;
 
@@ -204,12 +205,14 @@ impl Features {
         let name = |i: usize| names.get(i).map_or("<unknown>".into(), |name| String::from_utf8_lossy(name));
         let mut examples: Vec<HashMap<String, proto::Feature>> = Vec::with_capacity(messages.len());
         for (i, message) in messages.iter().enumerate() {
+            stop_if_asked();
             let example = proto::Example::decode(message.clone()).map_err(|error| {
                 Error::invalid_argument(format!("Could not parse example input {i}, name: {}: {error}", name(i)))
             })?;
             examples.push(example.features.unwrap_or_default().feature);
         }
         let values = |i: usize, key: &str, dtype: DType| -> Result<Option<Values>> {
+            stop_if_asked();
             let Some(kind) = examples[i].get(key).and_then(|feature| feature.kind.as_ref()) else { return Ok(None) };
             let values = Values::of(kind);
             if values.dtype() != dtype {

@@ -1,9 +1,10 @@
 //! `DecodePng`, `EncodePng`: images as PNG files.
 
-use std::io::Cursor;
+use std::io::{self, BufRead, Cursor, Read, Seek, SeekFrom};
 
 use bytes::Bytes;
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::stop_if_asked;
 use kolo_graph::{Gradient, OpDef, Output};
 
 use crate::memory::filled;
@@ -61,6 +62,40 @@ pub(crate) static ENCODE_PNG: Op = Op {
 /// A file of a few bytes can claim to be larger than any image that is worth decoding.
 const MOST_BYTES: usize = 1 << 30;
 
+/// A file that is read in small pieces, with a look at whether the step is stopped before each: a few bytes may stand for a
+/// thousand times as many of an image.
+struct Pieces<'a>(Cursor<&'a [u8]>);
+
+impl Pieces<'_> {
+    const N_BYTES: usize = 4096;
+}
+
+impl Read for Pieces<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        stop_if_asked();
+        let n = to.len().min(Self::N_BYTES);
+        self.0.read(&mut to[..n])
+    }
+}
+
+impl BufRead for Pieces<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        stop_if_asked();
+        let rest = self.0.fill_buf()?;
+        Ok(&rest[..rest.len().min(Self::N_BYTES)])
+    }
+
+    fn consume(&mut self, n: usize) {
+        self.0.consume(n);
+    }
+}
+
+impl Seek for Pieces<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.0.seek(to)
+    }
+}
+
 fn decode(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let channels = ctx.attrs().int("channels")?;
     if ![0, 1, 3, 4].contains(&channels) {
@@ -71,7 +106,7 @@ fn decode(ctx: &mut KernelCtx<'_>) -> Result<()> {
     };
     let bad = |why: &dyn std::fmt::Display| Error::invalid_argument(format!("Invalid PNG. {why}"));
     let limits = png::Limits { bytes: MOST_BYTES };
-    let mut decoder = png::Decoder::new_with_limits(Cursor::new(contents.as_ref()), limits);
+    let mut decoder = png::Decoder::new_with_limits(Pieces(Cursor::new(contents.as_ref())), limits);
     decoder.set_transformations(png::Transformations::EXPAND);
     let mut reader = decoder.read_info().map_err(|error| bad(&error))?;
     let n = reader.output_buffer_size().filter(|&n| n <= MOST_BYTES);

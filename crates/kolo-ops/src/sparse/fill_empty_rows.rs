@@ -3,6 +3,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::looking;
 use kolo_graph::{Gradient, OpDef, Output};
 
 use super::reorder::sizes;
@@ -86,7 +87,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     // The number of rows is a value, and one element is made for each.
     let mut counts = ctx.scratch(n_rows, 0usize, "counts of rows")?;
     let rows = coordinates.chunks_exact(depth.max(1)).map(|row| row[0]).enumerate();
-    for (i, row) in rows.take(n) {
+    for (i, row) in looking(rows.take(n)) {
         match usize::try_from(row).ok().and_then(|row| counts.get_mut(row)) {
             Some(count) => *count += 1,
             None if row < 0 => return Err(Error::invalid_argument(format!("indices({i}, 0) is invalid: {row} < 0"))),
@@ -99,7 +100,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     is_empty.data_mut::<bool>()?.iter_mut().zip(&counts[..]).for_each(|(empty, &count)| *empty = count == 0);
     // Where the next element of each row goes.
     let (mut next, mut total) = (counts, 0usize);
-    for next in next.iter_mut() {
+    for next in looking(next.iter_mut()) {
         let count = std::mem::replace(next, total);
         total += count.max(1);
     }
@@ -109,7 +110,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         out[at * depth] = row as i64;
     }
     let mut places = Vec::with_capacity(n);
-    for row in coordinates.chunks_exact(depth.max(1)).take(n) {
+    for row in looking(coordinates.chunks_exact(depth.max(1)).take(n)) {
         // In range, as found above.
         let place = &mut next[row[0] as usize];
         out[*place * depth..(*place + 1) * depth].copy_from_slice(row);
@@ -143,7 +144,7 @@ fn backward<T: Plus>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let (places, grad) = (ctx.data::<i64>(0)?, ctx.data::<T>(1)?);
     let mut is_value = vec![false; grad.len()];
     let mut values = Vec::with_capacity(places.len());
-    for &place in places {
+    for &place in looking(places) {
         let at = usize::try_from(place).ok().filter(|&at| at < grad.len()).ok_or_else(|| {
             Error::invalid_argument(format!("Elements in reverse index must be in [0, {}) but got {place}", grad.len()))
         })?;

@@ -1,6 +1,7 @@
 //! `StringLength`: how many bytes, or characters, strings have.
 
 use kolo_core::{DType, Error, Result};
+use kolo_device::cpu::stop_if_asked;
 use kolo_graph::{OpDef, Output, shape_fns};
 
 use super::NO_GRADIENT;
@@ -36,6 +37,7 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut out = ctx.allocate(DType::I32, ctx.input(0)?.shape().clone())?;
     let strings = ctx.input(0)?.strings()?;
     for (y, text) in out.data_mut::<i32>()?.iter_mut().zip(strings) {
+        stop_if_asked();
         let n = if by_character { text.iter().filter(|&&byte| begins_character(byte)).count() } else { text.len() };
         *y = i32::try_from(n).map_err(|_| Error::out_of_range(format!("a string of {n} units")))?;
     }

@@ -1,6 +1,7 @@
 //! `StringToNumber`: text as a number.
 
 use kolo_core::{DType, Error, Result, Tensor};
+use kolo_device::cpu::looking;
 use kolo_graph::{OpDef, Output, shape_fns};
 
 use super::strip::stripped;
@@ -96,7 +97,7 @@ fn numbers<T: FromText>(input: &Tensor) -> Result<Tensor> {
             Error::invalid_argument(format!("StringToNumberOp could not correctly convert string: {}", shown(text)))
         })
     };
-    Tensor::from_vec(input.shape().clone(), input.strings()?.iter().map(number).collect::<Result<Vec<T>>>()?)
+    Tensor::from_vec(input.shape().clone(), looking(input.strings()?).map(number).collect::<Result<Vec<T>>>()?)
 }
 
 #[cfg(test)]

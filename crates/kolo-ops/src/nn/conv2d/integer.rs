@@ -1,6 +1,7 @@
 //! Convolutions of `int32` images: products and sums that wrap, without the float kernels' matrices.
 
 use kolo_core::{DType, Result, Shape};
+use kolo_device::cpu::stop_if_asked;
 
 use super::{check_grad, plan};
 use crate::KernelCtx;
@@ -35,6 +36,7 @@ fn for_products(
     for image in 0..convolution.batch {
         let (from, to) = (image * h.input * w.input, image * h.output * w.output);
         for_taps(&h, &w, |o, k, i| {
+            stop_if_asked();
             for input in 0..all_inputs {
                 let (group, channel) = (input / inputs, input % inputs);
                 for output in group * outputs..(group + 1) * outputs {
