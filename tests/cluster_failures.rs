@@ -743,30 +743,42 @@ fn a_peer_behind_a_slow_or_lossy_link_is_named_with_what_was_measured() {
     }
 }
 
-/// Under sync, everybody waits at the parameter server for a chief, or a worker, that is stopped: the doctor names that one alone.
+/// Under sync, and under hybrid as long as it waits, everybody waits at the parameter server for a chief, or a worker, that is
+/// stopped: the doctor names that one alone, and follows the steps of the others to it.
 #[test]
-fn who_is_stopped_under_sync_is_named_though_all_wait_at_the_parameter_server() {
+fn who_is_stopped_is_named_though_all_wait_at_the_parameter_server() {
     let _turn = one_at_a_time();
-    let training = Training::new("stopped-chief", 3);
-    let _ps = training.spec.serve("ps", 0, &[]);
-    for victim in [0usize, 2] {
-        let workers: Vec<Process> = (0..3).map(|task| training.worker(task, &["--sync"])).collect();
-        workers.iter().for_each(|worker| drop(worker.wait_for_step(0, |_| true)));
-        workers[victim].signal("STOP");
-        let stopped = Instant::now();
-        let culprit = format!("worker:{victim}");
-        loop {
-            let flags = ["--overdue", "0.3", "--deadline", "0.5"];
-            let (is_well, text) = kolo(&[&["doctor", "--cluster", &training.spec.text], &flags[..]].concat());
-            let silent: Vec<&str> = text.lines().filter(|line| line.contains("does not answer")).collect();
-            if let (false, [cause]) = (is_well, &silent[..]) {
-                assert!(cause.contains(&culprit) && text.contains("1 of the above needs help"), "{text}");
-                break;
+    for mode in [&["--sync"][..], &["--hybrid", "timeout=100s,min=1"]] {
+        let training = Training::new("stopped-chief", 3);
+        let _ps = training.spec.serve("ps", 0, &[]);
+        for victim in [0usize, 2] {
+            let workers: Vec<Process> = (0..3).map(|task| training.worker(task, mode)).collect();
+            workers.iter().for_each(|worker| drop(worker.wait_for_step(0, |_| true)));
+            workers[victim].signal("STOP");
+            let stopped = Instant::now();
+            let culprit = format!("worker:{victim}");
+            let followed = format!("to which this has not delivered: {culprit} (does not answer");
+            loop {
+                let flags = ["--overdue", "0.3", "--deadline", "0.5"];
+                let (is_well, text) = kolo(&[&["doctor", "--cluster", &training.spec.text], &flags[..]].concat());
+                let silent: Vec<&str> = text.lines().filter(|line| line.contains("  does not answer")).collect();
+                if let (false, [task]) = (is_well, &silent[..]) {
+                    // The line of the culprit's address, and steps of others: all of them lead there.
+                    let [task, address] = [*task, training.spec.address("worker", victim)];
+                    assert!(task.contains(&culprit) && task.contains(address), "{mode:?}: {text}");
+                    let mut steps = text.lines().filter(|line| line.starts_with("step ")).peekable();
+                    let are_overdue = steps.peek().is_some();
+                    assert!(steps.all(|line| line.contains(&culprit)), "{mode:?}: {text}");
+                    if are_overdue && text.contains(&followed) {
+                        println!("{mode:?}, {culprit} is stopped:\n{text}");
+                        break;
+                    }
+                }
+                assert!(stopped.elapsed() < Duration::from_secs(20), "{mode:?}: {text}");
             }
-            assert!(stopped.elapsed() < Duration::from_secs(20), "{text}");
+            workers[victim].signal("CONT");
+            drop(workers);
         }
-        workers[victim].signal("CONT");
-        drop(workers);
     }
 }
 

@@ -272,6 +272,9 @@ fn explain(
     known: &StepKnowledge<'_>,
     reports: &[TaskReport],
 ) -> (Finding, Option<MeetingPoint>) {
+    if let Some(finding) = abandoned(step_id, age, known, reports) {
+        return (finding, None);
+    }
     let is_silent = |task: &str| reports.iter().any(|report| report.report.is_err() && report.task.to_string() == task);
     let edges = edges(known, reports, &is_silent);
     let root = root(&edges, known, &is_silent);
@@ -297,6 +300,22 @@ fn explain(
     let meeting = own.and_then(MeetingPoint::of).filter(|_| !is_silent(&root));
     let tensor = needed.map(|(tensor, ..)| tensor).unwrap_or_default();
     (Finding { step_id, age, root, waiting, tensor, is_idle, text }, meeting)
+}
+
+/// A step whose parts have nothing to do, while no task that responds is its master: the master is one of those that do not.
+fn abandoned(step_id: i64, age: Duration, known: &StepKnowledge<'_>, reports: &[TaskReport]) -> Option<Finding> {
+    let is_idle = |part: &StepReport| part.wait.is_empty() && part.n_running == 0 && part.n_unattended == 0;
+    if known.master.is_some() || !known.parts.values().all(|part| is_idle(part)) {
+        return None;
+    }
+    let silent: Vec<(String, String)> = reports.iter().filter_map(silence).collect();
+    let (root, _) = silent.first()?.clone();
+    let masters: Vec<String> = silent.iter().map(|(task, why)| format!("{} ({why})", short(task))).collect();
+    let waiting: Vec<String> = known.parts.keys().cloned().collect();
+    let at: Vec<String> = waiting.iter().map(|task| short(task)).collect();
+    let (at, lasts, masters) = (at.join(", "), age.as_secs_f64(), masters.join(" or "));
+    let text = format!("step {step_id} on {at} waits for its master for {lasts:.1} s, which is {masters}");
+    Some(Finding { step_id, age, root, waiting, tensor: String::new(), is_idle: false, text })
 }
 
 /// Which task waits for which. A task that does not respond can be waited for, but its own waits are ignored: it is the
@@ -547,6 +566,18 @@ mod tests {
             assert_eq!(finding.root, name(2), "{}", finding.text);
             assert!(finding.text.contains("1 kernel(s) running"), "{}", finding.text);
         }
+    }
+
+    #[test]
+    fn a_step_without_anything_to_do_waits_for_a_master_that_does_not_answer() {
+        let name = |task| TaskName::new("worker", task).to_string();
+        let findings = diagnose(&[report(0, vec![]), unheard(1)], Duration::ZERO);
+        assert_eq!((&findings[0].root, &findings[0].waiting), (&name(1), &vec![name(0)]));
+        let text = &findings[0].text;
+        assert!(text.contains("on worker:0 waits for its master for 3.2 s, which is worker:1 (does not ans"), "{text}");
+        // If everybody responds, the step has just ended, or begun.
+        let findings = diagnose(&[report(0, vec![]), report(1, vec![])], Duration::ZERO);
+        assert!(findings[0].text.contains("has run its part"), "{}", findings[0].text);
     }
 
     #[test]
