@@ -93,6 +93,29 @@ fn what_was_saved_comes_back_in_another_session() {
     assert_eq!(latest_checkpoint(dir.join("nowhere")).unwrap(), None);
 }
 
+/// Weights may be secrets, or made of them.
+#[test]
+#[cfg(unix)]
+fn every_file_of_a_checkpoint_is_for_its_owner_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = Dir::new();
+    let g = kolo::graph();
+    model(&g);
+    let one = Saver::new(&g).unwrap();
+    let shards = SaverBuilder::new(&g).sharded(true).build().unwrap();
+    let session = started(&g);
+    one.save(&session, dir.join("one"), Some(1)).unwrap();
+    shards.save(&session, dir.join("shards"), Some(1)).unwrap();
+    let names = dir.names();
+    for kind in ["checkpoint", "one-1.index", "one-1.meta", "one-1.data", "shards-1.data"] {
+        assert!(names.iter().any(|name| name.starts_with(kind)), "no {kind}: {names:?}");
+    }
+    for name in names {
+        let mode = fs::metadata(dir.join(&name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{name}: {mode:o}");
+    }
+}
+
 #[test]
 fn old_checkpoints_go_and_the_list_says_which_are_left() {
     let dir = Dir::new();

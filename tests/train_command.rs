@@ -3,7 +3,11 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Long enough for a machine that does much else.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn kolo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
@@ -91,6 +95,43 @@ fn ctrl_c_saves_and_resume_goes_on() {
     assert!(out.starts_with(&format!("Resumed from {}", dir.join(format!("model.ckpt-{step}")).display())), "{out}");
     assert!(dir.join(format!("model.ckpt-{last}.index")).exists());
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// In the middle of a step that takes longer than this test: the first Ctrl-C is answered at once, and a second one ends it.
+#[test]
+fn ctrl_c_in_a_long_step_is_answered_and_another_ends_it() {
+    let size = ["--side", "224", "--batch-size", "32", "--max-steps", "1", "--device", "cpu:0"];
+    let mut child = kolo(&[&["train", "resnet50", "--log-every", "1"], &size[..]].concat()).spawn().unwrap();
+    // Planning is over, and kernels compute, when it has taken more processor time than that.
+    let started = Instant::now();
+    while processor_seconds(child.id()) < 4.0 {
+        assert!(started.elapsed() < PATIENCE && child.try_wait().unwrap().is_none(), "it does not compute");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let interrupt = |child: &Child| Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(interrupt(&child).success());
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let (mut line, began) = (String::new(), Instant::now());
+    while !line.contains("stopping after this step; Ctrl-C again to stop now") {
+        line.clear();
+        assert!(errors.read_line(&mut line).unwrap() > 0, "it ended without a word");
+    }
+    println!("answered after {:.1?}", began.elapsed());
+    assert!(interrupt(&child).success());
+    let began = Instant::now();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    println!("ended after {:.1?}", began.elapsed());
+    let mut out = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    assert!(!out.contains("Step: 1"), "the step was over before: {out}");
+}
+
+/// What a process has computed so far.
+fn processor_seconds(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    // A tick is a hundredth of a second on Linux.
+    (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
 }
 
 #[test]

@@ -408,6 +408,9 @@ mod tests {
         first.resources()[0].remove("", "b");
         block_on(journal.commit_removals()).unwrap();
         drop(journal);
+        // Values of variables are their owner's alone.
+        use std::os::unix::fs::PermissionsExt as _;
+        assert_eq!(path(&folder.0, 1).metadata().unwrap().permissions().mode() & 0o777, 0o600);
         let second = host();
         let journal = Arc::new(Journal::open(&folder.0, true, &second).unwrap());
         assert_eq!(value(&second, "a"), Some(vec![3.0, 4.0]));
