@@ -10,7 +10,10 @@ mod collective_ops;
 mod device_collectives;
 mod gradient_store;
 pub(crate) mod meeting;
+mod packed;
+mod sign_exchange;
 mod staleness;
+mod top_k_exchange;
 pub mod transfer;
 
 /// The ops of this area.
@@ -50,11 +53,15 @@ pub static OPS: &[&Op] = &[
     &gradient_store::KOLO_GRADIENT_STORE,
     &gradient_store::KOLO_GRADIENT_TAKE,
     &gradient_store::KOLO_GRADIENT_TAKE_ROWS,
+    &sign_exchange::KOLO_PACK_SIGNS,
+    &sign_exchange::KOLO_UNPACK_SIGNS,
     &staleness::KOLO_STALENESS,
     &staleness::KOLO_STALENESS_LEAVE,
     &staleness::KOLO_STALENESS_RECORD,
     &staleness::KOLO_STALENESS_STATE,
     &staleness::KOLO_STALENESS_WAIT,
+    &top_k_exchange::KOLO_PACK_TOP_K,
+    &top_k_exchange::KOLO_UNPACK_TOP_K,
     &transfer::HOST_RECV,
     &transfer::HOST_SEND,
     &transfer::RECV,

@@ -19,6 +19,7 @@ pub mod histogram;
 pub mod logical;
 pub mod matmul;
 pub mod number;
+pub mod orthonormal;
 pub mod reduce;
 pub mod segment;
 pub mod sparse_matmul;
@@ -99,6 +100,7 @@ pub static OPS: &[&Op] = &[
     &special::ERFC,
     &special::LGAMMA,
     &special::DIGAMMA,
+    &orthonormal::KOLO_ORTHONORMAL,
     &top_k::TOP_K,
     &top_k::TOP_K_V2,
     &top_k::IN_TOP_K,

@@ -1,0 +1,87 @@
+//! `KoloOrthonormal`: the columns of a matrix, made perpendicular to each other and of length 1, from the first to the last (Gram and
+//! Schmidt, twice, which is enough for perpendicularity up to rounding). A column that lies in the space of those before becomes zero.
+
+use kolo_core::Result;
+use kolo_graph::{Gradient, OpDef};
+use num_traits::Float;
+
+use crate::op::{Gpu, Op, cpu_kernels};
+use crate::{Cost, KernelCtx};
+
+pub(crate) static KOLO_ORTHONORMAL: Op = Op {
+    def: OpDef {
+        name: "KoloOrthonormal",
+        signature: "(matrix:T) -> (columns:T) ; T:type{float,double}",
+        shape: |ctx| Ok(vec![ctx.input_of_rank(0, 2)?]),
+        gradient: Gradient::Refused("ranks compress gradients with it, which are not differentiated again"),
+        ..OpDef::BASE
+    },
+    kernels: cpu_kernels!(orthonormal: f32, f64),
+    gpu: Gpu::Missing,
+    cost: Cost::Elements,
+};
+
+fn orthonormal<T: kolo_core::Element + Float + Into<f64>>(ctx: &mut KernelCtx<'_>) -> Result<()> {
+    let shape = ctx.input(0)?.shape().clone();
+    let (n_rows, n_columns) = (shape[0], shape[1]);
+    let mut columns: Vec<Vec<f64>> = Vec::with_capacity(n_columns);
+    let matrix = ctx.data::<T>(0)?;
+    for column in 0..n_columns {
+        let mut own: Vec<f64> = (0..n_rows).map(|row| matrix[row * n_columns + column].into()).collect();
+        let length = dot(&own, &own).sqrt();
+        for _ in 0..2 {
+            for before in &columns {
+                let along = dot(&own, before);
+                own.iter_mut().zip(before).for_each(|(x, before)| *x -= along * before);
+            }
+        }
+        let left = dot(&own, &own).sqrt();
+        // What rounding has left of a column is no direction.
+        let by = if left > length * T::epsilon().into() { 1.0 / left } else { 0.0 };
+        own.iter_mut().for_each(|x| *x *= by);
+        columns.push(own);
+    }
+    let mut output = ctx.allocate(T::DTYPE, shape)?;
+    let elements = output.data_mut::<T>()?;
+    for (column, own) in columns.iter().enumerate() {
+        for (row, &x) in own.iter().enumerate() {
+            elements[row * n_columns + column] = T::from(x).unwrap_or_else(T::nan);
+        }
+    }
+    ctx.set_output(0, output);
+    Ok(())
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use kolo_core::Tensor;
+
+    use crate::testing::check_op;
+
+    #[test]
+    fn columns_are_perpendicular_and_of_length_one() {
+        check_op("KoloOrthonormal").input([[3.0f32, 1.0], [4.0, 2.0]]).gives([[0.6f32, -0.8], [0.8, 0.6]]);
+        let matrix: [[f64; 3]; 5] =
+            std::array::from_fn(|i| std::array::from_fn(|j| ((i * 7 + j * 13) % 11) as f64 - 4.0));
+        let found = check_op("KoloOrthonormal").input(matrix).run(false).unwrap().remove(0);
+        let found = found.data::<f64>().unwrap();
+        for a in 0..3 {
+            for b in 0..3 {
+                let product: f64 = (0..5).map(|row| found[row * 3 + a] * found[row * 3 + b]).sum();
+                assert!((product - f64::from(u8::from(a == b))).abs() < 1e-12, "columns {a} and {b}: {product}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_column_that_adds_no_direction_becomes_zero() {
+        let op = check_op("KoloOrthonormal").input([[1.0f32, 2.0, 0.0], [1.0, 2.0, 0.0]]);
+        op.gives(Tensor::from([[0.70710678f32, 0.0, 0.0], [0.70710678, 0.0, 0.0]]));
+        check_op("KoloOrthonormal").input([1.0f32]).fails("should have rank 2");
+    }
+}
