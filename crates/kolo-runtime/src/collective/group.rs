@@ -14,6 +14,7 @@ use kolo_device::{Device, DeviceRanks};
 use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup};
 use parking_lot::Mutex;
 
+use super::meter::{ExchangedSoFar, Meter};
 use super::on_devices::{DeviceEnds, GroupOnDevices};
 use super::{Communicator, CommunicatorOptions, Recorder};
 
@@ -28,6 +29,7 @@ pub struct Group {
     first_begun: Mutex<Option<Instant>>,
     options: CommunicatorOptions,
     devices: Mutex<DeviceEnds>,
+    meter: Arc<Meter>,
 }
 
 /// Where collectives run.
@@ -46,13 +48,15 @@ impl Group {
         let (rank, n_ranks, stop) = (communicator.rank(), communicator.n_ranks(), communicator.stop_flag());
         let (sender, queue) = mpsc::channel();
         let (recorder, options) = (communicator.recorder().clone(), communicator.options().clone());
+        let meter = Arc::<Meter>::default();
+        let counts = meter.clone();
         let thread = std::thread::Builder::new()
             .name(format!("kolo-rank-{rank}"))
-            .spawn(move || serve(communicator, &queue))
+            .spawn(move || serve(communicator, &queue, &counts))
             .map_err(|error| Error::resource_exhausted(format!("no thread for collectives: {error}")))?;
         let runs = Runs::OwnThread { queue: Some(Mutex::new(sender)), thread: Some(thread) };
         let (first_begun, devices) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(Group { rank, n_ranks, runs, stop, recorder, first_begun, options, devices }))
+        Ok(Arc::new(Group { rank, n_ranks, runs, stop, recorder, first_begun, options, devices, meter }))
     }
 
     /// Takes a communicator over; beginning a collective returns when it is done.
@@ -61,7 +65,7 @@ impl Group {
         let (recorder, options) = (communicator.recorder().clone(), communicator.options().clone());
         let runs = Runs::CallersThread(Box::new(Mutex::new(communicator)));
         let (first_begun, devices) = (Mutex::default(), Mutex::default());
-        Arc::new(Group { rank, n_ranks, runs, stop, recorder, first_begun, options, devices })
+        Arc::new(Group { rank, n_ranks, runs, stop, recorder, first_begun, options, devices, meter: Arc::default() })
     }
 
     /// Where this rank writes down what it does.
@@ -74,15 +78,23 @@ impl Group {
         &self.options
     }
 
+    /// What this rank has exchanged through host memory.
+    pub fn exchanged(&self) -> ExchangedSoFar {
+        self.meter.so_far()
+    }
+
     /// When the first call was begun since this was last asked: how far a rank comes by itself before it needs the others.
     pub fn take_first_begun(&self) -> Option<Instant> {
         self.first_begun.lock().take()
     }
 }
 
-fn serve(mut communicator: Communicator, queue: &Receiver<Queued>) {
+fn serve(mut communicator: Communicator, queue: &Receiver<Queued>, meter: &Meter) {
     while let Ok((call, done)) = queue.recv() {
-        done(communicator.run(call));
+        let began = Instant::now();
+        let result = communicator.run(call);
+        meter.took(began.elapsed());
+        done(result);
     }
 }
 
@@ -97,6 +109,7 @@ impl CollectiveGroup for Group {
 
     fn start(&self, call: CollectiveCall, done: CollectiveDone) {
         self.first_begun.lock().get_or_insert_with(Instant::now);
+        self.meter.count(&call, self.n_ranks);
         let refused = match &self.runs {
             Runs::OwnThread { queue: Some(queue), .. } => {
                 queue.lock().send((call, done)).err().map(|refused| refused.0.1)
@@ -104,7 +117,9 @@ impl CollectiveGroup for Group {
             Runs::OwnThread { queue: None, .. } => Some(done),
             Runs::CallersThread(communicator) => {
                 // Whoever is told may begin the next one.
+                let began = Instant::now();
                 let result = communicator.lock().run(call);
+                self.meter.took(began.elapsed());
                 done(result);
                 None
             }

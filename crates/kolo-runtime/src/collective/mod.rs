@@ -20,6 +20,7 @@ mod group;
 mod hosts;
 mod hosts_meet;
 mod in_process;
+mod meter;
 mod mpi;
 mod on_devices;
 mod pieces;
@@ -45,6 +46,7 @@ pub use kolo_device::shared_group::{
     Activity, BoardOf, CallNote, Condition, RankBoard, RankNote, RankRecord, WaitLimits, now,
 };
 pub use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup, CollectiveKind, Groups, Root, call};
+pub use meter::ExchangedSoFar;
 pub use mpi::MpiRanks;
 pub(crate) use on_devices::DeviceExchanges;
 pub use record::{CallState, Doing, RankState, Recorder};
