@@ -127,9 +127,15 @@ const RULES: &[Rule] = &[
     },
     Rule {
         command: "train",
-        flags: &["check-weights-every", "elastic", "sync-batch-norm"],
+        flags: &["check-weights-every", "elastic", "sync-batch-norm", "exchange", "local-steps"],
         has_no_effect: |given| !given.has("ranks") && !is_rank(),
         why: "is about the processes of --ranks, which is not given",
+    },
+    Rule {
+        command: "train",
+        flags: &["outer"],
+        has_no_effect: |given| !given.has("local-steps"),
+        why: "moves the weights of ranks that train by themselves and meet now and then; add --local-steps",
     },
     Rule {
         command: "train",

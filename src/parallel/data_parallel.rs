@@ -12,9 +12,9 @@
 //! exchanges beside backward; `KoloAwaitExchange`, after the last of them, makes the updates wait.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
-use half::{bf16, f16};
-use kolo_core::{DType, DeviceSpec, Error, Result, Tensor};
+use kolo_core::{DType, DeviceSpec, Error, Result};
 use kolo_device::cuda::rank_hardware;
 use kolo_graph::{
     AttrValue, Attrs, Effects, Endpoint, GradParts, Node, NodeId, Pass, Region, Rewriter, Stage, Training,
@@ -23,8 +23,12 @@ use kolo_graph::{
 use kolo_runtime::SessionConfig;
 
 use super::batch_norm::synchronise;
+use super::exchange::{COMPRESSED_STEP, Exchange, check_is_step, unsent};
+use super::local_steps::{OuterStep, average_weights};
 use super::merge_collectives::{MEETING_BYTES, merge_collectives};
+use super::nodes::float;
 use super::world::{WORLD, World};
+use super::{one_bit_adam, power_sgd, top_k};
 
 /// Makes the training steps of a session those of one rank among many.
 ///
@@ -67,8 +71,9 @@ use super::world::{WORLD, World};
 pub struct DataParallel {
     world: World,
     buckets: BucketSizes,
-    /// What gradients are exchanged as, if not as they are.
-    wire: Option<DType>,
+    exchange: Exchange,
+    /// In how manieth steps ranks meet that train by themselves, and what moves their weights then.
+    local_steps: Option<(u64, Option<OuterStep>)>,
     is_atomic: bool,
     stays_on_host: bool,
     synchronises_batch_norm: bool,
@@ -76,7 +81,7 @@ pub struct DataParallel {
 
 /// How many bytes of gradients are exchanged at a time.
 #[derive(Clone, Copy, Debug)]
-struct BucketSizes {
+pub(super) struct BucketSizes {
     first: usize,
     others: usize,
 }
@@ -87,7 +92,8 @@ impl DataParallel {
         DataParallel {
             world: world.clone(),
             buckets: BucketSizes { first: 256 << 10, others: 4 << 20 },
-            wire: None,
+            exchange: Exchange::Whole,
+            local_steps: None,
             is_atomic: false,
             stays_on_host: false,
             synchronises_batch_norm: false,
@@ -109,12 +115,39 @@ impl DataParallel {
         self
     }
 
-    /// Exchanges gradients as `bfloat16` or `half`, which halves the bytes of `float`. They are summed in `float`, and rounded once
-    /// before and once after. Worth it where the link between ranks is slow; gradients of rows stay what they are.
+    /// Exchanges gradients in this way: smaller where the link between ranks is slow. Gradients of rows stay what they are, and so do
+    /// small ones. What a step runs is then what [`DataParallel::steps`] returns.
     #[must_use]
-    pub fn exchange_as(mut self, dtype: DType) -> DataParallel {
-        self.wire = Some(dtype);
+    pub fn exchange(mut self, exchange: Exchange) -> DataParallel {
+        self.exchange = exchange;
         self
+    }
+
+    /// Exchanges gradients as `bfloat16` or `half`: [`Exchange::As`].
+    #[must_use]
+    pub fn exchange_as(self, dtype: DType) -> DataParallel {
+        self.exchange(Exchange::As(dtype))
+    }
+
+    pub(super) fn with_local_steps(mut self, n: u64, outer: Option<OuterStep>) -> DataParallel {
+        self.local_steps = Some((n, outer));
+        self
+    }
+
+    pub(super) fn exchange_kind(&self) -> Exchange {
+        self.exchange
+    }
+
+    pub(super) fn local_step_count(&self) -> Option<(u64, Option<OuterStep>)> {
+        self.local_steps
+    }
+
+    pub(super) fn updates_are_atomic(&self) -> bool {
+        self.is_atomic
+    }
+
+    pub(super) fn synchronises_statistics(&self) -> bool {
+        self.synchronises_batch_norm
     }
 
     /// Updates variables only when all collectives of the step are done. A step that fails because a rank was lost then has
@@ -163,7 +196,9 @@ impl DataParallel {
     /// Whether the GPUs that sessions of this configuration have can exchange data, on all ranks.
     fn exchanges_on_devices(&self, config: &SessionConfig) -> bool {
         // A step that has lost a rank must not have updated anything. Only the host knows that in time.
-        let wants = !self.is_atomic && !self.stays_on_host && config.device_count.get("GPU") != Some(&0);
+        let is_made_smaller = self.exchange.keeps_the_rest();
+        let wants =
+            !self.is_atomic && !self.stays_on_host && !is_made_smaller && config.device_count.get("GPU") != Some(&0);
         let hardware = wants.then(|| rank_hardware(&config.gpu.visible_device_list, self.world.size())).flatten();
         match self.world.all_have_own(hardware.as_deref()) {
             Ok(can) => can,
@@ -181,13 +216,26 @@ impl DataParallel {
     }
 
     fn passes_for(&self, place: ExchangePlace) -> Vec<Pass> {
-        let (sizes, wire, n_ranks) = (self.buckets, self.wire, self.world.size());
+        let (sizes, exchange, n_ranks) = (self.buckets, self.exchange, self.world.size());
+        if let Some((_, outer)) = self.local_steps {
+            let weights = Pass::new(
+                "average-weights",
+                Stage::Graph,
+                "ranks that train by themselves take over the mean of their weights now and then",
+                move |graph, _| {
+                    for_each_step(graph, |graph, training, step| {
+                        average_weights(graph, training, step, (sizes, outer), place)
+                    })
+                },
+            );
+            return vec![weights, merge_collectives(MEETING_BYTES.min(sizes.first / 4))];
+        }
         let gradients = Pass::new(
             "average-gradients",
             Stage::Graph,
             "ranks that train together apply the mean of their gradients, exchanged in buckets while backward goes on",
             move |graph, _| {
-                for_each_step(graph, |graph, _, step| average_gradients(graph, step, (sizes, wire), n_ranks, place))
+                for_each_step(graph, |graph, _, step| average_gradients(graph, step, (sizes, exchange), n_ranks, place))
             },
         );
         let state = Pass::new(
@@ -247,15 +295,17 @@ fn for_each_step(
 }
 
 /// A tensor that ranks exchange, and the inputs that read what comes out of it.
-struct Exchanged {
-    value: Endpoint,
-    readers: Vec<(NodeId, usize)>,
+pub(super) struct Exchanged {
+    pub value: Endpoint,
+    pub readers: Vec<(NodeId, usize)>,
+    /// The variable that it is about.
+    pub variable: Arc<str>,
 }
 
 fn average_gradients(
     graph: &mut Rewriter<'_>,
     step: &TrainingNodes,
-    (sizes, wire): (BucketSizes, Option<DType>),
+    (sizes, how): (BucketSizes, Exchange),
     n_ranks: usize,
     place: ExchangePlace,
 ) -> Result<()> {
@@ -278,19 +328,28 @@ fn average_gradients(
         let applied = variable.applied.as_ref();
         let of_values = parts(&|parts| Some(*parts.values()));
         let at = (applied.map(|applied| *applied.values()), variable.reads.values().as_slice());
-        add(if is_rows { &mut values } else { &mut dense }, places(graph, step, &of_values, at, is_rows));
+        add(
+            if is_rows { &mut values } else { &mut dense },
+            places(graph, (step, &variable.name), &of_values, at, is_rows),
+        );
         if is_rows {
             let of_indices = parts(&|parts| parts.indices().copied());
             let reads = variable.reads.indices().map_or(&[][..], Vec::as_slice);
             let at = (applied.and_then(|applied| applied.indices().copied()), reads);
-            add(&mut indices, places(graph, step, &of_indices, at, is_rows));
+            add(&mut indices, places(graph, (step, &variable.name), &of_indices, at, is_rows));
         }
     }
-    let dense = match wire {
-        Some(wire) => dense.into_iter().map(|exchanged| narrowed(graph, exchanged, wire)).collect::<Result<_>>()?,
-        None => dense,
-    };
+    if let Exchange::As(wire) = how {
+        dense = dense.into_iter().map(|exchanged| narrowed(graph, exchanged, wire)).collect::<Result<_>>()?;
+    }
+    let mut smaller = Vec::new();
+    if is_smaller_now(graph, how)? {
+        (smaller, dense) = dense.into_iter().partition(|exchanged| is_kept_for(graph, exchanged));
+    }
     exchange(graph, GRADIENTS, dense, sizes, place)?;
+    for bucket in buckets(graph, GRADIENTS, smaller, sizes)? {
+        exchange_smaller(graph, &bucket, step, how)?;
+    }
     for exchanged in values {
         let all = gather(graph, "rows", exchanged.value, place)?;
         let mean = divide(graph, all, n_ranks)?;
@@ -305,13 +364,11 @@ fn average_gradients(
 
 /// A gradient that is cast to a narrower type, and what comes out of the exchange back.
 fn narrowed(graph: &mut Rewriter<'_>, exchanged: Exchanged, wire: DType) -> Result<Exchanged> {
-    if !matches!(wire, DType::F16 | DType::BF16) {
-        return Err(Error::invalid_argument(format!("gradients are exchanged as bfloat16 or half, not as {wire}")));
-    }
-    let Exchanged { value, readers } = exchanged;
+    Exchange::As(wire).check()?;
+    let Exchanged { value, readers, variable } = exchanged;
     let own = graph.node(value.node).map(|node| node.outputs[value.index as usize].dtype);
     if !matches!(own, Some(DType::F32 | DType::F64)) || readers.is_empty() {
-        return Ok(Exchanged { value, readers });
+        return Ok(Exchanged { value, readers, variable });
     }
     let cast = |graph: &mut Rewriter<'_>, name: &str, at: Endpoint, to: DType| {
         let node = graph.add("Cast", name, &[at], attrs([("DstT", to)]))?;
@@ -320,14 +377,14 @@ fn narrowed(graph: &mut Rewriter<'_>, exchanged: Exchanged, wire: DType) -> Resu
     let narrow = cast(graph, "data_parallel/narrow", value, wire)?;
     let wide = cast(graph, "data_parallel/wide", narrow, own.unwrap_or(DType::F32))?;
     graph.redirect_inputs(&readers, wide)?;
-    Ok(Exchanged { value: narrow, readers: vec![(wide.node, 0)] })
+    Ok(Exchanged { value: narrow, readers: vec![(wide.node, 0)], variable })
 }
 
 /// Where the gradient of a variable is exchanged: where it leaves backward, so before it is clipped or accumulated. Of several
 /// gradients (the model is on several devices, or the batch is cut into parts) where they have become one.
 fn places(
     graph: &Rewriter<'_>,
-    step: &TrainingNodes,
+    (step, variable): (&TrainingNodes, &Arc<str>),
     gradients: &[Endpoint],
     (applied, reads): (Option<Endpoint>, &[(NodeId, usize)]),
     is_rows: bool,
@@ -336,12 +393,12 @@ fn places(
     let is_outside = |&(id, _): &(NodeId, usize)| !matches!(step.region(id), Some(Region::Backward | Region::Forward));
     let leaving = |&value: &Endpoint| {
         let readers = graph.readers(value).into_iter().filter(is_outside).collect();
-        Exchanged { value, readers }
+        Exchanged { value, readers, variable: variable.clone() }
     };
     match (gradients, applied) {
-        ([], Some(value)) => vec![Exchanged { value, readers: reads.to_vec() }],
+        ([], Some(value)) => vec![Exchanged { value, readers: reads.to_vec(), variable: variable.clone() }],
         ([_, _, ..], Some(applied)) => match meeting_point(graph, gradients, applied, is_rows) {
-            Some(value) => vec![Exchanged { value, readers: graph.readers(value) }],
+            Some(value) => vec![Exchanged { value, readers: graph.readers(value), variable: variable.clone() }],
             None => gradients.iter().map(leaving).collect(),
         },
         _ => gradients.iter().map(leaving).collect(),
@@ -389,17 +446,11 @@ fn meeting_point(graph: &Rewriter<'_>, gradients: &[Endpoint], applied: Endpoint
 const GRADIENTS: &str = "gradients";
 const STATE: &str = "state";
 
-/// Puts all-reduces behind these values, in buckets, in their order.
-fn exchange(
-    graph: &mut Rewriter<'_>,
-    what: &str,
-    values: Vec<Exchanged>,
-    sizes: BucketSizes,
-    place: ExchangePlace,
-) -> Result<()> {
+/// These values in their order, so many at a time as are exchanged together.
+fn buckets(graph: &Rewriter<'_>, what: &str, values: Vec<Exchanged>, sizes: BucketSizes) -> Result<Vec<Bucket>> {
     let values: Vec<Exchanged> = values.into_iter().filter(|exchanged| !exchanged.readers.is_empty()).collect();
     if values.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let mut buckets: Vec<Bucket> = Vec::new();
     let conditional = graph.conditional()?;
@@ -426,6 +477,44 @@ fn exchange(
             None => buckets.push(Bucket { dtype, n_bytes, values: vec![exchanged] }),
         }
     }
+    Ok(buckets)
+}
+
+/// Whether the gradients of this run are exchanged in another way than whole. An error if the run is no step of ranks that keep
+/// something between steps.
+fn is_smaller_now(graph: &Rewriter<'_>, how: Exchange) -> Result<bool> {
+    if !how.keeps_the_rest() {
+        return Ok(false);
+    }
+    let is_compressed = graph.find(COMPRESSED_STEP).is_some();
+    check_is_step(graph, is_compressed)?;
+    Ok(is_compressed || !matches!(how, Exchange::OneBitAdam { .. }))
+}
+
+/// Whether [`DataParallel::steps`] has made a place for what is not sent of a gradient.
+fn is_kept_for(graph: &Rewriter<'_>, exchanged: &Exchanged) -> bool {
+    graph.find(&unsent(&exchanged.variable)).is_some()
+}
+
+/// Exchanges the gradients of a bucket in another way than whole.
+fn exchange_smaller(graph: &mut Rewriter<'_>, bucket: &Bucket, step: &TrainingNodes, how: Exchange) -> Result<()> {
+    match how {
+        Exchange::TopK(fraction) => top_k::exchange(graph, bucket, fraction, step.op),
+        Exchange::PowerSgd(_) => power_sgd::exchange(graph, bucket, step.op),
+        Exchange::OneBitAdam { warm_up } => one_bit_adam::exchange(graph, bucket, &step.variables, warm_up, step.op),
+        Exchange::Whole | Exchange::As(_) => Ok(()),
+    }
+}
+
+/// Puts all-reduces behind these values, in buckets, in their order.
+pub(super) fn exchange(
+    graph: &mut Rewriter<'_>,
+    what: &str,
+    values: Vec<Exchanged>,
+    sizes: BucketSizes,
+    place: ExchangePlace,
+) -> Result<()> {
+    let buckets = buckets(graph, what, values, sizes)?;
     let mut nodes = Vec::with_capacity(buckets.len());
     for (i, bucket) in buckets.iter().enumerate() {
         let inputs: Vec<Endpoint> = bucket.values.iter().map(|exchanged| exchanged.value).collect();
@@ -464,10 +553,10 @@ fn await_exchange(graph: &mut Rewriter<'_>, what: &str, exchange: NodeId, n: usi
 }
 
 /// What is exchanged at a time.
-struct Bucket {
-    dtype: DType,
+pub(super) struct Bucket {
+    pub dtype: DType,
     n_bytes: usize,
-    values: Vec<Exchanged>,
+    pub values: Vec<Exchanged>,
 }
 
 impl Bucket {
@@ -522,23 +611,11 @@ fn gather(graph: &mut Rewriter<'_>, what: &str, at: Endpoint, place: ExchangePla
 
 fn divide(graph: &mut Rewriter<'_>, sum: Endpoint, n: usize) -> Result<Endpoint> {
     let dtype = graph.node(sum.node).map_or(DType::F32, |node| node.outputs[0].dtype);
-    let attrs = attrs([("dtype", AttrValue::Type(dtype)), ("value", AttrValue::Tensor(number(n, dtype)?))]);
+    let attrs = attrs([("dtype", AttrValue::Type(dtype)), ("value", AttrValue::Tensor(float(n as f64, dtype)?))]);
     let n = graph.add("Const", "data_parallel/n_ranks", &[], attrs)?;
     let inputs = [sum, Endpoint { node: n, index: 0 }];
     let node = graph.add("RealDiv", "data_parallel/mean", &inputs, Attrs::default())?;
     Ok(Endpoint { node, index: 0 })
-}
-
-/// A number in a type of floats.
-fn number(n: usize, dtype: DType) -> Result<Tensor> {
-    let n = n as f32;
-    match dtype {
-        DType::F32 => Ok(Tensor::scalar(n)),
-        DType::F64 => Ok(Tensor::scalar(f64::from(n))),
-        DType::F16 => Ok(Tensor::scalar(f16::from_f32(n))),
-        DType::BF16 => Ok(Tensor::scalar(bf16::from_f32(n))),
-        other => Err(Error::invalid_argument(format!("rows of {other} have no mean"))),
-    }
 }
 
 /// Makes whatever writes to variables wait for all collectives.
@@ -582,6 +659,18 @@ fn average_state(
     sizes: BucketSizes,
     place: ExchangePlace,
 ) -> Result<()> {
+    let written = written_from_data(graph, training, step).into_iter().map(|written| written.exchanged).collect();
+    exchange(graph, STATE, written, sizes, place)
+}
+
+/// A value that a step writes to a variable.
+pub(super) struct Written {
+    pub exchanged: Exchanged,
+    pub owner: NodeId,
+}
+
+/// What a step writes from the data of one rank to variables beside those that it trains.
+pub(super) fn written_from_data(graph: &Rewriter<'_>, training: &Training, step: &TrainingNodes) -> Vec<Written> {
     let mut trained: HashSet<&str> = training.scalars.iter().map(|slot| &*slot.variable).collect();
     for variable in &training.variables {
         trained.insert(&variable.name);
@@ -594,22 +683,25 @@ fn average_state(
             continue;
         };
         let is_float = graph.node(value.node).is_some_and(|node| node.outputs[value.index as usize].dtype.is_float());
-        let owner = owner(graph, *variable);
-        let is_other = owner.as_ref().is_some_and(|owner| !trained.contains(owner.as_str()));
-        if is_float && is_other && step.region(id) != Some(Region::Backward) {
-            written.push(Exchanged { value: *value, readers: vec![(id, 1)] });
+        let Some((owner, name)) = owner(graph, *variable).filter(|_| is_float) else { continue };
+        let is_kept = name.ends_with(&unsent(""));
+        if !trained.contains(&*name) && !is_kept && step.region(id) != Some(Region::Backward) {
+            written.push(Written {
+                exchanged: Exchanged { value: *value, readers: vec![(id, 1)], variable: name },
+                owner,
+            });
         }
     }
-    written.retain(|exchanged| depends_on_data(graph, exchanged.value, &mut is_data));
-    exchange(graph, STATE, written, sizes, place)
+    written.retain(|written| depends_on_data(graph, written.exchanged.value, &mut is_data));
+    written
 }
 
-/// The name of the variable that a reference or a handle leads to.
-fn owner(graph: &Rewriter<'_>, mut at: Endpoint) -> Option<String> {
+/// The variable that a reference or a handle leads to, and its name.
+fn owner(graph: &Rewriter<'_>, mut at: Endpoint) -> Option<(NodeId, Arc<str>)> {
     loop {
         let node = graph.node(at.node)?;
         match node.def.effects {
-            Effects::Owns(_) => return Some(node.name.to_string()),
+            Effects::Owns(_) => return Some((at.node, node.name.clone())),
             _ => at = *node.inputs.first()?,
         }
     }

@@ -11,7 +11,8 @@ use kolo_graph::{Graph, Operation, Output, Variable};
 use kolo_net::ranks::{RankConfig, join};
 use kolo_net::tls::{Security, Token};
 use kolo_runtime::collective::{
-    Activity, CollectiveCall, CollectiveKind, Communicator, CommunicatorOptions, Costs, Group, MpiRanks, call,
+    Activity, CollectiveCall, CollectiveKind, Communicator, CommunicatorOptions, Costs, ExchangedSoFar, Group,
+    MpiRanks, call,
 };
 use kolo_runtime::{Session, SessionConfig};
 
@@ -301,6 +302,11 @@ impl World {
     /// When this rank began the first collective since this was last asked.
     pub(crate) fn take_first_begun(&self) -> Option<Instant> {
         self.group.take_first_begun()
+    }
+
+    /// What this rank has exchanged with others through host memory, in graphs and in calls.
+    pub fn exchanged(&self) -> ExchangedSoFar {
+        self.group.exchanged()
     }
 
     pub(super) fn call(&self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {

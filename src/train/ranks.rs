@@ -7,9 +7,12 @@ use kolo_core::{DType, Error, Result, Tensor};
 use kolo_graph::{Graph, Operation, Output, Variable};
 use kolo_runtime::Session;
 
+use super::own_state::OwnState;
 use crate::data::{Dataset, Position};
 use crate::ops;
-use crate::parallel::{RankTimes, SlowRank, SlowRankWatch, WORLD, World, by_dtype_and_size};
+use crate::parallel::{
+    RankTimes, ReduceOp, SlowRank, SlowRankWatch, WORLD, World, by_dtype_and_size, is_of_outer_step,
+};
 
 /// What a trainer knows that is needed to go on elsewhere: with other ranks, after one was lost.
 #[derive(Clone)]
@@ -84,6 +87,21 @@ impl<'g> SharedVariables<'g> {
         session.run(&[], &feeds, &assigns).map(drop)
     }
 
+    /// Makes all ranks' variables of floats their mean: for ranks that were apart when a training ended. What an outer optimizer keeps is
+    /// the same on all ranks.
+    pub fn average(&self, world: &World, session: &Session) -> Result<()> {
+        let all = self.all.iter().map(|(variable, ..)| *variable);
+        let apart: Vec<Variable<'g>> =
+            all.filter(|of| of.dtype().is_float() && !is_of_outer_step(&of.name())).collect();
+        for bucket in by_dtype_and_size(&apart) {
+            let reads: Vec<Output<'g>> = bucket.iter().map(|variable| variable.read()).collect();
+            let means = world.all_reduce(session.run(&reads, &[], &[])?, ReduceOp::Mean)?;
+            let named: Vec<_> = bucket.iter().map(|variable| variable.name()).zip(means).collect();
+            self.assign(session, &named)?;
+        }
+        Ok(())
+    }
+
     /// The state of a training that is at this place in its data.
     pub fn state(&self, session: &Session, step: i64, position: Position) -> Result<TrainerState> {
         let reads: Vec<Output<'g>> = self.all.iter().map(|(variable, ..)| variable.read()).collect();
@@ -97,8 +115,10 @@ impl<'g> SharedVariables<'g> {
 pub(super) struct Ranks<'g> {
     pub world: World,
     pub variables: SharedVariables<'g>,
-    /// What this rank says with each step: whether it wants to stop, as 1, how many rows it has, and its times of the step before, each
-    /// in a place of its own between zeros, so that the mean over all ranks holds what everybody said.
+    /// What each rank has of its own.
+    pub own: OwnState<'g>,
+    /// What this rank says with each step: whether it wants to stop, as 1, how many rows it has, whether it is about to save, and its
+    /// times of the step before, each in a place of its own between zeros, so that the mean over all ranks holds what everybody said.
     pub says: Output<'g>,
     /// Variables that all ranks have alike: where rank 0 was in the data when it last saved is its own.
     compared: Vec<Variable<'g>>,
@@ -113,7 +133,7 @@ pub(super) struct Ranks<'g> {
 }
 
 /// How many numbers are not of one rank alone.
-const SAID_BY_ALL: usize = 2;
+const SAID_BY_ALL: usize = 3;
 
 /// A rank that is slow now and then is not named more often than this.
 const NAMED_AGAIN: Duration = Duration::from_secs(60);
@@ -124,20 +144,30 @@ pub(super) struct Heard {
     pub stops: bool,
     /// The rows of all ranks.
     pub n_rows: usize,
+    /// Rank 0 is about to save, so all give it what they have of their own.
+    pub saves: bool,
     /// A rank that has become slow.
     pub slow: Option<SlowRank>,
 }
 
 impl<'g> Ranks<'g> {
-    pub fn new(graph: &'g Graph, world: World, position: Variable<'g>, check_every: u64, is_uneven: bool) -> Ranks<'g> {
+    pub fn new(
+        graph: &'g Graph,
+        world: World,
+        position: Variable<'g>,
+        check_every: u64,
+        is_uneven: bool,
+    ) -> Result<Ranks<'g>> {
         let says = graph.placeholder::<f32>("rank_says", [Some(SAID_BY_ALL + 2 * world.size())]);
         let (times, slow) = (RankTimes::default(), SlowRankWatch::default());
         let variables = SharedVariables::new(graph);
         let is_compared = |variable: &Variable<'g>| variable.name() != position.name();
         let compared = graph.global_variables().into_iter().filter(is_compared).collect();
-        Ranks {
+        let own = OwnState::of(graph)?;
+        Ok(Ranks {
             world,
             variables,
+            own,
             compared,
             says,
             check_every,
@@ -146,17 +176,18 @@ impl<'g> Ranks<'g> {
             times,
             slow,
             named: HashMap::new(),
-        }
+        })
     }
 
-    /// What this rank says with the next step, which it is about to begin with so many rows.
-    pub fn say(&mut self, wants_to_stop: bool, n_rows: usize) -> Tensor {
+    /// What this rank says with the next step, which it is about to begin with so many rows, and whether it saves after it.
+    pub fn say(&mut self, wants_to_stop: bool, n_rows: usize, saves: bool) -> Tensor {
         // What ranks did together between two steps is no step.
         self.world.take_first_begun();
         let (rank, size) = (self.world.rank(), self.world.size());
         let mut says = vec![0.0f32; SAID_BY_ALL + 2 * size];
         says[0] = f32::from(u8::from(wants_to_stop));
         says[1] = n_rows as f32;
+        says[2] = f32::from(u8::from(saves));
         let own = [self.times.busy, self.times.input].map(|seconds| seconds as f32);
         says[SAID_BY_ALL + 2 * rank..][..2].copy_from_slice(&own);
         Tensor::vector(says)
@@ -177,13 +208,14 @@ impl<'g> Ranks<'g> {
         }
         let met = self.world.take_first_begun().unwrap_or(began);
         self.times = RankTimes { busy: (met - began).as_secs_f64(), input: input.as_secs_f64() };
-        Ok(Heard { stops: all[0] > 0.0, n_rows: (all[1] * n).round() as usize, slow })
+        Ok(Heard { stops: all[0] > 0.0, n_rows: (all[1] * n).round() as usize, saves: all[2] > 0.0, slow })
     }
 
-    /// Compares the variables of all ranks now and then, and if this is the end.
-    pub fn check(&mut self, session: &Session, is_end: bool) -> Result<()> {
+    /// Compares the variables of all ranks now and then, and if this is the end. Ranks that are apart are compared when they meet.
+    pub fn check(&mut self, session: &Session, is_end: bool, are_apart: bool) -> Result<()> {
         self.n_since_check += 1;
-        if is_end || self.n_since_check == self.check_every {
+        let is_due = self.check_every > 0 && self.n_since_check >= self.check_every;
+        if is_end || (is_due && !are_apart) {
             self.n_since_check = 0;
             self.world.check_these(&self.compared, session)?;
         }

@@ -11,11 +11,13 @@ use kolo_runtime::{Callable, Session, SessionConfig};
 use smallvec::SmallVec;
 
 use super::callback::{Callback, EpochReport, Flow, StepReport};
+use super::own_state::{OfAllRanks, remove_orphans, write_beside};
 use super::ranks::{Ranks, TrainerState, mean_of_ranks, shares};
 use super::saver::check_writable;
+use super::step_calls::StepCalls;
 use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
 use crate::data::{Dataset, Position};
-use crate::parallel::{Activity, ReduceOp, SlowRank, World};
+use crate::parallel::{Activity, DataParallel, ExchangeReport, ReduceOp, SlowRank, Steps, World};
 
 /// What a [`Trainer`] trains: where the columns of a batch go, what to make small and how, and what else to watch.
 #[derive(Clone)]
@@ -161,7 +163,7 @@ pub struct Trainer<'g> {
     graph: &'g Graph,
     model: Model<'g>,
     session: Arc<Session>,
-    train: Callable,
+    train: StepCalls<'g>,
     position: Variable<'g>,
     set_position: (Output<'g>, Operation<'g>),
     saver: Saver,
@@ -176,6 +178,10 @@ pub struct Trainer<'g> {
     /// The place in the data after the last step.
     at: Position,
     ranks: Option<Ranks<'g>>,
+    /// Whether there are checkpoints, of any rank.
+    may_save: bool,
+    /// What a step would exchange if gradients went whole.
+    whole_bytes: Option<f64>,
 }
 
 /// Where and how often to save.
@@ -198,6 +204,7 @@ pub struct TrainerBuilder<'g> {
     resume: bool,
     stop: Arc<AtomicBool>,
     world: Option<World>,
+    data_parallel: Option<DataParallel>,
     check_every: u64,
     is_uneven: bool,
     state: Option<TrainerState>,
@@ -239,6 +246,13 @@ impl<'g> TrainerBuilder<'g> {
         self
     }
 
+    /// As [`TrainerBuilder::world`], for the ranks that train as `data_parallel` says: also if what they exchange is smaller than their
+    /// gradients, or if they meet only now and then.
+    pub fn data_parallel(mut self, data_parallel: &DataParallel) -> Self {
+        self.data_parallel = Some(data_parallel.clone());
+        self.world(data_parallel.world())
+    }
+
     /// Goes on from the state of a trainer of this model, with other ranks: all of them take over the state of the rank that is
     /// farthest, those that have none included.
     pub fn state(mut self, state: Option<TrainerState>) -> Self {
@@ -261,8 +275,30 @@ impl<'g> TrainerBuilder<'g> {
 
     /// Adds what is missing to the graph, opens the session and initialises or restores the variables.
     pub fn build(self) -> Result<Trainer<'g>> {
-        let TrainerBuilder { graph, model, source, checkpoints, resume, stop, world, check_every, is_uneven, state } =
-            self;
+        let TrainerBuilder {
+            graph,
+            model,
+            source,
+            checkpoints,
+            resume,
+            stop,
+            world,
+            check_every,
+            is_uneven,
+            state,
+            ..
+        } = self;
+        let data_parallel = self.data_parallel;
+        let steps = match &data_parallel {
+            Some(data_parallel) => data_parallel.steps(model.train_op)?,
+            None => Steps::same(model.train_op),
+        };
+        let whole_bytes = data_parallel.as_ref().and_then(|of| of.whole_bytes(model.train_op));
+        if is_uneven && steps.meet_now_and_then() {
+            return Err(Error::invalid_argument(
+                "a loss is weighed in every step, and ranks with local steps do not meet in every step; batch the data evenly",
+            ));
+        }
         // One rank saves for all.
         let is_first = world.as_ref().is_none_or(|world| world.rank() == 0);
         let has_checkpoints = checkpoints.is_some();
@@ -281,10 +317,11 @@ impl<'g> TrainerBuilder<'g> {
         let local_init = graph.local_variables_initializer();
         let mut watched = vec![model.loss];
         watched.extend(model.metrics.iter().map(|(_, output)| *output));
+        let own_watched = watched.clone();
         let mut ranks = None;
         if let Some(world) = world {
             world.note(Activity::Preparing);
-            let own = Ranks::new(graph, world, position, check_every, is_uneven);
+            let own = Ranks::new(graph, world, position, check_every, is_uneven)?;
             watched.push(own.says);
             watched = mean_of_ranks(graph, &watched)?;
             ranks = Some(own);
@@ -306,6 +343,10 @@ impl<'g> TrainerBuilder<'g> {
         if let Some(ranks) = &ranks {
             let going_on = ranks.variables.share(&ranks.world, &session, state.as_ref())?;
             let flag = ranks.world.broadcast(vec![Tensor::scalar(i32::from(resumed.is_some()))], 0)?;
+            if !ranks.own.is_empty() {
+                let prefix = restored.as_ref().map(|restored| restored.prefix.as_str());
+                ranks.own.restore(&ranks.world, &session, prefix)?;
+            }
             // What another rank had done since is not on the disk. The checkpoints there are this training's, and go in their turn.
             is_as_saved &= going_on.is_none();
             if let (Some(checkpoints), Some(_)) = (&checkpoints, &going_on)
@@ -324,9 +365,9 @@ impl<'g> TrainerBuilder<'g> {
             false => None,
         };
         let train_feeds = model.train_feeds.iter().map(|(output, _)| *output);
-        let fed = model.inputs.iter().copied().chain(train_feeds).chain(ranks.as_ref().map(|ranks| ranks.says));
-        let fed: Vec<Output<'g>> = fed.collect();
-        let train = session.make_callable(&fed, &watched, &[model.train_op])?;
+        let fed: Vec<Output<'g>> = model.inputs.iter().copied().chain(train_feeds).collect();
+        let says = ranks.as_ref().map(|ranks| ranks.says);
+        let train = StepCalls::new(&session, steps, &fed, (&watched, says), &own_watched)?;
         let evaluated = model.evaluated();
         if evaluated.len() != 1 + model.metrics.len() {
             return Err(Error::invalid_argument(format!(
@@ -351,6 +392,8 @@ impl<'g> TrainerBuilder<'g> {
             is_resumed: resumed.is_some(),
             at: resumed.unwrap_or_default(),
             ranks,
+            may_save: has_checkpoints,
+            whole_bytes,
         })
     }
 }
@@ -372,6 +415,8 @@ pub struct FitReport {
     pub stopped: bool,
     /// Ranks for which all others had to wait, when that began.
     pub slow_ranks: Vec<SlowRank>,
+    /// What this rank has exchanged with others, if there are any.
+    pub exchange: Option<ExchangeReport>,
 }
 
 /// What [`Trainer::evaluate`] found.
@@ -397,6 +442,7 @@ impl<'g> Trainer<'g> {
             resume: false,
             stop: Arc::default(),
             world: None,
+            data_parallel: None,
             check_every: 1000,
             is_uneven: false,
             state: None,
@@ -455,7 +501,9 @@ impl<'g> Trainer<'g> {
             took: Duration::ZERO,
             stopped: false,
             slow_ranks: Vec::new(),
+            exchange: None,
         };
+        let metered = self.ranks.as_ref().map(|ranks| ranks.world.exchanged());
         let mut timer = self.checkpoints.as_ref().map(|checkpoints| Timer::new(checkpoints.every));
         if let Some(timer) = &mut timer {
             timer.acted(step);
@@ -465,7 +513,7 @@ impl<'g> Trainer<'g> {
         let mut feeds = self.model.train_feeds.clone();
         // Ranks stop after the same step: each says with a step whether it was asked to, and learns from it whether one was.
         let is_asked_alone = |trainer: &Self| trainer.ranks.is_none() && trainer.stop.load(Ordering::Relaxed);
-        let (mut is_agreed, mut slow_ranks) = (false, Vec::new());
+        let (mut is_agreed, mut slow_ranks, mut is_met) = (false, Vec::new(), true);
         while !is_agreed && !is_asked_alone(self) {
             let began_step = Instant::now();
             if let Some(ranks) = &self.ranks {
@@ -473,22 +521,34 @@ impl<'g> Trainer<'g> {
             }
             let Some(batch) = batches.next() else { break };
             let (batch, input) = (batch?, began_step.elapsed());
-            if let Some(ranks) = &mut self.ranks {
-                feeds.truncate(self.model.train_feeds.len());
-                feeds.push((ranks.says, ranks.say(self.stop.load(Ordering::Relaxed), batch.len())));
+            let call = self.train.of(step + 1);
+            // While they are apart, ranks do not talk.
+            let are_apart = call.are_apart;
+            let is_free = self.running.as_ref().is_none_or(|(_, save)| save.is_done());
+            let saves = timer.as_ref().is_some_and(|timer| is_free && timer.is_due(step + 1));
+            feeds.truncate(self.model.train_feeds.len());
+            if let Some(ranks) = self.ranks.as_mut().filter(|_| !are_apart) {
+                feeds.push((ranks.says, ranks.say(self.stop.load(Ordering::Relaxed), batch.len(), saves)));
             }
             self.note(Activity::Computing);
-            let mut values = self.model.run(&self.train, &batch.tensors, &feeds)?;
+            let mut values = self.model.run(call.callable, &batch.tensors, &feeds)?;
             // Before anything else can fail: the variables are one step further.
             self.at = batches.save();
-            let mut n_samples = batch.len();
-            if let (Some(ranks), Some(mean)) = (&mut self.ranks, values.pop_if(|_| n_ranks.is_some())) {
+            let mut n_samples = batch.len() * if are_apart { n_ranks.unwrap_or(1) } else { 1 };
+            let mut of_all = None;
+            if let (Some(ranks), Some(mean)) = (&mut self.ranks, values.pop_if(|_| n_ranks.is_some() && !are_apart)) {
                 let heard = ranks.hear(&mean, began_step, input)?;
                 is_agreed = heard.stops;
                 n_samples = heard.n_rows;
                 slow_ranks.extend(heard.slow);
-                ranks.check(&self.session, false)?;
+                if heard.saves && !ranks.own.is_empty() {
+                    of_all = Some(ranks.own.gather(&ranks.world, &self.session)?);
+                }
             }
+            if let Some(ranks) = &mut self.ranks {
+                ranks.check(&self.session, false, are_apart)?;
+            }
+            is_met = !are_apart;
             let values = values.iter().map(number).collect::<Result<Vec<f64>>>()?;
             step += 1;
             let now = Instant::now();
@@ -504,6 +564,7 @@ impl<'g> Trainer<'g> {
                 took: began.elapsed(),
                 stopped: false,
                 slow_ranks: Vec::new(),
+                exchange: None,
             };
             let seen = StepReport {
                 step,
@@ -530,9 +591,12 @@ impl<'g> Trainer<'g> {
             if let Some(timer) = &mut timer
                 && timer.is_due(step)
                 && self.running.as_ref().is_none_or(|(_, save)| save.is_done())
+                // What ranks have of their own is there if it was said before the step that it would be needed.
+                && self.has_all_to_save(are_apart, of_all.is_some())
             {
                 timer.acted(step);
                 self.save_position(batches.save())?;
+                self.write_own(of_all.as_ref(), step)?;
                 self.begin_save(step);
             }
             if flow == Flow::Stop {
@@ -542,10 +606,20 @@ impl<'g> Trainer<'g> {
         }
         report.stopped |= is_agreed || is_asked_alone(self);
         report.slow_ranks = slow_ranks;
+        if let (Some(ranks), Some(before)) = (&self.ranks, metered) {
+            let whole = self.whole_bytes;
+            report.exchange =
+                ExchangeReport::between(before, ranks.world.exchanged(), (report.n_steps, report.took), whole);
+        }
         if let Some(ranks) = &mut self.ranks {
-            ranks.check(&self.session, true)?;
+            if !is_met {
+                ranks.variables.average(&ranks.world, &self.session)?;
+                self.saved = None;
+            }
+            ranks.check(&self.session, true, false)?;
         }
         self.save_position(batches.save())?;
+        self.save_own(step)?;
         self.finish_save(step)?;
         for callback in callbacks.iter_mut() {
             callback.on_end(&report)?;
@@ -582,6 +656,7 @@ impl<'g> Trainer<'g> {
         // The caller may have changed variables since the step was saved.
         self.collect_save();
         self.saved = None;
+        self.save_own(step)?;
         self.finish_save(step)?;
         Ok(self.saver.last_checkpoints().pop())
     }
@@ -589,6 +664,33 @@ impl<'g> Trainer<'g> {
     /// Where checkpoints go.
     pub fn checkpoint_dir(&self) -> Option<&Path> {
         self.checkpoints.as_ref().map(|checkpoints| checkpoints.dir.as_path())
+    }
+
+    /// Whether a checkpoint can be written now.
+    fn has_all_to_save(&self, are_apart: bool, has_own: bool) -> bool {
+        !are_apart && self.ranks.as_ref().is_none_or(|ranks| has_own || ranks.own.is_empty())
+    }
+
+    /// Writes what ranks have of their own beside the checkpoint that comes next.
+    fn write_own(&self, of_all: Option<&OfAllRanks>, step: i64) -> Result<()> {
+        match (&self.checkpoints, of_all) {
+            (Some(checkpoints), Some(of_all)) => {
+                // The save before is done.
+                remove_orphans(&checkpoints.dir);
+                write_beside(of_all, &checkpoints.dir, step)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The same, where all ranks know that a checkpoint comes.
+    fn save_own(&mut self, step: i64) -> Result<()> {
+        self.collect_save();
+        let Some(ranks) = self.ranks.as_ref().filter(|ranks| !ranks.own.is_empty() && self.may_save) else {
+            return Ok(());
+        };
+        let of_all = ranks.own.gather(&ranks.world, &self.session)?;
+        self.write_own(Some(&of_all), step)
     }
 
     fn save_position(&self, position: Position) -> Result<()> {
@@ -637,6 +739,7 @@ impl<'g> Trainer<'g> {
             self.saver.save(&self.session, checkpoints.dir.join("model.ckpt"), Some(step))?;
             self.saved = Some(step);
         }
+        remove_orphans(&checkpoints.dir);
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
+use crate::parallel::ExchangeReport;
 use crate::train::summary::FileWriter;
 use crate::train::{Callback, Evaluation, Flow, StepReport};
 use crate::{Error, Graph, Output, Result, Session};
@@ -33,6 +34,8 @@ pub struct Ending {
     pub worker: Option<WorkerEnding>,
     /// How many ranks trained, if it was with ranks.
     pub n_ranks: Option<usize>,
+    /// What rank 0 has exchanged with the others.
+    pub exchange: Option<ExchangeReport>,
 }
 
 /// What a worker adds.
@@ -62,6 +65,11 @@ impl Ending {
         if let Some(n) = self.n_ranks {
             end["ranks"] = json!(n);
         }
+        if let Some(exchange) = &self.exchange {
+            end["bytes_per_step"] = json!(exchange.bytes_per_step);
+            end["whole_bytes_per_step"] = json!(exchange.whole_bytes_per_step);
+            end["exchange_share"] = json!(exchange.share_of_time);
+        }
         print(end)
     }
 
@@ -79,6 +87,9 @@ impl Ending {
         if let Some(cost) = self.cost {
             print(format_args!("Final Cost: {cost:.4}"))?;
         }
+        if let Some(exchange) = self.exchange.filter(|_| self.n_ranks.is_some_and(|n| n > 1)) {
+            print(exchanged(&exchange))?;
+        }
         if self.was_stopped {
             print(stopped(self.step, common.checkpoint_dir.is_some()))?;
         }
@@ -87,6 +98,16 @@ impl Ending {
         }
         Ok(())
     }
+}
+
+/// A line about what ranks have exchanged.
+fn exchanged(report: &ExchangeReport) -> String {
+    let saved = match report.saved().map(|saved| (saved * 100.0).round()) {
+        Some(percent) if percent >= 1.0 => format!(", {percent}% less than whole gradients"),
+        _ => String::new(),
+    };
+    let (kilobytes, percent) = (report.bytes_per_step / 1000.0, report.share_of_time * 100.0);
+    format!("Exchanged: {kilobytes:.1} kB a step{saved}; {percent:.0}% of the time")
 }
 
 /// What to say after Ctrl-C.

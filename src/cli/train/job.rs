@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Instant;
 
 use crate::data::Dataset;
-use crate::parallel::{DataParallel, World, trains_batch_norm};
+use crate::parallel::{World, trains_batch_norm};
 use crate::train::{Callback, Checkpoints, Flow, Model, StepReport, Trainer, TrainerState};
 use crate::{Error, Graph, Result};
 use serde_json::json;
@@ -79,23 +79,18 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Opti
     let is_under_way = member.as_ref().is_some_and(|member| member.is_under_way);
     if let Some(world) = &world {
         common.gpu.choose_for(world, &mut config.gpu);
-        let data_parallel = DataParallel::new(world);
-        let data_parallel = if common.ranks.elastic { data_parallel.atomic_updates() } else { data_parallel };
-        let data_parallel = match common.ranks.sync_batch_norm {
-            true if !trains_batch_norm(graph) => {
-                return Err(Error::invalid_argument(
-                    "--sync-batch-norm: this model has no batch normalisation; leave it out",
-                ));
-            }
-            true => data_parallel.synchronised_batch_norm(),
-            false => data_parallel,
-        };
-        config = data_parallel.configure(config);
+        if common.ranks.sync_batch_norm && !trains_batch_norm(graph) {
+            return Err(Error::invalid_argument(
+                "--sync-batch-norm: this model has no batch normalisation; leave it out",
+            ));
+        }
+        config = common.ranks.data_parallel(world).configure(config);
     }
     let mut builder = Trainer::new(graph, job.model).source(config).stop_flag(stop.clone()).resume(common.resume);
     if let (Some(member), Some(world)) = (&member, &world) {
         let check_every = common.ranks.check_weights_every.unwrap_or(1000);
-        builder = builder.world(world).check_every(check_every).state(member.state.clone());
+        let data_parallel = common.ranks.data_parallel(world);
+        builder = builder.data_parallel(&data_parallel).check_every(check_every).state(member.state.clone());
     }
     if let Some(dir) = &common.checkpoint_dir {
         builder =
@@ -167,6 +162,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Opti
         was_stopped,
         worker: None,
         n_ranks: world.as_ref().map(World::size),
+        exchange: report.as_ref().and_then(|report| report.exchange),
     };
     if !is_first {
         return Ok(());

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use crate::parallel::{RankPlace, World, is_started_by_mpirun};
+use crate::parallel::{DataParallel, Exchange, OuterStep, RankPlace, World, is_started_by_mpirun};
 use crate::{Error, Result};
 
 use super::child::{Process, Said, own_flags, start, start_with_own_output};
@@ -62,9 +62,38 @@ pub struct RankFlags {
     /// Normalise batches by the mean and variance of all ranks' shares, not of each rank's own: for small shares
     #[arg(long, help_heading = "Ranks")]
     pub sync_batch_norm: bool,
+    /// Exchange gradients in this way: whole, bf16, f16, top-k:0.01, power-sgd:4 or 1-bit-adam:200; what is smaller than whole is not
+    /// exact, and pays where the link between ranks is slow [default: whole]
+    #[arg(long, value_name = "HOW", help_heading = "Ranks")]
+    pub exchange: Option<Exchange>,
+    /// Train without exchanging gradients, and average the weights of all ranks every this many steps
+    #[arg(long, value_name = "STEPS", help_heading = "Ranks")]
+    pub local_steps: Option<u64>,
+    /// With --local-steps, move the weights by an outer optimizer of this rate and Nesterov momentum, such as 0.7:0.9
+    #[arg(long, value_name = "RATE[:MOMENTUM]", help_heading = "Ranks")]
+    pub outer: Option<OuterStep>,
 }
 
 impl RankFlags {
+    /// What the flags say about how ranks train together.
+    pub fn data_parallel(&self, world: &World) -> DataParallel {
+        let mut data_parallel = DataParallel::new(world);
+        if self.elastic {
+            data_parallel = data_parallel.atomic_updates();
+        }
+        if self.sync_batch_norm {
+            data_parallel = data_parallel.synchronised_batch_norm();
+        }
+        if let Some(exchange) = self.exchange {
+            data_parallel = data_parallel.exchange(exchange);
+        }
+        match (self.local_steps, self.outer) {
+            (Some(n), Some(outer)) => data_parallel.outer_steps(n, outer),
+            (Some(n), None) => data_parallel.local_steps(n),
+            (None, _) => data_parallel,
+        }
+    }
+
     /// The world of this process, if a launcher has started it as a rank. Ranks that meet over TCP authenticate each other so.
     pub fn world(&self, security: &ServerSecurityFlags) -> Result<Option<World>> {
         match is_rank() {

@@ -141,6 +141,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
         was_stopped,
         worker: Some(WorkerEnding { task: role.task, own_steps: worker.n_own }),
         n_ranks: None,
+        exchange: None,
     };
     if let Some(log) = &log {
         log.finish(&ending, &curve)?;
