@@ -11,7 +11,7 @@ use kolo_device::{Device, DeviceRanks};
 use parking_lot::Mutex;
 
 use crate::cancel::CancelToken;
-use crate::comm::meeting::Meetings;
+pub use crate::comm::meeting::{Arrival, MeetingKey, MeetingPlace, MeetingSpec, Meetings, Together};
 
 /// What the ranks of a group do together. Every rank gives tensors of the same dtypes and shapes; in what is uneven, ranks may give
 /// different numbers of rows.

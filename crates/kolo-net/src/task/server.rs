@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kolo_core::{Code, Error, Result};
 use kolo_device::DeviceAttributes;
+use kolo_ops::collective::Groups;
 use kolo_ops::io::FileAccess;
 use kolo_runtime::{Host, SessionConfig};
 use tokio::net::TcpListener;
@@ -149,7 +150,10 @@ impl Server {
         config.security.check_bind(address)?;
         let required = config.security.required_token(address)?;
 
-        let host = Host::of_task(job, task, session_config(&config.session, n_cores, share))?;
+        // Two servers of a process may have one configuration, and each has meetings of its own.
+        let session = SessionConfig { groups: Groups::new(), ..session_config(&config.session, n_cores, share) };
+        let groups = session.groups.clone();
+        let host = Host::of_task(job, task, session)?;
         host.limit_file_access(&config.files);
         let identity = Identity {
             own: own.clone(),
@@ -185,7 +189,7 @@ impl Server {
             })
         };
         let peers = Peers::new(own.clone(), cluster.clone(), runtime.handle().clone(), connect);
-        let worker = Worker::new(host, peers.clone())?;
+        let worker = Worker::new(host, peers.clone(), &groups)?;
         match &config.durability {
             Durability::Checkpoints => worker.set_keeper(Keeper::Nobody),
             Durability::Logged { dir, sync } => {

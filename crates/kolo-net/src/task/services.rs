@@ -142,6 +142,8 @@ macro_rules! worker_methods {
             replicate KoloReplicate KoloReplicateRequest KoloReplicateResponse Tensors Once;
             /// Asks whether a claim is the task's own. Kolo's own.
             confirm KoloConfirm KoloConfirmRequest KoloConfirmResponse Other Repeat;
+            /// Waits for what devices of several tasks compute together. Kolo's own.
+            meet KoloMeet KoloMeetRequest KoloMeetResponse Tensors Once;
         }
     };
 }

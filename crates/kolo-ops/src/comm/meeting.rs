@@ -1,5 +1,6 @@
-//! Where TensorFlow's collectives meet ([`super::device_collectives`]): nodes on several devices of one process, in one step or in
-//! several, that have the same group and instance. The last one to come computes what all of them get.
+//! Where TensorFlow's collectives meet ([`super::device_collectives`]): nodes on several devices, in one step or in several, that have
+//! the same group and instance. The last one to come computes what all of them get. In a cluster, the devices of all tasks meet in one of
+//! them ([`MeetingPlace`]).
 //!
 //! A member is a device. Members are ordered by their names, so what is computed does not depend on who came first. Nodes of
 //! steps that overlap may have the same instance; the second arrival of a device belongs to the next meeting.
@@ -7,8 +8,8 @@
 //! Lock order: the meetings' own lock only. It is given back before anything is computed and anybody is told.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kolo_core::{DType, DeviceName, Error, Result, Shape, Tensor};
@@ -20,28 +21,45 @@ use crate::queue::wait::{Waiter, Waits, watch};
 use crate::{CancelToken, Done, Outcome, Registration};
 
 /// What a meeting is called: the group's key and the instance's.
-pub(super) type MeetingKey = (i32, i32);
+pub type MeetingKey = (i32, i32);
 
 /// What is computed.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Together {
-    Reduce { merge: ReduceOp, divide: bool },
+pub enum Together {
+    /// Elements are combined; sums may be divided by the number of members.
+    Reduce {
+        /// How.
+        merge: ReduceOp,
+        /// Whether sums become means.
+        divide: bool,
+    },
+    /// The rows of all, in the order of their devices.
     Gather,
-    Broadcast { shape: Shape },
+    /// The tensor of the one that has one.
+    Broadcast {
+        /// Its shape.
+        shape: Shape,
+    },
 }
 
 /// What all members of a meeting agree on.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct MeetingSpec {
+pub struct MeetingSpec {
+    /// What is computed.
     pub together: Together,
+    /// How many members there are.
     pub size: usize,
+    /// Of what.
     pub dtype: DType,
 }
 
 /// One that comes to a meeting.
-pub(super) struct Arrival {
+pub struct Arrival {
+    /// Where it comes.
     pub key: MeetingKey,
+    /// What it thinks that the meeting is about.
     pub spec: MeetingSpec,
+    /// Which device it is.
     pub place: DeviceName,
     /// Nothing for one who only receives.
     pub tensor: Option<Tensor>,
@@ -49,9 +67,21 @@ pub(super) struct Arrival {
     pub timeout: Option<Duration>,
 }
 
+/// Where the devices of several processes meet.
+pub trait MeetingPlace: Send + Sync {
+    /// A device of this process comes; `done` gets what the meeting gives it.
+    fn arrive(&self, arrival: Arrival, cancel: &Arc<CancelToken>, done: Done);
+}
+
+/// So many groups are remembered.
+const MOST_GROUPS: usize = 1024;
+
 /// All meetings of a process that are not complete.
 pub struct Meetings {
     open: Mutex<HashMap<MeetingKey, Vec<Meeting>>>,
+    /// The devices that were in the last complete meeting of a group.
+    groups: Mutex<HashMap<i32, Vec<DeviceName>>>,
+    place: OnceLock<Arc<dyn MeetingPlace>>,
     next_id: AtomicU64,
     alarm: Alarm,
 }
@@ -70,13 +100,60 @@ struct Member {
 
 impl Default for Meetings {
     fn default() -> Meetings {
-        Meetings { open: Mutex::default(), next_id: AtomicU64::new(0), alarm: Alarm::new("kolo-meetings") }
+        Meetings {
+            open: Mutex::default(),
+            groups: Mutex::default(),
+            place: OnceLock::new(),
+            next_id: AtomicU64::new(0),
+            alarm: Alarm::new("kolo-meetings"),
+        }
     }
 }
 
 impl Meetings {
-    /// Comes to a meeting; `done` gets what it gives this member.
+    /// Lets devices of this process meet those of others at this place, from now on.
+    pub fn meet_at(&self, place: Arc<dyn MeetingPlace>) {
+        self.place.get_or_init(|| place);
+    }
+
+    /// Comes to a meeting, wherever it is; `done` gets what it gives this member.
     pub(super) fn arrive(self: &Arc<Self>, arrival: Arrival, cancel: &Arc<CancelToken>, done: Done) {
+        match self.place.get() {
+            Some(place) => place.arrive(arrival, cancel, done),
+            None => self.arrive_here(arrival, cancel, done),
+        }
+    }
+
+    /// The members of the last complete meeting of a group that a device waits for in this one; none once it is over.
+    pub fn missing(&self, key: MeetingKey, place: &DeviceName) -> Vec<DeviceName> {
+        let known = self.groups.lock().get(&key.0).cloned().unwrap_or_default();
+        let open = self.open.lock();
+        let mut meetings = open.get(&key).into_iter().flatten();
+        match meetings.find(|meeting| meeting.members.iter().any(|member| member.place == *place)) {
+            Some(meeting) => {
+                known.into_iter().filter(|one| meeting.members.iter().all(|of| of.place != *one)).collect()
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Ends a meeting that a device waits in, with an error for all who wait there.
+    pub fn fail(&self, key: MeetingKey, place: &DeviceName, error: &Error) {
+        let failed = {
+            let mut open = self.open.lock();
+            let is_there = |meeting: &Meeting| meeting.members.iter().any(|member| member.place == *place);
+            let meetings = open.get_mut(&key);
+            let failed = meetings.and_then(|all| all.iter().position(is_there).map(|at| all.remove(at)));
+            open.retain(|_, meetings| !meetings.is_empty());
+            failed
+        };
+        if let Some(meeting) = failed {
+            meeting.fail(error);
+        }
+    }
+
+    /// Comes to a meeting of this process.
+    pub fn arrive_here(self: &Arc<Self>, arrival: Arrival, cancel: &Arc<CancelToken>, done: Done) {
         let Arrival { key, spec, place, tensor, timeout } = arrival;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         // One beyond the clock is none.
@@ -101,7 +178,10 @@ impl Meetings {
         };
         match outcome {
             Some((meeting, Some(difference))) => meeting.fail(&difference),
-            Some((meeting, None)) => meeting.complete(key),
+            Some((meeting, None)) => {
+                self.remember(key.0, &meeting);
+                meeting.complete(key);
+            }
             None => {
                 watch(self, id, cancel);
                 if deadline.is_some()
@@ -113,6 +193,14 @@ impl Meetings {
                 }
             }
         }
+    }
+
+    fn remember(&self, group: i32, meeting: &Meeting) {
+        let mut groups = self.groups.lock();
+        if groups.len() >= MOST_GROUPS && !groups.contains_key(&group) {
+            groups.clear();
+        }
+        groups.insert(group, meeting.members.iter().map(|member| member.place.clone()).collect());
     }
 
     /// Takes the meetings out of which `is_it` holds for a member.

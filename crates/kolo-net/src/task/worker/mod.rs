@@ -4,6 +4,7 @@
 //! has produced for other tasks are kept in its [`Transfers`] until the master reports that the step is over. No thread
 //! blocks.
 
+mod meetings;
 pub(crate) mod report;
 mod session;
 mod stats;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use kolo_core::{DeviceSpec, Error, Result};
 use kolo_device::DeviceAttributes;
+use kolo_ops::collective::Groups;
 use kolo_ops::{Received, Rendezvous, RendezvousKey};
 use kolo_runtime::{Host, StepKind};
 use parking_lot::Mutex;
@@ -32,6 +34,7 @@ use crate::transport::tls::random_token;
 use crate::wire::proto;
 use crate::wire::tensor_wire::WireTensor;
 
+use meetings::ClusterMeetings;
 use session::{Registered, Session};
 use step::{Step, Steps};
 use transfers::StepTransfers;
@@ -51,6 +54,7 @@ mod sync {
 pub struct Worker {
     host: Host,
     peers: Arc<Peers>,
+    meetings: Arc<ClusterMeetings>,
     /// By device name.
     incarnations: HashMap<String, u64>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
@@ -79,11 +83,12 @@ pub(crate) enum Keeper {
 }
 
 impl Worker {
-    pub(crate) fn new(host: Host, peers: Arc<Peers>) -> Result<Arc<Worker>> {
+    pub(crate) fn new(host: Host, peers: Arc<Peers>, groups: &Groups) -> Result<Arc<Worker>> {
         let incarnations =
             host.list_devices().iter().map(|device| (device.name.to_string(), device.incarnation)).collect();
         let prefix: Arc<str> = format!("{}/", peers.own).into();
         let worker = Arc::new(Worker {
+            meetings: ClusterMeetings::begin(&peers, groups.meetings()),
             incarnations,
             sessions: Mutex::default(),
             legacy: Arc::new(Session::new(&host, false)),
@@ -461,6 +466,19 @@ impl WorkerService for LocalWorker {
     fn confirm(&self, request: proto::KoloConfirmRequest) -> Answer<proto::KoloConfirmResponse> {
         // Of random numbers: how long a comparison takes helps nobody to guess the rest.
         now(Ok(proto::KoloConfirmResponse { is_own: request.nonce == self.0.nonce }))
+    }
+
+    fn meet(&self, request: proto::KoloMeetRequest) -> Answer<proto::KoloMeetResponse> {
+        Box::pin(self.0.meetings.clone().answer(request))
+    }
+
+    fn complete_group(&self, request: proto::CompleteGroupRequest) -> Answer<proto::CompleteGroupResponse> {
+        let device = request.device_attributes.map(|device| device.name).or(request.device_name.into_iter().next());
+        now(meetings::refused(&device.unwrap_or_else(|| "a device".to_owned())))
+    }
+
+    fn complete_instance(&self, request: proto::CompleteInstanceRequest) -> Answer<proto::CompleteInstanceResponse> {
+        now(meetings::refused(&request.device))
     }
 
     fn recv_tensor(&self, request: proto::RecvTensorRequest) -> Answer<proto::RecvTensorResponse> {
