@@ -26,6 +26,7 @@ pub mod nn;
 pub mod ops;
 pub mod optim;
 pub mod parallel;
+pub mod place;
 pub mod recipes;
 pub mod saved_model;
 pub mod train;

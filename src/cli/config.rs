@@ -1,9 +1,11 @@
-//! `kolo config check`: explains a cluster's description, without starting anything.
+//! `kolo config check`: explains what a process started here would be, and a cluster's description, without starting anything.
 
+use crate::place::{Engine, Found, Meeting, Place, RankSeat};
 use crate::{ClusterSpec, Result};
 use clap::Subcommand;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
+use super::place::own_place;
 use super::print;
 use super::task::{self, TaskFlags};
 
@@ -16,9 +18,10 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Explain --cluster, or TF_CONFIG, and report mistakes
+    /// Explain what a process started here would be, by its environment, or --cluster; and report mistakes
     #[command(after_help = "Examples:
-  kolo config check                                     explain TF_CONFIG
+  kolo config check                                     TF_CONFIG, or who else starts several processes
+  srun -n 4 kolo config check                           the same for each process of a step
   kolo config check --cluster cluster.json --job ps     explain a file, as the parameter server would read it")]
     Check(Check),
 }
@@ -35,12 +38,16 @@ struct Check {
 pub fn run(args: &Args) -> Result<()> {
     let Command::Check(check) = &args.command;
     let environment = task::environment()?;
-    let cluster = match (&check.task.cluster, &environment) {
-        (None, Some(config)) if config.cluster.is_none() => {
-            return print("TF_CONFIG names no cluster: this process works alone.");
-        }
-        (flag, environment) => task::cluster(flag.as_deref(), environment.as_ref())?,
-    };
+    let says_cluster = check.task.cluster.is_some() || check.task.job.is_some();
+    let found = if says_cluster { None } else { Some(own_place()?) };
+    let has_cluster = environment.as_ref().is_some_and(|config| config.cluster.is_some());
+    if let Some(found) = found.as_ref().filter(|found| found.engine != Engine::TfConfig || !has_cluster) {
+        return match check.json {
+            true => print(place_json(found)),
+            false => explain(found),
+        };
+    }
+    let cluster = task::cluster(check.task.cluster.as_deref(), environment.as_ref())?;
     let says_task = check.task.job.is_some() || environment.as_ref().is_some_and(|config| config.task.is_some());
     let own = match says_task {
         true => check.task.read().map(|(_, job, task)| Some((job, task)))?,
@@ -55,7 +62,9 @@ pub fn run(args: &Args) -> Result<()> {
             })
             .collect();
         let own = own.as_ref().map(|(job, task)| json!({ "job": job, "task": task }));
-        return print(json!({ "tasks": tasks, "own": own, "warnings": warnings }));
+        let mut all = found.as_ref().map_or_else(|| json!({}), place_json);
+        (all["tasks"], all["own"], all["warnings"]) = (json!(tasks), json!(own), json!(warnings));
+        return print(all);
     }
     let source = match (&check.task.cluster, &environment) {
         (Some(_), _) => "--cluster",
@@ -89,7 +98,78 @@ pub fn run(args: &Args) -> Result<()> {
     for warning in warnings {
         print(format_args!("Note: {warning}"))?;
     }
+    match &found {
+        Some(found) => explain(found),
+        None => Ok(()),
+    }
+}
+
+/// What `kolo train` would do here, and which variables say so.
+fn explain(found: &Found) -> Result<()> {
+    match &found.place {
+        Place::Alone => print("A training that is started here is alone.")?,
+        Place::Task(seat) => print(format_args!(
+            "A training that is started here is {}:{} of {}.",
+            seat.job,
+            seat.index,
+            count(seat.cluster.n_tasks(), "task", "tasks")
+        ))?,
+        Place::Rank(RankSeat { place, meeting }) => {
+            print(format_args!(
+                "A training that is started here is rank {} of {}, and rank {} of the {} on this host, by {}.",
+                place.rank, place.size, place.local_rank, place.local_size, found.engine
+            ))?;
+            print(format_args!("{}.", meeting_text(meeting, place.rank)))?;
+        }
+    }
+    for (name, value) in &found.read {
+        print(format_args!("  read:    {name}={}", shortened(value)))?;
+    }
+    for (name, why) in &found.ignored {
+        print(format_args!("  ignored: {name}: {why}"))?;
+    }
     Ok(())
+}
+
+fn meeting_text(meeting: &Meeting, rank: usize) -> String {
+    match meeting {
+        Meeting::File(path) => format!("The ranks share memory, by {}", path.display()),
+        Meeting::Address(address) if rank == 0 => format!("It listens at {address}, where the others join it"),
+        Meeting::Address(address) => format!("It joins rank 0 at {address}"),
+        Meeting::Mpi { kind, library: None } => format!("The ranks talk over MPI, by the library of {kind}'s mpirun"),
+        Meeting::Mpi { library: Some(path), .. } => format!("The ranks talk over MPI, by {}", path.display()),
+        Meeting::Unsaid => {
+            "Nothing says where the ranks meet, so it would fail: set MASTER_ADDR and MASTER_PORT".to_owned()
+        }
+    }
+}
+
+fn place_json(found: &Found) -> Value {
+    let pairs = |pairs: &[(String, String)]| pairs.iter().map(|(name, text)| (name.clone(), json!(text))).collect();
+    let (read, ignored): (Map<String, Value>, Map<String, Value>) = (pairs(&found.read), pairs(&found.ignored));
+    let place = match &found.place {
+        Place::Alone => json!({ "alone": true }),
+        Place::Task(seat) => json!({ "job": seat.job, "index": seat.index, "replica": seat.replica() }),
+        Place::Rank(RankSeat { place, meeting }) => json!({
+            "rank": place.rank, "size": place.size, "local_rank": place.local_rank, "local_size": place.local_size,
+            "meeting": match meeting {
+                Meeting::File(path) => json!({ "file": path }),
+                Meeting::Address(address) => json!({ "address": address }),
+                Meeting::Mpi { kind, library } => json!({ "mpi": kind.to_string(), "library": library }),
+                Meeting::Unsaid => Value::Null,
+            },
+        }),
+    };
+    json!({ "place": place, "engine": found.engine.to_string(), "read": read, "ignored": ignored })
+}
+
+/// The first characters of a value.
+fn shortened(value: &str) -> String {
+    const MOST: usize = 100;
+    match value.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &value[..end]),
+        None => value.to_owned(),
+    }
 }
 
 /// What a task of this name does in a training program.

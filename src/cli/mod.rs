@@ -14,6 +14,7 @@ mod explain_collectives;
 mod graph_file;
 mod machine;
 mod ops;
+mod place;
 mod refusal;
 mod run;
 mod security;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::doctor::is_about_ranks;
-use super::train::ranks::{has_other_launcher, is_rank};
+use super::place::{has_other_launcher, is_rank, is_task};
 use crate::{Error, Result};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
@@ -60,7 +60,7 @@ impl Given {
     }
 
     fn is_cluster(&self) -> bool {
-        ["ps", "workers", "cluster", "target"].iter().any(|flag| self.has(flag))
+        ["ps", "workers", "cluster", "target"].iter().any(|flag| self.has(flag)) || !self.has("ranks") && is_task()
     }
 
     /// Whether all devices that the flags name are CPUs.
@@ -162,7 +162,7 @@ const RULES: &[Rule] = &[
         flags: &["ranks", "ps", "workers", "cluster", "target"],
         has_no_effect: |_| is_rank(),
         why: "starts or joins other processes, and this one was started as one of several ranks: RANK, WORLD_SIZE or KOLO_WORLD is \
-              set, or mpirun has started it",
+              set, or mpirun or srun has started it (`kolo config check` explains)",
     },
     Rule {
         command: "train",

@@ -71,6 +71,7 @@ mod tests {
 
     use super::*;
     use crate::parallel::World;
+    use crate::place::Environment;
 
     #[test]
     fn costs_are_kept_and_a_damaged_file_is_refused_by_name_and_left_alone() {
@@ -111,16 +112,20 @@ mod tests {
         // A port that was free a moment ago.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let rank = |rank: usize| {
-            let variable = |name: &str| match name {
-                "HOME" if rank == 0 => home_of(name),
-                "RANK" | "LOCAL_RANK" => Some(rank.to_string()),
-                "WORLD_SIZE" | "LOCAL_WORLD_SIZE" => Some("2".to_owned()),
-                "MASTER_ADDR" => Some("127.0.0.1".to_owned()),
-                "MASTER_PORT" => Some(port.to_string()),
-                _ => None,
-            };
+            let home = home_of("HOME").filter(|_| rank == 0).unwrap_or_default();
+            let (rank, port) = (rank.to_string(), port.to_string());
+            let variables = [
+                ("HOME", home.as_str()),
+                ("RANK", &rank),
+                ("LOCAL_RANK", &rank),
+                ("WORLD_SIZE", "2"),
+                ("LOCAL_WORLD_SIZE", "2"),
+                ("MASTER_ADDR", "127.0.0.1"),
+                ("MASTER_PORT", &port),
+            ];
             let token = Some(Token::new("a-token-for-tests").unwrap());
-            let world = World::from_variables(&variable, &Security { token, ..Security::default() }).unwrap();
+            let security = Security { token, ..Security::default() };
+            let world = World::from_environment(&Environment::new(variables), &security).unwrap();
             let part = world.split(0).unwrap();
             [world.group().options().costs, part.group().options().costs]
         };

@@ -11,14 +11,14 @@ use kolo_graph::{Graph, Operation, Output, Variable};
 use kolo_net::ranks::{RankConfig, join};
 use kolo_net::tls::{Security, Token};
 use kolo_runtime::collective::{
-    Activity, CollectiveCall, CollectiveKind, Communicator, CommunicatorOptions, Costs, ExchangedSoFar, Group,
+    Activity, CollectiveCall, CollectiveKind, Communicator, CommunicatorOptions, Costs, ExchangedSoFar, Group, MpiKind,
     MpiRanks, call,
 };
 use kolo_runtime::{Session, SessionConfig};
 
 use super::cost_file::own_costs;
-use super::mpirun::MpiPlace;
 use super::split::{Met, own_host};
+use crate::place::{Environment, Meeting, Place, find};
 
 /// The ranks of a training: processes, or threads of one process, each with a copy of the model. A clone is the same rank.
 ///
@@ -68,7 +68,8 @@ impl RankPlace {
         RankPlace { rank, size, local_rank: rank, local_size: size }
     }
 
-    fn check(self) -> Result<()> {
+    /// An error if there is no such rank.
+    pub(crate) fn check(self) -> Result<()> {
         let RankPlace { rank, size, local_rank, local_size } = self;
         if rank >= size {
             return Err(Error::invalid_argument(format!("there is no rank {rank}: there are {size}, from 0 on")));
@@ -161,21 +162,18 @@ impl World {
     }
 
     /// The ranks that `mpirun` has started.
-    fn over_mpi(mpi: &MpiPlace, costs: Costs) -> Result<World> {
-        mpi.place.check()?;
-        let ranks = MpiRanks::join(mpi.kind, mpi.library.as_deref(), mpi.place.local_size)?;
+    fn over_mpi(kind: MpiKind, library: Option<&Path>, place: RankPlace, costs: Costs) -> Result<World> {
+        let ranks = MpiRanks::join(kind, library, place.local_size)?;
         let options = CommunicatorOptions { costs, ..CommunicatorOptions::default() };
         let end = Communicator::over_hosts(Box::new(ranks), own_host() as u64, &options)?;
-        World::new(mpi.place, end, Met::Mpi, Group::new)
-            .map_err(|error| error.context(format_args!("the mpirun of {}", mpi.kind)))
+        World::new(place, end, Met::Mpi, Group::new)
+            .map_err(|error| error.context(format_args!("the mpirun of {kind}")))
     }
 
-    /// The world that a launcher has started this process in, or a world of one: reads `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and
-    /// `LOCAL_WORLD_SIZE`, as `torchrun` sets them, and where the ranks meet: `KOLO_WORLD` is a file that `kolo train --ranks` has
-    /// made, `MASTER_ADDR` and `MASTER_PORT` are an address at which rank 0 listens. There, ranks prove to each other that they
-    /// know `KOLO_TOKEN`, or on loopback that they are of one user. Without any of these, processes that the `mpirun` of Open MPI or
-    /// MPICH has started are ranks that talk over MPI, by the library of that launcher or the one that `KOLO_MPI_LIBRARY` names. An
-    /// error if some of these are missing or make no sense: a process that trained alone by mistake would not be noticed.
+    /// The world that a launcher has started this process in, or a world of one: [`place::find`](crate::place::find) says which
+    /// launchers are understood (`kolo launch`, torchrun, `mpirun`, Slurm's `srun`, Kubernetes, `TF_CONFIG`). Ranks that meet at an
+    /// address prove to each other that they know `KOLO_TOKEN`, or on loopback that they are of one user. An error if variables are
+    /// missing or contradict each other: a process that trained alone by mistake would not be noticed.
     pub fn from_env() -> Result<World> {
         let token = match std::env::var("KOLO_TOKEN") {
             Ok(text) if !text.is_empty() => Some(Token::new(&text).map_err(|error| error.context("KOLO_TOKEN"))?),
@@ -186,52 +184,41 @@ impl World {
 
     /// [`World::from_env`], where ranks that meet over TCP authenticate each other so.
     pub fn from_env_secured(security: &Security) -> Result<World> {
-        World::from_variables(&|name| std::env::var(name).ok(), security)
+        World::from_environment(&Environment::own(), security)
     }
 
-    pub(super) fn from_variables(variable: &dyn Fn(&str) -> Option<String>, security: &Security) -> Result<World> {
-        let number = |name: &str| -> Result<Option<usize>> {
-            let Some(text) = variable(name) else { return Ok(None) };
-            let parsed = text.parse::<usize>();
-            parsed.map(Some).map_err(|_| Error::invalid_argument(format!("{name}='{text}' is not a number")))
-        };
-        let (rank, size) = match (number("RANK")?, number("WORLD_SIZE")?) {
-            (None, None) => {
-                return match MpiPlace::of(variable)? {
-                    Some(mpi) => World::over_mpi(&mpi, own_costs(variable)),
-                    None => World::alone(),
-                };
-            }
-            (Some(rank), Some(size)) => (rank, size),
-            _ => {
-                return Err(Error::invalid_argument(
-                    "one of RANK and WORLD_SIZE is set, and the other is not; a launcher such as `kolo train --ranks` sets both",
-                ));
+    pub(super) fn from_environment(environment: &Environment, security: &Security) -> Result<World> {
+        let seat = match find(environment)?.place {
+            Place::Alone => return World::alone(),
+            Place::Rank(seat) => seat,
+            Place::Task(task) => {
+                return Err(Error::failed_precondition(format!(
+                    "TF_CONFIG says that this is {}:{} of a cluster, and not one of several ranks that do the same; leave out the jobs ps and \
+                     evaluator, or train as a task of that cluster",
+                    task.job, task.index
+                )));
             }
         };
-        let local_size = number("LOCAL_WORLD_SIZE")?.unwrap_or(size);
-        let local_rank = number("LOCAL_RANK")?.unwrap_or(rank);
-        let place = RankPlace { rank, size, local_rank, local_size };
-        place.check()?;
-        if let Some(path) = variable("KOLO_WORLD") {
-            return World::join_at(Path::new(&path), place).map_err(|error| error.context("KOLO_WORLD"));
-        }
-        match (variable("MASTER_ADDR"), number("MASTER_PORT")?) {
-            _ if size == 1 => World::alone(),
-            (Some(host), Some(port)) => {
-                let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let RankPlace { rank, size, .. } = seat.place;
+        let variable = |name: &str| environment.get(name).map(str::to_owned);
+        match &seat.meeting {
+            Meeting::File(path) => World::join_at(path, seat.place).map_err(|error| error.context("KOLO_WORLD")),
+            Meeting::Mpi { kind, library } => {
+                World::over_mpi(*kind, library.as_deref(), seat.place, own_costs(&variable))
+            }
+            Meeting::Address(address) => {
                 let config = RankConfig {
                     security: security.clone(),
                     lost_after: LOST_AFTER,
-                    ..RankConfig::new(rank, size, &address)
+                    ..RankConfig::new(rank, size, address)
                 };
                 // All take those of rank 0.
-                let costs = if rank == 0 { own_costs(variable) } else { Costs::default() };
-                World::meet_with(&config, place, costs)
+                let costs = if rank == 0 { own_costs(&variable) } else { Costs::default() };
+                World::meet_with(&config, seat.place, costs)
             }
-            _ => Err(Error::invalid_argument(format!(
+            Meeting::Unsaid => Err(Error::invalid_argument(format!(
                 "this is rank {rank} of {size}, but neither KOLO_WORLD nor MASTER_ADDR and MASTER_PORT say where they meet; start \
-                 all of them with one `kolo train --ranks {size}`, or set MASTER_ADDR and MASTER_PORT to an address of rank 0"
+                 all of them with one `kolo launch -n {size} -- ..`, or set MASTER_ADDR and MASTER_PORT to an address of rank 0"
             ))),
         }
     }
@@ -425,9 +412,7 @@ mod tests {
     }
 
     fn from(variables: &[(&str, &str)]) -> Result<World> {
-        let find =
-            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
-        World::from_variables(&find, &Security::default())
+        World::from_environment(&Environment::new(variables.iter().copied()), &Security::default())
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub struct Ending {
 
 /// What a worker adds.
 pub struct WorkerEnding {
-    pub task: u32,
+    pub task: usize,
     /// How many of the steps were its own.
     pub own_steps: u64,
 }

@@ -8,7 +8,7 @@ mod gpu;
 mod job;
 mod options;
 mod progress;
-pub mod ranks;
+mod ranks;
 mod recipe;
 mod recipes;
 mod run;
@@ -193,6 +193,9 @@ pub fn run(args: &Args) -> Result<()> {
     common.check()?;
     if common.cluster.is_launcher() {
         return cluster::launch(common);
+    }
+    if let Some(seat) = common.cluster.ps_seat()? {
+        return cluster::keep_variables(common, &seat);
     }
     let recipe: Box<dyn recipe::Recipe> = match &args.recipe {
         Recipe::Mnist(args) => Box::new(recipes::Pictures::mnist(args)?),

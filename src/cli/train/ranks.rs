@@ -13,11 +13,13 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use crate::parallel::{DataParallel, Exchange, OuterStep, RankPlace, World, is_started_by_mpirun};
+use crate::parallel::{DataParallel, Exchange, OuterStep, RankPlace, World};
+use crate::place::Place;
 use crate::{Error, Result};
 
 use super::child::{Process, Said, own_flags, start, start_with_own_output};
 use super::job::stop_on_ctrl_c;
+use crate::cli::place::own_place;
 use crate::cli::security::ServerSecurityFlags;
 
 /// Where the ranks of a launched training find each other.
@@ -96,9 +98,9 @@ impl RankFlags {
 
     /// The world of this process, if a launcher has started it as a rank. Ranks that meet over TCP authenticate each other so.
     pub fn world(&self, security: &ServerSecurityFlags) -> Result<Option<World>> {
-        match is_rank() {
-            true => World::from_env_secured(&security.read()?).map(Some),
-            false => Ok(None),
+        match own_place()?.place {
+            Place::Rank(_) => World::from_env_secured(&security.read()?).map(Some),
+            Place::Alone | Place::Task(_) => Ok(None),
         }
     }
 
@@ -106,19 +108,6 @@ impl RankFlags {
     pub fn replaces_a_rank(&self) -> bool {
         std::env::var_os(REPLACES_VARIABLE).is_some()
     }
-}
-
-/// Whether this process is one of several ranks: by `--ranks`, or by another launcher.
-pub fn is_rank() -> bool {
-    std::env::var_os(WORLD_VARIABLE).is_some() || has_other_launcher()
-}
-
-/// Whether another launcher than `--ranks` has started this process as a rank. What it has forgotten to say is an error later.
-pub fn has_other_launcher() -> bool {
-    let value = |name: &str| std::env::var_os(name);
-    let is_alone = value("WORLD_SIZE").is_some_and(|size| size == "1");
-    let by_variables = !is_alone && (value("RANK").is_some() || value("WORLD_SIZE").is_some());
-    value(WORLD_VARIABLE).is_none() && (by_variables || is_started_by_mpirun())
 }
 
 /// Waits to be told where the ranks meet again, and joins them there. `None` if nobody says so in time.

@@ -21,7 +21,11 @@ pub fn launch(common: &Common, recipe: &dyn Recipe, n: usize) -> Result<()> {
 /// Trains. A rank that loses others goes on with those that are left and a new one, from where it was.
 pub fn run(common: &Common, recipe: &dyn Recipe) -> Result<()> {
     let (elastic, has_parent) = (common.ranks.elastic, common.cluster.with_parent);
-    let Some(world) = common.ranks.world(&common.cluster.security)? else { return run_once(common, recipe, None) };
+    let world = match common.cluster.is_joined() {
+        true => None,
+        false => common.ranks.world(&common.cluster.security)?,
+    };
+    let Some(world) = world else { return run_once(common, recipe, None) };
     let mut member = Member::new(world, common.ranks.replaces_a_rank(), has_parent);
     loop {
         let Err(error) = run_once(common, recipe, Some(&mut member)) else { return Ok(()) };
@@ -68,7 +72,7 @@ fn run_once(common: &Common, recipe: &dyn Recipe, member: Option<&mut Member>) -
             let setter = role.setter(common.device.as_deref())?;
             let (model, closing) = setter.apply(&graph, || build(&updates, &Placement::default()))??;
             // Its share of the data as often as it takes: the global step says when to stop.
-            let train = train.shard(role.task as usize, role.n_workers).repeat_forever().prefetch(6);
+            let train = train.shard(role.replica, role.n_workers).repeat_forever().prefetch(6);
             let job = Job { model, train, test, epochs, unit, last_step: steps.last, closing };
             cluster::run(&graph, common, job, &role, &updates)
         }
@@ -109,7 +113,7 @@ impl Sizes {
 fn batches_per_epoch(train: &Dataset, role: Option<&Role>, batch: usize) -> Result<u64> {
     let n_samples = train.len().unwrap_or(0);
     let share = match role {
-        Some(role) => train.clone().shard(role.task as usize, role.n_workers),
+        Some(role) => train.clone().shard(role.replica, role.n_workers),
         None => train.clone(),
     };
     let n_workers = role.map_or(1, |role| role.n_workers);

@@ -1,6 +1,8 @@
 //! Training on a cluster: one command that starts all its processes, and what each worker among them does.
 
+mod ended;
 mod launch;
+mod ps;
 mod view;
 mod worker;
 
@@ -13,9 +15,12 @@ use crate::cluster::{ReplicaDeviceSetter, Replicas, UpdateMode};
 use crate::optim::Optimizer;
 use crate::{ClusterSpec, Connect as _, DeviceSpec, Error, Result, Session, SessionConfig, TaskName};
 
+use crate::cli::place::own_place;
 use crate::cli::security::ServerSecurityFlags;
+use crate::place::{Found, Place, TaskSeat};
 
 pub use launch::launch;
+pub use ps::keep_variables;
 pub use worker::run;
 
 /// Flags about the cluster.
@@ -40,7 +45,7 @@ pub struct ClusterFlags {
     /// Join this cluster, whose processes are started by hand: ps=HOST:PORT;worker=HOST:PORT,HOST:PORT or a JSON file
     #[arg(long, value_name = "TASKS", requires = "task", help_heading = "Cluster")]
     pub cluster: Option<String>,
-    /// Run this worker of --cluster
+    /// Run this worker of --cluster, or another task, such as chief:0
     #[arg(long, value_name = "N", requires = "cluster", help_heading = "Cluster")]
     pub task: Option<String>,
     /// Train through a running server, `kolo serve` or TensorFlow's, as its worker
@@ -72,7 +77,14 @@ pub enum TaskLocation {
 #[derive(Clone, Debug)]
 pub struct Role {
     pub location: TaskLocation,
-    pub task: u32,
+    /// The job that it is of: `worker`, or `chief` or `master`.
+    pub job: String,
+    /// Its index there.
+    pub index: u32,
+    /// Its number among all that train. The first is the chief.
+    pub replica: usize,
+    /// Whether the parameter servers run until they are told that the training has ended.
+    pub ends_ps: bool,
     pub n_ps: usize,
     pub n_workers: usize,
     pub mode: UpdateMode,
@@ -84,22 +96,72 @@ impl ClusterFlags {
         (self.ps.is_some() || self.workers.is_some()) && self.cluster.is_none()
     }
 
-    /// The task of this process, if it is in a cluster.
+    /// True if flags say which cluster this process joins.
+    pub fn is_joined(&self) -> bool {
+        self.cluster.is_some() || self.target.is_some()
+    }
+
+    /// The task of this process, if it is in a cluster: as flags say, or else `TF_CONFIG`.
     pub fn role(&self) -> Result<Option<Role>> {
         if let Some(target) = &self.target {
             return self.role_of(target).map(Some);
         }
-        let (Some(text), Some(task)) = (&self.cluster, &self.task) else { return Ok(None) };
+        let (Some(text), Some(task)) = (&self.cluster, &self.task) else {
+            return match own_place()?.place {
+                Place::Task(seat) => self.role_in(seat, "TF_CONFIG", true).map(Some),
+                Place::Alone | Place::Rank(_) => Ok(None),
+            };
+        };
         let cluster = match Path::new(text).is_file() {
             true => ClusterSpec::read(Path::new(text))?,
             false => ClusterSpec::parse(text)?,
         };
-        let task = cluster.task_index("worker", task)?;
-        let (n_ps, n_workers) = (cluster.tasks("ps").count(), cluster.tasks("worker").count());
-        if n_ps == 0 {
-            return Err(Error::invalid_argument("--cluster has no job 'ps' to keep the variables"));
+        let (job, task) = task.rsplit_once(':').unwrap_or(("worker", task));
+        let index = cluster.task_index(job, task)?;
+        self.role_in(TaskSeat { cluster, job: job.to_owned(), index }, "--cluster", false).map(Some)
+    }
+
+    /// The task of a parameter server, if `TF_CONFIG` says that this process is one.
+    pub fn ps_seat(&self) -> Result<Option<TaskSeat>> {
+        if self.is_joined() || self.ps.is_some() || self.workers.is_some() {
+            return Ok(None);
         }
-        Ok(Some(Role { location: TaskLocation::Here(cluster), task, n_ps, n_workers, mode: self.mode()? }))
+        Ok(match own_place() {
+            Ok(Found { place: Place::Task(seat), .. }) if seat.job == "ps" => Some(seat),
+            // What is wrong with it is said where a training begins.
+            _ => None,
+        })
+    }
+
+    fn role_in(&self, seat: TaskSeat, source: &str, ends_ps: bool) -> Result<Role> {
+        let (n_ps, n_workers) = (seat.n_ps(), seat.n_replicas());
+        let Some(replica) = seat.replica() else {
+            let what = match seat.job.as_str() {
+                "evaluator" => {
+                    "looks on while others train, and `kolo train` has no evaluator: leave it out, the chief tests at the end"
+                }
+                "ps" => "keeps variables: start it with `kolo serve`",
+                _ => "is none that trains: those are chief, master and worker",
+            };
+            return Err(Error::invalid_argument(format!(
+                "{source} says that this is {}:{}, which {what}",
+                seat.job, seat.index
+            )));
+        };
+        if n_ps == 0 {
+            return Err(Error::invalid_argument(format!("{source} has no job 'ps' to keep the variables")));
+        }
+        let TaskSeat { cluster, job, index } = seat;
+        Ok(Role {
+            location: TaskLocation::Here(cluster),
+            job,
+            index,
+            replica,
+            ends_ps,
+            n_ps,
+            n_workers,
+            mode: self.mode()?,
+        })
     }
 
     /// The task of a server in its cluster, as the server reports it.
@@ -115,8 +177,9 @@ impl ClusterFlags {
         let (n_ps, n_workers) = (count("ps"), count("worker"));
         match tasks.first() {
             Some(own) if &*own.job == "worker" && n_ps > 0 => {
-                let (location, task) = (TaskLocation::At(target.to_owned()), own.task);
-                Ok(Role { location, task, n_ps, n_workers, mode: self.mode()? })
+                let (location, job, index) = (TaskLocation::At(target.to_owned()), own.job.to_string(), own.task);
+                let (replica, mode) = (index as usize, self.mode()?);
+                Ok(Role { location, job, index, replica, ends_ps: false, n_ps, n_workers, mode })
             }
             Some(own) if n_ps > 0 => Err(Error::invalid_argument(format!(
                 "--target {target} is {own}; workers train, so give the address of one of those"
@@ -140,21 +203,21 @@ impl ClusterFlags {
 impl Role {
     /// The worker that initialises, saves and tests.
     pub fn is_chief(&self) -> bool {
-        self.task == 0
+        self.replica == 0
     }
 
     /// Puts variables into the host memory of parameter servers, since every worker's values come and go through it, and all
     /// else here: on `device` of this task, if there is one.
     pub fn setter(&self, device: Option<&str>) -> Result<ReplicaDeviceSetter> {
         let mut own = device.map(DeviceSpec::parse).transpose()?.unwrap_or_default();
-        (own.job, own.task) = (Some("worker".into()), Some(self.task));
+        (own.job, own.task) = (Some(self.job.as_str().into()), Some(self.index));
         let setter = ReplicaDeviceSetter::new(self.n_ps).ps_device("/job:ps/device:CPU:0");
         Ok(setter.worker_device(&own.to_string()))
     }
 
     /// The optimizer that the workers share.
     pub fn optimizer(&self, inner: Box<dyn Optimizer>) -> Replicas {
-        self.mode.wrap(inner, self.task as usize, self.n_workers)
+        self.mode.wrap(inner, self.replica, self.n_workers)
     }
 
     /// How many global steps go through the data as often as one process would in `n_steps`.

@@ -11,7 +11,7 @@ use crate::train::{MonitoredTrainingSession, SaverBuilder, Scaffold, StepReport,
 use crate::{Code, Connect as _, Error, Graph, Result, Server, ServerConfig, Session, SessionConfig};
 use serde_json::json;
 
-use super::{Role, TaskLocation};
+use super::{Role, TaskLocation, ended};
 use crate::cli::print;
 use crate::cli::serve::file_access;
 use crate::cli::train::child;
@@ -34,7 +34,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
     let server = match &role.location {
         TaskLocation::Here(cluster) => {
             let config = server_config(common, &security, own_config.clone())?;
-            Some(Server::new(cluster, "worker", role.task, config)?)
+            Some(Server::new(cluster, &role.job, role.index, config)?)
         }
         TaskLocation::At(_) => None,
     };
@@ -42,7 +42,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
         (TaskLocation::At(target), _) => target.clone(),
         (TaskLocation::Here(_), server) => server.as_ref().map(Server::target).unwrap_or_default(),
     };
-    let own = format!("/job:worker/task:{}", role.task);
+    let own = format!("/job:{}/task:{}", role.job, role.index);
     let config = SessionConfig {
         device_filters: vec!["/job:ps".to_owned(), own],
         allow_soft_placement: own_config.allow_soft_placement,
@@ -125,8 +125,12 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
     let trained_s = began.elapsed().as_secs_f64();
     let was_stopped = stop.load(Ordering::Relaxed);
     session.close()?;
+    let tell_ps = || match role.ends_ps {
+        true => ended::tell(role.n_ps, role.replica, &connect),
+        false => Ok(()),
+    };
     if !role.is_chief() && view != View::Json {
-        return Ok(());
+        return tell_ps();
     }
     // The session ends with its hooks, so the last look at the weights is a session of its own.
     let session = connect(graph)?;
@@ -139,15 +143,20 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
         took_s: began.elapsed().as_secs_f64(),
         cost: worker.last_loss,
         was_stopped,
-        worker: Some(WorkerEnding { task: role.task, own_steps: worker.n_own }),
+        worker: Some(WorkerEnding { task: role.replica, own_steps: worker.n_own }),
         n_ranks: None,
         exchange: None,
     };
     if let Some(log) = &log {
         log.finish(&ending, &curve)?;
     }
+    let weights = match view {
+        View::Json => weights_checksum(graph, &session)?,
+        View::Bar | View::Lines => 0,
+    };
+    tell_ps()?;
     match view {
-        View::Json => ending.print_json(weights_checksum(graph, &session)?),
+        View::Json => ending.print_json(weights),
         View::Bar | View::Lines => ending.print_lines(common, view, &curve),
     }
 }
@@ -167,7 +176,7 @@ struct Progress<'a> {
 impl Progress<'_> {
     fn begin(&self, step: i64) -> Result<()> {
         match self.view {
-            View::Json => print(json!({ "event": "begin", "task": self.role.task, "step": step, "of": self.last })),
+            View::Json => print(json!({ "event": "begin", "task": self.role.replica, "step": step, "of": self.last })),
             View::Bar | View::Lines => Ok(()),
         }
     }
@@ -178,7 +187,7 @@ impl Progress<'_> {
         if !self.n_own.is_multiple_of(every.max(1)) {
             return Ok(false);
         }
-        let (n_own, task) = (self.n_own, self.role.task);
+        let (n_own, task) = (self.n_own, self.role.replica);
         let per_second = self.window.1 as f64 / self.window.0.elapsed().as_secs_f64().max(1e-9);
         self.window = (Instant::now(), 0);
         match self.view {
@@ -196,7 +205,7 @@ impl Progress<'_> {
 }
 
 /// The configuration of this task's server: devices, authentication and file access.
-fn server_config(common: &Common, security: &Security, session: SessionConfig) -> Result<ServerConfig> {
+pub fn server_config(common: &Common, security: &Security, session: SessionConfig) -> Result<ServerConfig> {
     let files = file_access(&common.dirs()?)?;
     let shared_memory = !common.cluster.no_shared_memory;
     Ok(ServerConfig { session, files, security: security.clone(), shared_memory, ..ServerConfig::default() })
