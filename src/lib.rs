@@ -43,7 +43,9 @@ pub use kolo_graph::{
     RuleTable, Stage, Variable, VariableKind, WhileOptions, gradients, gradients_with, wire,
 };
 pub use kolo_net::limits::MessageLimits;
-pub use kolo_net::{ClusterSpec, Connect, Durability, Server, ServerConfig, TaskName, TfConfig, doctor, ranks, tls};
+pub use kolo_net::{
+    ClusterSpec, Connect, Durability, Server, ServerConfig, TaskName, TfConfig, agents, doctor, ranks, tls,
+};
 pub use kolo_ops::io::FileAccess;
 pub use kolo_ops::{CancelToken, graph};
 pub use kolo_runtime::{

@@ -12,6 +12,7 @@ mod doctor_ranks;
 mod explain;
 mod explain_collectives;
 mod graph_file;
+mod launch;
 mod machine;
 mod ops;
 mod place;
@@ -49,6 +50,10 @@ enum Command {
     Run(run::Args),
     /// Serve one task of a cluster: a parameter server or a worker
     Serve(serve::Args),
+    /// Start any program several times, on this machine or on several, and look after the processes
+    Launch(launch::Args),
+    /// Run on this host what `kolo launch` elsewhere says
+    Agent(launch::agent::Args),
     /// Find what a training waits for: ranks of this machine, or all tasks of a cluster; also: doctor gpu
     Doctor(doctor::Args),
     /// Make certificates for a cluster
@@ -112,13 +117,15 @@ fn log_filter(text: Option<&OsStr>) -> crate::Result<EnvFilter> {
 }
 
 fn run(command: Command) -> crate::Result<()> {
-    if !matches!(command, Command::Train(_) | Command::Serve(_)) {
+    if !matches!(command, Command::Train(_) | Command::Serve(_) | Command::Launch(_) | Command::Agent(_)) {
         signals::end_at_once();
     }
     match command {
         Command::Train(args) => train::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Launch(args) => launch::run(&args),
+        Command::Agent(args) => launch::agent::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Cert(args) => cert::run(&args),
         Command::Config(args) => config::run(&args),

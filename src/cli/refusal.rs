@@ -244,6 +244,24 @@ const RULES: &[Rule] = &[
         why: "is the task to replicate to with --durability replicated",
     },
     Rule {
+        command: "launch",
+        flags: &["remote-kolo"],
+        has_no_effect: |given| !given.has("ssh"),
+        why: "is how the agents of --ssh are called, which is not given",
+    },
+    Rule {
+        command: "launch",
+        flags: &["join-token-file"],
+        has_no_effect: |given| given.has("ssh"),
+        why: "is for agents that people start, and --ssh gives them the token itself",
+    },
+    Rule {
+        command: "launch",
+        flags: &["listen", "join-token-file", "join-deadline"],
+        has_no_effect: |given| !given.has("hosts"),
+        why: "is about the agents of --hosts, which is not given",
+    },
+    Rule {
         command: "doctor",
         flags: &["deadline", "[Security]"],
         has_no_effect: |given| is_about_ranks(given.has("cluster"), given.has("pid")),

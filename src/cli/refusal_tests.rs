@@ -24,6 +24,7 @@ const RECIPES: &str = "tests/recipes.rs";
 const FAILURES: &str = "tests/cluster_failures.rs";
 const DOORS: &str = "tests/cluster_doors.rs";
 const CLI: &str = "tests/cli.rs";
+const LAUNCH: &str = "tests/launch.rs";
 const RUN: &str = "tests/run_command.rs";
 const FLAGS: &str = "tests/flags.rs";
 const USERS: &str = "tests/hostile/local_users.rs";
@@ -136,6 +137,23 @@ const TABLE: &[(&str, &str, Proof)] = &[
     ("serve", "with-parent", Shown("tests/support/mod.rs")),
     ("serve", "no-shared-memory", Shown("src/cli/train/cluster/launch.rs")),
     ("serve", "grpc-only", Shown(FAILURES)),
+    ("serve", "health", Shown(LAUNCH)),
+    ("launch", "processes", Shown(LAUNCH)),
+    ("launch", "hosts", Shown(LAUNCH)),
+    ("launch", "ssh", Shown(LAUNCH)),
+    ("launch", "remote-kolo", Refused(&["--hosts", "a:1", "--remote-kolo", "k", "true"])),
+    ("launch", "listen", Refused(&["--listen", "127.0.0.1:0", "true"])),
+    ("launch", "join-token-file", Refused(&["--hosts", "a:1", "--ssh", "--join-token-file", "t", "--", "true"])),
+    ("launch", "join-deadline", Refused(&["--join-deadline", "3", "true"])),
+    ("launch", "log-dir", Shown(LAUNCH)),
+    ("launch", "restarts", Shown(LAUNCH)),
+    ("launch", "min", Shown(LAUNCH)),
+    ("launch", "grace", Shown(LAUNCH)),
+    ("agent", "join", Shown(LAUNCH)),
+    ("agent", "name", Shown(LAUNCH)),
+    ("agent", "token-file", Shown(LAUNCH)),
+    ("agent", "token-stdin", Shown(LAUNCH)),
+    ("agent", "join-deadline", Shown(LAUNCH)),
     ("doctor", "cluster", Shown(FAILURES)),
     ("doctor", "tls-ca", Shown(DOORS)),
     ("doctor", "tls-cert", Shown(DOORS)),
@@ -270,6 +288,7 @@ fn what_has_an_effect_is_taken() {
         "train lm --model gpt2-124m --vocabulary 31",
         "serve --durability logged --journal a",
         "devices --watch --interval 3",
+        "launch --hosts a:1 --listen 127.0.0.1:0 --ssh x --remote-kolo k --join-deadline 3 true",
         "bench ps-vs-ring --ranks 3 --json",
         "trace g.pb --fetch a --costs a --write-costs a",
     ] {

@@ -1,5 +1,6 @@
 //! `kolo serve`: one task of a cluster.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,6 +83,9 @@ pub struct Args {
     /// Log where sessions place their nodes
     #[arg(long)]
     log_device_placement: bool,
+    /// Answer probes over HTTP at this address: /livez, /readyz and /startupz [default: nowhere]
+    #[arg(long, value_name = "HOST:PORT")]
+    health: Option<SocketAddr>,
     /// Exit when standard input closes, that is, when the parent process has exited
     #[arg(long, hide = true)]
     with_parent: bool,
@@ -154,6 +158,10 @@ pub fn run(args: &Args) -> Result<()> {
     });
     if args.with_parent {
         end_with_parent(&server)?;
+    }
+    if let Some(address) = args.health {
+        let address = server.answer_probes(address).map_err(|error| error.context("--health"))?;
+        print(format_args!("answering probes at http://{address}/readyz"))?;
     }
     let to = match server.token_file() {
         Some(file) => format!(", to clients with the token in {}", file.display()),

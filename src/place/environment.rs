@@ -36,6 +36,13 @@ impl Environment {
         Environment { host_name: name.to_owned(), ..self }
     }
 
+    /// The same without a variable.
+    pub fn without(&self, name: &str) -> Environment {
+        let mut other = self.clone();
+        other.variables.remove(name);
+        other
+    }
+
     /// A variable, if it is set.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str)

@@ -5,6 +5,7 @@
 //! worker and its master), `durability/` keeps variables when a task dies, `doctor` says why a step does not end. A service's
 //! trait object is a task of this process or a connection to one of another process; callers need not know which.
 
+pub mod agents;
 mod client;
 pub mod cluster;
 pub mod doctor;

@@ -1,5 +1,6 @@
 //! One task of a cluster: the server, its worker and master services, and its connections to the other tasks.
 
+mod health;
 pub(crate) mod master;
 pub(crate) mod overdue;
 pub(crate) mod peers;

@@ -18,6 +18,7 @@ use crate::client::connect::announce;
 use crate::cluster::ClusterSpec;
 use crate::durability::journal::{Durability, Journal};
 use crate::durability::replica::{Replicator, default_replica};
+use crate::task::health;
 use crate::task::master::{LocalMaster, Master};
 use crate::task::overdue;
 use crate::task::peers::{Peers, TaskName};
@@ -261,6 +262,14 @@ impl Server {
     /// The file with the secret of this user, if callers must present a token that is derived from it.
     pub fn token_file(&self) -> Option<&Path> {
         self.token_file.as_deref()
+    }
+
+    /// Answers probes (`/livez`, `/readyz`, `/startupz`) at another address, over HTTP and without a token, for as long as the server
+    /// lives. Returns the address: port 0 is one of the system's choice.
+    pub fn answer_probes(&self, address: SocketAddr) -> Result<SocketAddr> {
+        let runtime = self.runtime.as_ref().ok_or_else(|| Error::internal("a server without threads"))?;
+        let probed = health::Probed { worker: self.worker.clone(), stop: self.stop.subscribe() };
+        runtime.block_on(health::listen(address, probed))
     }
 
     /// Its devices.

@@ -121,6 +121,11 @@ impl Worker {
     }
 
     /// Waits until the task is ready.
+    /// Whether the task has its variables, so that it is ready.
+    pub(crate) fn has_variables(&self) -> bool {
+        self.keeper.borrow().is_some()
+    }
+
     async fn keeper(&self) -> Keeper {
         let mut keeper = self.keeper.subscribe();
         let set = keeper.wait_for(Option::is_some).await;

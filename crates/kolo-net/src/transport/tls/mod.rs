@@ -7,6 +7,7 @@
 
 pub mod cert;
 mod handshake;
+pub(crate) mod pinned;
 mod records;
 mod stream;
 
