@@ -29,6 +29,7 @@ pub mod parallel;
 pub mod place;
 pub mod recipes;
 pub mod saved_model;
+pub mod strategy;
 pub mod train;
 
 pub use cli::main as command_line;

@@ -262,6 +262,15 @@ impl Replicas {
         })
     }
 
+    /// The same, where synchronous workers begin no step before the update of the one before: an update is then made of the gradients of
+    /// all workers' batches, as one worker would with all of them, which costs the time in which workers could have been one step ahead.
+    pub fn lockstep_hook<'g>(&self, graph: &'g Graph, is_chief: bool) -> Result<Box<dyn SessionHook<'g> + 'g>> {
+        match &self.0 {
+            Kind::Sync(replicas) => Ok(Box::new(replicas.make_session_run_hook(graph, is_chief)?.init_tokens(0))),
+            Kind::Async(_) | Kind::Hybrid(_) | Kind::Average(_) => self.hook(graph, is_chief),
+        }
+    }
+
     /// The asynchronous optimizer, if it is one: for its staleness.
     pub fn as_async(&self) -> Option<&AsyncReplicas> {
         match &self.0 {

@@ -66,8 +66,9 @@ fn join(graph: &mut Rewriter<'_>, alike: &Alike, first: NodeId, second: NodeId) 
         .map(|(id, node)| (id, node.inputs.to_vec(), node.control_inputs.clone(), node.name.to_string()))
         .collect();
     let inputs: Vec<Endpoint> = parts.iter().flat_map(|(_, inputs, ..)| inputs).copied().collect();
-    let name = parts.last().map_or("merged", |(.., name)| name);
-    let joined = graph.add(&alike.op, name, &inputs, alike.attrs.clone())?;
+    // Ranks compare names. One of its own is the same on all of them, whatever else passes have added on each one's device.
+    let name = parts.last().map_or_else(|| "merged".to_owned(), |(.., name)| format!("{name}_joined"));
+    let joined = graph.add(&alike.op, &name, &inputs, alike.attrs.clone())?;
     let before: Vec<NodeId> = parts.iter().flat_map(|(_, _, before, _)| before).copied().collect();
     graph.edit(joined, |node| node.device = alike.device.clone());
     before.into_iter().for_each(|before| graph.order_after(joined, before));

@@ -31,5 +31,6 @@ pub(crate) use local_steps::is_of_outer_step;
 pub(crate) use slow_rank::SlowRankWatch;
 pub use slow_rank::{RankTimes, SlowCause, SlowRank};
 pub use towers::{Tower, Towers, average_gradients, towers};
+pub(crate) use towers::{gradients_on, replicate, sum};
 pub use world::{RankPlace, World};
 pub(crate) use world::{WORLD, by_dtype_and_size};

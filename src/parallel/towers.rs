@@ -62,37 +62,31 @@ pub fn towers<'g>(
     if n == 0 {
         return Err(Error::invalid_argument("towers need at least one device"));
     }
-    let home = DeviceSpec::parse(variables_on)?;
     let shares: Vec<Vec<Output<'g>>> =
         graph.device(variables_on, || inputs.iter().map(|input| split(*input, n, 0)).collect());
-    let (mut all, mut per_tower, mut variables) = (Vec::new(), Vec::new(), Vec::new());
-    // After it, a device has made the gradients of its last share.
-    let mut done: HashMap<&str, Operation<'g>> = HashMap::new();
-    for (i, &name) in devices.iter().enumerate() {
-        let device = DeviceSpec::parse(name)?;
-        let home = home.clone();
-        let share: Vec<Output<'g>> = shares.iter().map(|parts| parts[i]).collect();
-        let choose = move |node: &kolo_graph::Node| if is_variable(node) { home.clone() } else { device.clone() };
-        let before: Vec<Operation<'g>> = done.get(name).copied().into_iter().collect();
-        let n_updates = update_ops(graph).len();
-        let tower = graph.control_dependencies(&before, || {
-            graph.share_variables(&format!("tower_{i}"), || graph.device_fn(choose, || build(&share)))
-        })?;
-        variables = graph.trainable_variables();
-        let handles: Vec<Output<'g>> = variables.iter().map(|variable| variable.handle()).collect();
-        let gradients = graph.device(name, || gradients(&[tower.loss], &handles))?;
-        if devices[i + 1..].contains(&name) {
+    let share = |i: usize| shares.iter().map(|parts| parts[i]).collect::<Vec<Output<'g>>>();
+    let (mut per_tower, mut variables) = (Vec::new(), Vec::new());
+    let mut n_updates = update_ops(graph).len();
+    let all = replicate(
+        graph,
+        devices,
+        Some(variables_on),
+        |i| build(&share(i)),
+        |i, tower: &Tower<'g>| {
+            variables = graph.trainable_variables();
+            let gradients = gradients_on(graph, devices[i], tower.loss, &variables)?;
             let made = gradients.iter().flatten().map(|gradient| match gradient {
                 Grad::Dense(gradient) => gradient.operation(),
                 Grad::Slices(slices) => slices.values.operation(),
             });
             // What layers keep moves on from one share to the next.
-            let made: Vec<Operation<'g>> = made.chain(update_ops(graph).split_off(n_updates)).collect();
-            done.insert(name, graph.device(name, || graph.group(&format!("tower_{i}_done"), &made)));
-        }
-        all.push(tower);
-        per_tower.push(gradients);
-    }
+            let updates = update_ops(graph).split_off(n_updates);
+            n_updates += updates.len();
+            let made = made.chain(updates).collect();
+            per_tower.push(gradients);
+            Ok(made)
+        },
+    )?;
     graph.device(variables_on, || {
         let gradients = average_gradients(&variables, &per_tower)?;
         let mean = |pick: &dyn Fn(&Tower<'g>) -> Output<'g>| -> Output<'g> {
@@ -105,6 +99,48 @@ pub fn towers<'g>(
         graph.check()?;
         Ok(Towers { loss, metrics, gradients })
     })
+}
+
+/// Describes one copy of a model for each device, and shares variables among the copies: the first copy makes them on `variables_on`, or
+/// where the scopes around this one say. `after` adds what belongs to a copy, and returns what the next one on the same device waits
+/// for, so that a device that is named several times needs the memory of one copy.
+pub(crate) fn replicate<'g, T>(
+    graph: &'g Graph,
+    devices: &[&str],
+    variables_on: Option<&str>,
+    mut build: impl FnMut(usize) -> Result<T>,
+    mut after: impl FnMut(usize, &T) -> Result<Vec<Operation<'g>>>,
+) -> Result<Vec<T>> {
+    let home = variables_on.map(DeviceSpec::parse).transpose()?.unwrap_or_default();
+    // After it, a device has done with its last copy.
+    let mut done: HashMap<&str, Operation<'g>> = HashMap::new();
+    let mut copies = Vec::with_capacity(devices.len());
+    for (i, &name) in devices.iter().enumerate() {
+        let device = DeviceSpec::parse(name)?;
+        let home = home.clone();
+        let choose = move |node: &kolo_graph::Node| if is_variable(node) { home.clone() } else { device.clone() };
+        let before: Vec<Operation<'g>> = done.get(name).copied().into_iter().collect();
+        let copy = graph.control_dependencies(&before, || {
+            graph.share_variables(&format!("tower_{i}"), || graph.device_fn(choose, || build(i)))
+        })?;
+        let last = after(i, &copy)?;
+        if devices[i + 1..].contains(&name) {
+            done.insert(name, graph.device(name, || graph.group(&format!("tower_{i}_done"), &last)));
+        }
+        copies.push(copy);
+    }
+    Ok(copies)
+}
+
+/// The gradients of a copy's loss, computed on its device.
+pub(crate) fn gradients_on<'g>(
+    graph: &'g Graph,
+    device: &str,
+    loss: Output<'g>,
+    variables: &[Variable<'g>],
+) -> Result<Vec<Option<Grad<'g>>>> {
+    let handles: Vec<Output<'g>> = variables.iter().map(|variable| variable.handle()).collect();
+    graph.device(device, || gradients(&[loss], &handles))
 }
 
 /// Averages the gradients of several towers, variable by variable. A tower without a gradient counts as zero; a variable
@@ -149,7 +185,7 @@ fn average<'g>(grads: &[Grad<'g>], n: usize) -> Result<Option<Grad<'g>>> {
 
 /// The sum in the tree in which ranks sum, `((0 + 1) + (2 + 3)) + …`, so that it does not matter who sums which part of it.
 /// There is at least one value.
-fn sum<'g>(values: &[Output<'g>]) -> Output<'g> {
+pub(crate) fn sum<'g>(values: &[Output<'g>]) -> Output<'g> {
     match values {
         [one] => *one,
         [a, b] => *a + *b,

@@ -1,11 +1,11 @@
 //! From a description of a model to something a [`Trainer`](crate::train::Trainer) can train, on one device or on many.
 
 use kolo_core::{Error, Result};
-use kolo_graph::{Graph, Operation, Output};
+use kolo_graph::{Graph, Output};
 
-use crate::nn;
 use crate::optim::Optimizer;
 use crate::parallel::{Tower, towers};
+use crate::strategy::with_updates;
 use crate::train::{Model, global_step_or_create};
 
 /// Where a model computes.
@@ -64,14 +64,4 @@ pub fn train_model<'g>(
         model = model.metric(name, *value);
     }
     Ok(model.evaluate_with(whole.loss, &values))
-}
-
-/// One step: the update of the weights, and what layers update beside it, such as the statistics of batch normalisation. The
-/// update does not wait for those: what the chief of a cluster applies has no batch of its own to compute them from.
-fn with_updates<'g>(graph: &'g Graph, train: Operation<'g>) -> Operation<'g> {
-    let updates = nn::update_ops(graph);
-    match updates.is_empty() {
-        true => train,
-        false => graph.group("step", &[&[train], updates.as_slice()].concat()),
-    }
 }

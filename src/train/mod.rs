@@ -22,6 +22,7 @@ mod step_calls;
 pub mod summary;
 mod supervisor;
 mod trainer;
+mod worker;
 
 pub use callback::{Callback, EarlyStopping, EpochReport, Flow, StepReport};
 pub use coordinator::Coordinator;

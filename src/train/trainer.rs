@@ -15,9 +15,11 @@ use super::own_state::{OfAllRanks, remove_orphans, write_beside};
 use super::ranks::{Ranks, TrainerState, mean_of_ranks, shares};
 use super::saver::check_writable;
 use super::step_calls::StepCalls;
+use super::worker::Worker;
 use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
 use crate::data::{Dataset, Position};
 use crate::parallel::{Activity, DataParallel, ExchangeReport, ReduceOp, SlowRank, Steps, World};
+use crate::strategy::Strategy;
 
 /// What a [`Trainer`] trains: where the columns of a batch go, what to make small and how, and what else to watch.
 #[derive(Clone)]
@@ -182,6 +184,9 @@ pub struct Trainer<'g> {
     may_save: bool,
     /// What a step would exchange if gradients went whole.
     whole_bytes: Option<f64>,
+    strategy: Option<Strategy>,
+    /// Its part in a cluster with parameter servers, and what it fetches in a step.
+    worker: Option<(Worker<'g>, Vec<Output<'g>>)>,
 }
 
 /// Where and how often to save.
@@ -199,7 +204,8 @@ pub struct Checkpoints {
 pub struct TrainerBuilder<'g> {
     graph: &'g Graph,
     model: Model<'g>,
-    source: Box<dyn SessionSource + 'g>,
+    source: Option<Box<dyn SessionSource + 'g>>,
+    strategy: Option<Strategy>,
     checkpoints: Option<Checkpoints>,
     resume: bool,
     stop: Arc<AtomicBool>,
@@ -213,7 +219,15 @@ pub struct TrainerBuilder<'g> {
 impl<'g> TrainerBuilder<'g> {
     /// Where the session comes from: a [`SessionConfig`], a [`kolo_runtime::Host`], or a function.
     pub fn source(mut self, source: impl SessionSource + 'g) -> Self {
-        self.source = Box::new(source);
+        self.source = Some(Box::new(source));
+        self
+    }
+
+    /// Trains with this strategy a model that was described in its [`scope`](Strategy::scope). Sessions, ranks and servers are then the
+    /// strategy's, and batches of the data are global ones. With parameter servers, the chief alone saves, and a trainer fits once.
+    pub fn strategy(mut self, strategy: &Strategy) -> Self {
+        self.world = strategy.world().cloned();
+        self.strategy = Some(strategy.clone());
         self
     }
 
@@ -279,6 +293,8 @@ impl<'g> TrainerBuilder<'g> {
             graph,
             model,
             source,
+            strategy,
+            data_parallel,
             checkpoints,
             resume,
             stop,
@@ -286,9 +302,7 @@ impl<'g> TrainerBuilder<'g> {
             check_every,
             is_uneven,
             state,
-            ..
         } = self;
-        let data_parallel = self.data_parallel;
         let steps = match &data_parallel {
             Some(data_parallel) => data_parallel.steps(model.train_op)?,
             None => Steps::same(model.train_op),
@@ -299,12 +313,17 @@ impl<'g> TrainerBuilder<'g> {
                 "a loss is weighed in every step, and ranks with local steps do not meet in every step; batch the data evenly",
             ));
         }
-        // One rank saves for all.
-        let is_first = world.as_ref().is_none_or(|world| world.rank() == 0);
+        let seat = strategy.as_ref().and_then(Strategy::seat);
+        // One process saves for all.
+        let is_first =
+            world.as_ref().is_none_or(|world| world.rank() == 0) && seat.is_none_or(|seat| seat.worker().is_chief());
         let has_checkpoints = checkpoints.is_some();
         let checkpoints = checkpoints.filter(|_| is_first);
-        global_step_or_create(graph)?;
-        let position = graph.new_variable("input_position", [0i64, 0, 0]).not_trainable().build();
+        let make = || {
+            global_step_or_create(graph)?;
+            Ok::<_, Error>(graph.new_variable("input_position", [0i64, 0, 0]).not_trainable().build())
+        };
+        let position = strategy.as_ref().map_or_else(make, |strategy| strategy.at_home(graph, make))?;
         let new_position = graph.placeholder::<i64>("input_position/new", [Some(3)]);
         let set_position = (new_position, position.assign(new_position));
         let keep = checkpoints.as_ref().map_or(5, |checkpoints| checkpoints.keep);
@@ -326,19 +345,45 @@ impl<'g> TrainerBuilder<'g> {
             watched = mean_of_ranks(graph, &watched)?;
             ranks = Some(own);
         }
-        let session = source.open(graph)?;
-        session.run_op(init)?;
-        session.run_op(local_init)?;
         if resume && !has_checkpoints {
             return Err(Error::invalid_argument("there is nothing to resume from without a checkpoint directory"));
         }
+        let (session, worker) = match (&strategy, seat, source) {
+            (Some(strategy), _, Some(_)) => {
+                return Err(Error::invalid_argument(format!(
+                    "a trainer with strategy {} was given a source of sessions as well; give their settings to the strategy \
+                     (`with_session_config`)",
+                    strategy.name()
+                )));
+            }
+            (Some(strategy), Some(seat), None) => {
+                let dir = checkpoints.as_ref().filter(|_| resume).map(|checkpoints| checkpoints.dir.as_path());
+                let worker = Worker::open(graph, seat, strategy.source()?, dir)?;
+                (worker.session()?, Some((worker, watched.clone())))
+            }
+            (strategy, _, source) => {
+                let session = match (strategy, source) {
+                    (Some(strategy), _) => strategy.session(graph)?,
+                    (None, Some(source)) => source.open(graph)?,
+                    (None, None) => SessionConfig::default().open(graph)?,
+                };
+                session.run_op(init)?;
+                session.run_op(local_init)?;
+                (session, None)
+            }
+        };
         let restored = match &checkpoints {
             // Who knows more than the disk does not read it.
-            Some(checkpoints) if resume && state.is_none() => saver.restore_latest(&session, &checkpoints.dir)?,
+            Some(checkpoints) if resume && state.is_none() && worker.is_none() => {
+                saver.restore_latest(&session, &checkpoints.dir)?
+            }
             _ => None,
         };
         let read_position = || read_position(&session, position);
         let mut resumed = restored.as_ref().map(|_| read_position()).transpose()?;
+        if worker.is_some() && resume {
+            resumed = Some(read_position()?);
+        }
         let mut is_as_saved = restored.is_some();
         if let Some(ranks) = &ranks {
             let going_on = ranks.variables.share(&ranks.world, &session, state.as_ref())?;
@@ -394,6 +439,8 @@ impl<'g> TrainerBuilder<'g> {
             ranks,
             may_save: has_checkpoints,
             whole_bytes,
+            strategy,
+            worker,
         })
     }
 }
@@ -419,6 +466,22 @@ pub struct FitReport {
     pub exchange: Option<ExchangeReport>,
 }
 
+impl FitReport {
+    /// Of no step.
+    pub(super) fn none(step: i64) -> FitReport {
+        FitReport {
+            step,
+            n_steps: 0,
+            n_samples: 0,
+            last_loss: f64::NAN,
+            took: Duration::ZERO,
+            stopped: false,
+            slow_ranks: Vec::new(),
+            exchange: None,
+        }
+    }
+}
+
 /// What [`Trainer::evaluate`] found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
@@ -437,7 +500,8 @@ impl<'g> Trainer<'g> {
         TrainerBuilder {
             graph,
             model,
-            source: Box::new(SessionConfig::default()),
+            source: None,
+            strategy: None,
             checkpoints: None,
             resume: false,
             stop: Arc::default(),
@@ -484,25 +548,22 @@ impl<'g> Trainer<'g> {
     /// Trains on `data` until it ends, or something asks to stop. If the trainer was resumed, the data goes on where it was.
     pub fn fit(&mut self, data: &Dataset, callbacks: &mut [&mut dyn Callback]) -> Result<FitReport> {
         let n_ranks = self.ranks.as_ref().map(|ranks| ranks.world.size());
+        if let (Some(strategy), true) = (&self.strategy, self.ranks.as_ref().is_some_and(|ranks| !ranks.is_uneven)) {
+            strategy.check_batches(data)?;
+        }
         let mut batches = match &self.ranks {
             Some(ranks) => shares(data, &ranks.world, ranks.is_uneven)?.batches()?,
-            None => data.batches()?,
+            None => match &self.strategy {
+                Some(strategy) => strategy.distribute(data)?.batches()?,
+                None => data.batches()?,
+            },
         };
         if self.is_resumed && self.at != Position::default() {
             batches.restore(self.at)?;
         }
         let per_epoch = data.batches_per_epoch();
         let mut step = self.step()?;
-        let mut report = FitReport {
-            step,
-            n_steps: 0,
-            n_samples: 0,
-            last_loss: f64::NAN,
-            took: Duration::ZERO,
-            stopped: false,
-            slow_ranks: Vec::new(),
-            exchange: None,
-        };
+        let mut report = FitReport::none(step);
         let metered = self.ranks.as_ref().map(|ranks| ranks.world.exchanged());
         let mut timer = self.checkpoints.as_ref().map(|checkpoints| Timer::new(checkpoints.every));
         if let Some(timer) = &mut timer {
@@ -531,7 +592,18 @@ impl<'g> Trainer<'g> {
                 feeds.push((ranks.says, ranks.say(self.stop.load(Ordering::Relaxed), batch.len(), saves)));
             }
             self.note(Activity::Computing);
-            let mut values = self.model.run(call.callable, &batch.tensors, &feeds)?;
+            let mut values = match &mut self.worker {
+                None => self.model.run(call.callable, &batch.tensors, &feeds)?,
+                Some((worker, watched)) => {
+                    let columns = self.model.inputs.iter().copied().zip(batch.tensors.iter().cloned());
+                    let feeds: Vec<_> = columns.chain(feeds.iter().cloned()).collect();
+                    let Some(values) = worker.step(watched, &feeds, self.model.train_op)? else { break };
+                    self.session = worker.session()?;
+                    // Other workers make steps as well.
+                    step = worker.global_step().unwrap_or(step + 1) - 1;
+                    values
+                }
+            };
             // Before anything else can fail: the variables are one step further.
             self.at = batches.save();
             let mut n_samples = batch.len() * if are_apart { n_ranks.unwrap_or(1) } else { 1 };
@@ -620,7 +692,14 @@ impl<'g> Trainer<'g> {
         }
         self.save_position(batches.save())?;
         self.save_own(step)?;
+        if self.worker.is_some() {
+            step = self.step()?;
+            report.step = step;
+        }
         self.finish_save(step)?;
+        if let Some((worker, _)) = &mut self.worker {
+            self.session = worker.end()?;
+        }
         for callback in callbacks.iter_mut() {
             callback.on_end(&report)?;
         }
@@ -790,7 +869,7 @@ pub(crate) fn number(value: &Tensor) -> Result<f64> {
 }
 
 /// Tensors of the same type and row shape, one below the other.
-fn join_rows(parts: &[Tensor]) -> Result<Tensor> {
+pub(super) fn join_rows(parts: &[Tensor]) -> Result<Tensor> {
     let Some(first) = parts.first() else {
         return Err(Error::invalid_argument("there is nothing to predict for: the data has no samples"));
     };

@@ -68,8 +68,9 @@ fn run_once(common: &Common, recipe: &dyn Recipe, member: Option<&mut Member>) -
             job::run(&graph, common, Job { model, train, test, epochs, unit, last_step: steps.last, closing }, member)
         }
         Some(role) => {
-            let updates = role.optimizer(optimizer);
-            let setter = role.setter(common.device.as_deref())?;
+            let seat = role.seat();
+            let updates = seat.optimizer(optimizer);
+            let setter = seat.setter(common.device.as_deref())?;
             let (model, closing) = setter.apply(&graph, || build(&updates, &Placement::default()))??;
             // Its share of the data as often as it takes: the global step says when to stop.
             let train = train.shard(role.replica, role.n_workers).repeat_forever().prefetch(6);
@@ -146,7 +147,7 @@ impl Steps {
     /// `by_data` is how many steps of one process go through the data as often as they should.
     fn new(common: &Common, defaults: &Defaults, role: Option<&Role>, by_data: u64) -> Steps {
         // Workers that update together go through the data in fewer steps.
-        let global = |steps: u64| role.map_or(steps, |role| role.global_steps(steps));
+        let global = |steps: u64| role.map_or(steps, |role| role.seat().global_steps(steps));
         let flag = common.max_steps.map(i64::unsigned_abs);
         let limit = flag.or_else(|| defaults.steps.map(global));
         let of_schedule = match defaults.steps {

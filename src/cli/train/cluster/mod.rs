@@ -11,9 +11,9 @@ use std::net::{TcpStream, ToSocketAddrs as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::cluster::{ReplicaDeviceSetter, Replicas, UpdateMode};
-use crate::optim::Optimizer;
-use crate::{ClusterSpec, Connect as _, DeviceSpec, Error, Result, Session, SessionConfig, TaskName};
+use crate::cluster::UpdateMode;
+use crate::strategy::WorkerSeat;
+use crate::{ClusterSpec, Connect as _, Error, Result, Session, SessionConfig, TaskName};
 
 use crate::cli::place::own_place;
 use crate::cli::security::ServerSecurityFlags;
@@ -206,26 +206,10 @@ impl Role {
         self.replica == 0
     }
 
-    /// Puts variables into the host memory of parameter servers, since every worker's values come and go through it, and all
-    /// else here: on `device` of this task, if there is one.
-    pub fn setter(&self, device: Option<&str>) -> Result<ReplicaDeviceSetter> {
-        let mut own = device.map(DeviceSpec::parse).transpose()?.unwrap_or_default();
-        (own.job, own.task) = (Some(self.job.as_str().into()), Some(self.index));
-        let setter = ReplicaDeviceSetter::new(self.n_ps).ps_device("/job:ps/device:CPU:0");
-        Ok(setter.worker_device(&own.to_string()))
-    }
-
-    /// The optimizer that the workers share.
-    pub fn optimizer(&self, inner: Box<dyn Optimizer>) -> Replicas {
-        self.mode.wrap(inner, self.replica, self.n_workers)
-    }
-
-    /// How many global steps go through the data as often as one process would in `n_steps`.
-    pub fn global_steps(&self, n_steps: u64) -> u64 {
-        match self.mode {
-            UpdateMode::Async { .. } => n_steps,
-            _ => n_steps.div_ceil(self.n_workers as u64),
-        }
+    /// What follows from its place among the workers.
+    pub fn seat(&self) -> WorkerSeat {
+        let replicas = (self.replica, self.n_workers);
+        WorkerSeat::at(&self.job, self.index, replicas, self.n_ps, self.mode)
     }
 }
 

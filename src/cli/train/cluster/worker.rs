@@ -42,12 +42,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
         (TaskLocation::At(target), _) => target.clone(),
         (TaskLocation::Here(_), server) => server.as_ref().map(Server::target).unwrap_or_default(),
     };
-    let own = format!("/job:{}/task:{}", role.job, role.index);
-    let config = SessionConfig {
-        device_filters: vec!["/job:ps".to_owned(), own],
-        allow_soft_placement: own_config.allow_soft_placement,
-        ..SessionConfig::default()
-    };
+    let config = role.seat().session_config(&own_config);
     let connect =
         move |graph: &Graph| Session::connect_secured(&target, graph, config.clone(), &security).map(Arc::new);
     let open = connect.clone();
