@@ -60,7 +60,17 @@ impl Given {
     }
 
     fn is_cluster(&self) -> bool {
-        ["ps", "workers", "cluster", "target"].iter().any(|flag| self.has(flag)) || !self.has("ranks") && is_task()
+        ["ps", "workers", "cluster", "target"].iter().any(|flag| self.has(flag))
+            || self.strategy() == "parameter-server"
+            || !self.has("ranks") && is_task()
+    }
+
+    /// The strategy by its first name; empty if none is given.
+    fn strategy(&self) -> &str {
+        match self.value("strategy") {
+            "collective-all-reduce" => "multi-worker-mirrored",
+            name => name,
+        }
     }
 
     /// Whether all devices that the flags name are CPUs.
@@ -106,6 +116,37 @@ const GPU_FLAGS: &[&str] = &["gpu-memory-fraction", "virtual-gpus", "no-capture"
 
 /// All of them. The first that applies is reported.
 const RULES: &[Rule] = &[
+    Rule {
+        command: "train",
+        flags: &["devices"],
+        has_no_effect: |given| given.strategy() == "one-device",
+        why: "splits batches over several devices, and --strategy one-device has one: give --device, or --strategy mirrored",
+    },
+    Rule {
+        command: "train",
+        flags: &["device"],
+        has_no_effect: |given| ["mirrored", "central-storage"].contains(&given.strategy()),
+        why: "is one device, and this strategy has a replica on each of several: give --devices, or --strategy one-device",
+    },
+    Rule {
+        command: "train",
+        flags: &["ranks"],
+        has_no_effect: |given| ["one-device", "mirrored", "central-storage"].contains(&given.strategy()),
+        why: "starts several processes, and this strategy is for one: take --strategy multi-worker-mirrored",
+    },
+    Rule {
+        command: "train",
+        flags: &["ps", "workers", "cluster", "target", "sync", "async", "hybrid", "no-shared-memory"],
+        has_no_effect: |given| !["", "parameter-server"].contains(&given.strategy()),
+        why: "is about workers and parameter servers: take --strategy parameter-server",
+    },
+    Rule {
+        command: "train",
+        flags: &["strategy"],
+        has_no_effect: |given| is_rank() && given.strategy() != "multi-worker-mirrored",
+        why: "is for processes that this command starts, and this one was started as one of several ranks (RANK, WORLD_SIZE or \
+              KOLO_WORLD is set, or mpirun has started it): take --strategy multi-worker-mirrored",
+    },
     Rule {
         command: "train",
         flags: &["ps", "workers"],

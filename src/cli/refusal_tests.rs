@@ -38,6 +38,7 @@ const TABLE: &[(&str, &str, Proof)] = &[
     ("train", "batch-size", Shown(TRAIN)),
     ("train", "epochs", Shown(TRAIN)),
     ("train", "max-steps", Shown(TRAIN)),
+    ("train", "strategy", Shown("tests/strategies.rs")),
     ("train", "seed", Shown("tests/kill_and_resume.rs")),
     ("train", "logdir", Shown(TRAIN)),
     ("train", "checkpoint-dir", Shown(TRAIN)),

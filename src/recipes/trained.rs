@@ -16,6 +16,8 @@ pub struct Placement {
     /// The device of each share of a batch, each with a copy of the model; empty if batches are not cut. A device may have several
     /// shares.
     pub towers: Vec<String>,
+    /// Where variables are if batches are cut: if absent, on the one device of all shares, or else on the first CPU.
+    pub variables_on: Option<String>,
 }
 
 /// What a recipe adds to a graph: a loss, and named metrics, all means over the batch.
@@ -47,7 +49,8 @@ pub fn train_model<'g>(
     }
     let devices: Vec<&str> = placement.towers.iter().map(String::as_str).collect();
     let is_one_device = devices.iter().all(|device| device == &devices[0]);
-    let variables_on = if is_one_device { devices[0] } else { "/cpu:0" };
+    let usual = if is_one_device { devices[0] } else { "/cpu:0" };
+    let variables_on = placement.variables_on.as_deref().unwrap_or(usual);
     let trained = towers(graph, &devices, variables_on, inputs, |share| {
         let parts = build(share)?;
         Ok(Tower { loss: parts.loss, metrics: parts.metrics.into_iter().map(|(_, value)| value).collect() })

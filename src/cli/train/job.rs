@@ -67,6 +67,11 @@ impl Member {
             losses: Vec::new(),
         }
     }
+
+    /// Whether it joins a training that goes on, or goes on with one.
+    pub fn is_under_way(&self) -> bool {
+        self.is_under_way
+    }
 }
 
 /// Trains, alone or as one of the ranks of a world. Only rank 0 shows anything.

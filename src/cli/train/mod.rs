@@ -12,6 +12,7 @@ mod ranks;
 mod recipe;
 mod recipes;
 mod run;
+mod strategy;
 
 use std::path::PathBuf;
 
@@ -34,6 +35,7 @@ enum Recipe {
   kolo train mnist                                  an MLP, seconds
   kolo train mnist --model lenet --epochs 5         a convolutional network
   kolo train mnist --devices cpu=2                  two towers that share every batch
+  kolo train mnist --strategy mirrored              the same on all GPUs; also: parameter-server, central-storage, ...
   kolo train mnist --ranks 2                        two processes that exchange gradients among themselves
   kolo train mnist --ps 1 --workers 2               a cluster of three processes on this machine
   kolo train mnist --checkpoint-dir ckpt --resume   saves; goes on where it was
@@ -191,6 +193,7 @@ pub fn run(args: &Args) -> Result<()> {
         Recipe::Linear(args) => &args.common,
     };
     common.check()?;
+    let common = &common.with_strategy();
     if common.cluster.is_launcher() {
         return cluster::launch(common);
     }

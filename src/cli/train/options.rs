@@ -12,6 +12,7 @@ use clap::ValueEnum;
 use super::cluster::ClusterFlags;
 use super::gpu::GpuFlags;
 use super::ranks::RankFlags;
+use super::strategy::StrategyName;
 use crate::cli::graph_file::parse_devices;
 
 /// Flags that all recipes share.
@@ -32,6 +33,10 @@ pub struct Common {
     /// Stop at this global step, or earlier if the data runs out
     #[arg(long, value_name = "STEP")]
     pub max_steps: Option<i64>,
+    /// Train with this strategy: where variables are, and how replicas agree on an update. --batch-size is then the global batch, which
+    /// they share [default: what --devices, --ranks, --ps and --workers say]
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub strategy: Option<StrategyName>,
     /// Seed the initial weights and the order of the data
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
@@ -248,8 +253,8 @@ impl Common {
         Ok(config)
     }
 
-    /// The device of each part of a batch, for one of `n_ranks`; empty if its batches are not cut.
-    pub fn towers(&self, n_ranks: usize) -> Result<Vec<String>> {
+    /// The devices of this process, each with a replica of the model.
+    pub fn replica_devices(&self) -> Result<Vec<String>> {
         let mut devices = Vec::new();
         if let Some(list) = &self.devices {
             for (kind, n) in parse_devices(list)?.counts {
@@ -259,6 +264,12 @@ impl Common {
         if devices.len() < 2 {
             devices = vec![self.device.clone().unwrap_or_default()];
         }
+        Ok(devices)
+    }
+
+    /// The device of each part of a batch, for one of `n_ranks`; empty if its batches are not cut.
+    pub fn towers(&self, n_ranks: usize) -> Result<Vec<String>> {
+        let devices = self.replica_devices()?;
         let n_devices = devices.len() * n_ranks;
         let n_parts = self.ranks.micro_batches.unwrap_or(n_devices);
         if !n_parts.is_multiple_of(n_devices) {
@@ -271,7 +282,8 @@ impl Common {
         // Neighbouring parts are on one device, so that sums do not depend on how many devices there are.
         let towers = devices.iter().flat_map(|device| std::iter::repeat_n(device.clone(), n_parts / n_devices));
         let towers: Vec<String> = towers.collect();
-        // A single part goes the same way if parts were asked for: the graph decides about the initial weights, too.
-        Ok(if towers.len() > 1 || self.ranks.micro_batches.is_some() { towers } else { Vec::new() })
+        // A single part goes the same way if parts or a strategy were asked for: the graph decides about the initial weights, too.
+        let is_cut = towers.len() > 1 || self.ranks.micro_batches.is_some() || self.strategy.is_some();
+        Ok(if is_cut { towers } else { Vec::new() })
     }
 }

@@ -4,6 +4,7 @@ use crate::data::Dataset;
 use crate::optim::Optimizer;
 use crate::parallel::World;
 use crate::recipes::{Placement, train_model};
+use crate::strategy::Mesh;
 use crate::{Code, Error, Result};
 
 use super::cluster::{self, Role};
@@ -48,8 +49,10 @@ fn run_once(common: &Common, recipe: &dyn Recipe, member: Option<&mut Member>) -
     let role = common.cluster.role()?;
     let data = recipe.data(sizes.batch, common.seed)?;
     let train = data.train.shuffle(common.seed).batch(sizes.batch, true);
-    let per_epoch = batches_per_epoch(&train, role.as_ref(), sizes.batch)?;
-    let steps = Steps::new(common, &recipe.defaults(), role.as_ref(), per_epoch.saturating_mul(sizes.epochs));
+    let shares_batches = role.as_ref().map_or(Ok(false), |role| common.shares_batches(role))?;
+    let per_epoch = batches_per_epoch(&train, role.as_ref().filter(|_| !shares_batches), sizes.batch)?;
+    let by_data = per_epoch.saturating_mul(sizes.epochs);
+    let steps = Steps::new(common, &recipe.defaults(), role.as_ref(), shares_batches, by_data);
     let (kind, rate) = recipe.defaults().optimizer;
     let optimizer = common.make_optimizer(kind, rate, steps.of_schedule, steps.warm_up)?;
     let graph = crate::graph();
@@ -62,7 +65,15 @@ fn run_once(common: &Common, recipe: &dyn Recipe, member: Option<&mut Member>) -
     };
     match role {
         None => {
-            let placement = Placement { device: common.device.clone(), towers: sizes.towers };
+            let variables_on = common.variables_on(&sizes.towers);
+            let world = member.as_ref().and_then(|member| member.world.as_ref());
+            if world.is_none_or(|world| world.rank() == 0)
+                && !member.as_ref().is_some_and(|member| member.is_under_way())
+            {
+                let mesh = Mesh { devices: common.replica_devices()?, process: 0, n_processes: n_ranks };
+                common.announce_strategy(&mesh, mesh.n_replicas(), sizes.batch)?;
+            }
+            let placement = Placement { device: common.device.clone(), towers: sizes.towers, variables_on };
             let (model, closing) = build(&*optimizer, &placement)?;
             let train = train.repeat(epochs).prefetch(2);
             job::run(&graph, common, Job { model, train, test, epochs, unit, last_step: steps.last, closing }, member)
@@ -71,9 +82,18 @@ fn run_once(common: &Common, recipe: &dyn Recipe, member: Option<&mut Member>) -
             let seat = role.seat();
             let updates = seat.optimizer(optimizer);
             let setter = seat.setter(common.device.as_deref())?;
-            let (model, closing) = setter.apply(&graph, || build(&updates, &Placement::default()))??;
+            // As the other strategies do it: the graph decides about the initial weights. What is on no device is where the setter says.
+            let towers = if common.strategy.is_some() { vec![String::new()] } else { Vec::new() };
+            let placement = Placement { variables_on: Some(String::new()), towers, device: None };
+            let (model, closing) = setter.apply(&graph, || build(&updates, &placement))??;
+            if role.is_chief() {
+                let mesh = Mesh { devices: vec![String::new()], process: 0, n_processes: role.n_workers };
+                common.announce_strategy(&mesh, if seat.is_in_sync() { role.n_workers } else { 1 }, sizes.batch)?;
+            }
             // Its share of the data as often as it takes: the global step says when to stop.
-            let train = train.shard(role.replica, role.n_workers).repeat_forever().prefetch(6);
+            let (task, n) = (role.replica, role.n_workers);
+            let share = if shares_batches { train.split_batches(task, n) } else { train.shard(task, n) };
+            let train = share.repeat_forever().prefetch(6);
             let job = Job { model, train, test, epochs, unit, last_step: steps.last, closing };
             cluster::run(&graph, common, job, &role, &updates)
         }
@@ -145,9 +165,12 @@ struct Steps {
 
 impl Steps {
     /// `by_data` is how many steps of one process go through the data as often as they should.
-    fn new(common: &Common, defaults: &Defaults, role: Option<&Role>, by_data: u64) -> Steps {
-        // Workers that update together go through the data in fewer steps.
-        let global = |steps: u64| role.map_or(steps, |role| role.seat().global_steps(steps));
+    fn new(common: &Common, defaults: &Defaults, role: Option<&Role>, shares_batches: bool, by_data: u64) -> Steps {
+        // Workers that update together go through the data in fewer steps, unless it is one batch that they share.
+        let global = |steps: u64| match role.filter(|_| !shares_batches) {
+            Some(role) => role.seat().global_steps(steps),
+            None => steps,
+        };
         let flag = common.max_steps.map(i64::unsigned_abs);
         let limit = flag.or_else(|| defaults.steps.map(global));
         let of_schedule = match defaults.steps {

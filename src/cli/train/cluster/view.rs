@@ -108,6 +108,13 @@ impl ClusterView {
                     None => {}
                 }
             }
+            Some("strategy") if !self.json => {
+                let text = event.get("text").and_then(Value::as_str).unwrap_or_default();
+                match &self.bar {
+                    Some(bar) => bar.println(text),
+                    None => print(text)?,
+                }
+            }
             Some("begin") => {
                 // The number of steps is known now, so there can be a bar.
                 if let Some(bar) = self.bar.as_ref().filter(|bar| bar.length().is_none()) {

@@ -55,7 +55,10 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, role: &Role, upd
         .save_summaries(None)
         .save_checkpoint(None)
         .hook(StopAtStep::last(last));
-    builder = builder.boxed_hook(updates.hook(graph, role.is_chief())?);
+    builder = builder.boxed_hook(match common.shares_batches(role)? {
+        true => updates.lockstep_hook(graph, role.is_chief())?,
+        false => updates.hook(graph, role.is_chief())?,
+    });
     if let (Some(dir), true) = (&common.checkpoint_dir, role.is_chief()) {
         let saver = SaverBuilder::new(graph).max_to_keep(common.keep).build()?;
         builder = builder
