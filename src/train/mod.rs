@@ -3,6 +3,7 @@
 mod callback;
 mod coordinator;
 mod creator;
+mod estimator;
 mod global_step;
 mod hook;
 pub mod hooks;
@@ -27,6 +28,9 @@ mod worker;
 pub use callback::{Callback, EarlyStopping, EpochReport, Flow, StepReport};
 pub use coordinator::Coordinator;
 pub use creator::{ChiefSessionCreator, SessionCreator, WorkerSessionCreator};
+pub use estimator::{
+    Estimator, EstimatorSpec, EvalSpec, Evaluated, JobPart, Mode, RunConfig, TrainSpec, train_and_evaluate,
+};
 pub use global_step::{create_global_step, global_step, global_step_or_create, read_global_step};
 pub use hook::{CreatedContext, Every, RunArgs, RunContext, RunValues, SessionHook, Timer};
 pub use monitored::{HookTime, MonitoredSession, Recovery, SingularMonitoredSession};

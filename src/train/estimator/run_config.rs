@@ -1,0 +1,236 @@
+//! Where an estimator keeps its checkpoints, and which part of a job this process is.
+
+use std::path::PathBuf;
+
+use kolo_core::{Error, Result};
+use kolo_net::ranks::RankConfig;
+use kolo_net::{ClusterSpec, ServerConfig, TfConfig};
+use kolo_ops::io::FileAccess;
+
+use crate::cluster::UpdateMode;
+use crate::parallel::{RankPlace, World};
+use crate::strategy::{MultiWorkerMirrored, OneDevice, ParameterServer, Strategy};
+use crate::train::Every;
+
+/// The settings of an [`Estimator`](super::Estimator).
+#[derive(Clone)]
+pub struct RunConfig {
+    pub(super) model_dir: PathBuf,
+    pub(super) seed: i64,
+    pub(super) save_every: Every,
+    pub(super) keep: usize,
+    part: JobPart,
+    strategy: Option<Strategy>,
+    mode: UpdateMode,
+    devices: Vec<String>,
+    server: fn() -> ServerConfig,
+}
+
+/// Which part of a job a process is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum JobPart {
+    /// The whole job.
+    Alone,
+    /// One of several that exchange gradients among themselves; they meet at an address of rank 0.
+    Rank {
+        /// Its number.
+        rank: usize,
+        /// How many there are.
+        size: usize,
+        /// `host:port` of rank 0.
+        meeting: String,
+    },
+    /// A worker, or the chief, of a cluster with parameter servers.
+    Worker(ClusterSpec, String, u32),
+    /// A parameter server.
+    Server(ClusterSpec, u32),
+    /// It evaluates checkpoints, and takes no part in training.
+    Evaluator,
+}
+
+impl JobPart {
+    /// The part that the value of `TF_CONFIG` gives a process; the whole job if there is none. A cluster with a job `ps` has parameter
+    /// servers; in one without, the chief (or master) and the workers exchange gradients among themselves.
+    ///
+    /// ```
+    /// use kolo::train::JobPart;
+    ///
+    /// let config = r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}"#;
+    /// assert_eq!(JobPart::of(Some(config))?, JobPart::Rank { rank: 1, size: 2, meeting: "a:1".to_owned() });
+    /// assert_eq!(JobPart::of(None)?, JobPart::Alone);
+    /// # Ok::<(), kolo::Error>(())
+    /// ```
+    pub fn of(tf_config: Option<&str>) -> Result<JobPart> {
+        let Some(text) = tf_config.filter(|text| !text.trim().is_empty()) else { return Ok(JobPart::Alone) };
+        let config = TfConfig::parse(text)?;
+        let (cluster, task) = match (config.cluster, config.task) {
+            (_, Some(task)) if task.job == "evaluator" => return Ok(JobPart::Evaluator),
+            (Some(cluster), Some(task)) => (cluster, task),
+            (None, _) | (Some(_), None) => return Ok(JobPart::Alone),
+        };
+        let has_servers = cluster.tasks("ps").next().is_some();
+        match task.job.as_str() {
+            "ps" => Ok(JobPart::Server(cluster, task.index)),
+            "chief" | "master" | "worker" if has_servers => Ok(JobPart::Worker(cluster, task.job, task.index)),
+            "chief" | "master" | "worker" => {
+                let all: Vec<(&str, u32, &str)> = ["chief", "master", "worker"]
+                    .into_iter()
+                    .flat_map(|job| cluster.tasks(job).map(move |(task, address)| (job, task, address)))
+                    .collect();
+                let rank = all.iter().position(|(job, index, _)| (*job, *index) == (task.job.as_str(), task.index));
+                let rank = rank.ok_or_else(|| Error::internal("a task of the cluster is not among its tasks"))?;
+                match all.len() {
+                    1 => Ok(JobPart::Alone),
+                    size => Ok(JobPart::Rank { rank, size, meeting: all[0].2.to_owned() }),
+                }
+            }
+            other => Err(Error::invalid_argument(format!(
+                "TF_CONFIG: a task of job '{other}' has no part in an estimator's job; there are chief, master, worker, ps and evaluator"
+            ))),
+        }
+    }
+}
+
+impl RunConfig {
+    /// This process is the whole job. Checkpoints are in this directory: every 10 minutes, the newest five.
+    pub fn local(model_dir: impl Into<PathBuf>) -> RunConfig {
+        RunConfig::of(model_dir, JobPart::Alone)
+    }
+
+    /// The part of the job that `TF_CONFIG` says; the whole of it if it is not set.
+    pub fn from_env(model_dir: impl Into<PathBuf>) -> Result<RunConfig> {
+        let value = std::env::var("TF_CONFIG").ok();
+        Ok(RunConfig::of(model_dir, JobPart::of(value.as_deref())?))
+    }
+
+    /// This part of the job.
+    pub fn of(model_dir: impl Into<PathBuf>, part: JobPart) -> RunConfig {
+        RunConfig {
+            model_dir: model_dir.into(),
+            seed: 1,
+            save_every: Every::Secs(600.0),
+            keep: 5,
+            part,
+            strategy: None,
+            mode: UpdateMode::default(),
+            devices: vec![String::new()],
+            server: ServerConfig::default,
+        }
+    }
+
+    /// The seed of initial values.
+    #[must_use]
+    pub fn seed(mut self, seed: i64) -> RunConfig {
+        self.seed = seed;
+        self
+    }
+
+    /// How often to save.
+    #[must_use]
+    pub fn save_every(mut self, every: Every) -> RunConfig {
+        self.save_every = every;
+        self
+    }
+
+    /// How many checkpoints to keep; 0 keeps all.
+    #[must_use]
+    pub fn keep_checkpoint_max(mut self, n: usize) -> RunConfig {
+        self.keep = n;
+        self
+    }
+
+    /// Trains with this strategy, for a process that is the whole job.
+    #[must_use]
+    pub fn train_distribute(mut self, strategy: &Strategy) -> RunConfig {
+        self.strategy = Some(strategy.clone());
+        self
+    }
+
+    /// How the updates of workers with parameter servers meet; asynchronously if not said.
+    #[must_use]
+    pub fn mode(mut self, mode: UpdateMode) -> RunConfig {
+        self.mode = mode;
+        self
+    }
+
+    /// The devices of each rank, each with a replica.
+    #[must_use]
+    pub fn devices(mut self, devices: &[impl AsRef<str>]) -> RunConfig {
+        self.devices = devices.iter().map(|device| device.as_ref().to_owned()).collect();
+        self
+    }
+
+    /// The settings of the server of a task: how callers are authenticated, say.
+    #[must_use]
+    pub fn server(mut self, config: fn() -> ServerConfig) -> RunConfig {
+        self.server = config;
+        self
+    }
+
+    /// This process's part.
+    pub fn part(&self) -> &JobPart {
+        &self.part
+    }
+
+    /// Whether this process saves and reports for all.
+    pub fn is_chief(&self) -> bool {
+        match &self.part {
+            JobPart::Alone => true,
+            JobPart::Rank { rank, .. } => *rank == 0,
+            JobPart::Worker(cluster, job, task) => {
+                job != "worker" || (*task == 0 && !cluster.jobs().any(|job| job == "chief" || job == "master"))
+            }
+            JobPart::Server(..) | JobPart::Evaluator => false,
+        }
+    }
+
+    /// How this process trains.
+    pub(super) fn strategy(&self) -> Result<Strategy> {
+        match (&self.part, &self.strategy) {
+            (JobPart::Alone, Some(strategy)) => Ok(strategy.clone()),
+            (JobPart::Alone, None) => match &self.devices[..] {
+                [device] => OneDevice::new(device).build(),
+                devices => crate::strategy::Mirrored::new(devices).build(),
+            },
+            (_, Some(strategy)) => Err(Error::invalid_argument(format!(
+                "strategy {} is for a process that is the whole job, and this one is part of a cluster, which says how it trains; leave \
+                 `train_distribute` out, or TF_CONFIG",
+                strategy.name()
+            ))),
+            (JobPart::Rank { rank, size, meeting }, None) => {
+                let config = RankConfig::new(*rank, *size, meeting);
+                let place = RankPlace { local_rank: 0, local_size: 1, ..RankPlace::on_one_host(*rank, *size) };
+                MultiWorkerMirrored::new(&World::meet(&config, place)?).devices(&self.devices).build()
+            }
+            (JobPart::Worker(cluster, job, task), None) => {
+                let mut server = (self.server)();
+                server.files = FileAccess::under(std::slice::from_ref(&self.made_dir()?))?;
+                let [device] = &self.devices[..] else {
+                    return Err(Error::invalid_argument(format!(
+                        "a worker of a cluster with parameter servers has one replica, and was given {} devices; start a worker for each",
+                        self.devices.len()
+                    )));
+                };
+                let place = ParameterServer::new(cluster, job, *task).mode(self.mode).server_config(server);
+                if device.is_empty() { place } else { place.device(device) }.build()
+            }
+            (JobPart::Server(..) | JobPart::Evaluator, None) => Err(Error::failed_precondition(
+                "a parameter server or an evaluator does not train; `train_and_evaluate` does what it has to do",
+            )),
+        }
+    }
+
+    /// Serves a parameter server's task until the process ends.
+    pub(super) fn serve(&self, cluster: &ClusterSpec, task: u32) -> Result<()> {
+        let mut server = (self.server)();
+        server.files = FileAccess::under(std::slice::from_ref(&self.made_dir()?))?;
+        ParameterServer::new(cluster, "ps", task).server_config(server).serve()?.join()
+    }
+
+    fn made_dir(&self) -> Result<PathBuf> {
+        std::fs::create_dir_all(&self.model_dir).map_err(|error| {
+            Error::failed_precondition(format!("the folder '{}' cannot be made: {error}", self.model_dir.display()))
+        })?;
+        Ok(self.model_dir.clone())
+    }
+}
