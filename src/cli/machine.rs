@@ -1,7 +1,6 @@
 //! This machine's memory, load and processes, as the operating system reports them. Linux only; elsewhere unknown.
 
 use std::fs;
-use std::path::Path;
 
 /// Bytes of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,15 +52,16 @@ pub fn ticks() -> Option<Ticks> {
 /// The processes that take most memory, largest first.
 pub fn largest_processes(n: usize) -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let mut processes: Vec<Process> = entries.flatten().filter_map(|entry| process(&entry.path())).collect();
+    let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut processes: Vec<Process> = ids.filter_map(process).collect();
     processes.sort_by_key(|process| std::cmp::Reverse(process.memory));
     processes.truncate(n);
     processes
 }
 
-fn process(path: &Path) -> Option<Process> {
-    let id = path.file_name()?.to_str()?.parse().ok()?;
-    parse_process(id, &fs::read_to_string(path.join("status")).ok()?)
+/// A process.
+pub fn process(id: u32) -> Option<Process> {
+    parse_process(id, &fs::read_to_string(format!("/proc/{id}/status")).ok()?)
 }
 
 /// `key: 12 kB` in bytes.

@@ -21,6 +21,7 @@ mod run;
 mod security;
 mod serve;
 mod signals;
+mod sweep;
 mod task;
 mod trace;
 mod train;
@@ -46,6 +47,8 @@ struct Cli {
 enum Command {
     /// Train a model: digits, images, text
     Train(train::Args),
+    /// Train a recipe many times, with other flags each, and name the best
+    Sweep(sweep::Args),
     /// Run a model from TensorFlow or Kolo: a GraphDef or a SavedModel
     Run(run::Args),
     /// Serve one task of a cluster: a parameter server or a worker
@@ -117,11 +120,16 @@ fn log_filter(text: Option<&OsStr>) -> crate::Result<EnvFilter> {
 }
 
 fn run(command: Command) -> crate::Result<()> {
-    if !matches!(command, Command::Train(_) | Command::Serve(_) | Command::Launch(_) | Command::Agent(_)) {
+    let ends_by_itself = matches!(
+        command,
+        Command::Train(_) | Command::Sweep(_) | Command::Serve(_) | Command::Launch(_) | Command::Agent(_)
+    );
+    if !ends_by_itself {
         signals::end_at_once();
     }
     match command {
         Command::Train(args) => train::run(&args),
+        Command::Sweep(args) => sweep::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Launch(args) => launch::run(&args),

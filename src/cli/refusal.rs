@@ -50,7 +50,7 @@ impl Given {
         Given { command: path.join(" "), arguments: arguments.collect() }
     }
 
-    fn has(&self, flag: &str) -> bool {
+    pub fn has(&self, flag: &str) -> bool {
         self.arguments.get(flag).is_some_and(|argument| argument.is_given)
     }
 
@@ -59,7 +59,8 @@ impl Given {
         self.arguments.get(argument).and_then(|argument| argument.value.as_deref()).unwrap_or("")
     }
 
-    fn is_cluster(&self) -> bool {
+    /// Whether it is about several processes with parameter servers.
+    pub fn is_cluster(&self) -> bool {
         ["ps", "workers", "cluster", "target"].iter().any(|flag| self.has(flag))
             || self.strategy() == "parameter-server"
             || !self.has("ranks") && is_task()

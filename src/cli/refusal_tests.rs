@@ -26,6 +26,7 @@ const DOORS: &str = "tests/cluster_doors.rs";
 const CLI: &str = "tests/cli.rs";
 const LAUNCH: &str = "tests/launch.rs";
 const RUN: &str = "tests/run_command.rs";
+const SWEEP: &str = "tests/sweep.rs";
 const FLAGS: &str = "tests/flags.rs";
 const USERS: &str = "tests/hostile/local_users.rs";
 const CONNECTIONS: &str = "tests/hostile/connections.rs";
@@ -101,6 +102,18 @@ const TABLE: &[(&str, &str, Proof)] = &[
     ("train resnet50", "classes", Shown(RECIPES)),
     ("train resnet50", "width", Shown(RECIPES)),
     ("train resnet50", "precision", Shown(RECIPES)),
+    ("sweep", "grid", Shown(SWEEP)),
+    ("sweep", "random", Shown(SWEEP)),
+    ("sweep", "range", Shown(SWEEP)),
+    ("sweep", "seed", Shown(SWEEP)),
+    ("sweep", "parallel", Shown(SWEEP)),
+    ("sweep", "cores", Shown("src/cli/sweep/queue.rs")),
+    ("sweep", "memory", Shown(SWEEP)),
+    ("sweep", "halving", Shown(SWEEP)),
+    ("sweep", "best", Shown(SWEEP)),
+    ("sweep", "dir", Shown(SWEEP)),
+    ("sweep", "resume", Shown(SWEEP)),
+    ("sweep", "json", Shown(SWEEP)),
     ("run", "feed", Shown(RUN)),
     ("run", "fetch", Shown(RUN)),
     ("run", "out", Shown(RUN)),

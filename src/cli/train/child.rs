@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use crate::cli::machine;
 use crate::{Error, Result};
 
 /// How long a process has to end after it was asked to.
@@ -38,6 +39,17 @@ impl Process {
         if let Some(stdin) = &mut self.child.stdin {
             drop(writeln!(stdin, "{line}"));
         }
+    }
+
+    /// Ends it at once.
+    pub fn kill(&mut self) {
+        // One that has ended by itself meanwhile is as dead.
+        drop(self.child.kill());
+    }
+
+    /// How much memory it has, if the system says so.
+    pub fn resident_bytes(&self) -> Option<u64> {
+        machine::process(self.child.id()).map(|process| process.memory)
     }
 
     /// Closes its standard input, which asks it to end.

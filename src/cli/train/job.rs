@@ -78,6 +78,9 @@ impl Member {
 pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Option<&mut Member>) -> Result<()> {
     let began = member.as_ref().map_or_else(Instant::now, |member| member.began);
     let stop = member.as_ref().map_or_else(stop_on_ctrl_c, |member| member.stop.clone());
+    if common.cluster.with_parent && member.is_none() {
+        drop(child::end_with_parent(stop.clone()));
+    }
     let world = member.as_ref().and_then(|member| member.world.clone());
     let mut config = common.session_config()?;
     let is_first = world.as_ref().is_none_or(|world| world.rank() == 0);

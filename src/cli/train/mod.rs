@@ -1,11 +1,11 @@
 //! `kolo train`: recipes that train a model, from one command.
 
-mod child;
+pub mod child;
 mod cluster;
 mod curve;
 mod ending;
 mod gpu;
-mod job;
+pub mod job;
 mod options;
 mod progress;
 mod ranks;
@@ -183,17 +183,27 @@ struct Linear {
     common: Common,
 }
 
+impl Args {
+    fn common(&self) -> &Common {
+        match &self.recipe {
+            Recipe::Mnist(args) => &args.common,
+            Recipe::Cifar(args) => &args.common,
+            Recipe::Lm(args) => &args.common,
+            Recipe::Resnet50(args) => &args.common,
+            Recipe::Linear(args) => &args.common,
+        }
+    }
+
+    /// An error if a flag's value makes no sense, whatever the recipe.
+    pub fn check(&self) -> Result<()> {
+        self.common().check()
+    }
+}
+
 /// Trains.
 pub fn run(args: &Args) -> Result<()> {
-    let common = match &args.recipe {
-        Recipe::Mnist(args) => &args.common,
-        Recipe::Cifar(args) => &args.common,
-        Recipe::Lm(args) => &args.common,
-        Recipe::Resnet50(args) => &args.common,
-        Recipe::Linear(args) => &args.common,
-    };
-    common.check()?;
-    let common = &common.with_strategy();
+    args.check()?;
+    let common = &args.common().with_strategy();
     if common.cluster.is_launcher() {
         return cluster::launch(common);
     }
