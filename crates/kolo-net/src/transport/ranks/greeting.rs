@@ -13,7 +13,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd as _;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Code, Error, Result};
@@ -52,6 +52,8 @@ pub(super) enum Purpose {
     Data,
     /// To tell and to learn who is there.
     Control,
+    /// To ask a member of an elastic training something.
+    Member,
 }
 
 /// What a caller says of itself.
@@ -81,6 +83,7 @@ impl Body {
             Purpose::Meet => 1,
             Purpose::Data => 2,
             Purpose::Control => 3,
+            Purpose::Member => 4,
         };
         bytes[2..4].copy_from_slice(&self.port.to_le_bytes());
         let numbers =
@@ -99,6 +102,7 @@ impl Body {
             1 => Purpose::Meet,
             2 => Purpose::Data,
             3 => Purpose::Control,
+            4 => Purpose::Member,
             _ => return None,
         };
         let number = |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
@@ -259,7 +263,7 @@ impl Door {
     }
 
     /// Waits for callers, for at most so long, or until one of `others` can be read; returns those that have proved themselves.
-    pub fn wait(&mut self, others: &[&Stream], at_most: Duration) -> Result<Vec<(Stream, Body, SocketAddr)>> {
+    pub fn wait(&mut self, others: &[&dyn AsFd], at_most: Duration) -> Result<Vec<(Stream, Body, SocketAddr)>> {
         let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
         polled.extend(self.strangers.iter().map(|stranger| PollFd::new(&stranger.stream, PollFlags::IN)));
         polled.extend(others.iter().map(|other| PollFd::from_borrowed_fd(other.as_fd(), PollFlags::IN)));
@@ -376,7 +380,7 @@ mod tests {
 
     #[test]
     fn who_calls_is_read_as_it_is_written() {
-        for purpose in [Purpose::Meet, Purpose::Data, Purpose::Control] {
+        for purpose in [Purpose::Meet, Purpose::Data, Purpose::Control, Purpose::Member] {
             let body = Body {
                 purpose,
                 rank: 1,

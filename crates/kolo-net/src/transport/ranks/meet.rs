@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -112,7 +113,7 @@ struct Waiting {
 fn serve(mut door: Door, n_ranks: usize, stop: &AtomicBool) {
     let mut waiting: Vec<Option<Waiting>> = (0..n_ranks).map(|_| None).collect();
     while !stop.load(Ordering::Relaxed) {
-        let streams: Vec<&Stream> = waiting.iter().flatten().map(|rank| &rank.stream).collect();
+        let streams: Vec<&dyn AsFd> = waiting.iter().flatten().map(|rank| &rank.stream as &dyn AsFd).collect();
         let callers = match door.wait(&streams, LOOK) {
             Ok(callers) => callers,
             Err(error) => {

@@ -13,6 +13,7 @@
 //! cluster has it. Strangers cost a small fixed amount of memory and are heard beside each other, so they cannot hold up a group
 //! that forms. After that, messages have the lengths that both ends expect, whatever the other one sends.
 
+pub mod elastic;
 mod greeting;
 mod link;
 mod meet;
@@ -218,7 +219,7 @@ fn connect(config: &RankConfig) -> Result<(Link, IpAddr)> {
 }
 
 fn resolve(address: &str) -> Result<SocketAddr> {
-    let wrong = |why: String| Error::invalid_argument(format!("the coordinator's address '{address}' {why}"));
+    let wrong = |why: String| Error::invalid_argument(format!("the address '{address}' {why}"));
     let mut found = address.to_socket_addrs().map_err(|error| wrong(format!("is not a host:port: {error}")))?;
     found.next().ok_or_else(|| wrong("has no address".to_owned()))
 }

@@ -71,6 +71,8 @@ pub(super) struct Watch {
 struct WatchState {
     ended: Option<Error>,
     peers: Vec<PeerState>,
+    /// Those that were lost before the group ended: the reason why it did.
+    lost: Vec<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +179,8 @@ fn parse(bytes: &[u8]) -> io::Result<Option<(usize, Said)>> {
     }
 }
 
-fn end_message(by: usize, reason: &str) -> Vec<u8> {
+/// Says that a group has ended, by whom and why.
+pub(super) fn end_message(by: usize, reason: &str) -> Vec<u8> {
     let reason = &reason.as_bytes()[..reason.len().min(MOST_REASON)];
     let mut bytes = vec![END];
     bytes.extend((by as u32).to_le_bytes());
@@ -208,7 +211,8 @@ impl Watch {
         }
         let (wake, waker) = UnixStream::pair().map_err(failed)?;
         wake.set_nonblocking(true).and_then(|()| waker.set_nonblocking(true)).map_err(failed)?;
-        let state = Mutex::new(WatchState { ended: None, peers: vec![PeerState::Here; streams.len()] });
+        let state =
+            Mutex::new(WatchState { ended: None, peers: vec![PeerState::Here; streams.len()], lost: Vec::new() });
         let control = |stream| Mutex::new(Control { stream, unsent: Vec::new(), heard: Vec::new() });
         let watch = Arc::new(Watch {
             rank,
@@ -246,6 +250,11 @@ impl Watch {
             true => self.state.lock().ended.clone(),
             false => None,
         }
+    }
+
+    /// The ranks whose loss has ended the group, as far as this one has noticed it by itself.
+    pub fn lost(&self) -> Vec<usize> {
+        self.state.lock().lost.clone()
     }
 
     /// Ends the group for all ranks, unless it has ended.
@@ -402,7 +411,14 @@ impl Watch {
 
     /// A peer is gone without a goodbye.
     fn lose(&self, peer: usize, how: &str) {
-        self.state.lock().peers[peer] = PeerState::Lost;
+        {
+            let mut state = self.state.lock();
+            state.peers[peer] = PeerState::Lost;
+            // After the end connections are closed in any order.
+            if state.ended.is_none() {
+                state.lost.push(peer);
+            }
+        }
         // Its process may take a moment longer to end than its connections.
         let before = self.last_known(peer).map(|state| format!("; before that: {}", state.doing()));
         let reason = format!("rank {peer} {how}{}", before.unwrap_or_default());
