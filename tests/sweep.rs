@@ -70,7 +70,7 @@ fn halving_stops_the_hopeless_and_the_best_ends_as_if_it_had_been_alone() {
     assert!(events.iter().all(|event| event["event"] == "run"), "{events:?}");
     // With checkpoints as well, so that both keep their place in the data.
     let (_, alone) = kolo(&["train", "linear", "--json", "--lr=0.2", "--checkpoint-dir", &dir.path("alone")]);
-    let alone = alone.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).last().unwrap();
+    let alone = alone.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok()).unwrap();
     assert_eq!((&run(2)["result"]["weights"], &run(2)["result"]["step"]), (&alone["weights"], &alone["step"]));
 }
 
