@@ -17,7 +17,7 @@ use std::time::Duration;
 use kolo_core::{Buffer, DType, Error, Memory, Result, Shape, Tensor};
 use parking_lot::Mutex;
 
-use crate::cpu::machine_memory::machine_memory;
+use crate::cpu::machine_memory::MACHINE;
 use crate::cpu::pages::Pages;
 use crate::cpu::topology::prefer_node;
 
@@ -98,7 +98,7 @@ impl Charge {
         let Some((old, tag)) = state.live[*place as usize].clone() else { return Ok(()) };
         let size = n_bytes as u64;
         let in_use = state.stats.in_use - old;
-        if size > old && in_use.saturating_add(size) > arena.ceiling() {
+        if size > old && !arena.allows(in_use.saturating_add(size)) {
             return Err(arena.exhausted(&state, n_bytes - old as usize, &tag));
         }
         state.live[*place as usize] = Some((size, tag));
@@ -227,14 +227,14 @@ impl Arena {
         let class = SizeClass::of(n_bytes);
         let size = class.n_bytes() as u64;
         let mut state = self.state.lock();
-        if state.stats.in_use.saturating_add(size) > self.ceiling() {
+        if !self.allows(state.stats.in_use.saturating_add(size)) {
             return Err(self.exhausted(&state, n_bytes, tag));
         }
         let cached = state.free.get_mut(class.0).and_then(FreeList::pop);
         let block = match cached {
             Some(block) => block,
             None => {
-                if state.stats.reserved.saturating_add(size) > self.ceiling() {
+                if !self.allows(state.stats.reserved.saturating_add(size)) {
                     state.drop_cached();
                 }
                 let block = Block::new(class).or_else(|| {
@@ -262,7 +262,7 @@ impl Arena {
     pub fn charge(self: &Arc<Arena>, n_bytes: usize, tag: &Arc<str>) -> Result<Charge> {
         let size = n_bytes as u64;
         let mut state = self.state.lock();
-        if state.stats.in_use.saturating_add(size) > self.ceiling() {
+        if !self.allows(state.stats.in_use.saturating_add(size)) {
             return Err(self.exhausted(&state, n_bytes, tag));
         }
         state.stats.reserved += size;
@@ -274,9 +274,12 @@ impl Arena {
         self.state.lock().live[place as usize].as_ref().map(|(_, tag)| tag.clone()).unwrap_or_default()
     }
 
-    /// The maximum of bytes in use: what the system could not back would end the process.
-    fn ceiling(&self) -> u64 {
-        self.limit.unwrap_or_else(machine_memory)
+    /// Whether so many bytes may be in use: what the system could not back would end the process.
+    fn allows(&self, n_bytes: u64) -> bool {
+        match self.limit {
+            Some(limit) => n_bytes <= limit,
+            None => MACHINE.has(n_bytes),
+        }
     }
 
     /// Gives blocks back to the system that were not needed since the last call. False if few are left: there is no
@@ -324,7 +327,7 @@ impl Arena {
         let list: Vec<String> = largest.iter().take(SHOWN).map(|(size, tag)| format!("{tag} {size}")).collect();
         let limit = match self.limit {
             Some(limit) => format!("the limit of {limit} bytes"),
-            None => format!("the memory of the machine, {} bytes,", machine_memory()),
+            None => format!("the memory of the machine, {} bytes,", MACHINE.known()),
         };
         Error::resource_exhausted(format!(
             "OOM when allocating {n_bytes} bytes for '{tag}' on {}: {} bytes are in use and {limit} does not allow more; \
