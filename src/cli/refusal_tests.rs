@@ -149,7 +149,7 @@ const TABLE: &[(&str, &str, Proof)] = &[
     ("serve", "operation-timeout", Shown("conformance/cluster/tf_server.py")),
     ("serve", "log-device-placement", Shown(FLAGS)),
     ("serve", "with-parent", Shown("tests/support/mod.rs")),
-    ("serve", "no-shared-memory", Shown("src/cli/train/cluster/launch.rs")),
+    ("serve", "no-shared-memory", Shown(FLAGS)),
     ("serve", "grpc-only", Shown(FAILURES)),
     ("serve", "health", Shown(LAUNCH)),
     ("launch", "processes", Shown(LAUNCH)),
