@@ -304,6 +304,12 @@ const RULES: &[Rule] = &[
         why: "is about the agents of --hosts, which is not given",
     },
     Rule {
+        command: "stop",
+        flags: &["deadline", "kill"],
+        has_no_effect: |given| given.has("list"),
+        why: "is about the end of a job, and --list ends none",
+    },
+    Rule {
         command: "doctor",
         flags: &["deadline", "[Security]"],
         has_no_effect: |given| is_about_ranks(given.has("cluster"), given.has("pid")),

@@ -48,7 +48,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let stop = StopSignals::install();
-    let token = JoinToken::parse(&token_text(args)?)?;
+    let token = token(args)?;
     let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = args.name.clone().unwrap_or_else(|| host_name.trim().to_owned());
     let joined = join(&args.join, &token, super::seconds("--join-deadline", args.join_deadline)?)?;
@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
     joined.line.say(&json!({ "hello": name }));
     let (sender, events) = mpsc::channel();
     let n_running = Arc::new(AtomicUsize::new(0));
-    let mut local = Local::new(sender);
+    let mut local = Local::new(sender)?;
     tell(events, joined.line.clone(), n_running.clone())?;
     let why = serve(&mut local, &joined.line, &joined.heard, &n_running, &stop);
     if let Some(text) = stop_reason(&why) {
@@ -158,25 +158,24 @@ fn tell(events: Receiver<Event>, line: Line, n_running: Arc<AtomicUsize>) -> Res
     started.map(drop).map_err(|error| Error::resource_exhausted(format!("no thread: {error}")))
 }
 
-fn token_text(args: &Args) -> Result<String> {
+fn token(args: &Args) -> Result<JoinToken> {
     if args.token_stdin {
         let mut line = String::new();
         let read = std::io::stdin().lock().take(1 << 10).read_line(&mut line);
         return match read {
-            Ok(1..) => Ok(line),
+            Ok(1..) => JoinToken::parse(&line),
             _ => Err(Error::invalid_argument("--token-stdin: standard input has no line with the join token")),
         };
     }
     if let Some(path) = &args.token_file {
-        return std::fs::read_to_string(path).map_err(|error| {
-            Error::failed_precondition(format!("--token-file '{}' cannot be read: {error}", path.display()))
-        });
+        return JoinToken::read(path).map_err(|error| error.context("--token-file"));
     }
-    std::env::var(JOIN_TOKEN).map_err(|_| {
-        Error::invalid_argument(format!(
+    match std::env::var(JOIN_TOKEN) {
+        Ok(text) => JoinToken::parse(&text).map_err(|error| error.context(JOIN_TOKEN)),
+        Err(_) => Err(Error::invalid_argument(format!(
             "no join token: set {JOIN_TOKEN} to the one that `kolo launch --hosts` prints, or give --token-file"
-        ))
-    })
+        ))),
+    }
 }
 
 /// Ends this agent when its standard input does: whoever started it by ssh has gone.

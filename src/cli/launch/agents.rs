@@ -21,25 +21,33 @@ use crate::{Error, Result};
 /// How long an agent has to say its name.
 const HELLO: Duration = Duration::from_secs(5);
 
+/// How long agents have to read that it is over, and to end.
+const FAREWELL: Duration = Duration::from_secs(12);
+
 /// All hosts of a launch.
 pub struct Crews {
     pub crews: Vec<Crew>,
     /// Where processes of other hosts reach those of each.
     pub addresses: Vec<String>,
     pub events: Receiver<Event>,
-    /// Programs that have started agents, and the connections to those. In this order, so that agents read that it is over.
+    /// The connections to agents, and the programs that have started those.
     farewell: Vec<Line>,
-    starters: Vec<Starter>,
+    _starters: Vec<Starter>,
     _lobby: Option<Lobby>,
 }
 
 impl Drop for Crews {
     fn drop(&mut self) {
-        for line in self.farewell.drain(..) {
-            line.say(&json!({ "bye": true }));
+        let n_told = self.farewell.iter().filter(|line| line.say(&json!({ "bye": true }))).count();
+        // They hang up when what they run has ended.
+        let (mut n_gone, deadline) = (0, Instant::now() + FAREWELL);
+        while n_gone < n_told {
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Event::Lost { .. }) => n_gone += 1,
+                Ok(_) => {}
+                Err(_) => break,
+            }
         }
-        self.crews.clear();
-        self.starters.clear();
     }
 }
 
@@ -52,11 +60,11 @@ pub fn gather(args: &Args, plan: &Plan, patience: Duration, stop: &StopSignals) 
         addresses: vec![Ipv4Addr::LOCALHOST.to_string()],
         events,
         farewell: Vec::new(),
-        starters: Vec::new(),
+        _starters: Vec::new(),
         _lobby: None,
     };
     if remote.is_empty() {
-        all.crews.push(Crew::Here(Local::new(sender)));
+        all.crews.push(Crew::Here(Local::new(sender)?));
         return Ok(all);
     }
     let listen = match args.listen {
@@ -68,13 +76,13 @@ pub fn gather(args: &Args, plan: &Plan, patience: Duration, stop: &StopSignals) 
         true => SocketAddr::new(address_towards(remote[0])?, lobby.address().port()),
         false => lobby.address(),
     };
-    invite(args, &remote, &lobby, address, &mut all.starters)?;
-    let mut joined = wait(&remote, &lobby, patience, stop, &mut all.starters)?;
+    invite(args, &remote, &lobby, address, &mut all._starters)?;
+    let mut joined = wait(&remote, &lobby, patience, stop, &mut all._starters)?;
     let has_far = joined.iter().any(|(_, arrival)| !arrival.address.ip().is_loopback());
     all.addresses.clear();
     for (i, host) in plan.hosts.iter().enumerate() {
         let Some(at) = joined.iter().position(|(name, _)| *name == host.name) else {
-            all.crews.push(Crew::Here(Local::new(sender.clone())));
+            all.crews.push(Crew::Here(Local::new(sender.clone())?));
             all.addresses.push(if has_far { address.ip() } else { Ipv4Addr::LOCALHOST.into() }.to_string());
             continue;
         };

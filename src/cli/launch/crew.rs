@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::group::{Ending, Event, Key, ProcessGroup};
+use super::guard::Guard;
 use crate::agents::Line;
 use crate::{Error, Result};
 
@@ -67,11 +69,12 @@ impl Crew {
 pub struct Local {
     processes: BTreeMap<usize, ProcessGroup>,
     events: Sender<Event>,
+    guard: Arc<Guard>,
 }
 
 impl Local {
-    pub fn new(events: Sender<Event>) -> Local {
-        Local { processes: BTreeMap::new(), events }
+    pub fn new(events: Sender<Event>) -> Result<Local> {
+        Ok(Local { processes: BTreeMap::new(), events, guard: Arc::new(Guard::start()?) })
     }
 
     /// Starts a process in a folder, if there is one of that name.
@@ -90,7 +93,7 @@ impl Local {
         }
         // One that is being replaced has ended.
         self.processes.remove(&key.rank);
-        match ProcessGroup::start(command, key, self.events.clone()) {
+        match ProcessGroup::start(command, key, self.events.clone(), self.guard.clone()) {
             Ok(group) => drop(self.processes.insert(key.rank, group)),
             Err(error) => {
                 drop(self.events.send(Event::Ended { key, ending: Ending::Never(error.message().to_owned()) }));

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
+use super::guard::Guard;
 use crate::{Error, Result};
 
 /// Longer lines are cut into several.
@@ -87,7 +88,7 @@ pub struct ProcessGroup {
 
 impl ProcessGroup {
     /// Starts a command as the leader of a group. What happens to it goes to `events`.
-    pub fn start(mut command: Command, key: Key, events: Sender<Event>) -> Result<ProcessGroup> {
+    pub fn start(mut command: Command, key: Key, events: Sender<Event>, guard: Arc<Guard>) -> Result<ProcessGroup> {
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let program = command.get_program().to_string_lossy().into_owned();
         let mut child = command
@@ -95,6 +96,7 @@ impl ProcessGroup {
             .map_err(|error| Error::failed_precondition(format!("'{program}' could not be started: {error}")))?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| Error::internal("a process without a number"))?;
+        guard.add(pid);
         let group = ProcessGroup { pid, is_over: Arc::default() };
         let is_over = group.is_over.clone();
         let (read, all_read) = mpsc::channel();
@@ -110,6 +112,7 @@ impl ProcessGroup {
             let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
             // What it leaves behind has nobody who looks after it.
             let _ = kill_process_group(pid, Signal::KILL);
+            guard.remove(pid);
             let deadline = Instant::now() + LAST_OUTPUT;
             // An error says that both are done.
             while let Err(mpsc::RecvTimeoutError::Timeout) =
@@ -196,7 +199,7 @@ mod tests {
         let (sender, events) = mpsc::channel();
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        let group = ProcessGroup::start(command, KEY, sender).unwrap();
+        let group = ProcessGroup::start(command, KEY, sender, Arc::default()).unwrap();
         let mut lines = Vec::new();
         let mut act = Some(act);
         loop {
@@ -242,7 +245,8 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_there_is_named() {
-        let error = ProcessGroup::start(Command::new("/nonexistent/p"), KEY, mpsc::channel().0).err().unwrap();
+        let error =
+            ProcessGroup::start(Command::new("/nonexistent/p"), KEY, mpsc::channel().0, Arc::default()).err().unwrap();
         assert!(error.to_string().contains("'/nonexistent/p' could not be started"), "{error}");
     }
 }

@@ -5,12 +5,14 @@
 //! group.rs      a process with all that it starts              output.rs     its lines: prefix, log file, the last ones
 //! crew.rs       those of one host: here, or with an agent      watch.rs      who ends how, and what follows from it
 //! agents.rs     the agents of several hosts: waiting, ssh      agent.rs      the other end of that
+//! guard.rs      ends processes if this one is killed
 //! ```
 
 pub mod agent;
 mod agents;
 mod crew;
 mod group;
+pub mod guard;
 mod hosts;
 mod output;
 mod variables;
