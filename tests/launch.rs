@@ -286,6 +286,25 @@ fn tf_config_makes_every_task_of_a_cluster_which_ends_with_its_training() {
         all[1].text(),
         all[2].text()
     );
+    // All are asked to end at once, as pods are: the chief saves what is on the parameter server.
+    let dir = Folder::new("launch-tf-config");
+    let (spec, ckpt) = (Spec::new(&[("ps", 1), ("chief", 1)]), dir.path("ckpt"));
+    let mut all = ["ps", "chief"].map(|job| {
+        let (ps, chief) = (spec.address("ps", 0), spec.address("chief", 0));
+        let mut command = Command::new("env");
+        command.arg(format!(
+            "TF_CONFIG={{\"cluster\": {{\"ps\": [\"{ps}\"], \"chief\": [\"{chief}\"]}}, \"task\": {{\"type\": \"{job}\", \"index\": 0}}}}"
+        ));
+        command.args([env!("CARGO_BIN_EXE_kolo"), "train", "linear", "--epochs", "1000000", "--checkpoint-dir", &ckpt, "--json"]);
+        Process::spawn(job, command)
+    });
+    all[1].wait_for_step(0, |step| step > 0);
+    all.iter().for_each(|process| process.signal("TERM"));
+    for process in &mut all {
+        assert!(process.wait().success(), "{}", process.text());
+    }
+    assert!(all[1].text().contains("\"stopped\":true"), "{}", all[1].text());
+    assert!(std::fs::read_dir(&ckpt).unwrap().count() > 0);
     // Without parameter servers they are ranks.
     let spec = Spec::new(&[("worker", 2)]);
     let addresses = format!("\"{}\", \"{}\"", spec.address("worker", 0), spec.address("worker", 1));
