@@ -1,16 +1,26 @@
 //! Where an estimator keeps its checkpoints, and which part of a job this process is.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use kolo_core::{Error, Result};
+use kolo_core::{DType, Error, PartialShape, Result};
+use kolo_graph::{Graph, Operation};
 use kolo_net::ranks::RankConfig;
-use kolo_net::{ClusterSpec, ServerConfig, TfConfig};
+use kolo_net::{ClusterSpec, Connect as _, ServerConfig, TfConfig};
 use kolo_ops::io::FileAccess;
+use kolo_ops::queue::FifoQueue;
+use kolo_runtime::{Session, SessionConfig};
 
 use crate::cluster::UpdateMode;
 use crate::parallel::{RankPlace, World};
 use crate::strategy::{MultiWorkerMirrored, OneDevice, ParameterServer, Strategy};
 use crate::train::Every;
+
+/// The jobs whose tasks train.
+const TRAINERS: [&str; 3] = ["chief", "master", "worker"];
+
+/// How often a parameter server looks who has left.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// The settings of an [`Estimator`](super::Estimator).
 #[derive(Clone)]
@@ -73,7 +83,7 @@ impl JobPart {
             "ps" => Ok(JobPart::Server(cluster, task.index)),
             "chief" | "master" | "worker" if has_servers => Ok(JobPart::Worker(cluster, task.job, task.index)),
             "chief" | "master" | "worker" => {
-                let all: Vec<(&str, u32, &str)> = ["chief", "master", "worker"]
+                let all: Vec<(&str, u32, &str)> = TRAINERS
                     .into_iter()
                     .flat_map(|job| cluster.tasks(job).map(move |(task, address)| (job, task, address)))
                     .collect();
@@ -220,11 +230,32 @@ impl RunConfig {
         }
     }
 
-    /// Serves a parameter server's task until the process ends.
+    /// Serves a parameter server's task until all that train have left.
     pub(super) fn serve(&self, cluster: &ClusterSpec, task: u32) -> Result<()> {
         let mut server = (self.server)();
         server.files = FileAccess::under(std::slice::from_ref(&self.made_dir()?))?;
-        ParameterServer::new(cluster, "ps", task).server_config(server).serve()?.join()
+        let security = server.security.clone();
+        let server = ParameterServer::new(cluster, "ps", task).server_config(server).serve()?;
+        let g = crate::graph();
+        let n_left = departures(&g, task).size();
+        let config = SessionConfig { device_filters: vec![format!("/job:ps/task:{task}")], ..SessionConfig::default() };
+        let session = Session::connect_secured(&server.target(), &g, config, &security)?;
+        let n = TRAINERS.into_iter().map(|job| cluster.tasks(job).count()).sum::<usize>();
+        // A step that waited for them would be reported as one that takes too long.
+        while session.fetch(n_left)?.scalar_value::<i32>()? < i32::try_from(n).unwrap_or(i32::MAX) {
+            std::thread::sleep(LOOK);
+        }
+        drop(session);
+        server.stop();
+        server.join()
+    }
+
+    /// Tells the parameter servers that this worker has left.
+    pub(super) fn leave(&self, cluster: &ClusterSpec, strategy: &Strategy) -> Result<()> {
+        let g = crate::graph();
+        let tell = |(task, _)| departures(&g, task).enqueue(&[g.constant(1i32)]);
+        let told: Vec<Operation<'_>> = cluster.tasks("ps").map(tell).collect();
+        strategy.session(&g)?.run(&[], &[], &told).map(drop)
     }
 
     fn made_dir(&self) -> Result<PathBuf> {
@@ -233,4 +264,11 @@ impl RunConfig {
         })?;
         Ok(self.model_dir.clone())
     }
+}
+
+/// The queue on a parameter server into which each worker puts an element when it leaves.
+fn departures(graph: &Graph, ps: u32) -> FifoQueue<'_> {
+    graph.device(&format!("/job:ps/task:{ps}/device:CPU:0"), || {
+        FifoQueue::shared(graph, "kolo_departures", &[(DType::I32, PartialShape::scalar())], None)
+    })
 }

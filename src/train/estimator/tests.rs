@@ -179,11 +179,23 @@ fn tf_config_gives_every_process_its_part() {
     assert!(!RunConfig::of("", part(ps, r#"{"type": "worker"}"#).unwrap()).is_chief());
 }
 
+/// Addresses on which nobody listens. All of 127/8 is loopback on Linux, and nobody else's connections have ports there.
+fn free_addresses(n: usize) -> Vec<String> {
+    let pid = std::process::id();
+    let host = if cfg!(target_os = "linux") {
+        format!("127.{}.{}.9", 1 + pid / 250 % 250, 1 + pid % 250)
+    } else {
+        "127.0.0.1".to_owned()
+    };
+    let bound: Vec<TcpListener> = (0..n).map(|_| TcpListener::bind((host.as_str(), 0)).unwrap()).collect();
+    bound.iter().map(|at| at.local_addr().unwrap().to_string()).collect()
+}
+
 /// Two ranks of a cluster without parameter servers, as two processes would be that were started with `TF_CONFIG`.
 #[test]
 fn ranks_of_a_cluster_train_one_model_and_the_first_evaluates_it() {
     let folder = Folder::new("ranks");
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = free_addresses(1).remove(0);
     let train = |index: usize| {
         let config = format!(
             r#"{{"cluster": {{"worker": ["{free}", "127.0.0.1:1"]}}, "task": {{"type": "worker", "index": {index}}}}}"#
@@ -199,4 +211,33 @@ fn ranks_of_a_cluster_train_one_model_and_the_first_evaluates_it() {
     });
     assert_eq!((first.len(), first[0].step, second.len()), (1, 40, 0));
     assert!(first[0].evaluation.loss < 1e-3, "{first:?}");
+}
+
+/// A chief, a worker and two parameter servers, which end with the job.
+#[test]
+fn the_tasks_of_a_cluster_do_what_their_parts_are_and_end() {
+    for mode in ["sync", "async"] {
+        let folder = Folder::new(&format!("cluster-{mode}"));
+        let free = free_addresses(4);
+        let [chief, a, b, worker] = &free[..] else { panic!("four were bound") };
+        let cluster = format!(r#"{{"chief": ["{chief}"], "ps": ["{a}", "{b}"], "worker": ["{worker}"]}}"#);
+        let task = |job: &str, index: usize| {
+            let config = format!(r#"{{"cluster": {cluster}, "task": {{"type": "{job}", "index": {index}}}}}"#);
+            let config = RunConfig::of(&folder.0, JobPart::of(Some(&config)).unwrap()).mode(mode.parse().unwrap());
+            let train = TrainSpec::new(|| Ok(rows(1000)), 60);
+            let eval = EvalSpec::new(|| Ok(rows(1)));
+            train_and_evaluate(&Estimator::new(config, line), &train, &eval).unwrap()
+        };
+        let found = std::thread::scope(|scope| {
+            let others = [("ps", 0), ("ps", 1), ("worker", 0)].map(|(job, index)| {
+                let task = &task;
+                scope.spawn(move || task(job, index))
+            });
+            let found = task("chief", 0);
+            others.into_iter().for_each(|other| assert!(other.join().unwrap().is_empty()));
+            found
+        });
+        assert_eq!(found.len(), 1, "{mode}");
+        assert!(found[0].step >= 60 && found[0].evaluation.loss < 1e-3, "{mode}: {found:?}");
+    }
 }
