@@ -251,7 +251,8 @@ fn what_ranks_cannot_share_is_refused_before_any_is_started() {
     for (flags, text) in [
         (&[][..], "MASTER_PORT say where they meet"),
         (&["--ranks", "2"], "--ranks starts or joins other processes"),
-        (&["--elastic"], "--elastic is for --ranks"),
+        (&["--elastic"], "neither MASTER_ADDR and MASTER_PORT nor KOLO_LISTEN say where it listens"),
+        (&["--min", "2"], "--min is about ranks that come and go; add --elastic"),
     ] {
         let mut process = Process::start_with("rank", &[&["train", "linear"], flags].concat(), &launched);
         assert!(!process.wait().success());
