@@ -43,10 +43,8 @@ pub enum JobPart {
     Alone,
     /// One of several that exchange gradients among themselves; they meet at an address of rank 0.
     Rank {
-        /// Its number.
-        rank: usize,
-        /// How many there are.
-        size: usize,
+        /// Which of them it is. Those whose addresses name one host are of one host.
+        place: RankPlace,
         /// `host:port` of rank 0.
         meeting: String,
     },
@@ -63,10 +61,12 @@ impl JobPart {
     /// servers; in one without, the chief (or master) and the workers exchange gradients among themselves.
     ///
     /// ```
+    /// use kolo::parallel::RankPlace;
     /// use kolo::train::JobPart;
     ///
     /// let config = r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}"#;
-    /// assert_eq!(JobPart::of(Some(config))?, JobPart::Rank { rank: 1, size: 2, meeting: "a:1".to_owned() });
+    /// let place = RankPlace { rank: 1, size: 2, local_rank: 0, local_size: 1 };
+    /// assert_eq!(JobPart::of(Some(config))?, JobPart::Rank { place, meeting: "a:1".to_owned() });
     /// assert_eq!(JobPart::of(None)?, JobPart::Alone);
     /// # Ok::<(), kolo::Error>(())
     /// ```
@@ -91,7 +91,14 @@ impl JobPart {
                 let rank = rank.ok_or_else(|| Error::internal("a task of the cluster is not among its tasks"))?;
                 match all.len() {
                     1 => Ok(JobPart::Alone),
-                    size => Ok(JobPart::Rank { rank, size, meeting: all[0].2.to_owned() }),
+                    size => {
+                        let host = |i: usize| all[i].2.rsplit_once(':').map_or(all[i].2, |(host, _)| host);
+                        let is_here = |i: &usize| host(*i) == host(rank);
+                        let local_rank = (0..rank).filter(is_here).count();
+                        let local_size = (0..size).filter(is_here).count();
+                        let place = RankPlace { rank, size, local_rank, local_size };
+                        Ok(JobPart::Rank { place, meeting: all[0].2.to_owned() })
+                    }
                 }
             }
             other => Err(Error::invalid_argument(format!(
@@ -186,7 +193,7 @@ impl RunConfig {
     pub fn is_chief(&self) -> bool {
         match &self.part {
             JobPart::Alone => true,
-            JobPart::Rank { rank, .. } => *rank == 0,
+            JobPart::Rank { place, .. } => place.rank == 0,
             JobPart::Worker(cluster, job, task) => {
                 job != "worker" || (*task == 0 && !cluster.jobs().any(|job| job == "chief" || job == "master"))
             }
@@ -207,10 +214,9 @@ impl RunConfig {
                  `train_distribute` out, or TF_CONFIG",
                 strategy.name()
             ))),
-            (JobPart::Rank { rank, size, meeting }, None) => {
-                let config = RankConfig::new(*rank, *size, meeting);
-                let place = RankPlace { local_rank: 0, local_size: 1, ..RankPlace::on_one_host(*rank, *size) };
-                MultiWorkerMirrored::new(&World::meet(&config, place)?).devices(&self.devices).build()
+            (JobPart::Rank { place, meeting }, None) => {
+                let config = RankConfig::new(place.rank, place.size, meeting);
+                MultiWorkerMirrored::new(&World::meet(&config, *place)?).devices(&self.devices).build()
             }
             (JobPart::Worker(cluster, job, task), None) => {
                 let mut server = (self.server)();

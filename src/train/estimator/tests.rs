@@ -6,6 +6,7 @@ use kolo_core::Code;
 
 use super::*;
 use crate::optim::Sgd;
+use crate::parallel::RankPlace;
 use crate::strategy::Mirrored;
 use crate::train::Every;
 use crate::{nn, ops};
@@ -158,7 +159,10 @@ fn an_evaluator_sees_checkpoints_until_the_last_step_and_gives_up_on_a_training_
 #[test]
 fn tf_config_gives_every_process_its_part() {
     let part = |cluster: &str, task: &str| JobPart::of(Some(&format!(r#"{{"cluster": {cluster}, "task": {task}}}"#)));
-    let rank = |rank, size| JobPart::Rank { rank, size, meeting: "a:1".to_owned() };
+    let rank = |rank, size| {
+        let place = RankPlace { rank, size, local_rank: 0, local_size: 1 };
+        JobPart::Rank { place, meeting: "a:1".to_owned() }
+    };
     let ps = r#"{"chief": ["a:1"], "ps": ["b:1"], "worker": ["c:1", "d:1"]}"#;
     assert!(matches!(part(ps, r#"{"type": "chief", "index": 0}"#), Ok(JobPart::Worker(_, job, 0)) if job == "chief"));
     assert!(
@@ -170,6 +174,9 @@ fn tf_config_gives_every_process_its_part() {
     assert_eq!(part(master, r#"{"type": "master"}"#).unwrap(), rank(0, 3));
     assert_eq!(part(master, r#"{"type": "worker", "index": 1}"#).unwrap(), rank(2, 3));
     assert_eq!(part(r#"{"worker": ["a:1", "b:1"]}"#, r#"{"type": "worker", "index": 0}"#).unwrap(), rank(0, 2));
+    let shared = part(r#"{"worker": ["a:1", "b:1", "b:2"]}"#, r#"{"type": "worker", "index": 2}"#).unwrap();
+    let place = RankPlace { rank: 2, size: 3, local_rank: 1, local_size: 2 };
+    assert_eq!(shared, JobPart::Rank { place, meeting: "a:1".to_owned() });
     assert_eq!(part(r#"{"worker": ["a:1"]}"#, r#"{"type": "worker", "index": 0}"#).unwrap(), JobPart::Alone);
     assert_eq!(JobPart::of(Some("")).unwrap(), JobPart::Alone);
     assert_eq!(JobPart::of(Some("{}")).unwrap(), JobPart::Alone);
