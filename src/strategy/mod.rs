@@ -62,7 +62,7 @@ use kolo_graph::{Graph, Node};
 use kolo_runtime::{Session, SessionConfig};
 
 use crate::data::Dataset;
-use crate::parallel::{DataParallel, World};
+use crate::parallel::DataParallel;
 use crate::train::SessionSource;
 
 pub use central_storage::CentralStorage;
@@ -273,9 +273,9 @@ impl Strategy {
     }
 
     /// The ranks that train together, if that is how.
-    pub(crate) fn world(&self) -> Option<&World> {
+    pub(crate) fn ranks(&self) -> Option<&DataParallel> {
         match &self.peers {
-            Peers::Ranks(ranks) => Some(ranks.world()),
+            Peers::Ranks(ranks) => Some(ranks),
             Peers::None | Peers::Servers(_) => None,
         }
     }

@@ -10,7 +10,7 @@ use kolo_ops::io::FileAccess;
 
 use super::*;
 use crate::optim::{Adam, Momentum, Optimizer, Sgd};
-use crate::parallel::ReduceOp;
+use crate::parallel::{ReduceOp, World};
 use crate::train::{Checkpoints, Every, Model, Trainer, global_step_or_create};
 use crate::{nn, ops};
 

@@ -228,9 +228,11 @@ impl<'g> TrainerBuilder<'g> {
     /// Trains with this strategy a model that was described in its [`scope`](Strategy::scope). Sessions, ranks and servers are then the
     /// strategy's, and batches of the data are global ones. With parameter servers, the chief alone saves, and a trainer fits once.
     pub fn strategy(mut self, strategy: &Strategy) -> Self {
-        self.world = strategy.world().cloned();
         self.strategy = Some(strategy.clone());
-        self
+        match strategy.ranks() {
+            Some(ranks) => self.data_parallel(ranks),
+            None => self,
+        }
     }
 
     /// Saves as training goes on, and when it ends.

@@ -70,7 +70,7 @@ where
     let config = estimator.config();
     match config.part() {
         JobPart::Alone => in_turn(estimator, train, eval),
-        JobPart::Rank { .. } | JobPart::Worker(..) => {
+        JobPart::Rank(_) | JobPart::Worker(..) => {
             let strategy = config.strategy()?;
             estimator.train_with(&strategy, &(train.input_fn)()?, Some(train.max_steps))?;
             if let JobPart::Worker(cluster, ..) = config.part() {
