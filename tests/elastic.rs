@@ -372,6 +372,24 @@ fn a_program_of_ones_own_is_elastic_in_the_same_way() {
     assert!(done[0].1.0 > 21, "{done:?}");
 }
 
+/// Ranks that have come to a training and lost all who knew it do not begin it anew in silence.
+#[test]
+fn a_training_that_nobody_knows_any_more_does_not_begin_again() {
+    let sizes = Sizes::new(1, 1, |_| true, "any").unwrap();
+    let config = ElasticConfig { listen: Some(([127, 0, 0, 1], 0).into()), ..ElasticConfig::new(sizes, Vec::new()) };
+    let (mut n_worlds, seen) = (0, AtomicBool::new(false));
+    let ended = Elastic::join(config).unwrap().train(|rank| {
+        n_worlds += 1;
+        match rank.number() {
+            1 | 2 => Err(kolo::Error::aborted("the others are gone")),
+            _ => learn(rank, &mut StopAfter { rank, wanted: 1, seen: &seen, left: 3 }),
+        }
+    });
+    let error = ended.unwrap_err().to_string();
+    assert!(error.contains("no rank is left that has the state of the training"), "{error}");
+    assert_eq!(n_worlds, 3);
+}
+
 /// Machines of their own: namespaces, each with an address on one network, from which it can be cut off.
 struct Network {
     shell: std::process::Child,

@@ -229,6 +229,12 @@ impl ElasticRank {
         self.number
     }
 
+    /// Whether a training that nobody knows any more would begin anew: those who have no state from the second world on came to one
+    /// whose other ranks had it, and may all be gone.
+    pub(crate) fn is_past_beginning(&self) -> bool {
+        matches!(self.shared.meeting, Meeting::Members(_)) && self.number > 2
+    }
+
     /// Whether somebody waits to be let in: this world is to end after this step. One rank that says so is enough.
     pub fn wants_change(&self) -> bool {
         match &self.shared.meeting {

@@ -415,6 +415,11 @@ impl<'g> TrainerBuilder<'g> {
             resumed = match going_on {
                 Some(position) => Some(position),
                 None if flag[0].scalar_value::<i32>()? != 0 => Some(read_position()?),
+                None if elastic.as_ref().is_some_and(ElasticRank::is_past_beginning) => {
+                    return Err(Error::failed_precondition(
+                        "no rank is left that has the state of the training; start all of them again, and go on from a checkpoint",
+                    ));
+                }
                 None => None,
             };
         }
