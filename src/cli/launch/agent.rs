@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::crew::{JOIN_TOKEN, Local, event_to_json, free_ports};
-use super::group::{Event, Key};
+use super::group::{Event, Key, MOST_EVENTS};
 use super::watch::StopSignals;
 use crate::agents::{Heard, JoinToken, Line, join};
 use crate::{Error, Result};
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
         end_with_input(&stop)?;
     }
     joined.line.say(&json!({ "hello": name }));
-    let (sender, events) = mpsc::channel();
+    let (sender, events) = mpsc::sync_channel(MOST_EVENTS);
     let n_running = Arc::new(AtomicUsize::new(0));
     let mut local = Local::new(sender)?;
     tell(events, joined.line.clone(), n_running.clone())?;
@@ -117,13 +117,15 @@ fn serve(local: &mut Local, line: &Line, heard: &Receiver<Heard>, n_running: &At
         if let Some(n) = message["ports"].as_u64() {
             let ports = free_ports(n.min(MOST_PORTS) as usize).unwrap_or_default();
             line.say(&event_to_json(&Event::Ports { host: 0, ports }));
-        } else if start(local, &message["start"], n_running).is_none() && signal(local, &message["signal"]).is_none() {
+        } else if start(local, line, &message["start"], n_running).is_none()
+            && signal(local, &message["signal"]).is_none()
+        {
             return Over::Gone("it said something that no launcher says".to_owned());
         }
     }
 }
 
-fn start(local: &mut Local, message: &Value, n_running: &AtomicUsize) -> Option<()> {
+fn start(local: &mut Local, line: &Line, message: &Value, n_running: &AtomicUsize) -> Option<()> {
     let number = |name: &str| message.get(name)?.as_u64();
     let key = Key { rank: usize::try_from(number("rank")?).ok()?, attempt: u32::try_from(number("attempt")?).ok()? };
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -132,8 +134,12 @@ fn start(local: &mut Local, message: &Value, n_running: &AtomicUsize) -> Option<
         message.get("variables")?.as_object()?.iter().map(|(name, value)| Some((name.clone(), text(value)?)));
     let variables: Option<Vec<(String, String)>> = variables.collect();
     let folder = message.get("folder").and_then(Value::as_str).map(Path::new);
+    let (program, variables) = (program?, variables?);
     n_running.fetch_add(1, Ordering::AcqRel);
-    local.start(key, &program?, variables?, folder);
+    if let Some(ending) = local.start(key, &program, variables, folder) {
+        n_running.fetch_sub(1, Ordering::AcqRel);
+        line.say(&event_to_json(&Event::Ended { key, ending }));
+    }
     Some(())
 }
 

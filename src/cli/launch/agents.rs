@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
 use super::crew::{Crew, JOIN_TOKEN, Local, event_from_json};
-use super::group::Event;
+use super::group::{Event, MOST_EVENTS};
 use super::hosts::LOCAL;
 use super::watch::StopSignals;
 use super::{Args, Plan};
@@ -53,7 +53,7 @@ impl Drop for Crews {
 
 /// Prepares all hosts of a plan, and waits for agents.
 pub fn gather(args: &Args, plan: &Plan, patience: Duration, stop: &StopSignals) -> Result<Crews> {
-    let (sender, events) = mpsc::channel();
+    let (sender, events) = mpsc::sync_channel(MOST_EVENTS);
     let remote: Vec<&str> = plan.hosts.iter().map(|host| host.name.as_str()).filter(|name| *name != LOCAL).collect();
     let mut all = Crews {
         crews: Vec::new(),
@@ -188,7 +188,7 @@ fn wait<'a>(
 }
 
 /// Makes events of what an agent says.
-fn pass_on(host: usize, heard: Receiver<Heard>, events: Sender<Event>) -> Result<()> {
+fn pass_on(host: usize, heard: Receiver<Heard>, events: SyncSender<Event>) -> Result<()> {
     let pass = move || {
         while let Ok(heard) = heard.recv() {
             let event = match heard {

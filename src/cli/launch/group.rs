@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Sender, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,9 @@ const LONGEST_LINE: usize = 64 << 10;
 
 /// Output that comes from processes that have left the group is not waited for any longer than this.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
+
+/// So many events wait for whoever handles them; processes that say more wait with their next line.
+pub const MOST_EVENTS: usize = 1024;
 
 /// What happens to a process. `key` says which one, and which start of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,7 +91,7 @@ pub struct ProcessGroup {
 
 impl ProcessGroup {
     /// Starts a command as the leader of a group. What happens to it goes to `events`.
-    pub fn start(mut command: Command, key: Key, events: Sender<Event>, guard: Arc<Guard>) -> Result<ProcessGroup> {
+    pub fn start(mut command: Command, key: Key, events: SyncSender<Event>, guard: Arc<Guard>) -> Result<ProcessGroup> {
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let program = command.get_program().to_string_lossy().into_owned();
         let mut child = command
@@ -158,7 +161,7 @@ fn read_lines(
     from: impl Read + Send + 'static,
     key: Key,
     is_error: bool,
-    events: Sender<Event>,
+    events: SyncSender<Event>,
     done: Sender<()>,
 ) -> Result<()> {
     spawn("kolo-output", move || {
@@ -196,7 +199,7 @@ mod tests {
 
     /// All that a shell says, and how it ends.
     fn run(script: &str, act: impl FnOnce(&ProcessGroup)) -> (Vec<String>, Ending) {
-        let (sender, events) = mpsc::channel();
+        let (sender, events) = mpsc::sync_channel(MOST_EVENTS);
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         let group = ProcessGroup::start(command, KEY, sender, Arc::default()).unwrap();
@@ -245,8 +248,9 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_there_is_named() {
-        let error =
-            ProcessGroup::start(Command::new("/nonexistent/p"), KEY, mpsc::channel().0, Arc::default()).err().unwrap();
+        let error = ProcessGroup::start(Command::new("/nonexistent/p"), KEY, mpsc::sync_channel(1).0, Arc::default())
+            .err()
+            .unwrap();
         assert!(error.to_string().contains("'/nonexistent/p' could not be started"), "{error}");
     }
 }
