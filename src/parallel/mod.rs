@@ -1,6 +1,7 @@
 //! One model on many devices: in one process ([`towers`]), or in many ([`World`], [`DataParallel`]).
 
 mod batch_norm;
+mod bucket_sizes;
 mod calls;
 mod cost_file;
 mod data_parallel;

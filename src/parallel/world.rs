@@ -308,6 +308,21 @@ impl World {
         self.group.exchanged()
     }
 
+    /// A step begins, and with it the exchanges that a report is about.
+    pub(crate) fn begin_exchanges(&self) {
+        self.group.begin_step();
+    }
+
+    /// A step is over.
+    pub(crate) fn end_exchanges(&self) {
+        self.group.end_step();
+    }
+
+    /// Whether exchanges run beside what a rank computes.
+    pub(crate) fn exchanges_beside(&self) -> bool {
+        self.group.runs_beside()
+    }
+
     pub(super) fn call(&self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {
         call(&*self.group, CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None })
     }

@@ -196,6 +196,7 @@ impl<'g> Ranks<'g> {
     pub fn say(&mut self, said: SaidByRank) -> Tensor {
         // What ranks did together between two steps is no step.
         self.world.take_first_begun();
+        self.world.begin_exchanges();
         let (rank, size) = (self.world.rank(), self.world.size());
         let mut says = vec![0.0f32; SAID_BY_ALL + 2 * size];
         says[0] = f32::from(u8::from(said.wants_to_stop));
@@ -209,6 +210,7 @@ impl<'g> Ranks<'g> {
 
     /// Takes the mean of what all said with a step. This rank has begun it then, and its input took so long.
     pub fn hear(&mut self, mean: &Tensor, began: Instant, input: Duration) -> Result<Heard> {
+        self.world.end_exchanges();
         let n = self.world.size() as f32;
         let all = mean.data::<f32>()?;
         let seconds = |x: f32| f64::from(x * n);

@@ -717,9 +717,9 @@ impl<'g> Trainer<'g> {
         report.stopped |= is_agreed || is_asked_alone(self);
         report.slow_ranks = slow_ranks;
         if let (Some(ranks), Some(before)) = (&self.ranks, metered) {
-            let whole = self.whole_bytes;
-            report.exchange =
-                ExchangeReport::between(before, ranks.world.exchanged(), (report.n_steps, report.took), whole);
+            let about = (self.whole_bytes, ranks.world.exchanges_beside());
+            let steps = (report.n_steps, report.took);
+            report.exchange = ExchangeReport::between(before, ranks.world.exchanged(), steps, about);
         }
         if let Some(ranks) = &mut self.ranks {
             if !is_met {

@@ -97,6 +97,14 @@ pub struct RankFlags {
 }
 
 impl RankFlags {
+    /// An error if the flags do not go together.
+    pub fn check(&self) -> Result<()> {
+        match (self.exchange, self.local_steps) {
+            (None, None) => Ok(()),
+            _ => self.data_parallel(&World::alone()?).check(),
+        }
+    }
+
     /// What the flags say about how ranks train together.
     pub fn data_parallel(&self, world: &World) -> DataParallel {
         let mut data_parallel = DataParallel::new(world);
