@@ -109,7 +109,9 @@ mod tests {
     #[test]
     fn ranks_that_differ_meet_in_the_middle() {
         let like = Tensor::from([0.0f64; 2]);
-        let one = |values: [f64; 2]| packed(&[Tensor::from(values)], &[like.clone()])[0].data::<u8>().unwrap().to_vec();
+        let one = |values: [f64; 2]| {
+            packed(&[Tensor::from(values)], std::slice::from_ref(&like))[0].data::<u8>().unwrap().to_vec()
+        };
         let all = [one([1.0, 3.0]), one([-4.0, 4.0])].concat();
         let op = check_op("KoloUnpackSigns").attr("N", 1i64).input(Tensor::vector(all)).input(like.clone());
         op.gives(Tensor::from([-1.0f64, 3.0]));
@@ -123,7 +125,7 @@ mod tests {
         let (mut left, mut sent, mut wanted) = (Tensor::from([0.0f64; 20]), [0.0; 20], [0.0; 20]);
         for i in 0..200 {
             let values = Tensor::from(step(i));
-            let outputs = packed(&[values.clone()], &[left]);
+            let outputs = packed(std::slice::from_ref(&values), &[left]);
             let op = check_op("KoloUnpackSigns").attr("N", 1i64).input(outputs[0].clone()).input(values);
             for (j, x) in op.run(false).unwrap()[0].data::<f64>().unwrap().iter().enumerate() {
                 sent[j] += x;

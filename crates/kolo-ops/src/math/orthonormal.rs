@@ -59,6 +59,8 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::f32::consts::FRAC_1_SQRT_2;
+
     use kolo_core::Tensor;
 
     use crate::testing::check_op;
@@ -81,7 +83,7 @@ mod tests {
     #[test]
     fn a_column_that_adds_no_direction_becomes_zero() {
         let op = check_op("KoloOrthonormal").input([[1.0f32, 2.0, 0.0], [1.0, 2.0, 0.0]]);
-        op.gives(Tensor::from([[0.70710678f32, 0.0, 0.0], [0.70710678, 0.0, 0.0]]));
+        op.gives(Tensor::from([[FRAC_1_SQRT_2, 0.0, 0.0], [FRAC_1_SQRT_2, 0.0, 0.0]]));
         check_op("KoloOrthonormal").input([1.0f32]).fails("should have rank 2");
     }
 }
