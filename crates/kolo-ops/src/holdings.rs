@@ -14,6 +14,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kolo_core::{Buffer, DType, Error, Memory, ResourceHandle, Result, Shape, Strings, Tensor, TensorData};
 use kolo_device::Charge;
+use smallvec::SmallVec;
 
 /// What the allocator and reference counts add to each block of memory.
 const BLOCK: usize = 64;
@@ -42,35 +43,28 @@ impl Holdings {
         Holdings { charge, charged: 0, held: 0, shared: HashMap::new() }
     }
 
-    /// Adds a part of the object with its tensors: `n_bytes` for its place in lists. An error, and nothing is added, if the
-    /// device has no memory for it.
-    pub fn add(&mut self, n_bytes: usize, tensors: &[Tensor]) -> Result<()> {
-        let mut total = n_bytes;
-        for (i, tensor) in tensors.iter().enumerate() {
+    /// Adds a part of the object. An error, and nothing is added, if the device has no memory for it.
+    pub fn add(&mut self, part: &Measured) -> Result<()> {
+        let mut total = part.n_bytes;
+        for (i, tensor) in part.tensors.iter().enumerate() {
             // What occurs twice here is only looked up, since it is entered below.
-            let is_twice = || {
-                let own = address(tensor);
-                own.is_some() && tensors[..i].iter().any(|other| address(other) == own)
-            };
-            total = total.saturating_add(match self.is_known(tensor) || is_twice() {
-                true => BLOCK,
-                false => footprint(tensor),
+            let is_known = tensor.address.is_some_and(|address| {
+                self.shared.contains_key(&address) || part.tensors[..i].iter().any(|t| t.address == Some(address))
             });
+            total = total.saturating_add(if is_known { BLOCK } else { tensor.n_bytes });
         }
         self.grow(total)?;
-        for tensor in tensors {
-            if let Some(address) = address(tensor) {
-                *self.shared.entry(address).or_insert(0) += 1;
-            }
+        for address in part.tensors.iter().filter_map(|tensor| tensor.address) {
+            *self.shared.entry(address).or_insert(0) += 1;
         }
         Ok(())
     }
 
     /// The part goes, with the tensors that came with it.
-    pub fn remove(&mut self, n_bytes: usize, tensors: &[Tensor]) {
-        let mut total = n_bytes;
-        for tensor in tensors {
-            let is_last = address(tensor).is_none_or(|address| match self.shared.get_mut(&address) {
+    pub fn remove(&mut self, part: &Measured) {
+        let mut total = part.n_bytes;
+        for tensor in &part.tensors {
+            let is_last = tensor.address.is_none_or(|address| match self.shared.get_mut(&address) {
                 Some(n) if *n > 1 => {
                     *n -= 1;
                     false
@@ -80,7 +74,7 @@ impl Holdings {
                     true
                 }
             });
-            total = total.saturating_add(if is_last { footprint(tensor) } else { BLOCK });
+            total = total.saturating_add(if is_last { tensor.n_bytes } else { BLOCK });
         }
         self.shrink(total);
     }
@@ -133,21 +127,38 @@ impl Holdings {
     pub fn held(&self) -> usize {
         self.held
     }
+}
 
-    fn is_known(&self, tensor: &Tensor) -> bool {
-        address(tensor).is_some_and(|address| self.shared.contains_key(&address))
+/// What a part of an object takes. Text is walked for it, so whoever can measures before taking the object's lock.
+pub(crate) struct Measured {
+    n_bytes: usize,
+    tensors: SmallVec<[MeasuredTensor; 2]>,
+}
+
+struct MeasuredTensor {
+    n_bytes: usize,
+    /// Where a large buffer or list lies that no device counts, and that others may hold, too.
+    address: Option<usize>,
+}
+
+impl Measured {
+    /// These tensors, and `n_bytes` for their place in lists.
+    pub fn new(n_bytes: usize, tensors: &[Tensor]) -> Measured {
+        let measure = |tensor| {
+            let n_bytes = footprint(tensor);
+            MeasuredTensor { n_bytes, address: address(tensor).filter(|_| n_bytes >= LEAST_SHARED) }
+        };
+        Measured { n_bytes, tensors: tensors.iter().map(measure).collect() }
     }
 }
 
-/// Where a large buffer or list lies that no device counts, and that others may hold, too.
 fn address(tensor: &Tensor) -> Option<usize> {
-    let address = match tensor.storage() {
-        TensorData::Inline(_) => return None,
-        TensorData::Buffer { buffer, .. } => Arc::as_ptr(buffer).cast::<()>().addr(),
-        TensorData::Strings(strings) => Arc::as_ptr(strings).addr(),
-        TensorData::Handles(handles) => Arc::as_ptr(handles).addr(),
-    };
-    (footprint(tensor) >= LEAST_SHARED).then_some(address)
+    match tensor.storage() {
+        TensorData::Inline(_) => None,
+        TensorData::Buffer { buffer, .. } => Some(Arc::as_ptr(buffer).cast::<()>().addr()),
+        TensorData::Strings(strings) => Some(Arc::as_ptr(strings).addr()),
+        TensorData::Handles(handles) => Some(Arc::as_ptr(handles).addr()),
+    }
 }
 
 /// What a tensor takes besides its place in a list, as far as no device counts it.
@@ -238,13 +249,13 @@ mod tests {
         let (arena, mut holdings) = holdings(1 << 20);
         let text = Tensor::from_strings([2], vec![Bytes::from_static(b"abc"), Bytes::new()]).unwrap();
         let tensors = [Tensor::scalar(1i64), text, Tensor::zeros(DType::F32, [100]).unwrap()];
-        holdings.add(100, &tensors).unwrap();
+        holdings.add(&Measured::new(100, &tensors)).unwrap();
         // The text's list, the text, and the numbers, with a block each.
         assert_eq!(holdings.held(), 100 + (BLOCK + 64) + (BLOCK + 3) + (BLOCK + 400));
         assert!(arena.stats().in_use >= holdings.held() as u64);
-        holdings.remove(100, &tensors);
+        holdings.remove(&Measured::new(100, &tensors));
         assert_eq!((holdings.held(), arena.stats().in_use), (0, 0));
-        let error = (0..).map(|_| holdings.add(1000, &tensors)).find_map(Result::err).unwrap();
+        let error = (0..).map(|_| holdings.add(&Measured::new(1000, &tensors))).find_map(Result::err).unwrap();
         assert_eq!(error.code(), Code::ResourceExhausted);
         assert!(error.message().contains("'FIFOQueue q'"), "{error}");
         assert!(arena.stats().in_use <= 1 << 20);
@@ -256,17 +267,17 @@ mod tests {
     fn what_a_device_counts_is_not_counted_again_and_what_is_shared_once() {
         let (arena, mut holdings) = holdings(1 << 20);
         let counted = Charge::zeros(&arena.charge(0, &"a".into()).unwrap(), DType::F32, [10_000].into()).unwrap();
-        holdings.add(0, std::slice::from_ref(&counted)).unwrap();
+        holdings.add(&Measured::new(0, std::slice::from_ref(&counted))).unwrap();
         assert_eq!(holdings.held(), BLOCK);
         let shared = Tensor::zeros(DType::F32, [10_000]).unwrap();
         let both = [shared.rows(0, 1).unwrap(), shared.clone()];
-        holdings.add(0, &both).unwrap();
-        holdings.add(0, std::slice::from_ref(&shared)).unwrap();
+        holdings.add(&Measured::new(0, &both)).unwrap();
+        holdings.add(&Measured::new(0, std::slice::from_ref(&shared))).unwrap();
         assert_eq!(holdings.held(), 4 * BLOCK + 40_000);
-        holdings.remove(0, &both);
+        holdings.remove(&Measured::new(0, &both));
         assert_eq!(holdings.held(), 2 * BLOCK + 40_000);
-        holdings.remove(0, &[shared]);
-        holdings.remove(0, &[counted]);
+        holdings.remove(&Measured::new(0, &[shared]));
+        holdings.remove(&Measured::new(0, &[counted]));
         assert_eq!(holdings.held(), 0);
     }
 

@@ -15,7 +15,7 @@ use kolo_graph::{InferCtx, shape_fns};
 use parking_lot::Mutex;
 
 use super::barrier_ops::{check_worker, maker, n_workers, stateful};
-use crate::holdings::Holdings;
+use crate::holdings::{Holdings, Measured};
 use crate::math::number::Number;
 use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::source::{Described, Source, object};
@@ -59,33 +59,29 @@ enum Gradient {
 }
 
 impl Gradient {
-    /// Its tensors.
-    fn tensors(&self) -> [Option<&Tensor>; 2] {
+    /// As a store counts it, with its place in the list, which has room for up to twice as many.
+    fn measured(&self) -> Measured {
+        let place = 2 * size_of::<Entry>();
         match self {
-            Gradient::Dense(values) => [Some(values), None],
-            Gradient::Rows { indices, values } => [Some(indices), Some(values)],
+            Gradient::Dense(values) => Measured::new(place, std::slice::from_ref(values)),
+            Gradient::Rows { indices, values } => Measured::new(place, &[indices.clone(), values.clone()]),
         }
     }
 }
 
 impl KeptGradients {
     fn add(&mut self, entry: Entry) -> Result<()> {
-        let tensors: Vec<Tensor> = entry.gradient.tensors().into_iter().flatten().cloned().collect();
-        self.holdings.add(PLACE, &tensors)?;
+        self.holdings.add(&entry.gradient.measured())?;
         self.entries.push(entry);
         Ok(())
     }
 
     fn remove(&mut self, at: usize) -> Entry {
         let entry = self.entries.remove(at);
-        let tensors: Vec<Tensor> = entry.gradient.tensors().into_iter().flatten().cloned().collect();
-        self.holdings.remove(PLACE, &tensors);
+        self.holdings.remove(&entry.gradient.measured());
         entry
     }
 }
-
-/// What the place of a gradient takes in the list, which has room for up to twice as many.
-const PLACE: usize = 2 * size_of::<Entry>();
 
 impl Store {
     fn push(&self, worker: i64, step: i64, gradient: Gradient) -> Result<()> {

@@ -16,10 +16,11 @@ use kolo_core::{Error, Result, Tensor};
 use kolo_device::Charge;
 use parking_lot::Mutex;
 
-use super::elements::{Element, Elements, Order, batch, place_bytes, rows_bytes, split};
+use super::elements::{Element, Elements, Order, batch, measured, rows_bytes, split};
 use super::spec::{Amount, QueueSpec};
 use super::wait::{Waiter, Waits, watch};
-use crate::holdings::Holdings;
+use crate::holdings::{Holdings, Measured};
+use crate::memory::room;
 use crate::{CancelToken, Done, Outcome, Registration, Resource};
 
 /// A queue.
@@ -131,13 +132,18 @@ impl Queue {
     }
 
     fn enqueue_all(self: &Arc<Self>, rest: VecDeque<Element>, cancel: &Arc<CancelToken>, done: Done) {
+        let mut parts = match room(rest.len(), "elements of a queue") {
+            Ok(parts) => parts,
+            Err(error) => return done.finish(Err(error)),
+        };
+        parts.extend(rest.iter().map(measured));
         let (id, served) = {
             let mut state = self.state.lock();
             if state.closed {
                 drop(state);
                 return done.finish(Err(self.closed()));
             }
-            if let Err(error) = state.hold(&rest) {
+            if let Err(error) = state.hold(&parts) {
                 drop(state);
                 return done.finish(Err(error));
             }
@@ -250,10 +256,10 @@ impl QueueContents {
     }
 
     /// Counts elements that come; all or none of them.
-    fn hold(&mut self, elements: &VecDeque<Element>) -> Result<()> {
+    fn hold(&mut self, elements: &[Measured]) -> Result<()> {
         for (i, element) in elements.iter().enumerate() {
-            if let Err(error) = self.holdings.add(place_bytes(element), element) {
-                elements.iter().take(i).for_each(|element| self.holdings.remove(place_bytes(element), element));
+            if let Err(error) = self.holdings.add(element) {
+                elements[..i].iter().for_each(|element| self.holdings.remove(element));
                 return Err(error);
             }
         }
@@ -262,7 +268,7 @@ impl QueueContents {
 
     /// Counts elements no more: they go.
     fn let_go<'e>(&mut self, elements: impl IntoIterator<Item = &'e Element>) {
-        elements.into_iter().for_each(|element| self.holdings.remove(place_bytes(element), element));
+        elements.into_iter().for_each(|element| self.holdings.remove(&measured(element)));
     }
 
     /// Moves elements until nobody at the head of a line can go on.

@@ -9,7 +9,7 @@ use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::Charge;
 use smallvec::SmallVec;
 
-use crate::holdings::{counted_strings, estimate};
+use crate::holdings::{Measured, counted_strings, estimate};
 use crate::memory::filled;
 use crate::random::philox::{Philox, Words};
 
@@ -178,9 +178,10 @@ impl Chance {
     }
 }
 
-/// What the place of an element takes in a queue's lists, which have room for up to twice as many.
-pub(super) fn place_bytes(element: &Element) -> usize {
-    2 * size_of::<Ranked>() + if element.spilled() { size_of_val(&element[..]) } else { 0 }
+/// An element as a queue counts it; its lists have room for up to twice as many.
+pub(super) fn measured(element: &Element) -> Measured {
+    let place = 2 * size_of::<Ranked>() + if element.spilled() { size_of_val(&element[..]) } else { 0 };
+    Measured::new(place, element)
 }
 
 /// About what the `n` elements take that are made of the rows of these components.
@@ -191,7 +192,7 @@ pub(super) fn rows_bytes(components: &[Tensor], n: usize) -> usize {
         n.saturating_mul(row).saturating_add(n_text)
     };
     let tensors: usize = components.iter().map(of_component).fold(0, usize::saturating_add);
-    n.saturating_mul(2 * size_of::<Ranked>()).saturating_add(tensors)
+    n.saturating_mul(2 * size_of::<Ranked>() + size_of::<Measured>()).saturating_add(tensors)
 }
 
 /// Row `i` of every component, copied: an element must not keep the batch it came in alive.
