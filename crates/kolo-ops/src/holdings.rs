@@ -45,19 +45,37 @@ impl Holdings {
 
     /// Adds a part of the object. An error, and nothing is added, if the device has no memory for it.
     pub fn add(&mut self, part: &Measured) -> Result<()> {
+        let total = self.weigh(part);
+        self.grow(total)?;
+        self.enter(part);
+        Ok(())
+    }
+
+    /// Adds a part that was just removed and is still there, so it counts in any case: if others took the memory meanwhile, the
+    /// next part that comes is refused.
+    pub fn put_back(&mut self, part: &Measured) {
+        let total = self.weigh(part);
+        self.put_back_bytes(total);
+        self.enter(part);
+    }
+
+    /// What a part adds to what is held.
+    fn weigh(&self, part: &Measured) -> usize {
         let mut total = part.n_bytes;
         for (i, tensor) in part.tensors.iter().enumerate() {
-            // What occurs twice here is only looked up, since it is entered below.
+            // What occurs twice here is only looked up, since it is entered later.
             let is_known = tensor.address.is_some_and(|address| {
                 self.shared.contains_key(&address) || part.tensors[..i].iter().any(|t| t.address == Some(address))
             });
             total = total.saturating_add(if is_known { BLOCK } else { tensor.n_bytes });
         }
-        self.grow(total)?;
+        total
+    }
+
+    fn enter(&mut self, part: &Measured) {
         for address in part.tensors.iter().filter_map(|tensor| tensor.address) {
             *self.shared.entry(address).or_insert(0) += 1;
         }
-        Ok(())
     }
 
     /// The part goes, with the tensors that came with it.
@@ -93,6 +111,13 @@ impl Holdings {
         Ok(())
     }
 
+    /// As [`Holdings::put_back`], for bytes that are in no tensor.
+    pub fn put_back_bytes(&mut self, n_bytes: usize) {
+        if self.grow(n_bytes).is_err() {
+            self.held = self.held.saturating_add(n_bytes);
+        }
+    }
+
     /// Bytes that are in no tensor go.
     pub fn shrink(&mut self, n_bytes: usize) {
         self.held = self.held.saturating_sub(n_bytes);
@@ -123,7 +148,6 @@ impl Holdings {
     }
 
     /// How many bytes are held now.
-    #[cfg(test)]
     pub fn held(&self) -> usize {
         self.held
     }
@@ -279,6 +303,26 @@ mod tests {
         holdings.remove(&Measured::new(0, &[shared]));
         holdings.remove(&Measured::new(0, &[counted]));
         assert_eq!(holdings.held(), 0);
+    }
+
+    #[test]
+    fn what_is_put_back_counts_even_if_others_took_its_memory() {
+        let (arena, mut holdings) = holdings(1 << 20);
+        let numbers = Tensor::zeros(DType::F32, [150_000]).unwrap();
+        let part = Measured::new(100, std::slice::from_ref(&numbers));
+        holdings.add(&part).unwrap();
+        let held = holdings.held();
+        holdings.remove(&part);
+        let others = arena.charge(1 << 20, &"others".into()).unwrap();
+        holdings.put_back(&part);
+        assert_eq!(holdings.held(), held);
+        assert!(holdings.grow(1).is_err(), "nothing is added to what does not fit");
+        drop(others);
+        holdings.grow(1).unwrap();
+        assert!(arena.stats().in_use > held as u64);
+        holdings.remove(&part);
+        holdings.shrink(1);
+        assert_eq!((holdings.held(), arena.stats().in_use), (0, 0));
     }
 
     #[test]
