@@ -101,6 +101,7 @@ impl Charge {
         if size > old && in_use.saturating_add(size) > arena.ceiling() {
             return Err(arena.exhausted(&state, n_bytes - old as usize, &tag));
         }
+        state.make_room(size.saturating_sub(old), arena.ceiling());
         state.live[*place as usize] = Some((size, tag));
         state.stats.in_use = in_use + size;
         state.stats.peak = state.stats.peak.max(state.stats.in_use);
@@ -234,9 +235,7 @@ impl Arena {
         let block = match cached {
             Some(block) => block,
             None => {
-                if state.stats.reserved.saturating_add(size) > self.ceiling() {
-                    state.drop_cached();
-                }
+                state.make_room(size, self.ceiling());
                 let block = Block::new(class).or_else(|| {
                     // The system may have no more because of what is cached.
                     state.drop_cached();
@@ -265,6 +264,7 @@ impl Arena {
         if state.stats.in_use.saturating_add(size) > self.ceiling() {
             return Err(self.exhausted(&state, n_bytes, tag));
         }
+        state.make_room(size, self.ceiling());
         state.stats.reserved += size;
         let place = state.enter(size, tag);
         Ok(Charge { held: Some((self.clone(), place)) })
@@ -358,6 +358,13 @@ impl ArenaState {
     fn vacate(&mut self, place: u32) -> Option<(u64, Arc<str>)> {
         self.vacant.push(place);
         self.live[place as usize].take()
+    }
+
+    /// Gives cached blocks back if otherwise so many more bytes would take more from the system than is allowed.
+    fn make_room(&mut self, n_bytes: u64, ceiling: u64) {
+        if self.stats.reserved.saturating_add(n_bytes) > ceiling {
+            self.drop_cached();
+        }
     }
 
     fn drop_cached(&mut self) {
@@ -519,6 +526,22 @@ mod tests {
         let arena = Arena::new("cpu", Some(8192));
         drop(arena.allocate(4096, &tag("a")).unwrap());
         assert!(arena.allocate(8192, &tag("b")).is_ok(), "the block of 4096 is dropped first");
+    }
+
+    #[test]
+    fn cached_blocks_give_way_to_what_lies_elsewhere() {
+        let arena = Arena::new("cpu", Some(8192));
+        let use_and_free = || drop(arena.allocate(7168, &tag("a")).unwrap());
+        use_and_free();
+        let mut charge = arena.charge(7000, &tag("list")).unwrap();
+        assert_eq!(arena.stats().reserved, 7000, "what was cached is dropped");
+        charge.resize(0).unwrap();
+        use_and_free();
+        assert_eq!(arena.stats().reserved, 7168);
+        charge.resize(1000).unwrap();
+        assert_eq!(arena.stats().reserved, 8168, "both fit");
+        charge.resize(7000).unwrap();
+        assert_eq!(arena.stats().reserved, 7000);
     }
 
     #[test]
