@@ -63,6 +63,11 @@ impl StringsMade<'_> {
         self.add(text)
     }
 
+    /// Adds a string that [`KernelCtx::texts`] made, which counts already if it is long.
+    pub fn push_made(&mut self, text: Bytes) -> Result<()> {
+        if text.len() < LEAST_SHARED { self.push(text) } else { self.add(text) }
+    }
+
     fn add(&mut self, text: Bytes) -> Result<()> {
         stop_if_asked();
         // The list has room for up to twice as many.

@@ -157,16 +157,16 @@ impl Kernel for Replace {
         let limit = if ctx.attrs().bool("replace_global")? { usize::MAX } else { 1 };
         let input = ctx.input(0)?.clone();
         let (pieces, regex) = (&pieces, &*regex);
-        let mut replaced = ctx.strings(input.n_elements())?;
+        let mut replaced = ctx.strings_made();
         for text in input.strings()? {
             if !regex.is_match(text) {
-                replaced.push(text.clone());
+                replaced.push_part(text.clone())?;
                 continue;
             }
             // The bytes before each match and its rewrite; at last the bytes after all matches. A short rewrite may make
             // a text many times as long, so it is measured before it is made.
             let text: &[u8] = text;
-            replaced.extend(ctx.texts(1, |_| {
+            let made = ctx.texts(1, |_| {
                 let mut after = 0;
                 let matches = regex.captures_iter(text).take(limit).map(Some).chain(std::iter::once(None));
                 matches.flat_map(move |found| {
@@ -180,9 +180,10 @@ impl Kernel for Replace {
                     });
                     std::iter::once(before).chain(rewritten)
                 })
-            })?);
+            })?;
+            made.into_iter().try_for_each(|text| replaced.push_made(text))?;
         }
-        let replaced = ctx.string_tensor(input.shape().clone(), replaced)?;
+        let replaced = replaced.finish(input.shape().clone())?;
         ctx.set_output(0, replaced);
         Ok(())
     }
