@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kolo_core::{Error, Result, Tensor};
+use kolo_core::{DType, Error, Result};
+use kolo_device::cpu::stop_if_asked;
 use kolo_graph::{OpDef, Output, shape_fns};
 use parking_lot::Mutex;
 use regex::bytes::Regex;
@@ -128,8 +129,11 @@ impl Kernel for FullMatch {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
         let regex = self.0.get(ctx)?;
         let input = ctx.input(0)?;
-        let matches: Vec<bool> = input.strings()?.iter().map(|text| regex.is_match(text)).collect();
-        let out = Tensor::from_vec(input.shape().clone(), matches)?;
+        let mut out = ctx.allocate(DType::Bool, input.shape().clone())?;
+        for (to, text) in out.data_mut::<bool>()?.iter_mut().zip(input.strings()?) {
+            stop_if_asked();
+            *to = regex.is_match(text);
+        }
         ctx.set_output(0, out);
         Ok(())
     }
