@@ -18,6 +18,9 @@ const LEAST_SHARED: usize = 4096;
 /// The bytes of a text that are copied without a look at whether the step is stopped.
 const COPIED_AT_ONCE: usize = 1 << 20;
 
+/// The elements of a list that are filled in without a look at whether the step is stopped.
+const FILLED_AT_ONCE: usize = 1 << 16;
+
 /// An empty vector with room for `n` elements; `what` names them in the error if there is no memory.
 pub(crate) fn room<T>(n: usize, what: &str) -> Result<Vec<T>> {
     let mut list = Vec::new();
@@ -125,7 +128,12 @@ impl KernelCtx<'_> {
         let n_bytes = n.saturating_mul(size_of::<T>());
         let charge =
             if n_bytes < LEAST_SHARED { Charge::NONE } else { self.device.charge(n_bytes, &self.node.name)? };
-        Ok(Scratch { values: filled(n, value, what)?, _charge: charge })
+        let mut values = room(n, what)?;
+        while values.len() < n {
+            stop_if_asked();
+            values.resize(n.min(values.len() + FILLED_AT_ONCE), value.clone());
+        }
+        Ok(Scratch { values, _charge: charge })
     }
 
     /// No strings yet.
@@ -243,7 +251,47 @@ impl AsRef<[u8]> for Text {
 
 #[cfg(test)]
 mod tests {
+    use kolo_core::DType;
+    use kolo_graph::{Graph, Output};
+
     use super::*;
+    use crate::testing::Evaluation;
+
+    /// The most memory that is in use while the node runs which the graph is for.
+    fn peak(node: impl for<'g> Fn(&'g Graph) -> Output<'g>) -> usize {
+        let g = crate::graph();
+        let fetch = node(&g);
+        let run = Evaluation::new(g.snapshot());
+        run.run(&[fetch], &[]).unwrap();
+        run.memory().peak as usize
+    }
+
+    #[test]
+    fn what_a_kernel_needs_meanwhile_counts_beside_its_output() {
+        const N: usize = 100_000;
+        let zeros = |dtype, dims: &[usize]| Tensor::zeros(dtype, Shape::new(dims).unwrap()).unwrap();
+        let found = peak(|g| {
+            let (a, b) = (g.constant(zeros(DType::F32, &[1000, 1])), g.constant(zeros(DType::F32, &[100, 1])));
+            g.op("Einsum").inputs([a, b]).attr("equation", "ij,kj->ki").out()
+        });
+        assert!(found >= 2 * N * 4, "products and their order: {found}");
+        let found = peak(|g| {
+            let inputs = [g.constant(zeros(DType::F32, &[1])), g.constant(zeros(DType::I32, &[N, 1]))];
+            g.op("GatherNd").inputs(inputs).out()
+        });
+        assert!(found >= N * (8 + 4), "rows and what is gathered: {found}");
+        let found = peak(|g| {
+            let at = g.constant((0..N as i32).collect::<Vec<i32>>());
+            let inputs = [at, g.constant([N as i32]), g.constant(1.0f32), g.constant(0.0f32)];
+            g.op("SparseToDense").inputs(inputs).out()
+        });
+        assert!(found >= N * (8 + 4), "positions and values: {found}");
+        let found = peak(|g| {
+            let texts = g.constant(Tensor::from_strings([N], vec![Bytes::from_static(b"abcd"); N]).unwrap());
+            g.op("ReduceJoin").inputs([texts, g.constant([0i32])]).out()
+        });
+        assert!(found >= N * (8 + 4), "positions and text: {found}");
+    }
 
     #[test]
     fn what_cannot_be_had_is_refused() {
