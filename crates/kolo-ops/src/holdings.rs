@@ -17,7 +17,7 @@ use kolo_device::Charge;
 use smallvec::SmallVec;
 
 /// What the allocator and reference counts add to each block of memory.
-const BLOCK: usize = 64;
+pub(crate) const BLOCK: usize = 64;
 
 /// From this size on, a buffer or a list that several elements share is looked up, to be counted once.
 const LEAST_SHARED: usize = 4096;

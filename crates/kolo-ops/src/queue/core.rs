@@ -135,7 +135,7 @@ impl Queue {
                 return Err(Error::invalid_argument("Input tensor for EnqueueMany must be at least a vector"));
             };
             self.spec.check(components, Some(n))?;
-            // Given back when the elements are there, which are then counted as they are.
+            // Given back when the elements are there, whose places are then counted as they are.
             let _asked = self.memory.another(rows_bytes(components, n))?;
             (0..n).map(|i| split(components, i, &self.memory)).collect()
         };

@@ -9,7 +9,7 @@ use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::Charge;
 use smallvec::SmallVec;
 
-use crate::holdings::{Measured, estimate};
+use crate::holdings::{BLOCK, Measured};
 use crate::memory::room;
 use crate::random::philox::{Philox, Words};
 
@@ -204,12 +204,13 @@ pub(super) fn measured(element: &Element) -> Measured {
     Measured::new(place, element)
 }
 
-/// About what the `n` elements take that are made of the rows of these components.
+/// About what the `n` elements take that are made of the rows of these components: places, and blocks with lists of text. The
+/// rows' numbers are copied to a device's memory, which is asked for as they are, and text is not copied.
 pub(super) fn rows_bytes(components: &[Tensor], n: usize) -> usize {
     let of_component = |tensor: &Tensor| {
-        let n_text = if tensor.dtype() == DType::Str { tensor.n_bytes() } else { 0 };
-        let row = estimate(tensor.dtype(), tensor.n_elements() / n.max(1), 0).saturating_add(size_of::<Tensor>());
-        n.saturating_mul(row).saturating_add(n_text)
+        let n_listed = if tensor.dtype().size().is_none() { tensor.n_elements() / n.max(1) } else { 0 };
+        let row = size_of::<Tensor>() + BLOCK;
+        n.saturating_mul(row.saturating_add(n_listed.saturating_mul(size_of::<Bytes>())))
     };
     let tensors: usize = components.iter().map(of_component).fold(0, usize::saturating_add);
     n.saturating_mul(2 * size_of::<Ranked>() + size_of::<Measured>()).saturating_add(tensors)

@@ -64,6 +64,19 @@ fn elements_of_a_queue_count_until_they_are_handed_out() {
     }
 }
 
+#[test]
+fn a_batch_that_fits_is_taken_apart() {
+    let (arena, charge) = memory();
+    let (dtypes, shapes) = (vec![DType::F32], vec![[1000usize].into()]);
+    let queue = Queue::new("q", QueueSpec { order: Order::Fifo, capacity: None, dtypes, shapes }, charge).unwrap();
+    let (receiver, done) = pending();
+    // More than half of the memory, which its rows take once.
+    queue.enqueue_many(&[Tensor::zeros(DType::F32, [180, 1000]).unwrap()], &CancelToken::new(), done);
+    receiver.recv().unwrap().unwrap();
+    assert_eq!(queue.len(), 180);
+    assert!(arena.stats().in_use > 180 * 4000);
+}
+
 /// A batch lies in memory of its own, which may not be there; then no element is lost.
 #[test]
 fn elements_stay_in_a_queue_if_there_is_no_memory_for_their_batch() {
