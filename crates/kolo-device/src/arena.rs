@@ -132,16 +132,8 @@ impl Charge {
         }
     }
 
-    /// A tensor in the memory that the charge counts against, all zeros, for those who have no device at hand.
-    pub fn zeros(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
-        let mut tensor = self.tensor(dtype, shape)?;
-        if dtype.size().is_some() {
-            tensor.host_bytes_mut()?.fill(0);
-        }
-        Ok(tensor)
-    }
-
-    /// As [`Charge::zeros`], with whatever the memory had, except that bools are always valid.
+    /// A tensor in the memory that the charge counts against, for those who have no device at hand. It has whatever the memory had,
+    /// except that bools are always valid.
     pub fn tensor(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
         let (Some(held), Some(size)) = (&self.held, dtype.size()) else { return Tensor::zeros(dtype, shape) };
         if let Some(tensor) = Tensor::inline(dtype, &shape) {
@@ -630,9 +622,9 @@ mod tests {
         assert!(error.message().contains("201 bytes for 'queue'"), "{error}");
         assert_eq!((arena.stats().in_use, arena.stats().reserved), (800, 800));
         charge.resize(100).unwrap();
-        let tensor = charge.zeros(DType::F32, [100].into()).unwrap();
+        let tensor = charge.tensor(DType::F32, [100].into()).unwrap();
         assert_eq!(tensor, Tensor::zeros(DType::F32, [100]).unwrap());
-        assert!(arena.stats().in_use > 500 && charge.zeros(DType::F32, [200].into()).is_err());
+        assert!(arena.stats().in_use > 500 && charge.tensor(DType::F32, [200].into()).is_err());
         drop((charge, tensor));
         assert_eq!((arena.stats().in_use, arena.stats().peak), (0, 800));
     }

@@ -235,7 +235,7 @@ pub(crate) fn make_unique(tensor: &mut Tensor, memory: &Charge) -> Result<()> {
 }
 
 fn copied(tensor: &Tensor, memory: &Charge) -> Result<Tensor> {
-    let mut copy = memory.zeros(tensor.dtype(), tensor.shape().clone())?;
+    let mut copy = memory.tensor(tensor.dtype(), tensor.shape().clone())?;
     copy.host_bytes_mut()?.copy_from_slice(tensor.host_bytes()?);
     Ok(copy)
 }
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn what_a_device_counts_is_not_counted_again_and_what_is_shared_once() {
         let (arena, mut holdings) = holdings(1 << 20);
-        let counted = Charge::zeros(&arena.charge(0, &"a".into()).unwrap(), DType::F32, [10_000].into()).unwrap();
+        let counted = arena.charge(0, &"a".into()).unwrap().tensor(DType::F32, [10_000].into()).unwrap();
         holdings.add(&Measured::new(0, std::slice::from_ref(&counted))).unwrap();
         assert_eq!(holdings.held(), BLOCK);
         let shared = Tensor::zeros(DType::F32, [10_000]).unwrap();

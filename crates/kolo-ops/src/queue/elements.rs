@@ -227,7 +227,7 @@ pub(super) fn split(components: &[Tensor], i: usize, memory: &Charge) -> Result<
             if row.dtype().size().is_none() || tensor.shape().first() == Some(&1) {
                 return Ok(row);
             }
-            let mut copy = memory.zeros(row.dtype(), row.shape().clone())?;
+            let mut copy = memory.tensor(row.dtype(), row.shape().clone())?;
             copy.host_bytes_mut()?.copy_from_slice(row.host_bytes()?);
             Ok(copy)
         })

@@ -210,7 +210,7 @@ impl Table {
             let text = |value: &Value| if let Value::Text(text) = value { text.clone() } else { Bytes::new() };
             return counted_strings(&self.memory, shape, values.iter().map(text).collect());
         }
-        let mut out = self.memory.zeros(self.spec.value, shape)?;
+        let mut out = self.memory.tensor(self.spec.value, shape)?;
         let size = self.spec.value.size().unwrap_or(1);
         for (to, value) in out.host_bytes_mut()?.chunks_exact_mut(size).zip(values) {
             if let Value::Number(bytes) = value {
