@@ -139,7 +139,11 @@ impl Charge {
         if let Some(tensor) = Tensor::inline(dtype, &shape) {
             return Ok(tensor);
         }
-        let buffer = held.arena.allocate(shape.n_elements().saturating_mul(size), &held.tag)?;
+        let n_bytes = shape
+            .n_elements()
+            .checked_mul(size)
+            .ok_or_else(|| Error::invalid_argument(format!("{dtype}{shape} is too large")))?;
+        let buffer = held.arena.allocate(n_bytes, &held.tag)?;
         let mut tensor = Tensor::from_buffer(dtype, shape, buffer)?;
         if dtype == DType::Bool {
             tensor.host_bytes_mut()?.fill(0);

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kolo_core::{Buffer, DType, Error, Memory, ResourceHandle, Result, Shape, Strings, Tensor, TensorData};
+use kolo_core::{Buffer, DType, Error, Memory, ResourceHandle, Result, Strings, Tensor, TensorData};
 use kolo_device::Charge;
 use smallvec::SmallVec;
 
@@ -248,21 +248,13 @@ pub(crate) fn estimate(dtype: DType, n_elements: usize, n_text: usize) -> usize 
     }
 }
 
-/// A list of strings that holds a charge for itself as long as it lives.
-pub(crate) fn counted_strings(charge: &Charge, shape: Shape, strings: Vec<Bytes>) -> Result<Tensor> {
-    let n_bytes = strings.capacity() * size_of::<Bytes>();
-    match n_bytes < LEAST_SHARED {
-        true => Tensor::from_strings(shape, strings),
-        false => Tensor::from_counted_strings(shape, strings, charge.another(n_bytes)?, false),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kolo_core::Code;
     use kolo_device::Arena;
 
     use super::*;
+    use crate::memory::string_tensor;
 
     fn holdings(limit: u64) -> (Arc<Arena>, Holdings) {
         let arena = Arena::new("cpu", Some(limit));
@@ -316,7 +308,7 @@ mod tests {
         holdings.add(&part).unwrap();
         let held = holdings.held();
         holdings.remove(&part);
-        let others = arena.charge(1 << 20, &"others".into()).unwrap();
+        let others = arena.charge((1 << 20) - arena.stats().in_use as usize, &"others".into()).unwrap();
         holdings.put_back(&part);
         assert_eq!(holdings.held(), held);
         assert!(holdings.grow(1).is_err(), "nothing is added to what does not fit");
@@ -350,14 +342,16 @@ mod tests {
     #[test]
     fn a_list_of_strings_counts_as_long_as_it_lives() {
         let (arena, holdings) = holdings(1 << 20);
-        let list = counted_strings(&holdings.charge, [1000].into(), vec![Bytes::new(); 1000]).unwrap();
+        let listed =
+            |n: usize| string_tensor([n].into(), vec![Bytes::new(); n], |n_bytes| holdings.charge.another(n_bytes));
+        let list = listed(1000).unwrap();
         let kept = list.clone();
         assert_eq!((arena.stats().in_use, footprint(&list)), (32_000, BLOCK));
         drop(list);
         assert_eq!(arena.stats().in_use, 32_000);
         drop(kept);
         assert_eq!(arena.stats().in_use, 0);
-        let error = counted_strings(&holdings.charge, [40_000].into(), vec![Bytes::new(); 40_000]).unwrap_err();
+        let error = listed(40_000).unwrap_err();
         assert_eq!(error.code(), Code::ResourceExhausted);
     }
 }
