@@ -3,7 +3,7 @@
 
 use kolo_core::{Error, Result};
 use kolo_device::cpu::looking_by;
-use kolo_graph::{Gradient, OpDef};
+use kolo_graph::{Gradient, HalfSafety, OpDef};
 use num_traits::Float;
 
 use crate::op::{Gpu, Op, cpu_kernels};
@@ -15,6 +15,7 @@ pub(crate) static KOLO_ORTHONORMAL: Op = Op {
         signature: "(matrix:T) -> (columns:T) ; T:type{float,double}",
         shape: |ctx| Ok(vec![ctx.input_of_rank(0, 2)?]),
         gradient: Gradient::Refused("ranks compress gradients with it, which are not differentiated again"),
+        half: HalfSafety::Wide,
         ..OpDef::BASE
     },
     kernels: cpu_kernels!(orthonormal: f32, f64),
