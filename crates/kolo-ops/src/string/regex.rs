@@ -228,7 +228,7 @@ fn pieces(rewrite: &[u8]) -> Result<Vec<Piece>> {
 #[cfg(test)]
 mod tests {
     use crate::string::words;
-    use crate::testing::{OpTest, check_op};
+    use crate::testing::{Evaluation, OpTest, check_op};
 
     #[test]
     fn whole_strings_match() {
@@ -251,6 +251,17 @@ mod tests {
             |pattern: &str| check_op("StaticRegexFullMatch").attr("pattern", pattern).input(words(["s3://x", "/x"]));
         fixed("^s3://.*").gives([true, false]);
         fixed("a(").fails("Invalid pattern");
+    }
+
+    /// Each of them is too short for a block of the device's memory.
+    #[test]
+    fn short_replacements_count() {
+        let g = crate::graph();
+        let texts = g.op("Fill").input(g.constant([1000])).input(g.constant("a")).out();
+        let replaced = super::static_regex_replace(texts, "a", &"b".repeat(4000));
+        let run = Evaluation::new(g.snapshot());
+        assert_eq!(run.run(&[replaced], &[]).unwrap()[0].strings().unwrap()[999].len(), 4000);
+        assert!(run.memory().peak >= 4_000_000, "{:?}", run.memory());
     }
 
     #[test]
