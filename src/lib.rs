@@ -54,3 +54,14 @@ pub use kolo_runtime::{
     PlacementReport, PlacementRow, RemoteRun, RemoteSession, RunMetadata, RunOptions, Session, SessionConfig,
     StepTrace,
 };
+
+/// The programs of these pages are compiled and run.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../docs/from-horovod.md")]
+    struct FromHorovod;
+    #[doc = include_str!("../docs/from-ddp.md")]
+    struct FromDdp;
+    #[doc = include_str!("../docs/from-tf-distribute.md")]
+    struct FromTfDistribute;
+}

@@ -35,6 +35,27 @@ fn a_server_has_the_devices_and_limits_it_was_given() {
     Session::connect(&spec.target("worker", 0), &kolo::graph()).unwrap();
 }
 
+/// What goes from a parameter server to a worker of this machine is mapped by both, unless that is switched off.
+#[test]
+#[cfg(target_os = "linux")]
+fn tensors_go_through_shared_memory_unless_that_is_switched_off() {
+    for (flags, is_shared) in [(&[][..], true), (&["--no-shared-memory"], false)] {
+        let spec = Spec::new(&[("ps", 1), ("worker", 1)]);
+        let (ps, worker) = (spec.start("ps", 0, flags), spec.serve("worker", 0, flags));
+        ps.wait_for("serving grpc://");
+        let g = kolo::graph();
+        let large = g.device("/job:ps/task:0", || {
+            g.op("Fill").input(g.constant([1 << 22])).input(g.placeholder::<f32>("x", [0usize; 0])).out()
+        });
+        let most = g.device("/job:worker/task:0", || g.op("Max").input(large).input(g.constant(0i32)).out());
+        let session = Session::connect(&spec.target("worker", 0), &g).unwrap();
+        let value = session.run_named(&[&most.name()], &[("x:0", Tensor::scalar(3.0f32))], &[]).unwrap();
+        assert_eq!(value[0], Tensor::scalar(3.0f32));
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", worker.pid())).unwrap();
+        assert_eq!(maps.contains("/dev/shm/kolo-"), is_shared, "{flags:?}:\n{maps}");
+    }
+}
+
 #[test]
 fn doctor_and_devices_watch_until_they_are_stopped() {
     let spec = Spec::new(&[("worker", 1)]);

@@ -127,7 +127,7 @@ fn with_min_one_is_started_again_and_told_where_the_others_are() {
     assert!(code == 0 && err.contains("2 others go on, and it is started again"), "{code} {out}{err}");
     let listens = |rank: usize| of_rank(&out, rank)[0].split(' ').nth(2).unwrap().to_owned();
     assert_eq!(of_rank(&out, 1), [format!("1 listens {} joins {},{}", listens(1), listens(0), listens(2))], "{out}");
-    assert!(of_rank(&out, 0)[0].ends_with("joins "), "{out}");
+    assert!(of_rank(&out, 0)[0].ends_with("joins"), "{out}");
     let (code, _, err) =
         run(&["launch", "-n", "2", "--min", "2", "--", "sh", "-c", "[ $RANK = 0 ] && exit 4; sleep 600"]);
     assert!(code == 4 && err.contains("fewer than --min 2"), "{code} {err}");
@@ -286,6 +286,25 @@ fn tf_config_makes_every_task_of_a_cluster_which_ends_with_its_training() {
         all[1].text(),
         all[2].text()
     );
+    // All are asked to end at once, as pods are: the chief saves what is on the parameter server.
+    let dir = Folder::new("launch-tf-config");
+    let (spec, ckpt) = (Spec::new(&[("ps", 1), ("chief", 1)]), dir.path("ckpt"));
+    let mut all = ["ps", "chief"].map(|job| {
+        let (ps, chief) = (spec.address("ps", 0), spec.address("chief", 0));
+        let mut command = Command::new("env");
+        command.arg(format!(
+            "TF_CONFIG={{\"cluster\": {{\"ps\": [\"{ps}\"], \"chief\": [\"{chief}\"]}}, \"task\": {{\"type\": \"{job}\", \"index\": 0}}}}"
+        ));
+        command.args([env!("CARGO_BIN_EXE_kolo"), "train", "linear", "--epochs", "1000000", "--checkpoint-dir", &ckpt, "--json"]);
+        Process::spawn(job, command)
+    });
+    all[1].wait_for_step(0, |step| step > 0);
+    all.iter().for_each(|process| process.signal("TERM"));
+    for process in &mut all {
+        assert!(process.wait().success(), "{}", process.text());
+    }
+    assert!(all[1].text().contains("\"stopped\":true"), "{}", all[1].text());
+    assert!(std::fs::read_dir(&ckpt).unwrap().count() > 0);
     // Without parameter servers they are ranks.
     let spec = Spec::new(&[("worker", 2)]);
     let addresses = format!("\"{}\", \"{}\"", spec.address("worker", 0), spec.address("worker", 1));
@@ -325,6 +344,47 @@ fn half_an_environment_ends_a_training_with_the_cure() {
     command.arg(format!("TF_CONFIG={evaluator}")).args([env!("CARGO_BIN_EXE_kolo"), "train", "linear"]);
     let mut process = Process::spawn("evaluator", command);
     assert!(!process.wait().success() && process.text().contains("has no evaluator"), "{}", process.text());
+}
+
+#[test]
+fn a_job_is_stopped_in_order_and_saves() {
+    let dir = Folder::new("launch-stop");
+    let train = ["train", "linear", "--epochs", "100000000", "--checkpoint-dir", &dir.path("ckpt"), "--json"]
+        .map(str::to_owned);
+    let train: Vec<&str> = train.iter().map(String::as_str).collect();
+    let launch = [&["launch", "-n", "2", "--", env!("CARGO_BIN_EXE_kolo")][..], &train].concat();
+    let mut launch = Process::start("launch", &launch);
+    launch.wait_for("\"event\":\"step\"");
+    let pid = launch.pid().to_string();
+    let (is_well, text) = kolo(&["stop", "--list", "--json"]);
+    let found = text.lines().filter(|line| line.contains(&dir.path("ckpt"))).collect::<Vec<_>>();
+    // What the launch has started is no job of its own.
+    assert!(is_well && found.len() == 1 && found[0].contains(&format!("\"pid\":{pid}")), "{text}");
+    let (is_well, text) = kolo(&["stop", "--pid", &pid]);
+    assert!(is_well && text.contains(&format!("process {pid} has ended after")), "{text}");
+    assert!(launch.wait().success() && launch.text().contains("\"stopped\":true"), "{}", launch.text());
+    assert!(std::fs::read_dir(dir.0.join("ckpt")).unwrap().count() > 0);
+    // One that does not end is named; who insists ends it, or kills it.
+    let deaf = || {
+        let script = "trap '' TERM; echo ready $$; while true; do sleep 1; done";
+        let deaf = Process::start("deaf", &["launch", "--grace", "500", "--", "sh", "-c", script]);
+        let below = deaf.wait_for("ready ").text.rsplit(' ').next().unwrap().to_owned();
+        (deaf.pid().to_string(), below, deaf)
+    };
+    let (pid, below, mut process) = deaf();
+    let (is_well, text) = kolo(&["stop", "--pid", &pid, "--deadline", "0.3"]);
+    assert!(!is_well && text.contains("has not ended in 0 s") && text.contains("--kill"), "{text}");
+    let (is_well, text) = kolo(&["stop", "--pid", &pid]);
+    assert!(is_well && text.contains("has ended after"), "{text}");
+    assert_eq!(process.wait().code(), Some(137));
+    assert!(!is_running(&below));
+    let (pid, below, mut process) = deaf();
+    let (is_well, text) = kolo(&["stop", "--pid", &pid, "--deadline", "0.3", "--kill"]);
+    assert!(is_well && text.contains("was killed"), "{text}");
+    assert!(!process.wait().success());
+    wait_until("the end of what it had started", || !is_running(&below));
+    let (is_well, text) = kolo(&["stop", "--pid", "1"]);
+    assert!(!is_well && text.contains("no job of yours"), "{text}");
 }
 
 #[test]

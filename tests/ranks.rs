@@ -225,6 +225,58 @@ fn ranks_of_another_launcher_meet_over_tcp() {
     assert_eq!(end["weights"], train(&["--max-steps", "30"])["weights"], "{end}");
 }
 
+/// Each way sends less, learns, and gives the same weights when it is asked again; and a run that is cut in two gives those of a whole
+/// one.
+#[test]
+fn ranks_may_exchange_less_than_whole_gradients() {
+    let _turn = one_at_a_time();
+    let folder = Folder::new("ranks-exchange");
+    let mnist = |flags: &[&str]| {
+        let args = [&["train", "mnist", "--ranks", "2", "--json", "--seed", "3"], flags].concat();
+        let (is_well, text) = kolo(&args);
+        assert!(is_well, "{args:?}: {text}");
+        last(&text)
+    };
+    let cases: [(&[&str], std::ops::Range<f64>); 6] = [
+        (&["--exchange", "whole"], 0.99..1.01),
+        (&["--exchange", "bf16"], 0.49..0.51),
+        (&["--exchange", "top-k:0.02"], 0.03..0.06),
+        (&["--exchange", "power-sgd:2"], 0.01..0.05),
+        // Half of the steps are a warm-up.
+        (&["--exchange", "1-bit-adam:12"], 0.5..0.55),
+        // Six meetings, in which three times as much is averaged.
+        (&["--local-steps", "4", "--outer", "0.7:0.9"], 0.7..0.8),
+    ];
+    for (i, (flags, sent)) in cases.into_iter().enumerate() {
+        // With a checkpoint, which holds the place in the data, too.
+        let [whole_dir, dir] = ["whole", "cut"].map(|name| folder.path(&format!("{name}-{i}")));
+        let whole = mnist(&[flags, &["--checkpoint-dir", &whole_dir, "--max-steps", "24"]].concat());
+        let number = |name: &str| whole[name].as_f64().unwrap();
+        let found = number("bytes_per_step") / number("whole_bytes_per_step");
+        assert!(sent.contains(&found), "{flags:?}: {found} of the bytes: {whole}");
+        assert!(number("test_accuracy") > 0.6, "{flags:?}: {whole}");
+        let cut = [flags, &["--checkpoint-dir", &dir, "--resume", "--max-steps"]].concat();
+        mnist(&[&cut[..], &["12"]].concat());
+        assert_eq!(mnist(&[&cut[..], &["24"]].concat())["weights"], whole["weights"], "{flags:?}");
+    }
+}
+
+#[test]
+fn ways_to_exchange_that_do_not_go_together_are_refused_before_any_rank_is_started() {
+    for (flags, says) in [
+        (&["--elastic", "--exchange", "top-k"][..], "atomic updates (`--elastic`) promise that nothing is lost"),
+        (&["--elastic", "--local-steps", "4"], "leave out local steps"),
+        (&["--local-steps", "4", "--exchange", "bf16"], "leave out local steps, or bf16"),
+        (&["--local-steps", "0"], "ranks that never meet do not train together"),
+        (&["--exchange", "zip"], "'zip' is no way to exchange gradients"),
+        (&["--local-steps", "2", "--outer", "0"], "'0' is no outer step"),
+        (&["--exchange", "1-bit-adam", "--optimizer", "momentum"], "1-bit Adam is for the optimizers Adam and AdamW"),
+    ] {
+        let (is_well, said) = kolo(&[&["train", "mnist", "--ranks", "2", "--max-steps", "2"], flags].concat());
+        assert!(!is_well && said.contains(says), "{flags:?}: {said}");
+    }
+}
+
 #[test]
 fn a_model_without_batch_normalisation_has_none_to_synchronise() {
     let (is_well, said) = kolo(&["train", "linear", "--ranks", "2", "--sync-batch-norm"]);
@@ -251,7 +303,8 @@ fn what_ranks_cannot_share_is_refused_before_any_is_started() {
     for (flags, text) in [
         (&[][..], "MASTER_PORT say where they meet"),
         (&["--ranks", "2"], "--ranks starts or joins other processes"),
-        (&["--elastic"], "--elastic is for --ranks"),
+        (&["--elastic"], "neither MASTER_ADDR and MASTER_PORT nor KOLO_LISTEN say where it listens"),
+        (&["--min", "2"], "--min is about ranks that come and go; add --elastic"),
     ] {
         let mut process = Process::start_with("rank", &[&["train", "linear"], flags].concat(), &launched);
         assert!(!process.wait().success());

@@ -3,8 +3,11 @@
 
 mod support;
 
+use std::path::Path;
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
-use support::{Folder, Process, kolo, one_at_a_time};
+use support::{Folder, PATIENCE, Process, kolo, one_at_a_time};
 
 fn events(text: &str) -> Vec<Value> {
     text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).collect()
@@ -70,7 +73,7 @@ fn halving_stops_the_hopeless_and_the_best_ends_as_if_it_had_been_alone() {
     assert!(events.iter().all(|event| event["event"] == "run"), "{events:?}");
     // With checkpoints as well, so that both keep their place in the data.
     let (_, alone) = kolo(&["train", "linear", "--json", "--lr=0.2", "--checkpoint-dir", &dir.path("alone")]);
-    let alone = alone.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).last().unwrap();
+    let alone = alone.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok()).unwrap();
     assert_eq!((&run(2)["result"]["weights"], &run(2)["result"]["step"]), (&alone["weights"], &alone["step"]));
 }
 
@@ -126,4 +129,36 @@ fn ctrl_c_ends_the_runs_and_keeps_what_is_done() {
     let (is_well, text) = kolo(&[&args("epochs=1,2")[..], &["--resume"]].concat());
     assert!(!is_well && text.contains("holds another sweep (it has other points)"), "{text}");
     assert_eq!(std::fs::metadata(dir.0.join("run-0001.json")).unwrap().modified().unwrap(), first);
+}
+
+/// The processes that another one has started and that are still there.
+fn children(of: &Process) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", of.pid())).unwrap();
+    let files = threads.map(|thread| thread.unwrap().path().join("children"));
+    let text: String = files.filter_map(|path| std::fs::read_to_string(path).ok()).collect();
+    text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+#[test]
+fn the_runs_of_a_sweep_that_is_killed_end() {
+    let _turn = one_at_a_time();
+    let dir = Folder::new("sweep-killed");
+    let dir_text = dir.0.to_str().unwrap();
+    let flags =
+        ["sweep", "linear", "--grid", "seed=1,2", "--parallel", "2", "--dir", dir_text, "--", "--epochs", "1000000"];
+    let mut process = Process::start("sweep", &flags);
+    let begun = Instant::now();
+    let has_said = |run: &str| std::fs::metadata(dir.0.join(run)).is_ok_and(|file| file.len() > 0);
+    while !(has_said("run-0001.log") && has_said("run-0002.log")) {
+        assert!(begun.elapsed() < PATIENCE, "no run has begun: {}", process.text());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let runs = children(&process);
+    assert_eq!(runs.len(), 2, "{runs:?}");
+    process.kill();
+    let begun = Instant::now();
+    while runs.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
+        assert!(begun.elapsed() < PATIENCE, "runs are still there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

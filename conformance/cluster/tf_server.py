@@ -37,8 +37,13 @@ def main():
     devices = {kind: int(count) for kind, _, count in (part.partition("=") for part in o.device_count.split(","))}
     config = tf.ConfigProto(device_count=devices, inter_op_parallelism_threads=o.inter_op_threads,
                             intra_op_parallelism_threads=o.intra_op_threads, operation_timeout_in_ms=round(o.operation_timeout * 1000))
+    # Where TensorFlow's tasks agree on groups of collectives.
+    config.experimental.collective_group_leader = f"/job:{'worker' if 'worker' in cluster else o.job}/replica:0/task:0"
     if o.plain:
         config.graph_options.rewrite_options.disable_meta_optimizer = True
+    if "worker" in cluster:
+        # Without a leader, collectives stay within a task.
+        config.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
     server = tf.train.Server(cluster, job_name=o.job, task_index=o.task, config=config)
     print(f"serving {server.target} as /job:{o.job}/task:{o.task}", flush=True)
     # In short sleeps: a signal that comes just before a long one would be handled only after it.

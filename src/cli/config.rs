@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// What `kolo train` would do here, and which variables say so.
 fn explain(found: &Found) -> Result<()> {
     match &found.place {
-        Place::Alone => print("A training that is started here is alone.")?,
+        Place::Alone => print("A training that is started here works alone.")?,
         Place::Task(seat) => print(format_args!(
             "A training that is started here is {}:{} of {}.",
             seat.job,

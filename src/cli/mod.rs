@@ -21,6 +21,7 @@ mod run;
 mod security;
 mod serve;
 mod signals;
+mod stop;
 mod sweep;
 mod task;
 mod trace;
@@ -57,6 +58,11 @@ enum Command {
     Launch(launch::Args),
     /// Run on this host what `kolo launch` elsewhere says
     Agent(launch::agent::Args),
+    /// End the process groups that are named on standard input when it closes
+    #[command(hide = true, name = launch::guard::COMMAND)]
+    Guard,
+    /// End a training, a launch or a server of this machine in order, and wait until it has ended
+    Stop(stop::Args),
     /// Find what a training waits for: ranks of this machine, or all tasks of a cluster; also: doctor gpu
     Doctor(doctor::Args),
     /// Make certificates for a cluster
@@ -134,6 +140,8 @@ fn run(command: Command) -> crate::Result<()> {
         Command::Serve(args) => serve::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Agent(args) => launch::agent::run(&args),
+        Command::Guard => launch::guard::run(),
+        Command::Stop(args) => stop::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Cert(args) => cert::run(&args),
         Command::Config(args) => config::run(&args),

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::doctor::is_about_ranks;
 use super::place::{has_other_launcher, is_rank, is_task};
+use super::train::ranks::has_elastic_place;
 use crate::{Error, Result};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
@@ -72,6 +73,11 @@ impl Given {
             "collective-all-reduce" => "multi-worker-mirrored",
             name => name,
         }
+    }
+
+    /// Whether this process finds the other ranks of an elastic training over TCP.
+    fn is_member(&self) -> bool {
+        self.has("elastic") && (self.has("join") || has_elastic_place())
     }
 
     /// Whether all devices that the flags name are CPUs.
@@ -169,9 +175,21 @@ const RULES: &[Rule] = &[
     },
     Rule {
         command: "train",
+        flags: &["min", "max", "join", "listen", "wait-for-ranks"],
+        has_no_effect: |given| !given.has("elastic"),
+        why: "is about ranks that come and go; add --elastic",
+    },
+    Rule {
+        command: "train",
         flags: &["check-weights-every", "elastic", "sync-batch-norm", "exchange", "local-steps"],
-        has_no_effect: |given| !given.has("ranks") && !is_rank(),
+        has_no_effect: |given| !given.has("ranks") && !is_rank() && !given.is_member(),
         why: "is about the processes of --ranks, which is not given",
+    },
+    Rule {
+        command: "train",
+        flags: &["join", "max", "listen", "wait-for-ranks"],
+        has_no_effect: |given| given.has("ranks"),
+        why: "is about ranks that find each other over TCP; --ranks starts all that there are, and says them where they meet",
     },
     Rule {
         command: "train",
@@ -195,7 +213,7 @@ const RULES: &[Rule] = &[
     Rule {
         command: "train",
         flags: &["[Security]"],
-        has_no_effect: |given| !given.is_cluster() && !has_other_launcher(),
+        has_no_effect: |given| !given.is_cluster() && !has_other_launcher() && !given.is_member(),
         why: "is about connections between processes, and there is no cluster; add --ps 1 --workers 2, --cluster or \
               --target",
     },
@@ -209,8 +227,9 @@ const RULES: &[Rule] = &[
     Rule {
         command: "train",
         flags: &["elastic"],
-        has_no_effect: |_| has_other_launcher(),
-        why: "is for --ranks; here, whoever started the ranks starts them again",
+        has_no_effect: |given| has_other_launcher() && !given.is_member(),
+        why: "cannot be under mpirun, which ends all processes if one dies; start ranks with --ranks, or with RANK, WORLD_SIZE, \
+              MASTER_ADDR and MASTER_PORT",
     },
     Rule {
         command: "train",
@@ -302,6 +321,12 @@ const RULES: &[Rule] = &[
         flags: &["listen", "join-token-file", "join-deadline"],
         has_no_effect: |given| !given.has("hosts"),
         why: "is about the agents of --hosts, which is not given",
+    },
+    Rule {
+        command: "stop",
+        flags: &["deadline", "kill"],
+        has_no_effect: |given| given.has("list"),
+        why: "is about the end of a job, and --list ends none",
     },
     Rule {
         command: "doctor",

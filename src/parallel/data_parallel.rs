@@ -23,6 +23,7 @@ use kolo_graph::{
 use kolo_runtime::SessionConfig;
 
 use super::batch_norm::synchronise;
+use super::bucket_sizes::BucketSizes;
 use super::exchange::{COMPRESSED_STEP, Exchange, check_is_step, unsent};
 use super::local_steps::{OuterStep, average_weights};
 use super::merge_collectives::{MEETING_BYTES, merge_collectives};
@@ -70,7 +71,9 @@ use super::{one_bit_adam, power_sgd, top_k};
 #[derive(Clone)]
 pub struct DataParallel {
     world: World,
-    buckets: BucketSizes,
+    /// The most bytes of the first bucket and of the others, by hand.
+    first_bucket: Option<usize>,
+    other_buckets: Option<usize>,
     exchange: Exchange,
     /// In how manieth steps ranks meet that train by themselves, and what moves their weights then.
     local_steps: Option<(u64, Option<OuterStep>)>,
@@ -79,19 +82,13 @@ pub struct DataParallel {
     synchronises_batch_norm: bool,
 }
 
-/// How many bytes of gradients are exchanged at a time.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BucketSizes {
-    first: usize,
-    others: usize,
-}
-
 impl DataParallel {
     /// For the ranks of `world`.
     pub fn new(world: &World) -> DataParallel {
         DataParallel {
             world: world.clone(),
-            buckets: BucketSizes { first: 256 << 10, others: 4 << 20 },
+            first_bucket: None,
+            other_buckets: None,
             exchange: Exchange::Whole,
             local_steps: None,
             is_atomic: false,
@@ -100,18 +97,19 @@ impl DataParallel {
         }
     }
 
-    /// The most bytes of a bucket, unless it holds a single gradient: 4 MiB if not said. Larger ones need fewer meetings, smaller ones
-    /// leave less for the end.
+    /// The most bytes of a bucket, unless it holds a single gradient. Larger ones need fewer meetings, smaller ones leave less for the
+    /// end. If not said, [`DataParallel::configure`] measures what a meeting of the ranks and what a byte costs, and takes buckets of
+    /// which a tenth of the time is the meeting.
     #[must_use]
     pub fn bucket_bytes(mut self, n_bytes: usize) -> DataParallel {
-        self.buckets.others = n_bytes;
+        self.other_buckets = Some(n_bytes);
         self
     }
 
-    /// The same for the first bucket: 256 KiB if not said, so that the exchange begins early.
+    /// The same for the first bucket. If not said, half of its time is the meeting, so that the exchange begins early.
     #[must_use]
     pub fn first_bucket_bytes(mut self, n_bytes: usize) -> DataParallel {
-        self.buckets.first = n_bytes;
+        self.first_bucket = Some(n_bytes);
         self
     }
 
@@ -188,8 +186,12 @@ impl DataParallel {
             true => ExchangePlace::Devices,
             false => ExchangePlace::Host,
         };
+        let sizes = match place {
+            ExchangePlace::Host => BucketSizes::measured(&self.world, self.by_hand()),
+            ExchangePlace::Devices => BucketSizes::usual(self.by_hand()),
+        };
         let mut config = self.world.configure(config);
-        config.passes.extend(self.passes_for(place));
+        config.passes.extend(self.passes_for(place, sizes));
         config
     }
 
@@ -212,11 +214,15 @@ impl DataParallel {
 
     /// The passes alone, for exchanges through host memory. The session also needs the group ([`World::configure`]).
     pub fn passes(&self) -> Vec<Pass> {
-        self.passes_for(ExchangePlace::Host)
+        self.passes_for(ExchangePlace::Host, BucketSizes::usual(self.by_hand()))
     }
 
-    fn passes_for(&self, place: ExchangePlace) -> Vec<Pass> {
-        let (sizes, exchange, n_ranks) = (self.buckets, self.exchange, self.world.size());
+    fn by_hand(&self) -> [Option<usize>; 2] {
+        [self.first_bucket, self.other_buckets]
+    }
+
+    fn passes_for(&self, place: ExchangePlace, sizes: BucketSizes) -> Vec<Pass> {
+        let (exchange, n_ranks) = (self.exchange, self.world.size());
         if let Some((_, outer)) = self.local_steps {
             let weights = Pass::new(
                 "average-weights",
@@ -569,12 +575,6 @@ impl Bucket {
     fn add(&mut self, exchanged: Exchanged, n_bytes: usize) {
         self.n_bytes += n_bytes;
         self.values.push(exchanged);
-    }
-}
-
-impl BucketSizes {
-    fn of(self, is_first: bool) -> usize {
-        if is_first { self.first } else { self.others }
     }
 }
 

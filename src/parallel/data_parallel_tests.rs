@@ -6,7 +6,7 @@ use kolo_core::{DType, Result, Tensor};
 use kolo_graph::{Graph, Operation, Output};
 use kolo_runtime::{Session, SessionConfig};
 
-use super::{DataParallel, ExchangePlace};
+use super::{BucketSizes, DataParallel, ExchangePlace};
 use crate::optim::{Accumulate, Adam, Clip, MinimizeOptions, Momentum, Optimizer, Sgd};
 use crate::parallel::{Tower, World, towers};
 use crate::{nn, ops};
@@ -339,7 +339,7 @@ fn exchanges_between_devices_are_awaited_after_the_last_one_has_begun() {
             let training = minimize_with(&g, &Adam::new(0.1), None);
             let data_parallel = DataParallel::new(&world).bucket_bytes(40).first_bucket_bytes(40);
             let mut config = world.configure(SessionConfig::default());
-            config.passes.extend(data_parallel.passes_for(place));
+            config.passes.extend(data_parallel.passes_for(place, BucketSizes::usual(data_parallel.by_hand())));
             let session = Session::with_config(&g, config.clone()).unwrap();
             let op = training.op.name();
             let report = session.local().unwrap().explain_passes(&[op.as_str()], Some("average-gradients")).unwrap();

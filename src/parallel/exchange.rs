@@ -193,8 +193,7 @@ impl DataParallel {
     pub fn steps<'g>(&self, train: Operation<'g>) -> Result<Steps<'g>> {
         let graph = train.graph();
         let exchange = self.exchange_kind();
-        exchange.check()?;
-        self.check_together()?;
+        self.check()?;
         if !exchange.keeps_the_rest() && self.local_step_count().is_none() {
             return Ok(Steps::same(train));
         }
@@ -226,14 +225,15 @@ impl DataParallel {
         Ok(Steps { usual, other })
     }
 
-    /// What was asked for that does not go together.
-    fn check_together(&self) -> Result<()> {
+    /// An error if what was asked for makes no sense, or does not go together.
+    pub(crate) fn check(&self) -> Result<()> {
         let exchange = self.exchange_kind();
+        exchange.check()?;
         let refused = |what: &str| Err(Error::invalid_argument(what.to_owned()));
         if self.updates_are_atomic() && exchange.keeps_the_rest() {
             return refused(&format!(
-                "a rank that dies takes with it what it has not sent of its gradients, and atomic updates promise that nothing is lost; \
-                 exchange gradients whole, bf16 or f16, not by {exchange}"
+                "a rank that dies takes with it what it has not sent of its gradients, and atomic updates (`--elastic`) promise that nothing \
+                 is lost; exchange gradients whole, bf16 or f16, not by {exchange}"
             ));
         }
         let Some((n, _)) = self.local_step_count() else { return Ok(()) };
@@ -242,8 +242,8 @@ impl DataParallel {
         }
         if self.updates_are_atomic() {
             return refused(
-                "a rank that dies takes with it what it has learnt since the ranks last met, and atomic updates promise that nothing is \
-                 lost; leave out local steps",
+                "a rank that dies takes with it what it has learnt since the ranks last met, and atomic updates (`--elastic`) promise that \
+                 nothing is lost; leave out local steps",
             );
         }
         if exchange != Exchange::Whole {

@@ -13,7 +13,8 @@ use std::str::FromStr;
 use kolo_core::{DType, Error, Result};
 use kolo_graph::{Endpoint, Graph, Initializer, NodeId, Rewriter, Training, TrainingNodes, Variable};
 
-use super::data_parallel::{BucketSizes, ExchangePlace, Exchanged, exchange, written_from_data};
+use super::bucket_sizes::BucketSizes;
+use super::data_parallel::{ExchangePlace, Exchanged, exchange, written_from_data};
 use super::exchange::{MEETING, check_is_step};
 use super::nodes::NodeAdder;
 

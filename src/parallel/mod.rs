@@ -1,9 +1,11 @@
 //! One model on many devices: in one process ([`towers`]), or in many ([`World`], [`DataParallel`]).
 
 mod batch_norm;
+mod bucket_sizes;
 mod calls;
 mod cost_file;
 mod data_parallel;
+mod elastic;
 mod exchange;
 mod exchange_report;
 mod local_steps;
@@ -21,9 +23,12 @@ mod world;
 pub(crate) use batch_norm::trains_batch_norm;
 pub(crate) use cost_file::{cost_file, read_costs, write_costs};
 pub use data_parallel::DataParallel;
+pub use elastic::{Elastic, ElasticRank};
+pub(crate) use elastic::{ElasticPlace, MEET_LATER, MEET_NOW, addresses};
 pub(crate) use exchange::OF_ONE_RANK;
 pub use exchange::{Exchange, Steps};
 pub use exchange_report::ExchangeReport;
+pub use kolo_net::ranks::elastic::{ElasticConfig, Sizes};
 pub(crate) use kolo_runtime::collective::Activity;
 pub use kolo_runtime::collective::{ExchangedSoFar, ReduceOp};
 pub use local_steps::OuterStep;

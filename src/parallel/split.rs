@@ -17,6 +17,8 @@ pub(super) enum Met {
     SharedMemory,
     Tcp(Box<RankConfig>),
     Mpi,
+    /// As members of an elastic training.
+    Members,
 }
 
 /// What a rank says where its part of the world meets: so many bytes, cut off and filled up.
@@ -61,6 +63,9 @@ impl World {
             Met::Mpi if self.local_size() < self.size() => Err(Error::unimplemented(
                 "a world over MPI that is on several hosts cannot be split; start its ranks with RANK, WORLD_SIZE, MASTER_ADDR and \
                  MASTER_PORT, so that they meet over TCP",
+            )),
+            Met::Members => Err(Error::unimplemented(
+                "the world of an elastic training over TCP cannot be split: the parts would not learn of the next world",
             )),
             Met::Mpi | Met::SharedMemory => self.split_in_memory(RankPlace::on_one_host(rank, place.size), &members),
         }

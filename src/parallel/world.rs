@@ -18,7 +18,7 @@ use kolo_runtime::{Session, SessionConfig};
 
 use super::cost_file::own_costs;
 use super::split::{Met, own_host};
-use crate::place::{Environment, Meeting, Place, find};
+use crate::place::{Environment, Meeting, Place, RankSeat, find};
 
 /// The ranks of a training: processes, or threads of one process, each with a copy of the model. A clone is the same rank.
 ///
@@ -199,12 +199,24 @@ impl World {
                 )));
             }
         };
+        World::meet_with_costs(&seat, security, &|name| environment.get(name).map(str::to_owned))
+    }
+
+    /// Meets the other ranks where this seat says. Those that meet at an address authenticate each other so.
+    pub fn meet_at(seat: &RankSeat, security: &Security) -> Result<World> {
+        World::meet_with_costs(seat, security, &|name| std::env::var(name).ok())
+    }
+
+    fn meet_with_costs(
+        seat: &RankSeat,
+        security: &Security,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<World> {
         let RankPlace { rank, size, .. } = seat.place;
-        let variable = |name: &str| environment.get(name).map(str::to_owned);
         match &seat.meeting {
             Meeting::File(path) => World::join_at(path, seat.place).map_err(|error| error.context("KOLO_WORLD")),
             Meeting::Mpi { kind, library } => {
-                World::over_mpi(*kind, library.as_deref(), seat.place, own_costs(&variable))
+                World::over_mpi(*kind, library.as_deref(), seat.place, own_costs(variable))
             }
             Meeting::Address(address) => {
                 let config = RankConfig {
@@ -213,7 +225,7 @@ impl World {
                     ..RankConfig::new(rank, size, address)
                 };
                 // All take those of rank 0.
-                let costs = if rank == 0 { own_costs(&variable) } else { Costs::default() };
+                let costs = if rank == 0 { own_costs(variable) } else { Costs::default() };
                 World::meet_with(&config, seat.place, costs)
             }
             Meeting::Unsaid => Err(Error::invalid_argument(format!(
@@ -294,6 +306,21 @@ impl World {
     /// What this rank has exchanged with others through host memory, in graphs and in calls.
     pub fn exchanged(&self) -> ExchangedSoFar {
         self.group.exchanged()
+    }
+
+    /// A step begins, and with it the exchanges that a report is about.
+    pub(crate) fn begin_exchanges(&self) {
+        self.group.begin_step();
+    }
+
+    /// A step is over.
+    pub(crate) fn end_exchanges(&self) {
+        self.group.end_step();
+    }
+
+    /// Whether exchanges run beside what a rank computes.
+    pub(crate) fn exchanges_beside(&self) -> bool {
+        self.group.runs_beside()
     }
 
     pub(super) fn call(&self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {

@@ -129,7 +129,7 @@ impl fmt::Display for Engine {
         f.write_str(match self {
             Engine::Nobody => "nobody",
             Engine::KoloRanks => "kolo train --ranks",
-            Engine::Ranks => "RANK and WORLD_SIZE",
+            Engine::Ranks => "RANK",
             Engine::TfConfig => "TF_CONFIG",
             Engine::Mpi => "mpirun",
             Engine::Slurm => "Slurm's srun",
@@ -246,7 +246,7 @@ fn find_chosen(environment: &Environment, name: &str) -> Result<Found> {
     match (reading.claim)(&reader)? {
         Some(claim) => Ok(found(environment, Some(reading), &reader, claim.place)),
         None => Err(Error::invalid_argument(format!(
-            "{CHOICE}={name}, and {} has not started this process: none of {} says so; unset {CHOICE}, or start it there",
+            "{CHOICE}={name}, and {} says nothing about this process, by {}; unset {CHOICE}, or start it there",
             reading.engine,
             reading.variables.join(", ")
         ))),
@@ -301,6 +301,7 @@ fn found(environment: &Environment, by: Option<&Reading>, reader: &Reader<'_>, p
                 Some(by) if by.engine == reading.engine => "it is not needed".to_owned(),
                 Some(by) => format!("{} decides", by.engine),
                 None if environment.get(CHOICE).is_some() => format!("{CHOICE}=alone decides"),
+                None if reading.engine == Engine::TfConfig => "it names no cluster".to_owned(),
                 None => format!("by itself it does not say which process this is, as {} would", reading.engine),
             };
             ignored.push(((*name).to_owned(), why));

@@ -71,7 +71,7 @@ pub(super) fn claim(reader: &Reader<'_>) -> Result<Option<Claim>> {
         .first(&["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"])
         .ok_or_else(|| missing("SLURM_STEP_TASKS_PER_NODE"))?;
     let per_node = counts(name, per_node)?;
-    let n_all: usize = per_node.iter().sum();
+    let n_all = per_node.iter().fold(0usize, |sum, n| sum.saturating_add(*n));
     if per_node.len() != nodes.len() || n_all != n_started || node >= nodes.len() {
         return Err(Error::invalid_argument(format!(
             "Slurm's variables contradict each other: {n_started} tasks in the step, {n_all} in {name} on {} nodes, {} nodes in the list \

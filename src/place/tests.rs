@@ -1,8 +1,10 @@
 //! Environments of launchers, and what a process finds in them.
 #![allow(clippy::unwrap_used)]
 
-use super::*;
 use kolo_core::Code;
+use proptest::prelude::*;
+
+use super::*;
 
 /// `NAME=value` words.
 fn environment(text: &str) -> Environment {
@@ -143,7 +145,7 @@ fn half_an_environment_is_refused_with_the_cure() {
         ("PET_NNODES=1:4", &["is a range", "numNodes"]),
         ("KOLO_PODS=2", &["host's name, '', does not end with a number", "JOB_COMPLETION_INDEX"]),
         ("KOLO_PLACE=slrum", &["none of alone, ranks, tf_config, mpi, slurm"]),
-        ("KOLO_PLACE=slurm", &["Slurm's srun has not started this process", "SLURM_PROCID"]),
+        ("KOLO_PLACE=slurm", &["Slurm's srun says nothing about this process", "SLURM_PROCID"]),
     ] {
         refused(&environment(text), Code::InvalidArgument, words);
     }
@@ -211,7 +213,7 @@ fn launchers_that_contradict_each_other_are_refused() {
     refused(
         &both("0"),
         Code::InvalidArgument,
-        &["RANK and WORLD_SIZE says", "TF_CONFIG says that it is rank 1", "ranks or tf_config"],
+        &["RANK says", "TF_CONFIG says that it is rank 1", "ranks or tf_config"],
     );
     assert_eq!(find(&both("1")).unwrap().engine, Engine::Ranks);
 }
@@ -228,9 +230,50 @@ fn what_was_read_and_what_was_not_is_told() {
     let alone = find(&environment("MASTER_ADDR=a")).unwrap();
     assert_eq!(
         alone.ignored,
-        [(
-            "MASTER_ADDR".to_owned(),
-            "by itself it does not say which process this is, as RANK and WORLD_SIZE would".to_owned()
-        )]
+        [("MASTER_ADDR".to_owned(), "by itself it does not say which process this is, as RANK would".to_owned())]
     );
+}
+
+/// What variables may hold: what launchers write, and what they do not.
+fn value() -> impl Strategy<Value = String> {
+    let known = [
+        "0",
+        "1",
+        "2",
+        "4",
+        "18446744073709551615",
+        "-1",
+        "a",
+        "n[1-3]",
+        "n[1-3",
+        "2(x2)",
+        "9999999999999999999(x2)",
+        "auto",
+        "1:4",
+        "{}",
+    ];
+    let config = r#"{"cluster": {"worker": ["a:1", "b:0"], "ps": ["p:1"]}, "task": {"type": "worker", "index": 1}}"#;
+    prop_oneof![
+        prop::sample::select(known.to_vec()).prop_map(str::to_owned),
+        Just(config.to_owned()),
+        "[\\[\\](x),0-9a:é-]{0,12}",
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_environment_is_too_strange(
+        values in prop::collection::vec((any::<prop::sample::Index>(), value()), 0..14),
+        host in "[a-z0-9.-]{0,12}",
+    ) {
+        let names: Vec<&str> = READINGS.iter().flat_map(|reading| reading.variables).copied().chain([CHOICE, "SLURMD_NODENAME"]).collect();
+        let variables = values.into_iter().map(|(name, value)| (*name.get(&names), value));
+        let environment = Environment::new(variables).on_host(&host);
+        match find(&environment) {
+            Ok(Found { place: Place::Rank(seat), .. }) => prop_assert!(seat.place.check().is_ok()),
+            Ok(Found { place: Place::Task(seat), .. }) => prop_assert!(seat.replica().is_none_or(|n| n < seat.n_replicas())),
+            Ok(_) => {}
+            Err(error) => prop_assert!([Code::InvalidArgument, Code::FailedPrecondition].contains(&error.code()), "{error:?}"),
+        }
+    }
 }

@@ -1,14 +1,16 @@
 //! One program under every strategy.
 
 use std::net::TcpListener;
+use std::path::Path;
 
 use kolo_core::{Code, Result, Tensor};
 use kolo_graph::{Initializer, Output};
 use kolo_net::{ClusterSpec, ServerConfig};
+use kolo_ops::io::FileAccess;
 
 use super::*;
 use crate::optim::{Adam, Momentum, Optimizer, Sgd};
-use crate::parallel::ReduceOp;
+use crate::parallel::{ReduceOp, World};
 use crate::train::{Checkpoints, Every, Model, Trainer, global_step_or_create};
 use crate::{nn, ops};
 
@@ -29,6 +31,16 @@ fn data() -> Dataset {
 
 /// The program: a small network, trained by a trainer. Gives the weights, unless this process does not report.
 fn train(strategy: &Strategy, optimizer: Box<dyn Optimizer>) -> Result<Vec<Tensor>> {
+    train_with(strategy, optimizer, N_EPOCHS, None)
+}
+
+/// The same for so many epochs, going on from the checkpoints in a folder.
+fn train_with(
+    strategy: &Strategy,
+    optimizer: Box<dyn Optimizer>,
+    n_epochs: u64,
+    dir: Option<&Path>,
+) -> Result<Vec<Tensor>> {
     let g = crate::graph();
     let x = g.placeholder::<f32>("x", [None, Some(3)]);
     let y = g.placeholder::<f32>("y", [None, Some(1)]);
@@ -46,10 +58,16 @@ fn train(strategy: &Strategy, optimizer: Box<dyn Optimizer>) -> Result<Vec<Tenso
         Ok(Model::new(&[x, y], scope.reduce(ReduceOp::Mean, &losses)?, train))
     })?;
     let read: Vec<Output<'_>> = g.trainable_variables().iter().map(|variable| variable.read()).collect();
-    let mut trainer = Trainer::new(&g, model).strategy(strategy).build()?;
-    let report = trainer.fit(&data(), &mut [])?;
-    assert_eq!(report.n_steps, 2 * N_EPOCHS);
-    assert_eq!(trainer.step()?, 2 * N_EPOCHS as i64, "{}", strategy.name());
+    let mut trainer = Trainer::new(&g, model).strategy(strategy);
+    if let Some(dir) = dir {
+        let checkpoints = Checkpoints { dir: dir.to_owned(), every: Every::Steps(100), keep: 1 };
+        trainer = trainer.checkpoints(checkpoints).resume(true);
+    }
+    let mut trainer = trainer.build()?;
+    let before = trainer.step()?;
+    let report = trainer.fit(&data().repeat(n_epochs), &mut [])?;
+    let n_steps = 2 * n_epochs as i64;
+    assert_eq!((report.n_steps as i64, trainer.step()?), (n_steps - before, n_steps), "{}", strategy.name());
     trainer.session().run(&read, &[], &[])
 }
 
@@ -70,7 +88,11 @@ fn on_workers<R: Send>(n: usize, mode: &str, program: impl Fn(Strategy) -> R + S
     let cluster = ClusterSpec::parse(&format!("ps={};worker={}", ps.join(","), workers.join(","))).unwrap();
     let place = |listener, job: &str, task: usize| {
         let place = ParameterServer::new(&cluster, job, task as u32).listener(listener).mode(mode.parse().unwrap());
-        place.server_config(ServerConfig::default())
+        // A worker that waits in vain for another one fails.
+        let mut config =
+            ServerConfig { files: FileAccess::under(&[std::env::temp_dir()]).unwrap(), ..ServerConfig::default() };
+        config.defaults.operation_timeout_in_ms = 60_000;
+        place.server_config(config)
     };
     let mut listeners = listeners.into_iter();
     let servers: Vec<_> =
@@ -122,9 +144,37 @@ fn the_same_global_batch_gives_the_same_weights_under_every_strategy_and_shape()
                 assert_eq!(weights, mirrored, "{n} ranks of {} devices make the same sums", devices.len());
             }
         }
-        let served = on_workers(2, "sync", |strategy| train(&strategy, make()).unwrap());
-        served.iter().for_each(|weights| assert_close(weights, &alone, "parameter servers"));
+        for mode in ["sync", "hybrid timeout=60s,min=1"] {
+            let served = on_workers(2, mode, |strategy| train(&strategy, make()).unwrap());
+            served.iter().for_each(|weights| assert_close(weights, &alone, mode));
+        }
     }
+}
+
+#[test]
+fn workers_go_on_from_a_checkpoint_of_the_chief_in_the_data_as_well() {
+    let dir = std::env::temp_dir().join(format!("kolo-strategy-resume-{}", std::process::id()));
+    let make = || Box::new(Momentum::new(0.1, 0.9));
+    let alone = train_with(&OneDevice::new("").build().unwrap(), make(), 5, None).unwrap();
+    let part =
+        |n_epochs| on_workers(2, "sync", |strategy| train_with(&strategy, make(), n_epochs, Some(&dir)).unwrap());
+    part(2);
+    part(5).iter().for_each(|weights| assert_close(weights, &alone, "resumed"));
+    // A strategy of another shape goes on from it, too.
+    let strategy = Mirrored::new(&CPUS[..2]).build().unwrap();
+    let further = train_with(&strategy, make(), 6, Some(&dir)).unwrap();
+    let alone = train_with(&OneDevice::new("").build().unwrap(), make(), 6, None).unwrap();
+    assert_close(&further, &alone, "resumed on devices");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn mirrored_takes_all_gpus_or_the_cpu() {
+    let gpu = |visible| crate::cuda::PhysicalGpu { visible, ..crate::cuda::PhysicalGpu::default() };
+    let found = |gpus| crate::cuda::Discovery { gpus, ..crate::cuda::Discovery::default() };
+    let devices = |found| Mirrored::on_gpus(&found).build().unwrap().mesh().devices.clone();
+    assert_eq!(devices(found(vec![gpu(Some(0)), gpu(None), gpu(Some(1))])), ["/gpu:0", "/gpu:1"]);
+    assert_eq!(devices(found(Vec::new())), ["/cpu:0"]);
 }
 
 #[test]

@@ -117,8 +117,9 @@ pub(super) struct Ranks<'g> {
     pub variables: SharedVariables<'g>,
     /// What each rank has of its own.
     pub own: OwnState<'g>,
-    /// What this rank says with each step: whether it wants to stop, as 1, how many rows it has, whether it is about to save, and its
-    /// times of the step before, each in a place of its own between zeros, so that the mean over all ranks holds what everybody said.
+    /// What this rank says with each step: whether it wants to stop, as 1, how many rows it has, whether it is about to save, whether it
+    /// knows of somebody who waits to be let in, and its times of the step before, each in a place of its own between zeros, so that the
+    /// mean over all ranks holds what everybody said.
     pub says: Output<'g>,
     /// Variables that all ranks have alike: where rank 0 was in the data when it last saved is its own.
     compared: Vec<Variable<'g>>,
@@ -133,10 +134,20 @@ pub(super) struct Ranks<'g> {
 }
 
 /// How many numbers are not of one rank alone.
-const SAID_BY_ALL: usize = 3;
+const SAID_BY_ALL: usize = 4;
 
 /// A rank that is slow now and then is not named more often than this.
 const NAMED_AGAIN: Duration = Duration::from_secs(60);
+
+/// What a rank says with a step that it is about to begin, beside its times.
+pub(super) struct SaidByRank {
+    pub wants_to_stop: bool,
+    pub n_rows: usize,
+    /// It saves after the step.
+    pub saves: bool,
+    /// It knows of somebody who waits to be let in.
+    pub wants_change: bool,
+}
 
 /// What all ranks have said with a step.
 pub(super) struct Heard {
@@ -146,6 +157,8 @@ pub(super) struct Heard {
     pub n_rows: usize,
     /// Rank 0 is about to save, so all give it what they have of their own.
     pub saves: bool,
+    /// Somebody waits to be let in, so all leave this world.
+    pub changes: bool,
     /// A rank that has become slow.
     pub slow: Option<SlowRank>,
 }
@@ -179,15 +192,17 @@ impl<'g> Ranks<'g> {
         })
     }
 
-    /// What this rank says with the next step, which it is about to begin with so many rows, and whether it saves after it.
-    pub fn say(&mut self, wants_to_stop: bool, n_rows: usize, saves: bool) -> Tensor {
+    /// What this rank says with the next step.
+    pub fn say(&mut self, said: SaidByRank) -> Tensor {
         // What ranks did together between two steps is no step.
         self.world.take_first_begun();
+        self.world.begin_exchanges();
         let (rank, size) = (self.world.rank(), self.world.size());
         let mut says = vec![0.0f32; SAID_BY_ALL + 2 * size];
-        says[0] = f32::from(u8::from(wants_to_stop));
-        says[1] = n_rows as f32;
-        says[2] = f32::from(u8::from(saves));
+        says[0] = f32::from(u8::from(said.wants_to_stop));
+        says[1] = said.n_rows as f32;
+        says[2] = f32::from(u8::from(said.saves));
+        says[3] = f32::from(u8::from(said.wants_change));
         let own = [self.times.busy, self.times.input].map(|seconds| seconds as f32);
         says[SAID_BY_ALL + 2 * rank..][..2].copy_from_slice(&own);
         Tensor::vector(says)
@@ -195,6 +210,7 @@ impl<'g> Ranks<'g> {
 
     /// Takes the mean of what all said with a step. This rank has begun it then, and its input took so long.
     pub fn hear(&mut self, mean: &Tensor, began: Instant, input: Duration) -> Result<Heard> {
+        self.world.end_exchanges();
         let n = self.world.size() as f32;
         let all = mean.data::<f32>()?;
         let seconds = |x: f32| f64::from(x * n);
@@ -208,7 +224,13 @@ impl<'g> Ranks<'g> {
         }
         let met = self.world.take_first_begun().unwrap_or(began);
         self.times = RankTimes { busy: (met - began).as_secs_f64(), input: input.as_secs_f64() };
-        Ok(Heard { stops: all[0] > 0.0, n_rows: (all[1] * n).round() as usize, saves: all[2] > 0.0, slow })
+        Ok(Heard {
+            stops: all[0] > 0.0,
+            n_rows: (all[1] * n).round() as usize,
+            saves: all[2] > 0.0,
+            changes: all[3] > 0.0,
+            slow,
+        })
     }
 
     /// Compares the variables of all ranks now and then, and if this is the end. Ranks that are apart are compared when they meet.

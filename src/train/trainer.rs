@@ -12,13 +12,13 @@ use smallvec::SmallVec;
 
 use super::callback::{Callback, EpochReport, Flow, StepReport};
 use super::own_state::{OfAllRanks, remove_orphans, write_beside};
-use super::ranks::{Ranks, TrainerState, mean_of_ranks, shares};
+use super::ranks::{Ranks, SaidByRank, TrainerState, mean_of_ranks, shares};
 use super::saver::check_writable;
 use super::step_calls::StepCalls;
 use super::worker::Worker;
 use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
 use crate::data::{Dataset, Position};
-use crate::parallel::{Activity, DataParallel, ExchangeReport, ReduceOp, SlowRank, Steps, World};
+use crate::parallel::{Activity, DataParallel, ElasticRank, ExchangeReport, ReduceOp, SlowRank, Steps, World};
 use crate::strategy::Strategy;
 
 /// What a [`Trainer`] trains: where the columns of a batch go, what to make small and how, and what else to watch.
@@ -187,6 +187,7 @@ pub struct Trainer<'g> {
     strategy: Option<Strategy>,
     /// Its part in a cluster with parameter servers, and what it fetches in a step.
     worker: Option<(Worker<'g>, Vec<Output<'g>>)>,
+    elastic: Option<ElasticRank>,
 }
 
 /// Where and how often to save.
@@ -214,6 +215,7 @@ pub struct TrainerBuilder<'g> {
     check_every: u64,
     is_uneven: bool,
     state: Option<TrainerState>,
+    elastic: Option<ElasticRank>,
 }
 
 impl<'g> TrainerBuilder<'g> {
@@ -226,9 +228,11 @@ impl<'g> TrainerBuilder<'g> {
     /// Trains with this strategy a model that was described in its [`scope`](Strategy::scope). Sessions, ranks and servers are then the
     /// strategy's, and batches of the data are global ones. With parameter servers, the chief alone saves, and a trainer fits once.
     pub fn strategy(mut self, strategy: &Strategy) -> Self {
-        self.world = strategy.world().cloned();
         self.strategy = Some(strategy.clone());
-        self
+        match strategy.ranks() {
+            Some(ranks) => self.data_parallel(ranks),
+            None => self,
+        }
     }
 
     /// Saves as training goes on, and when it ends.
@@ -274,6 +278,14 @@ impl<'g> TrainerBuilder<'g> {
         self
     }
 
+    /// Trains as a rank of an elastic training ([`Elastic::train`](crate::parallel::Elastic::train)): with the ranks of its world, from
+    /// the state of the one that is farthest. [`Trainer::fit`] keeps the state for the next world, and ends with an error of code
+    /// `Aborted` if a rank is lost, or after a step if somebody waits to be let in. Updates have to be atomic
+    /// ([`DataParallel::atomic_updates`](crate::parallel::DataParallel::atomic_updates)).
+    pub fn elastic(self, rank: &ElasticRank) -> Self {
+        TrainerBuilder { elastic: Some(rank.clone()), ..self.world(rank.world()).state(rank.state()) }
+    }
+
     /// Lets batches have any number of rows, also if ranks cannot share them equally: for a model whose loss and metrics are weighed
     /// by [`World::weigh`]. Without, such batches are refused.
     pub fn uneven_batches(mut self) -> Self {
@@ -302,6 +314,7 @@ impl<'g> TrainerBuilder<'g> {
             check_every,
             is_uneven,
             state,
+            elastic,
         } = self;
         let steps = match &data_parallel {
             Some(data_parallel) => data_parallel.steps(model.train_op)?,
@@ -402,6 +415,11 @@ impl<'g> TrainerBuilder<'g> {
             resumed = match going_on {
                 Some(position) => Some(position),
                 None if flag[0].scalar_value::<i32>()? != 0 => Some(read_position()?),
+                None if elastic.as_ref().is_some_and(ElasticRank::is_past_beginning) => {
+                    return Err(Error::failed_precondition(
+                        "no rank is left that has the state of the training; start all of them again, and go on from a checkpoint",
+                    ));
+                }
                 None => None,
             };
         }
@@ -441,6 +459,7 @@ impl<'g> TrainerBuilder<'g> {
             whole_bytes,
             strategy,
             worker,
+            elastic,
         })
     }
 }
@@ -510,6 +529,7 @@ impl<'g> Trainer<'g> {
             check_every: 1000,
             is_uneven: false,
             state: None,
+            elastic: None,
         }
     }
 
@@ -547,6 +567,15 @@ impl<'g> Trainer<'g> {
 
     /// Trains on `data` until it ends, or something asks to stop. If the trainer was resumed, the data goes on where it was.
     pub fn fit(&mut self, data: &Dataset, callbacks: &mut [&mut dyn Callback]) -> Result<FitReport> {
+        let result = self.fit_in_this_world(data, callbacks);
+        if let Some(rank) = self.elastic.clone() {
+            // Also after the last step: a rank may be lost while the model is tested.
+            rank.keep(self.state().ok());
+        }
+        result
+    }
+
+    fn fit_in_this_world(&mut self, data: &Dataset, callbacks: &mut [&mut dyn Callback]) -> Result<FitReport> {
         let n_ranks = self.ranks.as_ref().map(|ranks| ranks.world.size());
         if let (Some(strategy), true) = (&self.strategy, self.ranks.as_ref().is_some_and(|ranks| !ranks.is_uneven)) {
             strategy.check_batches(data)?;
@@ -589,7 +618,10 @@ impl<'g> Trainer<'g> {
             let saves = timer.as_ref().is_some_and(|timer| is_free && timer.is_due(step + 1));
             feeds.truncate(self.model.train_feeds.len());
             if let Some(ranks) = self.ranks.as_mut().filter(|_| !are_apart) {
-                feeds.push((ranks.says, ranks.say(self.stop.load(Ordering::Relaxed), batch.len(), saves)));
+                let wants_change = self.elastic.as_ref().is_some_and(ElasticRank::wants_change);
+                let wants_to_stop = self.stop.load(Ordering::Relaxed);
+                let said = SaidByRank { wants_to_stop, n_rows: batch.len(), saves, wants_change };
+                feeds.push((ranks.says, ranks.say(said)));
             }
             self.note(Activity::Computing);
             let mut values = match &mut self.worker {
@@ -607,10 +639,11 @@ impl<'g> Trainer<'g> {
             // Before anything else can fail: the variables are one step further.
             self.at = batches.save();
             let mut n_samples = batch.len() * if are_apart { n_ranks.unwrap_or(1) } else { 1 };
-            let mut of_all = None;
+            let (mut of_all, mut changes) = (None, false);
             if let (Some(ranks), Some(mean)) = (&mut self.ranks, values.pop_if(|_| n_ranks.is_some() && !are_apart)) {
                 let heard = ranks.hear(&mean, began_step, input)?;
                 is_agreed = heard.stops;
+                changes = heard.changes && !heard.stops;
                 n_samples = heard.n_rows;
                 slow_ranks.extend(heard.slow);
                 if heard.saves && !ranks.own.is_empty() {
@@ -675,13 +708,18 @@ impl<'g> Trainer<'g> {
                 report.stopped = true;
                 break;
             }
+            if changes {
+                return Err(Error::aborted(format!(
+                    "after step {step} the ranks meet another one, which waits to be let in"
+                )));
+            }
         }
         report.stopped |= is_agreed || is_asked_alone(self);
         report.slow_ranks = slow_ranks;
         if let (Some(ranks), Some(before)) = (&self.ranks, metered) {
-            let whole = self.whole_bytes;
-            report.exchange =
-                ExchangeReport::between(before, ranks.world.exchanged(), (report.n_steps, report.took), whole);
+            let about = (self.whole_bytes, ranks.world.exchanges_beside());
+            let steps = (report.n_steps, report.took);
+            report.exchange = ExchangeReport::between(before, ranks.world.exchanged(), steps, about);
         }
         if let Some(ranks) = &mut self.ranks {
             if !is_met {

@@ -60,7 +60,7 @@ impl Victim {
             fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()
         };
         let (before, start) = (ticks(), Instant::now());
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(500));
         (ticks() - before) / 100.0 / start.elapsed().as_secs_f64()
     }
 
@@ -68,7 +68,8 @@ impl Victim {
     #[track_caller]
     pub fn comes_to_rest(&self) {
         let deadline = Instant::now() + PATIENCE;
-        while self.load() > 0.3 {
+        // A loop that goes on gets little where much else runs, so this is not far above what a server does at rest.
+        while self.load() > 0.08 {
             assert!(Instant::now() < deadline, "the server still computes");
         }
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use kolo_core::{Buffer, DType, Error, Memory, Result, Shape, Tensor};
 use parking_lot::Mutex;
 
-use crate::cpu::machine_memory::machine_memory;
+use crate::cpu::machine_memory::MACHINE;
 use crate::cpu::pages::Pages;
 use crate::cpu::topology::prefer_node;
 
@@ -105,7 +105,7 @@ impl Charge {
     pub fn resize(&mut self, n_bytes: usize) -> Result<()> {
         let Some(HeldCharge { arena, place, tag }) = &self.held else { return Ok(()) };
         let mut state = arena.state.lock();
-        match state.resize(*place, n_bytes as u64, arena.ceiling()) {
+        match state.resize(*place, n_bytes as u64, |n| arena.allows(n)) {
             Ok(()) => Ok(()),
             Err(old) => Err(arena.exhausted(&state, n_bytes - old as usize, tag)),
         }
@@ -115,7 +115,7 @@ impl Charge {
     /// is.
     pub fn try_resize(&mut self, n_bytes: usize) -> bool {
         self.held.as_ref().is_none_or(|HeldCharge { arena, place, .. }| {
-            arena.state.lock().resize(*place, n_bytes as u64, arena.ceiling()).is_ok()
+            arena.state.lock().resize(*place, n_bytes as u64, |n| arena.allows(n)).is_ok()
         })
     }
 
@@ -237,14 +237,14 @@ impl Arena {
         let class = SizeClass::of(n_bytes);
         let size = class.n_bytes() as u64;
         let mut state = self.state.lock();
-        if state.stats.in_use.saturating_add(size) > self.ceiling() {
+        if !self.allows(state.stats.in_use.saturating_add(size)) {
             return Err(self.exhausted(&state, n_bytes, tag));
         }
         let cached = state.free.get_mut(class.0).and_then(FreeList::pop);
         let block = match cached {
             Some(block) => block,
             None => {
-                state.make_room(size, self.ceiling());
+                state.make_room(size, |n| self.allows(n));
                 let block = Block::new(class).or_else(|| {
                     // The system may have no more because of what is cached.
                     state.drop_cached();
@@ -270,10 +270,10 @@ impl Arena {
     pub fn charge(self: &Arc<Arena>, n_bytes: usize, tag: &Arc<str>) -> Result<Charge> {
         let size = n_bytes as u64;
         let mut state = self.state.lock();
-        if state.stats.in_use.saturating_add(size) > self.ceiling() {
+        if !self.allows(state.stats.in_use.saturating_add(size)) {
             return Err(self.exhausted(&state, n_bytes, tag));
         }
-        state.make_room(size, self.ceiling());
+        state.make_room(size, |n| self.allows(n));
         state.stats.reserved += size;
         let place = state.enter(size, tag);
         Ok(Charge { held: Some(HeldCharge { arena: self.clone(), place, tag: tag.clone() }) })
@@ -283,9 +283,12 @@ impl Arena {
         self.state.lock().live[place as usize].as_ref().map(|(_, tag)| tag.clone()).unwrap_or_default()
     }
 
-    /// The maximum of bytes in use: what the system could not back would end the process.
-    fn ceiling(&self) -> u64 {
-        self.limit.unwrap_or_else(machine_memory)
+    /// Whether so many bytes may be in use: what the system could not back would end the process.
+    fn allows(&self, n_bytes: u64) -> bool {
+        match self.limit {
+            Some(limit) => n_bytes <= limit,
+            None => MACHINE.has(n_bytes),
+        }
     }
 
     /// Gives blocks back to the system that were not needed since the last call. False if few are left: there is no
@@ -339,7 +342,7 @@ impl Arena {
         let list: Vec<String> = largest.iter().map(|(size, tag)| format!("{tag} {size}")).collect();
         let limit = match self.limit {
             Some(limit) => format!("the limit of {limit} bytes"),
-            None => format!("the memory of the machine, {} bytes,", machine_memory()),
+            None => format!("the memory of the machine, {} bytes,", MACHINE.known()),
         };
         Error::resource_exhausted(format!(
             "OOM when allocating {n_bytes} bytes for '{tag}' on {}: {} bytes are in use and {limit} does not allow more; \
@@ -370,15 +373,17 @@ impl ArenaState {
     }
 
     /// Counts `size` bytes for an entry instead of what it has, which is the error if the difference does not fit.
-    fn resize(&mut self, place: u32, size: u64, ceiling: u64) -> std::result::Result<(), u64> {
+    fn resize(&mut self, place: u32, size: u64, allows: impl Fn(u64) -> bool) -> std::result::Result<(), u64> {
         let Some((entry, _)) = &mut self.live[place as usize] else { return Ok(()) };
         let old = *entry;
         let in_use = self.stats.in_use - old;
-        if size > old && in_use.saturating_add(size) > ceiling {
+        if size > old && !allows(in_use.saturating_add(size)) {
             return Err(old);
         }
         *entry = size;
-        self.make_room(size.saturating_sub(old), ceiling);
+        if size > old {
+            self.make_room(size - old, allows);
+        }
         self.stats.in_use = in_use + size;
         self.stats.peak = self.stats.peak.max(self.stats.in_use);
         self.stats.reserved = self.stats.reserved - old + size;
@@ -392,8 +397,8 @@ impl ArenaState {
     }
 
     /// Gives cached blocks back if otherwise so many more bytes would take more from the system than is allowed.
-    fn make_room(&mut self, n_bytes: u64, ceiling: u64) {
-        if self.stats.reserved.saturating_add(n_bytes) > ceiling {
+    fn make_room(&mut self, n_bytes: u64, allows: impl Fn(u64) -> bool) {
+        if !allows(self.stats.reserved.saturating_add(n_bytes)) {
             self.drop_cached();
         }
     }

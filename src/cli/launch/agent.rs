@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::crew::{JOIN_TOKEN, Local, event_to_json, free_ports};
-use super::group::{Event, Key};
+use super::group::{Event, Key, MOST_EVENTS};
 use super::watch::StopSignals;
 use crate::agents::{Heard, JoinToken, Line, join};
 use crate::{Error, Result};
@@ -48,7 +48,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let stop = StopSignals::install();
-    let token = JoinToken::parse(&token_text(args)?)?;
+    let token = token(args)?;
     let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = args.name.clone().unwrap_or_else(|| host_name.trim().to_owned());
     let joined = join(&args.join, &token, super::seconds("--join-deadline", args.join_deadline)?)?;
@@ -56,9 +56,9 @@ pub fn run(args: &Args) -> Result<()> {
         end_with_input(&stop)?;
     }
     joined.line.say(&json!({ "hello": name }));
-    let (sender, events) = mpsc::channel();
+    let (sender, events) = mpsc::sync_channel(MOST_EVENTS);
     let n_running = Arc::new(AtomicUsize::new(0));
-    let mut local = Local::new(sender);
+    let mut local = Local::new(sender)?;
     tell(events, joined.line.clone(), n_running.clone())?;
     let why = serve(&mut local, &joined.line, &joined.heard, &n_running, &stop);
     if let Some(text) = stop_reason(&why) {
@@ -117,13 +117,15 @@ fn serve(local: &mut Local, line: &Line, heard: &Receiver<Heard>, n_running: &At
         if let Some(n) = message["ports"].as_u64() {
             let ports = free_ports(n.min(MOST_PORTS) as usize).unwrap_or_default();
             line.say(&event_to_json(&Event::Ports { host: 0, ports }));
-        } else if start(local, &message["start"], n_running).is_none() && signal(local, &message["signal"]).is_none() {
+        } else if start(local, line, &message["start"], n_running).is_none()
+            && signal(local, &message["signal"]).is_none()
+        {
             return Over::Gone("it said something that no launcher says".to_owned());
         }
     }
 }
 
-fn start(local: &mut Local, message: &Value, n_running: &AtomicUsize) -> Option<()> {
+fn start(local: &mut Local, line: &Line, message: &Value, n_running: &AtomicUsize) -> Option<()> {
     let number = |name: &str| message.get(name)?.as_u64();
     let key = Key { rank: usize::try_from(number("rank")?).ok()?, attempt: u32::try_from(number("attempt")?).ok()? };
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -132,8 +134,12 @@ fn start(local: &mut Local, message: &Value, n_running: &AtomicUsize) -> Option<
         message.get("variables")?.as_object()?.iter().map(|(name, value)| Some((name.clone(), text(value)?)));
     let variables: Option<Vec<(String, String)>> = variables.collect();
     let folder = message.get("folder").and_then(Value::as_str).map(Path::new);
+    let (program, variables) = (program?, variables?);
     n_running.fetch_add(1, Ordering::AcqRel);
-    local.start(key, &program?, variables?, folder);
+    if let Some(ending) = local.start(key, &program, variables, folder) {
+        n_running.fetch_sub(1, Ordering::AcqRel);
+        line.say(&event_to_json(&Event::Ended { key, ending }));
+    }
     Some(())
 }
 
@@ -158,25 +164,24 @@ fn tell(events: Receiver<Event>, line: Line, n_running: Arc<AtomicUsize>) -> Res
     started.map(drop).map_err(|error| Error::resource_exhausted(format!("no thread: {error}")))
 }
 
-fn token_text(args: &Args) -> Result<String> {
+fn token(args: &Args) -> Result<JoinToken> {
     if args.token_stdin {
         let mut line = String::new();
         let read = std::io::stdin().lock().take(1 << 10).read_line(&mut line);
         return match read {
-            Ok(1..) => Ok(line),
+            Ok(1..) => JoinToken::parse(&line),
             _ => Err(Error::invalid_argument("--token-stdin: standard input has no line with the join token")),
         };
     }
     if let Some(path) = &args.token_file {
-        return std::fs::read_to_string(path).map_err(|error| {
-            Error::failed_precondition(format!("--token-file '{}' cannot be read: {error}", path.display()))
-        });
+        return JoinToken::read(path).map_err(|error| error.context("--token-file"));
     }
-    std::env::var(JOIN_TOKEN).map_err(|_| {
-        Error::invalid_argument(format!(
+    match std::env::var(JOIN_TOKEN) {
+        Ok(text) => JoinToken::parse(&text).map_err(|error| error.context(JOIN_TOKEN)),
+        Err(_) => Err(Error::invalid_argument(format!(
             "no join token: set {JOIN_TOKEN} to the one that `kolo launch --hosts` prints, or give --token-file"
-        ))
-    })
+        ))),
+    }
 }
 
 /// Ends this agent when its standard input does: whoever started it by ssh has gone.

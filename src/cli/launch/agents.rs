@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
 use super::crew::{Crew, JOIN_TOKEN, Local, event_from_json};
-use super::group::Event;
+use super::group::{Event, MOST_EVENTS};
 use super::hosts::LOCAL;
 use super::watch::StopSignals;
 use super::{Args, Plan};
@@ -21,42 +21,50 @@ use crate::{Error, Result};
 /// How long an agent has to say its name.
 const HELLO: Duration = Duration::from_secs(5);
 
+/// How long agents have to read that it is over, and to end.
+const FAREWELL: Duration = Duration::from_secs(12);
+
 /// All hosts of a launch.
 pub struct Crews {
     pub crews: Vec<Crew>,
     /// Where processes of other hosts reach those of each.
     pub addresses: Vec<String>,
     pub events: Receiver<Event>,
-    /// Programs that have started agents, and the connections to those. In this order, so that agents read that it is over.
+    /// The connections to agents, and the programs that have started those.
     farewell: Vec<Line>,
-    starters: Vec<Starter>,
+    _starters: Vec<Starter>,
     _lobby: Option<Lobby>,
 }
 
 impl Drop for Crews {
     fn drop(&mut self) {
-        for line in self.farewell.drain(..) {
-            line.say(&json!({ "bye": true }));
+        let n_told = self.farewell.iter().filter(|line| line.say(&json!({ "bye": true }))).count();
+        // They hang up when what they run has ended.
+        let (mut n_gone, deadline) = (0, Instant::now() + FAREWELL);
+        while n_gone < n_told {
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Event::Lost { .. }) => n_gone += 1,
+                Ok(_) => {}
+                Err(_) => break,
+            }
         }
-        self.crews.clear();
-        self.starters.clear();
     }
 }
 
 /// Prepares all hosts of a plan, and waits for agents.
 pub fn gather(args: &Args, plan: &Plan, patience: Duration, stop: &StopSignals) -> Result<Crews> {
-    let (sender, events) = mpsc::channel();
+    let (sender, events) = mpsc::sync_channel(MOST_EVENTS);
     let remote: Vec<&str> = plan.hosts.iter().map(|host| host.name.as_str()).filter(|name| *name != LOCAL).collect();
     let mut all = Crews {
         crews: Vec::new(),
         addresses: vec![Ipv4Addr::LOCALHOST.to_string()],
         events,
         farewell: Vec::new(),
-        starters: Vec::new(),
+        _starters: Vec::new(),
         _lobby: None,
     };
     if remote.is_empty() {
-        all.crews.push(Crew::Here(Local::new(sender)));
+        all.crews.push(Crew::Here(Local::new(sender)?));
         return Ok(all);
     }
     let listen = match args.listen {
@@ -68,13 +76,13 @@ pub fn gather(args: &Args, plan: &Plan, patience: Duration, stop: &StopSignals) 
         true => SocketAddr::new(address_towards(remote[0])?, lobby.address().port()),
         false => lobby.address(),
     };
-    invite(args, &remote, &lobby, address, &mut all.starters)?;
-    let mut joined = wait(&remote, &lobby, patience, stop, &mut all.starters)?;
+    invite(args, &remote, &lobby, address, &mut all._starters)?;
+    let mut joined = wait(&remote, &lobby, patience, stop, &mut all._starters)?;
     let has_far = joined.iter().any(|(_, arrival)| !arrival.address.ip().is_loopback());
     all.addresses.clear();
     for (i, host) in plan.hosts.iter().enumerate() {
         let Some(at) = joined.iter().position(|(name, _)| *name == host.name) else {
-            all.crews.push(Crew::Here(Local::new(sender.clone())));
+            all.crews.push(Crew::Here(Local::new(sender.clone())?));
             all.addresses.push(if has_far { address.ip() } else { Ipv4Addr::LOCALHOST.into() }.to_string());
             continue;
         };
@@ -180,7 +188,7 @@ fn wait<'a>(
 }
 
 /// Makes events of what an agent says.
-fn pass_on(host: usize, heard: Receiver<Heard>, events: Sender<Event>) -> Result<()> {
+fn pass_on(host: usize, heard: Receiver<Heard>, events: SyncSender<Event>) -> Result<()> {
     let pass = move || {
         while let Ok(heard) = heard.recv() {
             let event = match heard {

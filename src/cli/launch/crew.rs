@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::Command;
-use std::sync::mpsc::Sender;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::group::{Ending, Event, Key, ProcessGroup};
+use super::guard::Guard;
 use crate::agents::Line;
 use crate::{Error, Result};
 
@@ -23,12 +25,17 @@ pub enum Crew {
 }
 
 impl Crew {
-    /// Starts a process. If that fails, it is an end of it.
-    pub fn start(&mut self, key: Key, program: &[String], variables: &BTreeMap<&'static str, String>) {
+    /// Starts a process. Its end, if that failed at once.
+    pub fn start(
+        &mut self,
+        key: Key,
+        program: &[String],
+        variables: &BTreeMap<&'static str, String>,
+    ) -> Option<Ending> {
         match self {
             Crew::Here(local) => {
                 let variables = variables.iter().map(|(name, text)| ((*name).to_owned(), text.clone()));
-                local.start(key, program, variables, None);
+                local.start(key, program, variables, None)
             }
             Crew::There(line) => {
                 let folder = std::env::current_dir().unwrap_or_default();
@@ -36,6 +43,7 @@ impl Crew {
                     "rank": key.rank, "attempt": key.attempt, "program": program, "variables": variables,
                     "folder": folder.to_string_lossy(),
                 }}));
+                None
             }
         }
     }
@@ -50,14 +58,13 @@ impl Crew {
         }
     }
 
-    /// Asks for free ports; they come as an event.
-    pub fn ask_for_ports(&mut self, host: usize, n: usize) {
+    /// Free ports of this host. Those of another one come as an event.
+    pub fn ask_for_ports(&mut self, n: usize) -> Result<Option<Vec<u16>>> {
         match self {
-            Crew::Here(local) => {
-                drop(local.events.send(Event::Ports { host, ports: free_ports(n).unwrap_or_default() }));
-            }
+            Crew::Here(_) => free_ports(n).map(Some),
             Crew::There(line) => {
                 line.say(&json!({ "ports": n }));
+                Ok(None)
             }
         }
     }
@@ -66,23 +73,26 @@ impl Crew {
 /// Processes of this host.
 pub struct Local {
     processes: BTreeMap<usize, ProcessGroup>,
-    events: Sender<Event>,
+    events: SyncSender<Event>,
+    guard: Arc<Guard>,
 }
 
 impl Local {
-    pub fn new(events: Sender<Event>) -> Local {
-        Local { processes: BTreeMap::new(), events }
+    pub fn new(events: SyncSender<Event>) -> Result<Local> {
+        Ok(Local { processes: BTreeMap::new(), events, guard: Arc::new(Guard::start()?) })
     }
 
-    /// Starts a process in a folder, if there is one of that name.
+    /// Starts a process in a folder, if there is one of that name. Its end, if that failed at once.
     pub fn start(
         &mut self,
         key: Key,
         program: &[String],
         variables: impl IntoIterator<Item = (String, String)>,
         folder: Option<&Path>,
-    ) {
-        let Some((name, arguments)) = program.split_first() else { return };
+    ) -> Option<Ending> {
+        let Some((name, arguments)) = program.split_first() else {
+            return Some(Ending::Never("there is no program".to_owned()));
+        };
         let mut command = Command::new(name);
         command.args(arguments).env_remove(JOIN_TOKEN).envs(variables);
         if let Some(folder) = folder.filter(|folder| folder.is_dir()) {
@@ -90,11 +100,12 @@ impl Local {
         }
         // One that is being replaced has ended.
         self.processes.remove(&key.rank);
-        match ProcessGroup::start(command, key, self.events.clone()) {
-            Ok(group) => drop(self.processes.insert(key.rank, group)),
-            Err(error) => {
-                drop(self.events.send(Event::Ended { key, ending: Ending::Never(error.message().to_owned()) }));
+        match ProcessGroup::start(command, key, self.events.clone(), self.guard.clone()) {
+            Ok(group) => {
+                self.processes.insert(key.rank, group);
+                None
             }
+            Err(error) => Some(Ending::Never(error.message().to_owned())),
         }
     }
 

@@ -3,12 +3,13 @@
 use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Sender, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
+use super::guard::Guard;
 use crate::{Error, Result};
 
 /// Longer lines are cut into several.
@@ -16,6 +17,9 @@ const LONGEST_LINE: usize = 64 << 10;
 
 /// Output that comes from processes that have left the group is not waited for any longer than this.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
+
+/// So many events wait for whoever handles them; processes that say more wait with their next line.
+pub const MOST_EVENTS: usize = 1024;
 
 /// What happens to a process. `key` says which one, and which start of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +91,7 @@ pub struct ProcessGroup {
 
 impl ProcessGroup {
     /// Starts a command as the leader of a group. What happens to it goes to `events`.
-    pub fn start(mut command: Command, key: Key, events: Sender<Event>) -> Result<ProcessGroup> {
+    pub fn start(mut command: Command, key: Key, events: SyncSender<Event>, guard: Arc<Guard>) -> Result<ProcessGroup> {
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let program = command.get_program().to_string_lossy().into_owned();
         let mut child = command
@@ -95,6 +99,7 @@ impl ProcessGroup {
             .map_err(|error| Error::failed_precondition(format!("'{program}' could not be started: {error}")))?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| Error::internal("a process without a number"))?;
+        guard.add(pid);
         let group = ProcessGroup { pid, is_over: Arc::default() };
         let is_over = group.is_over.clone();
         let (read, all_read) = mpsc::channel();
@@ -110,6 +115,7 @@ impl ProcessGroup {
             let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
             // What it leaves behind has nobody who looks after it.
             let _ = kill_process_group(pid, Signal::KILL);
+            guard.remove(pid);
             let deadline = Instant::now() + LAST_OUTPUT;
             // An error says that both are done.
             while let Err(mpsc::RecvTimeoutError::Timeout) =
@@ -155,7 +161,7 @@ fn read_lines(
     from: impl Read + Send + 'static,
     key: Key,
     is_error: bool,
-    events: Sender<Event>,
+    events: SyncSender<Event>,
     done: Sender<()>,
 ) -> Result<()> {
     spawn("kolo-output", move || {
@@ -193,10 +199,10 @@ mod tests {
 
     /// All that a shell says, and how it ends.
     fn run(script: &str, act: impl FnOnce(&ProcessGroup)) -> (Vec<String>, Ending) {
-        let (sender, events) = mpsc::channel();
+        let (sender, events) = mpsc::sync_channel(MOST_EVENTS);
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        let group = ProcessGroup::start(command, KEY, sender).unwrap();
+        let group = ProcessGroup::start(command, KEY, sender, Arc::default()).unwrap();
         let mut lines = Vec::new();
         let mut act = Some(act);
         loop {
@@ -242,7 +248,9 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_there_is_named() {
-        let error = ProcessGroup::start(Command::new("/nonexistent/p"), KEY, mpsc::channel().0).err().unwrap();
+        let error = ProcessGroup::start(Command::new("/nonexistent/p"), KEY, mpsc::sync_channel(1).0, Arc::default())
+            .err()
+            .unwrap();
         assert!(error.to_string().contains("'/nonexistent/p' could not be started"), "{error}");
     }
 }

@@ -5,12 +5,14 @@
 //! group.rs      a process with all that it starts              output.rs     its lines: prefix, log file, the last ones
 //! crew.rs       those of one host: here, or with an agent      watch.rs      who ends how, and what follows from it
 //! agents.rs     the agents of several hosts: waiting, ssh      agent.rs      the other end of that
+//! guard.rs      ends processes if this one is killed
 //! ```
 
 pub mod agent;
 mod agents;
 mod crew;
 mod group;
+pub mod guard;
 mod hosts;
 mod output;
 mod variables;
@@ -101,9 +103,10 @@ pub fn run(args: &Args) -> Result<()> {
             slots: variables::own_slots(args.processes, &environment)?,
         }],
     };
-    let n: usize = hosts.iter().map(|host| host.slots).sum();
-    if n == 0 || n > MOST {
-        return Err(Error::invalid_argument(format!("{n} processes; 1 to {MOST} can be started")));
+    let n = hosts.iter().fold(0usize, |sum, host| sum.saturating_add(host.slots));
+    let n_all = n.saturating_mul(outside.as_ref().map_or(1, |outside| outside.n_nodes));
+    if n_all == 0 || n_all > MOST {
+        return Err(Error::invalid_argument(format!("{n_all} processes; 1 to {MOST} can be started")));
     }
     if outside.is_some() && (args.hosts.is_some() || args.min.is_some()) {
         return Err(Error::invalid_argument(

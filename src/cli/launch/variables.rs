@@ -74,7 +74,7 @@ pub fn outside(environment: &Environment) -> Result<Option<Outside>> {
             Ok(Some(Outside { node: place.rank, n_nodes: place.size, host, port: port.to_owned() }))
         }
         (_, engine) => Err(Error::invalid_argument(format!(
-            "{engine} has started this launcher as one of several, so that each would start processes of its own; leave out `kolo \
+            "{engine} says that this launcher is one of several, so that each would start processes of its own; leave out `kolo \
              launch`, or set KOLO_PLACE=alone if that is meant"
         ))),
     }

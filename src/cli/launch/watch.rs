@@ -146,7 +146,11 @@ impl<'a> Watch<'a> {
         self.addresses = self.find_addresses()?;
         (self.kill_at, self.is_over) = (None, false);
         for i in 0..self.seats.len() {
-            self.start(i, false)?;
+            match self.cause {
+                None => self.start(i, false)?,
+                // One before it could not be started, so the others are not either.
+                Some(_) => self.states[i] = State::Ended(Ending::Never("it was not started".to_owned())),
+            }
         }
         Ok(())
     }
@@ -158,7 +162,9 @@ impl<'a> Watch<'a> {
             variables.insert("KOLO_TOKEN", token.clone());
         }
         self.states[i] = State::Running;
-        self.crews.crews[self.hosts[i]].start(self.keys[i], &self.plan.program, &variables);
+        if let Some(ending) = self.crews.crews[self.hosts[i]].start(self.keys[i], &self.plan.program, &variables) {
+            self.ended(i, ending);
+        }
         Ok(())
     }
 
@@ -168,10 +174,10 @@ impl<'a> Watch<'a> {
             return Ok(Addresses { master: (outside.host.clone(), outside.port.clone()), ..Addresses::default() });
         }
         let n_hosts = self.plan.hosts.len();
-        for (i, host) in self.plan.hosts.iter().enumerate() {
-            self.crews.crews[i].ask_for_ports(i, 2 * host.slots + 1);
-        }
         let (mut ports, deadline) = (vec![None; n_hosts], Instant::now() + PORTS);
+        for (i, host) in self.plan.hosts.iter().enumerate() {
+            ports[i] = self.crews.crews[i].ask_for_ports(2 * host.slots + 1)?;
+        }
         while ports.iter().any(Option::is_none) {
             let name = |i: usize| &self.plan.hosts[i].name;
             match self.crews.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {

@@ -235,7 +235,7 @@ impl<'a> Queue<'a> {
         match (is_error, serde_json::from_str::<Value>(&line)) {
             (false, Ok(event)) => running.event(event),
             (false, Err(_)) => {}
-            (true, _) => running.last_error = Some(line),
+            (true, _) => running.last_error = Some(line.trim_start_matches("kolo: ").to_owned()),
         }
         Ok(())
     }

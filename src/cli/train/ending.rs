@@ -69,6 +69,7 @@ impl Ending {
             end["bytes_per_step"] = json!(exchange.bytes_per_step);
             end["whole_bytes_per_step"] = json!(exchange.whole_bytes_per_step);
             end["exchange_share"] = json!(exchange.share_of_time);
+            end["exchange_hidden"] = json!(exchange.hidden);
         }
         print(end)
     }
@@ -107,7 +108,9 @@ fn exchanged(report: &ExchangeReport) -> String {
         _ => String::new(),
     };
     let (kilobytes, percent) = (report.bytes_per_step / 1000.0, report.share_of_time * 100.0);
-    format!("Exchanged: {kilobytes:.1} kB a step{saved}; {percent:.0}% of the time")
+    let hidden =
+        report.hidden.map_or(String::new(), |hidden| format!(", {:.0}% of it beside backward", hidden * 100.0));
+    format!("Exchanged: {kilobytes:.1} kB a step{saved}; {percent:.0}% of the time{hidden}")
 }
 
 /// What to say after Ctrl-C.

@@ -6,8 +6,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Instant;
 
 use crate::data::Dataset;
-use crate::parallel::{World, trains_batch_norm};
-use crate::train::{Callback, Checkpoints, Flow, Model, StepReport, Trainer, TrainerState};
+use crate::parallel::{ElasticRank, World, trains_batch_norm};
+use crate::train::{Callback, Checkpoints, Flow, Model, StepReport, Trainer};
 use crate::{Error, Graph, Result};
 use serde_json::json;
 
@@ -41,31 +41,24 @@ pub struct Job<'g> {
 pub struct Member {
     /// The ranks; none while it looks for them.
     pub world: Option<World>,
-    /// Where the launcher says that ranks meet again.
-    pub invitations: Receiver<String>,
-    stop: Arc<AtomicBool>,
+    /// Its place in them, if they are those of an elastic training.
+    pub rank: Option<ElasticRank>,
+    /// Ends training after the current step.
+    pub stop: Arc<AtomicBool>,
     began: Instant,
     /// Whether there is a training that it joins, or goes on with.
     is_under_way: bool,
-    /// Where it was when it lost others.
-    state: Option<TrainerState>,
     /// The losses so far.
     losses: Vec<(f64, f64)>,
 }
 
 impl Member {
-    /// A rank that was started at the beginning, or in the place of another one.
-    pub fn new(world: World, replaces: bool, has_parent: bool) -> Member {
+    /// A rank that was started at the beginning, or in the place of another one; and what its launcher tells it.
+    pub fn new(replaces: bool, has_parent: bool) -> (Member, Receiver<String>) {
         let stop = stop_on_ctrl_c();
-        Member {
-            world: Some(world),
-            invitations: if has_parent { child::end_with_parent(stop.clone()) } else { mpsc::channel().1 },
-            stop,
-            began: Instant::now(),
-            is_under_way: replaces,
-            state: None,
-            losses: Vec::new(),
-        }
+        let lines = if has_parent { child::end_with_parent(stop.clone()) } else { mpsc::channel().1 };
+        let (world, rank, is_under_way, losses) = (None, None, replaces, Vec::new());
+        (Member { world, rank, stop, began: Instant::now(), is_under_way, losses }, lines)
     }
 
     /// Whether it joins a training that goes on, or goes on with one.
@@ -84,7 +77,9 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Opti
     let world = member.as_ref().and_then(|member| member.world.clone());
     let mut config = common.session_config()?;
     let is_first = world.as_ref().is_none_or(|world| world.rank() == 0);
-    let is_under_way = member.as_ref().is_some_and(|member| member.is_under_way);
+    let rank = member.as_ref().and_then(|member| member.rank.clone());
+    let is_under_way = member.as_ref().is_some_and(|member| member.is_under_way)
+        || rank.as_ref().is_some_and(|rank| rank.number() > 1);
     if let Some(world) = &world {
         common.gpu.choose_for(world, &mut config.gpu);
         if common.ranks.sync_batch_norm && !trains_batch_norm(graph) {
@@ -95,10 +90,12 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Opti
         config = common.ranks.data_parallel(world).configure(config);
     }
     let mut builder = Trainer::new(graph, job.model).source(config).stop_flag(stop.clone()).resume(common.resume);
-    if let (Some(member), Some(world)) = (&member, &world) {
-        let check_every = common.ranks.check_weights_every.unwrap_or(1000);
-        let data_parallel = common.ranks.data_parallel(world);
-        builder = builder.data_parallel(&data_parallel).check_every(check_every).state(member.state.clone());
+    builder = builder.check_every(common.ranks.check_weights_every.unwrap_or(1000));
+    if let Some(world) = &world {
+        builder = builder.data_parallel(&common.ranks.data_parallel(world));
+    }
+    if let Some(rank) = &rank {
+        builder = builder.elastic(rank);
     }
     if let Some(dir) = &common.checkpoint_dir {
         builder =
@@ -108,7 +105,7 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Opti
     let view = View::choose(common.json);
     match is_under_way {
         false => announce(&trainer, view)?,
-        true if is_first => announce_again(&trainer, view)?,
+        true if is_first => announce_again(&trainer, view, world.as_ref().map_or(1, World::size))?,
         true => {}
     }
 
@@ -137,7 +134,6 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Opti
                 Err(error) => {
                     progress.clear();
                     if let Some(member) = &mut member {
-                        member.state = trainer.state().ok();
                         member.losses = std::mem::take(&mut progress.losses);
                     }
                     return Err(error);
@@ -147,7 +143,6 @@ pub fn run<'g>(graph: &'g Graph, common: &Common, job: Job<'g>, mut member: Opti
     };
     progress.clear();
     if let Some(member) = &mut member {
-        member.state = trainer.state().ok();
         // A rank may be lost while the model is tested.
         member.losses.clone_from(&progress.losses);
     }
@@ -199,11 +194,11 @@ fn announce(trainer: &Trainer<'_>, view: View) -> Result<()> {
 }
 
 /// Says where training goes on after ranks were lost.
-fn announce_again(trainer: &Trainer<'_>, view: View) -> Result<()> {
+fn announce_again(trainer: &Trainer<'_>, view: View, n_ranks: usize) -> Result<()> {
     let step = trainer.step()?;
     match view {
-        View::Json => print(json!({ "event": "recovered", "step": step })),
-        _ => print(format_args!("All ranks are there again; going on at step {step}")),
+        View::Json => print(json!({ "event": "recovered", "step": step, "ranks": n_ranks })),
+        _ => print(format_args!("Going on with {n_ranks} ranks at step {step}")),
     }
 }
 

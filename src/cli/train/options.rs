@@ -189,6 +189,7 @@ impl Common {
         if let Some(n) = self.ranks.micro_batches.filter(|n| *n == 0 || *n > MAX_PARTS) {
             return Err(Error::invalid_argument(format!("--micro-batches {n}: give 1 to {MAX_PARTS}")));
         }
+        self.ranks.check()?;
         self.cluster.mode()?;
         self.session_config().map(drop)
     }

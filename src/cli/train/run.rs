@@ -5,50 +5,60 @@ use crate::optim::Optimizer;
 use crate::parallel::World;
 use crate::recipes::{Placement, train_model};
 use crate::strategy::Mesh;
-use crate::{Code, Error, Result};
+use crate::{Error, Result};
 
 use super::cluster::{self, Role};
 use super::job::{self, Job, Member};
+use super::launch;
 use super::options::Common;
-use super::ranks;
-use super::recipe::{Defaults, Recipe};
+use super::recipe::{Defaults, Recipe, RecipeData};
 
 /// Starts `n` ranks, unless the flags make no sense for so many.
 pub fn launch(common: &Common, recipe: &dyn Recipe, n: usize) -> Result<()> {
-    Sizes::new(common, recipe.defaults(), n)?;
-    ranks::launch(&common.ranks, n)
+    let fits = |n: usize| Sizes::new(common, recipe.defaults(), n).map(drop);
+    fits(n)?;
+    launch::launch(&common.ranks, n, common.ranks.sizes_of(n, &fits)?)
 }
 
-/// Trains. A rank that loses others goes on with those that are left and a new one, from where it was.
+/// Trains. A rank that loses others goes on with those that are left, and with new ones, from where it was.
 pub fn run(common: &Common, recipe: &dyn Recipe) -> Result<()> {
-    let (elastic, has_parent) = (common.ranks.elastic, common.cluster.with_parent);
-    let world = match common.cluster.is_joined() {
-        true => None,
-        false => common.ranks.world(&common.cluster.security)?,
-    };
-    let Some(world) = world else { return run_once(common, recipe, None) };
-    let mut member = Member::new(world, common.ranks.replaces_a_rank(), has_parent);
-    loop {
-        let Err(error) = run_once(common, recipe, Some(&mut member)) else { return Ok(()) };
-        // Any other error is this rank's own, and would come again.
-        if !elastic || error.code() != Code::Aborted {
-            return Err(error);
-        }
-        // The others learn at once that it has left.
-        member.world = None;
-        match ranks::next_world(&member.invitations) {
-            Some(world) => member.world = Some(world),
-            None => return Err(error),
-        }
+    // What takes long is done before others wait for this rank.
+    let batch = Sizes::batch(common, recipe.defaults());
+    let data = recipe.data(batch, common.seed)?;
+    if !common.ranks.elastic {
+        let world = match common.cluster.is_joined() {
+            true => None,
+            false => common.ranks.world(&common.cluster.security)?,
+        };
+        let Some(world) = world else { return run_once(common, recipe, &data, None) };
+        let (mut member, _) = Member::new(false, common.cluster.with_parent);
+        member.world = Some(world);
+        return run_once(common, recipe, &data, Some(&mut member));
     }
+    let (mut member, lines) = Member::new(common.ranks.replaces_a_rank(), common.cluster.with_parent);
+    let fits = |n: usize| Sizes::new(common, recipe.defaults(), n).map(drop);
+    let elastic = common.ranks.elastic(&common.cluster.security, &fits, &member.stop, lines)?;
+    if let Some(address) = elastic.address() {
+        tracing::info!(target: "kolo::train", "this rank listens for others at {address}");
+    }
+    let trained = elastic.train(|rank| {
+        (member.world, member.rank) = (Some(rank.world().clone()), Some(rank.clone()));
+        let done = run_once(common, recipe, &data, Some(&mut member));
+        // The others learn at once that it has left.
+        (member.world, member.rank) = (None, None);
+        done
+    })?;
+    if trained.is_none() {
+        eprintln!("kolo: the training has ended while this process waited to be let in");
+    }
+    Ok(())
 }
 
-fn run_once(common: &Common, recipe: &dyn Recipe, member: Option<&mut Member>) -> Result<()> {
+fn run_once(common: &Common, recipe: &dyn Recipe, data: &RecipeData, member: Option<&mut Member>) -> Result<()> {
     let n_ranks = member.as_ref().and_then(|member| member.world.as_ref()).map_or(1, World::size);
     let sizes = Sizes::new(common, recipe.defaults(), n_ranks)?;
     let role = common.cluster.role()?;
-    let data = recipe.data(sizes.batch, common.seed)?;
-    let train = data.train.shuffle(common.seed).batch(sizes.batch, true);
+    let train = data.train.clone().shuffle(common.seed).batch(sizes.batch, true);
     let shares_batches = role.as_ref().map_or(Ok(false), |role| common.shares_batches(role))?;
     let per_epoch = batches_per_epoch(&train, role.as_ref().filter(|_| !shares_batches), sizes.batch)?;
     let by_data = per_epoch.saturating_mul(sizes.epochs);
@@ -58,7 +68,7 @@ fn run_once(common: &Common, recipe: &dyn Recipe, member: Option<&mut Member>) -
     let graph = crate::graph();
     graph.set_seed(common.seed as i64);
     let inputs = recipe.inputs(&graph);
-    let (epochs, unit, test) = (sizes.epochs, recipe.unit(), data.test);
+    let (epochs, unit, test) = (sizes.epochs, recipe.unit(), data.test.clone());
     let build = |optimizer: &dyn Optimizer, placement: &Placement| {
         let model = train_model(&graph, placement, optimizer, &inputs, |inputs| recipe.build(inputs))?;
         Ok::<_, Error>((model, recipe.closing(&graph, &inputs, common.seed)?))
@@ -108,9 +118,14 @@ struct Sizes {
 }
 
 impl Sizes {
+    /// Samples of a batch, of all ranks together.
+    fn batch(common: &Common, defaults: Defaults) -> usize {
+        common.batch_size.unwrap_or(defaults.batch)
+    }
+
     /// For one of so many ranks.
     fn new(common: &Common, defaults: Defaults, n_ranks: usize) -> Result<Sizes> {
-        let batch = common.batch_size.unwrap_or(defaults.batch);
+        let batch = Sizes::batch(common, defaults);
         let epochs = common.epochs.unwrap_or(defaults.epochs);
         let towers = common.towers(n_ranks)?;
         let n_parts = towers.len().max(1) * n_ranks;

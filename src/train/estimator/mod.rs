@@ -28,7 +28,7 @@ use super::{
 use crate::data::Dataset;
 use crate::optim::Optimizer;
 use crate::parallel::ReduceOp;
-use crate::strategy::{Scope, Strategy};
+use crate::strategy::{PerReplica, Scope, Strategy};
 
 pub use run_config::{JobPart, RunConfig};
 pub use together::{EvalSpec, TrainSpec, train_and_evaluate};
@@ -179,8 +179,7 @@ where
         let shares = inputs.iter().map(|input| scope.split(*input)).collect::<Result<Vec<_>>>()?;
         let specs = scope.run(&shares, |replica| self.describe(replica.inputs(), Mode::Train))?;
         let loss = |spec: &EstimatorSpec<'g>| spec.loss.ok_or_else(|| lacks("no loss to train with", "loss(..)"));
-        specs.local().iter().try_for_each(|spec| loss(spec).map(drop))?;
-        let losses = specs.map(|spec| spec.loss.unwrap_or(inputs[0]));
+        let losses = PerReplica::new(specs.local().iter().map(loss).collect::<Result<Vec<_>>>()?);
         let first = specs.into_local().into_iter().next();
         let first = first.ok_or_else(|| Error::internal("a strategy has replicas"))?;
         let train = match (first.optimizer, first.train_op) {

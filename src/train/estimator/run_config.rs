@@ -1,16 +1,26 @@
 //! Where an estimator keeps its checkpoints, and which part of a job this process is.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use kolo_core::{Error, Result};
-use kolo_net::ranks::RankConfig;
-use kolo_net::{ClusterSpec, ServerConfig, TfConfig};
+use kolo_core::{DType, Error, PartialShape, Result};
+use kolo_graph::{Graph, Operation};
+use kolo_net::{ClusterSpec, Connect as _, ServerConfig};
 use kolo_ops::io::FileAccess;
+use kolo_ops::queue::FifoQueue;
+use kolo_runtime::{Session, SessionConfig};
 
 use crate::cluster::UpdateMode;
-use crate::parallel::{RankPlace, World};
+use crate::parallel::World;
+use crate::place::{Environment, Place, RankSeat, TaskSeat, find};
 use crate::strategy::{MultiWorkerMirrored, OneDevice, ParameterServer, Strategy};
 use crate::train::Every;
+
+/// The jobs whose tasks train.
+const TRAINERS: [&str; 3] = ["chief", "master", "worker"];
+
+/// How often a parameter server looks who has left.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// The settings of an [`Estimator`](super::Estimator).
 #[derive(Clone)]
@@ -31,15 +41,8 @@ pub struct RunConfig {
 pub enum JobPart {
     /// The whole job.
     Alone,
-    /// One of several that exchange gradients among themselves; they meet at an address of rank 0.
-    Rank {
-        /// Its number.
-        rank: usize,
-        /// How many there are.
-        size: usize,
-        /// `host:port` of rank 0.
-        meeting: String,
-    },
+    /// One of several that exchange gradients among themselves.
+    Rank(RankSeat),
     /// A worker, or the chief, of a cluster with parameter servers.
     Worker(ClusterSpec, String, u32),
     /// A parameter server.
@@ -49,41 +52,28 @@ pub enum JobPart {
 }
 
 impl JobPart {
-    /// The part that the value of `TF_CONFIG` gives a process; the whole job if there is none. A cluster with a job `ps` has parameter
-    /// servers; in one without, the chief (or master) and the workers exchange gradients among themselves.
+    /// The part of a process that was found in this place. A cluster with a job `ps` has parameter servers; in one without, the chief
+    /// (or master) and the workers exchange gradients among themselves, as ranks of any other launcher do.
     ///
     /// ```
+    /// use kolo::place::{Environment, find};
     /// use kolo::train::JobPart;
     ///
     /// let config = r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}"#;
-    /// assert_eq!(JobPart::of(Some(config))?, JobPart::Rank { rank: 1, size: 2, meeting: "a:1".to_owned() });
-    /// assert_eq!(JobPart::of(None)?, JobPart::Alone);
+    /// let place = find(&Environment::new([("TF_CONFIG", config)]))?.place;
+    /// assert!(matches!(JobPart::of(place)?, JobPart::Rank(seat) if seat.place.rank == 1));
     /// # Ok::<(), kolo::Error>(())
     /// ```
-    pub fn of(tf_config: Option<&str>) -> Result<JobPart> {
-        let Some(text) = tf_config.filter(|text| !text.trim().is_empty()) else { return Ok(JobPart::Alone) };
-        let config = TfConfig::parse(text)?;
-        let (cluster, task) = match (config.cluster, config.task) {
-            (_, Some(task)) if task.job == "evaluator" => return Ok(JobPart::Evaluator),
-            (Some(cluster), Some(task)) => (cluster, task),
-            (None, _) | (Some(_), None) => return Ok(JobPart::Alone),
+    pub fn of(place: Place) -> Result<JobPart> {
+        let TaskSeat { cluster, job, index } = match place {
+            Place::Alone => return Ok(JobPart::Alone),
+            Place::Rank(seat) => return Ok(JobPart::Rank(seat)),
+            Place::Task(seat) => seat,
         };
-        let has_servers = cluster.tasks("ps").next().is_some();
-        match task.job.as_str() {
-            "ps" => Ok(JobPart::Server(cluster, task.index)),
-            "chief" | "master" | "worker" if has_servers => Ok(JobPart::Worker(cluster, task.job, task.index)),
-            "chief" | "master" | "worker" => {
-                let all: Vec<(&str, u32, &str)> = ["chief", "master", "worker"]
-                    .into_iter()
-                    .flat_map(|job| cluster.tasks(job).map(move |(task, address)| (job, task, address)))
-                    .collect();
-                let rank = all.iter().position(|(job, index, _)| (*job, *index) == (task.job.as_str(), task.index));
-                let rank = rank.ok_or_else(|| Error::internal("a task of the cluster is not among its tasks"))?;
-                match all.len() {
-                    1 => Ok(JobPart::Alone),
-                    size => Ok(JobPart::Rank { rank, size, meeting: all[0].2.to_owned() }),
-                }
-            }
+        match job.as_str() {
+            "evaluator" => Ok(JobPart::Evaluator),
+            "ps" => Ok(JobPart::Server(cluster, index)),
+            job if TRAINERS.contains(&job) => Ok(JobPart::Worker(cluster, job.to_owned(), index)),
             other => Err(Error::invalid_argument(format!(
                 "TF_CONFIG: a task of job '{other}' has no part in an estimator's job; there are chief, master, worker, ps and evaluator"
             ))),
@@ -97,10 +87,9 @@ impl RunConfig {
         RunConfig::of(model_dir, JobPart::Alone)
     }
 
-    /// The part of the job that `TF_CONFIG` says; the whole of it if it is not set.
+    /// The part of the job that `TF_CONFIG`, or another launcher's variables, say ([`find`]); the whole of it if there are none.
     pub fn from_env(model_dir: impl Into<PathBuf>) -> Result<RunConfig> {
-        let value = std::env::var("TF_CONFIG").ok();
-        Ok(RunConfig::of(model_dir, JobPart::of(value.as_deref())?))
+        Ok(RunConfig::of(model_dir, JobPart::of(find(&Environment::own())?.place)?))
     }
 
     /// This part of the job.
@@ -176,7 +165,7 @@ impl RunConfig {
     pub fn is_chief(&self) -> bool {
         match &self.part {
             JobPart::Alone => true,
-            JobPart::Rank { rank, .. } => *rank == 0,
+            JobPart::Rank(seat) => seat.place.rank == 0,
             JobPart::Worker(cluster, job, task) => {
                 job != "worker" || (*task == 0 && !cluster.jobs().any(|job| job == "chief" || job == "master"))
             }
@@ -197,10 +186,9 @@ impl RunConfig {
                  `train_distribute` out, or TF_CONFIG",
                 strategy.name()
             ))),
-            (JobPart::Rank { rank, size, meeting }, None) => {
-                let config = RankConfig::new(*rank, *size, meeting);
-                let place = RankPlace { local_rank: 0, local_size: 1, ..RankPlace::on_one_host(*rank, *size) };
-                MultiWorkerMirrored::new(&World::meet(&config, place)?).devices(&self.devices).build()
+            (JobPart::Rank(seat), None) => {
+                let world = World::meet_at(seat, &(self.server)().security)?;
+                MultiWorkerMirrored::new(&world).devices(&self.devices).build()
             }
             (JobPart::Worker(cluster, job, task), None) => {
                 let mut server = (self.server)();
@@ -220,11 +208,32 @@ impl RunConfig {
         }
     }
 
-    /// Serves a parameter server's task until the process ends.
+    /// Serves a parameter server's task until all that train have left.
     pub(super) fn serve(&self, cluster: &ClusterSpec, task: u32) -> Result<()> {
         let mut server = (self.server)();
         server.files = FileAccess::under(std::slice::from_ref(&self.made_dir()?))?;
-        ParameterServer::new(cluster, "ps", task).server_config(server).serve()?.join()
+        let security = server.security.clone();
+        let server = ParameterServer::new(cluster, "ps", task).server_config(server).serve()?;
+        let g = crate::graph();
+        let n_left = departures(&g, task).size();
+        let config = SessionConfig { device_filters: vec![format!("/job:ps/task:{task}")], ..SessionConfig::default() };
+        let session = Session::connect_secured(&server.target(), &g, config, &security)?;
+        let n = TRAINERS.into_iter().map(|job| cluster.tasks(job).count()).sum::<usize>();
+        // A step that waited for them would be reported as one that takes too long.
+        while session.fetch(n_left)?.scalar_value::<i32>()? < i32::try_from(n).unwrap_or(i32::MAX) {
+            std::thread::sleep(LOOK);
+        }
+        drop(session);
+        server.stop();
+        server.join()
+    }
+
+    /// Tells the parameter servers that this worker has left.
+    pub(super) fn leave(&self, cluster: &ClusterSpec, strategy: &Strategy) -> Result<()> {
+        let g = crate::graph();
+        let tell = |(task, _)| departures(&g, task).enqueue(&[g.constant(1i32)]);
+        let told: Vec<Operation<'_>> = cluster.tasks("ps").map(tell).collect();
+        strategy.session(&g)?.run(&[], &[], &told).map(drop)
     }
 
     fn made_dir(&self) -> Result<PathBuf> {
@@ -233,4 +242,11 @@ impl RunConfig {
         })?;
         Ok(self.model_dir.clone())
     }
+}
+
+/// The queue on a parameter server into which each worker puts an element when it leaves.
+fn departures(graph: &Graph, ps: u32) -> FifoQueue<'_> {
+    graph.device(&format!("/job:ps/task:{ps}/device:CPU:0"), || {
+        FifoQueue::shared(graph, "kolo_departures", &[(DType::I32, PartialShape::scalar())], None)
+    })
 }

@@ -6,6 +6,8 @@ use kolo_core::Code;
 
 use super::*;
 use crate::optim::Sgd;
+use crate::parallel::RankPlace;
+use crate::place::{Environment, Meeting, RankSeat, find};
 use crate::strategy::Mirrored;
 use crate::train::Every;
 use crate::{nn, ops};
@@ -155,10 +157,16 @@ fn an_evaluator_sees_checkpoints_until_the_last_step_and_gives_up_on_a_training_
     );
 }
 
+/// The part that a value of `TF_CONFIG` gives.
+fn of(tf_config: &str) -> kolo_core::Result<JobPart> {
+    JobPart::of(find(&Environment::new([("TF_CONFIG", tf_config)]))?.place)
+}
+
 #[test]
 fn tf_config_gives_every_process_its_part() {
-    let part = |cluster: &str, task: &str| JobPart::of(Some(&format!(r#"{{"cluster": {cluster}, "task": {task}}}"#)));
-    let rank = |rank, size| JobPart::Rank { rank, size, meeting: "a:1".to_owned() };
+    let part = |cluster: &str, task: &str| of(&format!(r#"{{"cluster": {cluster}, "task": {task}}}"#));
+    let at = |place| JobPart::Rank(RankSeat { place, meeting: Meeting::Address("a:1".to_owned()) });
+    let rank = |rank, size| at(RankPlace { rank, size, local_rank: 0, local_size: 1 });
     let ps = r#"{"chief": ["a:1"], "ps": ["b:1"], "worker": ["c:1", "d:1"]}"#;
     assert!(matches!(part(ps, r#"{"type": "chief", "index": 0}"#), Ok(JobPart::Worker(_, job, 0)) if job == "chief"));
     assert!(
@@ -170,25 +178,40 @@ fn tf_config_gives_every_process_its_part() {
     assert_eq!(part(master, r#"{"type": "master"}"#).unwrap(), rank(0, 3));
     assert_eq!(part(master, r#"{"type": "worker", "index": 1}"#).unwrap(), rank(2, 3));
     assert_eq!(part(r#"{"worker": ["a:1", "b:1"]}"#, r#"{"type": "worker", "index": 0}"#).unwrap(), rank(0, 2));
+    let shared = part(r#"{"worker": ["a:1", "b:1", "b:2"]}"#, r#"{"type": "worker", "index": 2}"#).unwrap();
+    let place = RankPlace { rank: 2, size: 3, local_rank: 1, local_size: 2 };
+    assert_eq!(shared, at(place));
     assert_eq!(part(r#"{"worker": ["a:1"]}"#, r#"{"type": "worker", "index": 0}"#).unwrap(), JobPart::Alone);
-    assert_eq!(JobPart::of(Some("")).unwrap(), JobPart::Alone);
-    assert_eq!(JobPart::of(Some("{}")).unwrap(), JobPart::Alone);
+    assert_eq!(of("").unwrap(), JobPart::Alone);
+    assert_eq!(of("{}").unwrap(), JobPart::Alone);
     let odd = part(r#"{"worker": ["a:1"], "tpu": ["b:1"]}"#, r#"{"type": "tpu", "index": 0}"#).unwrap_err().to_string();
     assert!(odd.contains("job 'tpu' has no part in an estimator's job"), "{odd}");
     assert!(RunConfig::of("", part(ps, r#"{"type": "chief"}"#).unwrap()).is_chief());
     assert!(!RunConfig::of("", part(ps, r#"{"type": "worker"}"#).unwrap()).is_chief());
 }
 
+/// Addresses on which nobody listens. All of 127/8 is loopback on Linux, and nobody else's connections have ports there.
+fn free_addresses(n: usize) -> Vec<String> {
+    let pid = std::process::id();
+    let host = if cfg!(target_os = "linux") {
+        format!("127.{}.{}.9", 1 + pid / 250 % 250, 1 + pid % 250)
+    } else {
+        "127.0.0.1".to_owned()
+    };
+    let bound: Vec<TcpListener> = (0..n).map(|_| TcpListener::bind((host.as_str(), 0)).unwrap()).collect();
+    bound.iter().map(|at| at.local_addr().unwrap().to_string()).collect()
+}
+
 /// Two ranks of a cluster without parameter servers, as two processes would be that were started with `TF_CONFIG`.
 #[test]
 fn ranks_of_a_cluster_train_one_model_and_the_first_evaluates_it() {
     let folder = Folder::new("ranks");
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = free_addresses(1).remove(0);
     let train = |index: usize| {
         let config = format!(
             r#"{{"cluster": {{"worker": ["{free}", "127.0.0.1:1"]}}, "task": {{"type": "worker", "index": {index}}}}}"#
         );
-        let config = RunConfig::of(&folder.0, JobPart::of(Some(&config)).unwrap());
+        let config = RunConfig::of(&folder.0, of(&config).unwrap());
         let train = TrainSpec::new(|| Ok(rows(50)), 40);
         let eval = EvalSpec::new(|| Ok(rows(1)));
         train_and_evaluate(&Estimator::new(config, line), &train, &eval).unwrap()
@@ -199,4 +222,33 @@ fn ranks_of_a_cluster_train_one_model_and_the_first_evaluates_it() {
     });
     assert_eq!((first.len(), first[0].step, second.len()), (1, 40, 0));
     assert!(first[0].evaluation.loss < 1e-3, "{first:?}");
+}
+
+/// A chief, a worker and two parameter servers, which end with the job.
+#[test]
+fn the_tasks_of_a_cluster_do_what_their_parts_are_and_end() {
+    for mode in ["sync", "async"] {
+        let folder = Folder::new(&format!("cluster-{mode}"));
+        let free = free_addresses(4);
+        let [chief, a, b, worker] = &free[..] else { panic!("four were bound") };
+        let cluster = format!(r#"{{"chief": ["{chief}"], "ps": ["{a}", "{b}"], "worker": ["{worker}"]}}"#);
+        let task = |job: &str, index: usize| {
+            let config = format!(r#"{{"cluster": {cluster}, "task": {{"type": "{job}", "index": {index}}}}}"#);
+            let config = RunConfig::of(&folder.0, of(&config).unwrap()).mode(mode.parse().unwrap());
+            let train = TrainSpec::new(|| Ok(rows(1000)), 60);
+            let eval = EvalSpec::new(|| Ok(rows(1)));
+            train_and_evaluate(&Estimator::new(config, line), &train, &eval).unwrap()
+        };
+        let found = std::thread::scope(|scope| {
+            let others = [("ps", 0), ("ps", 1), ("worker", 0)].map(|(job, index)| {
+                let task = &task;
+                scope.spawn(move || task(job, index))
+            });
+            let found = task("chief", 0);
+            others.into_iter().for_each(|other| assert!(other.join().unwrap().is_empty()));
+            found
+        });
+        assert_eq!(found.len(), 1, "{mode}");
+        assert!(found[0].step >= 60 && found[0].evaluation.loss < 1e-3, "{mode}: {found:?}");
+    }
 }

@@ -56,7 +56,7 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// Does this process's part of a training. The whole job, alone: trains and evaluates in turn. A chief, a worker or a rank: trains; the
 /// chief, or rank 0, evaluates at the end. An evaluator: evaluates each checkpoint until that of the last step. A parameter server: serves
-/// until the process is ended. Gives what this process has evaluated, in order.
+/// until all that train have left. Gives what this process has evaluated, in order.
 pub fn train_and_evaluate<F, T, E>(
     estimator: &Estimator<F>,
     train: &TrainSpec<T>,
@@ -70,8 +70,13 @@ where
     let config = estimator.config();
     match config.part() {
         JobPart::Alone => in_turn(estimator, train, eval),
-        JobPart::Rank { .. } | JobPart::Worker(..) => {
-            estimator.train(&train.input_fn, Some(train.max_steps))?;
+        JobPart::Rank(_) | JobPart::Worker(..) => {
+            let strategy = config.strategy()?;
+            estimator.train_with(&strategy, &(train.input_fn)()?, Some(train.max_steps))?;
+            if let JobPart::Worker(cluster, ..) = config.part() {
+                config.leave(cluster, &strategy)?;
+            }
+            drop(strategy);
             if config.is_chief() { Ok(vec![estimator.evaluate(&eval.input_fn)?]) } else { Ok(Vec::new()) }
         }
         JobPart::Server(cluster, task) => config.serve(cluster, *task).map(|()| Vec::new()),

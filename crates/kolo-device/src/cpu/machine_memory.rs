@@ -1,25 +1,63 @@
 //! How much memory this process can have: what the machine has, or less if the process is limited.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The least of the machine's memory, the limits of the control group, and what is left of the address space, but for what a
-/// process needs besides tensors: code, stacks, messages, and what is too small to be counted. `u64::MAX` where the system
-/// does not say.
-pub(crate) fn machine_memory() -> u64 {
-    static FOUND: OnceLock<u64> = OnceLock::new();
-    *FOUND.get_or_init(|| {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        [
-            total(&read("/proc/meminfo")),
-            group_limit(&read("/sys/fs/cgroup/memory.max")),
-            group_limit(&read("/sys/fs/cgroup/memory/memory.limit_in_bytes")),
-            address_space(&read("/proc/self/limits")).map(|all| left(all, taken(&read("/proc/self/status")))),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
-        .map_or(u64::MAX, |all| all - (all / 8).min(MOST_UNCOUNTED))
-    })
+/// The memory of this machine.
+pub(crate) static MACHINE: MachineMemory = MachineMemory::new(read);
+
+/// How much there is, as it was when it was last asked for. Virtual machines that get memory as they use it begin with little,
+/// and limits of control groups may be changed: so it is asked for again before anything is refused.
+pub(crate) struct MachineMemory {
+    /// 0 if nobody has asked.
+    known: AtomicU64,
+    read: fn() -> u64,
+}
+
+impl MachineMemory {
+    const fn new(read: fn() -> u64) -> MachineMemory {
+        MachineMemory { known: AtomicU64::new(0), read }
+    }
+
+    /// Bytes, as far as is known.
+    pub fn known(&self) -> u64 {
+        match self.known.load(Ordering::Relaxed) {
+            0 => self.ask(),
+            known => known,
+        }
+    }
+
+    /// Whether the machine has so many bytes.
+    pub fn has(&self, n_bytes: u64) -> bool {
+        n_bytes <= self.known() || n_bytes <= self.ask()
+    }
+
+    #[cold]
+    fn ask(&self) -> u64 {
+        let bytes = (self.read)().max(1);
+        self.known.store(bytes, Ordering::Relaxed);
+        bytes
+    }
+}
+
+/// The least of the machine's memory, the limits of the control group, and what was left of the address space at first, but for
+/// what a process needs besides tensors: code, stacks, messages, and what is too small to be counted. `u64::MAX` where the
+/// system does not say.
+fn read() -> u64 {
+    /// The address space that was taken before the first tensor.
+    static TAKEN: OnceLock<u64> = OnceLock::new();
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let taken = *TAKEN.get_or_init(|| taken(&read("/proc/self/status")));
+    [
+        total(&read("/proc/meminfo")),
+        group_limit(&read("/sys/fs/cgroup/memory.max")),
+        group_limit(&read("/sys/fs/cgroup/memory/memory.limit_in_bytes")),
+        address_space(&read("/proc/self/limits")).map(|all| left(all, taken)),
+    ]
+    .into_iter()
+    .flatten()
+    .min()
+    .map_or(u64::MAX, |all| all - (all / 8).min(MOST_UNCOUNTED))
 }
 
 /// What is left for tensors of an address space: less [`RESERVED`], but half of it if it is small, so that a small limit does not
@@ -78,6 +116,18 @@ mod tests {
         assert_eq!(address_space(&line("4096")), Some(4096));
         let mb = |n: u64| n << 20;
         assert_eq!([left(mb(2048), mb(300)), left(mb(512), mb(300)), left(mb(100), mb(300))], [mb(1492), mb(106), 0]);
-        assert!(machine_memory() > 1 << 20);
+        assert!(MACHINE.known() > 1 << 20);
+    }
+
+    #[test]
+    fn memory_that_grows_is_asked_for_again_before_a_refusal() {
+        static ASKED: AtomicU64 = AtomicU64::new(0);
+        let machine = MachineMemory::new(|| 100 * (1 + ASKED.fetch_add(1, Ordering::Relaxed)));
+        assert!(machine.has(100) && machine.has(7));
+        assert_eq!((ASKED.load(Ordering::Relaxed), machine.known()), (1, 100));
+        assert!(machine.has(150));
+        assert_eq!(machine.known(), 200);
+        assert!(machine.has(200) && !machine.has(1000));
+        assert_eq!(ASKED.load(Ordering::Relaxed), 3);
     }
 }

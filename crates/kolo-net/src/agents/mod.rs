@@ -10,14 +10,14 @@
 //!       ◄─ messages: lengths of 4 bytes, then JSON ───►                 a length of 0 is a sign of life
 //! ```
 //!
-//! An end of which nothing was heard for [`LOST_AFTER`] is lost. Messages go one after the other, and whoever sends more than the other
-//! end takes waits.
+//! An end of which nothing was heard for [`LOST_AFTER`] is lost. Messages go one after the other; few of them are kept at either end, and
+//! whoever sends more than the other end takes waits.
 
 mod token;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
 use kolo_core::{Code, Error, Result};
@@ -47,8 +47,11 @@ const MOST_STRANGERS: usize = 64;
 const MOST_BYTES: usize = 4 << 20;
 const MOST_GREETING: usize = 1 << 10;
 
-/// How many messages wait to be sent before whoever sends waits as well.
+/// How many messages wait to be sent, or to be taken, before whoever sends them waits as well.
 const MOST_WAITING: usize = 256;
+
+/// How often an end looks whether what has come was taken.
+const TAKEN: Duration = Duration::from_millis(5);
 
 /// The first and the longest pause before a launcher that is not there is called again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -227,21 +230,20 @@ fn runtime() -> Result<Runtime> {
 /// Lets a stream carry a conversation. Called inside a runtime.
 fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> (Line, Receiver<Heard>) {
     let (outgoing, waiting) = channel::channel(MOST_WAITING);
-    let (sender, heard) = mpsc::channel();
+    let (sender, heard) = mpsc::sync_channel(MOST_WAITING);
     tokio::spawn(async move {
         let (mut from, mut to) = tokio::io::split(stream);
         let why = tokio::select! {
             error = listen(&mut from, &sender) => error,
             error = speak(&mut to, waiting) => error,
         };
-        // Nobody may be interested any more.
-        drop(sender.send(Heard::Gone(why)));
+        pass_on(&sender, Heard::Gone(why)).await;
     });
     (Line { outgoing }, heard)
 }
 
 /// Passes messages on until the other end has gone; the reason.
-async fn listen(from: &mut (impl AsyncRead + Unpin), sender: &Sender<Heard>) -> String {
+async fn listen(from: &mut (impl AsyncRead + Unpin), sender: &SyncSender<Heard>) -> String {
     loop {
         match tokio::time::timeout(LOST_AFTER, read_frame(from, MOST_BYTES)).await {
             Err(_) => return format!("nothing was heard of it for {LOST_AFTER:?}"),
@@ -249,10 +251,19 @@ async fn listen(from: &mut (impl AsyncRead + Unpin), sender: &Sender<Heard>) -> 
             Ok(Err(error)) => return error.to_string(),
             Ok(Ok(frame)) if frame.is_empty() => {}
             Ok(Ok(frame)) => match serde_json::from_slice(&frame) {
-                Ok(message) => drop(sender.send(Heard::Message(message))),
+                Ok(message) => pass_on(sender, Heard::Message(message)).await,
                 Err(error) => return format!("it said something that is no message: {error}"),
             },
         }
+    }
+}
+
+/// Waits until there is room for what has come. Nobody may be interested any more.
+async fn pass_on(sender: &SyncSender<Heard>, heard: Heard) {
+    let mut waiting = heard;
+    while let Err(TrySendError::Full(back)) = sender.try_send(waiting) {
+        waiting = back;
+        tokio::time::sleep(TAKEN).await;
     }
 }
 
@@ -327,6 +338,28 @@ mod tests {
         drop(agent);
         assert!(matches!(arrival.heard.recv_timeout(SOON).unwrap(), Heard::Gone(_)));
         assert!(!arrival.line.say(&json!({})));
+    }
+
+    #[test]
+    fn whoever_says_more_than_is_heard_waits() {
+        let lobby = lobby();
+        let agent = join(&lobby.address().to_string(), lobby.token(), SOON).unwrap();
+        let arrival = lobby.next(SOON).unwrap();
+        let line = agent.line.clone();
+        let (sender, said) = mpsc::channel();
+        const N: usize = 2000;
+        std::thread::spawn(move || {
+            for i in 0..N {
+                assert!(line.say(&json!([i, "x".repeat(32 << 10)])));
+            }
+            sender.send(()).unwrap();
+        });
+        // 64 MB are more than both ends and the system keep.
+        assert!(said.recv_timeout(Duration::from_millis(500)).is_err());
+        for i in 0..N {
+            assert_eq!(message(&arrival.heard)[0], i);
+        }
+        said.recv_timeout(SOON).unwrap();
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! What an agent has to know of a launcher: `FINGERPRINT.SECRET`, in hexadecimal digits.
 
+use std::path::Path;
+
 use kolo_core::{Error, Result};
 
 use crate::transport::tls::{Token, random_token};
+use crate::transport::user_token::read_private;
 
 /// Bytes of a fingerprint, a SHA-256.
 const FINGERPRINT: usize = 32;
@@ -36,6 +39,12 @@ impl JoinToken {
             *byte = u8::from_str_radix(&fingerprint[2 * i..2 * i + 2], 16).map_err(|_| wrong())?;
         }
         Ok(JoinToken { fingerprint: bytes, secret: Token::new(secret).map_err(|_| wrong())? })
+    }
+
+    /// Reads the token from a file that only this user can read.
+    pub fn read(path: &Path) -> Result<JoinToken> {
+        let bytes = read_private("the file of the join token", path)?;
+        JoinToken::parse(&String::from_utf8_lossy(&bytes)).map_err(|error| error.context(path.display()))
     }
 
     /// It as a text, for an environment, a file or a pipe. It is not for flags or logs.

@@ -1,9 +1,9 @@
 //! A task of a cluster: its devices, served to clients and to other tasks on one port.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo_core::{Code, Error, Result};
 use kolo_device::DeviceAttributes;
@@ -111,8 +111,10 @@ impl Server {
     /// lets the system choose one.
     pub fn new(cluster: &ClusterSpec, job: &str, task: u32, config: ServerConfig) -> Result<Server> {
         let address = cluster.address(job, task)?;
-        let listener = std::net::TcpListener::bind(address).map_err(|error| {
-            let own = TaskName::new(job, task);
+        let own = TaskName::new(job, task);
+        let addresses = own_addresses(address, &own, config.ready_deadline)
+            .map_err(|error| Error::unavailable(format!("{own} cannot listen on {address}: {error}")))?;
+        let listener = std::net::TcpListener::bind(&addresses[..]).map_err(|error| {
             Error::unavailable(format!("{own} cannot listen on {address}: {error}; is another server running there?"))
         })?;
         Server::on(listener, cluster, job, task, config)
@@ -303,6 +305,26 @@ impl Drop for Server {
         let close = async { tokio::time::timeout(Duration::from_secs(5), self.master.close_all()).await };
         let _ = runtime.block_on(close);
         runtime.shutdown_timeout(Duration::from_secs(1));
+    }
+}
+
+/// The addresses behind a task's own name. A pod of Kubernetes gets its name a while after it has started, so an unknown one is asked
+/// for again for so long.
+fn own_addresses(address: &str, own: &TaskName, patience: Duration) -> std::io::Result<Vec<SocketAddr>> {
+    const PAUSE: Duration = Duration::from_millis(250);
+    let began = Instant::now();
+    let mut is_told = false;
+    loop {
+        match address.to_socket_addrs() {
+            Err(error) if error.kind() != std::io::ErrorKind::InvalidInput && began.elapsed() + PAUSE < patience => {
+                if !is_told {
+                    tracing::warn!("{own}: its own address {address} is not known yet, and asked for again: {error}");
+                    is_told = true;
+                }
+                std::thread::sleep(PAUSE);
+            }
+            found => return found.map(Iterator::collect),
+        }
     }
 }
 

@@ -239,6 +239,13 @@ fn join(ctx: &KernelCtx<'_>, values: &[&Tensor], shape: Shape, n_rows: usize) ->
     build(ctx, values[0].dtype(), shape, values, Join { pool: ctx.pool(), n_rows })
 }
 
+/// Vectors of one dtype, one after the other; there may be none.
+pub(crate) fn join_vectors(ctx: &KernelCtx<'_>, dtype: DType, values: &[&Tensor]) -> Result<Tensor> {
+    let n = values.iter().map(|value| value.n_elements()).sum();
+    let shape = Shape::new(&[n])?;
+    if values.is_empty() { ctx.allocate(dtype, shape) } else { join(ctx, values, shape, 1) }
+}
+
 struct Join<'a> {
     pool: &'a IntraPool,
     n_rows: usize,

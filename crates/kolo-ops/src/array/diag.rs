@@ -7,6 +7,8 @@ use kolo_graph::shape_fns::same_as_input_0;
 use kolo_graph::{Gradient, OpDef, Output};
 
 use super::elements::{Item, Job, build, integer, product};
+use super::fill::zeros_like;
+use super::matrix_diag::matrix_set_diag;
 use super::strided_slice::{read_view, write_view};
 use super::view::View;
 use crate::cuda::PLAIN;
@@ -139,13 +141,11 @@ pub(crate) static MATRIX_DIAG_PART: Op = Op {
         },
         // What lies off the diagonal has no influence.
         gradient: Gradient::Rule(|op, dy| {
-            let shape = op.input(0).shape();
-            if shape.dim(-1).is_none() || shape.dim(-1) != shape.dim(-2) {
-                return Err(Error::unimplemented(format!(
-                    "the gradient of MatrixDiagPart needs square matrices, found {shape}"
-                )));
+            let (shape, dy) = (op.input(0).shape(), first(dy)?);
+            if shape.dim(-1).is_some() && shape.dim(-1) == shape.dim(-2) {
+                return Ok(vec![Some(matrix_diag(dy).into())]);
             }
-            Ok(vec![Some(matrix_diag(first(dy)?).into())])
+            Ok(vec![Some(matrix_set_diag(zeros_like(op.input(0)), dy).into())])
         }),
         ..OpDef::BASE
     },
@@ -344,6 +344,7 @@ mod tests {
         check_op("DiagPart").input(wavy([3, 3], 0)).gradient();
         check_op("MatrixDiag").input(wavy([2, 2], 0)).gradient();
         check_op("MatrixDiagPart").input(wavy([2, 2, 2], 0)).gradient();
+        check_op("MatrixDiagPart").input(wavy([2, 2, 3], 0)).gradient();
         check_op("MatrixBandPart").input(wavy([2, 3], 0)).input(1i64).input(0i64).gradient();
     }
 }

@@ -42,6 +42,12 @@ pub(crate) static STOP_GRADIENT: Op = pass_on("StopGradient", Gradient::None("it
     .host(HostRule::SmallIntegers)
     .half(HalfSafety::Neutral);
 
+/// A promise that the value never changes, of which nothing is made here.
+pub(crate) static GUARANTEE_CONST: Op = Op {
+    def: OpDef { stateful: true, half: HalfSafety::Neutral, ..pass_on("GuaranteeConst", Gradient::Same).def },
+    ..pass_on("GuaranteeConst", Gradient::Same)
+};
+
 pub(crate) static IDENTITY_N: Op = Op {
     def: OpDef {
         name: "IdentityN",

@@ -5,7 +5,7 @@
 //! A member is a device. Members are ordered by their names, so what is computed does not depend on who came first. Nodes of
 //! steps that overlap may have the same instance; the second arrival of a device belongs to the next meeting.
 //!
-//! Lock order: the meetings' own lock only. It is given back before anything is computed and anybody is told.
+//! Lock order: refusals, then the open meetings. Both are given back before anything is computed and anybody is told.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -81,6 +81,8 @@ pub struct Meetings {
     open: Mutex<HashMap<MeetingKey, Vec<Meeting>>>,
     /// The devices that were in the last complete meeting of a group.
     groups: Mutex<HashMap<i32, Vec<DeviceName>>>,
+    /// Groups that cannot meet here, and why.
+    refused: Mutex<HashMap<i32, Error>>,
     place: OnceLock<Arc<dyn MeetingPlace>>,
     next_id: AtomicU64,
     alarm: Alarm,
@@ -103,6 +105,7 @@ impl Default for Meetings {
         Meetings {
             open: Mutex::default(),
             groups: Mutex::default(),
+            refused: Mutex::default(),
             place: OnceLock::new(),
             next_id: AtomicU64::new(0),
             alarm: Alarm::new("kolo-meetings"),
@@ -152,8 +155,29 @@ impl Meetings {
         }
     }
 
+    /// Ends all meetings of a group, those to come included: a member cannot meet the others here.
+    pub fn refuse(&self, group: i32, error: &Error) {
+        let ended: Vec<Meeting> = {
+            let mut refused = self.refused.lock();
+            if refused.len() >= MOST_GROUPS {
+                refused.clear();
+            }
+            refused.insert(group, error.clone());
+            let mut open = self.open.lock();
+            let keys: Vec<MeetingKey> = open.keys().copied().filter(|key| key.0 == group).collect();
+            keys.iter().filter_map(|key| open.remove(key)).flatten().collect()
+        };
+        ended.into_iter().for_each(|meeting| meeting.fail(error));
+    }
+
     /// Comes to a meeting of this process.
     pub fn arrive_here(self: &Arc<Self>, arrival: Arrival, cancel: &Arc<CancelToken>, done: Done) {
+        // Held until it is among those who wait, so that a refusal finds it there.
+        let refused = self.refused.lock();
+        if let Some(error) = refused.get(&arrival.key.0).cloned() {
+            drop(refused);
+            return done.finish(Err(error));
+        }
         let Arrival { key, spec, place, tensor, timeout } = arrival;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         // One beyond the clock is none.
@@ -176,6 +200,7 @@ impl Meetings {
             }
             ended.map(|meeting| (meeting, difference))
         };
+        drop(refused);
         match outcome {
             Some((meeting, Some(difference))) => meeting.fail(&difference),
             Some((meeting, None)) => {

@@ -130,7 +130,6 @@ fn unpack<T: Real>(ctx: &mut KernelCtx<'_>) -> Result<()> {
 mod tests {
     use kolo_core::Tensor;
 
-    use super::*;
     use crate::testing::check_op;
 
     fn packed(values: &Tensor, left: &Tensor, fraction: f32) -> Vec<Tensor> {

@@ -17,6 +17,7 @@ pub mod png_image;
 pub mod reader;
 pub mod restore_v2;
 pub mod save_v2;
+pub mod serialize_tensor;
 pub mod sharded_filename;
 pub(crate) mod threads;
 pub mod whole_file;
@@ -47,6 +48,8 @@ pub static OPS: &[&Op] = &[
     &reader::WHOLE_FILE_READER_V2,
     &restore_v2::RESTORE_V2,
     &save_v2::SAVE_V2,
+    &serialize_tensor::PARSE_TENSOR,
+    &serialize_tensor::SERIALIZE_TENSOR,
     &sharded_filename::SHARDED_FILENAME,
     &sharded_filename::SHARDED_FILESPEC,
     &whole_file::MATCHING_FILES,

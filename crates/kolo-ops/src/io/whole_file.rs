@@ -86,7 +86,7 @@ pub(crate) static MATCHING_FILES: Op = Op {
 };
 
 /// All of a file; an error if it is none. A device or a pipe might never end.
-pub(super) fn contents(path: &Path, access: &FileAccess) -> Result<Vec<u8>> {
+pub(crate) fn contents(path: &Path, access: &FileAccess) -> Result<Vec<u8>> {
     let fails = |error: std::io::Error| file_error("cannot read", path, &error);
     // A pipe would be waited for until somebody writes.
     if !fs::metadata(path).map_err(fails)?.is_file() {

@@ -1,9 +1,11 @@
 //! More elementwise ops of two numbers, with NumPy's broadcasting: Pow, DivNoNan, FloorDiv, TruncateDiv, FloorMod, Mod,
-//! Atan2.
+//! TruncateMod, Atan2.
 
 use half::{bf16, f16};
 use kolo_core::{Error, Result};
-use kolo_graph::{Elements, Elementwise, Gradient, HalfSafety, HostRule, IntoOutput, OpDef, Output, shape_fns};
+use kolo_graph::{
+    Elements, Elementwise, Grad, Gradient, HalfSafety, HostRule, IntoOutput, OpDef, Operation, Output, shape_fns,
+};
 use num_traits::{Float, PrimInt};
 
 use crate::math::binary::{NUMBERS, ORDERED, first, reduced, refuse_division_by_zero};
@@ -87,22 +89,16 @@ pub(crate) static FLOOR_MOD: Op = binary(
     Elements::Floats,
 ))
 .half(HalfSafety::Safe);
-pub(crate) static MOD: Op = binary(
-    "Mod",
-    "(x:T, y:T) -> (z:T) ; T:type{int32,int64,half,bfloat16,float,double}",
-    MOD_KERNELS,
-    Gradient::Rule(|op, dz| {
-        let (graph, dz) = (op.graph(), first(dz)?);
-        let quotient = op.input(0) / op.input(1);
-        let of = |name: &str, x: Output<'_>| graph.op(name).input(Output::new(graph, x.endpoint())).out();
-        // Towards zero: down, of the magnitude.
-        let whole = of("Sign", quotient) * of("Floor", of("Abs", quotient));
-        reduced(op, dz, -(dz * whole))
-    }),
-)
-.host(HostRule::SmallIntegers)
-.elementwise(Elementwise::new("fmod(x0, x1)", Elements::Floats))
-.half(HalfSafety::Safe);
+const REST: &str = "(x:T, y:T) -> (z:T) ; T:type{int32,int64,half,bfloat16,float,double}";
+pub(crate) static MOD: Op = binary("Mod", REST, MOD_KERNELS, Gradient::Rule(rest_gradient))
+    .host(HostRule::SmallIntegers)
+    .elementwise(Elementwise::new("fmod(x0, x1)", Elements::Floats))
+    .half(HalfSafety::Safe);
+/// The newer name of `Mod`.
+pub(crate) static TRUNCATE_MOD: Op = binary("TruncateMod", REST, MOD_KERNELS, Gradient::Rule(rest_gradient))
+    .host(HostRule::SmallIntegers)
+    .elementwise(Elementwise::new("fmod(x0, x1)", Elements::Floats))
+    .half(HalfSafety::Safe);
 pub(crate) static ATAN2: Op = Op {
     def: OpDef {
         name: "Atan2",
@@ -121,6 +117,16 @@ pub(crate) static ATAN2: Op = Op {
     gpu: Gpu::Kernels(crate::cuda::elementwise::kernels(Elements::Floats)),
     cost: Cost::Elements,
 };
+
+/// What is left after a division towards zero moves with `x`, and against `y` by the whole quotient.
+fn rest_gradient<'g>(op: Operation<'g>, dz: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
+    let (graph, dz) = (op.graph(), first(dz)?);
+    let quotient = op.input(0) / op.input(1);
+    let of = |name: &str, x: Output<'g>| graph.op(name).input(x).out();
+    // Towards zero: down, of the magnitude.
+    let whole = of("Sign", quotient) * of("Floor", of("Abs", quotient));
+    reduced(op, dz, -(dz * whole))
+}
 
 const fn binary(name: &'static str, signature: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
     Op {
@@ -226,7 +232,7 @@ mod tests {
     #[test]
     fn division_by_zero() {
         check_op("DivNoNan").input([1.0f32, 0.0, 6.0]).input([0.0f32, 0.0, 3.0]).gives([0.0f32, 0.0, 2.0]);
-        for op in ["FloorDiv", "TruncateDiv", "FloorMod", "Mod"] {
+        for op in ["FloorDiv", "TruncateDiv", "FloorMod", "Mod", "TruncateMod"] {
             check_op(op).input([1i32]).input([0i32]).fails("Integer division by zero");
             check_op(op).input(tensor::<i32, 1>([0], [])).input(0i32).gives(tensor::<i32, 1>([0], []));
         }
@@ -260,7 +266,7 @@ mod tests {
 
     #[test]
     fn gradients() {
-        for op in ["DivNoNan", "FloorMod", "Mod", "Atan2"] {
+        for op in ["DivNoNan", "FloorMod", "Mod", "TruncateMod", "Atan2"] {
             check_op(op).input(wavy([4], 1)).input(wavy([4], 2)).gradient();
             check_op(op).input(wavy([2, 3], 1)).input(wavy([3], 2)).gradient();
         }

@@ -3,11 +3,13 @@
 use crate::Op;
 
 pub mod add_n;
+pub mod approximate_equal;
 pub mod arg_extreme;
 pub mod arithmetic;
 pub mod batch_matmul;
 pub mod binary;
 pub mod bincount;
+pub mod bitwise;
 pub mod broadcast_gradient_args;
 pub mod clip;
 pub mod compare;
@@ -15,9 +17,12 @@ pub mod cross;
 pub mod cumulate;
 pub mod einsum;
 pub mod elementwise;
+pub mod guarded;
 pub mod histogram;
 pub mod logical;
 pub mod matmul;
+pub mod next_after;
+pub mod nth_element;
 pub mod number;
 pub mod orthonormal;
 pub mod reduce;
@@ -33,6 +38,7 @@ pub mod unary_grad;
 pub static OPS: &[&Op] = &[
     &add_n::ADD_N,
     &add_n::ACCUMULATE_N_V2,
+    &approximate_equal::APPROXIMATE_EQUAL,
     &arg_extreme::ARG_MAX,
     &arg_extreme::ARG_MIN,
     &arithmetic::POW,
@@ -41,6 +47,7 @@ pub static OPS: &[&Op] = &[
     &arithmetic::TRUNCATE_DIV,
     &arithmetic::FLOOR_MOD,
     &arithmetic::MOD,
+    &arithmetic::TRUNCATE_MOD,
     &arithmetic::ATAN2,
     &batch_matmul::BATCH_MATMUL,
     &batch_matmul::BATCH_MATMUL_V2,
@@ -54,6 +61,13 @@ pub static OPS: &[&Op] = &[
     &binary::MINIMUM,
     &binary::SQUARED_DIFFERENCE,
     &bincount::BINCOUNT,
+    &bitwise::BITWISE_AND,
+    &bitwise::BITWISE_OR,
+    &bitwise::BITWISE_XOR,
+    &bitwise::INVERT,
+    &bitwise::LEFT_SHIFT,
+    &bitwise::RIGHT_SHIFT,
+    &bitwise::POPULATION_COUNT,
     &broadcast_gradient_args::BROADCAST_GRADIENT_ARGS,
     &clip::CLIP_BY_VALUE,
     &compare::LESS,
@@ -66,11 +80,17 @@ pub static OPS: &[&Op] = &[
     &cumulate::CUMSUM,
     &cumulate::CUMPROD,
     &einsum::EINSUM,
+    &guarded::MUL_NO_NAN,
+    &guarded::XDIVY,
+    &guarded::XLOGY,
+    &guarded::XLOG1PY,
     &histogram::HISTOGRAM_FIXED_WIDTH,
     &logical::LOGICAL_AND,
     &logical::LOGICAL_OR,
     &logical::LOGICAL_NOT,
     &matmul::MATMUL,
+    &next_after::NEXT_AFTER,
+    &nth_element::NTH_ELEMENT,
     &reduce::extreme::MAX,
     &reduce::extreme::MIN,
     &reduce::logical::ALL,
@@ -88,6 +108,9 @@ pub static OPS: &[&Op] = &[
     &segment::sorted::SPARSE_SEGMENT_SUM,
     &segment::sorted::SPARSE_SEGMENT_MEAN,
     &segment::sorted::SPARSE_SEGMENT_SQRT_N,
+    &segment::sorted::SPARSE_SEGMENT_SUM_WITH_NUM_SEGMENTS,
+    &segment::sorted::SPARSE_SEGMENT_MEAN_WITH_NUM_SEGMENTS,
+    &segment::sorted::SPARSE_SEGMENT_SQRT_N_WITH_NUM_SEGMENTS,
     &segment::sparse_grad::SPARSE_SEGMENT_MEAN_GRAD,
     &segment::sparse_grad::SPARSE_SEGMENT_SQRT_N_GRAD,
     &segment::sparse_grad::SPARSE_SEGMENT_SUM_GRAD,
@@ -117,6 +140,9 @@ pub static OPS: &[&Op] = &[
     &transcendental::ASIN,
     &transcendental::ACOS,
     &transcendental::ATAN,
+    &transcendental::ASINH,
+    &transcendental::ACOSH,
+    &transcendental::ATANH,
     &transcendental::SINH,
     &transcendental::COSH,
     &transcendental::TANH,

@@ -27,6 +27,9 @@ unary_builders! {
     asin, "Asin", "The inverse sine, elementwise.";
     acos, "Acos", "The inverse cosine, elementwise.";
     atan, "Atan", "The inverse tangent, elementwise.";
+    asinh, "Asinh", "The inverse hyperbolic sine, elementwise.";
+    acosh, "Acosh", "The inverse hyperbolic cosine, elementwise.";
+    atanh, "Atanh", "The inverse hyperbolic tangent, elementwise.";
     sinh, "Sinh", "The hyperbolic sine, elementwise.";
     cosh, "Cosh", "The hyperbolic cosine, elementwise.";
     tanh, "Tanh", "The hyperbolic tangent, elementwise.";
@@ -61,6 +64,9 @@ ops! {
     ASIN, "Asin", "asin(x0)", Wide, ASIN_KERNELS, |op, dy| only(first(dy)? * rsqrt(1.0 - op.input(0) * op.input(0)));
     ACOS, "Acos", "acos(x0)", Wide, ACOS_KERNELS, |op, dy| only(-(first(dy)? * rsqrt(1.0 - op.input(0) * op.input(0))));
     ATAN, "Atan", "atan(x0)", Safe, ATAN_KERNELS, |op, dy| only(first(dy)? / (1.0 + op.input(0) * op.input(0)));
+    ASINH, "Asinh", "asinh(x0)", Wide, ASINH_KERNELS, |op, dy| only(first(dy)? / cosh(op.output(0)));
+    ACOSH, "Acosh", "acosh(x0)", Wide, ACOSH_KERNELS, |op, dy| only(first(dy)? / sinh(op.output(0)));
+    ATANH, "Atanh", "atanh(x0)", Wide, ATANH_KERNELS, |op, dy| only(first(dy)? / (1.0 - op.input(0) * op.input(0)));
     SINH, "Sinh", "sinh(x0)", Wide, SINH_KERNELS, |op, dy| only(first(dy)? * cosh(op.input(0)));
     COSH, "Cosh", "cosh(x0)", Wide, COSH_KERNELS, |op, dy| only(first(dy)? * sinh(op.input(0)));
     TANH, "Tanh", "tanh(x0)", Safe, TANH_KERNELS, |op, dy| {
@@ -81,6 +87,9 @@ expression_kernels! {
     ASIN_KERNELS, asin_kernel: Real, map(10.0), |x| Float::asin(x), (f32, f64; f16, bf16);
     ACOS_KERNELS, acos_kernel: Real, map(10.0), |x| Float::acos(x), (f32, f64; f16, bf16);
     ATAN_KERNELS, atan_kernel: Real, map(10.0), |x| Float::atan(x), (f32, f64; f16, bf16);
+    ASINH_KERNELS, asinh_kernel: Real, map(12.0), |x| Float::asinh(x), (f32, f64; f16, bf16);
+    ACOSH_KERNELS, acosh_kernel: Real, map(12.0), |x| Float::acosh(x), (f32, f64; f16, bf16);
+    ATANH_KERNELS, atanh_kernel: Real, map(12.0), |x| Float::atanh(x), (f32, f64; f16, bf16);
     SINH_KERNELS, sinh_kernel: Real, map(12.0), |x| Float::sinh(x), (f32, f64; f16, bf16);
     COSH_KERNELS, cosh_kernel: Real, map(12.0), |x| Float::cosh(x), (f32, f64; f16, bf16);
 }
@@ -153,6 +162,9 @@ mod tests {
         check("Asin", f64::asin, &within_one);
         check("Acos", f64::acos, &within_one);
         check("Atan", f64::atan, &any);
+        check("Asinh", f64::asinh, &any);
+        check("Acosh", f64::acosh, &[1.25, 1.5, 2.5, 7.0]);
+        check("Atanh", f64::atanh, &within_one);
         check("Sinh", f64::sinh, &any);
         check("Cosh", f64::cosh, &any);
         check("Tanh", f64::tanh, &any);
@@ -167,6 +179,8 @@ mod tests {
         check_op("Exp").input([1000.0f32, -1000.0, f32::NAN]).gives([f32::INFINITY, 0.0, f32::NAN]);
         check_op("Sigmoid").input([1000.0f32, -1000.0, 0.0, f32::NAN]).gives([1.0f32, 0.0, 0.5, f32::NAN]);
         check_op("Tanh").input([50.0f32, -50.0, 0.0, f32::NAN]).gives([1.0f32, -1.0, 0.0, f32::NAN]);
+        check_op("Acosh").input([0.5f32, 1.0]).gives([f32::NAN, 0.0]);
+        check_op("Atanh").input([1.0f32, -1.0, 1.5]).gives([f32::INFINITY, f32::NEG_INFINITY, f32::NAN]);
         check_op("Exp").input([1i32]).fails("int32");
     }
 

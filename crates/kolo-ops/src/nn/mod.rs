@@ -7,6 +7,7 @@ use crate::{KernelCtx, Op};
 pub mod attention;
 pub mod avg_pool;
 pub mod batch_norm;
+pub mod batch_norm_global;
 pub mod bias_add;
 pub(crate) mod channels;
 pub mod class_loss;
@@ -16,6 +17,7 @@ pub mod cross_entropy;
 pub mod depthwise_conv2d;
 pub mod dropout;
 pub mod elu;
+pub mod fake_quant;
 pub(crate) mod float;
 pub mod fused;
 pub mod gelu;
@@ -38,6 +40,8 @@ pub static OPS: &[&Op] = &[
     &attention::ATTENTION_GRAD,
     &avg_pool::AVG_POOL,
     &avg_pool::AVG_POOL_GRAD,
+    &batch_norm_global::BATCH_NORM_WITH_GLOBAL_NORMALIZATION,
+    &batch_norm_global::BATCH_NORM_WITH_GLOBAL_NORMALIZATION_GRAD,
     &batch_norm::FUSED_BATCH_NORM,
     &batch_norm::FUSED_BATCH_NORM_GRAD,
     &batch_norm::FUSED_BATCH_NORM_GRAD_V2,
@@ -67,6 +71,12 @@ pub static OPS: &[&Op] = &[
     &fused::FUSED_CONV2D,
     &fused::FUSED_MAT_MUL,
     &fused::UNARY_OPS_COMPOSITION,
+    &fake_quant::FAKE_QUANT_WITH_MIN_MAX_ARGS,
+    &fake_quant::FAKE_QUANT_WITH_MIN_MAX_ARGS_GRADIENT,
+    &fake_quant::FAKE_QUANT_WITH_MIN_MAX_VARS,
+    &fake_quant::FAKE_QUANT_WITH_MIN_MAX_VARS_GRADIENT,
+    &fake_quant::FAKE_QUANT_WITH_MIN_MAX_VARS_PER_CHANNEL,
+    &fake_quant::FAKE_QUANT_WITH_MIN_MAX_VARS_PER_CHANNEL_GRADIENT,
     &gelu::GELU,
     &gelu::GELU_GRAD,
     &layer_norm::LAYER_NORM,

@@ -7,6 +7,8 @@ use kolo_core::{Error, Result, Shape};
 
 use crate::{KernelCtx, Op};
 
+pub mod accidental_hits;
+pub mod candidates;
 pub mod distribution;
 pub mod gamma;
 mod gpu;
@@ -20,6 +22,7 @@ pub mod stream;
 mod testing;
 pub mod truncated;
 pub mod uniform_int;
+mod weights;
 
 /// The shape that integer vector input 0 holds.
 pub(crate) fn shape_in(ctx: &KernelCtx<'_>) -> Result<Shape> {
@@ -32,6 +35,12 @@ pub(crate) fn shape_in(ctx: &KernelCtx<'_>) -> Result<Shape> {
 
 /// The ops of this area.
 pub static OPS: &[&Op] = &[
+    &accidental_hits::COMPUTE_ACCIDENTAL_HITS,
+    &candidates::ALL_CANDIDATE_SAMPLER,
+    &candidates::FIXED_UNIGRAM_CANDIDATE_SAMPLER,
+    &candidates::LEARNED_UNIGRAM_CANDIDATE_SAMPLER,
+    &candidates::LOG_UNIFORM_CANDIDATE_SAMPLER,
+    &candidates::UNIFORM_CANDIDATE_SAMPLER,
     &gamma::RANDOM_GAMMA,
     &multinomial::MULTINOMIAL,
     &shuffle::RANDOM_SHUFFLE,

@@ -83,6 +83,21 @@ impl Group {
         self.meter.so_far()
     }
 
+    /// A step begins. See [`ExchangedSoFar::exposed`].
+    pub fn begin_step(&self) {
+        self.meter.begin_step();
+    }
+
+    /// The calls of a step are over.
+    pub fn end_step(&self) {
+        self.meter.end_step();
+    }
+
+    /// Whether calls run beside what begins them.
+    pub fn runs_beside(&self) -> bool {
+        matches!(self.runs, Runs::OwnThread { .. })
+    }
+
     /// When the first call was begun since this was last asked: how far a rank comes by itself before it needs the others.
     pub fn take_first_begun(&self) -> Option<Instant> {
         self.first_begun.lock().take()
@@ -93,7 +108,7 @@ fn serve(mut communicator: Communicator, queue: &Receiver<Queued>, meter: &Meter
     while let Ok((call, done)) = queue.recv() {
         let began = Instant::now();
         let result = communicator.run(call);
-        meter.took(began.elapsed());
+        meter.ended(began, Instant::now());
         done(result);
     }
 }
@@ -119,7 +134,7 @@ impl CollectiveGroup for Group {
                 // Whoever is told may begin the next one.
                 let began = Instant::now();
                 let result = communicator.lock().run(call);
-                self.meter.took(began.elapsed());
+                self.meter.ended(began, Instant::now());
                 done(result);
                 None
             }

@@ -106,6 +106,16 @@ impl ClusterMeetings {
         None
     }
 
+    /// What a task of TensorFlow is told that wants to be in a group with this one, and what those are told who wait for it.
+    pub fn refuse<T>(&self, device: &str, group: i32) -> Result<T> {
+        let error = Error::unimplemented(format!(
+            "{device}: TensorFlow's tasks and Kolo's cannot be in one group of collectives, since they meet in different ways; start all \
+             tasks whose devices are in group {group} with the same program"
+        ));
+        self.meetings.refuse(group, &error);
+        Err(error)
+    }
+
     /// Goes to the meeting in the task where all meet.
     async fn ask(&self, arrival: Arrival) -> Result<Outcome> {
         let dtype = arrival.spec.dtype;
@@ -237,14 +247,6 @@ fn arrival_of(request: KoloMeetRequest) -> Result<Arrival> {
         tensor,
         timeout: Duration::try_from_secs_f64(request.timeout).ok().filter(|timeout| !timeout.is_zero()),
     })
-}
-
-/// What a task of TensorFlow is told that wants to be in a group with this one.
-pub(crate) fn refused<T>(what: &str) -> Result<T> {
-    Err(Error::unimplemented(format!(
-        "{what}: TensorFlow's tasks and Kolo's cannot be in one group of collectives, since they meet in different ways; start all \
-         tasks whose devices are in one group with the same program"
-    )))
 }
 
 #[cfg(test)]

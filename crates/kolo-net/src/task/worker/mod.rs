@@ -479,11 +479,11 @@ impl WorkerService for LocalWorker {
 
     fn complete_group(&self, request: proto::CompleteGroupRequest) -> Answer<proto::CompleteGroupResponse> {
         let device = request.device_attributes.map(|device| device.name).or(request.device_name.into_iter().next());
-        now(meetings::refused(&device.unwrap_or_else(|| "a device".to_owned())))
+        now(self.0.meetings.refuse(&device.unwrap_or_else(|| "a device".to_owned()), request.group_key))
     }
 
     fn complete_instance(&self, request: proto::CompleteInstanceRequest) -> Answer<proto::CompleteInstanceResponse> {
-        now(meetings::refused(&request.device))
+        now(self.0.meetings.refuse(&request.device, request.group_key))
     }
 
     fn recv_tensor(&self, request: proto::RecvTensorRequest) -> Answer<proto::RecvTensorResponse> {

@@ -22,6 +22,7 @@ mod telling;
 mod watch;
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -181,7 +182,7 @@ pub fn join(config: &RankConfig, options: &CommunicatorOptions) -> Result<Commun
 fn connect(config: &RankConfig) -> Result<(Link, IpAddr)> {
     config.check()?;
     let deadline = Instant::now() + config.join_timeout;
-    let meeting = resolve(&config.coordinator)?;
+    let meeting = resolve_by(&config.coordinator, deadline)?;
     let _coordinator = match (config.rank, config.host) {
         (0, CoordinatorHost::FirstRank) if meeting.port() == 0 => {
             return Err(Error::invalid_argument(format!(
@@ -220,8 +221,28 @@ fn connect(config: &RankConfig) -> Result<(Link, IpAddr)> {
 
 fn resolve(address: &str) -> Result<SocketAddr> {
     let wrong = |why: String| Error::invalid_argument(format!("the address '{address}' {why}"));
-    let mut found = address.to_socket_addrs().map_err(|error| wrong(format!("is not a host:port: {error}")))?;
+    let mut found = address.to_socket_addrs().map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => wrong(format!("is not a host:port: {error}")),
+        _ => Error::unavailable(format!("the address '{address}' is not known: {error}")),
+    })?;
     found.next().ok_or_else(|| wrong("has no address".to_owned()))
+}
+
+/// The same, once the name is known: a pod of Kubernetes gets its name a while after it has started.
+fn resolve_by(address: &str, deadline: Instant) -> Result<SocketAddr> {
+    let mut is_told = false;
+    loop {
+        match resolve(address) {
+            Err(error) if error.code() == Code::Unavailable && Instant::now() + PAUSES.1 < deadline => {
+                if !is_told {
+                    tracing::warn!("{}; it may not be there yet, so it is asked for again", error.message());
+                    is_told = true;
+                }
+                std::thread::sleep(PAUSES.1);
+            }
+            found => return found,
+        }
+    }
 }
 
 fn host_of(address: &str) -> &str {

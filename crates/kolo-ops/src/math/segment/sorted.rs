@@ -1,11 +1,13 @@
 //! `SegmentSum`, `Mean`, `Prod`, `Max`, `Min`: row `s` of the output brings together the rows of `data` whose segment id is
-//! `s`; ids are in ascending order. `SparseSegmentSum`, `Mean`, `SqrtN`: the same of the rows that `indices` names.
+//! `s`; ids are in ascending order. `SparseSegmentSum`, `Mean`, `SqrtN`: the same of the rows that `indices` names, and
+//! `…WithNumSegments` with as many rows as a fourth input says.
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
 use kolo_device::cpu::looking_by;
 use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, IntoOutput, OpDef, Operation, Output};
 
+use crate::array::elements::integer;
 use crate::math::binary::first;
 use crate::math::elementwise::lanes;
 use crate::math::number::{Number, Real};
@@ -63,6 +65,13 @@ pub(crate) static SPARSE_SEGMENT_MEAN: Op =
 pub(crate) static SPARSE_SEGMENT_SQRT_N: Op =
     sparse("SparseSegmentSqrtN", FLOAT_ROWS, SPARSE_SQRT_N_KERNELS).half(HalfSafety::Wide);
 
+pub(crate) static SPARSE_SEGMENT_SUM_WITH_NUM_SEGMENTS: Op =
+    sparse_with_number("SparseSegmentSumWithNumSegments", ORDERED_ROWS_NUMBER, SPARSE_SUM_KERNELS);
+pub(crate) static SPARSE_SEGMENT_MEAN_WITH_NUM_SEGMENTS: Op =
+    sparse_with_number("SparseSegmentMeanWithNumSegments", FLOAT_ROWS_NUMBER, SPARSE_MEAN_KERNELS);
+pub(crate) static SPARSE_SEGMENT_SQRT_N_WITH_NUM_SEGMENTS: Op =
+    sparse_with_number("SparseSegmentSqrtNWithNumSegments", FLOAT_ROWS_NUMBER, SPARSE_SQRT_N_KERNELS);
+
 const NUMBERS: &str = "(data:T, segment_ids:Tindices) -> (output:T) ; T:type{num}, Tindices:type{int32,int64}";
 const ORDERED: &str = "(data:T, segment_ids:Tindices) -> (output:T) ; T:type{real}, Tindices:type{int32,int64}";
 const ORDERED_ROWS: &str = "(data:T, indices:Tidx, segment_ids:Tsegmentids) -> (output:T) ; T:type{real}, \
@@ -70,6 +79,13 @@ const ORDERED_ROWS: &str = "(data:T, indices:Tidx, segment_ids:Tsegmentids) -> (
 const FLOAT_ROWS: &str = "(data:T, indices:Tidx, segment_ids:Tsegmentids) -> (output:T) ; \
     T:type{bfloat16,half,float,double}, Tidx:type{int32,int64}=int32, Tsegmentids:type{int32,int64}=int32, \
     sparse_gradient:bool=false";
+
+const ORDERED_ROWS_NUMBER: &str = "(data:T, indices:Tidx, segment_ids:Tsegmentids, num_segments:Tnumsegments) -> \
+    (output:T) ; T:type{real}, Tidx:type{int32,int64}=int32, Tnumsegments:type{int32,int64}=int32, \
+    Tsegmentids:type{int32,int64}=int32, sparse_gradient:bool=false";
+const FLOAT_ROWS_NUMBER: &str = "(data:T, indices:Tidx, segment_ids:Tsegmentids, num_segments:Tnumsegments) -> \
+    (output:T) ; T:type{bfloat16,half,float,double}, Tidx:type{int32,int64}=int32, \
+    Tnumsegments:type{int32,int64}=int32, Tsegmentids:type{int32,int64}=int32, sparse_gradient:bool=false";
 
 const fn sorted(name: &'static str, signature: &'static str, kernels: &'static [KernelDef], gradient: Gradient) -> Op {
     Op {
@@ -109,6 +125,44 @@ const fn sparse(name: &'static str, signature: &'static str, kernels: &'static [
         gpu: Gpu::Missing,
         cost: Cost::Elements,
     }
+}
+
+const fn sparse_with_number(name: &'static str, signature: &'static str, kernels: &'static [KernelDef]) -> Op {
+    Op {
+        def: OpDef {
+            name,
+            signature,
+            shape: |ctx| {
+                let data = ctx.input_of_rank_at_least(0, 1)?;
+                let (indices, ids) = (ctx.input_of_rank(1, 1)?, ctx.input_of_rank(2, 1)?);
+                indices.merge(&ids).map_err(|_| length_error(&indices, &ids))?;
+                ctx.input_of_rank(3, 0)?;
+                let n = match ctx.constant_integers(3).as_deref() {
+                    Some(&[n]) => Some(n_segments(n)?),
+                    _ => None,
+                };
+                Ok(vec![match data.dims() {
+                    Some([_, row @ ..]) => PartialShape::new(&[n]).concat(&PartialShape::new(row)),
+                    _ => PartialShape::unknown(),
+                }])
+            },
+            gradient: Gradient::Rule(|op, dy| {
+                let mut grads = sparse_gradient(op, dy)?;
+                grads.resize(4, None);
+                Ok(grads)
+            }),
+            half: HalfSafety::Wide,
+            ..OpDef::BASE
+        },
+        kernels,
+        gpu: Gpu::Missing,
+        cost: Cost::Elements,
+    }
+}
+
+fn n_segments(n: i64) -> Result<usize> {
+    usize::try_from(n)
+        .map_err(|_| Error::invalid_argument(format!("Cannot specify a negative value for num_segments: {n}")))
 }
 
 /// As many rows as the last id says, which is a value.
@@ -187,15 +241,17 @@ fn prod_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec
 
 fn sparse_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<Vec<Option<Grad<'g>>>> {
     let (graph, indices, ids, dy) = (op.graph(), op.input(1), op.input(2), first(dy)?);
+    // The rows before they are divided: there may be more segments than ids count.
+    let each = rows(dy, ids);
     let each = match op.op() {
-        "SparseSegmentSum" => dy,
-        "SparseSegmentMean" => dy / counts(ids, dy),
-        _ => dy / graph.op("Sqrt").input(counts(ids, dy)).out(),
+        "SparseSegmentSum" | "SparseSegmentSumWithNumSegments" => each,
+        "SparseSegmentMean" | "SparseSegmentMeanWithNumSegments" => each / rows(counts(ids, dy), ids),
+        _ => each / graph.op("Sqrt").input(rows(counts(ids, dy), ids)).out(),
     };
     let shape = graph.op("Shape").input(op.input(0)).out();
     let [zero, one] = [0i32, 1].map(|i| graph.constant([i]));
     let n_rows = graph.op("StridedSlice").inputs([shape, zero, one, one]).attr("shrink_axis_mask", 1i64).out();
-    Ok(vec![Some(graph.op("UnsortedSegmentSum").inputs([rows(each, ids), indices, n_rows]).out().into())])
+    Ok(vec![Some(graph.op("UnsortedSegmentSum").inputs([each, indices, n_rows]).out().into())])
 }
 
 /// The sum divided by the root of the number of rows.
@@ -233,7 +289,8 @@ struct Members {
 
 impl Members {
     fn of(ctx: &KernelCtx<'_>) -> Result<Members> {
-        let last = ctx.n_inputs() - 1;
+        // Ids are the last of two or three inputs, or before the number of segments.
+        let last = (ctx.n_inputs() - 1).min(2);
         let shape = ctx.input(0)?.shape().clone();
         let Some((&n_rows, row)) = shape.split_first() else {
             return Err(Error::invalid_argument("data should have at least one dimension"));
@@ -257,7 +314,21 @@ impl Members {
             Some(&id) => usize::try_from(id).ok().and_then(|id| id.checked_add(1)),
             None => Some(0),
         };
-        let n_segments = n_segments.ok_or_else(|| Error::invalid_argument("a segment id is too large"))?;
+        let mut n_segments = n_segments.ok_or_else(|| Error::invalid_argument("a segment id is too large"))?;
+        if ctx.n_inputs() == 4 {
+            let asked = ctx.input(3)?;
+            if asked.shape().rank() != 0 {
+                return Err(Error::invalid_argument(format!("num_segments should be a scalar, not {}", asked.shape())));
+            }
+            let asked = self::n_segments(integer(asked)?)?;
+            if n_segments > asked {
+                return Err(Error::invalid_argument(format!(
+                    "Segment id {} out of range [0, {asked})",
+                    n_segments - 1
+                )));
+            }
+            n_segments = asked;
+        }
         let shape = Shape::new(&[&[n_segments], row].concat())?;
         Ok(Members { ids, picks, n_segments, row: row.iter().product(), shape })
     }
@@ -366,6 +437,20 @@ mod tests {
         test("SparseSegmentMean").gives([[11.0f32 / 3.0, 14.0 / 3.0], [0.0, 0.0], [3.0, 4.0]]);
         let root = 3.0f32.sqrt();
         test("SparseSegmentSqrtN").gives([[11.0 / root, 14.0 / root], [0.0, 0.0], [3.0, 4.0]]);
+    }
+
+    #[test]
+    fn the_number_of_segments_may_be_given() {
+        let data = [[1.0f32, 2.0], [3.0, 4.0], [5.0, 6.0]];
+        let test = |op: &str, n: i32| check_op(op).input(data).input([2i32, 0]).input([0i64, 0]).input(n);
+        test("SparseSegmentSumWithNumSegments", 3).gives([[6.0f32, 8.0], [0.0, 0.0], [0.0, 0.0]]);
+        test("SparseSegmentMeanWithNumSegments", 1).gives([[3.0f32, 4.0]]);
+        test("SparseSegmentSumWithNumSegments", 0).fails("Segment id 0 out of range [0, 0)");
+        test("SparseSegmentSumWithNumSegments", -1).fails("negative value for num_segments");
+        for op in ["Sum", "Mean", "SqrtN"] {
+            let test = check_op(&format!("SparseSegment{op}WithNumSegments")).input(wavy([3, 2], 1));
+            test.input([2i32, 0, 2, 1]).input([0i32, 0, 1, 1]).input(4i32).gradient();
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //!
 //! | state | who may touch it |
 //! | --- | --- |
-//! | `state` | any thread, briefly; no socket is used and no other lock is taken while it is held |
+//! | `state` | any thread, briefly; nobody waits for a socket while it is held, and of other locks only those of a `Watch` are taken |
 //! | `inbox` | the listening thread puts connections there, the one that connects a world takes them |
 //!
 //! A process listens at one address for its whole life: for questions about membership and for connections of the worlds that it is in.
@@ -150,6 +150,8 @@ struct State {
     /// It is connected, and nobody has taken it yet.
     ready: Option<NextWorld>,
     ending: Option<Ending>,
+    /// Why the current world has ended, until somebody has said so.
+    unsaid: Option<Error>,
 }
 
 struct Current {
@@ -234,7 +236,7 @@ impl Membership {
             own,
             security: CallerSecurity::new(&config.security)?,
             options: options.clone(),
-            state: Mutex::new(State { protocol, current: None, ready: None, ending: None }),
+            state: Mutex::new(State { protocol, current: None, ready: None, ending: None, unsaid: None }),
             changed: Condvar::new(),
             inbox: Mutex::default(),
             arrived: Condvar::new(),
@@ -333,16 +335,15 @@ fn own_ip(towards: Option<&SocketAddr>) -> Result<IpAddr> {
     )
 }
 
-/// Notices that the current world has ended. Gives why, once.
-fn look(state: &mut State, now: Duration) -> Option<Error> {
-    let current = state.current.as_mut().filter(|current| !current.has_ended)?;
-    let watch = current.watch.as_ref()?;
-    let error = watch.ended()?;
+/// Notices that the current world has ended.
+fn look(state: &mut State, now: Duration) {
+    let Some(current) = state.current.as_mut().filter(|current| !current.has_ended) else { return };
+    let Some((watch, error)) = current.watch.as_ref().and_then(|watch| Some((watch, watch.ended()?))) else { return };
     let lost: Vec<MemberId> =
         watch.lost().into_iter().filter_map(|rank| current.epoch.members.get(rank).map(|member| member.id)).collect();
     current.has_ended = true;
+    state.unsaid = Some(error);
     state.protocol.leave(current.epoch.number, &lost, now);
-    Some(error)
 }
 
 impl Shared {
@@ -369,22 +370,34 @@ impl Shared {
         let mut state = self.state.lock();
         let (result, calls) = act(&mut state, self.now());
         let dropped = self.take_events(&mut state);
+        let unsaid = state.unsaid.take();
         drop(state);
+        if let Some(error) = unsaid {
+            tracing::warn!(target: "kolo::train", "{}", error.message());
+        }
         // Connections are closed where nobody waits for the lock.
         drop(dropped);
+        self.say(calls);
+        result
+    }
+
+    /// Says these things to other members, each on a thread of its own.
+    fn say(self: &Arc<Self>, calls: Vec<Call>) {
         for call in calls {
-            let shared = self.clone();
-            let number = call.number;
+            let (shared, number) = (self.clone(), call.number);
             let spawned = std::thread::Builder::new().name("kolo-member-call".to_owned()).spawn(move || {
                 let reply = shared.ask(&call);
-                shared.drive(|state, now| ((), state.protocol.answered(call.number, reply, now)));
+                shared.on_reply(number, reply);
             });
             if let Err(error) = spawned {
                 tracing::warn!(target: "kolo::train", "a member is not called, for want of a thread: {error}");
-                self.drive(|state, now| ((), state.protocol.answered(number, None, now)));
+                self.on_reply(number, None);
             }
         }
-        result
+    }
+
+    fn on_reply(self: &Arc<Self>, number: u64, reply: Option<Reply>) {
+        self.drive(|state, now| ((), state.protocol.answered(number, reply, now)));
     }
 
     /// Gives what is to be dropped without the lock.
@@ -414,12 +427,15 @@ impl Shared {
                         watch.end("its members go on in another world");
                     }
                     state.current = None;
-                    tracing::warn!(
-                        target: "kolo::train",
-                        "{} ranks train in world {} of the training, and this process waits to be let in",
-                        epoch.members.len(),
-                        epoch.number
-                    );
+                    // World 0 has not begun.
+                    if epoch.number > 0 {
+                        tracing::warn!(
+                            target: "kolo::train",
+                            "{} ranks train in world {} of the training, and this process waits to be let in",
+                            epoch.members.len(),
+                            epoch.number
+                        );
+                    }
                 }
                 Event::Over => state.ending = Some(Ending::Over),
                 Event::Failed(error) => state.ending = Some(Ending::Failed(error)),
@@ -536,15 +552,12 @@ impl Shared {
 
     fn listen(self: Arc<Self>, mut door: Door, waker: &UnixStream) {
         while !self.stops() {
-            let (ended, wait) = self.drive(|state, now| {
-                let ended = look(state, now);
+            let wait = self.drive(|state, now| {
+                look(state, now);
                 let calls = state.protocol.poll(now);
                 let wait = state.protocol.next_poll(now).saturating_sub(now);
-                ((ended, wait.clamp(Duration::from_millis(1), LOOK)), calls)
+                (wait.clamp(Duration::from_millis(1), LOOK), calls)
             });
-            if let Some(error) = ended {
-                tracing::warn!(target: "kolo::train", "{}", error.message());
-            }
             let callers = match door.wait(&[waker], wait) {
                 Ok(callers) => callers,
                 Err(error) => {

@@ -10,6 +10,8 @@
 //! connected within milliseconds. Nobody is needed for that in particular: the member that proposes is the first one that lives.
 
 mod agent;
+#[cfg(test)]
+mod agent_tests;
 mod mesh;
 mod messages;
 mod protocol;

@@ -196,6 +196,7 @@ impl Protocol {
     }
 
     /// The newest world that this process knows.
+    #[cfg(test)]
     pub fn epoch(&self) -> Option<&Epoch> {
         self.epoch.as_ref()
     }
@@ -310,6 +311,7 @@ impl Protocol {
         if epoch.rank_of(self.start.own.id).is_none() {
             return self.newest().unwrap_or_else(|| Reply::Refused(UNKNOWN.to_owned()));
         }
+        let leader = epoch.members.get(ballot.by as usize).map(|member| member.address);
         // A world from which somebody wants to go on has been decided.
         let number = epoch.number;
         self.adopt(job, epoch, now);
@@ -322,6 +324,12 @@ impl Protocol {
         }
         self.acceptor.promised = Some(ballot);
         self.round = self.round.max(ballot.round);
+        self.lacks = leader.map(|at| {
+            format!(
+                "rank {} of world {number} ({at}) has not found enough of them, and says what is missing",
+                ballot.by
+            )
+        });
         // Two that propose at the same time get nowhere.
         let later = now + PATIENT + self.turn();
         self.proposal = Proposal::None { not_before: later };
