@@ -68,6 +68,10 @@ fn tensor_arrays_text_and_lists_are_asked_for_before_they_are_taken() {
         let (text, rewrite) = (g.constant("a".repeat(100_000).as_str()), g.constant("b".repeat(100_000).as_str()));
         g.op("RegexReplace").inputs([text, g.constant("a"), rewrite]).out()
     });
+    exhausted(&victim, "many short replacements that are longer than what they replace", |g| {
+        let texts = g.op("Fill").input(g.constant([1 << 20])).input(g.constant("a")).out();
+        g.op("RegexReplace").inputs([texts, g.constant("a"), g.constant("b".repeat(4000).as_str())]).out()
+    });
     exhausted(&victim, "a list of empty strings", |g| {
         g.op("Fill").input(g.constant([1 << 30])).input(g.constant("")).out()
     });

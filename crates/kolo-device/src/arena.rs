@@ -28,6 +28,9 @@ const IDLE: Duration = Duration::from_secs(5);
 /// The number of cached bytes that are not worth giving back.
 const KEPT: u64 = 64 << 20;
 
+/// No address space is larger; sizes up to this can be rounded up.
+const MOST: usize = 1 << 62;
+
 /// Statistics of a device's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
@@ -84,7 +87,14 @@ impl FreeList {
 #[must_use]
 pub struct Charge {
     /// `None` where nothing is counted.
-    held: Option<(Arc<Arena>, u32)>,
+    held: Option<HeldCharge>,
+}
+
+struct HeldCharge {
+    arena: Arc<Arena>,
+    place: u32,
+    /// As in the arena's list, so that it can be read without the lock.
+    tag: Arc<str>,
 }
 
 impl Charge {
@@ -93,50 +103,47 @@ impl Charge {
 
     /// Counts `n_bytes` instead of what it counted before. An error if the difference does not fit; then it stays as it was.
     pub fn resize(&mut self, n_bytes: usize) -> Result<()> {
-        let Some((arena, place)) = &self.held else { return Ok(()) };
+        let Some(HeldCharge { arena, place, tag }) = &self.held else { return Ok(()) };
         let mut state = arena.state.lock();
-        let Some((old, tag)) = state.live[*place as usize].clone() else { return Ok(()) };
-        let size = n_bytes as u64;
-        let in_use = state.stats.in_use - old;
-        if size > old && !arena.allows(in_use.saturating_add(size)) {
-            return Err(arena.exhausted(&state, n_bytes - old as usize, &tag));
+        match state.resize(*place, n_bytes as u64, |n| arena.allows(n)) {
+            Ok(()) => Ok(()),
+            Err(old) => Err(arena.exhausted(&state, n_bytes - old as usize, tag)),
         }
-        state.live[*place as usize] = Some((size, tag));
-        state.stats.in_use = in_use + size;
-        state.stats.peak = state.stats.peak.max(state.stats.in_use);
-        state.stats.reserved = state.stats.reserved - old + size;
-        Ok(())
+    }
+
+    /// As [`Charge::resize`], for whoever can do with less: false if the difference does not fit, without the report that an error
+    /// is.
+    pub fn try_resize(&mut self, n_bytes: usize) -> bool {
+        self.held.as_ref().is_none_or(|HeldCharge { arena, place, .. }| {
+            arena.state.lock().resize(*place, n_bytes as u64, |n| arena.allows(n)).is_ok()
+        })
     }
 
     /// What it is counted as.
     pub fn tag(&self) -> Arc<str> {
-        self.held.as_ref().map(|(arena, place)| arena.tag(*place)).unwrap_or_default()
+        self.held.as_ref().map(|held| held.tag.clone()).unwrap_or_default()
     }
 
     /// A second charge against the same memory.
     pub fn another(&self, n_bytes: usize) -> Result<Charge> {
-        let Some((arena, place)) = &self.held else { return Ok(Charge::NONE) };
-        let tag = arena.tag(*place);
-        arena.charge(n_bytes, &tag)
-    }
-
-    /// A tensor in the memory that the charge counts against, all zeros, for those who have no device at hand.
-    pub fn zeros(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
-        let mut tensor = self.tensor(dtype, shape)?;
-        if dtype.size().is_some() {
-            tensor.host_bytes_mut()?.fill(0);
+        match &self.held {
+            Some(HeldCharge { arena, tag, .. }) => arena.charge(n_bytes, tag),
+            None => Ok(Charge::NONE),
         }
-        Ok(tensor)
     }
 
-    /// As [`Charge::zeros`], with whatever the memory had, except that bools are always valid.
+    /// A tensor in the memory that the charge counts against, for those who have no device at hand. It has whatever the memory had,
+    /// except that bools are always valid.
     pub fn tensor(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
-        let (Some((arena, place)), Some(size)) = (&self.held, dtype.size()) else { return Tensor::zeros(dtype, shape) };
+        let (Some(held), Some(size)) = (&self.held, dtype.size()) else { return Tensor::zeros(dtype, shape) };
         if let Some(tensor) = Tensor::inline(dtype, &shape) {
             return Ok(tensor);
         }
-        let tag = arena.tag(*place);
-        let buffer = arena.allocate(shape.n_elements().saturating_mul(size), &tag)?;
+        let n_bytes = shape
+            .n_elements()
+            .checked_mul(size)
+            .ok_or_else(|| Error::invalid_argument(format!("{dtype}{shape} is too large")))?;
+        let buffer = held.arena.allocate(n_bytes, &held.tag)?;
         let mut tensor = Tensor::from_buffer(dtype, shape, buffer)?;
         if dtype == DType::Bool {
             tensor.host_bytes_mut()?.fill(0);
@@ -147,7 +154,7 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let Some((arena, place)) = self.held.take() else { return };
+        let Some(HeldCharge { arena, place, .. }) = self.held.take() else { return };
         let mut state = arena.state.lock();
         let entry = state.vacate(place);
         let n_bytes = entry.as_ref().map_or(0, |(n_bytes, _)| *n_bytes);
@@ -224,6 +231,9 @@ impl Arena {
     /// Allocates a block of at least `n_bytes`. Beyond the limit the error is `ResourceExhausted` and names the largest
     /// live tensors.
     pub fn allocate(self: &Arc<Arena>, n_bytes: usize, tag: &Arc<str>) -> Result<Arc<dyn Buffer>> {
+        if n_bytes > MOST {
+            return Err(self.exhausted(&self.state.lock(), n_bytes, tag));
+        }
         let class = SizeClass::of(n_bytes);
         let size = class.n_bytes() as u64;
         let mut state = self.state.lock();
@@ -234,9 +244,7 @@ impl Arena {
         let block = match cached {
             Some(block) => block,
             None => {
-                if !self.allows(state.stats.reserved.saturating_add(size)) {
-                    state.drop_cached();
-                }
+                state.make_room(size, |n| self.allows(n));
                 let block = Block::new(class).or_else(|| {
                     // The system may have no more because of what is cached.
                     state.drop_cached();
@@ -265,9 +273,10 @@ impl Arena {
         if !self.allows(state.stats.in_use.saturating_add(size)) {
             return Err(self.exhausted(&state, n_bytes, tag));
         }
+        state.make_room(size, |n| self.allows(n));
         state.stats.reserved += size;
         let place = state.enter(size, tag);
-        Ok(Charge { held: Some((self.clone(), place)) })
+        Ok(Charge { held: Some(HeldCharge { arena: self.clone(), place, tag: tag.clone() }) })
     }
 
     fn tag(&self, place: u32) -> Arc<str> {
@@ -322,9 +331,15 @@ impl Arena {
 
     fn exhausted(&self, state: &ArenaState, n_bytes: usize, tag: &str) -> Error {
         const SHOWN: usize = 10;
+        let largest_first = |a: &&(u64, Arc<str>), b: &&(u64, Arc<str>)| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1));
         let mut largest: Vec<&(u64, Arc<str>)> = state.live.iter().flatten().filter(|(size, _)| *size > 0).collect();
-        largest.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
-        let list: Vec<String> = largest.iter().take(SHOWN).map(|(size, tag)| format!("{tag} {size}")).collect();
+        // There may be millions, and everybody waits for the lock.
+        if largest.len() > SHOWN {
+            largest.select_nth_unstable_by(SHOWN, largest_first);
+            largest.truncate(SHOWN);
+        }
+        largest.sort_by(largest_first);
+        let list: Vec<String> = largest.iter().map(|(size, tag)| format!("{tag} {size}")).collect();
         let limit = match self.limit {
             Some(limit) => format!("the limit of {limit} bytes"),
             None => format!("the memory of the machine, {} bytes,", MACHINE.known()),
@@ -357,10 +372,35 @@ impl ArenaState {
         }
     }
 
+    /// Counts `size` bytes for an entry instead of what it has, which is the error if the difference does not fit.
+    fn resize(&mut self, place: u32, size: u64, allows: impl Fn(u64) -> bool) -> std::result::Result<(), u64> {
+        let Some((entry, _)) = &mut self.live[place as usize] else { return Ok(()) };
+        let old = *entry;
+        let in_use = self.stats.in_use - old;
+        if size > old && !allows(in_use.saturating_add(size)) {
+            return Err(old);
+        }
+        *entry = size;
+        if size > old {
+            self.make_room(size - old, allows);
+        }
+        self.stats.in_use = in_use + size;
+        self.stats.peak = self.stats.peak.max(self.stats.in_use);
+        self.stats.reserved = self.stats.reserved - old + size;
+        Ok(())
+    }
+
     /// Removes an entry. Its tag may be the last handle to a name: dropped outside the lock.
     fn vacate(&mut self, place: u32) -> Option<(u64, Arc<str>)> {
         self.vacant.push(place);
         self.live[place as usize].take()
+    }
+
+    /// Gives cached blocks back if otherwise so many more bytes would take more from the system than is allowed.
+    fn make_room(&mut self, n_bytes: u64, allows: impl Fn(u64) -> bool) {
+        if !allows(self.stats.reserved.saturating_add(n_bytes)) {
+            self.drop_cached();
+        }
     }
 
     fn drop_cached(&mut self) {
@@ -525,6 +565,22 @@ mod tests {
     }
 
     #[test]
+    fn cached_blocks_give_way_to_what_lies_elsewhere() {
+        let arena = Arena::new("cpu", Some(8192));
+        let use_and_free = || drop(arena.allocate(7168, &tag("a")).unwrap());
+        use_and_free();
+        let mut charge = arena.charge(7000, &tag("list")).unwrap();
+        assert_eq!(arena.stats().reserved, 7000, "what was cached is dropped");
+        charge.resize(0).unwrap();
+        use_and_free();
+        assert_eq!(arena.stats().reserved, 7168);
+        charge.resize(1000).unwrap();
+        assert_eq!(arena.stats().reserved, 8168, "both fit");
+        charge.resize(7000).unwrap();
+        assert_eq!(arena.stats().reserved, 7000);
+    }
+
+    #[test]
     fn blocks_that_no_step_needs_go_back_and_others_stay() {
         let arena = Arena::new("cpu", None);
         let large = 100 << 20;
@@ -575,9 +631,9 @@ mod tests {
         assert!(error.message().contains("201 bytes for 'queue'"), "{error}");
         assert_eq!((arena.stats().in_use, arena.stats().reserved), (800, 800));
         charge.resize(100).unwrap();
-        let tensor = charge.zeros(DType::F32, [100].into()).unwrap();
+        let tensor = charge.tensor(DType::F32, [100].into()).unwrap();
         assert_eq!(tensor, Tensor::zeros(DType::F32, [100]).unwrap());
-        assert!(arena.stats().in_use > 500 && charge.zeros(DType::F32, [200].into()).is_err());
+        assert!(arena.stats().in_use > 500 && charge.tensor(DType::F32, [200].into()).is_err());
         drop((charge, tensor));
         assert_eq!((arena.stats().in_use, arena.stats().peak), (0, 800));
     }
@@ -585,6 +641,28 @@ mod tests {
     #[test]
     fn absurd_sizes_are_an_error() {
         let arena = Arena::new("cpu", None);
-        assert_eq!(arena.allocate(1 << 60, &tag("a")).err().map(|e| e.code()), Some(Code::ResourceExhausted));
+        for n_bytes in [1 << 60, 1 << 63, usize::MAX] {
+            assert_eq!(arena.allocate(n_bytes, &tag("a")).err().map(|e| e.code()), Some(Code::ResourceExhausted));
+        }
+        let charge = arena.charge(0, &tag("a")).unwrap();
+        assert!(charge.tensor(DType::F64, [1 << 31, 1 << 31].into()).is_err());
+    }
+
+    #[test]
+    fn the_ten_largest_are_named_and_a_try_changes_nothing() {
+        let arena = Arena::new("cpu", Some(10_000));
+        let _held: Vec<Charge> = (0..100).map(|i| arena.charge(i * 7 % 100, &tag(&format!("c{i}"))).unwrap()).collect();
+        let error = arena.charge(10_000, &tag("more")).err().unwrap();
+        assert!(
+            error.message().ends_with("c57 99, c14 98, c71 97, c28 96, c85 95, c42 94, c99 93, c56 92, c13 91, c70 90"),
+            "{error}"
+        );
+        let mut charge = arena.charge(10, &tag("queue")).unwrap();
+        let before = arena.stats();
+        assert!(!charge.try_resize(10_000));
+        assert_eq!(arena.stats(), before);
+        assert!(charge.try_resize(20));
+        assert_eq!(arena.stats().in_use, before.in_use + 10);
+        assert!(Charge::NONE.try_resize(usize::MAX));
     }
 }

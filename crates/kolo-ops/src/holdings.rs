@@ -12,11 +12,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kolo_core::{Buffer, DType, Error, Memory, ResourceHandle, Result, Shape, Strings, Tensor, TensorData};
+use kolo_core::{Buffer, DType, Error, Memory, ResourceHandle, Result, Strings, Tensor, TensorData};
 use kolo_device::Charge;
+use smallvec::SmallVec;
 
 /// What the allocator and reference counts add to each block of memory.
-const BLOCK: usize = 64;
+pub(crate) const BLOCK: usize = 64;
 
 /// From this size on, a buffer or a list that several elements share is looked up, to be counted once.
 const LEAST_SHARED: usize = 4096;
@@ -42,35 +43,46 @@ impl Holdings {
         Holdings { charge, charged: 0, held: 0, shared: HashMap::new() }
     }
 
-    /// Adds a part of the object with its tensors: `n_bytes` for its place in lists. An error, and nothing is added, if the
-    /// device has no memory for it.
-    pub fn add(&mut self, n_bytes: usize, tensors: &[Tensor]) -> Result<()> {
-        let mut total = n_bytes;
-        for (i, tensor) in tensors.iter().enumerate() {
-            // What occurs twice here is only looked up, since it is entered below.
-            let is_twice = || {
-                let own = address(tensor);
-                own.is_some() && tensors[..i].iter().any(|other| address(other) == own)
-            };
-            total = total.saturating_add(match self.is_known(tensor) || is_twice() {
-                true => BLOCK,
-                false => footprint(tensor),
-            });
-        }
+    /// Adds a part of the object. An error, and nothing is added, if the device has no memory for it.
+    pub fn add(&mut self, part: &Measured) -> Result<()> {
+        let total = self.weigh(part);
         self.grow(total)?;
-        for tensor in tensors {
-            if let Some(address) = address(tensor) {
-                *self.shared.entry(address).or_insert(0) += 1;
-            }
-        }
+        self.enter(part);
         Ok(())
     }
 
+    /// Adds a part that was just removed and is still there, so it counts in any case: if others took the memory meanwhile, the
+    /// next part that comes is refused.
+    pub fn put_back(&mut self, part: &Measured) {
+        let total = self.weigh(part);
+        self.put_back_bytes(total);
+        self.enter(part);
+    }
+
+    /// What a part adds to what is held.
+    fn weigh(&self, part: &Measured) -> usize {
+        let mut total = part.n_bytes;
+        for (i, tensor) in part.tensors.iter().enumerate() {
+            // What occurs twice here is only looked up, since it is entered later.
+            let is_known = tensor.address.is_some_and(|address| {
+                self.shared.contains_key(&address) || part.tensors[..i].iter().any(|t| t.address == Some(address))
+            });
+            total = total.saturating_add(if is_known { BLOCK } else { tensor.n_bytes });
+        }
+        total
+    }
+
+    fn enter(&mut self, part: &Measured) {
+        for address in part.tensors.iter().filter_map(|tensor| tensor.address) {
+            *self.shared.entry(address).or_insert(0) += 1;
+        }
+    }
+
     /// The part goes, with the tensors that came with it.
-    pub fn remove(&mut self, n_bytes: usize, tensors: &[Tensor]) {
-        let mut total = n_bytes;
-        for tensor in tensors {
-            let is_last = address(tensor).is_none_or(|address| match self.shared.get_mut(&address) {
+    pub fn remove(&mut self, part: &Measured) {
+        let mut total = part.n_bytes;
+        for tensor in &part.tensors {
+            let is_last = tensor.address.is_none_or(|address| match self.shared.get_mut(&address) {
                 Some(n) if *n > 1 => {
                     *n -= 1;
                     false
@@ -80,7 +92,7 @@ impl Holdings {
                     true
                 }
             });
-            total = total.saturating_add(if is_last { footprint(tensor) } else { BLOCK });
+            total = total.saturating_add(if is_last { tensor.n_bytes } else { BLOCK });
         }
         self.shrink(total);
     }
@@ -90,32 +102,41 @@ impl Holdings {
         let held = self.held.saturating_add(n_bytes);
         if held > self.charged {
             let ample = held.saturating_add((held / 16).max(SLACK));
-            self.charged = match self.charge.resize(ample) {
-                Ok(()) => ample,
-                Err(_) => self.charge.resize(held).map(|()| held)?,
-            };
+            if self.charge.try_resize(ample) {
+                self.charged = ample;
+            } else {
+                self.charge.resize(held)?;
+                self.charged = held;
+            }
         }
         self.held = held;
         Ok(())
+    }
+
+    /// As [`Holdings::put_back`], for bytes that are in no tensor.
+    pub fn put_back_bytes(&mut self, n_bytes: usize) {
+        if self.grow(n_bytes).is_err() {
+            self.held = self.held.saturating_add(n_bytes);
+        }
     }
 
     /// Bytes that are in no tensor go.
     pub fn shrink(&mut self, n_bytes: usize) {
         self.held = self.held.saturating_sub(n_bytes);
         let ample = self.held + (self.held / 16).max(SLACK);
-        // Not at once, so that what goes and comes again costs nothing.
-        if self.charged > 2 * ample && self.charge.resize(ample).is_ok() {
+        // Not at once, and a little stays, so that what goes and comes again costs nothing.
+        if self.charged > 2 * ample && self.charge.try_resize(ample) {
             self.charged = ample;
-        }
-        if self.held == 0 && self.charge.resize(0).is_ok() {
-            self.charged = 0;
         }
     }
 
     /// Everything goes.
     pub fn clear(&mut self) {
         self.shared = HashMap::new();
-        self.shrink(self.held);
+        self.held = 0;
+        if self.charged > 0 && self.charge.try_resize(0) {
+            self.charged = 0;
+        }
     }
 
     /// The error of the object's lists if they cannot grow.
@@ -129,25 +150,41 @@ impl Holdings {
     }
 
     /// How many bytes are held now.
-    #[cfg(test)]
     pub fn held(&self) -> usize {
         self.held
     }
+}
 
-    fn is_known(&self, tensor: &Tensor) -> bool {
-        address(tensor).is_some_and(|address| self.shared.contains_key(&address))
+/// What a part of an object takes. Text is walked for it, so whoever can measures before taking the object's lock.
+pub(crate) struct Measured {
+    n_bytes: usize,
+    tensors: SmallVec<[MeasuredTensor; 2]>,
+}
+
+struct MeasuredTensor {
+    n_bytes: usize,
+    /// Where a large buffer or list lies that no device counts, and that others may hold, too.
+    address: Option<usize>,
+}
+
+impl Measured {
+    /// These tensors, and `n_bytes` for their place in lists.
+    pub fn new(n_bytes: usize, tensors: &[Tensor]) -> Measured {
+        let measure = |tensor| {
+            let n_bytes = footprint(tensor);
+            MeasuredTensor { n_bytes, address: address(tensor).filter(|_| n_bytes >= LEAST_SHARED) }
+        };
+        Measured { n_bytes, tensors: tensors.iter().map(measure).collect() }
     }
 }
 
-/// Where a large buffer or list lies that no device counts, and that others may hold, too.
 fn address(tensor: &Tensor) -> Option<usize> {
-    let address = match tensor.storage() {
-        TensorData::Inline(_) => return None,
-        TensorData::Buffer { buffer, .. } => Arc::as_ptr(buffer).cast::<()>().addr(),
-        TensorData::Strings(strings) => Arc::as_ptr(strings).addr(),
-        TensorData::Handles(handles) => Arc::as_ptr(handles).addr(),
-    };
-    (footprint(tensor) >= LEAST_SHARED).then_some(address)
+    match tensor.storage() {
+        TensorData::Inline(_) => None,
+        TensorData::Buffer { buffer, .. } => Some(Arc::as_ptr(buffer).cast::<()>().addr()),
+        TensorData::Strings(strings) => Some(Arc::as_ptr(strings).addr()),
+        TensorData::Handles(handles) => Some(Arc::as_ptr(handles).addr()),
+    }
 }
 
 /// What a tensor takes besides its place in a list, as far as no device counts it.
@@ -198,7 +235,7 @@ pub(crate) fn make_unique(tensor: &mut Tensor, memory: &Charge) -> Result<()> {
 }
 
 fn copied(tensor: &Tensor, memory: &Charge) -> Result<Tensor> {
-    let mut copy = memory.zeros(tensor.dtype(), tensor.shape().clone())?;
+    let mut copy = memory.tensor(tensor.dtype(), tensor.shape().clone())?;
     copy.host_bytes_mut()?.copy_from_slice(tensor.host_bytes()?);
     Ok(copy)
 }
@@ -211,21 +248,13 @@ pub(crate) fn estimate(dtype: DType, n_elements: usize, n_text: usize) -> usize 
     }
 }
 
-/// A list of strings that holds a charge for itself as long as it lives.
-pub(crate) fn counted_strings(charge: &Charge, shape: Shape, strings: Vec<Bytes>) -> Result<Tensor> {
-    let n_bytes = strings.capacity() * size_of::<Bytes>();
-    match n_bytes < LEAST_SHARED {
-        true => Tensor::from_strings(shape, strings),
-        false => Tensor::from_counted_strings(shape, strings, charge.another(n_bytes)?, false),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kolo_core::Code;
     use kolo_device::Arena;
 
     use super::*;
+    use crate::memory::string_tensor;
 
     fn holdings(limit: u64) -> (Arc<Arena>, Holdings) {
         let arena = Arena::new("cpu", Some(limit));
@@ -238,13 +267,14 @@ mod tests {
         let (arena, mut holdings) = holdings(1 << 20);
         let text = Tensor::from_strings([2], vec![Bytes::from_static(b"abc"), Bytes::new()]).unwrap();
         let tensors = [Tensor::scalar(1i64), text, Tensor::zeros(DType::F32, [100]).unwrap()];
-        holdings.add(100, &tensors).unwrap();
+        holdings.add(&Measured::new(100, &tensors)).unwrap();
         // The text's list, the text, and the numbers, with a block each.
         assert_eq!(holdings.held(), 100 + (BLOCK + 64) + (BLOCK + 3) + (BLOCK + 400));
         assert!(arena.stats().in_use >= holdings.held() as u64);
-        holdings.remove(100, &tensors);
-        assert_eq!((holdings.held(), arena.stats().in_use), (0, 0));
-        let error = (0..).map(|_| holdings.add(1000, &tensors)).find_map(Result::err).unwrap();
+        holdings.remove(&Measured::new(100, &tensors));
+        assert_eq!(holdings.held(), 0);
+        assert!(arena.stats().in_use <= 2 * SLACK as u64, "{}", arena.stats().in_use);
+        let error = (0..).map(|_| holdings.add(&Measured::new(1000, &tensors))).find_map(Result::err).unwrap();
         assert_eq!(error.code(), Code::ResourceExhausted);
         assert!(error.message().contains("'FIFOQueue q'"), "{error}");
         assert!(arena.stats().in_use <= 1 << 20);
@@ -255,32 +285,73 @@ mod tests {
     #[test]
     fn what_a_device_counts_is_not_counted_again_and_what_is_shared_once() {
         let (arena, mut holdings) = holdings(1 << 20);
-        let counted = Charge::zeros(&arena.charge(0, &"a".into()).unwrap(), DType::F32, [10_000].into()).unwrap();
-        holdings.add(0, std::slice::from_ref(&counted)).unwrap();
+        let counted = arena.charge(0, &"a".into()).unwrap().tensor(DType::F32, [10_000].into()).unwrap();
+        holdings.add(&Measured::new(0, std::slice::from_ref(&counted))).unwrap();
         assert_eq!(holdings.held(), BLOCK);
         let shared = Tensor::zeros(DType::F32, [10_000]).unwrap();
         let both = [shared.rows(0, 1).unwrap(), shared.clone()];
-        holdings.add(0, &both).unwrap();
-        holdings.add(0, std::slice::from_ref(&shared)).unwrap();
+        holdings.add(&Measured::new(0, &both)).unwrap();
+        holdings.add(&Measured::new(0, std::slice::from_ref(&shared))).unwrap();
         assert_eq!(holdings.held(), 4 * BLOCK + 40_000);
-        holdings.remove(0, &both);
+        holdings.remove(&Measured::new(0, &both));
         assert_eq!(holdings.held(), 2 * BLOCK + 40_000);
-        holdings.remove(0, &[shared]);
-        holdings.remove(0, &[counted]);
+        holdings.remove(&Measured::new(0, &[shared]));
+        holdings.remove(&Measured::new(0, &[counted]));
         assert_eq!(holdings.held(), 0);
+    }
+
+    #[test]
+    fn what_is_put_back_counts_even_if_others_took_its_memory() {
+        let (arena, mut holdings) = holdings(1 << 20);
+        let numbers = Tensor::zeros(DType::F32, [150_000]).unwrap();
+        let part = Measured::new(100, std::slice::from_ref(&numbers));
+        holdings.add(&part).unwrap();
+        let held = holdings.held();
+        holdings.remove(&part);
+        let others = arena.charge((1 << 20) - arena.stats().in_use as usize, &"others".into()).unwrap();
+        holdings.put_back(&part);
+        assert_eq!(holdings.held(), held);
+        assert!(holdings.grow(1).is_err(), "nothing is added to what does not fit");
+        drop(others);
+        holdings.grow(1).unwrap();
+        assert!(arena.stats().in_use > held as u64);
+        holdings.remove(&part);
+        holdings.shrink(1);
+        assert_eq!(holdings.held(), 0);
+        assert!(arena.stats().in_use <= 2 * SLACK as u64, "{}", arena.stats().in_use);
+        drop(holdings);
+        assert_eq!(arena.stats().in_use, 0);
+    }
+
+    /// As in a queue that hands one token to and fro.
+    #[test]
+    fn what_comes_and_goes_costs_the_device_nothing() {
+        let (arena, mut holdings) = holdings(1 << 20);
+        holdings.grow(100).unwrap();
+        let stats = arena.stats();
+        for _ in 0..10 {
+            holdings.shrink(100);
+            assert_eq!(arena.stats(), stats);
+            holdings.grow(100).unwrap();
+            assert_eq!(arena.stats(), stats);
+        }
+        holdings.clear();
+        assert_eq!(arena.stats().in_use, 0);
     }
 
     #[test]
     fn a_list_of_strings_counts_as_long_as_it_lives() {
         let (arena, holdings) = holdings(1 << 20);
-        let list = counted_strings(&holdings.charge, [1000].into(), vec![Bytes::new(); 1000]).unwrap();
+        let listed =
+            |n: usize| string_tensor([n].into(), vec![Bytes::new(); n], |n_bytes| holdings.charge.another(n_bytes));
+        let list = listed(1000).unwrap();
         let kept = list.clone();
         assert_eq!((arena.stats().in_use, footprint(&list)), (32_000, BLOCK));
         drop(list);
         assert_eq!(arena.stats().in_use, 32_000);
         drop(kept);
         assert_eq!(arena.stats().in_use, 0);
-        let error = counted_strings(&holdings.charge, [40_000].into(), vec![Bytes::new(); 40_000]).unwrap_err();
+        let error = listed(40_000).unwrap_err();
         assert_eq!(error.code(), Code::ResourceExhausted);
     }
 }

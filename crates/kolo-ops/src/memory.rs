@@ -12,11 +12,14 @@ use kolo_device::cpu::stop_if_asked;
 use crate::KernelCtx;
 use crate::holdings::{Holdings, of_text};
 
-/// Text up to this many bytes is not worth a block of the device's memory.
-const LEAST_SHARED: usize = 4096;
+/// Lists and text of fewer bytes are not worth a charge, nor a block of the device's memory.
+const LEAST_COUNTED: usize = 4096;
 
 /// The bytes of a text that are copied without a look at whether the step is stopped.
 const COPIED_AT_ONCE: usize = 1 << 20;
+
+/// The elements of a list that are filled in without a look at whether the step is stopped.
+const FILLED_AT_ONCE: usize = 1 << 16;
 
 /// An empty vector with room for `n` elements; `what` names them in the error if there is no memory.
 pub(crate) fn room<T>(n: usize, what: &str) -> Result<Vec<T>> {
@@ -36,6 +39,19 @@ pub(crate) fn filled<T: Clone>(n: usize, value: T, what: &str) -> Result<Vec<T>>
     let mut list = room(n, what)?;
     list.resize(n, value);
     Ok(list)
+}
+
+/// A tensor of these strings, whose list counts as long as it lives by the charge that `charge` gives for its bytes.
+pub(crate) fn string_tensor(
+    shape: Shape,
+    strings: Vec<Bytes>,
+    charge: impl FnOnce(usize) -> Result<Charge>,
+) -> Result<Tensor> {
+    let n_bytes = strings.capacity() * size_of::<Bytes>();
+    match n_bytes < LEAST_COUNTED {
+        true => Tensor::from_strings(shape, strings),
+        false => Tensor::from_counted_strings(shape, strings, charge(n_bytes)?, false),
+    }
 }
 
 /// Strings that a kernel makes one after the other. List and text are asked for as they come, and count as long as the tensor
@@ -63,11 +79,16 @@ impl StringsMade<'_> {
         self.add(text)
     }
 
+    /// Adds a string that [`KernelCtx::texts`] made, which counts already if it is long.
+    pub fn push_made(&mut self, text: Bytes) -> Result<()> {
+        if text.len() < LEAST_COUNTED { self.push(text) } else { self.add(text) }
+    }
+
     fn add(&mut self, text: Bytes) -> Result<()> {
         stop_if_asked();
         // The list has room for up to twice as many.
         self.n_bytes += 2 * size_of::<Bytes>();
-        if self.n_bytes >= LEAST_SHARED {
+        if self.n_bytes >= LEAST_COUNTED {
             let holdings = match &mut self.holdings {
                 Some(holdings) => holdings,
                 none => none.insert(Holdings::new(self.ctx.device.charge(0, &self.ctx.node.name)?)),
@@ -119,8 +140,13 @@ impl KernelCtx<'_> {
     pub(crate) fn scratch<T: Clone>(&self, n: usize, value: T, what: &str) -> Result<Scratch<T>> {
         let n_bytes = n.saturating_mul(size_of::<T>());
         let charge =
-            if n_bytes < LEAST_SHARED { Charge::NONE } else { self.device.charge(n_bytes, &self.node.name)? };
-        Ok(Scratch { values: filled(n, value, what)?, _charge: charge })
+            if n_bytes < LEAST_COUNTED { Charge::NONE } else { self.device.charge(n_bytes, &self.node.name)? };
+        let mut values = room(n, what)?;
+        while values.len() < n {
+            stop_if_asked();
+            values.resize(n.min(values.len() + FILLED_AT_ONCE), value.clone());
+        }
+        Ok(Scratch { values, _charge: charge })
     }
 
     /// No strings yet.
@@ -135,14 +161,7 @@ impl KernelCtx<'_> {
 
     /// A tensor of these strings, whose list counts as the device's memory as long as it lives.
     pub(crate) fn string_tensor(&self, shape: Shape, strings: Vec<Bytes>) -> Result<Tensor> {
-        let n_bytes = strings.capacity() * size_of::<Bytes>();
-        match n_bytes < LEAST_SHARED {
-            true => Tensor::from_strings(shape, strings),
-            false => {
-                let charge = self.device.charge(n_bytes, &self.node.name)?;
-                Tensor::from_counted_strings(shape, strings, charge, false)
-            }
-        }
+        string_tensor(shape, strings, |n_bytes| self.device.charge(n_bytes, &self.node.name))
     }
 
     /// A tensor of `n` texts as [`KernelCtx::texts`] makes them, all of which count as the device's memory.
@@ -153,18 +172,18 @@ impl KernelCtx<'_> {
     ) -> Result<Tensor> {
         let texts = self.texts(shape.n_elements(), pieces)?;
         let (n_bytes, n_text) = (texts.capacity() * size_of::<Bytes>(), texts.iter().map(Bytes::len).sum::<usize>());
-        if n_bytes + n_text < LEAST_SHARED {
+        if n_bytes + n_text < LEAST_COUNTED {
             return Tensor::from_strings(shape, texts);
         }
         // Shorter ones are not in the device's memory.
-        let charge = self.device.charge(n_bytes + if n_text < LEAST_SHARED { n_text } else { 0 }, &self.node.name)?;
+        let charge = self.device.charge(n_bytes + if n_text < LEAST_COUNTED { n_text } else { 0 }, &self.node.name)?;
         Tensor::from_counted_strings(shape, texts, charge, true)
     }
 
     /// Room for `n` of something that lies in a list of its own, which the device has, too.
     pub(crate) fn list<T>(&self, n: usize, what: &str) -> Result<Vec<T>> {
         let n_bytes = n.saturating_mul(size_of::<T>());
-        if n_bytes >= LEAST_SHARED {
+        if n_bytes >= LEAST_COUNTED {
             // Only asked for: the charge is the tensor's that is made of it.
             drop(self.device.charge(n_bytes, &self.node.name)?);
         }
@@ -189,7 +208,7 @@ impl KernelCtx<'_> {
             ends.push(total);
         }
         let all_pieces = (0..n).flat_map(pieces);
-        let all = if total < LEAST_SHARED {
+        let all = if total < LEAST_COUNTED {
             let mut all = vec![0; total];
             fill(&mut all, all_pieces);
             Bytes::from(all)
@@ -238,7 +257,47 @@ impl AsRef<[u8]> for Text {
 
 #[cfg(test)]
 mod tests {
+    use kolo_core::DType;
+    use kolo_graph::{Graph, Output};
+
     use super::*;
+    use crate::testing::Evaluation;
+
+    /// The most memory that is in use while the node runs which the graph is for.
+    fn peak(node: impl for<'g> Fn(&'g Graph) -> Output<'g>) -> usize {
+        let g = crate::graph();
+        let fetch = node(&g);
+        let run = Evaluation::new(g.snapshot());
+        run.run(&[fetch], &[]).unwrap();
+        run.memory().peak as usize
+    }
+
+    #[test]
+    fn what_a_kernel_needs_meanwhile_counts_beside_its_output() {
+        const N: usize = 100_000;
+        let zeros = |dtype, dims: &[usize]| Tensor::zeros(dtype, Shape::new(dims).unwrap()).unwrap();
+        let found = peak(|g| {
+            let (a, b) = (g.constant(zeros(DType::F32, &[1000, 1])), g.constant(zeros(DType::F32, &[100, 1])));
+            g.op("Einsum").inputs([a, b]).attr("equation", "ij,kj->ki").out()
+        });
+        assert!(found >= 2 * N * 4, "products and their order: {found}");
+        let found = peak(|g| {
+            let inputs = [g.constant(zeros(DType::F32, &[1])), g.constant(zeros(DType::I32, &[N, 1]))];
+            g.op("GatherNd").inputs(inputs).out()
+        });
+        assert!(found >= N * (8 + 4), "rows and what is gathered: {found}");
+        let found = peak(|g| {
+            let at = g.constant((0..N as i32).collect::<Vec<i32>>());
+            let inputs = [at, g.constant([N as i32]), g.constant(1.0f32), g.constant(0.0f32)];
+            g.op("SparseToDense").inputs(inputs).out()
+        });
+        assert!(found >= N * (8 + 4), "positions and values: {found}");
+        let found = peak(|g| {
+            let texts = g.constant(Tensor::from_strings([N], vec![Bytes::from_static(&[b'a'; 100]); N]).unwrap());
+            g.op("ReduceJoin").inputs([texts, g.constant([0i32])]).out()
+        });
+        assert!(found >= N * (8 + 100), "positions and text: {found}");
+    }
 
     #[test]
     fn what_cannot_be_had_is_refused() {

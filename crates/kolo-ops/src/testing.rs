@@ -15,7 +15,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use kolo_core::{DType, DeviceName, Error, Result, Tensor};
-use kolo_device::{CpuConfig, CpuDevice, Device};
+use kolo_device::{CpuConfig, CpuDevice, Device, MemoryStats};
 use kolo_graph::{AttrValue, Endpoint, Flow, Graph, Node, Nodes, Output};
 
 use crate::cancel::CancelToken;
@@ -289,6 +289,11 @@ impl Evaluation {
         let name = DeviceName::local("CPU", 0);
         let device = CpuDevice::new(name.clone(), &CpuConfig { intra_op_threads: 1, ..CpuConfig::default() });
         Evaluation { nodes, step: TestStep::new(&name), device }
+    }
+
+    /// How much of the device's memory was used so far.
+    pub fn memory(&self) -> MemoryStats {
+        self.device.memory_stats()
     }
 
     /// Computes `fetches`. Nodes with effects run again in every call.

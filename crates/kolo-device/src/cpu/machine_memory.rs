@@ -52,12 +52,19 @@ fn read() -> u64 {
         total(&read("/proc/meminfo")),
         group_limit(&read("/sys/fs/cgroup/memory.max")),
         group_limit(&read("/sys/fs/cgroup/memory/memory.limit_in_bytes")),
-        address_space(&read("/proc/self/limits")).map(|all| all.saturating_sub(taken).saturating_sub(RESERVED)),
+        address_space(&read("/proc/self/limits")).map(|all| left(all, taken)),
     ]
     .into_iter()
     .flatten()
     .min()
     .map_or(u64::MAX, |all| all - (all / 8).min(MOST_UNCOUNTED))
+}
+
+/// What is left for tensors of an address space: less [`RESERVED`], but half of it if it is small, so that a small limit does not
+/// leave nothing.
+fn left(all: u64, taken: u64) -> u64 {
+    let left = all.saturating_sub(taken);
+    left - RESERVED.min(left / 2)
 }
 
 /// Allocators reserve addresses for each thread that they do not use: 64 MB each with glibc.
@@ -107,6 +114,8 @@ mod tests {
             |limit: &str| format!("Max cpu time  unlimited\nMax address space         {limit}   unlimited   bytes\n");
         assert_eq!(address_space(&line("unlimited")), None);
         assert_eq!(address_space(&line("4096")), Some(4096));
+        let mb = |n: u64| n << 20;
+        assert_eq!([left(mb(2048), mb(300)), left(mb(512), mb(300)), left(mb(100), mb(300))], [mb(1492), mb(106), 0]);
         assert!(MACHINE.known() > 1 << 20);
     }
 

@@ -37,5 +37,5 @@ pub mod vmath;
 pub use isa::{Isa, vectorize, vectorize_256, vectorize_on};
 pub use pages::prefer_huge_pages;
 pub use pool::IntraPool;
-pub use stop::{Looking, Stopped, looking, stop_if_asked, stoppable};
+pub use stop::{Looking, Stopped, looking, looking_by, stop_if_asked, stoppable};
 pub use transpose::transpose_words;

@@ -44,15 +44,25 @@ pub fn stop_if_asked() {
 
 /// The items, with a [`stop_if_asked`] every few thousand. For loops that do more for an item than move it.
 pub fn looking<I: IntoIterator>(items: I) -> Looking<I::IntoIter> {
-    Looking { items: items.into_iter(), n_left: N_BETWEEN }
+    looking_by(0, items)
+}
+
+/// As [`looking`], for items of so many bytes, which are copied or added up.
+pub fn looking_by<I: IntoIterator>(n_bytes: usize, items: I) -> Looking<I::IntoIter> {
+    let n_between = (BYTES_BETWEEN / n_bytes.max(1)).clamp(1, N_BETWEEN as usize) as u32;
+    Looking { items: items.into_iter(), n_between, n_left: n_between }
 }
 
 /// How many items [`looking`] passes on between two looks: some 100 µs, if one takes 20 ns.
 const N_BETWEEN: u32 = 4096;
 
+/// How many bytes of items [`looking_by`] passes on between two looks.
+const BYTES_BETWEEN: usize = 1 << 18;
+
 /// See [`looking`].
 pub struct Looking<I> {
     items: I,
+    n_between: u32,
     n_left: u32,
 }
 
@@ -63,7 +73,7 @@ impl<I: Iterator> Iterator for Looking<I> {
     fn next(&mut self) -> Option<I::Item> {
         self.n_left -= 1;
         if self.n_left == 0 {
-            self.n_left = N_BETWEEN;
+            self.n_left = self.n_between;
             stop_if_asked();
         }
         self.items.next()
@@ -116,6 +126,17 @@ mod tests {
         }
         assert_eq!(looking(0..10_000).sum::<u32>(), (0..10_000).sum());
         stop_if_asked();
+    }
+
+    #[test]
+    fn large_items_are_looked_at_more_often() {
+        for (n_bytes, most) in [(1, 4096), (1 << 10, 257), (1 << 18, 2), (usize::MAX, 2)] {
+            let (stop, mut n) = (AtomicBool::new(true), 0);
+            let kernel = || looking_by(n_bytes, 0..10_000).for_each(|_| n += 1);
+            assert!(catch_unwind(AssertUnwindSafe(|| stoppable(&stop, kernel))).is_err());
+            assert!(n < most, "{n} items of {n_bytes} bytes");
+        }
+        assert_eq!(looking_by(1 << 20, 0..10).sum::<u32>(), 45);
     }
 
     #[test]

@@ -44,6 +44,12 @@ impl Effects {
         matches!(self, Effects::Reads | Effects::Inspects)
     }
 
+    /// Whether its kernel leaves everything but its outputs as it is, so that it may be stopped in the middle. A generator takes its
+    /// part of the stream of numbers before it draws any.
+    pub const fn only_writes_outputs(self) -> bool {
+        matches!(self, Effects::None | Effects::Reads | Effects::Random)
+    }
+
     /// Whether all it does to state is to name, read or write variables: then it can be repeated by a replay of what it
     /// enqueued, as long as its variables are where they were.
     pub const fn is_about_variable_values(self) -> bool {

@@ -1,6 +1,7 @@
 //! `DynamicPartition`: rows dealt out to several outputs. `DynamicStitch`: rows of several inputs put together again.
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape, Tensor};
+use kolo_device::cpu::looking;
 use kolo_graph::{Grad, Gradient, InferCtx, OpDef, Operation, Output};
 
 use super::elements::{Item, Job, build, index_below, integers, product};
@@ -104,7 +105,7 @@ fn forward_partition(ctx: &mut KernelCtx<'_>) -> Result<()> {
     }
     let n = ctx.outputs.len();
     let mut rows: Vec<Vec<usize>> = vec![Vec::new(); n];
-    for (i, partition) in integers(partitions)?.into_iter().enumerate() {
+    for (i, partition) in looking(integers(partitions)?).enumerate() {
         match index_below(partition, n) {
             Some(partition) => rows[partition].push(i),
             None => {
@@ -119,7 +120,7 @@ fn forward_partition(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let flat = data.clone().reshaped(Shape::new(&[&[head.n_elements()], tail].concat())?)?;
     let take = |rows: Vec<usize>| {
         let shape = Shape::new(&[&[rows.len()], tail].concat())?;
-        pick_rows(ctx, &flat, rows, shape)
+        pick_rows(ctx, &flat, &rows, shape)
     };
     let outputs = rows.into_iter().map(take).collect::<Result<Vec<Tensor>>>()?;
     for (i, output) in outputs.into_iter().enumerate() {

@@ -211,7 +211,7 @@ fn forward(ctx: &mut KernelCtx<'_>, axis: i64, batch_dims: i64) -> Result<()> {
 enum Rows<'a> {
     Narrow(&'a [i32]),
     Wide(Cow<'a, [i64]>),
-    Usual(Vec<usize>),
+    Usual(&'a [usize]),
 }
 
 impl Rows<'_> {
@@ -291,7 +291,7 @@ impl Job for Pick<'_> {
 }
 
 /// Rows of `input` (along dimension 0) by number, for kernels that have checked the numbers.
-pub(crate) fn pick_rows(ctx: &KernelCtx<'_>, input: &Tensor, rows: Vec<usize>, shape: Shape) -> Result<Tensor> {
+pub(crate) fn pick_rows(ctx: &KernelCtx<'_>, input: &Tensor, rows: &[usize], shape: Shape) -> Result<Tensor> {
     let n_rows = input.shape().first().copied().unwrap_or(1);
     let row_len = product(input.shape().get(1..).unwrap_or(&[]));
     let job = Pick { pool: ctx.pool(), n_outer: 1, n_rows, n_picked: rows.len(), row_len, rows: Rows::Usual(rows) };

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
-use kolo_device::cpu::looking;
+use kolo_device::cpu::{looking, looking_by};
 use kolo_device::cuda::{Args, Grid, ProgramKey};
 use kolo_graph::{Gradient, HalfSafety, HostRule, InferCtx, OpDef, Output};
 
@@ -13,6 +13,7 @@ use crate::cuda::scatter::{Join, Places, RANK, combine, coordinates};
 use crate::cuda::view::bytes_type;
 use crate::cuda::{NUMBERS, PLAIN, c_type, gpu, zeros};
 use crate::math::binary::first;
+use crate::memory::Scratch;
 use crate::op::{Gpu, Op, cpu_any, cpu_kernels, gpu_kernel};
 use crate::{Cost, KernelCtx};
 
@@ -101,7 +102,12 @@ fn infer_scatter(ctx: &InferCtx<'_>) -> Result<Vec<PartialShape>> {
 }
 
 /// The rows of a tensor of `shape` that coordinates name, as numbers counted over the first `depth` dimensions.
-pub(crate) fn rows(ctx: &KernelCtx<'_>, indices: &Tensor, shape: &Shape, what: &str) -> Result<(usize, Vec<usize>)> {
+pub(crate) fn rows(
+    ctx: &KernelCtx<'_>,
+    indices: &Tensor,
+    shape: &Shape,
+    what: &str,
+) -> Result<(usize, Scratch<usize>)> {
     let Some((&depth, outer)) = indices.shape().split_last() else {
         return Err(Error::invalid_argument("indices must be at least a vector"));
     };
@@ -110,20 +116,20 @@ pub(crate) fn rows(ctx: &KernelCtx<'_>, indices: &Tensor, shape: &Shape, what: &
     let values = integers(indices)?;
     let n = outer.n_elements();
     // Coordinates in no dimensions take no memory, however many there are.
-    let mut rows = ctx.list(n, "rows")?;
-    for i in looking(0..n) {
+    let mut rows = ctx.scratch(n, 0usize, "rows")?;
+    for (i, to) in looking(rows.iter_mut().enumerate()) {
         let coordinates = &values[i * depth..(i + 1) * depth];
         let row = coordinates.iter().zip(shape.iter()).try_fold(0usize, |row, (&coordinate, &dim)| {
             index_below(coordinate, dim).map(|coordinate| row * dim + coordinate)
         });
-        rows.push(row.ok_or_else(|| {
+        *to = row.ok_or_else(|| {
             let coordinates: Vec<String> = coordinates.iter().map(i64::to_string).collect();
             Error::invalid_argument(format!(
                 "indices{} = [{}] does not index into {what} {shape}",
                 place(&outer, i),
                 coordinates.join(", ")
             ))
-        })?);
+        })?;
     }
     Ok((depth, rows))
 }
@@ -143,7 +149,7 @@ pub(crate) fn take_slices(ctx: &KernelCtx<'_>, params: &Tensor, indices: &Tensor
     // The first `depth` dimensions count as one.
     let flat = [&[product(&shape[..depth])], &shape[depth..]].concat();
     let flat = params.clone().reshaped(Shape::new(&flat)?)?;
-    pick_rows(ctx, &flat, rows, Shape::new(&dims)?)
+    pick_rows(ctx, &flat, &rows, Shape::new(&dims)?)
 }
 
 fn forward_scatter<T: Plus>(ctx: &mut KernelCtx<'_>) -> Result<()> {
@@ -163,7 +169,8 @@ fn forward_scatter<T: Plus>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut out = ctx.allocate_zeroed(T::DTYPE, shape)?;
     let (sums, updates) = (out.data_mut::<T>()?, updates.data::<T>()?);
     if row_len > 0 {
-        for (row, update) in looking(rows.into_iter().zip(updates.chunks_exact(row_len))) {
+        let updates = rows.iter().zip(updates.chunks_exact(row_len));
+        for (&row, update) in looking_by(row_len * size_of::<T>(), updates) {
             for (sum, &x) in sums[row * row_len..(row + 1) * row_len].iter_mut().zip(update) {
                 *sum = sum.plus(x);
             }

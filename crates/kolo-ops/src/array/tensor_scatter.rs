@@ -13,6 +13,7 @@ use super::gather_nd::{gather_nd, rows, slices_shape};
 use crate::math::binary::first;
 use crate::math::compare::equal;
 use crate::math::number::Number;
+use crate::memory::Scratch;
 use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -117,7 +118,7 @@ fn extreme_gradient<'g>(op: Operation<'g>, dy: &[Option<Output<'g>>]) -> Result<
 }
 
 /// Which slices to change, and how long one is.
-fn slices(ctx: &KernelCtx<'_>) -> Result<(usize, Vec<usize>)> {
+fn slices(ctx: &KernelCtx<'_>) -> Result<(usize, Scratch<usize>)> {
     let (tensor, indices, updates) = (ctx.input(0)?, ctx.input(1)?, ctx.input(2)?);
     let shape = tensor.shape();
     let (depth, rows) = rows(ctx, indices, shape, "shape")?;
@@ -144,14 +145,14 @@ fn replace(ctx: &mut KernelCtx<'_>) -> Result<()> {
 
 struct Replace {
     len: usize,
-    rows: Vec<usize>,
+    rows: Scratch<usize>,
 }
 
 impl Job for Replace {
     fn run<E: Item>(self, out: &mut [E], inputs: &[&[E]]) -> Result<()> {
         out.clone_from_slice(inputs[0]);
         if self.len > 0 {
-            for (row, from) in looking(self.rows.into_iter().zip(inputs[1].chunks_exact(self.len))) {
+            for (&row, from) in looking(self.rows.iter().zip(inputs[1].chunks_exact(self.len))) {
                 out[row * self.len..(row + 1) * self.len].clone_from_slice(from);
             }
         }
@@ -168,7 +169,7 @@ fn combine<T: kolo_core::Element>(ctx: &mut KernelCtx<'_>, f: impl Fn(T, T) -> T
     }
     let (to, from) = (out.data_mut::<T>()?, ctx.data::<T>(2)?);
     if len > 0 {
-        for (row, from) in looking(rows.into_iter().zip(from.chunks_exact(len))) {
+        for (&row, from) in looking(rows.iter().zip(from.chunks_exact(len))) {
             to[row * len..(row + 1) * len].iter_mut().zip(from).for_each(|(x, &y)| *x = f(*x, y));
         }
     }

@@ -225,7 +225,7 @@ fn forward_unique(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut counts = vec![0; firsts.len()];
     ids.iter().for_each(|&id| counts[id] += 1);
     let shape = Shape::new(&[firsts.len()])?;
-    let outputs = [pick_rows(ctx, input, firsts, shape)?, numbers(ctx, ids)?, numbers(ctx, counts)?];
+    let outputs = [pick_rows(ctx, input, &firsts, shape)?, numbers(ctx, ids)?, numbers(ctx, counts)?];
     for (i, output) in outputs.into_iter().enumerate().take(ctx.outputs.len()) {
         ctx.set_output(i, output);
     }
@@ -292,10 +292,10 @@ fn forward_list_diff(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let gone: std::collections::HashSet<Key<'_>> =
         keys(y)?.into_iter().filter(|key| !matches!(key, Key::Nan(_))).collect();
     let left: Vec<usize> = keys(x)?.iter().enumerate().filter(|(_, key)| !gone.contains(key)).map(|(i, _)| i).collect();
-    let places = numbers(ctx, left.clone())?;
     let shape = Shape::new(&[left.len()])?;
-    let out = pick_rows(ctx, x, left, shape)?;
+    let out = pick_rows(ctx, x, &left, shape)?;
     ctx.set_output(0, out);
+    let places = numbers(ctx, left)?;
     ctx.set_output(1, places);
     Ok(())
 }

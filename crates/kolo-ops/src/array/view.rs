@@ -2,7 +2,7 @@
 //! all one view read into a new tensor; the gradient of a slice is one written into zeros.
 
 use kolo_device::cpu::stream::{fence, is_streamed};
-use kolo_device::cpu::{IntraPool, pool, transpose_words};
+use kolo_device::cpu::{IntraPool, looking_by, pool, transpose_words};
 use smallvec::SmallVec;
 
 use super::elements::{Item, copy_units, is_streamed_by_units};
@@ -170,7 +170,7 @@ impl View {
             return;
         }
         let mut walk = Walk::new(self.start, self.outer(), 0);
-        for input in input.chunks(run) {
+        for input in looking_by(run * size_of::<E>(), input.chunks(run)) {
             if step == 1 {
                 let at = walk.at as usize;
                 out[at..at + run].clone_from_slice(input);

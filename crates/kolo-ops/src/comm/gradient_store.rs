@@ -15,7 +15,7 @@ use kolo_graph::{InferCtx, shape_fns};
 use parking_lot::Mutex;
 
 use super::barrier_ops::{check_worker, maker, n_workers, stateful};
-use crate::holdings::Holdings;
+use crate::holdings::{Holdings, Measured};
 use crate::math::number::Number;
 use crate::op::{KernelMaker, Op, cpu_any, cpu_made};
 use crate::queue::source::{Described, Source, object};
@@ -59,33 +59,23 @@ enum Gradient {
 }
 
 impl Gradient {
-    /// Its tensors.
-    fn tensors(&self) -> [Option<&Tensor>; 2] {
+    /// As a store counts it, with its place in the list, which has room for up to twice as many.
+    fn measured(&self) -> Measured {
+        let place = 2 * size_of::<Entry>();
         match self {
-            Gradient::Dense(values) => [Some(values), None],
-            Gradient::Rows { indices, values } => [Some(indices), Some(values)],
+            Gradient::Dense(values) => Measured::new(place, std::slice::from_ref(values)),
+            Gradient::Rows { indices, values } => Measured::new(place, &[indices.clone(), values.clone()]),
         }
     }
 }
 
 impl KeptGradients {
-    fn add(&mut self, entry: Entry) -> Result<()> {
-        let tensors: Vec<Tensor> = entry.gradient.tensors().into_iter().flatten().cloned().collect();
-        self.holdings.add(PLACE, &tensors)?;
-        self.entries.push(entry);
-        Ok(())
-    }
-
     fn remove(&mut self, at: usize) -> Entry {
         let entry = self.entries.remove(at);
-        let tensors: Vec<Tensor> = entry.gradient.tensors().into_iter().flatten().cloned().collect();
-        self.holdings.remove(PLACE, &tensors);
+        self.holdings.remove(&entry.gradient.measured());
         entry
     }
 }
-
-/// What the place of a gradient takes in the list, which has room for up to twice as many.
-const PLACE: usize = 2 * size_of::<Entry>();
 
 impl Store {
     fn push(&self, worker: i64, step: i64, gradient: Gradient) -> Result<()> {
@@ -106,7 +96,10 @@ impl Store {
             let text = format!("gradients of '{}' are {}, found {dtype}", self.name, self.spec.dtype);
             return Err(Error::invalid_argument(text));
         }
+        let part = gradient.measured();
         let mut kept = self.kept.lock();
+        // First of all: if there is no memory for it, those that it replaces stay.
+        kept.holdings.add(&part)?;
         // A step that is pushed again replaces what was there.
         if let Some(at) = kept.entries.iter().position(|entry| entry.worker == worker && entry.step == step) {
             kept.remove(at);
@@ -117,7 +110,8 @@ impl Store {
         {
             kept.remove(at);
         }
-        kept.add(Entry { worker, step, gradient })
+        kept.entries.push(Entry { worker, step, gradient });
+        Ok(())
     }
 
     fn check_rows(&self, indices: &Tensor, values: &Tensor) -> Result<()> {
@@ -143,8 +137,13 @@ impl Store {
     }
 
     /// The gradients of these workers and steps, which the store then does not have any more, with their weights: shares of
-    /// one.
-    fn take(&self, members: &Tensor, weights: &Tensor) -> Result<Vec<(Gradient, f64)>> {
+    /// one. Also what `room` gives for them: memory for what is made of them. If it fails, the store keeps them.
+    fn take<R>(
+        &self,
+        members: &Tensor,
+        weights: &Tensor,
+        room: impl FnOnce(&[&Gradient]) -> Result<R>,
+    ) -> Result<(Vec<(Gradient, f64)>, R)> {
         let (members, weights) = (members.data::<i64>()?, weights.data::<f32>()?);
         let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
         let is_sound = weights.iter().all(|weight| weight.is_finite() && *weight >= 0.0) && total > 0.0;
@@ -155,18 +154,57 @@ impl Store {
             )));
         }
         let mut kept = self.kept.lock();
-        let mut taken = Vec::with_capacity(weights.len());
-        for (member, &weight) in members.chunks_exact(2).zip(weights) {
+        let mut places: Vec<usize> = Vec::with_capacity(weights.len());
+        for member in members.chunks_exact(2) {
             let is_it = |entry: &Entry| entry.worker as i64 == member[0] && entry.step == member[1];
-            let Some(at) = kept.entries.iter().position(is_it) else {
+            let Some(at) = kept.entries.iter().position(is_it).filter(|at| !places.contains(at)) else {
                 return Err(Error::aborted(format!(
                     "the gradient of '{}' by worker {} for step {} is gone: its server was restarted, or the worker began again",
                     self.name, member[0], member[1]
                 )));
             };
+            places.push(at);
+        }
+        let gradients: Vec<&Gradient> = places.iter().map(|&at| &kept.entries[at].gradient).collect();
+        let room = room(&gradients)?;
+        let mut taken = Vec::with_capacity(places.len());
+        for (i, &weight) in weights.iter().enumerate() {
+            // Those behind one that was removed have moved up.
+            let at = places[i] - places[..i].iter().filter(|&&before| before < places[i]).count();
             taken.push((kept.remove(at).gradient, f64::from(weight) / total));
         }
-        Ok(taken)
+        Ok((taken, room))
+    }
+
+    /// Memory for the mean of whole gradients.
+    fn room_for_mean(&self, gradients: &[&Gradient]) -> Result<Tensor> {
+        let mut shape: Option<&Shape> = None;
+        for gradient in gradients {
+            let Gradient::Dense(values) = gradient else { return Err(mixed()) };
+            if let Some(shape) = shape.filter(|shape| *shape != values.shape()) {
+                let text = format!("gradients of shapes {shape} and {} meet", values.shape());
+                return Err(Error::invalid_argument(text));
+            }
+            shape = Some(values.shape());
+        }
+        let shape = shape.ok_or_else(|| Error::internal("there is no gradient to take"))?;
+        self.memory.tensor(self.spec.dtype, shape.clone())
+    }
+
+    /// Memory for all rows of gradients and their indices.
+    fn room_for_rows(&self, gradients: &[&Gradient]) -> Result<[Tensor; 2]> {
+        let (mut n, mut row): (usize, Option<&[usize]>) = (0, None);
+        for gradient in gradients {
+            let Gradient::Rows { values, .. } = gradient else { return Err(mixed()) };
+            let own = values.shape().dims().get(1..).unwrap_or_default();
+            if *row.get_or_insert(own) != own {
+                let text = format!("rows of different shapes meet: {} is one", values.shape());
+                return Err(Error::invalid_argument(text));
+            }
+            n = n.saturating_add(values.shape().first().copied().unwrap_or(0));
+        }
+        let dims = [&[n], row.unwrap_or_default()].concat();
+        Ok([self.memory.tensor(DType::I64, [n].into())?, self.memory.tensor(self.spec.dtype, Shape::new(&dims)?)?])
     }
 }
 
@@ -223,51 +261,38 @@ macro_rules! with_real {
     };
 }
 
-/// The weighted mean of whole gradients.
-fn mean<T: Number>(taken: Vec<(Gradient, f64)>, store: &Store, pool: &IntraPool) -> Result<Tensor> {
-    let mut sum: Option<Tensor> = None;
-    for (gradient, share) in taken {
-        let Gradient::Dense(values) = gradient else {
-            return Err(Error::invalid_argument(
-                "some workers pushed rows, some whole gradients; take what they pushed",
-            ));
-        };
-        let share = T::from_f64(share);
-        let mut sum_now = match sum.take() {
-            Some(sum) if sum.shape() != values.shape() => {
-                let text = format!("gradients of shapes {} and {} meet", sum.shape(), values.shape());
-                return Err(Error::invalid_argument(text));
-            }
-            Some(sum) => sum,
-            None => store.memory.zeros(store.spec.dtype, values.shape().clone())?,
-        };
-        combine(pool, sum_now.data_mut::<T>()?, values.data::<T>()?, |x, y| x.add(y.mul(share)));
-        sum = Some(sum_now);
-    }
-    sum.ok_or_else(|| Error::internal("there is no gradient to take"))
+fn mixed() -> Error {
+    Error::invalid_argument("some workers pushed rows, some whole gradients; take what they pushed")
 }
 
-/// All rows, weighted: rows that occur more than once count as their sum.
-fn weighted_rows<T: Number>(taken: Vec<(Gradient, f64)>) -> Result<[Tensor; 2]> {
-    let mut all_indices = Vec::new();
-    let mut all_values: Vec<T> = Vec::new();
-    let mut row: Option<Vec<usize>> = None;
+/// The weighted mean of whole gradients, in the memory for it.
+fn mean<T: Number>(taken: Vec<(Gradient, f64)>, mut mean: Tensor, pool: &IntraPool) -> Result<Tensor> {
+    let sum = mean.data_mut::<T>()?;
+    sum.fill(T::ZERO);
     for (gradient, share) in taken {
-        let Gradient::Rows { indices, values } = gradient else {
-            return Err(Error::invalid_argument(
-                "some workers pushed rows, some whole gradients; take what they pushed",
-            ));
-        };
+        let Gradient::Dense(values) = gradient else { return Err(mixed()) };
         let share = T::from_f64(share);
-        let own = values.shape().dims().get(1..).unwrap_or_default();
-        if row.get_or_insert_with(|| own.to_vec()) != own {
-            return Err(Error::invalid_argument(format!("rows of different shapes meet: {} is one", values.shape())));
-        }
-        all_indices.extend_from_slice(indices.data::<i64>()?);
-        all_values.extend(values.data::<T>()?.iter().map(|value| value.mul(share)));
+        combine(pool, &mut *sum, values.data::<T>()?, |x, y| x.add(y.mul(share)));
     }
-    let dims: Vec<usize> = [&[all_indices.len()], row.unwrap_or_default().as_slice()].concat();
-    Ok([Tensor::vector(all_indices), Tensor::from_vec(Shape::new(&dims)?, all_values)?])
+    Ok(mean)
+}
+
+/// All rows, weighted, in the memory for them: rows that occur more than once count as their sum.
+fn weighted_rows<T: Number>(
+    taken: Vec<(Gradient, f64)>,
+    [mut all_indices, mut all_values]: [Tensor; 2],
+) -> Result<[Tensor; 2]> {
+    let (mut to_indices, mut to_values) = (all_indices.data_mut::<i64>()?, all_values.data_mut::<T>()?);
+    for (gradient, share) in taken {
+        let Gradient::Rows { indices, values } = gradient else { return Err(mixed()) };
+        let (share, indices, values) = (T::from_f64(share), indices.data::<i64>()?, values.data::<T>()?);
+        let (own_indices, later_indices) = to_indices.split_at_mut(indices.len());
+        let (own_values, later_values) = to_values.split_at_mut(values.len());
+        own_indices.copy_from_slice(indices);
+        own_values.iter_mut().zip(values).for_each(|(to, value)| *to = value.mul(share));
+        (to_indices, to_values) = (later_indices, later_values);
+    }
+    Ok([all_indices, all_values])
 }
 
 pub(crate) static KOLO_GRADIENT_STORE: Op = maker(
@@ -334,16 +359,16 @@ fn declared(ctx: &InferCtx<'_>) -> PartialShape {
 
 fn take(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let store = object::<Store>(ctx, 0)?;
-    let taken = store.take(ctx.input(1)?, ctx.input(2)?)?;
-    let average = with_real!(store.spec.dtype, T, mean::<T>(taken, &store, ctx.pool()))?;
+    let (taken, room) = store.take(ctx.input(1)?, ctx.input(2)?, |gradients| store.room_for_mean(gradients))?;
+    let average = with_real!(store.spec.dtype, T, mean::<T>(taken, room, ctx.pool()))?;
     ctx.set_output(0, average);
     Ok(())
 }
 
 fn take_rows(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let store = object::<Store>(ctx, 0)?;
-    let taken = store.take(ctx.input(1)?, ctx.input(2)?)?;
-    let [indices, values] = with_real!(store.spec.dtype, T, weighted_rows::<T>(taken))?;
+    let (taken, room) = store.take(ctx.input(1)?, ctx.input(2)?, |gradients| store.room_for_rows(gradients))?;
+    let [indices, values] = with_real!(store.spec.dtype, T, weighted_rows::<T>(taken, room))?;
     ctx.set_output(0, indices);
     ctx.set_output(1, values);
     Ok(())
@@ -352,6 +377,7 @@ fn take_rows(ctx: &mut KernelCtx<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use kolo_core::Code;
+    use kolo_device::Arena;
 
     use super::*;
     use crate::testing::Evaluation;
@@ -419,8 +445,11 @@ mod tests {
         };
         store.push(0, 0, rows(&[3, 1], &[4.0, 8.0])).unwrap();
         store.push(1, 0, rows(&[1], &[2.0])).unwrap();
-        let taken = store.take(&Tensor::from([[0i64, 0], [1, 0]]), &Tensor::from([1.0f32, 3.0])).unwrap();
-        let [indices, values] = weighted_rows::<f32>(taken).unwrap();
+        let take = |members: Tensor, weights: Tensor| -> [Tensor; 2] {
+            let (taken, room) = store.take(&members, &weights, |gradients| store.room_for_rows(gradients)).unwrap();
+            weighted_rows::<f32>(taken, room).unwrap()
+        };
+        let [indices, values] = take(Tensor::from([[0i64, 0], [1, 0]]), Tensor::from([1.0f32, 3.0]));
         assert_eq!(indices, Tensor::from([3i64, 1, 1]));
         assert_eq!(values, Tensor::from([[1.0f32], [2.0], [1.5]]));
         for (bad, text) in [
@@ -433,7 +462,36 @@ mod tests {
         }
         // Nothing at all is a gradient, too.
         store.push(0, 2, rows(&[], &[])).unwrap();
-        let taken = store.take(&Tensor::from([[0i64, 2]]), &Tensor::from([1.0f32])).unwrap();
-        assert_eq!(weighted_rows::<f32>(taken).unwrap()[1].shape().dims(), [0, 1]);
+        assert_eq!(take(Tensor::from([[0i64, 2]]), Tensor::from([1.0f32]))[1].shape().dims(), [0, 1]);
+    }
+
+    #[test]
+    fn nothing_is_lost_if_there_is_no_memory() {
+        let arena = Arena::new("cpu", Some(1 << 20));
+        let charge = arena.charge(0, &"s".into()).unwrap();
+        let store = Store::make(&"s".into(), &spec(&[None]), charge).unwrap();
+        let gradient = |value: f32| Gradient::Dense(Tensor::vector(vec![value; 10_000]));
+        let steps = || -> Vec<i64> { store.kept.lock().entries.iter().map(|entry| entry.step).collect() };
+        for step in [1, 2] {
+            store.push(0, step, gradient(step as f32)).unwrap();
+        }
+        let others = arena.charge((1 << 20) - arena.stats().in_use as usize, &"others".into()).unwrap();
+        for step in [2, 3] {
+            assert_eq!(store.push(0, step, gradient(9.0)).unwrap_err().code(), Code::ResourceExhausted);
+        }
+        assert_eq!(steps(), [1, 2]);
+        let take = |members: [[i64; 2]; 2]| {
+            let (members, weights) = (Tensor::from(members), Tensor::from([1.0f32, 1.0]));
+            let (taken, room) = store.take(&members, &weights, |gradients| store.room_for_mean(gradients))?;
+            mean::<f32>(taken, room, &IntraPool::new(1))
+        };
+        assert_eq!(take([[0, 2], [0, 1]]).unwrap_err().code(), Code::ResourceExhausted);
+        assert_eq!(steps(), [1, 2]);
+        drop(others);
+        // One of them is not there.
+        assert_eq!(take([[0, 2], [0, 3]]).unwrap_err().code(), Code::Aborted);
+        assert_eq!(take([[0, 2], [0, 2]]).unwrap_err().code(), Code::Aborted);
+        assert_eq!(take([[0, 2], [0, 1]]).unwrap(), Tensor::vector(vec![1.5f32; 10_000]));
+        assert!(steps().is_empty() && arena.stats().in_use < 10_000);
     }
 }

@@ -10,7 +10,7 @@ use kolo_device::Charge;
 use kolo_graph::{Effects, Gradient, HostRule, OpDef, shape_fns};
 use parking_lot::Mutex;
 
-use crate::holdings::{Holdings, OBJECT};
+use crate::holdings::{Holdings, Measured, OBJECT};
 use crate::op::{Gpu, Op, cpu_any};
 use crate::resource::Resource;
 use crate::{Cost, KernelCtx};
@@ -139,6 +139,7 @@ fn push(ctx: &mut KernelCtx<'_>) -> Result<()> {
         return Err(Error::invalid_argument(format!("Must have type {} but got {}", stack.dtype, tensor.dtype())));
     }
     {
+        let part = Measured::new(PLACE, std::slice::from_ref(&tensor));
         let mut contents = stack.contents.lock();
         let StackContents { tensors, holdings } = &mut *contents;
         let tensors = tensors.as_mut().ok_or_else(|| stack.closed())?;
@@ -148,9 +149,9 @@ fn push(ctx: &mut KernelCtx<'_>) -> Result<()> {
                 stack.name, stack.max_size
             )));
         }
-        holdings.add(PLACE, std::slice::from_ref(&tensor))?;
+        holdings.add(&part)?;
         if tensors.try_reserve(1).is_err() {
-            holdings.remove(PLACE, std::slice::from_ref(&tensor));
+            holdings.remove(&part);
             return Err(holdings.no_room());
         }
         tensors.push(tensor.clone());
@@ -168,7 +169,7 @@ fn pop(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let tensor = tensors
             .pop()
             .ok_or_else(|| Error::invalid_argument(format!("Stack[{}] is empty when calling Pop().", stack.name)))?;
-        holdings.remove(PLACE, std::slice::from_ref(&tensor));
+        holdings.remove(&Measured::new(PLACE, std::slice::from_ref(&tensor)));
         tensor
     };
     let expected = ctx.attrs().dtype("elem_type")?;

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
+use kolo_core::{DType, Dim, Element, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::cpu::stop_if_asked;
 use kolo_graph::{Attrs, Gradient, InferCtx, OpDef};
 use prost::Message as _;
 
 use crate::holdings::estimate;
+use crate::memory::room;
 use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
@@ -233,10 +234,10 @@ impl Features {
                 at.extend((0..found.len()).flat_map(|j| [i as i64, j as i64]));
                 all.append(found);
             }
-            indices.push(Tensor::from_vec(Shape::new(&[all.len(), 2])?, at)?);
+            indices.push(counted(ctx, Shape::new(&[all.len(), 2])?, &at)?);
             shapes.push(Tensor::from([examples.len() as i64, most as i64]));
             let n = all.len();
-            contents.push(all.into_tensor(Shape::new(&[n])?)?);
+            contents.push(all.into_tensor(ctx, Shape::new(&[n])?)?);
         }
         let mut outputs = [indices, contents, shapes].concat();
         for dense in &self.dense {
@@ -263,12 +264,12 @@ impl Dense {
                 self.dtype
             ))
         };
-        let mut all = Values::none(self.dtype)?;
         match &self.shape {
             DenseShape::Fixed(shape) => {
                 // The default may stand for every example.
                 let n = n_examples.saturating_mul(shape.n_elements());
-                let _asked = ctx.device.charge(estimate(self.dtype, n, 0).saturating_mul(2), &ctx.node.name)?;
+                let _asked = ctx.device.charge(estimate(self.dtype, n, 0), &ctx.node.name)?;
+                let mut all = Values::with_room(self.dtype, n)?;
                 for i in 0..n_examples {
                     match values(i)? {
                         Some(found) if found.len() == shape.n_elements() => all.append(found),
@@ -284,7 +285,7 @@ impl Dense {
                         }
                     }
                 }
-                all.into_tensor(Shape::new(&[&[n_examples], shape.dims()].concat())?)
+                all.into_tensor(ctx, Shape::new(&[&[n_examples], shape.dims()].concat())?)
             }
             DenseShape::Rows(row) => {
                 let size = row.n_elements().max(1);
@@ -299,14 +300,15 @@ impl Dense {
                 let most = rows.iter().map(Values::len).max().unwrap_or(0);
                 // One long row makes all rows long.
                 let n = n_examples.saturating_mul(most);
-                let _asked = ctx.device.charge(estimate(self.dtype, n, 0).saturating_mul(2), &ctx.node.name)?;
+                let _asked = ctx.device.charge(estimate(self.dtype, n, 0), &ctx.node.name)?;
+                let mut all = Values::with_room(self.dtype, n)?;
                 let fill = if default.len() == 1 { default } else { Values::zero(self.dtype)? };
                 for found in rows {
                     let missing = most - found.len();
                     all.append(found);
                     all.fill(&fill, missing);
                 }
-                all.into_tensor(Shape::new(&[&[n_examples, most / size], row.dims()].concat())?)
+                all.into_tensor(ctx, Shape::new(&[&[n_examples, most / size], row.dims()].concat())?)
             }
         }
     }
@@ -328,6 +330,14 @@ impl Values {
             DType::Str => Ok(Values::Texts(Vec::new())),
             other => Err(Error::invalid_argument(format!("examples hold no {other}"))),
         }
+    }
+
+    fn with_room(dtype: DType, n: usize) -> Result<Values> {
+        Ok(match Values::none(dtype)? {
+            Values::Floats(_) => Values::Floats(room(n, "values of examples")?),
+            Values::Ints(_) => Values::Ints(room(n, "values of examples")?),
+            Values::Texts(_) => Values::Texts(room(n, "values of examples")?),
+        })
     }
 
     fn zero(dtype: DType) -> Result<Values> {
@@ -386,13 +396,20 @@ impl Values {
         (0..n).for_each(|_| self.append(other.clone()));
     }
 
-    fn into_tensor(self, shape: Shape) -> Result<Tensor> {
+    /// The values in memory that counts as long as the tensor lives.
+    fn into_tensor(self, ctx: &KernelCtx<'_>, shape: Shape) -> Result<Tensor> {
         match self {
-            Values::Floats(list) => Tensor::from_vec(shape, list),
-            Values::Ints(list) => Tensor::from_vec(shape, list),
-            Values::Texts(list) => Tensor::from_strings(shape, list),
+            Values::Floats(list) => counted(ctx, shape, &list),
+            Values::Ints(list) => counted(ctx, shape, &list),
+            Values::Texts(list) => ctx.string_tensor(shape, list),
         }
     }
+}
+
+fn counted<T: Element>(ctx: &KernelCtx<'_>, shape: Shape, list: &[T]) -> Result<Tensor> {
+    let mut tensor = ctx.allocate(T::DTYPE, shape)?;
+    tensor.data_mut::<T>()?.copy_from_slice(list);
+    Ok(tensor)
 }
 
 fn key(tensor: &Tensor) -> Result<String> {

@@ -3,11 +3,10 @@
 use std::io::{self, BufRead, Cursor, Read, Seek, SeekFrom};
 
 use bytes::Bytes;
-use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape, Tensor};
-use kolo_device::cpu::stop_if_asked;
+use kolo_core::{DType, Dim, Error, PartialShape, Result, Shape};
+use kolo_device::cpu::{looking, stop_if_asked};
 use kolo_graph::{Gradient, OpDef, Output};
 
-use crate::memory::filled;
 use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
@@ -111,26 +110,32 @@ fn decode(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let mut reader = decoder.read_info().map_err(|error| bad(&error))?;
     let n = reader.output_buffer_size().filter(|&n| n <= MOST_BYTES);
     let n = n.ok_or_else(|| bad(&"The image is too large"))?;
-    // The decoded bytes, the same as 16 bits, and the image, which may have four channels for one: whatever the file claims.
-    let _asked = ctx.device.charge(n.saturating_mul(1 + 2 + 4), &ctx.node.name)?;
-    let mut bytes = filled(n, 0, "bytes of an image")?;
+    // Whatever the file claims is asked for.
+    let mut bytes = ctx.scratch(n, 0u8, "bytes of an image")?;
     let frame = reader.next_frame(&mut bytes).map_err(|error| bad(&error))?;
     let (width, height) = (frame.width as usize, frame.height as usize);
     let has = frame.color_type.samples();
     let wide = frame.bit_depth == png::BitDepth::Sixteen;
     // Everything as 16 bits: what has 8 is repeated, so that white stays white.
-    let samples: Vec<u16> = match wide {
-        true => bytes.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]])).collect(),
-        false => bytes.iter().map(|&byte| u16::from(byte) * 257).collect(),
+    let sample = |i: usize| match wide {
+        true => u16::from_be_bytes([bytes[2 * i], bytes[2 * i + 1]]),
+        false => u16::from(bytes[i]) * 257,
     };
+    if width * height * has * if wide { 2 } else { 1 } > bytes.len() {
+        return Err(bad(&"The image is larger than it claims"));
+    }
     let wanted = if channels == 0 { has } else { channels as usize };
-    let pixels = samples.chunks_exact(has).take(width * height).flat_map(|pixel| convert(pixel, wanted));
-    let shape = [height, width, wanted];
-    let image = match ctx.attrs().dtype("dtype")? {
-        DType::U16 => Tensor::from_vec(shape, pixels.collect::<Vec<u16>>())?,
+    let mut image = ctx.allocate(ctx.attrs().dtype("dtype")?, [height, width, wanted].into())?;
+    let pixels = looking(0..width * height).flat_map(|pixel| {
+        let samples: [u16; 4] =
+            std::array::from_fn(|channel| if channel < has { sample(pixel * has + channel) } else { 0 });
+        convert(&samples[..has], wanted)
+    });
+    match image.dtype() {
+        DType::U16 => image.data_mut::<u16>()?.iter_mut().zip(pixels).for_each(|(to, sample)| *to = sample),
         // The upper byte, as libpng does it.
-        _ => Tensor::from_vec(shape, pixels.map(|sample| (sample >> 8) as u8).collect::<Vec<u8>>())?,
-    };
+        _ => image.data_mut::<u8>()?.iter_mut().zip(pixels).for_each(|(to, sample)| *to = (sample >> 8) as u8),
+    }
     ctx.set_output(0, image);
     Ok(())
 }
@@ -192,16 +197,22 @@ fn encode(ctx: &mut KernelCtx<'_>) -> Result<()> {
     };
     let too_large = |_| Error::invalid_argument(format!("the image is too large: {height}x{width}"));
     let (w, h) = (u32::try_from(*width).map_err(too_large)?, u32::try_from(*height).map_err(too_large)?);
-    let (bytes, depth): (Vec<u8>, png::BitDepth) = match images.dtype() {
-        DType::U16 => {
-            let samples = images.data::<u16>()?.iter();
-            (samples.flat_map(|sample| sample.to_be_bytes()).collect(), png::BitDepth::Sixteen)
-        }
-        _ => (images.data::<u8>()?.to_vec(), png::BitDepth::Eight),
-    };
     let batch = Shape::new(batch)?;
+    let mut swapped;
+    let (bytes, depth): (&[u8], png::BitDepth) = match images.dtype() {
+        DType::U16 => {
+            let samples = images.data::<u16>()?;
+            swapped = ctx.scratch(size_of_val(samples), 0u8, "bytes of images")?;
+            let pairs = looking(swapped.chunks_exact_mut(2).zip(samples));
+            pairs.for_each(|(to, sample)| to.copy_from_slice(&sample.to_be_bytes()));
+            (&swapped, png::BitDepth::Sixteen)
+        }
+        _ => (images.data::<u8>()?, png::BitDepth::Eight),
+    };
     let size = bytes.len().checked_div(batch.n_elements()).unwrap_or(0);
     let file = |i: usize| -> Result<Bytes> {
+        // A list that grows has room for twice as many; what cannot be compressed becomes a little longer.
+        let _asked = ctx.device.charge(2 * size, &ctx.node.name)?;
         let mut file = Vec::new();
         let fails = |error: png::EncodingError| Error::internal(format!("PNG encoding failed: {error}"));
         let mut encoder = png::Encoder::new(&mut file, w, h);
@@ -211,15 +222,22 @@ fn encode(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let mut writer = encoder.write_header().map_err(fails)?;
         writer.write_image_data(&bytes[i * size..(i + 1) * size]).map_err(fails)?;
         writer.finish().map_err(fails)?;
+        file.shrink_to_fit();
         Ok(file.into())
     };
-    let files = (0..batch.n_elements()).map(file).collect::<Result<Vec<Bytes>>>()?;
-    ctx.set_output(0, ctx.string_tensor(batch, files)?);
+    let mut files = ctx.strings_made();
+    for i in 0..batch.n_elements() {
+        files.push(file(i)?)?;
+    }
+    let files = files.finish(batch)?;
+    ctx.set_output(0, files);
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use kolo_core::{Tensor, TensorData};
+
     use super::*;
     use crate::testing::{check_op, tensor};
 
@@ -243,6 +261,21 @@ mod tests {
         check_op("DecodePng").attr("dtype", DType::U16).input(narrow).gives(tensor([1, 2, 1], [15420u16, 46260]));
         let batch = encoded(tensor([2, 1, 1, 1, 1], [1u8, 2]));
         assert_eq!(batch.shape().dims(), [2, 1]);
+    }
+
+    /// What lives on after the kernel counts as long as it does.
+    #[test]
+    fn images_and_files_are_counted() {
+        let image = Tensor::zeros(DType::U8, [100, 100, 3]).unwrap();
+        let files = encoded(Tensor::zeros(DType::U16, [100, 100, 100, 1]).unwrap());
+        let TensorData::Strings(list) = files.storage() else { panic!("{files:?}") };
+        assert!(list.is_list_counted() && list.is_text_counted());
+        for dtype in [DType::U8, DType::U16] {
+            let test = check_op("DecodePng").attr("dtype", dtype).input(encoded(image.clone()));
+            let decoded = test.run(false).unwrap().remove(0);
+            let TensorData::Buffer { buffer, .. } = decoded.storage() else { panic!("{decoded:?}") };
+            assert!(buffer.is_counted());
+        }
     }
 
     #[test]

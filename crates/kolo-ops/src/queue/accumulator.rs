@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::dense::DenseSum;
 use super::source::{Described, Source, object};
-use super::sparse::{SparseGradient, SparseSum};
+use super::sparse::{SparseGradient, SparseRoom, SparseSum};
 use super::wait::{Waiter, Waits, watch};
 use crate::holdings::Holdings;
 use crate::kernel::KernelInit;
@@ -93,11 +93,16 @@ struct Take {
     n_required: usize,
 }
 
-/// A take that is served: what it gets is worked out without the lock.
+/// A take that is served, or fails: what it gets is worked out without the lock.
 struct Taken {
     waiter: Waiter,
-    sum: Sum,
-    n_gradients: usize,
+    sum: Result<HandedOut>,
+}
+
+/// A sum that has left the accumulator, with the memory for what is made of it.
+enum HandedOut {
+    Dense(DenseSum, usize),
+    Sparse(SparseSum, SparseRoom),
 }
 
 impl Accumulator {
@@ -155,7 +160,7 @@ impl Accumulator {
             }
             add(&mut state)?;
             state.n_gradients += 1;
-            state.serve(self.spec.form)
+            state.serve(self)
         };
         self.tell(taken);
         Ok(())
@@ -175,7 +180,7 @@ impl Accumulator {
             state.next_id += 1;
             let id = state.next_id;
             state.takes.push_back(Take { waiter: Waiter::new(id, done), n_required });
-            (id, state.serve(self.spec.form))
+            (id, state.serve(self))
         };
         let waits = !taken.iter().any(|taken| taken.waiter.id == id);
         self.tell(taken);
@@ -185,11 +190,11 @@ impl Accumulator {
     }
 
     fn tell(&self, taken: Vec<Taken>) {
-        for Taken { waiter, sum, n_gradients } in taken {
-            let outputs = match sum {
-                Sum::Dense(sum) => sum.finish(self.spec.reduction, n_gradients, &self.memory).map(|mean| vec![mean]),
-                Sum::Sparse(sum) => sum.finish(&self.spec, &self.memory),
-            };
+        for Taken { waiter, sum } in taken {
+            let outputs = sum.and_then(|sum| match sum {
+                HandedOut::Dense(sum, n) => sum.finish(self.spec.reduction, n).map(|mean| vec![mean]),
+                HandedOut::Sparse(sum, room) => sum.finish(&self.spec, room),
+            });
             waiter.finish(outputs.map(Into::into));
         }
     }
@@ -215,18 +220,36 @@ impl Accumulator {
 
 impl AccumulatorState {
     /// Serves takes from the head of the line while there is enough.
-    fn serve(&mut self, form: Form) -> Vec<Taken> {
+    fn serve(&mut self, accumulator: &Accumulator) -> Vec<Taken> {
         let mut served = Vec::new();
         while self.takes.front().is_some_and(|take| take.n_required <= self.n_gradients)
             && let Some(take) = self.takes.pop_front()
         {
-            self.global_step = self.global_step.saturating_add(1);
-            let sum = std::mem::replace(&mut self.sum, Sum::new(form));
-            self.holdings.clear();
-            let n_gradients = std::mem::take(&mut self.n_gradients);
-            served.push(Taken { waiter: take.waiter, sum, n_gradients });
+            served.push(Taken { waiter: take.waiter, sum: self.hand_out(accumulator) });
         }
         served
+    }
+
+    /// The sum leaves, and the next step begins. If there is no memory for what is made of it, nothing changes.
+    fn hand_out(&mut self, Accumulator { spec, memory, .. }: &Accumulator) -> Result<HandedOut> {
+        // Counted no more before more is asked for, so that gradients that have filled the memory can be taken.
+        let n_held = self.holdings.held();
+        self.holdings.clear();
+        let room = match &mut self.sum {
+            Sum::Dense(sum) if spec.reduction == Reduction::Mean && self.n_gradients > 1 => {
+                sum.make_own(memory).map(|()| None)
+            }
+            Sum::Dense(_) => Ok(None),
+            Sum::Sparse(sum) => sum.room(spec, memory).map(Some),
+        };
+        let room = room.inspect_err(|_| self.holdings.put_back_bytes(n_held))?;
+        self.global_step = self.global_step.saturating_add(1);
+        let n_gradients = std::mem::take(&mut self.n_gradients);
+        match (std::mem::replace(&mut self.sum, Sum::new(spec.form)), room) {
+            (Sum::Dense(sum), _) => Ok(HandedOut::Dense(sum, n_gradients)),
+            (Sum::Sparse(sum), Some(room)) => Ok(HandedOut::Sparse(sum, room)),
+            (Sum::Sparse(_), None) => Err(Error::internal("there is no memory for the rows")),
+        }
     }
 }
 
@@ -252,7 +275,7 @@ impl Waits for Accumulator {
             let at = state.takes.iter().position(|take| take.waiter.id == id);
             let gone = at.and_then(|at| state.takes.remove(at));
             // Those behind it may need fewer.
-            (gone, state.serve(self.spec.form))
+            (gone, state.serve(self))
         };
         if let Some(gone) = gone {
             gone.waiter.finish(Err(cancelled()));

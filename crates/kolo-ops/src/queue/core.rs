@@ -16,10 +16,11 @@ use kolo_core::{Error, Result, Tensor};
 use kolo_device::Charge;
 use parking_lot::Mutex;
 
-use super::elements::{Element, Elements, Order, batch, place_bytes, rows_bytes, split};
+use super::elements::{BatchRoom, Element, Elements, Order, measured, rows_bytes, split};
 use super::spec::{Amount, QueueSpec};
 use super::wait::{Waiter, Waits, watch};
-use crate::holdings::Holdings;
+use crate::holdings::{Holdings, Measured};
+use crate::memory::room;
 use crate::{CancelToken, Done, Outcome, Registration, Resource};
 
 /// A queue.
@@ -60,7 +61,22 @@ struct Dequeue {
 /// One who is served, to be told without the lock.
 enum Served {
     Enqueued(Waiter, Result<()>),
-    Dequeued(Waiter, Amount, Result<Vec<Element>>),
+    Dequeued(Waiter, Result<HandedOut>),
+}
+
+/// Elements that have left the queue.
+enum HandedOut {
+    One(Element),
+    Batch(Vec<Element>, BatchRoom),
+}
+
+impl HandedOut {
+    fn tensors(self) -> Result<Vec<Tensor>> {
+        match self {
+            HandedOut::One(element) => Ok(element.into_vec()),
+            HandedOut::Batch(elements, room) => room.fill(&elements),
+        }
+    }
 }
 
 impl Queue {
@@ -119,7 +135,7 @@ impl Queue {
                 return Err(Error::invalid_argument("Input tensor for EnqueueMany must be at least a vector"));
             };
             self.spec.check(components, Some(n))?;
-            // Given back when the elements are there, which are then counted as they are.
+            // Given back when the elements are there, whose places are then counted as they are.
             let _asked = self.memory.another(rows_bytes(components, n))?;
             (0..n).map(|i| split(components, i, &self.memory)).collect()
         };
@@ -131,13 +147,18 @@ impl Queue {
     }
 
     fn enqueue_all(self: &Arc<Self>, rest: VecDeque<Element>, cancel: &Arc<CancelToken>, done: Done) {
+        let mut parts = match room(rest.len(), "elements of a queue") {
+            Ok(parts) => parts,
+            Err(error) => return done.finish(Err(error)),
+        };
+        parts.extend(rest.iter().map(measured));
         let (id, served) = {
             let mut state = self.state.lock();
             if state.closed {
                 drop(state);
                 return done.finish(Err(self.closed()));
             }
-            if let Err(error) = state.hold(&rest) {
+            if let Err(error) = state.hold(&parts) {
                 drop(state);
                 return done.finish(Err(error));
             }
@@ -167,7 +188,8 @@ impl Queue {
             }
         };
         if wanted == 0 {
-            return done.finish(batch(&[], &self.spec.dtypes, &self.spec.shapes, &self.memory).map(Outcome::from));
+            let none = self.room_for(&[]).and_then(|room| room.fill(&[]));
+            return done.finish(none.map(Outcome::from));
         }
         let (id, served) = {
             let mut state = self.state.lock();
@@ -209,17 +231,15 @@ impl Queue {
         for served in served {
             match served {
                 Served::Enqueued(waiter, result) => waiter.finish(result.map(|()| Outcome::default())),
-                Served::Dequeued(waiter, amount, elements) => {
-                    let outputs = elements.and_then(|mut elements| match amount {
-                        Amount::One => Ok(elements.pop().unwrap_or_default().into_vec()),
-                        Amount::Many(_) | Amount::UpTo(_) => {
-                            batch(&elements, &self.spec.dtypes, &self.spec.shapes, &self.memory)
-                        }
-                    });
-                    waiter.finish(outputs.map(Outcome::from));
+                Served::Dequeued(waiter, elements) => {
+                    waiter.finish(elements.and_then(HandedOut::tensors).map(Outcome::from));
                 }
             }
         }
+    }
+
+    fn room_for(&self, elements: &[Element]) -> Result<BatchRoom> {
+        BatchRoom::new(elements, &self.spec.dtypes, &self.spec.shapes, &self.memory)
     }
 
     fn closed(&self) -> Error {
@@ -250,10 +270,10 @@ impl QueueContents {
     }
 
     /// Counts elements that come; all or none of them.
-    fn hold(&mut self, elements: &VecDeque<Element>) -> Result<()> {
+    fn hold(&mut self, elements: &[Measured]) -> Result<()> {
         for (i, element) in elements.iter().enumerate() {
-            if let Err(error) = self.holdings.add(place_bytes(element), element) {
-                elements.iter().take(i).for_each(|element| self.holdings.remove(place_bytes(element), element));
+            if let Err(error) = self.holdings.add(element) {
+                elements[..i].iter().for_each(|element| self.holdings.remove(element));
                 return Err(error);
             }
         }
@@ -262,7 +282,7 @@ impl QueueContents {
 
     /// Counts elements no more: they go.
     fn let_go<'e>(&mut self, elements: impl IntoIterator<Item = &'e Element>) {
-        elements.into_iter().for_each(|element| self.holdings.remove(place_bytes(element), element));
+        elements.into_iter().for_each(|element| self.holdings.remove(&measured(element)));
     }
 
     /// Moves elements until nobody at the head of a line can go on.
@@ -326,17 +346,37 @@ impl QueueContents {
         let Some(Dequeue { waiter, wanted, taken, amount }) = self.dequeues.pop_front() else { return changed };
         let takes_less = matches!(amount, Amount::UpTo(_)) && !taken.is_empty();
         let result = if is_full || takes_less {
-            self.let_go(&taken);
-            self.elements.shrink();
-            Ok(taken)
+            self.hand_out(queue, &amount, taken)
         } else {
             // It had taken all there was.
             let n_taken = taken.len();
             self.elements.put_back(taken);
             Err(queue.insufficient(wanted, n_taken))
         };
-        served.push(Served::Dequeued(waiter, amount, result));
+        served.push(Served::Dequeued(waiter, result));
         true
+    }
+
+    /// Lets elements leave the queue. If there is no memory for their batch, they are again the next to come.
+    fn hand_out(&mut self, queue: &Queue, amount: &Amount, mut taken: Vec<Element>) -> Result<HandedOut> {
+        // Counted no more before the batch is asked for, so that a queue that has filled the memory can be emptied.
+        self.let_go(&taken);
+        let room = match amount {
+            Amount::One => None,
+            Amount::Many(_) | Amount::UpTo(_) => match queue.room_for(&taken) {
+                Ok(room) => Some(room),
+                Err(error) => {
+                    taken.iter().for_each(|element| self.holdings.put_back(&measured(element)));
+                    self.elements.put_back(taken);
+                    return Err(error);
+                }
+            },
+        };
+        self.elements.shrink();
+        Ok(match room {
+            Some(room) => HandedOut::Batch(taken, room),
+            None => HandedOut::One(taken.pop().unwrap_or_default()),
+        })
     }
 }
 
@@ -370,7 +410,7 @@ impl Waits for Queue {
             {
                 // Nothing is lost: what it had is again the next to come.
                 state.elements.put_back(gone.taken);
-                served.push(Served::Dequeued(gone.waiter, gone.amount, Err(dequeue_cancelled())));
+                served.push(Served::Dequeued(gone.waiter, Err(dequeue_cancelled())));
             }
             served.extend(state.serve(self));
             served

@@ -180,11 +180,15 @@ impl DenseSum {
         visit_number(gradient.dtype(), "accumulating", Add { sum, gradient: &gradient, pool })
     }
 
+    /// Copies the sum unless this is the only handle to it, so that it can be divided.
+    pub fn make_own(&mut self, memory: &Charge) -> Result<()> {
+        self.0.as_mut().map_or(Ok(()), |sum| make_unique(sum, memory))
+    }
+
     /// The sum, or the mean over `n` gradients.
-    pub fn finish(self, reduction: Reduction, n: usize, memory: &Charge) -> Result<Tensor> {
+    pub fn finish(self, reduction: Reduction, n: usize) -> Result<Tensor> {
         let mut sum = self.0.ok_or_else(|| Error::internal("there is no gradient to take"))?;
         if reduction == Reduction::Mean && n > 1 {
-            make_unique(&mut sum, memory)?;
             visit_number(sum.dtype(), "accumulating", Divide { sum: &mut sum, n: n as u64 })?;
         }
         Ok(sum)

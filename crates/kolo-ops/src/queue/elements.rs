@@ -9,8 +9,8 @@ use kolo_core::{DType, Error, PartialShape, Result, Shape, Tensor};
 use kolo_device::Charge;
 use smallvec::SmallVec;
 
-use crate::holdings::{counted_strings, estimate};
-use crate::memory::filled;
+use crate::holdings::{BLOCK, Measured};
+use crate::memory::room;
 use crate::random::philox::{Philox, Words};
 
 /// One entry of a queue: a tensor per component.
@@ -49,8 +49,16 @@ impl Order {
 /// The elements that are in a queue.
 pub(super) enum Elements {
     Line(VecDeque<Element>),
-    Bag { elements: Vec<Element>, random: Chance },
-    Heap { elements: BinaryHeap<Reverse<Ranked>>, arrived: u64 },
+    Bag {
+        elements: Vec<Element>,
+        random: Chance,
+    },
+    /// `arrived` is the last element's number, `first` the least number so far: below it is what was put back.
+    Heap {
+        elements: BinaryHeap<Reverse<Ranked>>,
+        arrived: i64,
+        first: i64,
+    },
 }
 
 impl Elements {
@@ -58,7 +66,7 @@ impl Elements {
         match order {
             Order::Fifo | Order::PaddingFifo => Elements::Line(VecDeque::new()),
             Order::Shuffle { seeds, .. } => Elements::Bag { elements: Vec::new(), random: Chance::new(*seeds) },
-            Order::Priority => Elements::Heap { elements: BinaryHeap::new(), arrived: 0 },
+            Order::Priority => Elements::Heap { elements: BinaryHeap::new(), arrived: 0, first: 0 },
         }
     }
 
@@ -105,11 +113,9 @@ impl Elements {
         match self {
             Elements::Line(elements) => elements.push_back(element),
             Elements::Bag { elements, .. } => elements.push(element),
-            Elements::Heap { elements, arrived } => {
+            Elements::Heap { elements, arrived, .. } => {
                 *arrived += 1;
-                // Components were checked when the element came: the first is an int64 scalar.
-                let key = element.first().and_then(|key| key.scalar_value::<i64>().ok()).unwrap_or(i64::MAX);
-                elements.push(Reverse(Ranked { key, arrived: *arrived, element }));
+                elements.push(Reverse(Ranked::new(element, *arrived)));
             }
         }
     }
@@ -128,7 +134,13 @@ impl Elements {
     pub fn put_back(&mut self, elements: Vec<Element>) {
         match self {
             Elements::Line(line) => elements.into_iter().rev().for_each(|element| line.push_front(element)),
-            Elements::Bag { .. } | Elements::Heap { .. } => elements.into_iter().for_each(|element| self.push(element)),
+            Elements::Bag { elements: bag, .. } => bag.extend(elements),
+            Elements::Heap { elements: heap, first, .. } => {
+                for element in elements.into_iter().rev() {
+                    *first -= 1;
+                    heap.push(Reverse(Ranked::new(element, *first)));
+                }
+            }
         }
     }
 }
@@ -136,8 +148,16 @@ impl Elements {
 /// An element with its place in a heap.
 pub(super) struct Ranked {
     key: i64,
-    arrived: u64,
+    arrived: i64,
     element: Element,
+}
+
+impl Ranked {
+    fn new(element: Element, arrived: i64) -> Ranked {
+        // Components were checked when the element came: the first is an int64 scalar.
+        let key = element.first().and_then(|key| key.scalar_value::<i64>().ok()).unwrap_or(i64::MAX);
+        Ranked { key, arrived, element }
+    }
 }
 
 impl PartialEq for Ranked {
@@ -178,20 +198,22 @@ impl Chance {
     }
 }
 
-/// What the place of an element takes in a queue's lists, which have room for up to twice as many.
-pub(super) fn place_bytes(element: &Element) -> usize {
-    2 * size_of::<Ranked>() + if element.spilled() { size_of_val(&element[..]) } else { 0 }
+/// An element as a queue counts it; its lists have room for up to twice as many.
+pub(super) fn measured(element: &Element) -> Measured {
+    let place = 2 * size_of::<Ranked>() + if element.spilled() { size_of_val(&element[..]) } else { 0 };
+    Measured::new(place, element)
 }
 
-/// About what the `n` elements take that are made of the rows of these components.
+/// About what the `n` elements take that are made of the rows of these components: places, and blocks with lists of text. The
+/// rows' numbers are copied to a device's memory, which is asked for as they are, and text is not copied.
 pub(super) fn rows_bytes(components: &[Tensor], n: usize) -> usize {
     let of_component = |tensor: &Tensor| {
-        let n_text = if tensor.dtype() == DType::Str { tensor.n_bytes() } else { 0 };
-        let row = estimate(tensor.dtype(), tensor.n_elements() / n.max(1), 0).saturating_add(size_of::<Tensor>());
-        n.saturating_mul(row).saturating_add(n_text)
+        let n_listed = if tensor.dtype().size().is_none() { tensor.n_elements() / n.max(1) } else { 0 };
+        let row = size_of::<Tensor>() + BLOCK;
+        n.saturating_mul(row.saturating_add(n_listed.saturating_mul(size_of::<Bytes>())))
     };
     let tensors: usize = components.iter().map(of_component).fold(0, usize::saturating_add);
-    n.saturating_mul(2 * size_of::<Ranked>()).saturating_add(tensors)
+    n.saturating_mul(2 * size_of::<Ranked>() + size_of::<Measured>()).saturating_add(tensors)
 }
 
 /// Row `i` of every component, copied: an element must not keep the batch it came in alive.
@@ -205,54 +227,100 @@ pub(super) fn split(components: &[Tensor], i: usize, memory: &Charge) -> Result<
             if row.dtype().size().is_none() || tensor.shape().first() == Some(&1) {
                 return Ok(row);
             }
-            let mut copy = memory.zeros(row.dtype(), row.shape().clone())?;
+            let mut copy = memory.tensor(row.dtype(), row.shape().clone())?;
             copy.host_bytes_mut()?.copy_from_slice(row.host_bytes()?);
             Ok(copy)
         })
         .collect()
 }
 
-/// One tensor per component, the elements side by side along a new first dimension. Where the declared shape leaves a size
-/// open, elements are padded with zeros or empty strings to the largest.
-pub(super) fn batch(
-    elements: &[Element],
-    dtypes: &[DType],
-    shapes: &[PartialShape],
-    memory: &Charge,
-) -> Result<Vec<Tensor>> {
-    let mut tensors = Vec::with_capacity(dtypes.len());
-    for (i, (&dtype, declared)) in dtypes.iter().zip(shapes).enumerate() {
-        let parts: Vec<&Tensor> = elements.iter().filter_map(|element| element.get(i)).collect();
-        let open = || Error::internal(format!("the rank of component {i} is not known: {declared}"));
-        let mut dims: Vec<usize> = declared.dims().ok_or_else(open)?.iter().map(|dim| dim.unwrap_or(0)).collect();
-        for part in &parts {
-            dims.iter_mut().zip(part.shape().iter()).for_each(|(dim, &size)| *dim = (*dim).max(size));
-        }
-        let inner = Shape::new(&dims)?;
-        dims.insert(0, parts.len());
-        tensors.push(stack(&parts, dtype, &inner, Shape::new(&dims)?, memory)?);
-    }
-    Ok(tensors)
+/// Memory for a batch: one tensor per component, the elements side by side along a new first dimension. Where the declared shape
+/// leaves a size open, elements are padded with zeros or empty strings to the largest.
+///
+/// It is asked for before the elements leave their queue, since there may be none; then nothing can fail for lack of memory.
+pub(super) struct BatchRoom(Vec<ComponentRoom>);
+
+struct ComponentRoom {
+    /// The largest element's shape.
+    inner: Shape,
+    /// The batch's.
+    shape: Shape,
+    values: RoomForValues,
 }
 
-fn stack(parts: &[&Tensor], dtype: DType, inner: &Shape, shape: Shape, memory: &Charge) -> Result<Tensor> {
-    if dtype == DType::Str {
-        let n = inner.n_elements();
-        drop(memory.another(shape.n_elements().saturating_mul(size_of::<Bytes>()))?);
-        let mut strings = filled(shape.n_elements(), Bytes::new(), "strings")?;
-        for (k, part) in parts.iter().enumerate() {
-            place(part.strings()?, part.shape(), &mut strings[k * n..(k + 1) * n], inner, 1);
+enum RoomForValues {
+    Numbers(Tensor),
+    Strings(Vec<Bytes>, Charge),
+}
+
+impl BatchRoom {
+    pub fn new(elements: &[Element], dtypes: &[DType], shapes: &[PartialShape], memory: &Charge) -> Result<BatchRoom> {
+        let mut rooms = Vec::with_capacity(dtypes.len());
+        for (i, (&dtype, declared)) in dtypes.iter().zip(shapes).enumerate() {
+            let open = || Error::internal(format!("the rank of component {i} is not known: {declared}"));
+            let mut dims: Vec<usize> = declared.dims().ok_or_else(open)?.iter().map(|dim| dim.unwrap_or(0)).collect();
+            for part in elements.iter().filter_map(|element| element.get(i)) {
+                dims.iter_mut().zip(part.shape().iter()).for_each(|(dim, &size)| *dim = (*dim).max(size));
+            }
+            let inner = Shape::new(&dims)?;
+            dims.insert(0, elements.len());
+            let shape = Shape::new(&dims)?;
+            let values = RoomForValues::new(dtype, &shape, memory)?;
+            rooms.push(ComponentRoom { inner, shape, values });
         }
-        return counted_strings(memory, shape, strings);
+        Ok(BatchRoom(rooms))
     }
-    let size = dtype.size().ok_or_else(|| Error::unimplemented(format!("batches of {dtype}")))?;
-    let n = inner.n_elements() * size;
-    let mut tensor = memory.zeros(dtype, shape)?;
-    let bytes = tensor.host_bytes_mut()?;
-    for (k, part) in parts.iter().enumerate() {
-        place(part.host_bytes()?, part.shape(), &mut bytes[k * n..(k + 1) * n], inner, size);
+
+    /// The batch of the elements for which the room was made.
+    pub fn fill(self, elements: &[Element]) -> Result<Vec<Tensor>> {
+        let fill = |(i, room): (usize, ComponentRoom)| {
+            let parts: Vec<&Tensor> = elements.iter().filter_map(|element| element.get(i)).collect();
+            room.fill(&parts)
+        };
+        self.0.into_iter().enumerate().map(fill).collect()
     }
-    Ok(tensor)
+}
+
+impl RoomForValues {
+    fn new(dtype: DType, shape: &Shape, memory: &Charge) -> Result<RoomForValues> {
+        match dtype {
+            DType::Str => {
+                let n = shape.n_elements();
+                let charge = memory.another(n.saturating_mul(size_of::<Bytes>()))?;
+                Ok(RoomForValues::Strings(room(n, "strings")?, charge))
+            }
+            _ if dtype.size().is_some() => Ok(RoomForValues::Numbers(memory.tensor(dtype, shape.clone())?)),
+            _ => Err(Error::unimplemented(format!("batches of {dtype}"))),
+        }
+    }
+}
+
+impl ComponentRoom {
+    fn fill(self, parts: &[&Tensor]) -> Result<Tensor> {
+        let ComponentRoom { inner, shape, values } = self;
+        let n = inner.n_elements();
+        match values {
+            RoomForValues::Strings(mut strings, charge) => {
+                strings.resize(shape.n_elements(), Bytes::new());
+                for (k, part) in parts.iter().enumerate() {
+                    place(part.strings()?, part.shape(), &mut strings[k * n..(k + 1) * n], &inner, 1);
+                }
+                Tensor::from_counted_strings(shape, strings, charge, false)
+            }
+            RoomForValues::Numbers(mut tensor) => {
+                let size = tensor.dtype().size().unwrap_or(1);
+                let n = n * size;
+                let bytes = tensor.host_bytes_mut()?;
+                if parts.iter().any(|part| *part.shape() != inner) {
+                    bytes.fill(0);
+                }
+                for (k, part) in parts.iter().enumerate() {
+                    place(part.host_bytes()?, part.shape(), &mut bytes[k * n..(k + 1) * n], &inner, size);
+                }
+                Ok(tensor)
+            }
+        }
+    }
 }
 
 /// Copies a tensor of shape `small` into the corner of one of shape `large`; an element takes `unit` entries.
@@ -315,9 +383,29 @@ mod tests {
         assert_eq!([(); 3].map(|()| number(elements.pop())), [1, 2, 3]);
     }
 
+    /// Those that were put back come before equal ones that came later.
+    #[test]
+    fn what_is_put_back_into_a_priority_queue_keeps_its_place() {
+        let mut elements = Elements::new(&Order::Priority);
+        for (key, value) in [(1i64, 10i64), (1, 11), (0, 12), (1, 13)] {
+            elements.push(smallvec![Tensor::scalar(key), Tensor::scalar(value)]);
+        }
+        for _ in 0..2 {
+            let taken: Vec<Element> = (0..3).filter_map(|_| elements.pop()).collect();
+            elements.put_back(taken);
+        }
+        let values = [(); 4].map(|()| elements.pop().unwrap()[1].scalar_value::<i64>().unwrap());
+        assert_eq!(values, [12, 10, 11, 13]);
+    }
+
+    fn batch(elements: &[Element], dtype: DType, shape: PartialShape) -> Vec<Tensor> {
+        let room = BatchRoom::new(elements, &[dtype], &[shape], &Charge::NONE).unwrap();
+        room.fill(elements).unwrap()
+    }
+
     #[test]
     fn a_batch_is_padded_to_the_largest() {
-        let open = [PartialShape::new(&[None, Some(2), None])];
+        let open = PartialShape::new(&[None, Some(2), None]);
         let elements: Vec<Element> = vec![
             smallvec![tensor([1, 2, 1], [1.0f32, 2.0])],
             smallvec![tensor([2, 2, 2], [3.0f32, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])],
@@ -327,12 +415,12 @@ mod tests {
             [3, 2, 2, 2],
             [[1.0f32, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0], [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0], [0.0; 8]].concat(),
         );
-        assert_eq!(batch(&elements, &[DType::F32], &open, &Charge::NONE).unwrap(), [expected]);
+        assert_eq!(batch(&elements, DType::F32, open), [expected]);
         let words = |n: usize| Tensor::from_strings([n], vec![Bytes::from_static(b"a"); n]).unwrap();
         let elements: Vec<Element> = vec![smallvec![words(1)], smallvec![words(2)]];
-        let found = batch(&elements, &[DType::Str], &[PartialShape::of_rank(1)], &Charge::NONE).unwrap();
+        let found = batch(&elements, DType::Str, PartialShape::of_rank(1));
         assert_eq!(found[0].strings().unwrap(), [&b"a"[..], b"", b"a", b"a"]);
-        let none = batch(&[], &[DType::I32], &[[Some(3usize)].into()], &Charge::NONE).unwrap();
+        let none = batch(&[], DType::I32, [Some(3usize)].into());
         assert_eq!(none, [tensor::<i32, 2>([0, 3], [])]);
     }
 

@@ -194,19 +194,34 @@ impl SparseSum {
         added
     }
 
+    /// Memory for what is made of the sum, which is asked for before the sum leaves its accumulator.
+    pub fn room(&self, spec: &AccumulatorSpec, memory: &Charge) -> Result<SparseRoom> {
+        let row_shape = self.row_shape.as_ref().ok_or_else(|| Error::internal("there is no gradient to take"))?;
+        let dims: Vec<usize> = [&[self.rows.len()], row_shape.dims()].concat();
+        Ok(SparseRoom {
+            indices: memory.tensor(DType::I64, [self.rows.len()].into())?,
+            values: memory.tensor(spec.dtype, Shape::new(&dims)?)?,
+        })
+    }
+
     /// Indices, rows and shape.
-    pub fn finish(self, spec: &AccumulatorSpec, memory: &Charge) -> Result<Vec<Tensor>> {
+    pub fn finish(self, spec: &AccumulatorSpec, room: SparseRoom) -> Result<Vec<Tensor>> {
         let row_shape = self.row_shape.ok_or_else(|| Error::internal("there is no gradient to take"))?;
         let mut shape = vec![spec.shape.dim(0).map_or(-1, |n| n as i64)];
         shape.extend(row_shape.iter().map(|&dim| dim as i64));
-        let indices: Vec<i64> = self.rows.keys().copied().collect();
-        let dims: Vec<usize> = [&[indices.len()], row_shape.dims()].concat();
-        let values = memory.zeros(spec.dtype, Shape::new(&dims)?)?;
+        let SparseRoom { mut indices, values } = room;
+        indices.data_mut::<i64>()?.iter_mut().zip(self.rows.keys()).for_each(|(to, &index)| *to = index);
         let row = row_shape.n_elements();
         let write = WriteRows { rows: self.rows, values, row, reduction: spec.reduction };
         let values = visit_number(spec.dtype, "accumulating", write)?;
-        Ok(vec![Tensor::vector(indices), values, Tensor::vector(shape)])
+        Ok(vec![indices, values, Tensor::vector(shape)])
     }
+}
+
+/// Memory for the rows of a sum and their indices.
+pub(super) struct SparseRoom {
+    indices: Tensor,
+    values: Tensor,
 }
 
 struct AddRows<'a, 'b> {
@@ -331,7 +346,8 @@ mod tests {
         let twice = tensor([2, 1], [1.0f64, 2.0]);
         sum.add(&SparseGradient { indices: &[4, 4], values: &twice, shape: None }, &spec.shape, &mut none_held)
             .unwrap();
-        let found = sum.finish(&spec, &Charge::NONE).unwrap();
+        let room = sum.room(&spec, &Charge::NONE).unwrap();
+        let found = sum.finish(&spec, room).unwrap();
         assert_eq!(found, [Tensor::from([4i64]), tensor([1, 1], [3.0f64]), Tensor::from([5i64, 1])]);
     }
 }

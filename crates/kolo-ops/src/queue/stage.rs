@@ -12,7 +12,7 @@ use kolo_graph::{Effects, Gradient, OpDef, ShapeFn, shape_fns};
 use parking_lot::Mutex;
 
 use super::wait::{Waiter, Waits, watch};
-use crate::holdings::Holdings;
+use crate::holdings::{Holdings, Measured};
 use crate::kernel::KernelInit;
 use crate::op::{Gpu, KernelDef, Op, cpu_made};
 use crate::resource::Resource;
@@ -159,9 +159,9 @@ struct StageContents {
 /// Those who are served, to be told without the lock.
 type Served = Vec<(Waiter, Vec<Tensor>)>;
 
-/// What the place of an element takes in the lists, which have room for up to twice as many.
-fn place_bytes(values: &[Tensor]) -> usize {
-    2 * size_of::<(Waiter, Vec<Tensor>)>() + size_of_val(values)
+/// An element as the area counts it; the lists have room for up to twice as many.
+fn measured(values: &[Tensor]) -> Measured {
+    Measured::new(2 * size_of::<(Waiter, Vec<Tensor>)>() + size_of_val(values), values)
 }
 
 fn n_bytes(values: &[Tensor]) -> usize {
@@ -190,9 +190,10 @@ impl Area {
                 self.memory_limit
             ))));
         }
+        let part = measured(&values);
         let (id, served) = {
             let mut state = self.state.lock();
-            if let Err(error) = state.hold(&values) {
+            if let Err(error) = state.hold(&part) {
                 drop(state);
                 return done.finish(Err(error));
             }
@@ -248,10 +249,10 @@ impl StageContents {
     }
 
     /// Counts an element that comes, and makes room for it in the lists.
-    fn hold(&mut self, values: &[Tensor]) -> Result<()> {
-        self.holdings.add(place_bytes(values), values)?;
+    fn hold(&mut self, element: &Measured) -> Result<()> {
+        self.holdings.add(element)?;
         if self.elements.try_reserve(1).is_err() || self.puts.try_reserve(1).is_err() {
-            self.let_go(values);
+            self.holdings.remove(element);
             return Err(self.holdings.no_room());
         }
         Ok(())
@@ -259,7 +260,7 @@ impl StageContents {
 
     /// Counts an element no more: it goes.
     fn let_go(&mut self, values: &[Tensor]) {
-        self.holdings.remove(place_bytes(values), values);
+        self.holdings.remove(&measured(values));
     }
 
     /// Lets the first in each line go on until neither can.

@@ -49,6 +49,9 @@ fn make<T: Number>(init: &KernelInit<'_>) -> Result<Box<dyn Kernel>> {
     Ok(Box::new(Gamma { stream: Stream::new(init)?, _element: std::marker::PhantomData::<fn() -> T> }))
 }
 
+/// How many numbers a task draws.
+const PER_TASK: usize = 1024;
+
 struct Gamma<T> {
     stream: Stream,
     _element: std::marker::PhantomData<fn() -> T>,
@@ -66,11 +69,12 @@ impl<T: Number> Kernel for Gamma<T> {
         let (n_samples, n_alphas) = (samples.n_elements(), alphas.len());
         let start = self.stream.reserve_outputs(out.n_elements());
         if n_alphas > 0 {
-            ctx.pool().for_each_chunk(out.data_mut::<T>()?, n_alphas, |sample, out| {
-                for (i, (y, alpha)) in out.iter_mut().zip(alphas).enumerate() {
+            ctx.pool().for_each_chunk(out.data_mut::<T>()?, PER_TASK, |task, out| {
+                for (k, y) in out.iter_mut().enumerate() {
+                    let (sample, i) = ((task * PER_TASK + k) / n_alphas, (task * PER_TASK + k) % n_alphas);
                     let at = (i * n_samples + sample) as u64;
                     let draws = Draws::new(start.skip(at.wrapping_mul(RESERVED_PER_OUTPUT)));
-                    *y = T::from_f64(gamma(alpha.to_f64(), draws));
+                    *y = T::from_f64(gamma(alphas[i].to_f64(), draws));
                 }
             });
         }

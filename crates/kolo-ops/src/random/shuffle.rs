@@ -1,8 +1,7 @@
 //! `RandomShuffle`: the rows of a tensor in random order.
 
-use bytes::Bytes;
 use kolo_core::{DType, Error, Result, Tensor};
-use kolo_device::cpu::looking;
+use kolo_device::cpu::{looking, looking_by};
 use kolo_graph::{Effects, Gradient, OpDef, Output, shape_fns};
 
 use crate::op::{Gpu, Op, cpu_made};
@@ -48,7 +47,8 @@ impl Kernel for RandomShuffle {
         }
         let n_draws = n_rows as u64 - 1;
         let mut words = Words::new(self.stream.reserve(n_draws.div_ceil(4)));
-        let mut order: Vec<usize> = looking(0..n_rows).collect();
+        let mut order = ctx.scratch(n_rows, 0usize, "rows")?;
+        looking(order.iter_mut().enumerate()).for_each(|(i, row)| *row = i);
         for i in looking(0..n_rows - 1) {
             // A tensor of more than 2³² rows would not be shuffled evenly; TensorFlow's neither.
             let left = u32::try_from(n_rows - i).unwrap_or(u32::MAX);
@@ -65,7 +65,8 @@ fn gather_rows(ctx: &KernelCtx<'_>, input: &Tensor, order: &[usize]) -> Result<T
     let row = input.n_elements() / order.len();
     if input.dtype() == DType::Str {
         let strings = input.strings()?;
-        let shuffled: Vec<Bytes> = looking(order).flat_map(|&i| &strings[i * row..(i + 1) * row]).cloned().collect();
+        let mut shuffled = ctx.strings(input.n_elements())?;
+        shuffled.extend(looking(order.iter().flat_map(|&i| &strings[i * row..(i + 1) * row])).cloned());
         return ctx.string_tensor(input.shape().clone(), shuffled);
     }
     let Some(size) = input.dtype().size() else {
@@ -74,7 +75,7 @@ fn gather_rows(ctx: &KernelCtx<'_>, input: &Tensor, order: &[usize]) -> Result<T
     let n_bytes = row * size;
     let mut out = ctx.allocate(input.dtype(), input.shape().clone())?;
     let from = input.host_bytes()?;
-    for (to, &i) in looking(out.host_bytes_mut()?.chunks_mut(n_bytes).zip(order)) {
+    for (to, &i) in looking_by(n_bytes, out.host_bytes_mut()?.chunks_mut(n_bytes).zip(order)) {
         to.copy_from_slice(&from[i * n_bytes..(i + 1) * n_bytes]);
     }
     Ok(out)

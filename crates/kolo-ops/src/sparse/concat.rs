@@ -145,7 +145,7 @@ fn concat(ctx: &mut KernelCtx<'_>) -> Result<()> {
     order.sort_by(|&a, &b| row(a).cmp(row(b)));
     let sorted: Vec<i64> = order.iter().flat_map(|&i| row(i).iter().copied()).collect();
     let (n, indices) = (order.len(), Tensor::from_vec([order.len(), depth], sorted)?);
-    let values = pick_rows(ctx, &values, order, Shape::new(&[n])?)?;
+    let values = pick_rows(ctx, &values, &order, Shape::new(&[n])?)?;
     ctx.set_output(0, indices);
     ctx.set_output(1, values);
     ctx.set_output(2, Tensor::from(dims));
@@ -164,7 +164,7 @@ fn part(ctx: &KernelCtx<'_>, at: usize, ranges: &[std::ops::Range<i64>]) -> Resu
         }
     }
     let n = picks.len();
-    let values = pick_rows(ctx, values, picks, Shape::new(&[n])?)?;
+    let values = pick_rows(ctx, values, &picks, Shape::new(&[n])?)?;
     Ok([Tensor::from_vec([n, depth], rows)?, values])
 }
 

@@ -64,7 +64,7 @@ fn forward<T: Number>(ctx: &mut KernelCtx<'_>) -> Result<()> {
         out.data_mut::<T>()?.copy_from_slice(ctx.data::<T>(3)?);
     }
     let sums = out.data_mut::<T>()?;
-    for (at, &value) in looking(positions.into_iter().zip(ctx.data::<T>(1)?)) {
+    for (&at, &value) in looking(positions.iter().zip(ctx.data::<T>(1)?)) {
         sums[at] = sums[at].add(value);
     }
     ctx.set_output(0, out);

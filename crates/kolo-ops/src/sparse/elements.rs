@@ -56,7 +56,7 @@ pub(super) fn take_apart(ctx: &KernelCtx<'_>, [indices, values, shape]: &Triple)
         for (to, i) in indices.data_mut::<i64>()?.chunks_exact_mut(depth - 1).zip(begin..) {
             to.copy_from_slice(&rows[i * depth + 1..(i + 1) * depth]);
         }
-        let values = pick_rows(ctx, values, (begin..at).collect(), Shape::new(&[at - begin])?)?;
+        let values = pick_rows(ctx, values, &(begin..at).collect::<Vec<usize>>(), Shape::new(&[at - begin])?)?;
         parts.push([indices, values, rest.clone()]);
     }
     Ok(parts)

@@ -75,8 +75,8 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
         stop_if_asked();
         row(a).cmp(row(b))
     });
-    let sorted = pick_rows(ctx, indices, order.clone(), Shape::new(&[n, depth])?)?;
-    let values = pick_rows(ctx, values, order, Shape::new(&[n])?)?;
+    let sorted = pick_rows(ctx, indices, &order, Shape::new(&[n, depth])?)?;
+    let values = pick_rows(ctx, values, &order, Shape::new(&[n])?)?;
     ctx.set_output(0, sorted);
     ctx.set_output(1, values);
     Ok(())

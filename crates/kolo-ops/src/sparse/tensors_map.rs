@@ -10,7 +10,7 @@ use kolo_graph::{Effects, Gradient, OpDef, Operation, Output, ShapeFn};
 use parking_lot::Mutex;
 
 use super::elements::{Triple, input, set_outputs, stack, take_apart};
-use crate::holdings::{Holdings, OBJECT};
+use crate::holdings::{Holdings, Measured, OBJECT};
 use crate::op::{Gpu, KernelDef, Op, cpu_any};
 use crate::resource::Resource;
 use crate::{Cost, KernelCtx};
@@ -115,8 +115,8 @@ impl TensorsMap {
     fn add(&self, triples: Vec<Triple>) -> Result<Vec<i64>> {
         let mut inside = self.inside.lock();
         for (i, triple) in triples.iter().enumerate() {
-            if let Err(error) = inside.holdings.add(PLACE, triple) {
-                triples[..i].iter().for_each(|triple| inside.holdings.remove(PLACE, triple));
+            if let Err(error) = inside.holdings.add(&Measured::new(PLACE, triple)) {
+                triples[..i].iter().for_each(|triple| inside.holdings.remove(&Measured::new(PLACE, triple)));
                 return Err(error);
             }
         }
@@ -141,7 +141,7 @@ impl TensorsMap {
             let Some(triple) = inside.tensors.remove(number) else {
                 return Err(Error::invalid_argument(format!("SparseTensor {number} is taken twice from map: {name}")));
             };
-            inside.holdings.remove(PLACE, &triple);
+            inside.holdings.remove(&Measured::new(PLACE, &triple));
             taken.push(triple);
         }
         Ok(taken)

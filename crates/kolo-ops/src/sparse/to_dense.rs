@@ -9,6 +9,7 @@ use crate::array::gather_nd::gather_nd;
 use crate::array::view::strides;
 use crate::math::binary::first;
 use crate::math::reduce::sum::sum_all;
+use crate::memory::Scratch;
 use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
@@ -113,13 +114,14 @@ pub(super) fn positions(
     n: usize,
     shape: &Shape,
     ordered: bool,
-) -> Result<Vec<usize>> {
+) -> Result<Scratch<usize>> {
     let (depth, steps) = (shape.rank(), strides(shape));
     let row = |i: usize| &coordinates[i * depth..(i + 1) * depth];
     let text = |i: usize| row(i).iter().map(i64::to_string).collect::<Vec<_>>().join(",");
     // Coordinates in no dimensions take no memory, however many there are.
-    let mut positions = ctx.list(n, "positions")?;
-    for i in looking(0..n) {
+    let mut positions = ctx.scratch(n, 0usize, "positions")?;
+    let mut last = None;
+    for (i, to) in looking(positions.iter_mut().enumerate()) {
         if row(i).iter().zip(shape.iter()).any(|(&at, &dim)| !usize::try_from(at).is_ok_and(|at| at < dim)) {
             return Err(Error::invalid_argument(format!(
                 "indices[{i}] = [{}] is out of bounds: need 0 <= index < {shape}",
@@ -127,7 +129,7 @@ pub(super) fn positions(
             )));
         }
         let at = row(i).iter().zip(&steps).map(|(&at, &step)| at as usize * step as usize).sum();
-        if ordered && let Some(&before) = positions.last() {
+        if ordered && let Some(before) = last {
             if at == before {
                 return Err(Error::invalid_argument(format!("indices[{i}] = [{}] is repeated", text(i))));
             }
@@ -135,14 +137,15 @@ pub(super) fn positions(
                 return Err(Error::invalid_argument(format!("indices[{i}] = [{}] is out of order", text(i))));
             }
         }
-        positions.push(at);
+        *to = at;
+        last = Some(at);
     }
     Ok(positions)
 }
 
 /// A default everywhere, and values at positions.
 struct Put {
-    positions: Vec<usize>,
+    positions: Scratch<usize>,
     scalar: bool,
 }
 
@@ -153,7 +156,7 @@ impl Job for Put {
             stop_if_asked();
             out.fill(default[0].clone());
         }
-        for (i, at) in looking(self.positions).enumerate() {
+        for (i, &at) in looking(self.positions.iter()).enumerate() {
             out[at] = values[if self.scalar { 0 } else { i }].clone();
         }
         Ok(())

@@ -10,6 +10,7 @@ use super::handle::uninitialized;
 use super::read::{value_shape, wrong_dtype};
 use crate::array::gather_nd::{rows, slices_shape};
 use crate::math::number::Number;
+use crate::memory::Scratch;
 use crate::op::{Gpu, KernelDef, Op, cpu_any, cpu_kernels};
 use crate::{Cost, KernelCtx};
 
@@ -98,7 +99,7 @@ fn check(ctx: &InferCtx<'_>, variable: &kolo_core::PartialShape) -> Result<()> {
 }
 
 /// Which slices of a variable of `shape` to change, and how long one is.
-fn slices(ctx: &KernelCtx<'_>, shape: &Shape) -> Result<(usize, Vec<usize>)> {
+fn slices(ctx: &KernelCtx<'_>, shape: &Shape) -> Result<(usize, Scratch<usize>)> {
     let (indices, updates) = (ctx.input(1)?, ctx.input(2)?);
     let (depth, rows) = rows(ctx, indices, shape, "shape")?;
     let outer = &indices.shape()[..indices.shape().rank() - 1];
@@ -115,7 +116,7 @@ fn slices(ctx: &KernelCtx<'_>, shape: &Shape) -> Result<(usize, Vec<usize>)> {
 }
 
 /// Calls `change` with each slice of the variable that is named, in order.
-fn change(ctx: &KernelCtx<'_>, update: impl FnOnce(&mut Tensor, usize, Vec<usize>) -> Result<()>) -> Result<()> {
+fn change(ctx: &KernelCtx<'_>, update: impl FnOnce(&mut Tensor, usize, &[usize]) -> Result<()>) -> Result<()> {
     let cell = ctx.variable(0)?;
     if !cell.is_initialized() {
         return Err(uninitialized(ctx, 0, &cell));
@@ -129,14 +130,14 @@ fn change(ctx: &KernelCtx<'_>, update: impl FnOnce(&mut Tensor, usize, Vec<usize
         if len == 0 {
             return Ok(());
         }
-        update(variable, len, rows)
+        update(variable, len, &rows)
     })
 }
 
 fn combine<T: Number>(ctx: &KernelCtx<'_>, f: impl Fn(T, T) -> T) -> Result<()> {
     change(ctx, |variable, len, rows| {
         let (to, from) = (variable.data_mut::<T>()?, ctx.data::<T>(2)?);
-        for (row, from) in rows.into_iter().zip(from.chunks_exact(len)) {
+        for (&row, from) in rows.iter().zip(from.chunks_exact(len)) {
             to[row * len..(row + 1) * len].iter_mut().zip(from).for_each(|(x, &y)| *x = f(*x, y));
         }
         Ok(())
@@ -149,7 +150,7 @@ fn replace(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let updates = ctx.input(2)?;
         if variable.dtype() == DType::Str {
             let (mut strings, from) = (variable.strings()?.to_vec(), updates.strings()?);
-            for (row, from) in rows.into_iter().zip(from.chunks_exact(len)) {
+            for (&row, from) in rows.iter().zip(from.chunks_exact(len)) {
                 strings[row * len..(row + 1) * len].clone_from_slice(from);
             }
             *variable = Tensor::from_strings(variable.shape().clone(), strings)?;
@@ -157,7 +158,7 @@ fn replace(ctx: &mut KernelCtx<'_>) -> Result<()> {
         }
         let n = len * variable.dtype().size().unwrap_or(0);
         let (to, from) = (variable.host_bytes_mut()?, updates.host_bytes()?);
-        for (row, from) in rows.into_iter().zip(from.chunks_exact(n)) {
+        for (&row, from) in rows.iter().zip(from.chunks_exact(n)) {
             to[row * n..(row + 1) * n].copy_from_slice(from);
         }
         Ok(())

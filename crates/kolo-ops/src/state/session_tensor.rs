@@ -10,7 +10,7 @@ use kolo_core::{Error, ResourceHandle, Result, Tensor};
 use kolo_graph::{Effects, Gradient, OpDef, shape_fns};
 use parking_lot::Mutex;
 
-use crate::holdings::Holdings;
+use crate::holdings::{Holdings, Measured};
 use crate::op::{Gpu, Op, cpu_any};
 use crate::resource::Resource;
 use crate::{Cost, KernelCtx};
@@ -117,10 +117,11 @@ fn keep(ctx: &mut KernelCtx<'_>) -> Result<String> {
     let device = &ctx.device.attributes().name;
     let name = format!("{};{};{device}", ctx.node.name, NEXT.fetch_add(1, Ordering::Relaxed));
     let value = ctx.take_input(0)?;
+    let part = Measured::new(place_bytes(&name), std::slice::from_ref(&value));
     let mut kept = kept.0.lock();
-    kept.holdings.add(place_bytes(&name), std::slice::from_ref(&value))?;
+    kept.holdings.add(&part)?;
     if kept.tensors.try_reserve(1).is_err() {
-        kept.holdings.remove(place_bytes(&name), std::slice::from_ref(&value));
+        kept.holdings.remove(&part);
         return Err(kept.holdings.no_room());
     }
     kept.tensors.insert(name.clone(), value);
@@ -155,7 +156,7 @@ fn delete(ctx: &mut KernelCtx<'_>) -> Result<()> {
         let mut kept = kept.0.lock();
         let gone = kept.tensors.remove(&name);
         if let Some(gone) = &gone {
-            kept.holdings.remove(place_bytes(&name), std::slice::from_ref(gone));
+            kept.holdings.remove(&Measured::new(place_bytes(&name), std::slice::from_ref(gone)));
         }
         gone
     };

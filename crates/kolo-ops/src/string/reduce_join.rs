@@ -1,10 +1,12 @@
 //! `ReduceJoin`: strings put together along axes.
 
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
+use kolo_device::cpu::looking_by;
 use kolo_graph::{OpDef, Output};
 
 use super::NO_GRADIENT;
 use crate::array::view::strides;
+use crate::memory::Scratch;
 use crate::op::{Gpu, Op, cpu_any};
 use crate::{Cost, KernelCtx};
 
@@ -64,13 +66,19 @@ fn forward(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let kept: Vec<usize> = (0..shape.rank()).filter(|d| !axes.contains(d)).collect();
     // Positions of all elements along some dimensions, the last of them moving fastest. They are asked for: a shape with a size
     // of 0 has no elements, but there may be many along its other dimensions.
-    let places = |dims: &[usize]| -> Result<Vec<usize>> {
+    let places = |dims: &[usize]| -> Result<Scratch<usize>> {
         let n = dims.iter().fold(1usize, |n, &d| n.saturating_mul(shape[d]));
-        drop(ctx.list::<usize>(n.saturating_mul(2), "positions of strings")?);
-        Ok(dims.iter().fold(vec![0], |places, &d| {
+        let mut places = ctx.scratch(n, 0usize, "positions of strings")?;
+        // Each dimension moves on from one run of the later ones to the next.
+        let mut n_later = n;
+        for &d in dims.iter().filter(|_| n > 0) {
+            n_later /= shape[d];
             let step = steps[d] as usize;
-            places.iter().flat_map(|at| (0..shape[d]).map(move |i| at + i * step)).collect()
-        }))
+            for (i, part) in looking_by(n_later * size_of::<usize>(), places.chunks_mut(n_later).enumerate()) {
+                part.iter_mut().for_each(|at| *at += i % shape[d] * step);
+            }
+        }
+        Ok(places)
     };
     // The first axis that is named is joined first, and so moves fastest.
     let (strings, joined) = (input.strings()?, places(&axes.iter().rev().copied().collect::<Vec<_>>())?);

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kolo_core::{Error, Result, Tensor};
+use kolo_core::{DType, Error, Result};
+use kolo_device::cpu::stop_if_asked;
 use kolo_graph::{OpDef, Output, shape_fns};
 use parking_lot::Mutex;
 use regex::bytes::Regex;
@@ -128,8 +129,11 @@ impl Kernel for FullMatch {
     fn compute(&self, ctx: &mut KernelCtx<'_>) -> Result<()> {
         let regex = self.0.get(ctx)?;
         let input = ctx.input(0)?;
-        let matches: Vec<bool> = input.strings()?.iter().map(|text| regex.is_match(text)).collect();
-        let out = Tensor::from_vec(input.shape().clone(), matches)?;
+        let mut out = ctx.allocate(DType::Bool, input.shape().clone())?;
+        for (to, text) in out.data_mut::<bool>()?.iter_mut().zip(input.strings()?) {
+            stop_if_asked();
+            *to = regex.is_match(text);
+        }
         ctx.set_output(0, out);
         Ok(())
     }
@@ -157,16 +161,16 @@ impl Kernel for Replace {
         let limit = if ctx.attrs().bool("replace_global")? { usize::MAX } else { 1 };
         let input = ctx.input(0)?.clone();
         let (pieces, regex) = (&pieces, &*regex);
-        let mut replaced = ctx.strings(input.n_elements())?;
+        let mut replaced = ctx.strings_made();
         for text in input.strings()? {
             if !regex.is_match(text) {
-                replaced.push(text.clone());
+                replaced.push_part(text.clone())?;
                 continue;
             }
             // The bytes before each match and its rewrite; at last the bytes after all matches. A short rewrite may make
             // a text many times as long, so it is measured before it is made.
             let text: &[u8] = text;
-            replaced.extend(ctx.texts(1, |_| {
+            let made = ctx.texts(1, |_| {
                 let mut after = 0;
                 let matches = regex.captures_iter(text).take(limit).map(Some).chain(std::iter::once(None));
                 matches.flat_map(move |found| {
@@ -180,9 +184,10 @@ impl Kernel for Replace {
                     });
                     std::iter::once(before).chain(rewritten)
                 })
-            })?);
+            })?;
+            made.into_iter().try_for_each(|text| replaced.push_made(text))?;
         }
-        let replaced = ctx.string_tensor(input.shape().clone(), replaced)?;
+        let replaced = replaced.finish(input.shape().clone())?;
         ctx.set_output(0, replaced);
         Ok(())
     }
@@ -223,7 +228,7 @@ fn pieces(rewrite: &[u8]) -> Result<Vec<Piece>> {
 #[cfg(test)]
 mod tests {
     use crate::string::words;
-    use crate::testing::{OpTest, check_op};
+    use crate::testing::{Evaluation, OpTest, check_op};
 
     #[test]
     fn whole_strings_match() {
@@ -246,6 +251,17 @@ mod tests {
             |pattern: &str| check_op("StaticRegexFullMatch").attr("pattern", pattern).input(words(["s3://x", "/x"]));
         fixed("^s3://.*").gives([true, false]);
         fixed("a(").fails("Invalid pattern");
+    }
+
+    /// Each of them is too short for a block of the device's memory.
+    #[test]
+    fn short_replacements_count() {
+        let g = crate::graph();
+        let texts = g.op("Fill").input(g.constant([1000])).input(g.constant("a")).out();
+        let replaced = super::static_regex_replace(texts, "a", &"b".repeat(4000));
+        let run = Evaluation::new(g.snapshot());
+        assert_eq!(run.run(&[replaced], &[]).unwrap()[0].strings().unwrap()[999].len(), 4000);
+        assert!(run.memory().peak >= 4_000_000, "{:?}", run.memory());
     }
 
     #[test]

@@ -12,8 +12,8 @@ use kolo_device::Charge;
 use parking_lot::RwLock;
 
 use crate::array::elements::integers;
-use crate::holdings::{Holdings, counted_strings, of_text};
-use crate::memory::room;
+use crate::holdings::{Holdings, of_text};
+use crate::memory::{room, string_tensor};
 use crate::resource::Resource;
 
 /// What a table is.
@@ -194,7 +194,7 @@ impl Table {
         let keys = match self.spec.key {
             DType::Str => {
                 let text = |key: &Key| if let Key::Text(text) = key { text.clone() } else { Bytes::new() };
-                counted_strings(&self.memory, [n].into(), list.iter().map(|(key, _)| text(key)).collect())?
+                self.strings([n].into(), list.iter().map(|(key, _)| text(key)).collect())?
             }
             dtype => {
                 let number = |key: &Key| if let Key::Integer(value) = key { *value } else { 0 };
@@ -205,12 +205,16 @@ impl Table {
         Ok((keys, self.tensor(Shape::new(&[n])?, &values)?))
     }
 
+    fn strings(&self, shape: Shape, strings: Vec<Bytes>) -> Result<Tensor> {
+        string_tensor(shape, strings, |n_bytes| self.memory.another(n_bytes))
+    }
+
     fn tensor(&self, shape: Shape, values: &[Value]) -> Result<Tensor> {
         if self.spec.value == DType::Str {
             let text = |value: &Value| if let Value::Text(text) = value { text.clone() } else { Bytes::new() };
-            return counted_strings(&self.memory, shape, values.iter().map(text).collect());
+            return self.strings(shape, values.iter().map(text).collect());
         }
-        let mut out = self.memory.zeros(self.spec.value, shape)?;
+        let mut out = self.memory.tensor(self.spec.value, shape)?;
         let size = self.spec.value.size().unwrap_or(1);
         for (to, value) in out.host_bytes_mut()?.chunks_exact_mut(size).zip(values) {
             if let Value::Number(bytes) = value {

@@ -98,12 +98,6 @@ pub(crate) struct FramePlan {
     pub name: String,
 }
 
-/// Whether a kernel leaves everything but its outputs as it is, so that it may be stopped in the middle. A generator takes its
-/// part of the stream of numbers before it draws any.
-fn only_writes_outputs(effects: Effects) -> bool {
-    matches!(effects, Effects::None | Effects::Reads | Effects::Random)
-}
-
 /// Whether a node's kernel was short when it last ran. Its inputs do not tell: a few numbers say how much a `Fill` writes.
 /// A thread that others wait for, such as a network thread, runs only kernels that were short.
 #[derive(Debug, Default)]
@@ -407,7 +401,7 @@ pub(crate) fn compile(part: &Part<'_>, unit: &Arc<DeviceUnit>, cache: &KernelCac
             kernel,
             cost,
             pace: Pace::default(),
-            is_stoppable: flow == Flow::Plain && only_writes_outputs(node.def.effects) && cost != Cost::Inline,
+            is_stoppable: flow == Flow::Plain && node.def.effects.only_writes_outputs() && cost != Cost::Inline,
             is_tiny,
             is_late: (node.def.effects == Effects::Writes && (own_memory || node.op() == fused::DESCENT.def.name))
                 || segment.is_some_and(|segment| own_memory && segment.is_late),

@@ -9,7 +9,7 @@ use kolo_device::Charge;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::KernelCtx;
-use crate::holdings::{Holdings, OBJECT};
+use crate::holdings::{Holdings, Measured, OBJECT};
 use crate::memory::room;
 use crate::resource::Resource;
 
@@ -179,14 +179,14 @@ impl ArrayObject {
         }
         // A sum lies where the first value does, or in memory of the device.
         if slot.tensor.is_none() {
-            holdings.add(0, std::slice::from_ref(&value))?;
+            holdings.add(&counted(&value))?;
         }
         slot.shape = Some(value.shape().clone());
         slot.tensor = Some(match slot.tensor.take() {
             Some(sum) => {
-                holdings.remove(0, std::slice::from_ref(&sum));
+                holdings.remove(&counted(&sum));
                 let sum = add(ctx, sum, &value)?;
-                holdings.add(0, std::slice::from_ref(&sum))?;
+                holdings.add(&counted(&sum))?;
                 sum
             }
             None => value,
@@ -223,7 +223,7 @@ impl ArrayObject {
         slot.read = true;
         if self.options.clear_after_read {
             if let Some(gone) = slot.tensor.take() {
-                holdings.remove(0, std::slice::from_ref(&gone));
+                holdings.remove(&counted(&gone));
             }
             slot.cleared = true;
         }
@@ -257,6 +257,11 @@ impl ArrayContents {
         self.elements.resize(size, Slot::default());
         Ok(())
     }
+}
+
+/// An element as the array counts it; its place is counted with the list.
+fn counted(element: &Tensor) -> Measured {
+    Measured::new(0, std::slice::from_ref(element))
 }
 
 /// A dynamic array that is written beyond this is a mistake or an attack: every element costs memory, written or not.

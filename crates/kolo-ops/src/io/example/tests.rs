@@ -1,3 +1,4 @@
+use kolo_core::TensorData;
 use kolo_graph::AttrValue;
 
 use super::*;
@@ -28,6 +29,10 @@ fn floats(value: &[f32]) -> proto::Kind {
     proto::Kind::Floats(proto::FloatList { value: value.to_vec() })
 }
 
+fn texts(n: usize) -> proto::Kind {
+    proto::Kind::Bytes(proto::BytesList { value: vec![Bytes::from_static(b"x"); n] })
+}
+
 fn shape(dims: &[Dim]) -> AttrValue {
     AttrValue::List(vec![PartialShape::new(dims).into()])
 }
@@ -45,6 +50,24 @@ fn parse(messages: &[Bytes], default: &[f32], dims: &[Dim]) -> OpTest {
         .input("c")
         .input("b")
         .input(Tensor::vector(default.to_vec()))
+}
+
+/// What lives on after the kernel counts as long as it does.
+#[test]
+fn outputs_are_counted() {
+    let many = example(&[("a", ints(&[7; 100])), ("b", floats(&[0.5; 100])), ("c", texts(200))]);
+    for dims in [[Some(100)], [None]] {
+        let default: &[f32] = if dims[0].is_some() { &[] } else { &[0.0] };
+        let outputs = parse(&[many.clone(), many.clone()], default, &dims).run(false).unwrap();
+        for (i, output) in outputs.iter().enumerate() {
+            match output.storage() {
+                TensorData::Inline(_) => assert!(i == 4 || i == 5, "output {i}"),
+                TensorData::Buffer { buffer, .. } => assert!(buffer.is_counted(), "output {i}"),
+                TensorData::Strings(strings) => assert!(strings.is_list_counted(), "output {i}"),
+                TensorData::Handles(_) => panic!("output {i} is a handle"),
+            }
+        }
+    }
 }
 
 #[test]

@@ -7,11 +7,12 @@ mod equation;
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Deref;
 
 use half::{bf16, f16};
 use kolo_core::{Dim, Error, PartialShape, Result, Shape};
+use kolo_device::cpu::{looking, looking_by};
 use kolo_graph::{Grad, Gradient, Graph, HalfSafety, InferCtx, IntoOutput, OpDef, Operation, Output};
 
 use crate::Gpu;
@@ -20,6 +21,7 @@ use crate::array::view::{View, strides};
 use crate::math::binary::first;
 use crate::math::matmul::{MatrixElement, Sizes};
 use crate::math::number::Number;
+use crate::memory::Scratch;
 use crate::op::{Op, cpu_kernels};
 use crate::{Cost, KernelCtx};
 use equation::{Equation, Label, Subscript, sizes};
@@ -228,6 +230,22 @@ struct Layout<'a> {
     summed: Vec<Label>,
 }
 
+/// An operand's values, or what was made of them.
+enum LaidOut<'a, T> {
+    Given(&'a [T]),
+    Own(Scratch<T>),
+}
+
+impl<T> Deref for LaidOut<'_, T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        match self {
+            LaidOut::Given(values) => values,
+            LaidOut::Own(values) => values,
+        }
+    }
+}
+
 fn forward<T: MatrixElement + Item>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     let n = ctx.n_inputs();
     let equation = Equation::parse(ctx.attrs().str("equation")?, n)?;
@@ -272,7 +290,7 @@ fn forward<T: MatrixElement + Item>(ctx: &mut KernelCtx<'_>) -> Result<()> {
     };
     let left = layout(a, b);
     let values = lay_out::<T>(ctx, 0, a, &left, &sizes)?;
-    let (result, order): (Cow<'_, [T]>, Vec<Label>) = if n == 1 {
+    let (result, order): (LaidOut<'_, T>, Vec<Label>) = if n == 1 {
         (values, left.kept)
     } else {
         let right = layout(b, a);
@@ -285,10 +303,9 @@ fn forward<T: MatrixElement + Item>(ctx: &mut KernelCtx<'_>) -> Result<()> {
             transpose_b: true,
         };
         let n = size(&batch).saturating_mul(call.m).saturating_mul(call.n);
-        let mut product = ctx.list(n, "products")?;
-        product.resize(n, T::ZERO);
+        let mut product = ctx.scratch(n, T::ZERO, "products")?;
         multiply(ctx, call, &values, &others, &mut product)?;
-        (Cow::Owned(product), [batch.clone(), left.kept, right.kept].concat())
+        (LaidOut::Own(product), [batch.clone(), left.kept, right.kept].concat())
     };
     // A label that the output has twice moves along both: the diagonal is written, the rest stays zero.
     let mut out = ctx.allocate_zeroed(T::DTYPE, shape.clone())?;
@@ -308,7 +325,7 @@ fn lay_out<'a, T: Number + Item>(
     labels: &[Label],
     layout: &Layout<'_>,
     sizes: &HashMap<Label, usize>,
-) -> Result<Cow<'a, [T]>> {
+) -> Result<LaidOut<'a, T>> {
     let tensor = ctx.input(i)?;
     let values = tensor.data::<T>()?;
     let steps = strides(tensor.shape());
@@ -323,21 +340,24 @@ fn lay_out<'a, T: Number + Item>(
     let n: usize = order.iter().map(|(n, _)| n).product();
     let n_summed: usize = layout.summed.iter().map(|label| sizes[label]).product();
     let view = View::new(0, order);
-    let laid: Cow<'a, [T]> = if n == values.len() && (n == 0 || view.contiguous() == Some(0)) {
-        Cow::Borrowed(values)
+    let laid = if n == values.len() && (n == 0 || view.contiguous() == Some(0)) {
+        LaidOut::Given(values)
     } else {
-        let mut laid = ctx.list(n, "values of an operand")?;
-        laid.resize(n, T::ZERO);
+        let mut laid = ctx.scratch(n, T::ZERO, "values of an operand")?;
         view.read(ctx.pool(), &mut laid, values);
-        Cow::Owned(laid)
+        LaidOut::Own(laid)
     };
     if layout.summed.is_empty() {
         return Ok(laid);
     }
     let kept = layout.batch.iter().chain(&layout.kept).chain(layout.contracted);
     let n_rows: usize = kept.map(|label| sizes[label]).product();
-    let sum = |row: &[T]| row.iter().fold(T::ZERO, |sum, &x| sum.add(x));
-    Ok(Cow::Owned((0..n_rows).map(|row| sum(&laid[row * n_summed..(row + 1) * n_summed])).collect()))
+    let sum = |row: &[T]| looking(row).fold(T::ZERO, |sum, &x| sum.add(x));
+    let mut sums = ctx.scratch(n_rows, T::ZERO, "sums of an operand")?;
+    for (row, to) in looking_by(n_summed * size_of::<T>(), sums.iter_mut().enumerate()) {
+        *to = sum(&laid[row * n_summed..(row + 1) * n_summed]);
+    }
+    Ok(LaidOut::Own(sums))
 }
 
 /// Products of fewer multiplications than this are worth a task only together with others.

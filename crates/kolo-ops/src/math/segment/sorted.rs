@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 use kolo_core::{Error, PartialShape, Result, Shape};
-use kolo_device::cpu::looking;
+use kolo_device::cpu::looking_by;
 use kolo_graph::{Grad, Gradient, HalfSafety, InferCtx, IntoOutput, OpDef, Operation, Output};
 
 use crate::array::elements::integer;
@@ -357,7 +357,7 @@ fn by_segment<T: Number, R: Reducer<T>>(ctx: &mut KernelCtx<'_>, gap: T) -> Resu
                 lanes::<T, _>(
                     #[inline(always)]
                     || {
-                        for member in looking(members) {
+                        for member in looking_by(row * size_of::<T>(), members) {
                             let at = picks.as_ref().map_or(member, |picks| picks[member] as usize);
                             for (acc, &x) in acc.iter_mut().zip(&values[at * row..(at + 1) * row]) {
                                 *acc = R::step(*acc, x);
