@@ -297,7 +297,7 @@ impl World {
     }
 
     pub(super) fn call(&self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {
-        call(&*self.group, CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None })
+        call(&*self.group, CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None, deadline: None })
     }
 
     /// Gives a session of this rank the group of all ranks, which its nodes know as `world`, and a share of the host's cores unless

@@ -258,7 +258,7 @@ impl Communicator {
     }
 
     fn call(&mut self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {
-        self.run(CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None })
+        self.run(CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None, deadline: None })
     }
 
     fn call_for_one(&mut self, kind: CollectiveKind, tensor: Tensor) -> Result<Tensor> {
@@ -347,7 +347,8 @@ impl Communicator {
             waiting.look(peer);
             Ok(())
         };
-        let limits = WaitLimits { deadline: Some(began + self.options.timeout), stop: &stop };
+        let deadline = began + self.options.timeout;
+        let limits = WaitLimits { deadline: Some(call.deadline.map_or(deadline, |of| of.min(deadline))), stop: &stop };
         let result = match &mut self.link {
             Link::Shared(group) => Exchange { group, signature, limits, is_first: true }.run(call.kind, call.tensors),
             Link::Messages { transport, scratch, own_host } => {

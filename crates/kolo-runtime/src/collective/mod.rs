@@ -52,4 +52,4 @@ pub(crate) use on_devices::DeviceExchanges;
 pub use record::{CallState, Doing, RankState, Recorder};
 pub use training::Training;
 pub use transport::{Check, Incoming, Outgoing, Transport};
-pub use uneven::{joined_rows, only_tensor, row_numbers};
+pub use uneven::{all_say, joined_rows, only_tensor, row_numbers};
