@@ -526,8 +526,10 @@ pub(super) fn exchange(
     }
     let last = nodes.last().copied();
     for (bucket, exchange) in buckets.iter().zip(nodes) {
+        // When the last bucket is enqueued, so is all that can run beside the exchanges. A later bucket of state may depend on what an
+        // earlier one updates, so each of those is awaited by itself.
+        let last = if what == STATE { Some(exchange) } else { last };
         let node = match (place, last) {
-            // When the last bucket is enqueued, so is all that can run beside the exchanges.
             (ExchangePlace::Devices, Some(last)) => await_exchange(graph, what, exchange, bucket.values.len(), last)?,
             _ => exchange,
         };
