@@ -607,7 +607,9 @@ fn attrs<const N: usize>(named: [(&'static str, impl Into<AttrValue>); N]) -> At
 /// The rows of all ranks, one rank after the other.
 fn gather(graph: &mut Rewriter<'_>, what: &str, at: Endpoint, place: ExchangePlace) -> Result<Endpoint> {
     let name = format!("data_parallel/{what}");
-    let node = add_collective(graph, "KoloAllGather", &name, &[at], Attrs::default(), place)?;
+    let n_rows = graph.node(at.node).and_then(|node| node.outputs.get(at.index as usize)?.shape.dim(0));
+    let op = if n_rows.is_some() { "KoloAllGather" } else { "KoloAllGatherUneven" };
+    let node = add_collective(graph, op, &name, &[at], Attrs::default(), place)?;
     Ok(Endpoint { node, index: 0 })
 }
 
