@@ -26,7 +26,7 @@ use super::batch_norm::synchronise;
 use super::exchange::{COMPRESSED_STEP, Exchange, check_is_step, unsent};
 use super::local_steps::{OuterStep, average_weights};
 use super::merge_collectives::{MEETING_BYTES, merge_collectives};
-use super::nodes::float;
+use super::nodes::{attrs, float};
 use super::world::{WORLD, World};
 use super::{one_bit_adam, power_sgd, top_k};
 
@@ -598,13 +598,7 @@ pub(super) fn add_collective(
     Ok(node)
 }
 
-fn attrs<const N: usize>(named: [(&'static str, impl Into<AttrValue>); N]) -> Attrs {
-    let mut attrs = Attrs::default();
-    named.into_iter().for_each(|(name, value)| attrs.set(name, value));
-    attrs
-}
-
-/// The rows of all ranks, one rank after the other.
+/// The rows of all ranks, one rank after the other. Ranks have different numbers of them if their shares of a batch differ.
 fn gather(graph: &mut Rewriter<'_>, what: &str, at: Endpoint, place: ExchangePlace) -> Result<Endpoint> {
     let name = format!("data_parallel/{what}");
     let n_rows = graph.node(at.node).and_then(|node| node.outputs.get(at.index as usize)?.shape.dim(0));
