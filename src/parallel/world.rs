@@ -313,7 +313,8 @@ impl World {
     }
 
     /// Adds an operation that gives all variables of `graph`, those of the optimizer included, the values that they have in rank
-    /// `root`. Strings stay what they are, and so do local variables.
+    /// `root`. Strings stay what they are, and so do local variables. The ranks are those that a session knows as `world`, so it is for
+    /// sessions that [`World::configure`] has given this world; not for one that has it by another name ([`World::add_to`]).
     pub fn broadcast_variables<'g>(&self, graph: &'g Graph, root: usize) -> Result<Operation<'g>> {
         let variables = graph.global_variables();
         graph.name_scope("broadcast_variables", || {
