@@ -123,7 +123,7 @@ pub(super) struct Ranks<'g> {
     /// Variables that all ranks have alike: where rank 0 was in the data when it last saved is its own.
     compared: Vec<Variable<'g>>,
     check_every: u64,
-    /// Batches need not be shared equally: the loss is weighed.
+    /// Batches need not be shared equally: the loss is the mean over the samples of all ranks.
     pub is_uneven: bool,
     n_since_check: u64,
     times: RankTimes,
@@ -239,8 +239,8 @@ pub(super) fn shares(data: &Dataset, world: &World, is_uneven: bool) -> Result<D
     let (n, is_always_full) = data.batch_size();
     if !is_uneven && (!n.is_multiple_of(world.size()) || !is_always_full) {
         return Err(Error::invalid_argument(format!(
-            "batches of {n} cannot be shared equally by {} ranks{}; batch the data by {}, without a remainder, or weigh the loss \
-             (`World::weigh`, `uneven_batches`)",
+            "batches of {n} cannot be shared equally by {} ranks{}; batch the data by {}, without a remainder, or make the loss one over \
+             the samples of all ranks (`mean_over_samples`, `uneven_batches`)",
             world.size(),
             if is_always_full { "" } else { " (the last one may be smaller)" },
             n.next_multiple_of(world.size())

@@ -274,8 +274,10 @@ impl<'g> TrainerBuilder<'g> {
         self
     }
 
-    /// Lets batches have any number of rows, also if ranks cannot share them equally: for a model whose loss and metrics are weighed
-    /// by [`World::weigh`]. Without, such batches are refused.
+    /// Lets batches have any number of rows, also if ranks cannot share them equally: for a model whose loss and metrics are made by
+    /// [`mean_over_samples`](crate::parallel::mean_over_samples). Without, such batches are refused. Batch normalisation in training has
+    /// to use the statistics of all ranks then ([`DataParallel::synchronised_batch_norm`], given to [`TrainerBuilder::data_parallel`]): the
+    /// moving averages of ranks count alike, whatever their numbers of rows, and no rows have no mean.
     pub fn uneven_batches(mut self) -> Self {
         self.is_uneven = true;
         self
