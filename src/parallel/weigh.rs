@@ -152,6 +152,37 @@ mod tests {
         }
     }
 
+    /// Three ranks have 4, 3 and 3 of ten samples.
+    #[test]
+    fn what_ranks_exchange_is_not_evaluated_and_what_they_have_alone_is() {
+        let train = |world: &World, evaluates_alone: bool| -> Result<f64> {
+            let g = crate::graph();
+            let mut own = None;
+            let (inputs, loss) = model(&g, |errors| {
+                own = Some(ops::mean_all(errors));
+                of_all_ranks(errors)
+            });
+            let train = Adam::new(0.01).minimize(loss, Some(global_step_or_create(&g)?))?;
+            let mut model = Model::new(&inputs, loss, train);
+            if let Some(own) = own.filter(|_| evaluates_alone) {
+                model = model.evaluate_with(own, &[]);
+            }
+            let config = DataParallel::new(world).configure(SessionConfig::default());
+            let trainer = Trainer::new(&g, model).source(config).world(world).uneven_batches().build()?;
+            Ok(trainer.evaluate(&data())?.loss)
+        };
+        let alone = train(&World::alone().unwrap(), true).unwrap();
+        for found in on_ranks(3, |world| [train(&world, false), train(&world, true)]) {
+            let [refused, found] = found;
+            let error = refused.unwrap_err().to_string();
+            assert!(
+                error.contains("depends on KoloAllReduce 'mean_over_samples/") && error.contains("evaluate_with"),
+                "{error}"
+            );
+            assert!((found.unwrap() - alone).abs() < 1e-5);
+        }
+    }
+
     #[test]
     fn equal_shares_are_divided_by_their_own_number() {
         let weighed = on_ranks(3, |world| {

@@ -1,6 +1,6 @@
 //! What a trainer needs that is one rank of a world.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use kolo_core::{DType, Error, Result, Tensor};
@@ -234,7 +234,34 @@ pub(super) fn mean_of_ranks<'g>(graph: &'g Graph, values: &[Output<'g>]) -> Resu
     Ok(means)
 }
 
-/// This rank's rows of each batch. The mean of the ranks' means is that of the batch only if all have as many, or if it is weighed.
+/// An error if a run of one of these values is a meeting of ranks, which have different numbers of batches when they evaluate.
+pub(super) fn check_evaluated(graph: &Graph, values: &[Output<'_>]) -> Result<()> {
+    let nodes = graph.snapshot();
+    for value in values {
+        let (mut seen, mut open) = (HashSet::new(), vec![value.operation().id()]);
+        while let Some(id) = open.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            let node = nodes.node(id);
+            if node.def.group.is_some() {
+                return Err(Error::invalid_argument(format!(
+                    "ranks cannot evaluate '{}', which depends on {} '{}': each has its own number of batches, and in that node they meet; \
+                     give the model the loss and the metrics of one rank's batch to evaluate with (`Model::evaluate_with`)",
+                    value.name(),
+                    node.op(),
+                    node.name
+                )));
+            }
+            open.extend(node.inputs.iter().map(|at| at.node));
+            open.extend(&node.control_inputs);
+        }
+    }
+    Ok(())
+}
+
+/// This rank's rows of each batch. The mean of the ranks' means is that of the batch only if all have as many, or if each is over
+/// the samples of all.
 pub(super) fn shares(data: &Dataset, world: &World, is_uneven: bool) -> Result<Dataset> {
     let (n, is_always_full) = data.batch_size();
     if !is_uneven && (!n.is_multiple_of(world.size()) || !is_always_full) {

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::callback::{Callback, EpochReport, Flow, StepReport};
 use super::own_state::{OfAllRanks, remove_orphans, write_beside};
-use super::ranks::{Ranks, TrainerState, mean_of_ranks, shares};
+use super::ranks::{Ranks, TrainerState, check_evaluated, mean_of_ranks, shares};
 use super::saver::check_writable;
 use super::step_calls::StepCalls;
 use super::worker::Worker;
@@ -708,7 +708,8 @@ impl<'g> Trainer<'g> {
         Ok(report)
     }
 
-    /// The mean loss and metrics over `data`, without training. Ranks share the data, each sample once, so all of them call it.
+    /// The mean loss and metrics over `data`, without training. Ranks share the data, each sample once, so all of them call it. What is
+    /// evaluated must not itself be exchanged by ranks: [`Model::evaluate_with`].
     pub fn evaluate(&self, data: &Dataset) -> Result<Evaluation> {
         let Some(Ranks { world, .. }) = &self.ranks else { return self.model.evaluate(&self.session, data) };
         world.note(Activity::Evaluating);
@@ -721,6 +722,10 @@ impl<'g> Trainer<'g> {
     /// depends on are used; `data` may have fewer columns than the model has inputs.
     pub fn predict(&self, data: &Dataset, output: Output<'g>) -> Result<Tensor> {
         let mut parts = Vec::new();
+        // What a strategy reports is reduced over its replicas.
+        if world.size() > 1 && self.strategy.is_none() {
+            check_evaluated(self.graph, &self.model.evaluated())?;
+        }
         for batch in data.batches()? {
             let batch = batch?;
             let feeds: Vec<(Output<'g>, Tensor)> =
