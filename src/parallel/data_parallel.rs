@@ -146,7 +146,7 @@ impl DataParallel {
         self.is_atomic
     }
 
-    pub(super) fn synchronises_statistics(&self) -> bool {
+    pub(crate) fn synchronises_statistics(&self) -> bool {
         self.synchronises_batch_norm
     }
 

@@ -184,6 +184,36 @@ mod tests {
     }
 
     #[test]
+    fn uneven_batches_are_normalised_by_the_statistics_of_all_rows() {
+        let build = |world: &World, is_synchronised: bool| {
+            let g = crate::graph();
+            let x = g.placeholder::<f32>("x", [None, Some(2)]);
+            let normal = nn::BatchNorm::new().apply(x, true);
+            let loss = of_all_ranks(ops::square(normal - 1.0));
+            let train = Sgd::new(0.1).minimize(loss, Some(global_step_or_create(&g)?))?;
+            let step = g.group("step", &[vec![train], nn::update_ops(&g)].concat());
+            let mut data_parallel = DataParallel::new(world);
+            if is_synchronised {
+                data_parallel = data_parallel.synchronised_batch_norm();
+            }
+            let config = data_parallel.configure(SessionConfig::default());
+            let builder = Trainer::new(&g, Model::new(&[x], loss, step)).source(config).data_parallel(&data_parallel);
+            let mut trainer = builder.uneven_batches().build()?;
+            // The second rank has no rows of the second batch.
+            let rows = Dataset::new([Tensor::from([[1.0f32, 2.0], [3.0, 5.0], [6.0, 8.0]])]).batch(2, false);
+            trainer.fit(&rows, &mut [])
+        };
+        let refused = on_ranks(2, |world| build(&world, false).map(drop).unwrap_err().to_string());
+        assert!(
+            refused[1].contains("a rank may have no rows") && refused[1].contains("synchronised_batch_norm"),
+            "{refused:?}"
+        );
+        for report in on_ranks(2, |world| build(&world, true).unwrap()) {
+            assert!(report.last_loss.is_finite() && report.n_samples == 3, "{report:?}");
+        }
+    }
+
+    #[test]
     fn equal_shares_are_divided_by_their_own_number() {
         let weighed = on_ranks(3, |world| {
             let g = crate::graph();

@@ -18,7 +18,7 @@ use super::step_calls::StepCalls;
 use super::worker::Worker;
 use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
 use crate::data::{Dataset, Position};
-use crate::parallel::{Activity, DataParallel, ExchangeReport, ReduceOp, SlowRank, Steps, World};
+use crate::parallel::{Activity, DataParallel, ExchangeReport, ReduceOp, SlowRank, Steps, World, trains_batch_norm};
 use crate::strategy::Strategy;
 
 /// What a [`Trainer`] trains: where the columns of a batch go, what to make small and how, and what else to watch.
@@ -312,7 +312,17 @@ impl<'g> TrainerBuilder<'g> {
         let whole_bytes = data_parallel.as_ref().and_then(|of| of.whole_bytes(model.train_op));
         if is_uneven && steps.meet_now_and_then() {
             return Err(Error::invalid_argument(
-                "a loss is weighed in every step, and ranks with local steps do not meet in every step; batch the data evenly",
+                "in uneven batches ranks tell each other in every step how many samples they have, and with local steps they do not meet in \
+                 every step; batch the data evenly",
+            ));
+        }
+        let is_synchronised = data_parallel.as_ref().is_some_and(DataParallel::synchronises_statistics);
+        let is_one_of_many = world.as_ref().is_some_and(|world| world.size() > 1);
+        if is_uneven && is_one_of_many && !is_synchronised && trains_batch_norm(graph) {
+            return Err(Error::invalid_argument(
+                "in uneven batches a rank may have no rows, which have no mean, and batch normalisation would average its ranks' statistics \
+                 as if all had as many; use those of all rows (`DataParallel::synchronised_batch_norm`, given to the trainer by \
+                 `TrainerBuilder::data_parallel`), or batch the data evenly",
             ));
         }
         let seat = strategy.as_ref().and_then(Strategy::seat);
@@ -712,6 +722,10 @@ impl<'g> Trainer<'g> {
     /// evaluated must not itself be exchanged by ranks: [`Model::evaluate_with`].
     pub fn evaluate(&self, data: &Dataset) -> Result<Evaluation> {
         let Some(Ranks { world, .. }) = &self.ranks else { return self.model.evaluate(&self.session, data) };
+        // What a strategy reports is reduced over its replicas.
+        if world.size() > 1 && self.strategy.is_none() {
+            check_evaluated(self.graph, &self.model.evaluated())?;
+        }
         world.note(Activity::Evaluating);
         let sums = self.model.sums(&self.session, &data.clone().shard(world.rank(), world.size()))?;
         let sums = world.all_reduce(vec![Tensor::from(sums)], ReduceOp::Sum)?;
@@ -722,10 +736,6 @@ impl<'g> Trainer<'g> {
     /// depends on are used; `data` may have fewer columns than the model has inputs.
     pub fn predict(&self, data: &Dataset, output: Output<'g>) -> Result<Tensor> {
         let mut parts = Vec::new();
-        // What a strategy reports is reduced over its replicas.
-        if world.size() > 1 && self.strategy.is_none() {
-            check_evaluated(self.graph, &self.model.evaluated())?;
-        }
         for batch in data.batches()? {
             let batch = batch?;
             let feeds: Vec<(Output<'g>, Tensor)> =
