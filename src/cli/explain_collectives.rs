@@ -48,11 +48,11 @@ pub fn run(args: &Args) -> Result<()> {
     let found = path.as_deref().map(read_costs).transpose()?.flatten();
     let table = found.clone().unwrap_or_default();
     let here = ranks / hosts;
-    let has_levels = hosts > 1 && here > 1;
     let branches = Layout { n_hosts: hosts, most_ranks: here, is_even: true, is_branches: here.is_power_of_two() };
     let choice = Choice {
         n_ranks: ranks,
-        layout: has_levels.then_some(branches),
+        layout: (hosts > 1).then_some(branches),
+        shares_memory: here > 1,
         costs: table.costs(),
         wanted: None,
         deterministic: true,

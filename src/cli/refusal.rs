@@ -402,6 +402,12 @@ const RULES: &[Rule] = &[
     },
     Rule {
         command: "bench",
+        flags: &["algorithm"],
+        has_no_effect: |given| given.value("algorithm") == "two-level",
+        why: "two-level is for ranks on several hosts, and these are on one; `kolo explain collectives --hosts 2` says when it is taken",
+    },
+    Rule {
+        command: "bench",
         flags: &["transport"],
         has_no_effect: |given| given.has("calibrate"),
         why: "chooses what is measured, and --calibrate measures both",

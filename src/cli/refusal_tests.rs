@@ -303,6 +303,13 @@ fn calibrating_takes_nothing_that_it_would_ignore() {
     }
 }
 
+/// All processes of a benchmark are on one host, so another algorithm would be measured.
+#[test]
+fn an_algorithm_that_needs_several_hosts_is_not_measured_on_one() {
+    let error = refusal("bench", &["collectives", "--algorithm", "two-level"]);
+    assert!(error.contains("two-level is for ranks on several hosts"), "{error}");
+}
+
 #[test]
 fn what_has_an_effect_is_taken() {
     for line in [
@@ -314,6 +321,7 @@ fn what_has_an_effect_is_taken() {
         "devices --watch --interval 3",
         "launch --hosts a:1 --listen 127.0.0.1:0 --ssh x --remote-kolo k --join-deadline 3 true",
         "bench ps-vs-ring --ranks 3 --json",
+        "bench collectives --algorithm ring",
         "trace g.pb --fetch a --costs a --write-costs a",
     ] {
         let root = Cli::command();

@@ -12,6 +12,7 @@ use kolo_core::{DType, DeviceSpec, Error, Result, Tensor};
 use kolo_graph::{AttrValue, Attrs, BatchNormHalf, Endpoint, Graph, Node, NodeId, Region, Rewriter, TrainingNodes};
 
 use super::data_parallel::{ExchangePlace, add_collective};
+use super::nodes::attrs;
 
 /// Whether a graph has a batch normalisation that uses its batch's statistics.
 pub(crate) fn trains_batch_norm(graph: &Graph) -> bool {
@@ -264,12 +265,6 @@ impl<'r, 'a> Layer<'r, 'a> {
         self.graph.edit(node, |node| node.device = device);
         Ok(Endpoint { node, index: 0 })
     }
-}
-
-fn attrs<const N: usize>(named: [(&'static str, AttrValue); N]) -> Attrs {
-    let mut attrs = Attrs::default();
-    named.into_iter().for_each(|(name, value)| attrs.set(name, value));
-    attrs
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use super::bucket_sizes::BucketSizes;
 use super::exchange::{COMPRESSED_STEP, Exchange, check_is_step, unsent};
 use super::local_steps::{OuterStep, average_weights};
 use super::merge_collectives::{MEETING_BYTES, merge_collectives};
-use super::nodes::float;
+use super::nodes::{attrs, float};
 use super::world::{WORLD, World};
 use super::{one_bit_adam, power_sgd, top_k};
 
@@ -144,7 +144,7 @@ impl DataParallel {
         self.is_atomic
     }
 
-    pub(super) fn synchronises_statistics(&self) -> bool {
+    pub(crate) fn synchronises_statistics(&self) -> bool {
         self.synchronises_batch_norm
     }
 
@@ -532,8 +532,10 @@ pub(super) fn exchange(
     }
     let last = nodes.last().copied();
     for (bucket, exchange) in buckets.iter().zip(nodes) {
+        // When the last bucket is enqueued, so is all that can run beside the exchanges. A later bucket of state may depend on what an
+        // earlier one updates, so each of those is awaited by itself.
+        let last = if what == STATE { Some(exchange) } else { last };
         let node = match (place, last) {
-            // When the last bucket is enqueued, so is all that can run beside the exchanges.
             (ExchangePlace::Devices, Some(last)) => await_exchange(graph, what, exchange, bucket.values.len(), last)?,
             _ => exchange,
         };
@@ -596,16 +598,12 @@ pub(super) fn add_collective(
     Ok(node)
 }
 
-fn attrs<const N: usize>(named: [(&'static str, impl Into<AttrValue>); N]) -> Attrs {
-    let mut attrs = Attrs::default();
-    named.into_iter().for_each(|(name, value)| attrs.set(name, value));
-    attrs
-}
-
-/// The rows of all ranks, one rank after the other.
+/// The rows of all ranks, one rank after the other. Ranks have different numbers of them if their shares of a batch differ.
 fn gather(graph: &mut Rewriter<'_>, what: &str, at: Endpoint, place: ExchangePlace) -> Result<Endpoint> {
     let name = format!("data_parallel/{what}");
-    let node = add_collective(graph, "KoloAllGather", &name, &[at], Attrs::default(), place)?;
+    let n_rows = graph.node(at.node).and_then(|node| node.outputs.get(at.index as usize)?.shape.dim(0));
+    let op = if n_rows.is_some() { "KoloAllGather" } else { "KoloAllGatherUneven" };
+    let node = add_collective(graph, op, &name, &[at], Attrs::default(), place)?;
     Ok(Endpoint { node, index: 0 })
 }
 

@@ -359,3 +359,33 @@ fn exchanges_between_devices_are_awaited_after_the_last_one_has_begun() {
     }
     assert!(!host[0].1.contains("KoloAwaitExchange"));
 }
+
+/// The second part of a batch is normalised after the first has moved the averages on, so no exchange may wait for a later one.
+#[test]
+fn moving_averages_of_parts_are_awaited_one_after_the_other() {
+    fn build<'g>(inputs: &[Output<'g>]) -> Result<Tower<'g>> {
+        let hidden = nn::BatchNorm::new().momentum(0.5).apply(nn::dense(inputs[0], 2, "hidden"), true);
+        Ok(Tower { loss: ops::mean_all(ops::square(hidden - 1.0)), metrics: vec![] })
+    }
+    let trained = |place: ExchangePlace| {
+        run(2, |world| {
+            let g = crate::graph();
+            g.set_seed(3);
+            let x = g.placeholder::<f32>("x", [None, Some(3)]);
+            let y = g.placeholder::<i32>("y", [None]);
+            let model = towers(&g, &["/cpu:0", "/cpu:0"], "/cpu:0", &[x], build).unwrap();
+            let train = Sgd::new(0.1).apply_gradients(&model.gradients, None).unwrap();
+            let op = g.group("step", &[vec![train], nn::update_ops(&g)].concat());
+            let mut config = world.configure(SessionConfig::default());
+            let data_parallel = DataParallel::new(&world);
+            config.passes.extend(data_parallel.passes_for(place, BucketSizes::usual(data_parallel.by_hand())));
+            train_for(&g, &Training { x, y, op }, config, (world.rank(), 2), 3).unwrap()
+        })
+    };
+    let (host, devices) = (trained(ExchangePlace::Host), trained(ExchangePlace::Devices));
+    assert_eq!(host, devices);
+    // What the ranks' data has made of it is the same on both.
+    let mean = "batch_normalization/moving_mean";
+    assert_eq!(host[0][mean], host[1][mean]);
+    assert!(host[0][mean].iter().all(|mean| *mean != 0.0), "{host:?}");
+}

@@ -37,5 +37,6 @@ pub(crate) use slow_rank::SlowRankWatch;
 pub use slow_rank::{RankTimes, SlowCause, SlowRank};
 pub use towers::{Tower, Towers, average_gradients, towers};
 pub(crate) use towers::{gradients_on, replicate, sum};
+pub use weigh::mean_over_samples;
 pub use world::{RankPlace, World};
 pub(crate) use world::{WORLD, by_dtype_and_size};

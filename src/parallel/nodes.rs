@@ -90,6 +90,13 @@ impl<'r, 'a> NodeAdder<'r, 'a> {
     }
 }
 
+/// Attributes by their names.
+pub(super) fn attrs<const N: usize>(named: [(&'static str, impl Into<AttrValue>); N]) -> Attrs {
+    let mut attrs = Attrs::default();
+    named.into_iter().for_each(|(name, value)| attrs.set(name, value));
+    attrs
+}
+
 /// A number in a type of floats.
 pub(super) fn float(x: f64, dtype: DType) -> Result<Tensor> {
     match dtype {

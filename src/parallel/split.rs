@@ -1,13 +1,11 @@
 //! Worlds of some of the ranks of a world.
 
 use std::fs::File;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::os::fd::AsRawFd as _;
 
 use kolo_core::{Error, Result, Tensor};
 use kolo_net::ranks::{Coordinator, CoordinatorHost, RankConfig};
 use kolo_runtime::SessionConfig;
-use kolo_runtime::collective::{Communicator, CommunicatorOptions, Group};
+use kolo_runtime::collective::{Communicator, CommunicatorOptions, Group, file_at, own_host, place_of};
 
 use super::{RankPlace, World};
 
@@ -20,9 +18,6 @@ pub(super) enum Met {
     /// As members of an elastic training.
     Members,
 }
-
-/// What a rank says where its part of the world meets: so many bytes, cut off and filled up.
-const PLACE_BYTES: usize = 128;
 
 impl World {
     /// The world of those ranks that give the same number, in the order of their ranks here. All ranks call it, and it takes a moment:
@@ -49,7 +44,7 @@ impl World {
     /// # Ok::<(), kolo::Error>(())
     /// ```
     pub fn split(&self, part: usize) -> Result<World> {
-        let all = self.all_gather(Tensor::from([[part as i64, own_host()]]))?;
+        let all = self.all_gather(Tensor::from([[part as i64, own_host(None) as i64]]))?;
         let all: Vec<(usize, i64)> = all.data::<i64>()?.chunks(2).map(|one| (one[0] as usize, one[1])).collect();
         let members: Vec<usize> = (0..self.size()).filter(|rank| all[*rank].0 == part).collect();
         let hosts: Vec<i64> = members.iter().map(|rank| all[*rank].1).collect();
@@ -79,34 +74,44 @@ impl World {
     }
 
     fn split_in_memory(&self, place: RankPlace, members: &[usize]) -> Result<World> {
-        let file = match place.rank {
-            0 => Some(World::create(place.size)),
-            _ => None,
+        let create = || {
+            let file = World::create(place.size)?;
+            let at = place_of(&file)?;
+            Ok((file, at))
         };
+        let file: Option<Result<(File, String)>> = (place.rank == 0).then(create);
         let said = match &file {
-            Some(Ok(file)) => format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()),
+            Some(Ok((_, at))) => at.clone(),
             Some(Err(error)) => format!("!{}", error.message()),
             None => String::new(),
         };
-        let path = self.all_say(&said, members[0]);
+        let at = self.said_by(members[0], &said);
         // On a thread of its own: two groups that both ran on the thread that begins their calls could wait for each other.
         let join = |file: &File| {
             let end = Communicator::join(file, place.rank, &CommunicatorOptions::default())?;
             World::new(place, end, Met::SharedMemory, Group::new)
         };
-        let joined =
-            path.and_then(|path| match &file {
-                Some(Ok(file)) => join(file),
-                _ => {
-                    let file = File::options().read(true).write(true).open(&path);
-                    join(&file.map_err(|error| {
-                        Error::unavailable(format!("rank {} has it at {path}: {error}", members[0]))
-                    })?)
-                }
-            });
+        let joined = at.and_then(|at| match &file {
+            Some(Ok((file, _))) => join(file),
+            _ => join(&file_at(&at)?),
+        });
         // The file has its name for as long as its rank keeps it open.
-        self.barrier()?;
-        joined
+        self.all_or_none(members, joined)
+    }
+
+    /// This rank's world if all `members` of it have joined theirs, which all ranks tell each other; else an error on all members, which
+    /// would wait for the missing one.
+    fn all_or_none(&self, members: &[usize], joined: Result<World>) -> Result<World> {
+        let why = match &joined {
+            Ok(_) => String::new(),
+            Err(error) => format!("it could not join: {}", error.message()),
+        };
+        let all = self.all_say(&why)?;
+        let missing = members.iter().find(|member| !all[**member].is_empty());
+        match missing.filter(|_| joined.is_ok()) {
+            Some(missing) => Err(Error::unavailable(format!("rank {missing}: {}", all[*missing]))),
+            None => joined,
+        }
     }
 
     fn split_over_tcp(&self, config: &RankConfig, place: RankPlace, members: &[usize]) -> Result<World> {
@@ -117,32 +122,20 @@ impl World {
             Some(Err(error)) => format!("!{}", error.message()),
             None => String::new(),
         };
-        let address = self.all_say(&said, members[0])?;
+        let address = self.said_by(members[0], &said)?;
         let (rank, n_ranks) = (place.rank, place.size);
         let config = RankConfig { rank, n_ranks, coordinator: address, host: CoordinatorHost::Other, ..config.clone() };
         World::meet_with(&config, place, self.group().options().costs)
     }
 
     /// What rank `speaker` says, of what all say; an error if that begins with `!`.
-    fn all_say(&self, said: &str, speaker: usize) -> Result<String> {
-        let mut mine = said.as_bytes().to_vec();
-        mine.resize(PLACE_BYTES, 0);
-        let all = self.all_gather(Tensor::vector(mine))?;
-        let said = all.data::<u8>()?.chunks(PLACE_BYTES).nth(speaker).unwrap_or_default();
-        let said = String::from_utf8_lossy(said).trim_end_matches('\0').to_owned();
+    fn said_by(&self, speaker: usize, said: &str) -> Result<String> {
+        let said = self.all_say(said)?.swap_remove(speaker);
         match said.strip_prefix('!') {
             Some(why) => Err(Error::unavailable(format!("rank {speaker}: {why}"))),
             None => Ok(said),
         }
     }
-}
-
-/// A number that tells hosts apart, and containers of one host.
-pub(super) fn own_host() -> i64 {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let mut hasher = DefaultHasher::new();
-    (read("/proc/sys/kernel/random/boot_id"), read("/proc/sys/kernel/hostname")).hash(&mut hasher);
-    hasher.finish() as i64
 }
 
 #[cfg(test)]
@@ -207,6 +200,29 @@ mod tests {
                 }
             });
         }
+    }
+
+    /// Rank 1 has, say, no descriptors left; ranks 0 and 3 would wait for it. Rank 2 is in another part.
+    #[test]
+    fn a_rank_that_cannot_join_its_part_is_an_error_on_all_of_the_part() {
+        std::thread::scope(|scope| {
+            for world in World::threads(4).unwrap() {
+                scope.spawn(move || {
+                    let members = if world.rank() == 2 { &[2][..] } else { &[0, 1, 3] };
+                    let joined = match world.rank() {
+                        1 => Err(Error::resource_exhausted("too many open files")),
+                        _ => World::alone(),
+                    };
+                    let found = world.all_or_none(members, joined).map(drop).map_err(|error| error.to_string());
+                    match world.rank() {
+                        2 => found.unwrap(),
+                        1 => assert!(found.unwrap_err().contains("too many open files")),
+                        _ => assert!(found.unwrap_err().contains("rank 1: it could not join: too many open files")),
+                    }
+                    world.barrier().unwrap();
+                });
+            }
+        });
     }
 
     /// Ranks begin the collectives of the two groups in any order.

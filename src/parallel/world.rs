@@ -12,12 +12,12 @@ use kolo_net::ranks::{RankConfig, join};
 use kolo_net::tls::{Security, Token};
 use kolo_runtime::collective::{
     Activity, CollectiveCall, CollectiveKind, Communicator, CommunicatorOptions, Costs, ExchangedSoFar, Group, MpiKind,
-    MpiRanks, call,
+    MpiRanks, all_say, call, own_host,
 };
 use kolo_runtime::{Session, SessionConfig};
 
 use super::cost_file::own_costs;
-use super::split::{Met, own_host};
+use super::split::Met;
 use crate::place::{Environment, Meeting, Place, RankSeat, find};
 
 /// The ranks of a training: processes, or threads of one process, each with a copy of the model. A clone is the same rank.
@@ -165,7 +165,7 @@ impl World {
     fn over_mpi(kind: MpiKind, library: Option<&Path>, place: RankPlace, costs: Costs) -> Result<World> {
         let ranks = MpiRanks::join(kind, library, place.local_size)?;
         let options = CommunicatorOptions { costs, ..CommunicatorOptions::default() };
-        let end = Communicator::over_hosts(Box::new(ranks), own_host() as u64, &options)?;
+        let end = Communicator::over_hosts(Box::new(ranks), own_host(None), &options)?;
         World::new(place, end, Met::Mpi, Group::new)
             .map_err(|error| error.context(format_args!("the mpirun of {kind}")))
     }
@@ -274,13 +274,14 @@ impl World {
 
     /// Whether every rank has a piece of hardware, and one that no other rank has. All ranks say what they have.
     pub(crate) fn all_have_own(&self, hardware: Option<&str>) -> Result<bool> {
-        const MOST_BYTES: usize = 256;
-        let mut mine = hardware.unwrap_or_default().as_bytes().to_vec();
-        mine.resize(MOST_BYTES, 0);
-        let all = self.all_gather(Tensor::vector(mine))?;
-        let all: Vec<&[u8]> = all.data::<u8>()?.chunks(MOST_BYTES).collect();
-        let is_own = |(rank, what): (usize, &&[u8])| what[0] != 0 && !all[..rank].contains(what);
+        let all = self.all_say(hardware.unwrap_or_default())?;
+        let is_own = |(rank, what): (usize, &String)| !what.is_empty() && !all[..rank].contains(what);
         Ok(all.iter().enumerate().all(is_own))
+    }
+
+    /// What each rank says.
+    pub(super) fn all_say(&self, said: &str) -> Result<Vec<String>> {
+        all_say(&*self.group, "what ranks say", said)
     }
 
     /// Says that this rank begins a step: warnings, errors and `kolo doctor` name it. A [`Trainer`](crate::train::Trainer) does.
@@ -324,7 +325,7 @@ impl World {
     }
 
     pub(super) fn call(&self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {
-        call(&*self.group, CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None })
+        call(&*self.group, CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None, deadline: None })
     }
 
     /// Gives a session of this rank the group of all ranks, which its nodes know as `world`, and a share of the host's cores unless
@@ -339,7 +340,8 @@ impl World {
     }
 
     /// Adds an operation that gives all variables of `graph`, those of the optimizer included, the values that they have in rank
-    /// `root`. Strings stay what they are, and so do local variables.
+    /// `root`. Strings stay what they are, and so do local variables. The ranks are those that a session knows as `world`, so it is for
+    /// sessions that [`World::configure`] has given this world; not for one that has it by another name ([`World::add_to`]).
     pub fn broadcast_variables<'g>(&self, graph: &'g Graph, root: usize) -> Result<Operation<'g>> {
         let variables = graph.global_variables();
         graph.name_scope("broadcast_variables", || {

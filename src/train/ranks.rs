@@ -1,6 +1,6 @@
 //! What a trainer needs that is one rank of a world.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use kolo_core::{DType, Error, Result, Tensor};
@@ -124,7 +124,7 @@ pub(super) struct Ranks<'g> {
     /// Variables that all ranks have alike: where rank 0 was in the data when it last saved is its own.
     compared: Vec<Variable<'g>>,
     check_every: u64,
-    /// Batches need not be shared equally: the loss is weighed.
+    /// Batches need not be shared equally: the loss is the mean over the samples of all ranks.
     pub is_uneven: bool,
     n_since_check: u64,
     times: RankTimes,
@@ -256,13 +256,40 @@ pub(super) fn mean_of_ranks<'g>(graph: &'g Graph, values: &[Output<'g>]) -> Resu
     Ok(means)
 }
 
-/// This rank's rows of each batch. The mean of the ranks' means is that of the batch only if all have as many, or if it is weighed.
+/// An error if a run of one of these values is a meeting of ranks, which have different numbers of batches when they evaluate.
+pub(super) fn check_evaluated(graph: &Graph, values: &[Output<'_>]) -> Result<()> {
+    let nodes = graph.snapshot();
+    for value in values {
+        let (mut seen, mut open) = (HashSet::new(), vec![value.operation().id()]);
+        while let Some(id) = open.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            let node = nodes.node(id);
+            if node.def.group.is_some() {
+                return Err(Error::invalid_argument(format!(
+                    "ranks cannot evaluate '{}', which depends on {} '{}': each has its own number of batches, and in that node they meet; \
+                     give the model the loss and the metrics of one rank's batch to evaluate with (`Model::evaluate_with`)",
+                    value.name(),
+                    node.op(),
+                    node.name
+                )));
+            }
+            open.extend(node.inputs.iter().map(|at| at.node));
+            open.extend(&node.control_inputs);
+        }
+    }
+    Ok(())
+}
+
+/// This rank's rows of each batch. The mean of the ranks' means is that of the batch only if all have as many, or if each is over
+/// the samples of all.
 pub(super) fn shares(data: &Dataset, world: &World, is_uneven: bool) -> Result<Dataset> {
     let (n, is_always_full) = data.batch_size();
     if !is_uneven && (!n.is_multiple_of(world.size()) || !is_always_full) {
         return Err(Error::invalid_argument(format!(
-            "batches of {n} cannot be shared equally by {} ranks{}; batch the data by {}, without a remainder, or weigh the loss \
-             (`World::weigh`, `uneven_batches`)",
+            "batches of {n} cannot be shared equally by {} ranks{}; batch the data by {}, without a remainder, or make the loss one over \
+             the samples of all ranks (`mean_over_samples`, `uneven_batches`)",
             world.size(),
             if is_always_full { "" } else { " (the last one may be smaller)" },
             n.next_multiple_of(world.size())

@@ -12,13 +12,15 @@ use smallvec::SmallVec;
 
 use super::callback::{Callback, EpochReport, Flow, StepReport};
 use super::own_state::{OfAllRanks, remove_orphans, write_beside};
-use super::ranks::{Ranks, SaidByRank, TrainerState, mean_of_ranks, shares};
+use super::ranks::{Ranks, SaidByRank, TrainerState, check_evaluated, mean_of_ranks, shares};
 use super::saver::check_writable;
 use super::step_calls::StepCalls;
 use super::worker::Worker;
 use super::{BackgroundSave, Every, Restored, Saver, SessionSource, Timer, global_step_or_create, read_global_step};
 use crate::data::{Dataset, Position};
-use crate::parallel::{Activity, DataParallel, ElasticRank, ExchangeReport, ReduceOp, SlowRank, Steps, World};
+use crate::parallel::{
+    Activity, DataParallel, ElasticRank, ExchangeReport, ReduceOp, SlowRank, Steps, World, trains_batch_norm,
+};
 use crate::strategy::Strategy;
 
 /// What a [`Trainer`] trains: where the columns of a batch go, what to make small and how, and what else to watch.
@@ -286,8 +288,10 @@ impl<'g> TrainerBuilder<'g> {
         TrainerBuilder { elastic: Some(rank.clone()), ..self.world(rank.world()).state(rank.state()) }
     }
 
-    /// Lets batches have any number of rows, also if ranks cannot share them equally: for a model whose loss and metrics are weighed
-    /// by [`World::weigh`]. Without, such batches are refused.
+    /// Lets batches have any number of rows, also if ranks cannot share them equally: for a model whose loss and metrics are made by
+    /// [`mean_over_samples`](crate::parallel::mean_over_samples). Without, such batches are refused. Batch normalisation in training has
+    /// to use the statistics of all ranks then ([`DataParallel::synchronised_batch_norm`], given to [`TrainerBuilder::data_parallel`]): the
+    /// moving averages of ranks count alike, whatever their numbers of rows, and no rows have no mean.
     pub fn uneven_batches(mut self) -> Self {
         self.is_uneven = true;
         self
@@ -323,7 +327,17 @@ impl<'g> TrainerBuilder<'g> {
         let whole_bytes = data_parallel.as_ref().and_then(|of| of.whole_bytes(model.train_op));
         if is_uneven && steps.meet_now_and_then() {
             return Err(Error::invalid_argument(
-                "a loss is weighed in every step, and ranks with local steps do not meet in every step; batch the data evenly",
+                "in uneven batches ranks tell each other in every step how many samples they have, and with local steps they do not meet in \
+                 every step; batch the data evenly",
+            ));
+        }
+        let is_synchronised = data_parallel.as_ref().is_some_and(DataParallel::synchronises_statistics);
+        let is_one_of_many = world.as_ref().is_some_and(|world| world.size() > 1);
+        if is_uneven && is_one_of_many && !is_synchronised && trains_batch_norm(graph) {
+            return Err(Error::invalid_argument(
+                "in uneven batches a rank may have no rows, which have no mean, and batch normalisation would average its ranks' statistics \
+                 as if all had as many; use those of all rows (`DataParallel::synchronised_batch_norm`, given to the trainer by \
+                 `TrainerBuilder::data_parallel`), or batch the data evenly",
             ));
         }
         let seat = strategy.as_ref().and_then(Strategy::seat);
@@ -744,9 +758,14 @@ impl<'g> Trainer<'g> {
         Ok(report)
     }
 
-    /// The mean loss and metrics over `data`, without training. Ranks share the data, each sample once, so all of them call it.
+    /// The mean loss and metrics over `data`, without training. Ranks share the data, each sample once, so all of them call it. What is
+    /// evaluated must not itself be exchanged by ranks: [`Model::evaluate_with`].
     pub fn evaluate(&self, data: &Dataset) -> Result<Evaluation> {
         let Some(Ranks { world, .. }) = &self.ranks else { return self.model.evaluate(&self.session, data) };
+        // What a strategy reports is reduced over its replicas.
+        if world.size() > 1 && self.strategy.is_none() {
+            check_evaluated(self.graph, &self.model.evaluated())?;
+        }
         world.note(Activity::Evaluating);
         let sums = self.model.sums(&self.session, &data.clone().shard(world.rank(), world.size()))?;
         let sums = world.all_reduce(vec![Tensor::from(sums)], ReduceOp::Sum)?;

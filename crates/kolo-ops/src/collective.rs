@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 use kolo_core::{Error, Result, Tensor};
 use kolo_device::cpu::reduce::ReduceOp;
@@ -139,6 +140,8 @@ pub struct CollectiveCall {
     pub tensors: Vec<Tensor>,
     /// Stops it. A collective that is stopped on one rank ends the group.
     pub cancel: Option<Arc<CancelToken>>,
+    /// It fails then, if not before: a group does not wait for a rank for ever either.
+    pub deadline: Option<Instant>,
 }
 
 /// Takes what a collective gives this rank.

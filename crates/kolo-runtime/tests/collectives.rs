@@ -246,6 +246,7 @@ fn a_group_runs_calls_in_order_beside_the_caller_and_stops_when_it_is_cancelled(
                 name: "sum".into(),
                 tensors,
                 cancel: None,
+                deadline: None,
             };
             let sender = sender.clone();
             group.start(call, Box::new(move |result| sender.send((i, result)).unwrap()));
@@ -262,6 +263,7 @@ fn a_group_runs_calls_in_order_beside_the_caller_and_stops_when_it_is_cancelled(
         name: "alone".into(),
         tensors: Vec::new(),
         cancel,
+        deadline: None,
     };
     let sent = sender.clone();
     groups[0].start(barrier(Some(cancel.clone())), Box::new(move |result| sent.send((0, result)).unwrap()));

@@ -223,7 +223,7 @@ impl AsyncKernel for Collective {
         match arguments() {
             Ok((group, tensors)) => {
                 let (name, cancel) = (ctx.node.name.clone(), Some(ctx.step.cancel().clone()));
-                let call = CollectiveCall { kind: self.kind, name, tensors, cancel };
+                let call = CollectiveCall { kind: self.kind, name, tensors, cancel, deadline: None };
                 group.start(call, Box::new(move |result| done.finish(result.map(Outcome::from))));
             }
             Err(error) => done.finish(Err(error)),
@@ -275,7 +275,7 @@ impl OnGpu {
         let device = ctx.device;
         let tensors = tensors.iter().map(|tensor| device.to_host(tensor)).collect::<Result<Vec<Tensor>>>()?;
         let (name, cancel) = (ctx.node.name.clone(), Some(ctx.step.cancel().clone()));
-        let given = call(group, CollectiveCall { kind: self.kind, name, tensors, cancel })?;
+        let given = call(group, CollectiveCall { kind: self.kind, name, tensors, cancel, deadline: None })?;
         let back = |tensor: Tensor| {
             let (copy, event) = device.copy(&tensor, device.memory())?;
             event.map_or(Ok(()), |event| event.wait())?;

@@ -13,7 +13,8 @@ use kolo_ops::collective::{CollectiveCall, CollectiveKind, Root};
 use super::algorithm::choice::{Algorithm, Choice, Costs};
 use super::algorithm::two_level::OwnHost;
 use super::algorithm::{Call, Scratch};
-use super::hosts_meet;
+use super::hosts::Layout;
+use super::hosts_meet::{self, MetHosts};
 use super::record::Recorder;
 use super::shared::{Exchange, PIECE};
 use super::signature::{Route, SIGNATURE_BYTES, Signature};
@@ -87,7 +88,9 @@ enum Link {
     Messages {
         transport: Box<dyn Transport>,
         scratch: Scratch,
-        /// The memory of this rank's host, if there are several.
+        /// On which hosts ranks are, if there are several.
+        layout: Option<Layout>,
+        /// The memory of this rank's host, if its ranks share some.
         own_host: Option<OwnHost>,
     },
 }
@@ -111,7 +114,7 @@ impl Communicator {
     /// One rank's end of a group whose ranks send each other messages. All have the same options.
     pub fn over(transport: Box<dyn Transport>, options: &CommunicatorOptions) -> Communicator {
         let recorder = Recorder::new(transport.board(), transport.rank());
-        let link = Link::Messages { transport, scratch: Scratch::default(), own_host: None };
+        let link = Link::Messages { transport, scratch: Scratch::default(), layout: None, own_host: None };
         Communicator::new(link, recorder, options)
     }
 
@@ -122,10 +125,10 @@ impl Communicator {
         host: u64,
         options: &CommunicatorOptions,
     ) -> Result<Communicator> {
-        let (own_host, costs) =
+        let MetHosts { layout, own_host, costs } =
             hosts_meet::meet(&mut *transport, host, options).inspect_err(|error| transport.end(error.message()))?;
         let recorder = Recorder::new(transport.board(), transport.rank());
-        let link = Link::Messages { transport, scratch: Scratch::default(), own_host };
+        let link = Link::Messages { transport, scratch: Scratch::default(), layout, own_host };
         Ok(Communicator::new(link, recorder, &CommunicatorOptions { costs, ..options.clone() }))
     }
 
@@ -258,7 +261,7 @@ impl Communicator {
     }
 
     fn call(&mut self, kind: CollectiveKind, tensors: Vec<Tensor>) -> Result<Vec<Tensor>> {
-        self.run(CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None })
+        self.run(CollectiveCall { kind, name: kind.name().into(), tensors, cancel: None, deadline: None })
     }
 
     fn call_for_one(&mut self, kind: CollectiveKind, tensor: Tensor) -> Result<Tensor> {
@@ -315,11 +318,11 @@ impl Communicator {
     /// What the algorithms of its calls are chosen by, where ranks send messages.
     pub fn choice(&self) -> Choice<'_> {
         let CommunicatorOptions { deterministic, algorithm: wanted, ref costs, .. } = self.options;
-        let layout = match &self.link {
-            Link::Messages { own_host, .. } => own_host.as_ref().map(|own| own.hosts.layout()),
-            Link::Shared(_) => None,
+        let (layout, shares_memory) = match &self.link {
+            Link::Messages { layout, own_host, .. } => (*layout, own_host.is_some()),
+            Link::Shared(_) => (None, true),
         };
-        Choice { n_ranks: self.n_ranks(), layout, costs, wanted, deterministic }
+        Choice { n_ranks: self.n_ranks(), layout, shares_memory, costs, wanted, deterministic }
     }
 
     /// How the messages of a call go.
@@ -347,14 +350,15 @@ impl Communicator {
             waiting.look(peer);
             Ok(())
         };
-        let limits = WaitLimits { deadline: Some(began + self.options.timeout), stop: &stop };
+        let deadline = began + self.options.timeout;
+        let limits = WaitLimits { deadline: Some(call.deadline.map_or(deadline, |of| of.min(deadline))), stop: &stop };
         let result = match &mut self.link {
             Link::Shared(group) => Exchange { group, signature, limits, is_first: true }.run(call.kind, call.tensors),
-            Link::Messages { transport, scratch, own_host } => {
+            Link::Messages { transport, scratch, layout, own_host } => {
                 let CommunicatorOptions { deterministic, algorithm: wanted, ref costs, buffer_bytes, .. } =
                     self.options;
-                let layout = own_host.as_ref().map(|own| own.hosts.layout());
-                let choice = Choice { n_ranks: transport.n_ranks(), layout, costs, wanted, deterministic };
+                let (n_ranks, shares_memory) = (transport.n_ranks(), own_host.is_some());
+                let choice = Choice { n_ranks, layout: *layout, shares_memory, costs, wanted, deterministic };
                 let (transport, own_host) = (&mut **transport, own_host.as_mut());
                 let exchange = Call { transport, signature, limits, buffer_bytes, is_first: true, own_host };
                 exchange.run(call.kind, &choice, call.tensors, scratch)

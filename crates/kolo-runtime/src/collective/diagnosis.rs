@@ -116,17 +116,19 @@ pub fn diagnose(states: &[RankState], overdue: Duration) -> Option<RankFinding> 
     }
     let is_lost = |state: &&RankState| matches!(state.condition, Condition::Stopped { .. } | Condition::Gone { .. });
     let Some(first) = waiting.iter().max_by_key(|state| state.n_calls) else {
-        // A training that is over has no live ranks either.
-        let (lost, is_over) = (states.iter().find(is_lost)?, !states.iter().any(RankState::is_well));
-        let cause = if matches!(lost.condition, Condition::Gone { .. }) { WaitCause::Died } else { WaitCause::Stopped };
-        let has_ended = lost.activity == Activity::Ended;
-        return (!is_over && !has_ended || cause == WaitCause::Stopped).then(|| RankFinding {
+        // A rank that ends when it is done is not lost, and a training that is over has no live ranks either.
+        let is_stopped = |state: &RankState| matches!(state.condition, Condition::Stopped { .. });
+        let is_over = !states.iter().any(RankState::is_well);
+        let is_missed =
+            |state: &&RankState| is_lost(state) && (is_stopped(state) || !is_over && state.activity != Activity::Ended);
+        let lost = states.iter().find(is_missed)?;
+        return Some(RankFinding {
             step: lost.step,
             call: None,
             waiting: Vec::new(),
             roots: vec![lost.rank],
             lasts: Duration::ZERO,
-            cause,
+            cause: if is_stopped(lost) { WaitCause::Stopped } else { WaitCause::Died },
             text: format!("rank {} {lost}; no rank has waited for it for long", lost.rank),
         });
     };
@@ -255,6 +257,13 @@ mod tests {
         assert_eq!((&found.roots[..], found.cause), (&[1][..], WaitCause::Died));
         assert!(found.text.contains("has ended; before that: computes in step 3"), "{}", found.text);
         assert_eq!(diagnose(&[rank(1, false, it)], Duration::ZERO), None, "a training that is over");
+        let done = rank(0, false, |note| {
+            it(note);
+            note.activity = Activity::Ended;
+        });
+        let found = find(&[done.clone(), rank(1, false, |_| ()), rank(2, false, it)]);
+        assert_eq!((&found.roots[..], found.cause), (&[2][..], WaitCause::Died), "rank 0 has ended as it should");
+        assert_eq!(diagnose(&[done, rank(1, false, |_| ())], Duration::ZERO), None);
     }
 
     #[test]

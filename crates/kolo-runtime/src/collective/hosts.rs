@@ -1,5 +1,8 @@
 //! Which ranks are on one host.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::net::IpAddr;
+
 /// The host of each rank of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hosts {
@@ -38,6 +41,11 @@ impl Hosts {
         Hosts { of, ranks }
     }
 
+    /// Whether all ranks are on one host.
+    pub fn is_one(&self) -> bool {
+        self.ranks.len() <= 1
+    }
+
     /// Whether there are several hosts, and several ranks on one of them.
     pub fn has_levels(&self) -> bool {
         self.ranks.len() > 1 && self.ranks.len() < self.of.len()
@@ -68,6 +76,15 @@ impl Hosts {
             is_branches,
         }
     }
+}
+
+/// A number that tells hosts apart, and containers of one host. Processes that also differ in `address`, by which others reach them,
+/// are on different hosts.
+pub fn own_host(address: Option<IpAddr>) -> u64 {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let mut hasher = DefaultHasher::new();
+    (read("/proc/sys/kernel/random/boot_id"), read("/proc/sys/kernel/hostname"), address).hash(&mut hasher);
+    hasher.finish()
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use kolo_graph::Node;
 use kolo_ops::CancelToken;
 use kolo_ops::collective::{CollectiveCall, CollectiveGroup, CollectiveKind, Groups, Root, call};
 
+use super::uneven::{all_say, only_tensor};
 use super::{RankState, Recorder};
 use crate::compile::part::{NodePlan, PartPlan};
 
@@ -31,8 +32,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long it may take until a process is seen to be gone whose connections were closed.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 
-/// The most bytes with which a rank says which hardware it has.
-const HARDWARE_BYTES: usize = 256;
+/// The most bytes of the place where devices meet.
+const MEETING_BYTES: usize = 256;
 
 /// The exchanges of one group that a run enqueues on devices.
 pub(crate) struct DeviceExchanges {
@@ -45,7 +46,7 @@ pub(crate) struct DeviceExchanges {
 impl DeviceExchanges {
     /// Those of a plan with these parts.
     pub fn of(parts: &[Arc<PartPlan>]) -> Vec<DeviceExchanges> {
-        let mut found: Vec<DeviceExchanges> = Vec::new();
+        let mut found: Vec<(String, Vec<String>)> = Vec::new();
         for part in parts.iter().filter(|part| part.unit.device.rank_device().is_some()) {
             let on_device = |plan: &&NodePlan| !plan.on_host && plan.node.def.group.is_some();
             let mut nodes: Vec<(usize, &NodePlan)> =
@@ -55,44 +56,42 @@ impl DeviceExchanges {
             });
             for (_, plan) in nodes {
                 let group = plan.node.def.group.and_then(|attr| plan.node.attrs.str(attr).ok()).unwrap_or_default();
-                let at = found.iter().position(|exchanges| exchanges.group == group).unwrap_or(found.len());
+                let at = found.iter().position(|(known, _)| known == group).unwrap_or(found.len());
                 if at == found.len() {
-                    found.push(DeviceExchanges { group: group.to_owned(), lines: Vec::new(), digest: 0 });
+                    found.push((group.to_owned(), Vec::new()));
                 }
-                found[at].lines.push(line(&plan.node));
+                found[at].1.push(line(&plan.node));
             }
         }
-        for exchanges in &mut found {
-            let mut hasher = DefaultHasher::new();
-            exchanges.lines.hash(&mut hasher);
-            exchanges.digest = hasher.finish() as i64;
-        }
-        found
+        found.into_iter().map(|(group, lines)| DeviceExchanges::new(&group, lines)).collect()
     }
 
-    /// Compares them with those of all other ranks. An error on every rank if they differ.
-    pub fn compare(&self, groups: &Groups, cancel: Option<&Arc<CancelToken>>) -> Result<()> {
+    /// Those of one group, a line for each.
+    pub fn new(group: &str, lines: Vec<String>) -> DeviceExchanges {
+        let mut hasher = DefaultHasher::new();
+        lines.hash(&mut hasher);
+        DeviceExchanges { group: group.to_owned(), lines, digest: hasher.finish() as i64 }
+    }
+
+    /// Compares them with those of all other ranks, for which it waits until it is stopped, or until the deadline. An error on every rank
+    /// if they differ.
+    pub fn compare(&self, groups: &Groups, (cancel, deadline): (&Arc<CancelToken>, Option<Instant>)) -> Result<()> {
         let group = groups.find(&self.group)?;
         group.health()?;
         if group.n_ranks() == 1 {
             return Ok(());
         }
-        let gather = |name: &str, tensor: Tensor| gathered(&*group, name, tensor, cancel);
-        let digests = gather("compare the exchanges on devices of a run", Tensor::from([self.digest]))?;
+        let (kind, name) = (CollectiveKind::AllGather, "compare the exchanges on devices of a run");
+        let tensors = vec![Tensor::from([self.digest])];
+        let call_of_run = CollectiveCall { kind, name: name.into(), tensors, cancel: Some(cancel.clone()), deadline };
+        let digests = only_tensor(call(&*group, call_of_run)?)?;
         if digests.data::<i64>()?.iter().all(|digest| *digest == self.digest) {
             return Ok(());
         }
         // All ranks know that there is a difference, so all say what they do.
-        let text = self.lines.join("\n").into_bytes();
-        let lengths = gather("how much ranks have to say", Tensor::from([text.len() as i64]))?;
-        let longest = lengths.data::<i64>()?.iter().copied().max().unwrap_or(0).max(1) as usize;
-        let mut padded = text;
-        padded.resize(longest, 0);
-        let all = gather("what ranks enqueue on devices", Tensor::vector(padded))?;
-        let texts = all.data::<u8>()?.chunks(longest).map(|text| {
-            String::from_utf8_lossy(text).trim_end_matches('\0').lines().map(str::to_owned).collect::<Vec<String>>()
-        });
-        Err(difference(&texts.collect::<Vec<_>>()))
+        let texts = all_say(&*group, "what ranks enqueue on devices", &self.lines.join("\n"))?;
+        let lines = |text: &String| text.lines().map(str::to_owned).collect::<Vec<String>>();
+        Err(difference(&texts.iter().map(lines).collect::<Vec<_>>()))
     }
 
     /// An error if the group has ended, so that what was computed since is worth nothing.
@@ -140,20 +139,6 @@ fn difference(texts: &[Vec<String>]) -> Error {
         }
     }
     Error::failed_precondition("the ranks differ in what they exchange between their devices in this run")
-}
-
-fn gathered(
-    group: &dyn CollectiveGroup,
-    name: &str,
-    tensor: Tensor,
-    cancel: Option<&Arc<CancelToken>>,
-) -> Result<Tensor> {
-    let tensors = vec![tensor];
-    let mut all = call(
-        group,
-        CollectiveCall { kind: CollectiveKind::AllGather, name: name.into(), tensors, cancel: cancel.cloned() },
-    )?;
-    all.pop().ok_or_else(|| Error::internal("gathering gave nothing"))
 }
 
 /// One rank's ends of its group on devices.
@@ -243,19 +228,14 @@ fn meet(device: &dyn Device, of: &GroupOnDevices<'_>) -> Result<Option<Arc<dyn D
     if let Err(why) = &hardware {
         tracing::warn!(target: "kolo::collective", "rank {rank}: data of {} goes through the host: {why}", device.attributes().name);
     }
-    let mut mine = hardware.unwrap_or_default().into_bytes();
-    mine.resize(HARDWARE_BYTES, 0);
-    let all = gathered(of.group, "which devices ranks have", Tensor::vector(mine), None)?;
-    let all: Vec<&[u8]> = all.data::<u8>()?.chunks(HARDWARE_BYTES).collect();
-    let is_missing = |what: &&&[u8]| what.iter().all(|byte| *byte == 0);
+    let all = all_say(of.group, "which devices ranks have", &hardware.unwrap_or_default())?;
     let twin = (0..n_ranks).find_map(|i| Some((i, (i + 1..n_ranks).find(|other| all[i] == all[*other])?)));
-    if all.iter().find(is_missing).is_some() {
+    if all.iter().any(String::is_empty) {
         return Ok(None);
     }
     if let Some((one, other)) = twin {
         if rank == 0 {
-            let what = String::from_utf8_lossy(all[one]);
-            let what = what.trim_end_matches('\0');
+            let what = &all[one];
             tracing::warn!(
                 target: "kolo::collective",
                 "ranks {one} and {other} share {what}, so data goes through the host; give each rank a GPU of its own"
@@ -266,12 +246,12 @@ fn meet(device: &dyn Device, of: &GroupOnDevices<'_>) -> Result<Option<Arc<dyn D
     let meeting = if rank == 0 { here.new_meeting()? } else { MeetingId::new() };
     // The others do not know how long it is.
     let mut padded = meeting;
-    padded.resize(HARDWARE_BYTES, 0);
+    padded.resize(MEETING_BYTES, 0);
     let name = "where devices meet";
     let kind = CollectiveKind::Broadcast(Root(0));
     let given = call(
         of.group,
-        CollectiveCall { kind, name: name.into(), tensors: vec![Tensor::vector(padded)], cancel: None },
+        CollectiveCall { kind, name: name.into(), tensors: vec![Tensor::vector(padded)], cancel: None, deadline: None },
     )?;
     let meeting = given.first().map(|given| given.data::<u8>().map(<[u8]>::to_vec)).unwrap_or(Ok(Vec::new()))?;
     here.meet(&meeting, &place).map(Some)

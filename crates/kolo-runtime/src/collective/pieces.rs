@@ -62,6 +62,12 @@ impl<'a> Pieces<'a> {
     }
 }
 
+/// Part `i` of a range that is cut into parts of `most` bytes; empty behind the last.
+pub(super) fn cut(range: &Range<usize>, i: usize, most: usize) -> Range<usize> {
+    let at = |i: usize| i.saturating_mul(most).saturating_add(range.start).min(range.end);
+    at(i)..at(i + 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,7 @@ use kolo_device::cpu::reduce::{ReduceOp, reduce};
 use kolo_device::shared_group::{Meeting, Published, SharedGroup, WaitLimits};
 use kolo_ops::collective::{CollectiveKind, Root};
 
+use super::pieces::cut;
 use super::signature::{SIGNATURE_BYTES, Signature};
 use super::uneven::{TOLD_BYTES, Uneven};
 use super::vector::{Vector, with_rows};
@@ -162,7 +163,7 @@ impl<'a> Exchange<'a> {
         let at = |rank: usize| if is_one { 0 } else { rank * slot };
         let longest = slices.iter().map(Range::len).max().unwrap_or(0);
         for i in 0..longest.div_ceil(slot) {
-            let part = |rank: usize| nth_part(&slices[rank], i, slot);
+            let part = |rank: usize| cut(&slices[rank], i, slot);
             let meeting = self.publish(|data| {
                 (0..n_ranks).filter(|other| *other != rank).try_for_each(|other| {
                     let part = part(other);
@@ -191,12 +192,12 @@ impl<'a> Exchange<'a> {
         let room = self.room() / PIECE * PIECE;
         let longest = slices.iter().map(Range::len).max().unwrap_or(0);
         for i in 0..longest.div_ceil(room) {
-            let own = nth_part(&slices[rank], i, room);
+            let own = cut(&slices[rank], i, room);
             let meeting = self.publish(|data| vector.read(own.start, &mut data[..own.len()]))?;
             let published = meeting.published();
             // Not all ranks read from the same one at the same time.
             for other in (rank + 1..n_ranks).chain(0..rank) {
-                let part = nth_part(&slices[other], i, room);
+                let part = cut(&slices[other], i, room);
                 if !part.is_empty() {
                     published.wait(other, &limits)?;
                     vector.write(part.start, &published.of(other)?[SIGNATURE_BYTES..][..part.len()])?;
@@ -352,7 +353,7 @@ impl<'a> Exchange<'a> {
         for i in 0..longest.div_ceil(slot) {
             let meeting = self.publish(|data| {
                 for other in 0..n_ranks {
-                    let from = nth_part(&uneven.bytes_for(other), i, slot);
+                    let from = cut(&uneven.bytes_for(other), i, slot);
                     data[other % n_slots * slot..][..from.len()].copy_from_slice(&own[from]);
                     if n_slots == 1 && !uneven.bytes_for(other).is_empty() {
                         break;
@@ -362,7 +363,7 @@ impl<'a> Exchange<'a> {
             })?;
             let published = meeting.published();
             for (other, place) in places.iter().enumerate() {
-                let place = nth_part(place, i, slot);
+                let place = cut(place, i, slot);
                 if !place.is_empty() {
                     published.wait(other, &limits)?;
                     let at = SIGNATURE_BYTES + rank % n_slots * slot;
@@ -377,12 +378,6 @@ impl<'a> Exchange<'a> {
     fn room_for_each(&self) -> usize {
         self.room() / self.group.n_ranks() / PIECE * PIECE
     }
-}
-
-/// Part `i` of a range that is cut into parts of `most` bytes; empty behind the last.
-fn nth_part(range: &Range<usize>, i: usize, most: usize) -> Range<usize> {
-    let at = |i: usize| i.saturating_mul(most).saturating_add(range.start).min(range.end);
-    at(i)..at(i + 1)
 }
 
 /// Writes bytes `of` every rank's share of a tensor, one share after the other.

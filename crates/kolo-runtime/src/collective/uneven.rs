@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use kolo_core::{DType, Error, Result, Shape, Tensor};
-use kolo_ops::collective::{CollectiveKind, Root};
+use kolo_ops::collective::{CollectiveCall, CollectiveGroup, CollectiveKind, Root, call};
 
 /// The bytes by which a rank tells another one how many rows it gets.
 pub(super) const TOLD_BYTES: usize = 8;
@@ -136,6 +136,21 @@ pub fn joined_rows(given: Vec<Tensor>) -> Result<(Tensor, Vec<usize>)> {
     };
     let counts = counts.data::<i64>()?.iter().map(|n| *n as usize).collect();
     Ok((rows, counts))
+}
+
+/// What each rank of a group says, in a text of any length.
+pub fn all_say(group: &dyn CollectiveGroup, name: &str, said: &str) -> Result<Vec<String>> {
+    let tensors = vec![Tensor::vector(said.as_bytes().to_vec())];
+    let kind = CollectiveKind::AllGatherUneven;
+    let given = call(group, CollectiveCall { kind, name: name.into(), tensors, cancel: None, deadline: None })?;
+    let (all, counts) = joined_rows(given)?;
+    let mut rest = all.data::<u8>()?;
+    let mut next = |n: usize| {
+        let (text, others) = rest.split_at(n.min(rest.len()));
+        rest = others;
+        String::from_utf8_lossy(text).into_owned()
+    };
+    Ok(counts.into_iter().map(&mut next).collect())
 }
 
 /// The one tensor that a call gives.

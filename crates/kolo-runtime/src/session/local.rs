@@ -61,15 +61,15 @@ pub(crate) struct RunPlan {
 pub(crate) enum InFlight {
     /// Node by node, or in segments.
     Step(Weak<Step>),
-    /// As one replay of a capture.
-    Replay(Weak<CancelToken>),
+    /// As one replay of a capture, or while it waits for other ranks.
+    Waiting(Weak<CancelToken>),
 }
 
 impl InFlight {
     fn stop(&self, reason: Error) {
         match self {
             InFlight::Step(step) => step.upgrade().into_iter().for_each(|step| step.fail(reason.clone())),
-            InFlight::Replay(cancel) => cancel.upgrade().into_iter().for_each(|cancel| cancel.cancel(reason.clone())),
+            InFlight::Waiting(cancel) => cancel.upgrade().into_iter().for_each(|cancel| cancel.cancel(reason.clone())),
         }
     }
 }
@@ -139,9 +139,10 @@ impl LocalSession {
     }
 
     pub fn partial_run(self: &Arc<Self>, wanted: Wanted) -> Result<LocalPartialRun> {
-        let plan = self.plan(&wanted)?;
-        self.compare_exchanges(&plan, &RunOptions::default())?;
-        let step = Step::new(self.step_id(), &plan.compiled.parts, CancelToken::new(), false, true);
+        let (plan, step_id) = (self.plan(&wanted)?, self.step_id());
+        let deadline = self.config.operation_timeout.map(|timeout| Instant::now() + timeout);
+        self.compare_exchanges(&plan, step_id, &RunOptions::default(), deadline)?;
+        let step = Step::new(step_id, &plan.compiled.parts, CancelToken::new(), false, true);
         self.enter(&plan, step.id, InFlight::Step(Arc::downgrade(&step)))?;
         Ok(LocalPartialRun {
             session: self.clone(),
@@ -245,8 +246,8 @@ impl LocalSession {
         if plan.is_constant {
             return Ok((plan.constant_fetches(feeds)?, metadata));
         }
-        self.compare_exchanges(plan, options)?;
         let deadline = options.timeout.or(self.config.operation_timeout).map(|timeout| Instant::now() + timeout);
+        self.compare_exchanges(plan, metadata.step_id, options, deadline)?;
         // A trace needs every node, which a replay does not show.
         let captures = plan.compiled.may_capture && !options.trace;
         if captures {
@@ -296,7 +297,7 @@ impl LocalSession {
     ) -> Result<Option<Vec<Tensor>>> {
         let [part] = &plan.compiled.parts[..] else { return Ok(None) };
         let cancel = CancelToken::new();
-        self.enter(plan, step_id, InFlight::Replay(Arc::downgrade(&cancel)))?;
+        self.enter(plan, step_id, InFlight::Waiting(Arc::downgrade(&cancel)))?;
         let token = cancel.clone();
         let watch = Watch::new(options, move |reason| token.cancel(reason));
         let new_step = || Step::new(step_id, &plan.compiled.parts, CancelToken::new(), false, false);
@@ -310,9 +311,27 @@ impl LocalSession {
         plan.all_fetches(values, feeds).map(Some)
     }
 
-    /// Compares what a run enqueues for exchanges between devices with what other ranks do.
-    fn compare_exchanges(&self, plan: &RunPlan, options: &RunOptions) -> Result<()> {
-        plan.exchanges.iter().try_for_each(|exchanges| exchanges.compare(&self.config.groups, options.cancel.as_ref()))
+    /// Compares what a run enqueues for exchanges between devices with what other ranks do. It waits for them, as the run itself does:
+    /// until its deadline, or until it is stopped.
+    fn compare_exchanges(
+        &self,
+        plan: &RunPlan,
+        step_id: u64,
+        options: &RunOptions,
+        deadline: Option<Instant>,
+    ) -> Result<()> {
+        if plan.exchanges.is_empty() {
+            return Ok(());
+        }
+        let cancel = CancelToken::new();
+        self.enter(plan, step_id, InFlight::Waiting(Arc::downgrade(&cancel)))?;
+        let token = cancel.clone();
+        let watch = Watch::new(options, move |reason| token.cancel(reason));
+        let compare = |exchanges: &DeviceExchanges| exchanges.compare(&self.config.groups, (&cancel, deadline));
+        let compared = plan.exchanges.iter().try_for_each(compare);
+        drop(watch);
+        self.forget(step_id);
+        compared
     }
 
     /// An error if exchanges between devices have ended, so that the run has computed nothing.
@@ -324,6 +343,8 @@ impl LocalSession {
     /// moved.
     fn enter(&self, plan: &RunPlan, step_id: u64, run: InFlight) -> Result<()> {
         let mut active = self.active.lock();
+        // What comes after it was closed would not be stopped.
+        self.check_open()?;
         if plan.is_stale.load(Ordering::Relaxed) {
             return Err(Error::aborted("nodes moved to another device while this run was set up; run it again"));
         }
@@ -418,6 +439,7 @@ impl LocalPartialRun {
         let values = &mut self.values;
         self.step.adopt_caller();
         self.step.run(timeout.map(|timeout| Instant::now() + timeout), &|step| step.has_fetched(&computed));
+        self.session.check_exchanges(&self.plan)?;
         if let Some(error) = self.step.error() {
             return Err(error);
         }
@@ -444,5 +466,102 @@ impl Drop for LocalPartialRun {
             self.step.fail(Error::cancelled("the partial run was dropped before it was complete"));
         }
         self.session.forget(self.step.id);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
+
+    use kolo_core::Code;
+    use kolo_ops::collective::{CollectiveCall, CollectiveDone, CollectiveGroup};
+
+    use super::*;
+    use crate::collective::{Communicator, CommunicatorOptions, Group};
+    use crate::session::wanted::Wanted;
+
+    /// A session with one fetch and one feed whose runs exchange something between devices, as a plan for GPUs does.
+    fn session(group: Arc<dyn CollectiveGroup>) -> (Arc<LocalSession>, Wanted) {
+        let g = kolo_ops::graph();
+        let x = g.placeholder::<f32>("x", [2usize]);
+        g.op("Neg").name("y").input(x).out();
+        let config = SessionConfig::default();
+        config.groups.insert("world", group);
+        let session = LocalSession::new(&g, Arc::new(Devices::new(&config).unwrap()), config).unwrap();
+        let nodes = session.nodes.read().clone();
+        let wanted = Wanted::named(&nodes, &["y"], std::iter::once("x"), &[]).unwrap();
+        let mut plan = session.planner.lock().plan(&nodes, &wanted, &session.kernels).unwrap();
+        plan.exchanges.push(DeviceExchanges::new("world", vec!["KoloAllReduce 'y'".to_owned()]));
+        session.plans.write().insert(wanted.signature(), Arc::new(plan));
+        (Arc::new(session), wanted)
+    }
+
+    /// Rank 0 of two, of which the other never comes.
+    fn alone() -> (Arc<LocalSession>, Wanted, Communicator) {
+        let mut ends = Communicator::in_process(2, &CommunicatorOptions::default()).unwrap();
+        let other = ends.pop().unwrap();
+        let (session, wanted) = session(Group::new(ends.pop().unwrap()).unwrap());
+        (session, wanted, other)
+    }
+
+    #[test]
+    fn a_run_that_waits_for_other_ranks_to_compare_has_its_deadline() {
+        let (session, wanted, _other) = alone();
+        let options = RunOptions { timeout: Some(Duration::from_millis(100)), ..RunOptions::default() };
+        let error = session.run(&wanted, &[&Tensor::from([1.0f32, 2.0])], &options).map(drop).unwrap_err();
+        assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+        assert!(session.active.lock().is_empty());
+    }
+
+    #[test]
+    fn closing_a_session_stops_a_run_that_waits_for_other_ranks_to_compare() {
+        let (session, wanted, _other) = alone();
+        let x = Tensor::from([1.0f32, 2.0]);
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| session.run(&wanted, &[&x], &RunOptions::default()).map(drop).unwrap_err());
+            while session.active.lock().is_empty() {
+                std::thread::yield_now();
+            }
+            session.close();
+            let error = run.join().unwrap();
+            assert_eq!(error.code(), Code::Cancelled, "{error}");
+        });
+    }
+
+    /// A group of one whose devices have failed after the exchanges of a run were compared.
+    struct Failing(AtomicUsize);
+
+    impl CollectiveGroup for Failing {
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn n_ranks(&self) -> usize {
+            1
+        }
+
+        fn start(&self, _call: CollectiveCall, done: CollectiveDone) {
+            done(Err(Error::internal("one rank has nothing to exchange")));
+        }
+
+        fn health(&self) -> Result<()> {
+            match self.0.fetch_add(1, Ordering::Relaxed) {
+                0 => Ok(()),
+                _ => Err(Error::aborted("rank 1 is gone")),
+            }
+        }
+    }
+
+    #[test]
+    fn a_partial_run_whose_exchanges_have_ended_gives_no_values() {
+        let (session, wanted) = session(Arc::new(Failing(AtomicUsize::new(0))));
+        let g = kolo_ops::graph();
+        let x = g.placeholder::<f32>("x", [2usize]);
+        let y = g.op("Neg").name("y").input(x).out();
+        let mut run = session.partial_run(wanted).unwrap();
+        let error = run.run(&[y], &[(x, Tensor::from([1.0f32, 2.0]))]).unwrap_err();
+        assert!(error.message().contains("rank 1 is gone"), "{error}");
     }
 }

@@ -373,7 +373,7 @@ pub fn call(kind: usize, tensors: Vec<Tensor>, name: &str) -> CollectiveCall {
         4 => CollectiveKind::Broadcast(Root(1)),
         _ => CollectiveKind::AllToAll,
     };
-    CollectiveCall { kind, name: name.into(), tensors, cancel: None }
+    CollectiveCall { kind, name: name.into(), tensors, cancel: None, deadline: None }
 }
 
 /// One rank does something else than the others, in one of nine ways.

@@ -10,7 +10,9 @@ use kolo_core::{DType, Error, Result, Shape, Tensor};
 use parking_lot::Mutex;
 
 use super::communicator::Communicator;
-use super::library::{BYTES, Comm, Nccl, SUCCESS, Status, UNIQUE_ID_BYTES, UniqueId, data_type, nccl, reduction};
+use super::library::{
+    BYTES, Comm, IN_PROGRESS, Nccl, SUCCESS, Status, UNIQUE_ID_BYTES, UniqueId, data_type, nccl, reduction,
+};
 use crate::cpu::reduce::{ReduceOp, check_reducible};
 use crate::cuda::capture::{join_before_end, keep};
 use crate::cuda::check;
@@ -53,7 +55,7 @@ struct UnderWay {
     at: Vec<u64>,
     after: Arc<Mark>,
     /// The memory that it writes to, which must not be used for something else if its step fails.
-    _kept: Vec<Tensor>,
+    kept: Vec<Tensor>,
 }
 
 impl RankDevice for CudaDevice {
@@ -270,9 +272,13 @@ impl NcclRanks {
         let kept = if is_capturing { Vec::new() } else { given.to_vec() };
         let mut under_way = self.under_way.lock();
         let at = at.collect::<Result<Vec<u64>>>()?;
-        // A step that failed has left its exchanges; so has a capture that waits for them at its end.
-        under_way.retain(|other| !other.at.iter().any(|address| at.contains(address)));
-        under_way.push(UnderWay { at, after, _kept: kept });
+        // A step that failed has left its exchanges, whose memory is free when they are done; so has a capture that waits for them at
+        // its end, which keeps none, and whose events cannot be asked.
+        under_way.retain(|other| {
+            let is_done = !other.kept.is_empty() && other.after.is_done();
+            !is_done && !other.at.iter().any(|address| at.contains(address))
+        });
+        under_way.push(UnderWay { at, after, kept });
         Ok(())
     }
 
@@ -442,7 +448,8 @@ pub(in crate::cuda) fn hardware_of(gpu: &str) -> String {
 
 fn good(status: Status) -> Result<(), Status> {
     match status {
-        SUCCESS => Ok(()),
+        // The end of the group waits for what is in progress.
+        SUCCESS | IN_PROGRESS => Ok(()),
         other => Err(other),
     }
 }
@@ -485,6 +492,12 @@ fn source(dtype: DType, op: ReduceOp, n_ranks: usize) -> String {
 mod tests {
     use super::*;
     use crate::cuda::program::compile_only;
+
+    #[test]
+    fn a_call_that_is_in_progress_has_not_failed() {
+        assert_eq!([SUCCESS, IN_PROGRESS].map(good), [Ok(()); 2]);
+        assert_eq!(good(1), Err(1));
+    }
 
     #[test]
     fn the_sums_of_any_number_of_ranks_compile() {

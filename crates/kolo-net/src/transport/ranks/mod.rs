@@ -21,7 +21,6 @@ mod stream;
 mod telling;
 mod watch;
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::sync::Arc;
@@ -29,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo_core::{Code, Error, Result};
-use kolo_runtime::collective::{Communicator, CommunicatorOptions, RankBoard, RankRecord};
+use kolo_runtime::collective::{Communicator, CommunicatorOptions, RankBoard, RankRecord, own_host};
 
 use self::greeting::{Body, CallerSecurity, Door, Purpose, accept, answer, call, refuse};
 use self::link::Link;
@@ -172,10 +171,8 @@ pub fn join(config: &RankConfig, options: &CommunicatorOptions) -> Result<Commun
     let (link, host) = connect(config).map_err(|error| {
         error.context(format_args!("rank {} of {} cannot join its group", config.rank, config.n_ranks))
     })?;
-    // Ranks with one address are on one host.
-    let mut hasher = DefaultHasher::new();
-    host.hash(&mut hasher);
-    Communicator::over_hosts(Box::new(link), hasher.finish(), options)
+    // Several machines may be seen with one address, behind a router or in a test.
+    Communicator::over_hosts(Box::new(link), own_host(Some(host)), options)
 }
 
 /// This rank's connections, and its address.

@@ -141,7 +141,7 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// How long a call takes, in seconds. Ranks without a layout are on one host, or on a host each.
+    /// How long a call takes, in seconds. Ranks without a layout are on one host.
     pub fn estimate(
         &self,
         algorithm: Algorithm,
@@ -238,8 +238,10 @@ impl Costs {
 pub struct Choice<'a> {
     /// The number of ranks.
     pub n_ranks: usize,
-    /// On which hosts they are, if those of a host share memory and there are several.
+    /// On which hosts they are, if there are several.
     pub layout: Option<Layout>,
+    /// Whether those of a host share memory, so that a call can go by two levels.
+    pub shares_memory: bool,
     /// What messages cost.
     pub costs: &'a Costs,
     /// Taken where it computes this, and exactly if that is asked for.
@@ -253,7 +255,7 @@ impl Choice<'_> {
     pub fn choose(&self, kind: CollectiveKind, dtype: Option<DType>, n_bytes: usize) -> Algorithm {
         let (n_ranks, layout) = (self.n_ranks, self.layout.as_ref());
         let is_right = |algorithm: &Algorithm| {
-            (*algorithm != Algorithm::TwoLevel || layout.is_some())
+            (*algorithm != Algorithm::TwoLevel || (self.shares_memory && layout.is_some()))
                 && (!self.deterministic || dtype.is_none_or(|dtype| algorithm.is_exact(kind, dtype, n_ranks, layout)))
         };
         let fit = || Algorithm::of(kind).iter().copied().filter(is_right);
@@ -273,7 +275,7 @@ mod tests {
 
     fn chosen(kind: CollectiveKind, dtype: DType, n_bytes: usize, n_ranks: usize) -> Algorithm {
         let costs = &Costs::default();
-        let choice = Choice { n_ranks, layout: None, costs, wanted: None, deterministic: true };
+        let choice = Choice { n_ranks, layout: None, shares_memory: false, costs, wanted: None, deterministic: true };
         choice.choose(kind, Some(dtype), n_bytes)
     }
 
@@ -296,7 +298,8 @@ mod tests {
     fn only_what_has_the_bits_of_the_fixed_tree_is_taken_if_that_is_asked_for() {
         let pinned = |dtype, n_ranks, deterministic| {
             let (costs, wanted) = (&Costs::default(), Some(Algorithm::Ring));
-            Choice { n_ranks, layout: None, costs, wanted, deterministic }.choose(SUM, Some(dtype), 1 << 20)
+            let choice = Choice { n_ranks, layout: None, shares_memory: false, costs, wanted, deterministic };
+            choice.choose(SUM, Some(dtype), 1 << 20)
         };
         assert_eq!(pinned(DType::F32, 4, true), Algorithm::Direct);
         assert_eq!(pinned(DType::F32, 4, false), Algorithm::Ring);
@@ -311,11 +314,9 @@ mod tests {
         let layout = |n_hosts, most_ranks| Layout { n_hosts, most_ranks, is_even: true, is_branches: true };
         let chosen = |dtype, n_bytes, layout: Layout, deterministic| {
             let (costs, n_ranks) = (&Costs::default(), layout.n_hosts * layout.most_ranks);
-            Choice { n_ranks, layout: Some(layout), costs, wanted: None, deterministic }.choose(
-                SUM,
-                Some(dtype),
-                n_bytes,
-            )
+            let layout = Some(layout);
+            let choice = Choice { n_ranks, layout, shares_memory: true, costs, wanted: None, deterministic };
+            choice.choose(SUM, Some(dtype), n_bytes)
         };
         // What is small needs few hops, whoever shares memory.
         assert_eq!(chosen(DType::F32, 64, layout(2, 2), true), Algorithm::Whole);
@@ -329,11 +330,30 @@ mod tests {
         // The slower the link between hosts, the smaller the vectors for which it is worth it.
         let least = |host_bytes_per_second| {
             let costs = &Costs { host_bytes_per_second, ..Costs::default() };
-            let choice = Choice { n_ranks: 8, layout: Some(layout(2, 4)), costs, wanted: None, deterministic: true };
+            let (layout, shares_memory) = (Some(layout(2, 4)), true);
+            let choice = Choice { n_ranks: 8, layout, shares_memory, costs, wanted: None, deterministic: true };
             let is_worth_it = |bit: &u32| choice.choose(SUM, Some(DType::F32), 1 << bit) == Algorithm::TwoLevel;
             (4..30).find(is_worth_it).unwrap_or(30)
         };
         assert!(least(1e8) < least(1e10), "{} {}", least(1e8), least(1e10));
+    }
+
+    /// Also where there is only one way between levels: hosts of one rank, and hosts whose ranks cannot share memory.
+    #[test]
+    fn the_link_between_hosts_counts_wherever_there_are_several() {
+        for (n_hosts, most_ranks) in [(4, 1), (2, 4)] {
+            let layout = Some(Layout { n_hosts, most_ranks, is_even: true, is_branches: true });
+            let least = |host_bytes_per_second| {
+                let costs = &Costs { host_bytes_per_second, ..Costs::default() };
+                let n_ranks = n_hosts * most_ranks;
+                let choice = Choice { n_ranks, layout, shares_memory: false, costs, wanted: None, deterministic: true };
+                let chosen = |bit: u32| choice.choose(SUM, Some(DType::F32), 1 << bit);
+                assert!((4..30).all(|bit| chosen(bit) != Algorithm::TwoLevel));
+                // What takes one hop sends the most.
+                (4..30).find(|bit| chosen(*bit) != Algorithm::Whole).unwrap_or(30)
+            };
+            assert!(least(1e7) < least(1e10), "{n_hosts} hosts: {} {}", least(1e7), least(1e10));
+        }
     }
 
     #[test]

@@ -29,7 +29,7 @@ use kolo_ops::collective::{CollectiveKind, Root};
 
 use self::choice::{Algorithm, Choice};
 use self::two_level::OwnHost;
-use super::pieces::Pieces;
+use super::pieces::{Pieces, cut};
 use super::signature::{SIGNATURE_BYTES, Signature};
 use super::transport::{Incoming, Outgoing, Transport};
 use super::uneven::Uneven;
@@ -262,12 +262,6 @@ impl Scratch {
 fn slices(n_bytes: usize, width: usize, n_ranks: usize) -> Vec<Range<usize>> {
     let at = |rank: usize| (n_bytes / width) as u128 * rank as u128 / n_ranks as u128;
     (0..n_ranks).map(|rank| at(rank) as usize * width..at(rank + 1) as usize * width).collect()
-}
-
-/// Part `i` of a range that is cut into parts of `most` bytes; empty behind the last.
-fn cut(range: &Range<usize>, i: usize, most: usize) -> Range<usize> {
-    let at = |i: usize| i.saturating_mul(most).saturating_add(range.start).min(range.end);
-    at(i)..at(i + 1)
 }
 
 /// The size of parts in which `n` of them fill a buffer.

@@ -8,7 +8,7 @@
 use kolo_core::{Error, Result};
 use kolo_device::shared_group::{SharedGroup, WaitLimits};
 
-use super::super::hosts::Hosts;
+use super::super::hosts::{Hosts, Layout};
 use super::super::shared::Exchange;
 use super::super::transport::{Incoming, Outgoing, Transport};
 use super::super::vector::Vector;
@@ -82,7 +82,8 @@ fn between_hosts(
     let Some(place) = peers.iter().position(|peer| *peer == rank) else {
         return Err(Error::internal("a rank is not among those of its place"));
     };
-    let choice = Choice { n_ranks: peers.len(), layout: None, wanted: None, ..*choice };
+    let layout = Some(Layout { n_hosts: peers.len(), most_ranks: 1, is_even: true, is_branches: true });
+    let choice = Choice { n_ranks: peers.len(), layout, shares_memory: false, wanted: None, ..*choice };
     let algorithm = choice.choose(call.signature.kind(), Some(reduction.dtype), part.n_bytes());
     let (signature, limits, buffer_bytes) = (call.signature, call.limits, call.buffer_bytes);
     let mut among = Among { transport: &mut *call.transport, peers, place };

@@ -1,13 +1,12 @@
 //! The connections of a world that was decided: each member calls those of lower rank, at the addresses that the decision names.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_core::{Code, Error};
-use kolo_runtime::collective::{RankBoard, RankRecord};
+use kolo_runtime::collective::{RankBoard, RankRecord, own_host};
 
 use super::super::greeting::{Purpose, answer, call, refuse};
 use super::super::link::Link;
@@ -42,11 +41,9 @@ impl Unconnected {
     }
 }
 
-/// Ranks with one address are on one host.
+/// The host of this process, which others reach at this address.
 pub(super) fn host_of(address: SocketAddr) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    address.ip().hash(&mut hasher);
-    hasher.finish()
+    own_host(Some(address.ip()))
 }
 
 /// Connects this member to all others of a world.
