@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Long enough for a machine that does much else; whatever takes longer hangs.
@@ -102,6 +103,7 @@ pub struct Process {
     name: String,
     child: Child,
     lines: Arc<(Mutex<Vec<Line>>, Condvar)>,
+    readers: [JoinHandle<()>; 2],
     pub started: Instant,
 }
 
@@ -123,9 +125,9 @@ impl Process {
         let started = Instant::now();
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines: Arc<(Mutex<Vec<Line>>, Condvar)> = Arc::default();
-        collect(child.stdout.take().unwrap(), lines.clone());
-        collect(child.stderr.take().unwrap(), lines.clone());
-        Process { name: name.to_owned(), child, lines, started }
+        let stdout = collect(child.stdout.take().unwrap(), lines.clone());
+        let stderr = collect(child.stderr.take().unwrap(), lines.clone());
+        Process { name: name.to_owned(), child, lines, readers: [stdout, stderr], started }
     }
 
     pub fn pid(&self) -> u32 {
@@ -196,10 +198,19 @@ impl Process {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
+                self.read_rest();
                 return status;
             }
             assert!(Instant::now() < deadline, "{} did not end in {PATIENCE:?}; it said:\n{}", self.name, self.text());
             std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until what it has said is here. What it has started may go on, and say more, without end.
+    fn read_rest(&self) {
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -223,14 +234,14 @@ impl Drop for Process {
     }
 }
 
-fn collect(from: impl Read + Send + 'static, lines: Arc<(Mutex<Vec<Line>>, Condvar)>) {
+fn collect(from: impl Read + Send + 'static, lines: Arc<(Mutex<Vec<Line>>, Condvar)>) -> JoinHandle<()> {
     let read = move || {
         for text in BufReader::new(from).lines().map_while(std::io::Result::ok) {
             lines.0.lock().unwrap().push(Line { at: Instant::now(), text });
             lines.1.notify_all();
         }
     };
-    std::thread::Builder::new().name("test-output".to_owned()).spawn(read).unwrap();
+    std::thread::Builder::new().name("test-output".to_owned()).spawn(read).unwrap()
 }
 
 /// The global step of a line that reports one.
