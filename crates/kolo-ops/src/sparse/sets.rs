@@ -167,7 +167,7 @@ impl<T: Member> Groups<T> {
         let positions = positions(ctx, indices.data::<i64>()?, n, &whole, validate)?;
         let (outer, row) = (&whole[..depth - 1], whole[depth - 1]);
         let values = T::of(values)?;
-        Groups::new(positions.into_iter().zip(values).map(|(at, value)| (at / row, value.clone())).collect(), outer)
+        Groups::new(positions.iter().zip(values).map(|(at, value)| (at / row, value.clone())).collect(), outer)
     }
 }
 
