@@ -11,7 +11,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use kolo_core::{DType, Error, Result};
-use kolo_graph::{Endpoint, Graph, Initializer, NodeId, Rewriter, Training, TrainingNodes, Variable};
+use kolo_graph::{
+    Effects, Endpoint, Graph, Initializer, NodeId, OwnedState, Rewriter, Training, TrainingNodes, Variable,
+};
 
 use super::bucket_sizes::BucketSizes;
 use super::data_parallel::{ExchangePlace, Exchanged, exchange, written_from_data};
@@ -154,7 +156,8 @@ fn move_by(
 /// The dtype of a variable that is known by a handle.
 fn dtype_of(graph: &Rewriter<'_>, handle: NodeId) -> Result<Option<DType>> {
     let Some(node) = graph.node(handle) else { return Ok(None) };
-    if node.op() != "VarHandleOp" {
+    let is_handle = node.outputs.first().is_some_and(|output| output.dtype == DType::Resource);
+    if node.def.effects != Effects::Owns(OwnedState::Variable) || !is_handle {
         return Err(Error::unimplemented(format!(
             "local steps: ranks cannot average {} '{}'; make it a resource variable",
             node.op(),

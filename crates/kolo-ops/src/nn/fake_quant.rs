@@ -47,7 +47,7 @@ pub(crate) static FAKE_QUANT_WITH_MIN_MAX_VARS: Op = op(
         ctx.input_of_rank(2, 0)?;
         shape_fns::same_as_input_0(ctx)
     },
-    &[cpu_any(forward_vars)],
+    &[cpu_any(|ctx| forward_vars(ctx, Per::Tensor))],
     Gradient::Rule(|op, dy| vars_gradient(op, first(dy)?, "FakeQuantWithMinMaxVarsGradient")),
 );
 pub(crate) static FAKE_QUANT_WITH_MIN_MAX_VARS_GRADIENT: Op = op(
@@ -55,7 +55,7 @@ pub(crate) static FAKE_QUANT_WITH_MIN_MAX_VARS_GRADIENT: Op = op(
     "(gradients:float, inputs:float, min:float, max:float) -> (backprops_wrt_input:float, backprop_wrt_min:float, \
      backprop_wrt_max:float) ; num_bits:int=8, narrow_range:bool=false",
     |ctx| infer_gradient(ctx, &PartialShape::scalar()),
-    &[cpu_any(backward_vars)],
+    &[cpu_any(|ctx| backward_vars(ctx, Per::Tensor))],
     AGAIN,
 );
 pub(crate) static FAKE_QUANT_WITH_MIN_MAX_VARS_PER_CHANNEL: Op = op(
@@ -68,7 +68,7 @@ pub(crate) static FAKE_QUANT_WITH_MIN_MAX_VARS_PER_CHANNEL: Op = op(
         last.merge(&PartialShape::new(&[ctx.input(0).dim(-1)]))?;
         shape_fns::same_as_input_0(ctx)
     },
-    &[cpu_any(forward_vars)],
+    &[cpu_any(|ctx| forward_vars(ctx, Per::Channel))],
     Gradient::Rule(|op, dy| vars_gradient(op, first(dy)?, "FakeQuantWithMinMaxVarsPerChannelGradient")),
 );
 pub(crate) static FAKE_QUANT_WITH_MIN_MAX_VARS_PER_CHANNEL_GRADIENT: Op = op(
@@ -79,7 +79,7 @@ pub(crate) static FAKE_QUANT_WITH_MIN_MAX_VARS_PER_CHANNEL_GRADIENT: Op = op(
         ctx.input_of_rank_at_least(1, 1)?;
         infer_gradient(ctx, &PartialShape::new(&[ctx.input(1).dim(-1)]))
     },
-    &[cpu_any(backward_vars)],
+    &[cpu_any(|ctx| backward_vars(ctx, Per::Channel))],
     AGAIN,
 );
 
@@ -187,15 +187,24 @@ fn backward_args(ctx: &mut KernelCtx<'_>) -> Result<()> {
     crate::math::elementwise::zip::<f32, f32>(ctx, 0.5, move |dy, x| if range.contains(x) { dy } else { 0.0 })
 }
 
+/// What has a range of its own.
+#[derive(Clone, Copy)]
+enum Per {
+    /// All elements together.
+    Tensor,
+    /// Every place in the last dimension.
+    Channel,
+}
+
 /// The ranges in inputs `at` and `at + 1`, one for each channel: `None` where both ends are 0. `x` is the input they are for.
-fn ranges(ctx: &KernelCtx<'_>, at: usize, x: &Tensor) -> Result<Vec<Option<Range>>> {
+fn ranges(ctx: &KernelCtx<'_>, at: usize, x: &Tensor, per: Per) -> Result<Vec<Option<Range>>> {
     let (min, max) = (ctx.input(at)?, ctx.input(at + 1)?);
-    // A range of its own for every place in the last dimension, or one for all.
-    let per_channel = ctx.node.op().contains("PerChannel");
-    let expected = match (per_channel, x.shape().last()) {
-        (true, Some(&n)) => Shape::new(&[n])?,
-        (true, None) => return Err(Error::invalid_argument("inputs must have a last dimension, found a scalar")),
-        (false, _) => Shape::scalar(),
+    let expected = match (per, x.shape().last()) {
+        (Per::Channel, Some(&n)) => Shape::new(&[n])?,
+        (Per::Channel, None) => {
+            return Err(Error::invalid_argument("inputs must have a last dimension, found a scalar"));
+        }
+        (Per::Tensor, _) => Shape::scalar(),
     };
     for (name, found) in [("min", min.shape()), ("max", max.shape())] {
         if *found != expected {
@@ -210,8 +219,8 @@ fn ranges(ctx: &KernelCtx<'_>, at: usize, x: &Tensor) -> Result<Vec<Option<Range
     Ok(ranges.collect())
 }
 
-fn forward_vars(ctx: &mut KernelCtx<'_>) -> Result<()> {
-    let ranges = ranges(ctx, 1, ctx.input(0)?)?;
+fn forward_vars(ctx: &mut KernelCtx<'_>, per: Per) -> Result<()> {
+    let ranges = ranges(ctx, 1, ctx.input(0)?, per)?;
     let shape = ctx.input(0)?.shape().clone();
     let mut out = ctx.allocate(kolo_core::DType::F32, shape)?;
     let (n, x) = (ranges.len().max(1), ctx.data::<f32>(0)?);
@@ -225,12 +234,12 @@ fn forward_vars(ctx: &mut KernelCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn backward_vars(ctx: &mut KernelCtx<'_>) -> Result<()> {
+fn backward_vars(ctx: &mut KernelCtx<'_>, per: Per) -> Result<()> {
     let (dy, x) = (ctx.input(0)?, ctx.input(1)?);
     if dy.shape() != x.shape() {
         return Err(Error::invalid_argument("gradient and input must be the same size"));
     }
-    let ranges = ranges(ctx, 2, x)?;
+    let ranges = ranges(ctx, 2, x, per)?;
     let n = ranges.len().max(1);
     let mut dx = ctx.allocate(kolo_core::DType::F32, x.shape().clone())?;
     // In double precision, so that the order of the sum hardly matters.
