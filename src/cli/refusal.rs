@@ -77,7 +77,7 @@ impl Given {
 
     /// Whether this process finds the other ranks of an elastic training over TCP.
     fn is_member(&self) -> bool {
-        self.has("elastic") && (self.has("join") || has_elastic_place())
+        self.has("elastic") && (self.has("join") || has_elastic_place()) && !self.is_cluster()
     }
 
     /// Whether all devices that the flags name are CPUs.
@@ -178,6 +178,13 @@ const RULES: &[Rule] = &[
         flags: &["min", "max", "join", "listen", "wait-for-ranks"],
         has_no_effect: |given| !given.has("elastic"),
         why: "is about ranks that come and go; add --elastic",
+    },
+    Rule {
+        command: "train",
+        flags: &["elastic"],
+        has_no_effect: Given::is_cluster,
+        why: "is about ranks that exchange gradients among themselves, and a cluster has parameter servers, whose workers may come and \
+              go without it; leave out the one or the other",
     },
     Rule {
         command: "train",

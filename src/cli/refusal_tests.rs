@@ -311,6 +311,20 @@ fn an_algorithm_that_needs_several_hosts_is_not_measured_on_one() {
 }
 
 #[test]
+fn ranks_that_come_and_go_have_no_parameter_servers() {
+    let elastic = ["linear", "--elastic", "--join", "127.0.0.1:9", "--min", "1", "--max", "2"];
+    for cluster in [
+        &["--cluster", "ps=127.0.0.1:1;worker=127.0.0.1:2", "--task", "worker:0"][..],
+        &["--strategy", "parameter-server"],
+        &["--ps", "1", "--workers", "2"],
+        &["--target", "grpc://127.0.0.1:1"],
+    ] {
+        let error = refusal("train", &[&elastic[..], cluster].concat());
+        assert!(error.contains("--elastic is about ranks"), "{cluster:?}: {error}");
+    }
+}
+
+#[test]
 fn what_has_an_effect_is_taken() {
     for line in [
         "train mnist --sync --ps 1 --workers 2 --no-shared-memory --insecure --checkpoint-dir a --keep 3",
